@@ -1,0 +1,71 @@
+# Every target sets up what it needs and is quick the second time.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+NATIVE := $(shell find native -name '*.[ch]pp') CMakeLists.txt pyproject.toml
+
+.PHONY: demo test lint types bench sanitize stub wheel clean
+
+demo: $(VENV)/demo
+	$(BIN)/python -m benchmarks.demo
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m nanobind.stubgen -q -m stepwell._core -o build/_core.pyi
+	cmp build/_core.pyi src/stepwell/_core.pyi || { echo "the stub is stale: make stub"; exit 1; }
+
+# Measures, then writes docs/performance.md and its plot.
+bench: $(VENV)/bench
+	$(BIN)/python -m benchmarks.report
+
+# The suite with the core under ASan and UBSan: a second environment that borrows the
+# packages of the first.
+sanitize: $(VENV)/test .venv-asan/done
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	STEPWELL_SANITIZED=1 .venv-asan/bin/python -m pytest -p no:cacheprovider
+
+# Writes the type stub of the compiled module.
+stub: $(VENV)/test
+	$(BIN)/python -m nanobind.stubgen -q -m stepwell._core -o src/stepwell/_core.pyi
+
+wheel: $(VENV)/test
+	$(BIN)/python -m build --outdir dist
+
+clean:
+	rm -rf .venv .venv-asan build dist demo-data bench-data
+
+# The compiled module is rebuilt when a native file changes; Python files are used in place.
+$(VENV)/build:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) scikit-build-core nanobind cmake ninja
+	touch $@
+
+$(VENV)/demo: $(VENV)/build $(NATIVE)
+	$(PIP) --no-build-isolation -Ccmake.define.STEPWELL_WERROR=ON -e '.[demo]'
+	touch $@
+
+$(VENV)/test: $(VENV)/build $(NATIVE)
+	$(PIP) --no-build-isolation -Ccmake.define.STEPWELL_WERROR=ON -e '.[test]'
+	touch $@
+
+$(VENV)/bench: $(VENV)/build $(NATIVE)
+	$(PIP) --no-build-isolation -Ccmake.define.STEPWELL_WERROR=ON -e '.[bench]'
+	touch $@
+
+.venv-asan/done: $(VENV)/test $(NATIVE) $(shell find src -name '*.py')
+	$(PYTHON) -m venv .venv-asan
+	$(PYTHON) -c "import glob; print(*map(__import__('os').path.abspath, glob.glob('$(VENV)/lib/python*/site-packages')))" \
+		> "$$(echo .venv-asan/lib/python*/site-packages)/borrowed.pth"
+	.venv-asan/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--no-build-isolation -Ccmake.define.STEPWELL_SANITIZE=ON -Cbuild-dir=build/asan .
+	touch $@

@@ -1,0 +1,58 @@
+// The array types the bindings accept and return.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "blocks.hpp"
+
+namespace stepwell::bind {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+using RowsIn = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using BytesIn = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using BytesOut = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using NumpyBytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
+using NumpyRows = nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>>;
+
+inline std::span<const std::int64_t> span_of(const RowsIn& rows) {
+  return {rows.data(), rows.size()};
+}
+
+inline std::span<const std::byte> span_of(const BytesIn& bytes) {
+  return std::as_bytes(std::span(bytes.data(), bytes.size()));
+}
+
+inline std::span<std::byte> span_of(const BytesOut& bytes) {
+  return std::as_writable_bytes(std::span(bytes.data(), bytes.size()));
+}
+
+// A NumPy array over the first `bytes` of a block; the block is released with the array.
+inline NumpyBytes numpy_bytes(BlockRef block, std::size_t bytes) {
+  auto* held = new BlockRef(std::move(block));
+  nb::capsule owner(held, [](void* p) noexcept { delete static_cast<BlockRef*>(p); });
+  return NumpyBytes(held->get(), {bytes}, owner);
+}
+
+// A fresh int64 array; fill it through `data()`.
+inline NumpyRows numpy_rows(std::size_t count) {
+  auto* held = new std::int64_t[count];
+  nb::capsule owner(held, [](void* p) noexcept { delete[] static_cast<std::int64_t*>(p); });
+  return NumpyRows(held, {count}, owner);
+}
+
+void bind_threads(nb::module_& m);
+void bind_checksum(nb::module_& m);
+void bind_blocks(nb::module_& m);
+void bind_order(nb::module_& m);
+void bind_rowmap(nb::module_& m);
+void bind_reader(nb::module_& m);
+void bind_prefetch(nb::module_& m);
+
+}  // namespace stepwell::bind

@@ -1,0 +1,39 @@
+#include "blocks.hpp"
+
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include "arrays.hpp"
+#include "load.hpp"
+
+void stepwell::bind::bind_blocks(nb::module_& m) {
+  nb::class_<BlockPool>(m, "BlockPool", "Memory for batches, reused when the last array over it dies.")
+      .def(nb::new_([](std::size_t keep_bytes) { return BlockPool::make(keep_bytes); }),
+           "keep_bytes"_a)
+      .def(
+          "take",
+          [](BlockPool& pool, std::size_t bytes) { return numpy_bytes(pool.take(bytes), bytes); },
+          "bytes"_a, "A block of at least this size, its content unspecified.")
+      .def(
+          "donate",
+          [](BlockPool& pool, BytesOut memory) {
+            auto keep = std::make_shared<BytesOut>(memory);
+            pool.donate(BlockRef(keep, span_of(memory).data()), memory.size());
+          },
+          "memory"_a, "Add the caller's memory; it is handed out before any other.")
+      .def_prop_ro("idle_bytes", &BlockPool::idle_bytes);
+  m.def("shared_blocks", &shared_blocks, "The pool that `take` uses.");
+  m.def(
+      "load",
+      [](const std::string& path, std::uint64_t offset, std::size_t bytes) {
+        BlockRef block;
+        {
+          nb::gil_scoped_release release;
+          block = allocate(bytes);
+          load(path, offset, {block.get(), bytes});
+        }
+        return numpy_bytes(std::move(block), bytes);
+      },
+      "path"_a, "offset"_a, "bytes"_a,
+      "Part of a file, read by all cores into huge pages. Raises FormatError when it ends early.");
+}

@@ -1,0 +1,49 @@
+#include "prefetch.hpp"
+
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/tuple.h>
+
+#include <tuple>
+
+#include "arrays.hpp"
+
+namespace stepwell::bind {
+namespace {
+
+// Waits without the GIL, in turns short enough for Ctrl-C to be felt.
+NumpyBytes next(Prefetch& prefetch) {
+  for (;;) {
+    std::optional<Prefetch::Batch> batch;
+    {
+      nb::gil_scoped_release release;
+      batch = prefetch.next(std::chrono::milliseconds(100));
+    }
+    if (batch) return numpy_bytes(std::move(batch->block), batch->bytes);
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  }
+}
+
+}  // namespace
+
+void bind_prefetch(nb::module_& m) {
+  nb::class_<Schedule>(m, "Schedule", "Which positions each step of a loop reads, on each rank.")
+      .def(nb::init<std::int64_t, std::int64_t, std::int64_t, std::int64_t, bool, std::uint64_t,
+                    std::int64_t>(),
+           "length"_a, "batch"_a, "rank"_a, "world"_a, "drop_last"_a, "epoch"_a, "position"_a)
+      .def("steps_from", &Schedule::steps_from, "position"_a,
+           "Steps from `position` to the end of an epoch.")
+      .def(
+          "step",
+          [](const Schedule& schedule, std::uint64_t n) {
+            const auto step = schedule.step(n);
+            return std::make_tuple(step.epoch, step.start, step.count, step.after);
+          },
+          "n"_a, "Epoch, first position, count and global position after step `n`.");
+  nb::class_<Prefetch>(m, "Prefetch", "Batches made ahead by native threads, in order.")
+      .def(nb::init<ReaderPtr, OrderPtr, Schedule, std::shared_ptr<BlockPool>, unsigned, unsigned>(),
+           "reader"_a, "order"_a, "schedule"_a, "blocks"_a, "threads"_a, "depth"_a)
+      .def("next", &next, "The next batch's block, laid out by `Reader.layout`.")
+      .def("close", &Prefetch::close, nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace stepwell::bind

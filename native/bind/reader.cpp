@@ -1,0 +1,69 @@
+#include "reader.hpp"
+
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include "arrays.hpp"
+
+namespace stepwell::bind {
+namespace {
+
+using TableIn = nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::device::cpu>;
+
+ReaderPtr table(TableIn rows, const std::vector<std::pair<std::size_t, std::size_t>>& fields) {
+  if (rows.shape(1) > 1 && rows.stride(1) != 1)
+    throw std::invalid_argument("the bytes of a row must be neighbours");
+  std::vector<Field> layout;
+  for (const auto& [offset, bytes] : fields) layout.push_back({offset, bytes});
+  const Table table{reinterpret_cast<const std::byte*>(rows.data()),
+                    static_cast<std::int64_t>(rows.shape(0)), rows.stride(0), rows.shape(1)};
+  return table_reader(table, std::move(layout), std::make_shared<TableIn>(rows));
+}
+
+NumpyBytes take(const Reader& reader, RowsIn rows) {
+  BlockRef block;
+  std::vector<std::size_t> layout;
+  {
+    nb::gil_scoped_release release;
+    layout = block_layout(reader, rows.size());
+    block = shared_blocks()->take(layout.back());
+    std::vector<std::byte*> outs;
+    for (std::size_t f = 0; f < reader.fields().size(); ++f)
+      outs.push_back(block.get() + layout[f]);
+    read(reader, span_of(rows), outs);
+  }
+  return numpy_bytes(std::move(block), layout.back());
+}
+
+void read_into(const Reader& reader, RowsIn rows, const std::vector<BytesOut>& outs) {
+  if (outs.size() != reader.fields().size())
+    throw std::invalid_argument("one output for each field is needed");
+  std::vector<std::byte*> places;
+  for (std::size_t f = 0; f < outs.size(); ++f) {
+    if (outs[f].size() != rows.size() * reader.fields()[f])
+      throw std::invalid_argument("an output has the wrong size");
+    places.push_back(span_of(outs[f]).data());
+  }
+  nb::gil_scoped_release release;
+  read(reader, span_of(rows), places);
+}
+
+}  // namespace
+
+void bind_reader(nb::module_& m) {
+  nb::class_<Reader>(m, "Reader", "A source that can be read without Python.")
+      .def_prop_ro("length", &Reader::length)
+      .def(
+          "layout", [](const Reader& reader, std::size_t count) { return block_layout(reader, count); },
+          "count"_a, "Where each field begins in a block of `count` rows, and the block's size.")
+      .def("take", &take, "rows"_a, "The rows in a block of the shared pool, laid out by `layout`.")
+      .def("read", &read_into, "rows"_a, "outs"_a, "The rows into the caller's memory.");
+  m.def("table_reader", &table, "rows"_a, "fields"_a,
+        "Fields, as (offset, bytes), of the rows of a two-dimensional byte array.");
+  m.def("mapped_reader", &mapped_reader, "base"_a, "map"_a);
+  m.def("concat_reader", &concat_reader, "parts"_a);
+  m.def("join_reader", &join_reader, "parts"_a);
+}
+
+}  // namespace stepwell::bind

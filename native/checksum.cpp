@@ -1,0 +1,136 @@
+#include "checksum.hpp"
+
+#include <array>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <nmmintrin.h>
+#define STEPWELL_CRC_TARGET __attribute__((target("sse4.2")))
+#elif defined(__aarch64__)
+#include <arm_acle.h>
+#define STEPWELL_CRC_TARGET __attribute__((target("+crc")))
+#ifdef __linux__
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+#endif
+
+namespace stepwell {
+namespace {
+
+constexpr std::uint32_t kPolynomial = 0x82F63B78;  // Castagnoli, bits reversed
+
+using Table = std::array<std::uint32_t, 256>;
+
+// slices[k][b]: the register after byte b followed by k zero bytes.
+constexpr std::array<Table, 8> make_slices() {
+  std::array<Table, 8> slices{};
+  for (std::uint32_t b = 0; b < 256; ++b) {
+    std::uint32_t crc = b;
+    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ (crc & 1 ? kPolynomial : 0);
+    slices[0][b] = crc;
+  }
+  for (std::size_t k = 1; k < 8; ++k)
+    for (std::size_t b = 0; b < 256; ++b)
+      slices[k][b] = (slices[k - 1][b] >> 8) ^ slices[0][slices[k - 1][b] & 255];
+  return slices;
+}
+
+constexpr auto kSlices = make_slices();
+
+std::uint64_t word_at(const std::byte* p) {
+  std::uint64_t word;
+  std::memcpy(&word, p, sizeof word);
+  return word;
+}
+
+std::uint32_t by_tables(std::uint32_t state, const std::byte* p, std::size_t n) {
+  for (; n >= 8; p += 8, n -= 8) {
+    const std::uint64_t word = word_at(p) ^ state;
+    state = 0;
+    for (int k = 0; k < 8; ++k) state ^= kSlices[7 - k][(word >> (8 * k)) & 255];
+  }
+  for (; n > 0; ++p, --n)
+    state = (state >> 8) ^ kSlices[0][(state ^ static_cast<std::uint32_t>(*p)) & 255];
+  return state;
+}
+
+#ifdef STEPWELL_CRC_TARGET
+
+// The instruction takes three cycles and a new one can begin every cycle, so three
+// neighbouring lanes are summed at once and then joined: moving a register over the zero
+// bytes of a lane is linear, hence four table look-ups.
+constexpr std::size_t kLane = 2048;
+
+constexpr std::array<Table, 4> make_lane_shift() {
+  std::array<std::uint32_t, 32> moved{};  // where each single bit of the register ends up
+  for (std::size_t bit = 0; bit < 32; ++bit) {
+    std::uint32_t state = std::uint32_t{1} << bit;
+    for (std::size_t i = 0; i < kLane; ++i) state = (state >> 8) ^ kSlices[0][state & 255];
+    moved[bit] = state;
+  }
+  std::array<Table, 4> shift{};
+  for (std::size_t k = 0; k < 4; ++k)
+    for (std::size_t b = 0; b < 256; ++b)
+      for (std::size_t bit = 0; bit < 8; ++bit)
+        if (b >> bit & 1) shift[k][b] ^= moved[8 * k + bit];
+  return shift;
+}
+
+const auto kLaneShift = make_lane_shift();
+
+std::uint32_t over_a_lane(std::uint32_t state) {
+  return kLaneShift[0][state & 255] ^ kLaneShift[1][state >> 8 & 255] ^
+         kLaneShift[2][state >> 16 & 255] ^ kLaneShift[3][state >> 24];
+}
+
+STEPWELL_CRC_TARGET std::uint32_t step8(std::uint32_t state, std::uint64_t word) {
+#if defined(__x86_64__)
+  return static_cast<std::uint32_t>(_mm_crc32_u64(state, word));
+#else
+  return __crc32cd(state, word);
+#endif
+}
+
+STEPWELL_CRC_TARGET std::uint32_t by_instruction(std::uint32_t state, const std::byte* p,
+                                                 std::size_t n) {
+  for (; n >= 3 * kLane; p += 3 * kLane, n -= 3 * kLane) {
+    std::uint32_t second = 0, third = 0;
+    for (std::size_t i = 0; i < kLane; i += 8) {
+      state = step8(state, word_at(p + i));
+      second = step8(second, word_at(p + kLane + i));
+      third = step8(third, word_at(p + 2 * kLane + i));
+    }
+    state = over_a_lane(over_a_lane(state) ^ second) ^ third;
+  }
+  for (; n >= 8; p += 8, n -= 8) state = step8(state, word_at(p));
+  return by_tables(state, p, n);
+}
+
+bool has_instruction() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("sse4.2");
+#elif defined(__linux__)
+  return getauxval(AT_HWCAP) & HWCAP_CRC32;
+#else
+  return true;  // every 64-bit Apple processor
+#endif
+}
+
+#endif
+
+}  // namespace
+
+std::uint32_t crc32c_portable(std::uint32_t crc, std::span<const std::byte> data) {
+  return ~by_tables(~crc, data.data(), data.size());
+}
+
+std::uint32_t crc32c(std::uint32_t crc, std::span<const std::byte> data) {
+#ifdef STEPWELL_CRC_TARGET
+  static const bool fast = has_instruction();
+  if (fast) return ~by_instruction(~crc, data.data(), data.size());
+#endif
+  return crc32c_portable(crc, data);
+}
+
+}  // namespace stepwell

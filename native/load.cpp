@@ -1,0 +1,50 @@
+#include "load.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+
+#include "error.hpp"
+#include "threads.hpp"
+
+namespace stepwell {
+namespace {
+
+// Large enough that a piece is whole huge pages, small enough that threads end together.
+constexpr std::size_t kPiece = std::size_t{8} << 20;
+
+struct File {
+  explicit File(const std::string& path) : fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+    if (fd < 0) throw std::system_error(errno, std::generic_category(), path);
+  }
+  ~File() { ::close(fd); }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  int fd;
+};
+
+}  // namespace
+
+void load(const std::string& path, std::uint64_t offset, std::span<std::byte> out) {
+  const File file(path);
+  shared_pool().run((out.size() + kPiece - 1) / kPiece, [&](std::size_t piece) {
+    std::size_t at = piece * kPiece;
+    const std::size_t end = std::min(out.size(), at + kPiece);
+    while (at < end) {
+      const ssize_t got =
+          ::pread(file.fd, out.data() + at, end - at, static_cast<off_t>(offset + at));
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) throw std::system_error(errno, std::generic_category(), path);
+      if (got == 0)
+        throw FormatError("expected " + std::to_string(offset + out.size()) +
+                              " bytes, the file ends after " + std::to_string(offset + at),
+                          path, offset + at);
+      at += static_cast<std::size_t>(got);
+    }
+  });
+}
+
+}  // namespace stepwell

@@ -1,0 +1,214 @@
+#include "order.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+
+#include "permute.hpp"
+
+namespace stepwell {
+namespace {
+
+// One key for each seed, epoch and stream. Mixed rather than added: epoch 1 of seed 7 has
+// nothing to do with epoch 0 of seed 8.
+std::uint64_t key_of(std::uint64_t seed, std::uint64_t epoch, std::uint64_t stream = 0) {
+  return mix(mix(mix(seed) ^ epoch) ^ stream);
+}
+
+// Draw number `position` of the stream `key`.
+std::uint64_t draw(std::uint64_t key, std::uint64_t position) {
+  return mix(key + position * 0x9E3779B97F4A7C15);
+}
+
+void require(bool holds, const char* message) {
+  if (!holds) throw std::invalid_argument(message);
+}
+
+class Shuffle final : public Order {
+ public:
+  Shuffle(std::int64_t count, std::uint64_t seed) : Order(count), seed_(seed) {}
+
+ private:
+  void fill(std::uint64_t epoch, std::uint64_t start, std::span<std::int64_t> out) const override {
+    Permutation(static_cast<std::uint64_t>(length()), key_of(seed_, epoch))(start, out);
+  }
+
+  std::uint64_t seed_;
+};
+
+class Block final : public Order {
+ public:
+  Block(std::int64_t count, std::uint64_t seed, std::int64_t block, std::int64_t group)
+      : Order(count),
+        seed_(seed),
+        count_(static_cast<std::uint64_t>(count)),
+        block_(static_cast<std::uint64_t>(std::min(block, std::max(count, std::int64_t{1})))),
+        blocks_((count_ + block_ - 1) / block_),
+        window_(block_ * std::min(static_cast<std::uint64_t>(group),
+                                  std::max(blocks_, std::uint64_t{1}))) {}
+
+ private:
+  void fill(std::uint64_t epoch, std::uint64_t start, std::span<std::int64_t> out) const override {
+    const Permutation blocks(blocks_, key_of(seed_, epoch));
+    // All blocks are whole but the source's last one; `missing` rows after the place where
+    // the shuffled order puts it, positions are shifted.
+    const std::uint64_t missing = blocks_ * block_ - count_;
+    const std::uint64_t shifted_from =
+        blocks_ == 0 ? 0 : (blocks.position_of(blocks_ - 1) + 1) * block_ - missing;
+    while (!out.empty()) {
+      const std::uint64_t number = start / window_;
+      const std::uint64_t first = number * window_;
+      const std::uint64_t size = std::min(window_, count_ - first);
+      const auto part = out.first(std::min<std::uint64_t>(out.size(), first + size - start));
+      Permutation(size, key_of(seed_, epoch, number + 1))(start - first, part);
+      for (auto& slot : part) {
+        std::uint64_t at = first + static_cast<std::uint64_t>(slot);
+        if (at >= shifted_from) at += missing;
+        slot = static_cast<std::int64_t>(at);
+      }
+      place_blocks(blocks, first, part);
+      start += part.size();
+      out = out.subspan(part.size());
+    }
+  }
+
+  // Turns places in the shuffled order of blocks into rows. The few blocks of one window
+  // are looked up once, not once a row.
+  void place_blocks(const Permutation& blocks, std::uint64_t first,
+                    std::span<std::int64_t> places) const {
+    const std::uint64_t lowest = first / block_;
+    const std::uint64_t most = std::min(blocks_ - lowest, window_ / block_ + 2);
+    const auto in_window = std::make_unique<std::int64_t[]>(most);
+    blocks(lowest, {in_window.get(), most});
+    for (auto& place : places) {
+      const auto at = static_cast<std::uint64_t>(place);
+      place = in_window[at / block_ - lowest] * static_cast<std::int64_t>(block_) +
+              static_cast<std::int64_t>(at % block_);
+    }
+  }
+
+  std::uint64_t seed_, count_, block_, blocks_, window_;
+};
+
+class Sequential final : public Order {
+ public:
+  Sequential(std::int64_t count, std::int64_t window, std::int64_t stride, std::int64_t length)
+      : Order(length), count_(count), window_(window), stride_(stride) {}
+
+ private:
+  void fill(std::uint64_t, std::uint64_t start, std::span<std::int64_t> out) const override {
+    const auto first = static_cast<std::int64_t>(start);
+    std::int64_t within = first % window_;
+    std::int64_t begin = first / window_ * stride_;  // below count_ + stride_: no overflow
+    for (auto& slot : out) {
+      slot = (begin + within) % count_;
+      if (++within == window_) within = 0, begin += stride_;
+    }
+  }
+
+  std::int64_t count_, window_, stride_;
+};
+
+class Iid final : public Order {
+ public:
+  Iid(std::int64_t count, std::uint64_t seed) : Order(count), seed_(seed) {}
+
+ private:
+  void fill(std::uint64_t epoch, std::uint64_t start, std::span<std::int64_t> out) const override {
+    const std::uint64_t key = key_of(seed_, epoch);
+    const auto count = static_cast<std::uint64_t>(length());
+    for (std::size_t i = 0; i < out.size(); ++i)
+      out[i] = static_cast<std::int64_t>(scale(draw(key, start + i), count));
+  }
+
+  std::uint64_t seed_;
+};
+
+class Weighted final : public Order {
+ public:
+  Weighted(std::span<const double> cumulative, std::shared_ptr<const void> keep,
+           std::uint64_t seed)
+      : Order(static_cast<std::int64_t>(cumulative.size())),
+        cumulative_(cumulative),
+        keep_(std::move(keep)),
+        seed_(seed),
+        // Rows of weight 0 at the end must not catch a draw that rounds up to the total.
+        last_(std::lower_bound(cumulative.begin(), cumulative.end(), cumulative.back()) -
+              cumulative.begin()) {}
+
+ private:
+  void fill(std::uint64_t epoch, std::uint64_t start, std::span<std::int64_t> out) const override {
+    const std::uint64_t key = key_of(seed_, epoch);
+    const double unit = cumulative_.back() * 0x1p-53;
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      const double at = static_cast<double>(draw(key, start + i) >> 11) * unit;
+      const auto found = std::upper_bound(cumulative_.begin(), cumulative_.end(), at);
+      out[i] = std::min<std::int64_t>(found - cumulative_.begin(), last_);
+    }
+  }
+
+  std::span<const double> cumulative_;
+  std::shared_ptr<const void> keep_;
+  std::uint64_t seed_;
+  std::int64_t last_;
+};
+
+}  // namespace
+
+void Order::check(std::int64_t start, std::int64_t count) const {
+  if (start < 0 || start > length_ || count < 0 || count > length_ - start)
+    throw std::out_of_range("positions [" + std::to_string(start) + ", " +
+                            std::to_string(start) + " + " + std::to_string(count) +
+                            ") leave an epoch of " + std::to_string(length_));
+}
+
+void Order::rows(std::uint64_t epoch, std::int64_t start, std::span<std::int64_t> out) const {
+  check(start, static_cast<std::int64_t>(out.size()));
+  if (!out.empty()) fill(epoch, static_cast<std::uint64_t>(start), out);
+}
+
+OrderPtr shuffle_order(std::int64_t count, std::uint64_t seed) {
+  require(count >= 0, "count must not be negative");
+  require(static_cast<std::uint64_t>(count) <= Permutation::kMost, "count is above 2**62");
+  return std::make_shared<Shuffle>(count, seed);
+}
+
+OrderPtr block_order(std::int64_t count, std::uint64_t seed, std::int64_t block,
+                     std::int64_t group) {
+  require(count >= 0, "count must not be negative");
+  require(static_cast<std::uint64_t>(count) <= Permutation::kMost, "count is above 2**62");
+  require(block > 0, "a block has at least one row");
+  require(group > 0 && group <= 65536, "a group has 1 to 65536 blocks");
+  return std::make_shared<Block>(count, seed, block, group);
+}
+
+OrderPtr sequential_order(std::int64_t count, std::int64_t window, std::int64_t stride) {
+  require(count >= 0, "count must not be negative");
+  require(window > 0, "window must be positive");
+  require(stride > 0, "stride must be positive");
+  const std::int64_t windows = count / stride + (count % stride != 0);
+  std::int64_t length;
+  require(!__builtin_mul_overflow(windows, window, &length) &&
+              !__builtin_add_overflow(count, stride, &count) &&
+              count < INT64_MAX - window,
+          "count, window and stride are too large together");
+  return std::make_shared<Sequential>(count - stride, window, stride, length);
+}
+
+OrderPtr iid_order(std::int64_t count, std::uint64_t seed) {
+  require(count >= 0, "count must not be negative");
+  return std::make_shared<Iid>(count, seed);
+}
+
+OrderPtr weighted_order(std::span<const double> cumulative, std::shared_ptr<const void> keep,
+                        std::uint64_t seed) {
+  require(!cumulative.empty(), "weights are empty");
+  require(std::isfinite(cumulative.back()) && cumulative.back() > 0,
+          "weights must be finite and add up to more than 0");
+  require(cumulative.front() >= 0 && std::is_sorted(cumulative.begin(), cumulative.end()),
+          "weights must not be negative");
+  return std::make_shared<Weighted>(cumulative, std::move(keep), seed);
+}
+
+}  // namespace stepwell

@@ -1,0 +1,101 @@
+#include "prefetch.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+namespace stepwell {
+
+void step_rows(const Order& order, const Schedule::Step& step, std::span<std::int64_t> out) {
+  std::int64_t start = step.start;
+  while (!out.empty()) {
+    const auto part = out.first(std::min<std::size_t>(
+        out.size(), static_cast<std::size_t>(order.length() - start)));
+    order.rows(step.epoch, start, part);
+    out = out.subspan(part.size());
+    start = 0;
+  }
+}
+
+Prefetch::Prefetch(ReaderPtr reader, OrderPtr order, Schedule schedule,
+                   std::shared_ptr<BlockPool> blocks, unsigned threads, unsigned depth)
+    : reader_(std::move(reader)),
+      order_(std::move(order)),
+      schedule_(schedule),
+      blocks_(std::move(blocks)),
+      process_(::getpid()),
+      shared_(std::make_unique<Shared>()) {
+  if (threads == 0) throw std::invalid_argument("threads must be at least 1");
+  if (depth == 0) throw std::invalid_argument("prefetch must be at least 1");
+  shared_->slots.resize(depth);
+  try {
+    for (unsigned i = 0; i < threads; ++i) shared_->threads.emplace_back([this] { work(); });
+  } catch (...) {
+    close();
+    for (auto& thread : shared_->threads) thread.join();
+    throw;
+  }
+}
+
+Prefetch::~Prefetch() {
+  if (process_ != ::getpid()) {
+    (void)shared_.release();  // thread handles that name nobody: neither joinable nor detachable
+    return;
+  }
+  close();
+  for (auto& thread : shared_->threads) thread.join();
+}
+
+void Prefetch::close() {
+  if (process_ != ::getpid()) return;
+  std::lock_guard guard(shared_->lock);
+  shared_->closed = true;
+  shared_->room.notify_all();
+  shared_->ready.notify_all();
+}
+
+std::optional<Prefetch::Batch> Prefetch::next(std::chrono::milliseconds patience) {
+  if (process_ != ::getpid())
+    throw std::runtime_error("the loader's threads stayed in the parent process");
+  Shared& s = *shared_;
+  std::unique_lock guard(s.lock);
+  const auto mine = [&]() -> Slot& { return s.slots[s.delivered % s.slots.size()]; };
+  if (!s.ready.wait_for(guard, patience, [&] { return s.closed || mine().ready; }))
+    return std::nullopt;
+  if (s.closed) throw std::runtime_error("the loader was closed");
+  Slot slot = std::exchange(mine(), Slot{});
+  ++s.delivered;
+  guard.unlock();
+  s.room.notify_one();
+  if (slot.error) std::rethrow_exception(slot.error);
+  return std::move(slot.batch);
+}
+
+void Prefetch::work() {
+  Shared& s = *shared_;
+  std::vector<std::int64_t> rows;
+  std::unique_lock guard(s.lock);
+  for (;;) {
+    s.room.wait(guard, [&] { return s.closed || s.claimed < s.delivered + s.slots.size(); });
+    if (s.closed) return;
+    const std::uint64_t number = s.claimed++;
+    guard.unlock();
+    Slot made{true, {nullptr, 0, schedule_.step(number)}, nullptr};
+    try {
+      rows.resize(static_cast<std::size_t>(made.batch.step.count));
+      step_rows(*order_, made.batch.step, rows);
+      made.batch.bytes = block_layout(*reader_, rows.size()).back();
+      made.batch.block = blocks_->take(made.batch.bytes);
+      read_block(*reader_, rows, made.batch.block.get());
+    } catch (...) {
+      made.error = std::current_exception();
+    }
+    guard.lock();
+    s.slots[number % s.slots.size()] = std::move(made);
+    if (number == s.delivered) s.ready.notify_one();
+  }
+}
+
+}  // namespace stepwell

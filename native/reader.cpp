@@ -1,0 +1,210 @@
+#include "reader.hpp"
+
+#include <algorithm>
+#include <new>
+#include <numeric>
+#include <stdexcept>
+
+#include "threads.hpp"
+
+namespace stepwell {
+namespace {
+
+constexpr std::size_t kAlign = 64;
+
+// What a read costs, roughly, in nanoseconds: a cache miss a row, then bandwidth. Below
+// kWorthSharing a helper would arrive after the work is done.
+constexpr std::size_t kRowCost = 8;
+constexpr std::size_t kBytesPerCost = 8;
+constexpr std::size_t kWorthSharing = 8000;
+constexpr std::size_t kPieceCost = 12000;
+
+void require(bool holds, const char* message) {
+  if (!holds) throw std::invalid_argument(message);
+}
+
+std::vector<std::size_t> bytes_of(const std::vector<Field>& fields) {
+  std::vector<std::size_t> bytes;
+  for (const Field& field : fields) bytes.push_back(field.bytes);
+  return bytes;
+}
+
+class TableReader final : public Reader {
+ public:
+  TableReader(Table table, std::vector<Field> fields, std::shared_ptr<const void> keep)
+      : Reader(table.rows, bytes_of(fields)),
+        table_(table),
+        layout_(std::move(fields)),
+        keep_(std::move(keep)) {}
+
+  void fill(std::span<const std::int64_t> rows, std::span<const std::int64_t> slots,
+            std::span<std::byte* const> outs) const override {
+    gather(table_, layout_, rows, slots, outs);
+  }
+
+ private:
+  Table table_;
+  std::vector<Field> layout_;
+  std::shared_ptr<const void> keep_;
+};
+
+class MappedReader final : public Reader {
+ public:
+  MappedReader(ReaderPtr base, RowMapPtr map, std::vector<std::size_t> fields)
+      : Reader(map->length(), std::move(fields)), base_(std::move(base)), map_(std::move(map)) {}
+
+  void fill(std::span<const std::int64_t> rows, std::span<const std::int64_t> slots,
+            std::span<std::byte* const> outs) const override {
+    const auto width = static_cast<std::size_t>(map_->width());
+    std::vector<std::int64_t> mapped(rows.size() * width);
+    map_->apply(rows, mapped);
+    if (slots.empty() || width == 1) return base_->fill(mapped, slots, outs);
+    std::vector<std::int64_t> spread(mapped.size());
+    for (std::size_t i = 0; i < spread.size(); ++i)
+      spread[i] = slots[i / width] * static_cast<std::int64_t>(width) +
+                  static_cast<std::int64_t>(i % width);
+    base_->fill(mapped, spread, outs);
+  }
+
+ private:
+  ReaderPtr base_;
+  RowMapPtr map_;
+};
+
+class ConcatReader final : public Reader {
+ public:
+  ConcatReader(std::vector<ReaderPtr> parts, std::vector<std::int64_t> ends)
+      : Reader(ends.back(), {parts[0]->fields().begin(), parts[0]->fields().end()}),
+        parts_(std::move(parts)),
+        ends_(std::move(ends)) {}
+
+  void fill(std::span<const std::int64_t> rows, std::span<const std::int64_t> slots,
+            std::span<std::byte* const> outs) const override {
+    // A counting sort by part: each part is asked once, and writes to its rows' own slots.
+    std::vector<std::uint32_t> part_of(rows.size());
+    std::vector<std::size_t> begin(parts_.size() + 1, 0);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const auto part = std::upper_bound(ends_.begin(), ends_.end(), rows[i]) - ends_.begin();
+      part_of[i] = static_cast<std::uint32_t>(part);
+      ++begin[static_cast<std::size_t>(part) + 1];
+    }
+    std::partial_sum(begin.begin(), begin.end(), begin.begin());
+    std::vector<std::int64_t> local(rows.size()), target(rows.size());
+    auto next = begin;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const std::uint32_t part = part_of[i];
+      const std::size_t at = next[part]++;
+      local[at] = rows[i] - (part == 0 ? 0 : ends_[part - 1]);
+      target[at] = slots.empty() ? static_cast<std::int64_t>(i) : slots[i];
+    }
+    for (std::size_t part = 0; part < parts_.size(); ++part)
+      if (const std::size_t n = begin[part + 1] - begin[part]; n > 0)
+        parts_[part]->fill(std::span(local).subspan(begin[part], n),
+                           std::span(target).subspan(begin[part], n), outs);
+  }
+
+ private:
+  std::vector<ReaderPtr> parts_;
+  std::vector<std::int64_t> ends_;
+};
+
+class JoinReader final : public Reader {
+ public:
+  JoinReader(std::vector<ReaderPtr> parts, std::vector<std::size_t> fields)
+      : Reader(parts[0]->length(), std::move(fields)), parts_(std::move(parts)) {}
+
+  void fill(std::span<const std::int64_t> rows, std::span<const std::int64_t> slots,
+            std::span<std::byte* const> outs) const override {
+    for (const ReaderPtr& part : parts_) {
+      part->fill(rows, slots, outs.first(part->fields().size()));
+      outs = outs.subspan(part->fields().size());
+    }
+  }
+
+ private:
+  std::vector<ReaderPtr> parts_;
+};
+
+std::vector<std::byte*> places(const Reader& reader, std::span<const std::size_t> layout,
+                               std::byte* block) {
+  std::vector<std::byte*> outs(reader.fields().size());
+  for (std::size_t f = 0; f < outs.size(); ++f) outs[f] = block + layout[f];
+  return outs;
+}
+
+}  // namespace
+
+ReaderPtr table_reader(Table table, std::vector<Field> fields, std::shared_ptr<const void> keep) {
+  require(table.rows >= 0, "a table has no negative number of rows");
+  for (const Field& field : fields)
+    require(field.offset <= table.row_bytes && field.bytes <= table.row_bytes - field.offset,
+            "a field leaves its row");
+  return std::make_shared<TableReader>(table, std::move(fields), std::move(keep));
+}
+
+ReaderPtr mapped_reader(ReaderPtr base, RowMapPtr map) {
+  std::vector<std::size_t> fields(base->fields().begin(), base->fields().end());
+  for (auto& bytes : fields)
+    require(!__builtin_mul_overflow(bytes, static_cast<std::size_t>(map->width()), &bytes),
+            "a window is too large for memory");
+  return std::make_shared<MappedReader>(std::move(base), std::move(map), std::move(fields));
+}
+
+ReaderPtr concat_reader(std::vector<ReaderPtr> parts) {
+  require(!parts.empty(), "nothing to concatenate");
+  std::vector<std::int64_t> ends;
+  std::int64_t total = 0;
+  for (const ReaderPtr& part : parts) {
+    require(std::ranges::equal(part->fields(), parts[0]->fields()), "the parts' fields differ");
+    require(!__builtin_add_overflow(total, part->length(), &total), "more than 2**63 rows");
+    ends.push_back(total);
+  }
+  return std::make_shared<ConcatReader>(std::move(parts), std::move(ends));
+}
+
+ReaderPtr join_reader(std::vector<ReaderPtr> parts) {
+  require(!parts.empty(), "nothing to join");
+  std::vector<std::size_t> fields;
+  for (const ReaderPtr& part : parts) {
+    require(part->length() == parts[0]->length(), "the parts' lengths differ");
+    fields.insert(fields.end(), part->fields().begin(), part->fields().end());
+  }
+  return std::make_shared<JoinReader>(std::move(parts), std::move(fields));
+}
+
+std::vector<std::size_t> block_layout(const Reader& reader, std::size_t count) {
+  std::vector<std::size_t> layout{0};
+  for (const std::size_t bytes : reader.fields()) {
+    std::size_t end;
+    if (__builtin_mul_overflow(bytes, count, &end) ||
+        __builtin_add_overflow(end, layout.back() + kAlign - 1, &end))
+      throw std::bad_alloc();
+    layout.push_back(end / kAlign * kAlign);
+  }
+  return layout;
+}
+
+void read(const Reader& reader, std::span<const std::int64_t> rows,
+          std::span<std::byte* const> outs) {
+  check_rows(rows, reader.length());
+  std::size_t row_cost = kRowCost;
+  for (const std::size_t bytes : reader.fields()) row_cost += bytes / kBytesPerCost;
+  ThreadPool& pool = shared_pool();
+  const std::size_t cost = rows.size() * row_cost, team = pool.helpers() + 1;
+  if (team == 1 || cost < kWorthSharing) return reader.fill(rows, {}, outs);
+  const std::size_t turns = (cost + team * kPieceCost - 1) / (team * kPieceCost);
+  const std::size_t step = (rows.size() + turns * team - 1) / (turns * team);
+  pool.run((rows.size() + step - 1) / step, [&](std::size_t piece) {
+    const std::size_t begin = piece * step;
+    std::vector<std::byte*> part(outs.begin(), outs.end());
+    for (std::size_t f = 0; f < part.size(); ++f) part[f] += begin * reader.fields()[f];
+    reader.fill(rows.subspan(begin, std::min(step, rows.size() - begin)), {}, part);
+  });
+}
+
+void read_block(const Reader& reader, std::span<const std::int64_t> rows, std::byte* block) {
+  check_rows(rows, reader.length());
+  reader.fill(rows, {}, places(reader, block_layout(reader, rows.size()), block));
+}
+
+}  // namespace stepwell

@@ -1,0 +1,66 @@
+// Sources that can be read without Python, and how they are put together.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "blocks.hpp"
+#include "gather.hpp"
+#include "rowmap.hpp"
+
+namespace stepwell {
+
+// Rows of fixed size, one run of bytes per field. Safe to read from any number of threads.
+class Reader {
+ public:
+  virtual ~Reader() = default;
+
+  std::int64_t length() const { return length_; }
+  // Bytes of one row of each field.
+  std::span<const std::size_t> fields() const { return fields_; }
+
+  // Writes field f of rows[i] to outs[f] + slots[i] * fields()[f]; without slots, slot i is i.
+  // The caller has checked the rows. One thread; call without the GIL.
+  virtual void fill(std::span<const std::int64_t> rows, std::span<const std::int64_t> slots,
+                    std::span<std::byte* const> outs) const = 0;
+
+ protected:
+  Reader(std::int64_t length, std::vector<std::size_t> fields)
+      : length_(length), fields_(std::move(fields)) {}
+
+ private:
+  std::int64_t length_;
+  std::vector<std::size_t> fields_;
+};
+
+using ReaderPtr = std::shared_ptr<const Reader>;
+
+// Fields of a table in memory, which lives as long as `keep`. Throws std::invalid_argument
+// when a field leaves its row.
+ReaderPtr table_reader(Table table, std::vector<Field> fields, std::shared_ptr<const void> keep);
+
+// A view: row i is the base's rows map(i), one after another. The base checks them.
+ReaderPtr mapped_reader(ReaderPtr base, RowMapPtr map);
+
+// The rows of each part in turn. All have the same fields.
+ReaderPtr concat_reader(std::vector<ReaderPtr> parts);
+
+// The fields of each part side by side. All have the same length.
+ReaderPtr join_reader(std::vector<ReaderPtr> parts);
+
+// Where each field begins in a block that holds `count` rows, and, last, the block's size.
+// Fields begin at multiples of 64 bytes. Throws std::bad_alloc when the sizes overflow.
+std::vector<std::size_t> block_layout(const Reader& reader, std::size_t count);
+
+// Checks every row, then fills `outs` on the shared pool; on std::out_of_range nothing was
+// written. Call without the GIL.
+void read(const Reader& reader, std::span<const std::int64_t> rows,
+          std::span<std::byte* const> outs);
+
+// The same on the calling thread alone, into a block laid out by block_layout.
+void read_block(const Reader& reader, std::span<const std::int64_t> rows, std::byte* block);
+
+}  // namespace stepwell

@@ -1,0 +1,163 @@
+#include "threads.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#ifdef __linux__
+#include <sched.h>
+#endif
+#include <pthread.h>
+#include <unistd.h>
+
+namespace stepwell {
+namespace {
+
+// About 30 microseconds: long enough to catch the next take of a tight loop, short enough
+// not to be seen in a profile.
+constexpr int kSpins = 2000;
+
+void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+#ifdef __linux__
+// Quota divided by period, 0 when there is none. `path` holds "max 100000" or "150000 100000".
+double quota_v2(const std::string& path) {
+  std::ifstream file(path);
+  std::string quota;
+  double period = 0;
+  if (!(file >> quota >> period) || quota == "max" || period <= 0) return 0;
+  return std::atof(quota.c_str()) / period;
+}
+
+double quota_v1(const std::string& folder) {
+  double quota = 0, period = 0;
+  std::ifstream(folder + "/cpu.cfs_quota_us") >> quota;
+  std::ifstream(folder + "/cpu.cfs_period_us") >> period;
+  return quota > 0 && period > 0 ? quota / period : 0;
+}
+
+// The tightest CPU quota on the way from this process's cgroup to the root, 0 for none.
+double cgroup_quota() {
+  double tightest = 0;
+  auto consider = [&](double quota) {
+    if (quota > 0 && (tightest == 0 || quota < tightest)) tightest = quota;
+  };
+  std::ifstream file("/proc/self/cgroup");
+  for (std::string line; std::getline(file, line);) {
+    const auto first = line.find(':');
+    const auto second = first == std::string::npos ? first : line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    std::string path = line.substr(second + 1);
+    const bool v2 = controllers.empty();
+    if (!v2 && ("," + controllers + ",").find(",cpu,") == std::string::npos) continue;
+    // Inside a container the path may name a folder only the host sees; the loop then
+    // finds the container's own limits at the mount's root.
+    for (;;) {
+      consider(v2 ? quota_v2("/sys/fs/cgroup" + path + "/cpu.max")
+                  : quota_v1("/sys/fs/cgroup/cpu" + path));
+      const auto slash = path.rfind('/');
+      if (slash == std::string::npos) break;
+      path.resize(slash);
+    }
+  }
+  return tightest;
+}
+#endif
+
+std::atomic<ThreadPool*> process_pool{nullptr};
+
+}  // namespace
+
+unsigned usable_cores() {
+  unsigned cores = std::max(1u, std::thread::hardware_concurrency());
+#ifdef __linux__
+  cpu_set_t mask;
+  if (sched_getaffinity(0, sizeof mask, &mask) == 0)
+    cores = std::max(1, CPU_COUNT(&mask));
+  if (const double quota = cgroup_quota(); quota > 0)
+    cores = std::min(cores, std::max(1u, static_cast<unsigned>(std::ceil(quota))));
+#endif
+  return cores;
+}
+
+ThreadPool::ThreadPool(unsigned helpers) {
+  threads_.reserve(helpers);
+  for (unsigned i = 0; i < helpers; ++i) threads_.emplace_back([this] { help(); });
+}
+
+ThreadPool::~ThreadPool() {
+  stop_ = true;
+  posted_.fetch_add(1);
+  posted_.notify_all();
+  for (auto& thread : threads_) thread.join();
+}
+
+void ThreadPool::share(Job& job) {
+  const bool alone = job.pieces < 2 || threads_.empty() || taken_.exchange(true);
+  if (alone) {
+    work_on(job);
+  } else {
+    job_.store(&job);
+    posted_.fetch_add(1);
+    if (asleep_.load() > 0) posted_.notify_all();
+    work_on(job);
+    // A helper announces itself in inside_ before it reads job_ (all sequentially
+    // consistent), so once job_ is null and inside_ is 0 nobody can reach `job` any more.
+    job_.store(nullptr);
+    for (int spins = 0; inside_.load() != 0; ++spins)
+      spins < kSpins ? pause_cpu() : std::this_thread::yield();
+    taken_.store(false);
+  }
+  if (job.failed.load()) std::rethrow_exception(job.error);
+}
+
+void ThreadPool::work_on(Job& job) {
+  while (!job.failed.load(std::memory_order_relaxed)) {
+    const std::size_t i = job.next.fetch_add(1, std::memory_order_relaxed);
+    if (i >= job.pieces) return;
+    try {
+      job.call(job.self, i);
+    } catch (...) {
+      if (!job.failed.exchange(true)) job.error = std::current_exception();
+    }
+  }
+}
+
+void ThreadPool::help() {
+  std::uint32_t seen = 0;
+  for (;;) {
+    for (int spins = 0; posted_.load() == seen && spins < kSpins; ++spins) pause_cpu();
+    if (posted_.load() == seen) {
+      asleep_.fetch_add(1);
+      posted_.wait(seen);
+      asleep_.fetch_sub(1);
+    }
+    seen = posted_.load();
+    if (stop_.load()) return;
+    inside_.fetch_add(1);
+    if (Job* job = job_.load()) work_on(*job);
+    inside_.fetch_sub(1);
+  }
+}
+
+ThreadPool& shared_pool() {
+  static const int registered = pthread_atfork(
+      nullptr, nullptr, [] { process_pool.store(nullptr); });  // the old one is left alone
+  (void)registered;
+  if (ThreadPool* pool = process_pool.load()) return *pool;
+  auto made = std::make_unique<ThreadPool>(usable_cores() - 1);
+  ThreadPool* expected = nullptr;
+  if (process_pool.compare_exchange_strong(expected, made.get())) return *made.release();
+  return *expected;
+}
+
+}  // namespace stepwell

@@ -1,0 +1,57 @@
+"""Training records at memory speed.
+
+    a store    keeps rows             ArraySource, ArrayRecordSource, open
+    a source   answers take(rows)     Source and its views
+    a sampler  decides which rows     Shuffle, Block, Sequential, Iid, Weighted
+    a loader   decides when           Loader, stepwell.torch.Loader, stepwell.jax.Loader
+"""
+
+from importlib import import_module
+from importlib.metadata import version
+from types import ModuleType
+
+from stepwell.errors import (
+    ChecksumError,
+    FormatError,
+    SchemaError,
+    StateError,
+    StepwellError,
+    VersionError,
+)
+from stepwell.loader import Loader
+from stepwell.sampler import Block, Iid, Sampler, Sequential, Shuffle, Weighted
+from stepwell.source import Batch, Field, Ragged, Source
+from stepwell.stores import ArrayRecordSource, ArraySource, convert_to_arrayrecord, open
+
+__all__ = [
+    "ArrayRecordSource",
+    "ArraySource",
+    "Batch",
+    "Block",
+    "ChecksumError",
+    "Field",
+    "FormatError",
+    "Iid",
+    "Loader",
+    "Ragged",
+    "Sampler",
+    "SchemaError",
+    "Sequential",
+    "Shuffle",
+    "Source",
+    "StateError",
+    "StepwellError",
+    "VersionError",
+    "Weighted",
+    "convert_to_arrayrecord",
+    "open",
+]
+
+__version__ = version("stepwell")
+
+
+def __getattr__(name: str) -> ModuleType:
+    # `stepwell.torch` and `stepwell.jax` exist without an import, and cost nothing until used.
+    if name in ("torch", "jax"):
+        return import_module(f"stepwell.{name}")
+    raise AttributeError(f"module 'stepwell' has no attribute {name!r}")

@@ -1,0 +1,128 @@
+"""The compiled core. Every function that takes long releases the GIL."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy
+from numpy.typing import NDArray
+
+
+def usable_cores() -> int:
+    """
+    Cores this process may use: the smaller of its affinity and its cgroup quota.
+    """
+
+def crc32c(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], crc: int = 0) -> int:
+    """CRC32C of `data`, continuing from `crc`."""
+
+def crc32c_portable(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], crc: int = 0) -> int:
+    """The same, without the processor's instruction."""
+
+class BlockPool:
+    """Memory for batches, reused when the last array over it dies."""
+
+    def __init__(self, keep_bytes: int) -> None: ...
+
+    def take(self, bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """A block of at least this size, its content unspecified."""
+
+    def donate(self, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
+        """Add the caller's memory; it is handed out before any other."""
+
+    @property
+    def idle_bytes(self) -> int: ...
+
+def shared_blocks() -> BlockPool:
+    """The pool that `take` uses."""
+
+def load(path: str, offset: int, bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+    """
+    Part of a file, read by all cores into huge pages. Raises FormatError when it ends early.
+    """
+
+class Order:
+    """The rows of every epoch, as a function of position."""
+
+    @property
+    def length(self) -> int:
+        """Positions in one epoch."""
+
+    def rows(self, epoch: int, start: int, count: int) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+def shuffle_order(count: int, seed: int) -> Order: ...
+
+def block_order(count: int, seed: int, block: int, group: int) -> Order: ...
+
+def sequential_order(count: int, window: int, stride: int) -> Order: ...
+
+def iid_order(count: int, seed: int) -> Order: ...
+
+def weighted_order(cumulative: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], seed: int) -> Order: ...
+
+class RowMap:
+    """How the rows of a view become rows of its base."""
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def width(self) -> int:
+        """Base rows for each view row."""
+
+    def apply(self, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+def index_map(index: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> RowMap: ...
+
+def range_map(starts: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], counts: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], step: int = 1, width: int = 1) -> RowMap: ...
+
+def check_rows(rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], length: int) -> None:
+    """Raise IndexError naming the first row outside range(length)."""
+
+class Reader:
+    """A source that can be read without Python."""
+
+    @property
+    def length(self) -> int: ...
+
+    def layout(self, count: int) -> list[int]:
+        """
+        Where each field begins in a block of `count` rows, and the block's size.
+        """
+
+    def take(self, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """The rows in a block of the shared pool, laid out by `layout`."""
+
+    def read(self, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], outs: Sequence[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]]) -> None:
+        """The rows into the caller's memory."""
+
+def table_reader(rows: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), device='cpu', writable=False)], fields: Sequence[tuple[int, int]]) -> Reader:
+    """
+    Fields, as (offset, bytes), of the rows of a two-dimensional byte array.
+    """
+
+def mapped_reader(base: Reader, map: RowMap) -> Reader: ...
+
+def concat_reader(parts: Sequence[Reader]) -> Reader: ...
+
+def join_reader(parts: Sequence[Reader]) -> Reader: ...
+
+class Schedule:
+    """Which positions each step of a loop reads, on each rank."""
+
+    def __init__(self, length: int, batch: int, rank: int, world: int, drop_last: bool, epoch: int, position: int) -> None: ...
+
+    def steps_from(self, position: int) -> int:
+        """Steps from `position` to the end of an epoch."""
+
+    def step(self, n: int) -> tuple[int, int, int, int]:
+        """Epoch, first position, count and global position after step `n`."""
+
+class Prefetch:
+    """Batches made ahead by native threads, in order."""
+
+    def __init__(self, reader: Reader, order: Order, schedule: Schedule, blocks: BlockPool, threads: int, depth: int) -> None: ...
+
+    def next(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """The next batch's block, laid out by `Reader.layout`."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,59 @@
+"""What can go wrong with bytes, files and other processes.
+
+    StepwellError
+      FormatError(ValueError)     the bytes do not follow docs/formats      .path .offset
+        VersionError              they follow a version this build cannot read
+        ChecksumError             they were changed after they were written
+      SchemaError(ValueError)     rows do not match the store's fields
+      StateError(ValueError)      a loader state that is not of this data
+
+Mistakes in a call raise Python's own `IndexError`, `TypeError`, `ValueError`,
+`FileNotFoundError`.
+"""
+
+from typing import Self
+
+__all__ = [
+    "ChecksumError",
+    "FormatError",
+    "SchemaError",
+    "StateError",
+    "StepwellError",
+    "VersionError",
+]
+
+
+class StepwellError(Exception):
+    """Base of every error that stepwell defines."""
+
+
+class FormatError(StepwellError, ValueError):
+    """The bytes do not follow the format's specification."""
+
+    def __init__(self, message: str, *, path: str | None = None, offset: int | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+        self.offset = offset
+
+    def __str__(self) -> str:
+        where = [str(part) for part in (self.path, self.offset) if part is not None]
+        return f"{self.args[0]} - at {':'.join(where)}" if where else str(self.args[0])
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str], dict[str, object]]:
+        return type(self), (self.args[0],), {"path": self.path, "offset": self.offset}
+
+
+class VersionError(FormatError):
+    """The file follows a version this build cannot read."""
+
+
+class ChecksumError(FormatError):
+    """A stored checksum disagrees with the bytes it covers."""
+
+
+class SchemaError(StepwellError, ValueError):
+    """Rows or fields do not match what the source holds."""
+
+
+class StateError(StepwellError, ValueError):
+    """A loader state that does not belong to this data or this order."""

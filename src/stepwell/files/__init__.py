@@ -1,0 +1,1 @@
+"""Files as the stores read and write them."""

@@ -1,0 +1,97 @@
+"""The header of a `.npy` file, read strictly and without trusting it."""
+
+import ast
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stepwell.errors import FormatError, VersionError
+
+__all__ = ["NpyHeader", "read_header"]
+
+MAGIC = b"\x93NUMPY"
+MOST_HEADER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class NpyHeader:
+    """What a `.npy` file says it holds; the file is large enough for it."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    data_offset: int
+
+    @property
+    def data_bytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.shape)
+
+
+def read_header(path: Path) -> NpyHeader:
+    """Return the header of a file whose rows (first axis) are contiguous.
+
+    Raises `FormatError` for anything that is not such a file: wrong magic, a header that
+    does not parse, Python objects (never unpickled), Fortran order, a file that ends early.
+    """
+
+    def refuse(message: str, offset: int) -> FormatError:
+        return FormatError(message, path=str(path), offset=offset)
+
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(12)
+        if start[:6] != MAGIC:
+            raise refuse(f"expected magic {MAGIC!r}, got {start[:6]!r}", 0)
+        if len(start) < 12:
+            raise refuse(f"expected a header, the file ends after {len(start)} bytes", len(start))
+        version = (start[6], start[7])
+        if version not in {(1, 0), (2, 0), (3, 0)}:
+            raise VersionError(
+                f"expected .npy version 1.0, 2.0 or 3.0, got {version[0]}.{version[1]}",
+                path=str(path),
+                offset=6,
+            )
+        text_at = 10 if version == (1, 0) else 12
+        length = int.from_bytes(start[8:text_at], "little")
+        if length > min(MOST_HEADER_BYTES, size - text_at):
+            raise refuse(f"a header of {length} bytes does not fit the file", 8)
+        file.seek(text_at)
+        text = file.read(length)
+
+    dtype, fortran, shape = _parse(text, "utf-8" if version == (3, 0) else "latin-1", refuse)
+    if dtype.hasobject:
+        raise refuse(f"expected plain numbers, got Python objects ({dtype})", text_at)
+    if not shape:
+        raise refuse("expected rows, got a single value", text_at)
+    if fortran and len(shape) > 1:
+        raise refuse(
+            "rows of a Fortran-ordered array are not contiguous; "
+            "save it with np.save(path, np.ascontiguousarray(array))",
+            text_at,
+        )
+    header = NpyHeader(dtype, shape, text_at + length)
+    if header.data_offset + header.data_bytes > size:
+        raise refuse(
+            f"expected {header.data_bytes} bytes of data for {dtype} {shape}, "
+            f"got {size - header.data_offset}",
+            size,
+        )
+    return header
+
+
+def _parse(text: bytes, encoding: str, refuse: Any) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
+    try:
+        header = ast.literal_eval(text.decode(encoding))
+        dtype = np.lib.format.descr_to_dtype(header["descr"])
+        fortran, shape = header["fortran_order"], header["shape"]
+        whole = all(type(n) is int and 0 <= n < 2**62 for n in shape)
+        if set(header) != {"descr", "fortran_order", "shape"} or type(fortran) is not bool:
+            raise ValueError("unexpected keys or values")
+        if type(shape) is not tuple or not whole:
+            raise ValueError(f"shape {shape!r}")
+    except Exception as error:  # whatever a damaged literal makes Python or NumPy raise
+        raise refuse(f"the header does not parse: {error}", 10) from None
+    return dtype, fortran, shape

@@ -1,0 +1,429 @@
+"""When batches are made: ahead of the consumer, in order, by native threads.
+
+    for batch in Loader(source, 4096, seed=7): ...     one epoch, the next loop the next one
+
+A loader is a position: epoch and row. It moves when a batch is handed over, whatever has
+been prefetched, and the order of rows depends on neither threads, batch size nor world. So
+`state_dict` is a handful of numbers, and a run resumes exactly with all of those changed.
+"""
+
+import itertools
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+
+from stepwell import _core
+from stepwell.errors import FormatError, StateError
+from stepwell.sampler import Order, Sampler, Sequential, Shuffle
+from stepwell.source import Batch, Rows, Source
+from stepwell.stores import ArraySource
+from stepwell.views import Join
+
+__all__ = ["Loader"]
+
+Transform = Callable[[Batch], Batch]
+
+
+class Delivery(NamedTuple):
+    """A batch, and where the loader stands once it is handed over."""
+
+    batch: Any
+    epoch: int
+    position: int
+
+
+class Loader:
+    """Batches of a source, or of several named ones read with the same rows.
+
+    `shuffle` and `seed` are short for `sampler=Shuffle(seed)` or `Sequential()`. `rank` and
+    `world_size` come from torch.distributed, JAX or RANK and WORLD_SIZE when they are not
+    given; each rank reads its own part of every global batch. The tail of an epoch is a
+    short batch, or, with several ranks, shared out so that all get equal ones; `drop_last`
+    leaves it out.
+
+    A loop that is left early is continued by the next one. `transform` is applied to each
+    batch in a thread. With `on_corrupt="skip"` damaged rows are left out of their batch and
+    listed in `corrupt`.
+    """
+
+    def __init__(
+        self,
+        source: Source | Mapping[str, Any] | Any,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        sampler: Sampler | None = None,
+        drop_last: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        threads: int | None = None,
+        prefetch: int = 4,
+        transform: Transform | None = None,
+        on_corrupt: Literal["raise", "skip"] = "raise",
+    ) -> None:
+        if sampler is not None and (seed != 0 or not shuffle):
+            raise ValueError("give either a sampler or shuffle and seed")
+        if on_corrupt not in ("raise", "skip"):
+            raise ValueError(f"on_corrupt: expected 'raise' or 'skip', got {on_corrupt!r}")
+        if (rank is None) != (world_size is None):
+            raise ValueError("give both rank and world_size, or neither")
+        if rank is None or world_size is None:
+            rank, world_size = _find_world()
+        self._source = _as_source(source)
+        self._sampler = sampler or (Shuffle(seed) if shuffle else Sequential())
+        self._order: Order = self._sampler.order(len(self._source))
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self._rank, self._world_size = rank, world_size
+        self._threads = _at_least_one("threads", _core.usable_cores() if threads is None else threads)
+        self._prefetch = _at_least_one("prefetch", prefetch)
+        self._transform = transform
+        self._on_corrupt = on_corrupt
+        self._epoch = 0
+        self._position = 0
+        self.corrupt: list[tuple[int, FormatError]] = []
+        """Rows that `on_corrupt="skip"` left out, each with its error."""
+        self._engine: _Engine | None = None
+        self._started: deque[Delivery | Exception] = deque()
+        self._loop: _Epoch | None = None
+        self._begin = self._schedule(0, 0)
+
+    # The loop.
+
+    def __len__(self) -> int:
+        """Batches in a whole epoch, on each rank."""
+        return self._begin.steps_from(0)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The rest of the current epoch; a new loop ends the one before it."""
+        self._loop = _Epoch(self)
+        return self._loop
+
+    def forever(self) -> Iterator[Any]:
+        """Epoch after epoch, without end."""
+        while True:
+            yield from self
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the beginning of an epoch; nothing happens when the loader is in it already.
+
+        So a loop over epochs that calls this, as torch's samplers want it, resumes exactly.
+        """
+        if epoch < 0:
+            raise ValueError(f"epoch must not be negative, got {epoch}")
+        if epoch != self._epoch:
+            self._move(epoch, 0)
+
+    def close(self) -> None:
+        """Stop the threads. A later loop starts them again."""
+        self._stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # The state.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader stands: plain numbers and strings, the same on every rank."""
+        return {**self._identity(), "epoch": self._epoch, "position": self._position}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken, exactly.
+
+        Raises `StateError` naming the field in which the state and this loader differ.
+        Threads, batch size and world may be others than they were.
+        """
+        for key, mine in self._identity().items():
+            if key not in state:
+                raise StateError(f"state has no {key!r}")
+            if state[key] != mine:
+                raise StateError(f"state {key!r}: expected {mine!r}, got {state[key]!r}")
+        for key, most in (("epoch", 2**64 - 1), ("position", self._order.length)):
+            value = state.get(key)
+            if type(value) is not int or not 0 <= value <= most:
+                raise StateError(f"state {key!r}: expected 0 to {most}, got {value!r}")
+        self._move(state["epoch"], state["position"])
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "version": 1,
+            "sampler": self._sampler.name,
+            "seed": int(self._sampler.seed),
+            "length": len(self._source),
+            "fingerprint": self._source.fingerprint,
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        left_out = {"_engine": None, "_started": deque(), "_loop": None}
+        state = {**self.__dict__, **left_out}
+        del state["_order"], state["_begin"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._order = self._sampler.order(len(self._source))
+        self._begin = self._schedule(0, 0)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self._source!r}, batch_size={self._batch_size}, "
+            f"sampler={self._sampler!r}, rank={self._rank} of {self._world_size}, "
+            f"epoch={self._epoch}, position={self._position})"
+        )
+
+    # What a framework's loader changes.
+
+    _ahead = 1
+    """Batches begun before the first of them is handed over."""
+
+    _blocks: _core.BlockPool = _core.shared_blocks()
+    """Where native threads get memory from."""
+
+    def _start(self, batch: Batch) -> Any:
+        """Begin to turn a batch into what the consumer gets."""
+        return batch
+
+    def _finish(self, started: Any) -> Any:
+        """What the consumer gets."""
+        return started
+
+    # Moving on.
+
+    def _schedule(self, epoch: int, position: int) -> _core.Schedule:
+        return _core.Schedule(
+            self._order.length,
+            self._batch_size,
+            self._rank,
+            self._world_size,
+            self._drop_last,
+            epoch,
+            position,
+        )
+
+    def _move(self, epoch: int, position: int) -> None:
+        self._stop()
+        self._loop = None
+        self._epoch, self._position = epoch, position
+
+    def _stop(self) -> None:
+        engine, self._engine = self._engine, None
+        self._started.clear()
+        if engine is not None:
+            engine.close()
+
+    def _next(self) -> Any:
+        """The next batch of the current epoch, which has one."""
+        if self._engine is None or self._engine.process != os.getpid():
+            self._started.clear()
+            self._engine = self._make_engine()
+        try:
+            while len(self._started) < self._ahead:
+                try:
+                    made = self._engine.next()
+                    self._started.append(made._replace(batch=self._start(made.batch)))
+                except Exception as error:
+                    self._started.append(error)  # raised when its turn comes
+                    break
+            delivery = self._started.popleft()
+            if isinstance(delivery, Exception):
+                raise delivery
+            batch = self._finish(delivery.batch)
+        except BaseException:
+            self._stop()  # the next call begins anew at the batch that was not handed over
+            raise
+        self._epoch, self._position = delivery.epoch, delivery.position
+        return batch
+
+    def _make_engine(self) -> "_Engine":
+        schedule = self._schedule(self._epoch, self._position)
+        fetch = _Fetch(
+            self._source, self._order, self._transform, self._on_corrupt == "skip", self.corrupt
+        )
+        reader = self._source._reader
+        if reader is None or self._transform is not None or not isinstance(self._order, _core.Order):
+            return _PythonEngine(fetch, schedule, self._threads, self._prefetch)
+        prefetch = _core.Prefetch(
+            reader, self._order, schedule, self._blocks, self._threads, self._prefetch
+        )
+        return _NativeEngine(fetch, schedule, prefetch)
+
+
+class _Epoch(Iterator[Any]):
+    """One loop: the batches from where the loader stands to the end of its epoch."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._over = False
+
+    def __next__(self) -> Any:
+        loader = self._loader
+        if self._over:
+            raise StopIteration
+        if loader._loop is not self:
+            raise RuntimeError("this loop was ended: the loader has begun another or was moved")
+        if loader._begin.steps_from(loader._position) == 0:
+            self._over = True
+            loader._epoch, loader._position = loader._epoch + 1, 0
+            raise StopIteration
+        return loader._next()
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """How a batch is made in Python. Engines hold this, not the loader, which holds them."""
+
+    source: Source
+    order: Order
+    transform: Transform | None
+    skip_corrupt: bool
+    corrupt: list[tuple[int, FormatError]]
+
+    def batch(self, epoch: int, start: int, count: int) -> Batch:
+        rows = self._rows(epoch, start, count)
+        try:
+            batch = self.source.take(rows)
+        except FormatError:
+            if not self.skip_corrupt:
+                raise
+            batch = self.source.take(np.concatenate(list(self._sound(rows))))
+        return batch if self.transform is None else self.transform(batch)
+
+    def _rows(self, epoch: int, start: int, count: int) -> Rows:
+        """Rows of `count` positions from `start` on, around the end of the epoch."""
+        parts = []
+        while count > 0:
+            part = min(count, self.order.length - start)
+            parts.append(self.order.rows(epoch, start, part))
+            count, start = count - part, 0
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _sound(self, rows: Rows) -> Iterator[Rows]:
+        """The rows that can be read, found by halving; the others are put on record."""
+        try:
+            self.source.take(rows)
+            yield rows
+        except FormatError as error:
+            if len(rows) > 1:
+                yield from self._sound(rows[: len(rows) // 2])
+                yield from self._sound(rows[len(rows) // 2 :])
+            else:
+                self.corrupt.append((int(rows[0]), error))
+                yield rows[:0]
+
+
+class _Engine:
+    """Makes the batches of a schedule, in order, ahead of time."""
+
+    def __init__(self, fetch: _Fetch, schedule: _core.Schedule) -> None:
+        self.process = os.getpid()
+        self._fetch = fetch
+        self._schedule = schedule
+        self._numbers = itertools.count()
+
+    def next(self) -> Delivery:
+        """The next batch. What making it raised is raised here, with a note of the batch."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+class _NativeEngine(_Engine):
+    """Row numbers, reads and buffers in the core's threads; Python only wraps the result."""
+
+    def __init__(
+        self, fetch: _Fetch, schedule: _core.Schedule, prefetch: _core.Prefetch
+    ) -> None:
+        super().__init__(fetch, schedule)
+        self._prefetch = prefetch
+
+    def next(self) -> Delivery:
+        epoch, start, count, after = self._schedule.step(next(self._numbers))
+        try:
+            batch = self._fetch.source._split(self._prefetch.next(), count)
+        except Exception as error:
+            if isinstance(error, FormatError) and self._fetch.skip_corrupt:
+                return Delivery(self._fetch.batch(epoch, start, count), epoch, after)
+            error.add_note(_note(epoch, start, count))
+            raise
+        return Delivery(batch, epoch, after)
+
+    def close(self) -> None:
+        self._prefetch.close()
+
+
+class _PythonEngine(_Engine):
+    """Reads and transforms in a pool of Python threads."""
+
+    def __init__(
+        self, fetch: _Fetch, schedule: _core.Schedule, threads: int, depth: int
+    ) -> None:
+        super().__init__(fetch, schedule)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="stepwell")
+        self._depth = depth
+        self._pending: deque[Future[Delivery]] = deque()
+
+    def next(self) -> Delivery:
+        while len(self._pending) < self._depth:
+            step = self._schedule.step(next(self._numbers))
+            self._pending.append(self._pool.submit(self._make, *step))
+        return self._pending.popleft().result()
+
+    def _make(self, epoch: int, start: int, count: int, after: int) -> Delivery:
+        try:
+            return Delivery(self._fetch.batch(epoch, start, count), epoch, after)
+        except Exception as error:
+            error.add_note(_note(epoch, start, count))
+            raise
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _note(epoch: int, start: int, count: int) -> str:
+    return f"in the batch of {count} rows at position {start} of epoch {epoch}"
+
+
+def _as_source(source: Source | Mapping[str, Any] | Any) -> Source:
+    """A source of what the user gave: arrays are wrapped, named sources joined."""
+    if isinstance(source, Source):
+        return source
+    if isinstance(source, Mapping):
+        return Join({name: _as_source(part) for name, part in source.items()})
+    if isinstance(source, np.ndarray):
+        return ArraySource(source)
+    raise TypeError(f"expected a source, an array or a mapping of those, got {type(source)}")
+
+
+def _at_least_one(name: str, value: int) -> int:
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+    return value
+
+
+def _find_world() -> tuple[int, int]:
+    """Rank and world of this process, from whichever framework has set them up."""
+    torch = sys.modules.get("torch.distributed")
+    if torch is not None and torch.is_available() and torch.is_initialized():
+        return torch.get_rank(), torch.get_world_size()
+    jax = sys.modules.get("jax")
+    if jax is not None and jax.distributed.is_initialized():
+        return jax.process_index(), jax.process_count()
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return 0, 1

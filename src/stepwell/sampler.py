@@ -1,0 +1,168 @@
+"""Which rows come next: pure functions from position to row.
+
+A sampler is a description. `sampler.order(length)` binds it to a number of rows, and
+
+    sampler.order(length).rows(epoch, start, count)
+
+are the rows at positions `start .. start + count` of that epoch: the same on every machine,
+after every restart and in every release (docs/sampling.md defines them to the bit). No
+order stores a permutation or needs set-up, so 1e12 rows are as easy as ten. Anything with
+`name`, `seed` and `order` is a sampler; one written in Python makes the loader use Python.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from stepwell import _core
+from stepwell.source import Rows
+
+__all__ = ["Block", "Iid", "Order", "Sampler", "Sequential", "Shuffle", "Weighted"]
+
+
+class Order(Protocol):
+    """The rows of every epoch, by position."""
+
+    @property
+    def length(self) -> int:
+        """Positions in one epoch."""
+
+    def rows(self, epoch: int, start: int, count: int) -> Rows:
+        """Return the rows at `count` positions from `start` on."""
+
+
+class Sampler(Protocol):
+    """A seeded way to visit the rows of any source."""
+
+    @property
+    def name(self) -> str:
+        """Says, with the seed, which rows come: what a loader's state is compared by."""
+
+    @property
+    def seed(self) -> int: ...
+
+    def order(self, length: int) -> Order: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """Every row once an epoch, in uniformly random order, another one each epoch.
+
+    >>> Shuffle(seed=7).order(10).rows(epoch=0, start=0, count=10)
+    array([8, 3, 9, 6, 0, 1, 4, 7, 5, 2])
+    """
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_seed(self.seed)
+
+    @property
+    def name(self) -> str:
+        return "Shuffle"
+
+    def order(self, length: int) -> _core.Order:
+        return _core.shuffle_order(length, self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Every row once an epoch: blocks of `k` neighbouring rows in random order.
+
+    Rows are then shuffled among each `group` blocks that follow one another, so a batch
+    mixes rows of up to `group` places of the source. Reads are `k` rows long instead of
+    one, which is what mapped or remote data larger than memory needs; the price is that
+    two rows of a block stay within `k * group` positions of each other.
+    """
+
+    k: int
+    seed: int = 0
+    group: int = 64
+
+    def __post_init__(self) -> None:
+        _check_seed(self.seed)
+        self.order(0)  # k and group are checked there
+
+    @property
+    def name(self) -> str:
+        return f"Block(k={self.k}, group={self.group})"
+
+    def order(self, length: int) -> _core.Order:
+        return _core.block_order(length, self.seed, self.k, self.group)
+
+
+@dataclass(frozen=True, slots=True)
+class Sequential:
+    """Rows in order, or a window sliding over them.
+
+    Window number i is rows `i * stride .. i * stride + window`; the source is a ring, so the
+    last windows continue at row 0 and nothing is cut off. Without a stride, windows follow
+    one another.
+    """
+
+    window: int = 1
+    stride: int | None = None
+    seed: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.order(0)
+
+    @property
+    def name(self) -> str:
+        return f"Sequential(window={self.window}, stride={self.stride or self.window})"
+
+    def order(self, length: int) -> _core.Order:
+        stride = self.window if self.stride is None else self.stride
+        return _core.sequential_order(length, self.window, stride)
+
+
+@dataclass(frozen=True, slots=True)
+class Iid:
+    """As many independent uniform draws an epoch as there are rows: with replacement."""
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_seed(self.seed)
+
+    @property
+    def name(self) -> str:
+        return "Iid"
+
+    def order(self, length: int) -> _core.Order:
+        return _core.iid_order(length, self.seed)
+
+
+class Weighted:
+    """Independent draws, row i with probability `weights[i] / sum(weights)`.
+
+    The weights are kept as one running sum of 8 bytes a row; a draw is a binary search.
+    """
+
+    __slots__ = ("_cumulative", "seed")
+
+    def __init__(self, weights: ArrayLike, seed: int = 0) -> None:
+        _check_seed(seed)
+        self.seed = seed
+        self._cumulative: NDArray[np.float64] = np.cumsum(weights, dtype=np.float64)
+        self._cumulative.flags.writeable = False
+        self.order(len(self._cumulative))  # signs, NaNs and the sum are checked there
+
+    @property
+    def name(self) -> str:
+        return f"Weighted({_core.crc32c(self._cumulative.view(np.uint8)):08x})"
+
+    def order(self, length: int) -> _core.Order:
+        if length != len(self._cumulative):
+            raise ValueError(f"expected {length} weights, got {len(self._cumulative)}")
+        return _core.weighted_order(self._cumulative, self.seed)
+
+    def __repr__(self) -> str:
+        return f"Weighted({len(self._cumulative):,} weights, seed={self.seed})"
+
+
+def _check_seed(seed: int) -> None:
+    if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**64:
+        raise ValueError(f"seed: expected a whole number in [0, 2**64), got {seed!r}")

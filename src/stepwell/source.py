@@ -1,0 +1,341 @@
+"""What every store looks like to the loader.
+
+A source is a length, a schema and a batched read:
+
+    len(source)             how many rows
+    source.schema           {"board": Field(uint64), "ev": Field(float32, (4,))}
+    source.take([9, 0, 9])  those rows, in that order, one array per field
+
+Order belongs to the sampler, time to the loader; a source only answers. A new store
+subclasses `Source` and gives it two things: `schema` with `__len__`, and either `_fill`
+(Python puts rows into arrays) or `_native` (the core reads them without Python).
+"""
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from stepwell import _core
+from stepwell.errors import SchemaError
+
+if TYPE_CHECKING:
+    from stepwell.views import Columns, Concat, Map, Select, Windows
+
+__all__ = ["Batch", "Field", "Ragged", "Rows", "Schema", "Source"]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """What one row of a field is: `shape` items of `dtype`, or a free number of those."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...] = ()
+    ragged: bool = False
+    """Each row has its own number of items; batches hold a `Ragged`."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row (of one item, for a ragged field)."""
+        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+    def __str__(self) -> str:
+        sizes = [*(["*"] if self.ragged else []), *map(str, self.shape)]
+        return str(self.dtype) + (f"[{', '.join(sizes)}]" if sizes else "")
+
+
+class Ragged(Sequence[NDArray[Any]]):
+    """Rows of different lengths in one array: row i is `values[offsets[i]:offsets[i + 1]]`."""
+
+    __slots__ = ("offsets", "values")
+
+    def __init__(self, values: NDArray[Any], offsets: NDArray[np.int64]) -> None:
+        self.values = values
+        self.offsets = offsets
+
+    @classmethod
+    def from_list(cls, rows: Sequence[NDArray[Any]], field: Field) -> Self:
+        """Copy separate rows into one array."""
+        offsets = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum([len(row) for row in rows], out=offsets[1:])
+        values = np.empty((int(offsets[-1]), *field.shape), field.dtype)
+        for row, begin, end in zip(rows, offsets, offsets[1:], strict=False):
+            values[begin:end] = row
+        return cls(values, offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @overload
+    def __getitem__(self, i: int) -> NDArray[Any]: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[NDArray[Any]]: ...
+    def __getitem__(self, i: int | slice) -> NDArray[Any] | list[NDArray[Any]]:
+        if isinstance(i, slice):
+            return [self.row(k) for k in range(*i.indices(len(self)))]
+        return self.row(i)
+
+    def row(self, i: int) -> NDArray[Any]:
+        """Row `i`, without a copy."""
+        i = range(len(self))[i]
+        return self.values[self.offsets[i] : self.offsets[i + 1]]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.diff(self.offsets)
+
+    def to_list(self) -> list[NDArray[Any]]:
+        return [self.row(i) for i in range(len(self))]
+
+    def to_padded(self, fill: Any = 0) -> NDArray[Any]:
+        """One array as long as the longest row; the rest of each row is `fill`."""
+        lengths = self.lengths
+        width = int(lengths.max(initial=0))
+        padded = np.full((len(self), width, *self.values.shape[1:]), fill, self.values.dtype)
+        used = self.values[self.offsets[0] : self.offsets[-1]]
+        padded[np.arange(width) < lengths[:, None]] = used
+        return padded
+
+    def __repr__(self) -> str:
+        return f"Ragged({len(self)} rows, {len(self.values)} x {self.values.dtype})"
+
+
+Rows = NDArray[np.int64]
+"""Row numbers, each in `range(len(source))`."""
+
+Batch = dict[str, Any]
+"""One `numpy.ndarray` per field, or a `Ragged`; every one has the same length."""
+
+Schema = Mapping[str, Field]
+
+
+def as_rows(rows: ArrayLike, length: int) -> Rows:
+    """Return `rows` as int64 numbers; a mask of `length` becomes the rows it marks.
+
+    Raises `TypeError` for anything but whole numbers. The range is checked where the rows
+    are read.
+    """
+    if type(rows) is np.ndarray and rows.dtype == np.int64 and rows.ndim == 1:
+        return rows if rows.flags.c_contiguous else np.ascontiguousarray(rows)
+    array = np.asarray(rows)
+    if array.ndim != 1:
+        raise ValueError(f"expected one-dimensional rows, got {array.ndim} dimensions")
+    if array.dtype.kind == "b":
+        if len(array) != length:
+            raise IndexError(f"expected a mask of {length} rows, got {len(array)}")
+        return np.flatnonzero(array).astype(np.int64, copy=False)
+    if array.size == 0:
+        return np.empty(0, np.int64)
+    if array.dtype.kind == "O" or array.dtype == np.uint64:
+        for row in array:  # beyond 63 bits, which no source has
+            if not 0 <= operator.index(row) < length:
+                raise IndexError(f"row {row} is outside a source of {length} rows")
+    elif array.dtype.kind not in "iu":
+        raise TypeError(f"expected whole numbers as rows, got {array.dtype}")
+    return np.ascontiguousarray(array, np.int64)
+
+
+def sample_rows(length: int) -> Rows:
+    """Return up to 16 rows spread over a source: enough to tell two of them apart."""
+    count = min(length, 16)
+    return np.arange(count) * (length - 1) // max(count - 1, 1)
+
+
+class Source(ABC):
+    """Rows that can be read in any order, from any thread, after fork and spawn."""
+
+    # What a store provides.
+
+    @property
+    @abstractmethod
+    def schema(self) -> Schema:
+        """The fields of a row, in order."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    def _fill(self, rows: Rows, out: Batch) -> None:
+        """Put `rows`, all inside the source, into the arrays of `out`.
+
+        `out` has an array for each field of fixed shape; a ragged field is added to it.
+        """
+        raise TypeError(f"{type(self).__name__} defines neither _fill nor _native")
+
+    def _native(self, names: Sequence[str]) -> _core.Reader | None:
+        """Return a reader of these fields that needs no Python, or None."""
+        return None
+
+    def _runs(self) -> tuple[Rows, Rows]:
+        """First row and number of rows of each run; one run unless the store knows better."""
+        return np.zeros(1, np.int64), np.array([len(self)], np.int64)
+
+    def close(self) -> None:
+        """Let go of files and memory. Arrays already taken stay valid."""
+
+    # What every source can do.
+
+    def take(self, rows: ArrayLike, out: Mapping[str, NDArray[Any]] | None = None) -> Batch:
+        """Return the given rows in the given order, repeats included.
+
+        `rows` may be anything NumPy makes whole numbers of, or a mask. The arrays are the
+        caller's for as long as it keeps them; `out` provides them instead.
+        Raises `IndexError` naming the first row outside `range(len(self))`; `out` is then
+        unchanged.
+        """
+        rows = as_rows(rows, len(self))
+        reader = self._reader
+        if reader is not None:
+            if out is None:
+                return self._split(reader.take(rows), len(rows))
+            batch = self._checked(out, len(rows))
+            reader.read(rows, [_bytes_of(array) for array in batch.values()])
+            return batch
+        _core.check_rows(rows, len(self))
+        batch = self._empty(len(rows)) if out is None else self._checked(out, len(rows))
+        self._fill(rows, batch)
+        return {name: batch[name] for name in self.schema}
+
+    @overload
+    def __getitem__(self, key: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, key: slice | ArrayLike) -> Batch: ...
+    def __getitem__(self, key: Any) -> Batch:
+        """`source[i]` is one row, `source[a:b]` and `source[rows]` a batch."""
+        if isinstance(key, slice):
+            return self.take(np.arange(*key.indices(len(self)), dtype=np.int64))
+        if hasattr(key, "__index__") and np.ndim(key) == 0:
+            i = operator.index(key)
+            if not -len(self) <= i < len(self):
+                raise IndexError(f"row {i} is outside a source of {len(self)} rows")
+            batch = self.take(np.array([i % len(self)], np.int64))
+            return {name: values[0] for name, values in batch.items()}
+        return self.take(key)
+
+    def __getitems__(self, rows: ArrayLike) -> Batch:
+        return self.take(rows)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for begin in range(0, len(self), 1024):
+            batch = self[begin : begin + 1024]
+            for i in range(min(1024, len(self) - begin)):
+                yield {name: values[i] for name, values in batch.items()}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows, ragged fields left out."""
+        return len(self) * sum(f.row_bytes for f in self.schema.values() if not f.ragged)
+
+    @property
+    def fingerprint(self) -> str:
+        """Eight digits that change when the rows do: a sum of schema, length and 16 rows."""
+        text = f"{len(self)} {' '.join(f'{name}:{field}' for name, field in self.schema.items())}"
+        crc = _core.crc32c(np.frombuffer(text.encode(), np.uint8))
+        for values in self.take(sample_rows(len(self))).values():
+            for part in (values.offsets, values.values) if isinstance(values, Ragged) else [values]:
+                crc = _core.crc32c(_bytes_of(np.ascontiguousarray(part)), crc)
+        return f"{crc:08x}"
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}: {field}" for name, field in self.schema.items())
+        return f"{type(self).__name__}({len(self):,} rows, {self.nbytes:,} bytes, {{{fields}}})"
+
+    # Views: sources made of this one.
+
+    def select(self, rows: ArrayLike | slice) -> "Select":
+        """These rows only, in this order: numbers, a mask or a slice. Slices store nothing."""
+        from stepwell.views import Select
+
+        return Select.of(self, rows)
+
+    def columns(self, names: Sequence[str]) -> "Columns":
+        """These fields only, in this order."""
+        from stepwell.views import Columns
+
+        return Columns(self, names)
+
+    def concat(self, *others: "Source") -> "Concat":
+        """The rows of this source, then those of the others."""
+        from stepwell.views import Concat
+
+        return Concat((self, *others))
+
+    def map(self, fn: Callable[[Batch], Batch]) -> "Map":
+        """`fn` applied to each batch. It may change fields, never the number of rows."""
+        from stepwell.views import Map
+
+        return Map(self, fn)
+
+    def windows(self, length: int, stride: int = 1) -> "Windows":
+        """Sequences of `length` neighbouring rows, one every `stride` rows, inside runs."""
+        from stepwell.views import Windows
+
+        return Windows(self, length, stride)
+
+    # Below this line: for this package.
+
+    @cached_property
+    def _reader(self) -> _core.Reader | None:
+        return self._native(list(self.schema))
+
+    @cached_property
+    def _layouts(self) -> dict[int, list[tuple[str, np.dtype[Any], tuple[int, ...], int]]]:
+        return {}
+
+    def _split(self, block: NDArray[np.uint8], count: int) -> Batch:
+        """Arrays over a block that this source's reader filled."""
+        layout = self._layouts.get(count)
+        if layout is None:
+            assert self._reader is not None
+            offsets = self._reader.layout(count)
+            layout = [
+                (name, field.dtype, (count, *field.shape), offset)
+                for (name, field), offset in zip(self.schema.items(), offsets, strict=False)
+            ]
+            if len(self._layouts) < 16:
+                self._layouts[count] = layout
+        return {
+            name: np.ndarray(shape, dtype, block, offset) for name, dtype, shape, offset in layout
+        }
+
+    def _empty(self, count: int) -> Batch:
+        return {
+            name: np.empty((count, *field.shape), field.dtype)
+            for name, field in self.schema.items()
+            if not field.ragged
+        }
+
+    def _checked(self, out: Mapping[str, NDArray[Any]], count: int) -> Batch:
+        """The caller's arrays in schema order, each of the right kind."""
+        fixed = {name: field for name, field in self.schema.items() if not field.ragged}
+        if set(out) != set(fixed):
+            raise SchemaError(f"out: expected fields {sorted(fixed)}, got {sorted(out)}")
+        for name, field in fixed.items():
+            array, shape = out[name], (count, *field.shape)
+            if not isinstance(array, np.ndarray):
+                raise TypeError(f"out[{name!r}]: expected a NumPy array, got {type(array)}")
+            if array.dtype != field.dtype or array.shape != shape:
+                raise SchemaError(
+                    f"out[{name!r}]: expected {field.dtype} {shape}, "
+                    f"got {array.dtype} {array.shape}"
+                )
+            if not array.flags.c_contiguous or not array.flags.writeable:
+                raise ValueError(f"out[{name!r}]: expected a writable array in C order")
+        return {name: out[name] for name in fixed}
+
+
+def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """The bytes of an array in C order, without a copy."""
+    if array.size == 0 or array.itemsize == 0:
+        return np.empty(0, np.uint8)
+    return array.reshape(-1).view(np.uint8)

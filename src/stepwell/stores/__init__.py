@@ -1,0 +1,28 @@
+"""The stores, and `open`, which tells from a path which one it is."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from stepwell.errors import FormatError
+from stepwell.source import Source
+from stepwell.stores.arrayrecord import ArrayRecordSource, convert_to_arrayrecord
+from stepwell.stores.arrays import ArraySource
+
+__all__ = ["ArrayRecordSource", "ArraySource", "convert_to_arrayrecord", "open"]
+
+
+def open(path: str | os.PathLike[str], **options: Any) -> Source:
+    """Open whatever is at `path`; `options` go to the store's class.
+
+    Raises `FileNotFoundError`, or `FormatError` when nothing here reads such a path.
+    """
+    where = Path(path)
+    where.stat()
+    if where.is_file() and where.suffix == ".npy":
+        return ArraySource(where, **options)
+    if where.is_dir() and any(where.glob("*.array_record")):
+        return ArrayRecordSource(where, **options)
+    raise FormatError(
+        "expected a .npy file or a directory of .array_record files", path=str(where)
+    )

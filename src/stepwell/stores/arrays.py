@@ -1,0 +1,139 @@
+"""Arrays as a source: in memory, or a `.npy` file loaded or mapped."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell import _core
+from stepwell.errors import SchemaError
+from stepwell.files.npy import read_header
+from stepwell.source import Field, Schema, Source
+
+__all__ = ["ArraySource"]
+
+
+class ArraySource(Source):
+    """Rows of a structured array, of one plain array, or of equally long named arrays.
+
+    A structured array has its own fields; the field of a plain array is called `data`.
+    Arrays are used where they are, without a copy. A `.npy` path is loaded by all cores
+    into huge pages (`memory="ram"`) or mapped (`memory="map"`), and pickles as its path.
+    """
+
+    def __init__(
+        self,
+        data: NDArray[Any] | Mapping[str, NDArray[Any]] | str | os.PathLike[str],
+        *,
+        memory: Literal["ram", "map"] = "ram",
+    ) -> None:
+        if memory not in ("ram", "map"):
+            raise ValueError(f"memory: expected 'ram' or 'map', got {memory!r}")
+        self._path: Path | None = None
+        self._memory = memory
+        if isinstance(data, str | os.PathLike):
+            self._path = Path(data)
+            data = _open_npy(self._path, memory)
+        named = data if isinstance(data, Mapping) else {"data": data}
+        arrays = {name: _usable(name, array) for name, array in named.items()}
+        lengths = {name: len(array) for name, array in arrays.items()}
+        if not arrays:
+            raise SchemaError("expected at least one array")
+        if len(set(lengths.values())) > 1:
+            raise SchemaError(f"arrays must have equal lengths, got {lengths}")
+        self._arrays = arrays
+        self._length = next(iter(lengths.values()))
+        alone = None if isinstance(data, Mapping) else arrays["data"]
+        self._record = alone if alone is not None and alone.dtype.names else None
+        self._schema = self._describe()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        data: Any = self._path or self._record
+        if data is None:
+            data = self._arrays
+        return _rebuild, (data, self._memory)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def schema(self) -> Schema:
+        return self._schema
+
+    @property
+    def path(self) -> Path | None:
+        return self._path
+
+    def packed(self) -> "ArraySource":
+        """The same rows as one structured field `row`: one copy a row, nothing split."""
+        if self._record is None:
+            raise SchemaError("only structured arrays have packed rows")
+        return ArraySource({"row": self._record})
+
+    def _describe(self) -> dict[str, Field]:
+        if self._record is None:
+            return {name: Field(a.dtype, a.shape[1:]) for name, a in self._arrays.items()}
+        schema = {}
+        for name in self._record.dtype.names or ():
+            dtype = self._record.dtype[name]
+            schema[name] = Field(dtype.base, (*self._record.shape[1:], *dtype.shape))
+        return schema
+
+    def _native(self, names: Sequence[str]) -> _core.Reader | None:
+        if self._record is not None:
+            fields = self._record.dtype.fields
+            assert fields is not None
+            layout = [(fields[name][1], self._schema[name].row_bytes) for name in names]
+            return _core.table_reader(_row_bytes(self._record), layout)
+        readers = [
+            _core.table_reader(_row_bytes(self._arrays[n]), [(0, self._schema[n].row_bytes)])
+            for n in names
+        ]
+        return readers[0] if len(readers) == 1 else _core.join_reader(readers)
+
+    def __repr__(self) -> str:
+        text = super().__repr__()
+        return text if self._path is None else f"{text[:-1]}, path={str(self._path)!r})"
+
+
+def _rebuild(data: Any, memory: Literal["ram", "map"]) -> ArraySource:
+    return ArraySource(data, memory=memory)
+
+
+def _usable(name: str, array: Any) -> NDArray[Any]:
+    """The array itself where its rows are contiguous, else a copy in which they are."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{name!r}: a masked array would lose its mask; fill it first")
+    array = np.asarray(array)
+    if array.ndim == 0:
+        raise SchemaError(f"{name!r}: expected rows, got a single value")
+    if array.dtype.hasobject:
+        raise SchemaError(f"{name!r}: expected plain numbers, got Python objects ({array.dtype})")
+    if array.dtype.names and array.ndim > 1:
+        raise SchemaError(f"{name!r}: expected one axis of structured rows, got {array.ndim}")
+    if array.shape[0] and not array[0].flags.c_contiguous:
+        array = np.ascontiguousarray(array)
+    return array
+
+
+def _row_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """A (rows, bytes of a row) look at the array's memory."""
+    rows = len(array)
+    row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+    if rows == 0 or row_bytes == 0:
+        return np.empty((rows, row_bytes), np.uint8)
+    flat = array[:, None] if array.ndim == 1 else array.reshape(rows, -1)
+    return flat.view(np.uint8)
+
+
+def _open_npy(path: Path, memory: str) -> NDArray[Any]:
+    header = read_header(path)
+    if header.data_bytes == 0:
+        return np.empty(header.shape, header.dtype)
+    if memory == "map":
+        return np.memmap(path, header.dtype, "r", header.data_offset, header.shape)
+    block = _core.load(str(path), header.data_offset, header.data_bytes)
+    return block.view(header.dtype).reshape(header.shape)

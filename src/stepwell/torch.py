@@ -1,0 +1,210 @@
+"""Batches as tensors, and sources inside torch's own loaders.
+
+    stepwell.torch.Loader            stepwell's loader, giving tensors, on a device if asked
+    stepwell.torch.MapDataset        a source for torch.utils.data.DataLoader
+    stepwell.torch.IterableDataset   a loader for DataLoader and StatefulDataLoader
+"""
+
+import copy
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from stepwell import _core
+from stepwell import loader as _loader
+from stepwell.errors import SchemaError
+from stepwell.source import Batch, Ragged, Source
+
+try:
+    import torch
+    from torch.utils import data
+except ImportError as error:
+    raise ImportError("stepwell.torch needs an extra: pip install 'stepwell[torch]'") from error
+
+__all__ = ["IterableDataset", "Loader", "MapDataset", "collate"]
+
+
+class Loader(_loader.Loader):
+    """`stepwell.Loader` whose batches are tensors.
+
+    On the CPU they share memory with the batch. With a CUDA `device`, batches are made in
+    pinned memory and copied on a stream of their own, one batch ahead of the consumer.
+    """
+
+    def __init__(
+        self,
+        source: Source | Mapping[str, Any] | Any,
+        batch_size: int,
+        *,
+        device: torch.device | str | int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(source, batch_size, **options)
+        self._device = torch.device("cpu" if device is None else device)
+        self._stream: torch.cuda.Stream | None = None
+        self._landing: deque[tuple[torch.cuda.Event, Batch]] = deque()
+        if self._device.type == "cuda":
+            self._ahead = 2
+            self._blocks = self._pinned_blocks()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {**super().__getstate__(), "_stream": None, "_landing": deque()}
+        state.pop("_blocks", None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self._device.type == "cuda":
+            self._blocks = self._pinned_blocks()
+
+    def _pinned_blocks(self) -> _core.BlockPool:
+        """Enough pinned memory for every batch that can be under way at once."""
+        pool = _core.BlockPool(0)
+        if self._source._reader is not None:
+            size = self._source._reader.layout(self._batch_size)[-1]
+            for _ in range(self._prefetch + self._threads + self._ahead + 2):
+                memory = torch.empty(max(size, 1), dtype=torch.uint8, pin_memory=True)
+                pool.donate(memory.numpy())
+        return pool
+
+    def _start(self, batch: Batch) -> Any:
+        tensors = as_tensors(batch)
+        if self._device.type == "cpu":
+            return tensors
+        if self._device.type != "cuda":
+            return _each(tensors, lambda t: t.to(self._device))
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)
+        if self._source._reader is None or self._transform is not None:
+            tensors = _each(tensors, lambda t: t.pin_memory())
+        with torch.cuda.stream(self._stream):
+            copies = _each(tensors, lambda t: t.to(self._device, non_blocking=True))
+            arrived = torch.cuda.Event()
+            arrived.record(self._stream)
+        # The host memory may be used again once the copy has left it.
+        while self._landing and self._landing[0][0].query():
+            self._landing.popleft()
+        self._landing.append((arrived, tensors))
+        return copies, arrived
+
+    def _finish(self, started: Any) -> Any:
+        if self._device.type != "cuda":
+            return started
+        copies, arrived = started
+        consumer = torch.cuda.current_stream(self._device)
+        consumer.wait_event(arrived)
+        _each(copies, lambda t: t.record_stream(consumer))
+        return copies
+
+
+def as_tensors(batch: Batch) -> dict[str, Any]:
+    """Tensors over the memory of a batch; a `Ragged` becomes `(values, offsets)`."""
+    return {name: _as_tensor(name, values) for name, values in batch.items()}
+
+
+def _as_tensor(name: str, values: Any) -> Any:
+    if isinstance(values, Ragged):
+        return _as_tensor(name, values.values), _as_tensor(name, values.offsets)
+    if isinstance(values, torch.Tensor):
+        return values
+    try:
+        return torch.from_numpy(values)
+    except (TypeError, ValueError) as error:
+        raise SchemaError(f"field {name!r}: torch has no tensors of {values.dtype}") from error
+
+
+def _each(batch: dict[str, Any], fn: Any) -> dict[str, Any]:
+    return {
+        name: tuple(map(fn, value)) if isinstance(value, tuple) else fn(value)
+        for name, value in batch.items()
+    }
+
+
+class _RowList(Sequence[dict[str, Any]]):
+    """A batch that looks like the list of rows torch collates."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return len(next(iter(self.batch.values())))
+
+    def __getitem__(self, i: Any) -> Any:
+        if not 0 <= i < len(self):
+            raise IndexError(i)
+        return {name: values[i] for name, values in self.batch.items()}
+
+
+def collate(rows: Any) -> Any:
+    """`collate_fn` for a `MapDataset`: the batch as it was read, as tensors, without a copy."""
+    if isinstance(rows, _RowList):
+        return as_tensors(rows.batch)
+    return data.default_collate(rows)
+
+
+class MapDataset(data.Dataset[Any]):
+    """A source for torch's DataLoader, which then fetches each batch in one call.
+
+    Give the DataLoader `collate_fn=stepwell.torch.collate`; its default works too, row by
+    row. `transform` is applied to whole batches before that.
+    """
+
+    def __init__(self, source: Source, transform: Any = None) -> None:
+        self._source = _loader._as_source(source)
+        self._transform = transform
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, key: Any) -> Any:
+        if np.ndim(key) == 0 and not isinstance(key, slice):
+            return self.__getitems__([key])[0]
+        return as_tensors(self.__getitems__(key).batch)
+
+    def __getitems__(self, rows: Any) -> _RowList:
+        batch = self._source[rows] if isinstance(rows, slice) else self._source.take(rows)
+        return _RowList(batch if self._transform is None else self._transform(batch))
+
+
+class IterableDataset(data.IterableDataset[Any]):
+    """A `stepwell.Loader` for torch's DataLoader (`batch_size=None`) and StatefulDataLoader.
+
+    Takes the loader's arguments and gives whole batches of tensors. Worker processes share
+    the epoch like ranks do. `state_dict` and `load_state_dict` follow torchdata's protocol.
+    """
+
+    def __init__(self, source: Any, batch_size: int, **options: Any) -> None:
+        self._loader = Loader(source, batch_size, **options)
+        self._here: Loader | None = None  # the loader of this process
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_here": None}
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._local())
+
+    def set_epoch(self, epoch: int) -> None:
+        self._local().set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._local().state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._local().load_state_dict(state)
+
+    def _local(self) -> Loader:
+        """The loader as it is in this process: a worker is a rank among its siblings."""
+        if self._here is None:
+            worker = data.get_worker_info()
+            self._here = self._loader
+            if worker is not None:
+                self._here = copy.copy(self._loader)
+                self._here._rank = self._here._rank * worker.num_workers + worker.id
+                self._here._world_size = self._here._world_size * worker.num_workers
+                self._here._begin = self._here._schedule(0, 0)
+        return self._here

@@ -1,0 +1,330 @@
+"""Sources made of other sources, without copying a row.
+
+A view of a source that the core can read is itself one the core can read: row numbers are
+translated in native code (`_core.RowMap`), and the fields land in the caller's arrays
+directly. Anything else is done here, batch by batch.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from stepwell import _core
+from stepwell.errors import SchemaError
+from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source, as_rows, sample_rows
+
+__all__ = ["Columns", "Concat", "Join", "Map", "Select", "Windows"]
+
+
+class _Translated(Source):
+    """Rows of a base found through a row map."""
+
+    def __init__(self, base: Source, rowmap: _core.RowMap) -> None:
+        self._base = base
+        self._map = rowmap
+
+    def __len__(self) -> int:
+        return self._map.length
+
+    def _native(self, names: Sequence[str]) -> _core.Reader | None:
+        reader = self._base._native(names)
+        return None if reader is None else _core.mapped_reader(reader, self._map)
+
+    def close(self) -> None:
+        self._base.close()
+
+    @property
+    def fingerprint(self) -> str:
+        crc = _core.crc32c(self._map.apply(sample_rows(len(self))).view(np.uint8))
+        return f"{self._base.fingerprint}-{crc:08x}"
+
+
+class Select(_Translated):
+    """Some rows of a source, in a given order."""
+
+    def __init__(self, base: Source, rows: Rows | slice) -> None:
+        self._rows = rows
+        if isinstance(rows, slice):
+            chosen = range(*rows.indices(len(base)))
+            starts, counts = np.array([chosen.start]), np.array([len(chosen)])
+            super().__init__(base, _core.range_map(starts, counts, chosen.step))
+        else:
+            super().__init__(base, _core.index_map(rows))
+
+    @classmethod
+    def of(cls, base: Source, rows: ArrayLike | slice) -> "Select":
+        if isinstance(rows, slice):
+            return cls(base, rows)
+        chosen = as_rows(rows, len(base)).copy()  # the caller may change its array later
+        chosen.flags.writeable = False
+        _core.check_rows(chosen, len(base))
+        return cls(base, chosen)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Select, (self._base, self._rows)
+
+    @property
+    def schema(self) -> Schema:
+        return self._base.schema
+
+    def _fill(self, rows: Rows, out: Batch) -> None:
+        out.update(self._base.take(self._map.apply(rows), out))
+
+
+class Windows(_Translated):
+    """Sequences of `length` neighbouring rows that never cross the end of a run."""
+
+    def __init__(self, base: Source, length: int, stride: int = 1) -> None:
+        if length < 1 or stride < 1:
+            raise ValueError(f"length and stride must be at least 1, got {length} and {stride}")
+        for name, field in base.schema.items():
+            if field.ragged:
+                raise SchemaError(f"windows need rows of fixed shape, {name!r} is {field}")
+        self._length = length
+        self._stride = stride
+        starts, counts = base._runs()
+        fits = np.maximum(counts - length, -1) // stride + 1
+        super().__init__(base, _core.range_map(starts, fits, stride, length))
+        self._schema = {
+            name: Field(field.dtype, (length, *field.shape)) for name, field in base.schema.items()
+        }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Windows, (self._base, self._length, self._stride)
+
+    @property
+    def schema(self) -> Schema:
+        return self._schema
+
+    def _fill(self, rows: Rows, out: Batch) -> None:
+        flat = {
+            name: out[name].reshape(len(rows) * self._length, *field.shape)
+            for name, field in self._base.schema.items()
+        }
+        self._base.take(self._map.apply(rows), flat)
+
+
+class Columns(Source):
+    """Some fields of a source."""
+
+    def __init__(self, base: Source, names: Sequence[str]) -> None:
+        names = [names] if isinstance(names, str) else list(names)
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"expected one or more different fields, got {names}")
+        for name in names:
+            if name not in base.schema:
+                raise KeyError(f"no field {name!r}; there are {sorted(base.schema)}")
+        self._base = base
+        self._names = names
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Columns, (self._base, self._names)
+
+    def __len__(self) -> int:
+        return len(self._base)
+
+    @property
+    def schema(self) -> Schema:
+        return {name: self._base.schema[name] for name in self._names}
+
+    @property
+    def fingerprint(self) -> str:
+        return self._base.fingerprint  # the same rows, whichever fields are read
+
+    def _native(self, names: Sequence[str]) -> _core.Reader | None:
+        return self._base._native(names)
+
+    def _fill(self, rows: Rows, out: Batch) -> None:
+        taken = self._base.take(rows)
+        for name, field in self.schema.items():
+            if field.ragged:
+                out[name] = taken[name]
+            else:
+                out[name][...] = taken[name]
+
+    def _runs(self) -> tuple[Rows, Rows]:
+        return self._base._runs()
+
+    def close(self) -> None:
+        self._base.close()
+
+
+class Concat(Source):
+    """The rows of several sources with the same fields, one source after the other."""
+
+    def __init__(self, parts: Sequence[Source]) -> None:
+        if not parts:
+            raise ValueError("expected at least one source")
+        for i, part in enumerate(parts):
+            if part.schema != parts[0].schema or list(part.schema) != list(parts[0].schema):
+                raise SchemaError(
+                    f"part {i}: expected fields {_text(parts[0].schema)}, got {_text(part.schema)}"
+                )
+        self._parts = tuple(parts)
+        self._starts = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Concat, (self._parts,)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @property
+    def schema(self) -> Schema:
+        return self._parts[0].schema
+
+    @property
+    def fingerprint(self) -> str:
+        return "+".join(part.fingerprint for part in self._parts)
+
+    def _native(self, names: Sequence[str]) -> _core.Reader | None:
+        readers = [reader for part in self._parts if (reader := part._native(names)) is not None]
+        return _core.concat_reader(readers) if len(readers) == len(self._parts) else None
+
+    def _fill(self, rows: Rows, out: Batch) -> None:
+        part_of = np.searchsorted(self._starts, rows, side="right") - 1
+        ragged: dict[str, list[NDArray[Any]]] = {
+            name: [np.empty(0)] * len(rows) for name, f in self.schema.items() if f.ragged
+        }
+        for k in np.unique(part_of):
+            places = np.flatnonzero(part_of == k)
+            taken = self._parts[k].take(rows[places] - self._starts[k])
+            for name, values in taken.items():
+                if name in ragged:
+                    for place, row in zip(places, values, strict=True):
+                        ragged[name][place] = row
+                else:
+                    out[name][places] = values
+        for name, parts in ragged.items():
+            out[name] = Ragged.from_list(parts, self.schema[name])
+
+    def _runs(self) -> tuple[Rows, Rows]:
+        runs = [part._runs() for part in self._parts]
+        moved = [starts + at for (starts, _), at in zip(runs, self._starts, strict=False)]
+        return np.concatenate(moved), np.concatenate([counts for _, counts in runs])
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
+
+
+class Join(Source):
+    """The fields of several sources of equal length, side by side.
+
+    A source with one field gives it under its own name in `parts`; one with several gives
+    `name.field`.
+    """
+
+    def __init__(self, parts: Mapping[str, Source]) -> None:
+        if not parts:
+            raise ValueError("expected at least one source")
+        lengths = {name: len(part) for name, part in parts.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"named sources must have equal lengths, got {lengths}")
+        self._parts = dict(parts)
+        self._where = {
+            (name if len(part.schema) == 1 else f"{name}.{field}"): (name, field)
+            for name, part in parts.items()
+            for field in part.schema
+        }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Join, (self._parts,)
+
+    def __len__(self) -> int:
+        return len(next(iter(self._parts.values())))
+
+    @property
+    def schema(self) -> Schema:
+        return {key: self._parts[name].schema[f] for key, (name, f) in self._where.items()}
+
+    @property
+    def fingerprint(self) -> str:
+        return ",".join(f"{name}:{part.fingerprint}" for name, part in self._parts.items())
+
+    def _native(self, names: Sequence[str]) -> _core.Reader | None:
+        readers = []
+        # Neighbouring fields of one part are read together: a row is fetched once for all.
+        for name, group in groupby((self._where[key] for key in names), itemgetter(0)):
+            reader = self._parts[name]._native([field for _, field in group])
+            if reader is None:
+                return None
+            readers.append(reader)
+        return _core.join_reader(readers)
+
+    def _fill(self, rows: Rows, out: Batch) -> None:
+        for name, part in self._parts.items():
+            keys = {field: key for key, (owner, field) in self._where.items() if owner == name}
+            arrays = {field: out[key] for field, key in keys.items() if key in out}
+            for field, values in part.take(rows, arrays).items():
+                out[keys[field]] = values
+
+    def close(self) -> None:
+        for part in self._parts.values():
+            part.close()
+
+
+class Map(Source):
+    """A function applied to each batch of a source, in Python, as it is read."""
+
+    def __init__(self, base: Source, fn: Callable[[Batch], Batch]) -> None:
+        self._base = base
+        self._fn = fn
+        sample = self._apply(np.arange(min(len(base), 1)))
+        self._schema = {name: _field_of(values) for name, values in sample.items()}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Map, (self._base, self._fn)
+
+    def __len__(self) -> int:
+        return len(self._base)
+
+    @property
+    def schema(self) -> Schema:
+        return self._schema
+
+    @property
+    def fingerprint(self) -> str:
+        return self._base.fingerprint  # what fn makes of a row may be random; the row is not
+
+    def _apply(self, rows: Rows) -> Batch:
+        batch = self._fn(self._base.take(rows))
+        for name, values in batch.items():
+            if len(values) != len(rows):
+                raise SchemaError(
+                    f"map: expected {len(rows)} rows of {name!r}, the function gave {len(values)}"
+                )
+        return batch
+
+    def take(self, rows: ArrayLike, out: Mapping[str, NDArray[Any]] | None = None) -> Batch:
+        rows = as_rows(rows, len(self))
+        _core.check_rows(rows, len(self))
+        if out is None:
+            return self._apply(rows)
+        batch = self._checked(out, len(rows))
+        for name, values in self._apply(rows).items():
+            if self._schema[name].ragged:
+                batch[name] = values
+            else:
+                batch[name][...] = values
+        return batch
+
+    def _runs(self) -> tuple[Rows, Rows]:
+        return self._base._runs()
+
+    def close(self) -> None:
+        self._base.close()
+
+
+def _field_of(values: NDArray[Any] | Ragged) -> Field:
+    if isinstance(values, Ragged):
+        return Field(values.values.dtype, values.values.shape[1:], ragged=True)
+    return Field(values.dtype, values.shape[1:])
+
+
+def _text(schema: Schema) -> str:
+    return "{" + ", ".join(f"{name}: {field}" for name, field in schema.items()) + "}"
