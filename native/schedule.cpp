@@ -14,12 +14,12 @@ void require(bool holds, const std::string& message) {
 }  // namespace
 
 Schedule::Schedule(std::int64_t length, std::int64_t batch, std::int64_t rank, std::int64_t world,
-                   bool drop_last, std::uint64_t epoch, std::int64_t position)
+                   Tail tail, std::uint64_t epoch, std::int64_t position)
     : length_(length),
       batch_(batch),
       rank_(rank),
       world_(world),
-      drop_last_(drop_last),
+      tail_(tail),
       epoch_(epoch),
       position_(position) {
   require(batch > 0, "batch_size must be at least 1, got " + std::to_string(batch));
@@ -33,14 +33,14 @@ Schedule::Schedule(std::int64_t length, std::int64_t batch, std::int64_t rank, s
   require(0 <= position && position <= length,
           "position must be in [0, " + std::to_string(length) + "], got " +
               std::to_string(position));
-  require(!drop_last || length >= global,
+  require(tail != Tail::dropped || length >= global,
           "drop_last leaves nothing: " + std::to_string(length) +
               " rows are fewer than one global batch of " + std::to_string(global));
 }
 
 std::int64_t Schedule::steps_from(std::int64_t position) const {
   const std::int64_t left = length_ - position, global = batch_ * world_;
-  return left / global + (!drop_last_ && left % global != 0);
+  return left / global + (tail_ != Tail::dropped && left % global != 0);
 }
 
 Schedule::Step Schedule::step(std::uint64_t n) const {
@@ -54,9 +54,13 @@ Schedule::Step Schedule::step(std::uint64_t n) const {
   }
   position += static_cast<std::int64_t>(n) * batch_ * world_;
   const std::int64_t left = length_ - position;
-  const std::int64_t count =
-      left >= batch_ * world_ ? batch_ : left / world_ + (left % world_ != 0);
-  return {epoch, (position + rank_ * count) % length_, count,
+  std::int64_t part = batch_, count = batch_;  // the width of a rank's part; what it reads
+  if (left < batch_ * world_) {
+    if (tail_ == Tail::shared) part = count = left / world_ + (left % world_ != 0);
+    if (tail_ == Tail::clipped)
+      count = std::clamp<std::int64_t>(left - rank_ * batch_, 0, batch_);
+  }
+  return {epoch, (position + rank_ * part) % length_, count,
           std::min(length_, position + batch_ * world_)};
 }
 

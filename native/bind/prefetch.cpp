@@ -26,10 +26,14 @@ NumpyBytes next(Prefetch& prefetch) {
 }  // namespace
 
 void bind_prefetch(nb::module_& m) {
+  nb::enum_<Schedule::Tail>(m, "Tail", "What happens to fewer rows than a global batch.")
+      .value("dropped", Schedule::Tail::dropped, "Left out.")
+      .value("shared", Schedule::Tail::shared, "Equal batches for all ranks, some rows twice.")
+      .value("clipped", Schedule::Tail::clipped, "Every row once, unequal batches.");
   nb::class_<Schedule>(m, "Schedule", "Which positions each step of a loop reads, on each rank.")
-      .def(nb::init<std::int64_t, std::int64_t, std::int64_t, std::int64_t, bool, std::uint64_t,
-                    std::int64_t>(),
-           "length"_a, "batch"_a, "rank"_a, "world"_a, "drop_last"_a, "epoch"_a, "position"_a)
+      .def(nb::init<std::int64_t, std::int64_t, std::int64_t, std::int64_t, Schedule::Tail,
+                    std::uint64_t, std::int64_t>(),
+           "length"_a, "batch"_a, "rank"_a, "world"_a, "tail"_a, "epoch"_a, "position"_a)
       .def("steps_from", &Schedule::steps_from, "position"_a,
            "Steps from `position` to the end of an epoch.")
       .def(

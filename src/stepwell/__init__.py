@@ -1,9 +1,9 @@
 """Training records at memory speed.
 
-    a store    keeps rows             ArraySource, ArrayRecordSource, open
-    a source   answers take(rows)     Source and its views
-    a sampler  decides which rows     Shuffle, Block, Sequential, Iid, Weighted
-    a loader   decides when           Loader, stepwell.torch.Loader, stepwell.jax.Loader
+a store    keeps rows             ArraySource, ArrayRecordSource, open
+a source   answers take(rows)     Source and its views
+a sampler  decides which rows     Shuffle, Block, Sequential, Iid, Weighted
+a loader   decides when           Loader, stepwell.torch.Loader, stepwell.jax.Loader
 """
 
 from importlib import import_module

@@ -1,6 +1,7 @@
 """The compiled core. Every function that takes long releases the GIL."""
 
 from collections.abc import Sequence
+import enum
 from typing import Annotated
 
 import numpy
@@ -106,10 +107,22 @@ def concat_reader(parts: Sequence[Reader]) -> Reader: ...
 
 def join_reader(parts: Sequence[Reader]) -> Reader: ...
 
+class Tail(enum.Enum):
+    """What happens to fewer rows than a global batch."""
+
+    dropped = 0
+    """Left out."""
+
+    shared = 1
+    """Equal batches for all ranks, some rows twice."""
+
+    clipped = 2
+    """Every row once, unequal batches."""
+
 class Schedule:
     """Which positions each step of a loop reads, on each rank."""
 
-    def __init__(self, length: int, batch: int, rank: int, world: int, drop_last: bool, epoch: int, position: int) -> None: ...
+    def __init__(self, length: int, batch: int, rank: int, world: int, tail: Tail, epoch: int, position: int) -> None: ...
 
     def steps_from(self, position: int) -> int:
         """Steps from `position` to the end of an epoch."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
+from numpy.typing import NDArray
 
 from stepwell import loader as _loader
 from stepwell.errors import SchemaError
@@ -51,5 +51,5 @@ class Loader(_loader.Loader):
             return {name: self._shard(values) for name, values in batch.items()}
         return {name: jax.device_put(values, self._device) for name, values in batch.items()}
 
-    def _shard(self, values: np.ndarray[Any, Any]) -> jax.Array:
+    def _shard(self, values: NDArray[Any]) -> Any:
         return jax.make_array_from_process_local_data(self._device, values)

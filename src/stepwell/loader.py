@@ -80,9 +80,11 @@ class Loader:
         self._sampler = sampler or (Shuffle(seed) if shuffle else Sequential())
         self._order: Order = self._sampler.order(len(self._source))
         self._batch_size = batch_size
-        self._drop_last = drop_last
+        self._tail = _core.Tail.dropped if drop_last else _core.Tail.shared
         self._rank, self._world_size = rank, world_size
-        self._threads = _at_least_one("threads", _core.usable_cores() if threads is None else threads)
+        self._threads = _at_least_one(
+            "threads", _core.usable_cores() if threads is None else threads
+        )
         self._prefetch = _at_least_one("prefetch", prefetch)
         self._transform = transform
         self._on_corrupt = on_corrupt
@@ -92,7 +94,7 @@ class Loader:
         """Rows that `on_corrupt="skip"` left out, each with its error."""
         self._engine: _Engine | None = None
         self._started: deque[Delivery | Exception] = deque()
-        self._loop: _Epoch | None = None
+        self._loops = 0  # begun or ended so far; a loop that is not the last one is over
         self._begin = self._schedule(0, 0)
 
     # The loop.
@@ -103,8 +105,8 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """The rest of the current epoch; a new loop ends the one before it."""
-        self._loop = _Epoch(self)
-        return self._loop
+        self._loops += 1
+        return _Epoch(self, self._loops)
 
     def forever(self) -> Iterator[Any]:
         """Epoch after epoch, without end."""
@@ -169,8 +171,7 @@ class Loader:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = {"_engine": None, "_started": deque(), "_loop": None}
-        state = {**self.__dict__, **left_out}
+        state = {**self.__dict__, "_engine": None, "_started": deque()}
         del state["_order"], state["_begin"]
         return state
 
@@ -210,14 +211,14 @@ class Loader:
             self._batch_size,
             self._rank,
             self._world_size,
-            self._drop_last,
+            self._tail,
             epoch,
             position,
         )
 
     def _move(self, epoch: int, position: int) -> None:
         self._stop()
-        self._loop = None
+        self._loops += 1
         self._epoch, self._position = epoch, position
 
     def _stop(self) -> None:
@@ -255,7 +256,11 @@ class Loader:
             self._source, self._order, self._transform, self._on_corrupt == "skip", self.corrupt
         )
         reader = self._source._reader
-        if reader is None or self._transform is not None or not isinstance(self._order, _core.Order):
+        if (
+            reader is None
+            or self._transform is not None
+            or not isinstance(self._order, _core.Order)
+        ):
             return _PythonEngine(fetch, schedule, self._threads, self._prefetch)
         prefetch = _core.Prefetch(
             reader, self._order, schedule, self._blocks, self._threads, self._prefetch
@@ -266,15 +271,16 @@ class Loader:
 class _Epoch(Iterator[Any]):
     """One loop: the batches from where the loader stands to the end of its epoch."""
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader, number: int) -> None:
         self._loader = loader
+        self._number = number
         self._over = False
 
     def __next__(self) -> Any:
         loader = self._loader
         if self._over:
             raise StopIteration
-        if loader._loop is not self:
+        if loader._loops != self._number:
             raise RuntimeError("this loop was ended: the loader has begun another or was moved")
         if loader._begin.steps_from(loader._position) == 0:
             self._over = True
@@ -346,9 +352,7 @@ class _Engine:
 class _NativeEngine(_Engine):
     """Row numbers, reads and buffers in the core's threads; Python only wraps the result."""
 
-    def __init__(
-        self, fetch: _Fetch, schedule: _core.Schedule, prefetch: _core.Prefetch
-    ) -> None:
+    def __init__(self, fetch: _Fetch, schedule: _core.Schedule, prefetch: _core.Prefetch) -> None:
         super().__init__(fetch, schedule)
         self._prefetch = prefetch
 
@@ -370,9 +374,7 @@ class _NativeEngine(_Engine):
 class _PythonEngine(_Engine):
     """Reads and transforms in a pool of Python threads."""
 
-    def __init__(
-        self, fetch: _Fetch, schedule: _core.Schedule, threads: int, depth: int
-    ) -> None:
+    def __init__(self, fetch: _Fetch, schedule: _core.Schedule, threads: int, depth: int) -> None:
         super().__init__(fetch, schedule)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="stepwell")
         self._depth = depth

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
@@ -121,7 +122,8 @@ def as_rows(rows: ArrayLike, length: int) -> Rows:
     are read.
     """
     if type(rows) is np.ndarray and rows.dtype == np.int64 and rows.ndim == 1:
-        return rows if rows.flags.c_contiguous else np.ascontiguousarray(rows)
+        ready = rows.flags.c_contiguous and rows.flags.aligned
+        return rows if ready else rows.copy()
     array = np.asarray(rows)
     if array.ndim != 1:
         raise ValueError(f"expected one-dimensional rows, got {array.ndim} dimensions")
@@ -131,13 +133,16 @@ def as_rows(rows: ArrayLike, length: int) -> Rows:
         return np.flatnonzero(array).astype(np.int64, copy=False)
     if array.size == 0:
         return np.empty(0, np.int64)
-    if array.dtype.kind == "O" or array.dtype == np.uint64:
-        for row in array:  # beyond 63 bits, which no source has
-            if not 0 <= operator.index(row) < length:
-                raise IndexError(f"row {row} is outside a source of {length} rows")
+    if array.dtype.kind == "O":  # numbers beyond 64 bits, or not numbers at all
+        array = np.array([operator.index(row) for row in array], object)
     elif array.dtype.kind not in "iu":
         raise TypeError(f"expected whole numbers as rows, got {array.dtype}")
-    return np.ascontiguousarray(array, np.int64)
+    if array.dtype.kind in "Ou":  # named here: beyond 63 bits the core would see another row
+        outside = (array < 0) | (array >= length)
+        if outside.any():
+            row = array[outside.argmax()]
+            raise IndexError(f"row {row} is outside a source of {length} rows")
+    return np.require(array, np.int64, ["C", "A"])
 
 
 def sample_rows(length: int) -> Rows:
@@ -173,6 +178,11 @@ class Source(ABC):
     def _runs(self) -> tuple[Rows, Rows]:
         """First row and number of rows of each run; one run unless the store knows better."""
         return np.zeros(1, np.int64), np.array([len(self)], np.int64)
+
+    @property
+    def path(self) -> Path | None:
+        """Where the rows are kept; None for arrays in memory and for views."""
+        return None
 
     def close(self) -> None:
         """Let go of files and memory. Arrays already taken stay valid."""
@@ -248,7 +258,14 @@ class Source(ABC):
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}: {field}" for name, field in self.schema.items())
-        return f"{type(self).__name__}({len(self):,} rows, {self.nbytes:,} bytes, {{{fields}}})"
+        where = "" if self.path is None else f", path={str(self.path)!r}"
+        return (
+            f"{type(self).__name__}({len(self):,} rows, {self.nbytes:,} bytes, {{{fields}}}{where})"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        made = ("_reader", "_layouts")  # made anew where they are needed
+        return {name: value for name, value in self.__dict__.items() if name not in made}
 
     # Views: sources made of this one.
 
@@ -318,8 +335,10 @@ class Source(ABC):
     def _checked(self, out: Mapping[str, NDArray[Any]], count: int) -> Batch:
         """The caller's arrays in schema order, each of the right kind."""
         fixed = {name: field for name, field in self.schema.items() if not field.ragged}
+        if not isinstance(out, Mapping):
+            raise TypeError(f"out: expected a dict of arrays, got {type(out)}")
         if set(out) != set(fixed):
-            raise SchemaError(f"out: expected fields {sorted(fixed)}, got {sorted(out)}")
+            raise SchemaError(f"out: expected fields {list(fixed)}, got {list(out)}")
         for name, field in fixed.items():
             array, shape = out[name], (count, *field.shape)
             if not isinstance(array, np.ndarray):

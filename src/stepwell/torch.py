@@ -1,8 +1,8 @@
 """Batches as tensors, and sources inside torch's own loaders.
 
-    stepwell.torch.Loader            stepwell's loader, giving tensors, on a device if asked
-    stepwell.torch.MapDataset        a source for torch.utils.data.DataLoader
-    stepwell.torch.IterableDataset   a loader for DataLoader and StatefulDataLoader
+stepwell.torch.Loader            stepwell's loader, giving tensors, on a device if asked
+stepwell.torch.MapDataset        a source for torch.utils.data.DataLoader
+stepwell.torch.IterableDataset   a loader for DataLoader and StatefulDataLoader
 """
 
 import copy
@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from stepwell import _core
-from stepwell import loader as _loader
+from stepwell import _core, loader as _loader
 from stepwell.errors import SchemaError
 from stepwell.source import Batch, Ragged, Source
 
@@ -69,6 +68,14 @@ class Loader(_loader.Loader):
                 pool.donate(memory.numpy())
         return pool
 
+    def _share_with_siblings(self, worker: int, workers: int) -> None:
+        """Read only this worker's part of what this rank reads."""
+        if self._world_size == 1 and self._tail is _core.Tail.shared:
+            self._tail = _core.Tail.clipped  # nobody waits for equal batches: no row twice
+        self._rank = self._rank * workers + worker
+        self._world_size *= workers
+        self._begin = self._schedule(0, 0)
+
     def _start(self, batch: Batch) -> Any:
         tensors = as_tensors(batch)
         if self._device.type == "cpu":
@@ -123,9 +130,9 @@ def _each(batch: dict[str, Any], fn: Any) -> dict[str, Any]:
 
 
 class _RowList(Sequence[dict[str, Any]]):
-    """A batch that looks like the list of rows torch collates."""
+    """A batch of tensors that looks like the list of rows torch collates."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: dict[str, Any]) -> None:
         self.batch = batch
 
     def __len__(self) -> int:
@@ -140,7 +147,7 @@ class _RowList(Sequence[dict[str, Any]]):
 def collate(rows: Any) -> Any:
     """`collate_fn` for a `MapDataset`: the batch as it was read, as tensors, without a copy."""
     if isinstance(rows, _RowList):
-        return as_tensors(rows.batch)
+        return rows.batch
     return data.default_collate(rows)
 
 
@@ -161,18 +168,20 @@ class MapDataset(data.Dataset[Any]):
     def __getitem__(self, key: Any) -> Any:
         if np.ndim(key) == 0 and not isinstance(key, slice):
             return self.__getitems__([key])[0]
-        return as_tensors(self.__getitems__(key).batch)
+        return self.__getitems__(key).batch
 
     def __getitems__(self, rows: Any) -> _RowList:
         batch = self._source[rows] if isinstance(rows, slice) else self._source.take(rows)
-        return _RowList(batch if self._transform is None else self._transform(batch))
+        return _RowList(as_tensors(batch if self._transform is None else self._transform(batch)))
 
 
 class IterableDataset(data.IterableDataset[Any]):
     """A `stepwell.Loader` for torch's DataLoader (`batch_size=None`) and StatefulDataLoader.
 
-    Takes the loader's arguments and gives whole batches of tensors. Worker processes share
-    the epoch like ranks do. `state_dict` and `load_state_dict` follow torchdata's protocol.
+    Takes the loader's arguments and gives whole batches of tensors, the same ones in the
+    same order with any number of worker processes. `state_dict` and `load_state_dict` follow
+    torchdata's protocol. DataLoader makes workers anew for each epoch: call `set_epoch` before
+    it, or they repeat the first one.
     """
 
     def __init__(self, source: Any, batch_size: int, **options: Any) -> None:
@@ -186,7 +195,9 @@ class IterableDataset(data.IterableDataset[Any]):
         return {**self.__dict__, "_here": None}
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._local())
+        for batch in self._local():
+            if any(len(values) for values in batch.values()):  # a worker may have none of a tail
+                yield batch
 
     def set_epoch(self, epoch: int) -> None:
         self._local().set_epoch(epoch)
@@ -204,7 +215,5 @@ class IterableDataset(data.IterableDataset[Any]):
             self._here = self._loader
             if worker is not None:
                 self._here = copy.copy(self._loader)
-                self._here._rank = self._here._rank * worker.num_workers + worker.id
-                self._here._world_size = self._here._world_size * worker.num_workers
-                self._here._begin = self._here._schedule(0, 0)
+                self._here._share_with_siblings(worker.id, worker.num_workers)
         return self._here

@@ -71,6 +71,22 @@ class Select(_Translated):
     def schema(self) -> Schema:
         return self._base.schema
 
+    def _runs(self) -> tuple[Rows, Rows]:
+        """The stretches of this view that stay inside one run of the base."""
+        starts, counts = self._base._runs()
+        if not isinstance(self._rows, slice):
+            run_of = np.searchsorted(starts, self._rows, side="right")
+            begins = np.flatnonzero(np.diff(run_of, prepend=0))
+            return begins, np.diff(begins, append=len(self))
+        chosen = range(*self._rows.indices(len(self._base)))
+        edges = np.stack([starts, starts + counts])
+        if chosen.step > 0:  # the first row at or above each edge
+            edges = -((chosen.start - edges) // chosen.step)
+        else:  # downwards, the first row below it: runs are entered at their ends, last run first
+            edges = ((chosen.start - edges) // -chosen.step + 1)[::-1, ::-1]
+        begins, ends = np.clip(edges, 0, len(self))
+        return np.ascontiguousarray(begins), ends - begins
+
     def _fill(self, rows: Rows, out: Batch) -> None:
         out.update(self._base.take(self._map.apply(rows), out))
 
@@ -87,8 +103,8 @@ class Windows(_Translated):
         self._length = length
         self._stride = stride
         starts, counts = base._runs()
-        fits = np.maximum(counts - length, -1) // stride + 1
-        super().__init__(base, _core.range_map(starts, fits, stride, length))
+        self._fits = np.maximum(counts - length, -1) // stride + 1
+        super().__init__(base, _core.range_map(starts, self._fits, stride, length))
         self._schema = {
             name: Field(field.dtype, (length, *field.shape)) for name, field in base.schema.items()
         }
@@ -99,6 +115,9 @@ class Windows(_Translated):
     @property
     def schema(self) -> Schema:
         return self._schema
+
+    def _runs(self) -> tuple[Rows, Rows]:
+        return np.cumsum(self._fits) - self._fits, self._fits
 
     def _fill(self, rows: Rows, out: Batch) -> None:
         flat = {
@@ -263,6 +282,12 @@ class Join(Source):
             for field, values in part.take(rows, arrays).items():
                 out[keys[field]] = values
 
+    def _runs(self) -> tuple[Rows, Rows]:
+        # A run ends where it ends in any part.
+        runs = [part._runs() for part in self._parts.values()]
+        begins = np.unique(np.concatenate([starts[counts > 0] for starts, counts in runs]))
+        return begins, np.diff(begins, append=len(self))
+
     def close(self) -> None:
         for part in self._parts.values():
             part.close()
@@ -293,7 +318,11 @@ class Map(Source):
 
     def _apply(self, rows: Rows) -> Batch:
         batch = self._fn(self._base.take(rows))
+        if not isinstance(batch, Mapping):
+            raise TypeError(f"map: expected a dict of arrays, the function gave {type(batch)}")
         for name, values in batch.items():
+            if not isinstance(values, np.ndarray | Ragged):
+                raise TypeError(f"map: expected an array as {name!r}, got {type(values)}")
             if len(values) != len(rows):
                 raise SchemaError(
                     f"map: expected {len(rows)} rows of {name!r}, the function gave {len(values)}"

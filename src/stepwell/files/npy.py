@@ -15,6 +15,7 @@ __all__ = ["NpyHeader", "read_header"]
 
 MAGIC = b"\x93NUMPY"
 MOST_HEADER_BYTES = 1 << 20
+MOST_AXES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,10 @@ def read_header(path: Path) -> NpyHeader:
         raise refuse(f"expected plain numbers, got Python objects ({dtype})", text_at)
     if not shape:
         raise refuse("expected rows, got a single value", text_at)
+    # What NumPy itself could not hold, were the bytes there.
+    size_of_all = max(dtype.itemsize, 1) * math.prod(n for n in shape if n > 0)
+    if dtype.subdtype is not None or len(shape) > MOST_AXES or size_of_all >= 2**63:
+        raise refuse(f"no array is {dtype} {shape}", text_at)
     if fortran and len(shape) > 1:
         raise refuse(
             "rows of a Fortran-ordered array are not contiguous; "

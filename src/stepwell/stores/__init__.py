@@ -23,6 +23,4 @@ def open(path: str | os.PathLike[str], **options: Any) -> Source:
         return ArraySource(where, **options)
     if where.is_dir() and any(where.glob("*.array_record")):
         return ArrayRecordSource(where, **options)
-    raise FormatError(
-        "expected a .npy file or a directory of .array_record files", path=str(where)
-    )
+    raise FormatError("expected a .npy file or a directory of .array_record files", path=str(where))

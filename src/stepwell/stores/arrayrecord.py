@@ -6,22 +6,25 @@ records of other files are bytes of any length unless `dtype` and `shape` are gi
 """
 
 import json
+import math
 import os
+import secrets
 import shutil
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from stepwell.errors import FormatError, SchemaError
+from stepwell.errors import FormatError, SchemaError, VersionError
 from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source
 
 __all__ = ["ArrayRecordSource", "convert_to_arrayrecord"]
 
 SUFFIX = ".array_record"
+VERSION = 1
 ABOUT = "stepwell.json"
 
 
@@ -42,16 +45,25 @@ class ArrayRecordSource(Source):
         if not self._files:
             self._path.stat()  # a missing directory is named as such
             raise FileNotFoundError(f"no *{SUFFIX} file in {self._path}")
-        if dtype is None and shape is None and (self._path / ABOUT).exists():
-            dtype, shape = _read_about(self._path / ABOUT)
-        if dtype is None:
-            self._field = Field(np.dtype(np.uint8), ragged=True)
+        about = None
+        if dtype is not None:
+            self._field = _field_of(np.dtype(dtype), tuple(shape or ()))
+        elif shape is not None:
+            raise ValueError("a shape needs a dtype")
+        elif (self._path / ABOUT).exists():
+            about = _read_about(self._path / ABOUT)
+            self._field = about.field
         else:
-            self._field = Field(np.dtype(dtype), tuple(shape or ()))
-        if self._field.dtype.hasobject:
-            raise SchemaError(f"records hold plain numbers, not {self._field.dtype}")
+            self._field = Field(np.dtype(np.uint8), ragged=True)
         counts = [reader.num_records() for reader in self._readers]
         self._starts = np.cumsum([0, *counts], dtype=np.int64)
+        if about is not None and about.rows != len(self):
+            raise FormatError(
+                f"expected {about.rows} records, the files have {len(self)}",
+                path=str(self._path / ABOUT),
+            )
+        if len(self) and not self._field.ragged:
+            self._read(np.zeros(1, np.int64))  # a wrong dtype or shape is found now
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self._path, self._options)
@@ -76,13 +88,19 @@ class ArrayRecordSource(Source):
         # One set for each process: a reader's file position must not be shared across fork.
         process = os.getpid()
         if process not in self._open:
-            # Without read-ahead: random records are the point.
-            options = "readahead_buffer_size:0,max_parallelism:0"
-            reader = _library().ArrayRecordReader
-            self._open[process] = [_guard(file, reader, str(file), options) for file in self._files]
+            self._open[process] = [_guard(file, _open_file, file) for file in self._files]
         return self._open[process]
 
     def _fill(self, rows: Rows, out: Batch) -> None:
+        records = self._read(rows)
+        if self._field.ragged:
+            arrays = [np.frombuffer(record, np.uint8) for record in records]
+            out["data"] = Ragged.from_list(arrays, self._field)
+        else:
+            shape = out["data"].shape
+            out["data"][...] = np.ndarray(shape, self._field.dtype, b"".join(records))
+
+    def _read(self, rows: Rows) -> list[bytes]:
         file_of = np.searchsorted(self._starts, rows, side="right") - 1
         records: list[bytes] = [b""] * len(rows)
         for k in np.unique(file_of):
@@ -92,19 +110,14 @@ class ArrayRecordSource(Source):
                 places, _guard(self._files[k], self._readers[k].read, wanted), strict=True
             ):
                 records[place] = record
-        if self._field.ragged:
-            arrays = [np.frombuffer(record, np.uint8) for record in records]
-            out["data"] = Ragged.from_list(arrays, self._field)
-            return
         size = self._field.row_bytes
         for row, record in zip(rows, records, strict=True):
-            if len(record) != size:
+            if len(record) != size and not self._field.ragged:
                 raise FormatError(
                     f"expected {size} bytes for {self._field}, record {row} has {len(record)}",
                     path=str(self._path),
                 )
-        joined = np.frombuffer(b"".join(records), self._field.dtype)
-        out["data"][...] = joined.reshape(out["data"].shape)
+        return records
 
     def close(self) -> None:
         for reader in self._open.pop(os.getpid(), []):
@@ -124,13 +137,23 @@ def convert_to_arrayrecord(
     Raises `FileExistsError` when it is there already.
     """
     module = _library()
-    rows = np.asarray(array) if not isinstance(array, np.memmap) else array
-    if rows.ndim == 0 or rows.dtype.hasobject or file_rows < 1:
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError("a masked array would lose its mask; fill it first")
+    if file_rows < 1:
+        raise ValueError(f"file_rows must be at least 1, got {file_rows}")
+    rows = np.asarray(array)
+    if rows.ndim == 0 or rows.dtype.hasobject:
         raise SchemaError(f"expected rows of plain numbers, got {rows.dtype} {rows.shape}")
+    about = {"format": "arrayrecord", "version": VERSION, "rows": len(rows)}
+    try:
+        about["dtype"] = np.lib.format.dtype_to_descr(rows.dtype)
+    except ValueError as error:  # overlapping fields
+        raise SchemaError(f"{rows.dtype} cannot be written down: {error}") from None
+    about["shape"] = rows.shape[1:]
     target = Path(out)
     if target.exists():
         raise FileExistsError(f"{target} exists")
-    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     beside.mkdir(parents=True)
     try:
         files = max(1, -(-len(rows) // file_rows))
@@ -140,8 +163,6 @@ def convert_to_arrayrecord(
             for row in rows[k * file_rows : (k + 1) * file_rows]:
                 writer.write(np.ascontiguousarray(row).tobytes())
             writer.close()
-        descr = np.lib.format.dtype_to_descr(rows.dtype)
-        about = {"format": "arrayrecord", "version": 1, "dtype": descr, "shape": rows.shape[1:]}
         (beside / ABOUT).write_text(json.dumps(about) + "\n")
         beside.rename(target)
     except BaseException:
@@ -150,18 +171,59 @@ def convert_to_arrayrecord(
     return ArrayRecordSource(target)
 
 
-def _read_about(path: Path) -> tuple[np.dtype[Any], tuple[int, ...]]:
+class _About(NamedTuple):
+    """What `stepwell.json` says."""
+
+    field: Field
+    rows: int
+
+
+def _read_about(path: Path) -> _About:
     try:
-        about = json.loads(path.read_text())
-        descr, shape = about["dtype"], about["shape"]
-        if isinstance(descr, list):  # JSON has no tuples, NumPy's descriptions need them
-            descr = [(f[0], f[1], *(tuple(n) for n in f[2:])) for f in descr]
-        dtype = np.lib.format.descr_to_dtype(descr)
-        if not all(type(n) is int and n >= 0 for n in shape):
-            raise ValueError(f"shape {shape}")
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise FormatError(f"does not describe records: {error}", path=str(path)) from None
-    return dtype, tuple(shape)
+        about = json.loads(path.read_bytes())
+        if about["format"] != "arrayrecord":
+            raise ValueError(f"format {about['format']!r}")
+        if about["version"] != VERSION:
+            raise VersionError(
+                f"expected version {VERSION}, got {about['version']!r}", path=str(path)
+            )
+        shape, rows = about["shape"], about["rows"]
+        if type(shape) is not list or not all(type(n) is int and n >= 0 for n in (rows, *shape)):
+            raise ValueError(f"{rows!r} rows of shape {shape!r}")
+        dtype = np.lib.format.descr_to_dtype(_as_descr(about["dtype"]))
+        return _About(_field_of(dtype, tuple(shape)), rows)
+    except VersionError:
+        raise
+    except Exception as error:  # whatever nonsense makes Python or NumPy raise
+        raise FormatError(f"does not describe records: {error!r}", path=str(path)) from None
+
+
+def _as_descr(parts: Any) -> Any:
+    """NumPy's description of a dtype, whose tuples JSON turned into lists."""
+    if not isinstance(parts, list):
+        return parts
+    return [
+        (tuple(name) if isinstance(name, list) else name, _as_descr(descr), *map(tuple, shape))
+        for name, descr, *shape in parts
+    ]
+
+
+def _field_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Field:
+    """Records of this kind as a field."""
+    if dtype.hasobject:
+        raise SchemaError(f"records hold plain numbers, not {dtype}")
+    field = Field(dtype.base, (*shape, *dtype.shape))
+    if math.prod(field.shape) * field.dtype.itemsize >= 2**63:
+        raise SchemaError(f"no record is {field}")
+    return field
+
+
+def _open_file(file: Path) -> Any:
+    # Without read-ahead: random records are the point.
+    reader = _library().ArrayRecordReader(str(file), "readahead_buffer_size:0,max_parallelism:0")
+    if not reader.ok():
+        reader.close()  # raises what is wrong
+    return reader
 
 
 def _guard(file: Path, call: Any, *args: Any) -> Any:

@@ -33,6 +33,7 @@ class ArraySource(Source):
         if memory not in ("ram", "map"):
             raise ValueError(f"memory: expected 'ram' or 'map', got {memory!r}")
         self._path: Path | None = None
+        self._whole: ArraySource | None = None  # what this is the packed form of
         self._memory = memory
         if isinstance(data, str | os.PathLike):
             self._path = Path(data)
@@ -51,6 +52,8 @@ class ArraySource(Source):
         self._schema = self._describe()
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self._whole is not None:
+            return ArraySource.packed, (self._whole,)
         data: Any = self._path or self._record
         if data is None:
             data = self._arrays
@@ -71,7 +74,9 @@ class ArraySource(Source):
         """The same rows as one structured field `row`: one copy a row, nothing split."""
         if self._record is None:
             raise SchemaError("only structured arrays have packed rows")
-        return ArraySource({"row": self._record})
+        packed = ArraySource({"row": self._record})
+        packed._path, packed._whole = self._path, self
+        return packed
 
     def _describe(self) -> dict[str, Field]:
         if self._record is None:
@@ -94,20 +99,16 @@ class ArraySource(Source):
         ]
         return readers[0] if len(readers) == 1 else _core.join_reader(readers)
 
-    def __repr__(self) -> str:
-        text = super().__repr__()
-        return text if self._path is None else f"{text[:-1]}, path={str(self._path)!r})"
-
 
 def _rebuild(data: Any, memory: Literal["ram", "map"]) -> ArraySource:
     return ArraySource(data, memory=memory)
 
 
-def _usable(name: str, array: Any) -> NDArray[Any]:
+def _usable(name: str, given: Any) -> NDArray[Any]:
     """The array itself where its rows are contiguous, else a copy in which they are."""
-    if isinstance(array, np.ma.MaskedArray):
+    if isinstance(given, np.ma.MaskedArray):
         raise TypeError(f"{name!r}: a masked array would lose its mask; fill it first")
-    array = np.asarray(array)
+    array: NDArray[Any] = np.asarray(given)
     if array.ndim == 0:
         raise SchemaError(f"{name!r}: expected rows, got a single value")
     if array.dtype.hasobject:
@@ -132,7 +133,7 @@ def _row_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
 def _open_npy(path: Path, memory: str) -> NDArray[Any]:
     header = read_header(path)
     if header.data_bytes == 0:
-        return np.empty(header.shape, header.dtype)
+        return np.ndarray(header.shape, header.dtype)
     if memory == "map":
         return np.memmap(path, header.dtype, "r", header.data_offset, header.shape)
     block = _core.load(str(path), header.data_offset, header.data_bytes)

@@ -1,0 +1,94 @@
+"""The command line, run as a user runs it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import stepwell as sw
+
+
+def stepwell(*args: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the installed command, not on a terminal."""
+    command = [str(Path(sys.executable).with_name("stepwell"))]
+    if not Path(command[0]).exists():
+        command = [sys.executable, "-c", "from stepwell.cli import main; main()"]
+    return subprocess.run(
+        [*command, *map(str, args)], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.fixture
+def npy(tmp_path: Path) -> Path:
+    rows = np.zeros(5000, [("board", "<u8"), ("ev", "<f4", (4,))])
+    rows["board"] = np.arange(5000)
+    np.save(tmp_path / "steps.npy", rows)
+    return tmp_path / "steps.npy"
+
+
+def test_version() -> None:
+    done = stepwell("--version")
+    assert (done.returncode, done.stdout) == (0, f"stepwell {sw.__version__}\n")
+
+
+def test_info(npy: Path) -> None:
+    done = stepwell("info", npy)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    for text in ("ArraySource", "5,000", "120,000 (24 a row)", "board: uint64", "ev: float32[4]"):
+        assert text in done.stdout
+    facts = json.loads(stepwell("info", npy, "--json").stdout)
+    assert facts == {
+        "path": str(npy),
+        "store": "ArraySource",
+        "rows": 5000,
+        "row_bytes": 24,
+        "bytes": 120000,
+        "fields": {"board": "uint64", "ev": "float32[4]"},
+    }
+
+
+@pytest.mark.parametrize("how", [[], ["--map"]])
+def test_bench(npy: Path, how: list[str]) -> None:
+    done = stepwell("bench", npy, "--seconds", "0.1", "--batch-size", "100", *how)
+    assert done.returncode == 0
+    assert done.stderr == ""  # bars are for terminals
+    assert "rows/s" in done.stdout
+    result = json.loads(stepwell("bench", npy, "--seconds", "0.1", "--json", *how).stdout)
+    for name in ("take", "loader"):
+        assert result[name]["rows_per_s"] > 0
+        assert result[name]["p50_s"] <= result[name]["p99_s"]
+        assert result[name]["peak_rss_bytes"] > 2**20
+
+
+@pytest.mark.parametrize("command", ["info", "bench"])
+def test_what_is_wrong_with_the_data_is_one_line_and_exit_code_1(
+    command: str, tmp_path: Path, npy: Path
+) -> None:
+    (tmp_path / "cut.npy").write_bytes(npy.read_bytes()[:1000])
+    for path, text in [
+        (tmp_path / "absent.npy", "No such file"),
+        (tmp_path / "cut.npy", "expected 120000 bytes of data"),
+        (tmp_path, "expected a .npy file"),
+    ]:
+        done = stepwell(command, path)
+        assert done.returncode == 1
+        assert done.stdout == ""
+        assert done.stderr.startswith("error: ")
+        assert text in done.stderr
+        assert str(path) in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_no_rows_to_measure(tmp_path: Path) -> None:
+    np.save(tmp_path / "empty.npy", np.zeros((0, 3)))
+    assert "rows" in stepwell("bench", tmp_path / "empty.npy").stderr
+    assert stepwell("info", tmp_path / "empty.npy").returncode == 0
+
+
+@pytest.mark.parametrize("args", [["frob"], ["info"], ["bench", "x", "--batch-size", "0"]])
+def test_a_wrong_command_line_is_exit_code_2(args: list[str]) -> None:
+    assert stepwell(*args).returncode == 2

@@ -1,0 +1,490 @@
+"""The loader: what it hands over, in which order, and what happens when something fails."""
+
+import gc
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import stepwell as sw
+from stepwell.source import Rows, Schema
+
+N = 1000
+
+
+def numbers(n: int = N) -> sw.ArraySource:
+    return sw.ArraySource(
+        {"i": np.arange(n), "x": np.arange(n, dtype=np.float32)[:, None] * [1, 2]}
+    )
+
+
+class PythonSource(sw.Source):
+    """The same rows, read in Python; some of them can be damaged."""
+
+    def __init__(self, n: int = N, damaged: Sequence[int] = ()) -> None:
+        self.n = n
+        self.damaged = damaged
+
+    @property
+    def schema(self) -> Schema:
+        return {"i": sw.Field(np.dtype(np.int64))}
+
+    def __len__(self) -> int:
+        return self.n
+
+    def _fill(self, rows: Rows, out: sw.Batch) -> None:
+        bad = np.intersect1d(rows, self.damaged)
+        if len(bad):
+            raise sw.ChecksumError(f"row {bad[0]} is damaged", path="rows", offset=int(bad[0]))
+        out["i"][...] = rows
+
+
+SOURCES = [numbers, PythonSource]
+
+
+def order_of(loader: sw.Loader) -> NDArray[np.int64]:
+    return np.concatenate([batch["i"] for batch in loader])
+
+
+@pytest.mark.parametrize("make", SOURCES)
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_an_epoch_is_every_row_once_in_the_samplers_order(make: Any, threads: int) -> None:
+    loader = sw.Loader(make(), 64, seed=7, threads=threads)
+    assert len(loader) == 16
+    for epoch in range(3):
+        batches = list(loader)
+        assert [len(b["i"]) for b in batches] == [64] * 15 + [40]
+        expected = sw.Shuffle(7).order(N).rows(epoch, 0, N)
+        np.testing.assert_array_equal(np.concatenate([b["i"] for b in batches]), expected)
+        assert loader.epoch == epoch + 1
+
+
+def test_fields_are_aligned() -> None:
+    for batch in sw.Loader(numbers(), 33):
+        np.testing.assert_array_equal(batch["x"], batch["i"][:, None] * [1.0, 2.0])
+
+
+def test_batches_are_the_consumers_to_keep() -> None:
+    batches = list(sw.Loader(numbers(), 8, seed=1, prefetch=1))
+    np.testing.assert_array_equal(
+        np.concatenate([b["i"] for b in batches]), sw.Shuffle(1).order(N).rows(0, 0, N)
+    )
+
+
+def test_without_shuffle_rows_come_in_order() -> None:
+    np.testing.assert_array_equal(order_of(sw.Loader(numbers(), 7, shuffle=False)), np.arange(N))
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        sw.Block(16, seed=3, group=4),
+        sw.Sequential(window=5, stride=3),
+        sw.Iid(9),
+        sw.Weighted(np.arange(N) + 1.0, seed=2),
+    ],
+    ids=lambda s: type(s).__name__,
+)
+def test_any_sampler(sampler: sw.Sampler) -> None:
+    order = sampler.order(N)
+    got = order_of(sw.Loader(numbers(), 64, sampler=sampler))
+    np.testing.assert_array_equal(got, order.rows(0, 0, order.length))
+
+
+class Reversed:
+    """A sampler of the user's own, in Python."""
+
+    name = "Reversed"
+    seed = 0
+
+    def __init__(self, length: int = 0) -> None:
+        self.length = length
+
+    def order(self, length: int) -> "Reversed":
+        return Reversed(length)
+
+    def rows(self, epoch: int, start: int, count: int) -> Rows:
+        return self.length - 1 - np.arange(start, start + count)
+
+
+def test_a_sampler_written_in_python() -> None:
+    got = order_of(sw.Loader(numbers(), 64, sampler=Reversed()))
+    np.testing.assert_array_equal(got, np.arange(N)[::-1])
+
+
+def test_forever_goes_on_through_epochs() -> None:
+    loader = sw.Loader(numbers(10), 4, seed=1)
+    batches = loader.forever()
+    got = np.concatenate([next(batches)["i"] for _ in range(9)])
+    order = sw.Shuffle(1).order(10)
+    np.testing.assert_array_equal(got, np.concatenate([order.rows(e, 0, 10) for e in range(3)]))
+
+
+def test_named_sources_are_read_with_the_same_rows() -> None:
+    data = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
+    loader = sw.Loader({"data": sw.ArraySource(data), "label": np.arange(N), "row": numbers()}, 100)
+    for batch in loader:
+        assert list(batch) == ["data", "label", "row.i", "row.x"]
+        np.testing.assert_array_equal(batch["data"], data[batch["label"]])
+        np.testing.assert_array_equal(batch["row.i"], batch["label"])
+
+
+def test_named_sources_may_mix_native_and_python() -> None:
+    for batch in sw.Loader({"a": numbers(), "b": PythonSource()}, 100):
+        np.testing.assert_array_equal(batch["a.i"], batch["b"])
+
+
+@pytest.mark.parametrize("make", SOURCES)
+def test_transform(make: Any) -> None:
+    loader = sw.Loader(make(), 64, seed=7, transform=lambda b: {"i": b["i"], "half": b["i"] / 2})
+    batches = list(loader)
+    expected = sw.Shuffle(7).order(N).rows(0, 0, N)
+    np.testing.assert_array_equal(np.concatenate([b["i"] for b in batches]), expected)
+    np.testing.assert_array_equal(np.concatenate([b["half"] for b in batches]), expected / 2)
+
+
+# Ranks and tails.
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("world", [1, 2, 3, 7])
+def test_ranks_share_the_global_order(world: int, drop_last: bool) -> None:
+    ranks = [
+        list(sw.Loader(numbers(), 32, seed=5, rank=r, world_size=world, drop_last=drop_last))
+        for r in range(world)
+    ]
+    assert len({len(batches) for batches in ranks}) == 1
+    got = [row for step in zip(*ranks, strict=True) for batch in step for row in batch["i"]]
+    expected = sw.Shuffle(5).order(N).rows(0, 0, N)
+    if drop_last:
+        whole = N // (32 * world) * 32 * world
+        np.testing.assert_array_equal(got, expected[:whole])
+    else:
+        np.testing.assert_array_equal(got[:N], expected)
+        np.testing.assert_array_equal(got[N:], expected[: len(got) - N])
+        assert len({len(batches[-1]["i"]) for batches in ranks}) == 1
+
+
+def test_a_tail_smaller_than_the_world_wraps_as_often_as_it_must() -> None:
+    rows = [order_of(sw.Loader(numbers(2), 4, rank=r, world_size=5)) for r in range(5)]
+    assert [len(r) for r in rows] == [1] * 5
+    assert set(np.concatenate(rows)) == {0, 1}
+
+
+def test_world_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    got = order_of(sw.Loader(numbers(8), 4, shuffle=False))
+    np.testing.assert_array_equal(got, [4, 5, 6, 7])
+
+
+# A loop is a position.
+
+
+def test_a_loop_left_early_is_continued() -> None:
+    loader = sw.Loader(numbers(), 64, seed=7)
+    first = [batch["i"] for _, batch in zip(range(5), loader, strict=False)]
+    rest = [batch["i"] for batch in loader]
+    np.testing.assert_array_equal(
+        np.concatenate(first + rest), sw.Shuffle(7).order(N).rows(0, 0, N)
+    )
+
+
+def test_a_new_loop_ends_the_old_one() -> None:
+    loader = sw.Loader(numbers(), 64)
+    old = iter(loader)
+    next(old)
+    next(iter(loader))
+    with pytest.raises(RuntimeError, match="ended"):
+        next(old)
+
+
+def test_a_finished_loop_stays_finished() -> None:
+    loader = sw.Loader(numbers(), N)
+    loop = iter(loader)
+    assert len(list(loop)) == 1
+    assert list(loop) == []
+    assert loader.epoch == 1
+
+
+def test_set_epoch_goes_to_another_epoch_and_stays_in_this_one() -> None:
+    loader = sw.Loader(numbers(), 64, seed=7)
+    next(iter(loader))
+    loader.set_epoch(0)
+    assert loader.state_dict()["position"] == 64
+    loader.set_epoch(5)
+    np.testing.assert_array_equal(order_of(loader), sw.Shuffle(7).order(N).rows(5, 0, N))
+    with pytest.raises(ValueError, match="negative"):
+        loader.set_epoch(-1)
+
+
+def test_len_works_with_progress_bars() -> None:
+    from rich.progress import track
+
+    assert len(list(track(sw.Loader(numbers(), 64), disable=True))) == 16
+
+
+# Errors.
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_an_error_arrives_with_a_note_and_the_loader_goes_on(threads: int) -> None:
+    order = sw.Shuffle(0).order(N).rows(0, 0, N)
+    source = PythonSource(damaged=[int(order[130])])
+    loader = sw.Loader(source, 64, threads=threads)
+    got: list[Any] = []
+    with pytest.raises(sw.ChecksumError, match="is damaged") as caught:
+        got.extend(batch["i"] for batch in loader)
+    assert len(got) == 2  # every batch before it arrived
+    assert caught.value.__notes__ == ["in the batch of 64 rows at position 128 of epoch 0"]
+    assert "_fill" in [frame.name for frame in caught.traceback]
+    source.damaged = ()
+    got.extend(batch["i"] for batch in loader)
+    np.testing.assert_array_equal(np.concatenate(got), order)
+
+
+def test_an_error_in_a_transform() -> None:
+    def transform(batch: sw.Batch) -> sw.Batch:
+        raise KeyError("label")
+
+    loader = sw.Loader(numbers(), 64, transform=transform)
+    with pytest.raises(KeyError, match="label") as caught:
+        next(iter(loader))
+    assert caught.value.__notes__ == ["in the batch of 64 rows at position 0 of epoch 0"]
+
+
+def test_damaged_rows_can_be_skipped() -> None:
+    loader = sw.Loader(PythonSource(damaged=[3, 500, 501]), 64, seed=7, on_corrupt="skip")
+    got = order_of(loader)
+    expected = sw.Shuffle(7).order(N).rows(0, 0, N)
+    np.testing.assert_array_equal(got, expected[~np.isin(expected, [3, 500, 501])])
+    assert sorted(row for row, _ in loader.corrupt) == [3, 500, 501]
+    assert all(isinstance(error, sw.ChecksumError) for _, error in loader.corrupt)
+    assert loader.state_dict()["epoch"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"batch_size": -3}, "batch_size"),
+        ({"batch_size": 600, "drop_last": True, "rank": 0, "world_size": 2}, "drop_last"),
+        ({"batch_size": 8, "rank": 2, "world_size": 2}, "rank"),
+        ({"batch_size": 8, "rank": 0}, "both rank and world_size"),
+        ({"batch_size": 8, "threads": 0}, "threads"),
+        ({"batch_size": 8, "prefetch": 0}, "prefetch"),
+        ({"batch_size": 8, "on_corrupt": "ignore"}, "on_corrupt"),
+        ({"batch_size": 8, "seed": -1}, "seed"),
+        ({"batch_size": 8, "sampler": sw.Iid(), "seed": 3}, "either"),
+    ],
+)
+def test_arguments_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sw.Loader(numbers(), **options)
+
+
+def test_sources_that_cannot_be_loaded() -> None:
+    with pytest.raises(ValueError, match="equal lengths"):
+        sw.Loader({"a": np.arange(3), "b": np.arange(4)}, 2)
+    with pytest.raises(ValueError, match="no rows"):
+        sw.Loader(numbers(0), 2)
+    with pytest.raises(TypeError, match="expected a source"):
+        sw.Loader("games/", 2)
+    with pytest.raises(TypeError, match="batch"):
+        sw.Loader(numbers(), 2.5)  # type: ignore[arg-type]
+
+
+# States.
+
+
+def test_a_state_is_plain_numbers() -> None:
+    loader = sw.Loader(numbers(), 64, seed=7)
+    next(iter(loader))
+    assert loader.state_dict() == {
+        "version": 1,
+        "sampler": "Shuffle",
+        "seed": 7,
+        "epoch": 0,
+        "position": 64,
+        "length": N,
+        "fingerprint": numbers().fingerprint,
+    }
+
+
+@pytest.mark.parametrize(
+    ("other", "field"),
+    [
+        (lambda: sw.Loader(numbers(N + 1), 64, seed=7), "length"),
+        (lambda: sw.Loader(numbers(), 64, seed=8), "seed"),
+        (lambda: sw.Loader(numbers(), 64, shuffle=False), "sampler"),
+        (lambda: sw.Loader(numbers(), 64, sampler=sw.Block(4, seed=7)), "sampler"),
+        (lambda: sw.Loader(np.arange(N), 64, seed=7), "fingerprint"),
+        (lambda: sw.Loader({"i": np.arange(N) + 1, "x": np.zeros((N, 2))}, 64, seed=7), "fingerpr"),
+    ],
+)
+def test_a_state_of_other_data_is_refused_by_field(other: Any, field: str) -> None:
+    state = sw.Loader(numbers(), 64, seed=7).state_dict()
+    loader = other()
+    with pytest.raises(sw.StateError, match=field):
+        loader.load_state_dict(state)
+    assert loader.state_dict()["position"] == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"epoch": -1},
+        {"epoch": 1.5},
+        {"position": N + 1},
+        {"position": None},
+        {"fingerprint": 3},
+    ],
+    ids=str,
+)
+def test_a_state_that_was_edited_is_refused(change: dict[str, Any]) -> None:
+    loader = sw.Loader(numbers(), 64)
+    with pytest.raises(sw.StateError, match=next(iter(change))):
+        loader.load_state_dict({**loader.state_dict(), **change})
+    state = loader.state_dict()
+    del state["seed"]
+    with pytest.raises(sw.StateError, match="seed"):
+        loader.load_state_dict(state)
+
+
+def test_a_state_at_the_end_of_an_epoch() -> None:
+    loader = sw.Loader(numbers(), 500, seed=7)
+    loop = iter(loader)
+    next(loop), next(loop)
+    state = loader.state_dict()
+    assert (state["epoch"], state["position"]) == (0, N)
+    again = sw.Loader(numbers(), 500, seed=7)
+    again.load_state_dict(state)
+    assert list(again) == []  # what is left of epoch 0
+    np.testing.assert_array_equal(order_of(again), sw.Shuffle(7).order(N).rows(1, 0, N))
+
+
+# Threads and processes.
+
+
+@pytest.mark.parametrize("make", SOURCES)
+def test_closing_never_hangs_and_a_later_loop_goes_on(make: Any) -> None:
+    loader = sw.Loader(make(), 8, seed=7, threads=4)
+    got = [next(iter(loader))["i"]]
+    loader.close()
+    loader.close()
+    with loader:
+        got += [batch["i"] for batch in loader]
+    np.testing.assert_array_equal(np.concatenate(got), sw.Shuffle(7).order(N).rows(0, 0, N))
+
+
+def test_threads_end_with_the_loader() -> None:
+    def count() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    gc.collect()
+    numbers().take(np.arange(N))  # the shared pool is there to stay
+    before = count()
+    loader = sw.Loader(numbers(), 8, threads=6)
+    next(iter(loader))
+    assert count() == before + 6
+    del loader
+    assert count() == before
+
+
+def test_closing_wakes_a_consumer_that_waits() -> None:
+    held = threading.Event()
+
+    def transform(batch: sw.Batch) -> sw.Batch:
+        held.wait(30)
+        return batch
+
+    loader = sw.Loader(numbers(), 8, transform=transform)
+    result: list[BaseException] = []
+
+    def consume() -> None:
+        try:
+            next(iter(loader))
+        except BaseException as error:
+            result.append(error)
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    time.sleep(0.1)
+    loader.close()
+    held.set()
+    consumer.join(30)
+    assert not consumer.is_alive()
+
+
+def test_a_loader_pickles_with_its_position() -> None:
+    loader = sw.Loader(numbers(), 64, seed=7)
+    first = next(iter(loader))["i"]
+    copy = pickle.loads(pickle.dumps(loader))
+    got = np.concatenate([first, order_of(copy)])
+    np.testing.assert_array_equal(got, sw.Shuffle(7).order(N).rows(0, 0, N))
+
+
+FORKED = """
+import multiprocessing, numpy as np, stepwell as sw
+context = multiprocessing.get_context("fork")
+source = sw.ArraySource({"i": np.arange(100_000)})
+loader = sw.Loader(source, 64, seed=7, threads=3)
+loop = iter(loader)
+first = [next(loop)["i"] for _ in range(5)]
+def child(queue):
+    queue.put(np.concatenate(first + [b["i"] for b in loader]))
+expected = sw.Shuffle(7).order(100_000).rows(0, 0, 100_000)
+for _ in range(5):  # the threads are busy while the fork happens
+    queue = context.Queue()
+    process = context.Process(target=child, args=(queue,))
+    process.start()
+    np.testing.assert_array_equal(queue.get(timeout=60), expected)
+    process.join(60)
+    assert process.exitcode == 0, process.exitcode
+np.testing.assert_array_equal(np.concatenate(first + [b["i"] for b in loop]), expected)
+"""
+
+
+def test_after_fork_parent_and_child_go_on_alone() -> None:
+    # In an interpreter of its own: frameworks loaded by other tests warn about any fork.
+    subprocess.run([sys.executable, "-W", "error", "-c", FORKED], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_loader_in_another_process(method: str) -> None:
+    loader = sw.Loader(numbers(), 64, seed=7)
+    next(iter(loader))
+    with multiprocessing.get_context(method).Pool(1) as pool:
+        got = pool.apply(order_of, (loader,))
+    np.testing.assert_array_equal(got, sw.Shuffle(7).order(N).rows(0, 64, N - 64))
+
+
+def test_ctrl_c_reaches_a_waiting_consumer() -> None:
+    # One native batch of 2 GB takes far longer than the wait before the signal.
+    script = """
+import os, signal, threading, time, numpy as np, stepwell as sw
+source = sw.ArraySource(np.broadcast_to(np.zeros(1 << 20, np.uint8), (1 << 30, 1 << 20)))
+loader = sw.Loader(source, 2000, threads=1, prefetch=1)
+threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+got = 0
+try:
+    for batch in loader:
+        got += 1
+except KeyboardInterrupt:
+    print("interrupted after", got, flush=True)
+    os._exit(0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "interrupted after 0\n"

@@ -1,0 +1,146 @@
+"""Resuming is exact: whatever changes in between, no row comes twice and none is missing."""
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import stepwell as sw
+
+CASES = 1200
+
+
+@dataclass(frozen=True)
+class World:
+    """What may be different after a restart."""
+
+    batch_size: int
+    world_size: int
+    threads: int
+    prefetch: int
+    python: bool
+
+
+@dataclass(frozen=True)
+class Case:
+    rows: int
+    sampler: Any
+    epochs: int
+    worlds: tuple[World, ...]
+    """The n-th part of the run happens in the n-th world."""
+    stops: tuple[int, ...]
+    """Global steps in each part but the last."""
+
+
+def make_case(number: int) -> Case:
+    draw = random.Random(number)
+    rows = draw.choice([1, 2, 7, draw.randint(1, 60), draw.randint(60, 600), 4097, 5000])
+    seed = draw.getrandbits(64)
+    samplers: list[sw.Sampler] = [
+        sw.Shuffle(seed),
+        sw.Shuffle(seed),
+        sw.Block(draw.randint(1, 20), seed=seed, group=draw.randint(1, 5)),
+        sw.Sequential(window=draw.randint(1, 4), stride=draw.randint(1, 4)),
+        sw.Iid(seed),
+        sw.Weighted(np.random.default_rng(number).random(rows) + 0.01, seed=seed),
+    ]
+    sampler = draw.choice(samplers)
+    least = max(1, sampler.order(rows).length // 200)
+    worlds = tuple(
+        World(
+            batch_size=draw.randint(least, least + 40),
+            world_size=draw.choice([1, 1, 2, 3, 4]),
+            threads=draw.randint(1, 4),
+            prefetch=draw.randint(1, 6),
+            python=draw.random() < 0.2,
+        )
+        for _ in range(draw.randint(2, 5))
+    )
+    stops = tuple(draw.randint(0, 12) for _ in worlds[1:])
+    return Case(rows, sampler, draw.randint(1, 3), worlds, stops)
+
+
+def loaders_of(case: Case, world: World) -> list[sw.Loader]:
+    data = np.arange(case.rows) * 3 + 1
+    source: Any = sw.ArraySource({"v": data})
+    if world.python:
+        source = source.map(lambda batch: batch)
+    return [
+        sw.Loader(
+            source,
+            world.batch_size,
+            sampler=case.sampler,
+            rank=rank,
+            world_size=world.world_size,
+            threads=world.threads,
+            prefetch=world.prefetch,
+        )
+        for rank in range(world.world_size)
+    ]
+
+
+def global_steps(loaders: list[sw.Loader]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Each step's epoch and its global batch, the ranks in turn."""
+    loops = [loader.forever() for loader in loaders]
+    while True:
+        parts = [next(loop)["v"] for loop in loops]
+        assert len({len(part) for part in parts}) == 1, "ranks got unequal batches"
+        yield loaders[0].epoch, np.concatenate(parts)
+
+
+def run(case: Case) -> list[NDArray[np.int64]]:
+    """The rows of each epoch, as the ranks consumed them, restarted after every stop."""
+    length = case.sampler.order(case.rows).length
+    epochs: list[list[NDArray[np.int64]]] = [[] for _ in range(case.epochs)]
+    state: dict[str, Any] | None = None
+    for part, world in enumerate(case.worlds):
+        loaders = loaders_of(case, world)
+        if state is not None:
+            for loader in loaders:
+                loader.load_state_dict(state)
+        last = part == len(case.worlds) - 1
+        limit = None if last else case.stops[part]
+        steps = global_steps(loaders)
+        taken = 0
+        while limit is None or taken < limit:
+            here = loaders[0].state_dict()
+            at_end = here["position"] == length
+            if here["epoch"] + at_end >= case.epochs:
+                break
+            before = 0 if at_end else here["position"]
+            epoch, rows = next(steps)
+            states = [loader.state_dict() for loader in loaders]
+            assert all(s == states[0] for s in states), "ranks stand at different places"
+            taken += 1
+            # What a shared tail repeats is padding, not progress.
+            epochs[epoch].append(rows[: states[0]["position"] - before])
+        state = json.loads(json.dumps(loaders[0].state_dict()))
+        for loader in loaders:
+            loader.close()
+    return [np.concatenate(parts) if parts else np.empty(0, np.int64) for parts in epochs]
+
+
+@pytest.mark.parametrize("block", range(12))
+def test_a_chain_of_resumes_equals_one_run(block: int) -> None:
+    for number in range(block * CASES // 12, (block + 1) * CASES // 12):
+        case = make_case(number)
+        order = case.sampler.order(case.rows)
+        for epoch, got in enumerate(run(case)):
+            expected = order.rows(epoch, 0, order.length) * 3 + 1
+            np.testing.assert_array_equal(got, expected, err_msg=f"case {number}, epoch {epoch}")
+
+
+def test_the_cases_cover_what_they_should() -> None:
+    cases = [make_case(n) for n in range(CASES)]
+    assert {type(c.sampler).__name__ for c in cases} == {
+        "Shuffle", "Block", "Sequential", "Iid", "Weighted"
+    }  # fmt: skip
+    changed = [c for c in cases if len({w.world_size for w in c.worlds}) > 1]
+    assert len(changed) > CASES / 3
+    assert any(replace(w, python=True) == w for c in cases for w in c.worlds)
+    assert max(len(c.worlds) for c in cases) == 5

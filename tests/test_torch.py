@@ -1,0 +1,176 @@
+"""Tensors, torch's own loaders around a source, and ranks from torch.distributed."""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import stepwell as sw
+
+N = 1000
+STEP = np.dtype(
+    [
+        ("board", "<u8"),
+        ("move", "u1"),
+        ("ev_legal", "u1"),
+        ("ev_values", "<f4", (4,)),
+        ("run_id", "<u4"),
+        ("step_index", "<u2"),
+    ]
+)
+
+
+def steps() -> sw.ArraySource:
+    rows = np.zeros(N, STEP)
+    rows["board"] = np.arange(N)
+    rows["ev_values"] = np.arange(N)[:, None] + [0.0, 0.25, 0.5, 0.75]
+    return sw.ArraySource(rows)
+
+
+def order(epoch: int = 0, seed: int = 7) -> list[int]:
+    rows: list[int] = sw.Shuffle(seed).order(N).rows(epoch, 0, N).tolist()
+    return rows
+
+
+def boards(batches: Any) -> list[int]:
+    return [row for batch in batches for row in batch["board"].tolist()]
+
+
+def test_batches_are_tensors_of_every_field() -> None:
+    loader = sw.torch.Loader(steps(), 64, seed=7)
+    batches = list(loader)
+    assert boards(batches) == order()
+    batch = batches[0]
+    assert {name: t.dtype for name, t in batch.items()} == {
+        "board": torch.uint64,
+        "move": torch.uint8,
+        "ev_legal": torch.uint8,
+        "ev_values": torch.float32,
+        "run_id": torch.uint32,
+        "step_index": torch.uint16,
+    }
+    expected = batch["board"].to(torch.float32)[:, None] + torch.tensor([0.0, 0.25, 0.5, 0.75])
+    assert torch.equal(batch["ev_values"], expected)
+
+
+def test_tensors_share_memory_with_the_batch() -> None:
+    batch = steps().take(np.arange(10))
+    tensors = sw.torch.as_tensors(batch)
+    for name, values in batch.items():
+        assert tensors[name].data_ptr() == values.ctypes.data
+
+
+def test_ragged_fields_become_values_and_offsets() -> None:
+    ragged = sw.Ragged(np.arange(5), np.array([0, 2, 5]))
+    values, offsets = sw.torch.as_tensors({"tokens": ragged})["tokens"]
+    assert values.tolist() == [0, 1, 2, 3, 4]
+    assert offsets.tolist() == [0, 2, 5]
+
+
+@pytest.mark.parametrize("dtype", [">f4", "U5", "M8[s]", STEP], ids=str)
+def test_what_torch_cannot_hold_is_named(dtype: Any) -> None:
+    source = sw.ArraySource({"odd": np.zeros(3, dtype)})
+    with pytest.raises(sw.SchemaError, match="'odd'"):
+        next(iter(sw.torch.Loader(source, 2)))
+
+
+def test_the_state_is_that_of_the_plain_loader() -> None:
+    loader = sw.torch.Loader(steps(), 64, seed=7)
+    got = boards([next(iter(loader))])
+    plain = sw.Loader(steps(), 100, seed=7)
+    plain.load_state_dict(loader.state_dict())
+    assert got + boards(plain) == order()
+
+
+def test_a_loader_pickles() -> None:
+    assert boards(pickle.loads(pickle.dumps(sw.torch.Loader(steps(), 64, seed=7)))) == order()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("collate", [None, sw.torch.collate])
+def test_map_dataset_in_torchs_data_loader(workers: int, collate: Any) -> None:
+    dataset = sw.torch.MapDataset(steps().columns(["board", "ev_values"]))
+    options: dict[str, Any] = {"multiprocessing_context": "spawn"} if workers else {}
+    loader = DataLoader(
+        dataset, 64, shuffle=True, num_workers=workers, collate_fn=collate, **options
+    )
+    batches = list(loader)
+    assert sorted(boards(batches)) == list(range(N))
+    assert batches[0]["ev_values"].shape == (64, 4)
+    assert [len(b["board"]) for b in batches] == [64] * 15 + [40]
+
+
+def test_map_dataset_with_a_batch_sampler() -> None:
+    dataset = sw.torch.MapDataset(steps(), transform=lambda b: {"board": b["board"] + 1})
+    sampler = BatchSampler(RandomSampler(dataset), 64, drop_last=False)
+    loader = DataLoader(dataset, sampler=sampler, batch_size=None)
+    assert sorted(boards(loader)) == list(range(1, N + 1))
+    assert dataset[3] == {"board": 4}
+    assert len(dataset[2:5]["board"]) == 3
+    with pytest.raises(IndexError, match="1000"):
+        dataset[N]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_iterable_dataset_gives_the_same_batches_with_any_workers(workers: int) -> None:
+    dataset = sw.torch.IterableDataset(steps(), 64, seed=7)
+    options: dict[str, Any] = {"multiprocessing_context": "spawn"} if workers else {}
+    loader = DataLoader(dataset, batch_size=None, num_workers=workers, **options)
+    batches = list(loader)
+    assert boards(batches) == order()
+    assert len(batches) == len(loader) == 16
+    dataset.set_epoch(3)
+    assert boards(loader) == order(epoch=3)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata against new torch
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stop", [1, 6, 15])
+def test_iterable_dataset_in_a_stateful_data_loader(workers: int, stop: int) -> None:
+    options: dict[str, Any] = {"multiprocessing_context": "spawn"} if workers else {}
+
+    def make() -> Any:
+        dataset = sw.torch.IterableDataset(steps(), 64, seed=7)
+        return StatefulDataLoader(dataset, batch_size=None, num_workers=workers, **options)
+
+    loader = make()
+    loop = iter(loader)
+    got = boards(next(loop) for _ in range(stop))
+    state = loader.state_dict()
+    del loop, loader
+    again = make()
+    again.load_state_dict(state)
+    assert got + boards(again) == order()
+
+
+WORLD = """
+import sys, torch.distributed as dist, numpy as np, stepwell as sw
+rank, store = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+loader = sw.torch.Loader(np.arange(1000), 64, seed=7)
+print(*(row for batch in loader for row in batch["data"].tolist()))
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_come_from_torch_distributed(tmp_path: Path) -> None:
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORLD, str(rank), str(tmp_path / "store")],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    rows = [[int(row) for row in child.communicate(timeout=120)[0].split()] for child in children]
+    assert [child.returncode for child in children] == [0, 0]
+    ranks = [sw.Loader(np.arange(N), 64, seed=7, rank=r, world_size=2) for r in range(2)]
+    assert rows == [[row for b in loader for row in b["data"].tolist()] for loader in ranks]
+    assert sorted(set(rows[0] + rows[1])) == list(range(N))
