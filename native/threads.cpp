@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
-#include <sstream>
+#include <cstdio>
+#include <cstdlib>
 #include <string>
 
 #ifdef __linux__
@@ -28,19 +28,27 @@ void pause_cpu() {
 }
 
 #ifdef __linux__
-// Quota divided by period, 0 when there is none. `path` holds "max 100000" or "150000 100000".
-double quota_v2(const std::string& path) {
-  std::ifstream file(path);
-  std::string quota;
-  double period = 0;
-  if (!(file >> quota >> period) || quota == "max" || period <= 0) return 0;
-  return std::atof(quota.c_str()) / period;
+// A small file's content, empty when it cannot be read. Not a stream: a second copy of the
+// C++ library in the process, as statically linked modules bring, breaks those.
+std::string content(const std::string& path) {
+  std::string text(4096, '\0');
+  std::FILE* file = std::fopen(path.c_str(), "re");
+  if (file == nullptr) return {};
+  text.resize(std::fread(text.data(), 1, text.size(), file));
+  std::fclose(file);
+  return text;
+}
+
+// Quota divided by period, 0 when there is none ("max 100000" in version 2, -1 in version 1).
+double quota_v2(const std::string& folder) {
+  double quota = 0, period = 0;
+  const int read = std::sscanf(content(folder + "/cpu.max").c_str(), "%lf %lf", &quota, &period);
+  return read == 2 && period > 0 ? quota / period : 0;
 }
 
 double quota_v1(const std::string& folder) {
-  double quota = 0, period = 0;
-  std::ifstream(folder + "/cpu.cfs_quota_us") >> quota;
-  std::ifstream(folder + "/cpu.cfs_period_us") >> period;
+  const double quota = std::atof(content(folder + "/cpu.cfs_quota_us").c_str());
+  const double period = std::atof(content(folder + "/cpu.cfs_period_us").c_str());
   return quota > 0 && period > 0 ? quota / period : 0;
 }
 
@@ -50,8 +58,10 @@ double cgroup_quota() {
   auto consider = [&](double quota) {
     if (quota > 0 && (tightest == 0 || quota < tightest)) tightest = quota;
   };
-  std::ifstream file("/proc/self/cgroup");
-  for (std::string line; std::getline(file, line);) {
+  const std::string lines = content("/proc/self/cgroup");
+  for (std::size_t begin = 0, end; begin < lines.size(); begin = end + 1) {
+    end = std::min(lines.find('\n', begin), lines.size());
+    const std::string line = lines.substr(begin, end - begin);
     const auto first = line.find(':');
     const auto second = first == std::string::npos ? first : line.find(':', first + 1);
     if (second == std::string::npos) continue;
@@ -62,8 +72,7 @@ double cgroup_quota() {
     // Inside a container the path may name a folder only the host sees; the loop then
     // finds the container's own limits at the mount's root.
     for (;;) {
-      consider(v2 ? quota_v2("/sys/fs/cgroup" + path + "/cpu.max")
-                  : quota_v1("/sys/fs/cgroup/cpu" + path));
+      consider(v2 ? quota_v2("/sys/fs/cgroup" + path) : quota_v1("/sys/fs/cgroup/cpu" + path));
       const auto slash = path.rfind('/');
       if (slash == std::string::npos) break;
       path.resize(slash);

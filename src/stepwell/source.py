@@ -133,7 +133,9 @@ def as_rows(rows: ArrayLike, length: int) -> Rows:
         return np.flatnonzero(array).astype(np.int64, copy=False)
     if array.size == 0:
         return np.empty(0, np.int64)
-    if array.dtype.kind == "O":  # numbers beyond 64 bits, or not numbers at all
+    if array.dtype.kind == "f" and not hasattr(rows, "dtype"):
+        array = np.asarray(rows, object)  # NumPy makes floats of whole numbers around 2**63
+    if array.dtype.kind == "O" and all(hasattr(row, "__index__") for row in array):
         array = np.array([operator.index(row) for row in array], object)
     elif array.dtype.kind not in "iu":
         raise TypeError(f"expected whole numbers as rows, got {array.dtype}")

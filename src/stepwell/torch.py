@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepwell import _core, loader as _loader
 from stepwell.errors import SchemaError
@@ -42,14 +43,16 @@ class Loader(_loader.Loader):
     ) -> None:
         super().__init__(source, batch_size, **options)
         self._device = torch.device("cpu" if device is None else device)
+        if self._device.type == "cuda" and self._device.index is None:
+            self._device = torch.device("cuda", torch.cuda.current_device())
         self._stream: torch.cuda.Stream | None = None
-        self._landing: deque[tuple[torch.cuda.Event, Batch]] = deque()
+        self._leaving: deque[tuple[torch.cuda.Event, Batch]] = deque()
         if self._device.type == "cuda":
             self._ahead = 2
             self._blocks = self._pinned_blocks()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**super().__getstate__(), "_stream": None, "_landing": deque()}
+        state = {**super().__getstate__(), "_stream": None, "_leaving": deque()}
         state.pop("_blocks", None)
         return state
 
@@ -84,26 +87,43 @@ class Loader(_loader.Loader):
             return _each(tensors, lambda t: t.to(self._device))
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)
-        if self._source._reader is None or self._transform is not None:
+        block = _block_of(batch)
+        if block is None:
             tensors = _each(tensors, lambda t: t.pin_memory())
+        # The device's memory belongs to the consumer's stream, where it is freed in order; the
+        # copy therefore waits for what that stream has been given so far, not for the work
+        # on the batch that is handed over next.
+        consumer = torch.cuda.current_stream(self._device)
+        if block is None:
+            copies = _each(tensors, lambda t: torch.empty_like(t, device=self._device))
+            pairs = [(copies[name], tensors[name]) for name in tensors]
+        else:  # one copy for all fields
+            there = torch.empty(len(block), dtype=torch.uint8, device=self._device)
+            here = torch.from_numpy(block)
+            copies = {name: _within(there, here, t) for name, t in tensors.items()}
+            pairs = [(there, here)]
+        self._stream.wait_stream(consumer)
         with torch.cuda.stream(self._stream):
-            copies = _each(tensors, lambda t: t.to(self._device, non_blocking=True))
-            arrived = torch.cuda.Event()
-            arrived.record(self._stream)
-        # The host memory may be used again once the copy has left it.
-        while self._landing and self._landing[0][0].query():
-            self._landing.popleft()
-        self._landing.append((arrived, tensors))
-        return copies, arrived
+            for to, values in pairs:
+                to.copy_(values, non_blocking=True)
+        arrived = self._stream.record_event()
+        return copies, arrived, tensors
 
     def _finish(self, started: Any) -> Any:
         if self._device.type != "cuda":
             return started
-        copies, arrived = started
-        consumer = torch.cuda.current_stream(self._device)
-        consumer.wait_event(arrived)
-        _each(copies, lambda t: t.record_stream(consumer))
+        copies, arrived, host = started
+        torch.cuda.current_stream(self._device).wait_event(arrived)
+        # The host memory is used again only once the copy has left it.
+        while self._leaving and self._leaving[0][0].query():
+            self._leaving.popleft()
+        self._leaving.append((arrived, host))
         return copies
+
+    def _stop(self) -> None:
+        if self._stream is not None and self._started:
+            self._stream.synchronize()  # copies under way into memory that is freed now
+        super()._stop()
 
 
 def as_tensors(batch: Batch) -> dict[str, Any]:
@@ -120,6 +140,22 @@ def _as_tensor(name: str, values: Any) -> Any:
         return torch.from_numpy(values)
     except (TypeError, ValueError) as error:
         raise SchemaError(f"field {name!r}: torch has no tensors of {values.dtype}") from error
+
+
+def _block_of(batch: Batch) -> NDArray[np.uint8] | None:
+    """The block that native threads put this batch into, when they did."""
+    bases = [getattr(values, "base", None) for values in batch.values()]
+    first = bases[0]
+    if isinstance(first, np.ndarray) and first.dtype == np.uint8 and first.ndim == 1:
+        return first if all(base is first for base in bases) else None
+    return None
+
+
+def _within(there: torch.Tensor, here: torch.Tensor, field: torch.Tensor) -> torch.Tensor:
+    """The part of `there`, a copy of `here`, that `field` is of `here`."""
+    begin = field.data_ptr() - here.data_ptr()
+    part = there[begin : begin + field.numel() * field.element_size()]
+    return part.view(field.dtype).view(field.shape)
 
 
 def _each(batch: dict[str, Any], fn: Any) -> dict[str, Any]:

@@ -335,12 +335,16 @@ class Map(Source):
         if out is None:
             return self._apply(rows)
         batch = self._checked(out, len(rows))
-        for name, values in self._apply(rows).items():
+        made = self._apply(rows)
+        fields = {name: _field_of(values) for name, values in made.items()}
+        if fields != self._schema:  # without `out`, a function may change its mind
+            raise SchemaError(f"map: expected {_text(self._schema)}, got {_text(fields)}")
+        for name, values in made.items():
             if self._schema[name].ragged:
                 batch[name] = values
             else:
                 batch[name][...] = values
-        return batch
+        return {name: batch[name] for name in self._schema}
 
     def _runs(self) -> tuple[Rows, Rows]:
         return self._base._runs()
