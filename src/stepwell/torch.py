@@ -43,7 +43,7 @@ class Loader(_loader.Loader):
     ) -> None:
         super().__init__(source, batch_size, **options)
         self._device = torch.device("cpu" if device is None else device)
-        if self._device.type == "cuda" and self._device.index is None:
+        if str(self._device) == "cuda":
             self._device = torch.device("cuda", torch.cuda.current_device())
         self._stream: torch.cuda.Stream | None = None
         self._leaving: deque[tuple[torch.cuda.Event, Batch]] = deque()

@@ -50,6 +50,9 @@ class Select(_Translated):
         self._rows = rows
         if isinstance(rows, slice):
             chosen = range(*rows.indices(len(base)))
+            if len(chosen) < 2:  # its step may be any number
+                chosen = range(chosen.start, chosen.start + len(chosen))
+            self._chosen = chosen
             starts, counts = np.array([chosen.start]), np.array([len(chosen)])
             super().__init__(base, _core.range_map(starts, counts, chosen.step))
         else:
@@ -78,7 +81,7 @@ class Select(_Translated):
             run_of = np.searchsorted(starts, self._rows, side="right")
             begins = np.flatnonzero(np.diff(run_of, prepend=0))
             return begins, np.diff(begins, append=len(self))
-        chosen = range(*self._rows.indices(len(self._base)))
+        chosen = self._chosen
         edges = np.stack([starts, starts + counts])
         if chosen.step > 0:  # the first row at or above each edge
             edges = -((chosen.start - edges) // chosen.step)

@@ -125,7 +125,7 @@ def _row_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     rows = len(array)
     row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
     if rows == 0 or row_bytes == 0:
-        return np.empty((rows, row_bytes), np.uint8)
+        return np.empty((max(rows, 1), row_bytes), np.uint8)[:rows]  # an empty array has no strides
     flat = array[:, None] if array.ndim == 1 else array.reshape(rows, -1)
     return flat.view(np.uint8)
 
