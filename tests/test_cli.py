@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import stepwell as sw
+from tests.cli_page import PAGE, page
 
 
 def stepwell(*args: str | Path) -> subprocess.CompletedProcess[str]:
@@ -92,3 +93,7 @@ def test_no_rows_to_measure(tmp_path: Path) -> None:
 @pytest.mark.parametrize("args", [["frob"], ["info"], ["bench", "x", "--batch-size", "0"]])
 def test_a_wrong_command_line_is_exit_code_2(args: list[str]) -> None:
     assert stepwell(*args).returncode == 2
+
+
+def test_the_page_about_the_command_line_is_its_help() -> None:
+    assert PAGE.read_text() == page(), "run python -m tests.cli_page"
