@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 NATIVE := $(shell find native -name '*.[ch]pp') CMakeLists.txt pyproject.toml
 
-.PHONY: demo test lint types bench sanitize stub wheel clean
+.PHONY: demo test lint bench sanitize stub wheel clean
 
 demo: $(VENV)/demo
 	$(BIN)/python -m benchmarks.demo
@@ -27,9 +27,10 @@ lint: $(VENV)/test
 bench: $(VENV)/bench
 	$(BIN)/python -m benchmarks.report
 
-# The suite with the core under ASan and UBSan: a second environment that borrows the
-# packages of the first.
-sanitize: $(VENV)/test .venv-asan/done
+# The suite with the core under ASan and UBSan, in a second environment that borrows the
+# packages of the first; then the core's threads against each other under TSan.
+sanitize: $(VENV)/test .venv-asan/done build/race
+	build/race
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	STEPWELL_SANITIZED=1 .venv-asan/bin/python -m pytest -p no:cacheprovider
@@ -61,6 +62,11 @@ $(VENV)/test: $(VENV)/build $(NATIVE)
 $(VENV)/bench: $(VENV)/build $(NATIVE)
 	$(PIP) --no-build-isolation -Ccmake.define.STEPWELL_WERROR=ON -e '.[bench]'
 	touch $@
+
+build/race: tests/native/race.cpp $(NATIVE)
+	mkdir -p build
+	$(CXX) -std=c++20 -O1 -g -fsanitize=thread -DSTEPWELL_SANITIZE -Inative -pthread \
+		tests/native/race.cpp $(wildcard native/*.cpp) -o $@
 
 .venv-asan/done: $(VENV)/test $(NATIVE) $(shell find src -name '*.py')
 	$(PYTHON) -m venv .venv-asan

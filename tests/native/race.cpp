@@ -1,0 +1,112 @@
+// Threads against threads, for ThreadSanitizer: `make sanitize` builds and runs this.
+// The core is used without Python here, as any C++ program could.
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <numeric>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "prefetch.hpp"
+#include "threads.hpp"
+
+using namespace stepwell;
+
+namespace {
+
+constexpr std::int64_t kRows = 100'000;
+
+void expect(bool holds, const char* what) {
+  if (holds) return;
+  std::fprintf(stderr, "failed: %s\n", what);
+  std::exit(1);
+}
+
+template <class Work>
+void on_threads(int count, Work work) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < count; ++i) threads.emplace_back(work);
+  for (auto& thread : threads) thread.join();
+}
+
+// Whole epochs come in order while blocks are returned by another thread.
+void prefetch_in_order(const ReaderPtr& reader, const OrderPtr& order) {
+  const Schedule schedule(kRows, 999, 0, 1, Schedule::Tail::shared, 0, 0);
+  Prefetch prefetch(reader, order, schedule, shared_blocks(), 4, 3);
+  std::vector<std::int64_t> expected(kRows);
+  for (std::uint64_t epoch = 0; epoch < 3; ++epoch) {
+    order->rows(epoch, 0, expected);
+    for (std::int64_t at = 0; at < kRows;) {
+      auto batch = prefetch.next(std::chrono::seconds(60));
+      expect(batch.has_value(), "a batch arrives");
+      const auto* values = reinterpret_cast<const std::int64_t*>(batch->block.get());
+      for (std::int64_t i = 0; i < batch->step.count; ++i)
+        expect(values[i] == expected[static_cast<std::size_t>(at + i)], "rows in order");
+      at += batch->step.count;
+      if (at % 7 == 0) std::thread([block = std::move(batch->block)] {}).join();
+    }
+  }
+}
+
+// Closing while a consumer waits ends both.
+void close_while_waiting(const ReaderPtr& reader, const OrderPtr& order) {
+  const Schedule schedule(kRows, 50'000, 0, 1, Schedule::Tail::shared, 0, 0);
+  Prefetch prefetch(reader, order, schedule, shared_blocks(), 2, 1);
+  std::thread closer([&] { prefetch.close(); });
+  try {
+    while (prefetch.next(std::chrono::seconds(60))) {
+    }
+  } catch (const std::runtime_error&) {
+  }
+  closer.join();
+}
+
+// Many callers of one pool: every piece once, exceptions to their own caller.
+void pool_shared_by_callers() {
+  ThreadPool pool(3);
+  on_threads(4, [&] {
+    for (int i = 0; i < 2000; ++i) {
+      std::atomic<int> done{0};
+      pool.run(17, [&](std::size_t) { ++done; });
+      expect(done == 17, "every piece once");
+      bool caught = false;
+      try {
+        pool.run(9, [](std::size_t piece) {
+          if (piece == 4) throw std::runtime_error("piece");
+        });
+      } catch (const std::runtime_error&) {
+        caught = true;
+      }
+      expect(caught, "the exception of a piece");
+    }
+  });
+}
+
+void reads_at_once(const Reader& reader, const Order& order) {
+  on_threads(4, [&] {
+    std::vector<std::int64_t> rows(5000), out(5000);
+    for (std::uint64_t epoch = 0; epoch < 100; ++epoch) {
+      order.rows(epoch, 0, rows);
+      std::byte* outs[] = {reinterpret_cast<std::byte*>(out.data())};
+      read(reader, rows, outs);
+      expect(out == rows, "the rows asked for");
+    }
+  });
+}
+
+}  // namespace
+
+int main() {
+  std::vector<std::int64_t> data(kRows);
+  std::iota(data.begin(), data.end(), 0);
+  const Table table{reinterpret_cast<const std::byte*>(data.data()), kRows, 8, 8};
+  const ReaderPtr reader = table_reader(table, {{0, 8}}, nullptr);
+  const OrderPtr order = shuffle_order(kRows, 7);
+  prefetch_in_order(reader, order);
+  for (int i = 0; i < 50; ++i) close_while_waiting(reader, order);
+  pool_shared_by_callers();
+  reads_at_once(*reader, *order);
+  std::puts("no race found");
+}
