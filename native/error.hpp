@@ -1,6 +1,6 @@
-// What the core throws besides the standard exceptions; bind/module.cpp turns each into
-// the Python error of the same name. std::out_of_range becomes IndexError,
-// std::invalid_argument ValueError, std::system_error OSError with its errno.
+// What the core throws besides the standard exceptions; bind/module.cpp turns each into its
+// Python error. std::out_of_range becomes IndexError, std::invalid_argument ValueError,
+// std::bad_alloc MemoryError.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,14 @@ struct FormatError : std::runtime_error {
       : std::runtime_error(message), path(std::move(path)), offset(offset) {}
   std::string path;
   std::uint64_t offset;
+};
+
+// What the system refused: OSError with this errno and path.
+struct FileError : std::runtime_error {
+  FileError(int code, std::string path)
+      : std::runtime_error(path), code(code), path(std::move(path)) {}
+  int code;
+  std::string path;
 };
 
 }  // namespace stepwell

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <system_error>
 
 #include "error.hpp"
 #include "threads.hpp"
@@ -18,7 +17,7 @@ constexpr std::size_t kPiece = std::size_t{8} << 20;
 
 struct File {
   explicit File(const std::string& path) : fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-    if (fd < 0) throw std::system_error(errno, std::generic_category(), path);
+    if (fd < 0) throw FileError(errno, path);
   }
   ~File() { ::close(fd); }
   File(const File&) = delete;
@@ -37,7 +36,7 @@ void load(const std::string& path, std::uint64_t offset, std::span<std::byte> ou
       const ssize_t got =
           ::pread(file.fd, out.data() + at, end - at, static_cast<off_t>(offset + at));
       if (got < 0 && errno == EINTR) continue;
-      if (got < 0) throw std::system_error(errno, std::generic_category(), path);
+      if (got < 0) throw FileError(errno, path);
       if (got == 0)
         throw FormatError("expected " + std::to_string(offset + out.size()) +
                               " bytes, the file ends after " + std::to_string(offset + at),

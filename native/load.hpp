@@ -9,7 +9,7 @@
 namespace stepwell {
 
 // Fills `out` with the bytes of `path` from `offset` on. Throws FormatError when the file
-// ends early and std::system_error when the system refuses. Call without the GIL.
+// ends early and FileError when the system refuses. Call without the GIL.
 void load(const std::string& path, std::uint64_t offset, std::span<std::byte> out);
 
 }  // namespace stepwell

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "permute.hpp"
 
@@ -45,50 +46,37 @@ class Block final : public Order {
         count_(static_cast<std::uint64_t>(count)),
         block_(static_cast<std::uint64_t>(std::min(block, std::max(count, std::int64_t{1})))),
         blocks_((count_ + block_ - 1) / block_),
-        window_(block_ * std::min(static_cast<std::uint64_t>(group),
-                                  std::max(blocks_, std::uint64_t{1}))) {}
+        group_(std::min(static_cast<std::uint64_t>(group), std::max(blocks_, std::uint64_t{1}))) {}
 
  private:
   void fill(std::uint64_t epoch, std::uint64_t start, std::span<std::int64_t> out) const override {
     const Permutation blocks(blocks_, key_of(seed_, epoch));
-    // All blocks are whole but the source's last one; `missing` rows after the place where
-    // the shuffled order puts it, positions are shifted.
+    // Every block has block_ places in the shuffled order; the source's last one leaves
+    // `missing` of them empty, from `gap` on, so places behind it are positions shifted.
     const std::uint64_t missing = blocks_ * block_ - count_;
-    const std::uint64_t shifted_from =
-        blocks_ == 0 ? 0 : (blocks.position_of(blocks_ - 1) + 1) * block_ - missing;
+    const std::uint64_t gap = (blocks.position_of(blocks_ - 1) + 1) * block_ - missing;
+    const auto place_of = [&](std::uint64_t p) { return p < gap ? p : p + missing; };
+    const auto position_of = [&](std::uint64_t p) { return p < gap ? p : p - missing; };
+    std::vector<std::int64_t> standing(group_);  // which blocks stand in this window
     while (!out.empty()) {
-      const std::uint64_t number = start / window_;
-      const std::uint64_t first = number * window_;
-      const std::uint64_t size = std::min(window_, count_ - first);
-      const auto part = out.first(std::min<std::uint64_t>(out.size(), first + size - start));
-      Permutation(size, key_of(seed_, epoch, number + 1))(start - first, part);
+      const std::uint64_t number = place_of(start) / (block_ * group_);
+      const std::uint64_t first = number * group_;
+      const std::uint64_t last = std::min(first + group_, blocks_);
+      const std::uint64_t begin = position_of(first * block_), end = position_of(last * block_);
+      const auto part = out.first(std::min<std::uint64_t>(out.size(), end - start));
+      Permutation(end - begin, key_of(seed_, epoch, number + 1))(start - begin, part);
+      blocks(first, std::span(standing).first(last - first));
       for (auto& slot : part) {
-        std::uint64_t at = first + static_cast<std::uint64_t>(slot);
-        if (at >= shifted_from) at += missing;
-        slot = static_cast<std::int64_t>(at);
+        const std::uint64_t place = place_of(begin + static_cast<std::uint64_t>(slot));
+        slot = standing[place / block_ - first] * static_cast<std::int64_t>(block_) +
+               static_cast<std::int64_t>(place % block_);
       }
-      place_blocks(blocks, first, part);
       start += part.size();
       out = out.subspan(part.size());
     }
   }
 
-  // Turns places in the shuffled order of blocks into rows. The few blocks of one window
-  // are looked up once, not once a row.
-  void place_blocks(const Permutation& blocks, std::uint64_t first,
-                    std::span<std::int64_t> places) const {
-    const std::uint64_t lowest = first / block_;
-    const std::uint64_t most = std::min(blocks_ - lowest, window_ / block_ + 2);
-    const auto in_window = std::make_unique<std::int64_t[]>(most);
-    blocks(lowest, {in_window.get(), most});
-    for (auto& place : places) {
-      const auto at = static_cast<std::uint64_t>(place);
-      place = in_window[at / block_ - lowest] * static_cast<std::int64_t>(block_) +
-              static_cast<std::int64_t>(at % block_);
-    }
-  }
-
-  std::uint64_t seed_, count_, block_, blocks_, window_;
+  std::uint64_t seed_, count_, block_, blocks_, group_;
 };
 
 class Sequential final : public Order {
@@ -140,9 +128,10 @@ class Weighted final : public Order {
  private:
   void fill(std::uint64_t epoch, std::uint64_t start, std::span<std::int64_t> out) const override {
     const std::uint64_t key = key_of(seed_, epoch);
-    const double unit = cumulative_.back() * 0x1p-53;
+    const double total = cumulative_.back();
     for (std::size_t i = 0; i < out.size(); ++i) {
-      const double at = static_cast<double>(draw(key, start + i) >> 11) * unit;
+      const double unit = static_cast<double>(draw(key, start + i) >> 11) * 0x1p-53;
+      const double at = unit * total;
       const auto found = std::upper_bound(cumulative_.begin(), cumulative_.end(), at);
       out[i] = std::min<std::int64_t>(found - cumulative_.begin(), last_);
     }

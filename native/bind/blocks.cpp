@@ -1,12 +1,25 @@
 #include "blocks.hpp"
 
 #include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/string.h>
+
+#include <string>
 
 #include "arrays.hpp"
 #include "load.hpp"
 
-void stepwell::bind::bind_blocks(nb::module_& m) {
+namespace stepwell::bind {
+namespace {
+
+std::string path_bytes(nb::handle path) {
+  PyObject* encoded = nullptr;
+  if (!PyUnicode_FSConverter(path.ptr(), &encoded)) throw nb::python_error();
+  const auto bytes = nb::steal<nb::bytes>(encoded);
+  return {bytes.c_str(), bytes.size()};
+}
+
+}  // namespace
+
+void bind_blocks(nb::module_& m) {
   nb::class_<BlockPool>(m, "BlockPool", "Memory for batches, reused when the last array over it dies.")
       .def(nb::new_([](std::size_t keep_bytes) { return BlockPool::make(keep_bytes); }),
            "keep_bytes"_a)
@@ -25,7 +38,8 @@ void stepwell::bind::bind_blocks(nb::module_& m) {
   m.def("shared_blocks", &shared_blocks, "The pool that `take` uses.");
   m.def(
       "load",
-      [](const std::string& path, std::uint64_t offset, std::size_t bytes) {
+      [](nb::object where, std::uint64_t offset, std::size_t bytes) {
+        const std::string path = path_bytes(where);
         BlockRef block;
         {
           nb::gil_scoped_release release;
@@ -34,6 +48,10 @@ void stepwell::bind::bind_blocks(nb::module_& m) {
         }
         return numpy_bytes(std::move(block), bytes);
       },
+      nb::sig("def load(path: str | bytes | os.PathLike[str], offset: int, bytes: int) -> "
+              "NDArray[numpy.uint8]"),
       "path"_a, "offset"_a, "bytes"_a,
       "Part of a file, read by all cores into huge pages. Raises FormatError when it ends early.");
 }
+
+}  // namespace stepwell::bind

@@ -1,10 +1,13 @@
-#include <system_error>
-
 #include "arrays.hpp"
 #include "error.hpp"
 
 namespace stepwell::bind {
 namespace {
+
+// A path as Python spells it, whatever its bytes.
+nb::object path_of(const std::string& path) {
+  return nb::steal(PyUnicode_DecodeFSDefaultAndSize(path.data(), static_cast<Py_ssize_t>(path.size())));
+}
 
 // Raises stepwell.errors.FormatError and OSError; nanobind itself knows the standard ones.
 void translate(const std::exception_ptr& thrown, void*) {
@@ -12,11 +15,11 @@ void translate(const std::exception_ptr& thrown, void*) {
     std::rethrow_exception(thrown);
   } catch (const FormatError& e) {
     nb::object type = nb::module_::import_("stepwell.errors").attr("FormatError");
-    nb::object error = type(e.what(), "path"_a = e.path, "offset"_a = e.offset);
+    nb::object error = type(e.what(), "path"_a = path_of(e.path), "offset"_a = e.offset);
     PyErr_SetObject(type.ptr(), error.ptr());
-  } catch (const std::system_error& e) {
-    errno = e.code().value();
-    PyErr_SetFromErrnoWithFilename(PyExc_OSError, e.what());
+  } catch (const FileError& e) {
+    errno = e.code;
+    PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, path_of(e.path).ptr());
   }
 }
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import enum
+import os
 from typing import Annotated
 
 import numpy
@@ -36,7 +37,7 @@ class BlockPool:
 def shared_blocks() -> BlockPool:
     """The pool that `take` uses."""
 
-def load(path: str, offset: int, bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+def load(path: str | bytes | os.PathLike[str], offset: int, bytes: int) -> NDArray[numpy.uint8]:
     """
     Part of a file, read by all cores into huge pages. Raises FormatError when it ends early.
     """

@@ -40,7 +40,7 @@ class FormatError(StepwellError, ValueError):
         return f"{self.args[0]} - at {':'.join(where)}" if where else str(self.args[0])
 
     def __reduce__(self) -> tuple[type[Self], tuple[str], dict[str, object]]:
-        return type(self), (self.args[0],), {"path": self.path, "offset": self.offset}
+        return type(self), (self.args[0],), self.__dict__.copy()
 
 
 class VersionError(FormatError):

@@ -5,9 +5,9 @@ translated in native code (`_core.RowMap`), and the fields land in the caller's 
 directly. Anything else is done here, batch by batch.
 """
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -98,8 +98,9 @@ class Windows(_Translated):
     """Sequences of `length` neighbouring rows that never cross the end of a run."""
 
     def __init__(self, base: Source, length: int, stride: int = 1) -> None:
-        if length < 1 or stride < 1:
-            raise ValueError(f"length and stride must be at least 1, got {length} and {stride}")
+        for name, number in (("length", length), ("stride", stride)):
+            if not 1 <= operator.index(number) < 2**63:
+                raise ValueError(f"{name} must be at least 1 and below 2**63, got {number}")
         for name, field in base.schema.items():
             if field.ragged:
                 raise SchemaError(f"windows need rows of fixed shape, {name!r} is {field}")
@@ -186,6 +187,8 @@ class Concat(Source):
                 raise SchemaError(
                     f"part {i}: expected fields {_text(parts[0].schema)}, got {_text(part.schema)}"
                 )
+        if sum(map(len, parts)) >= 2**63:
+            raise ValueError("the parts have more than 2**63 rows")
         self._parts = tuple(parts)
         self._starts = np.cumsum([0, *map(len, parts)], dtype=np.int64)
 
@@ -271,7 +274,7 @@ class Join(Source):
     def _native(self, names: Sequence[str]) -> _core.Reader | None:
         readers = []
         # Neighbouring fields of one part are read together: a row is fetched once for all.
-        for name, group in groupby((self._where[key] for key in names), itemgetter(0)):
+        for name, group in groupby((self._where[key] for key in names), operator.itemgetter(0)):
             reader = self._parts[name]._native([field for _, field in group])
             if reader is None:
                 return None

@@ -160,13 +160,15 @@ def convert_to_arrayrecord(
         for k in range(files):
             path = beside / f"data-{k:05d}-of-{files:05d}{SUFFIX}"
             writer = module.ArrayRecordWriter(str(path), "group_size:1")
-            for row in rows[k * file_rows : (k + 1) * file_rows]:
-                writer.write(np.ascontiguousarray(row).tobytes())
+            for i in range(k * file_rows, min((k + 1) * file_rows, len(rows))):
+                writer.write(rows[i : i + 1].tobytes())  # rows[i] would be in native byte order
             writer.close()
         (beside / ABOUT).write_text(json.dumps(about) + "\n")
         beside.rename(target)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(beside, ignore_errors=True)
+        if isinstance(error, RuntimeError):  # how the library reports what the system refused
+            raise OSError(f"ArrayRecord: {error}") from error
         raise
     return ArrayRecordSource(target)
 

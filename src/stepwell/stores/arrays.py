@@ -136,5 +136,5 @@ def _open_npy(path: Path, memory: str) -> NDArray[Any]:
         return np.ndarray(header.shape, header.dtype)
     if memory == "map":
         return np.memmap(path, header.dtype, "r", header.data_offset, header.shape)
-    block = _core.load(str(path), header.data_offset, header.data_bytes)
+    block = _core.load(path, header.data_offset, header.data_bytes)
     return block.view(header.dtype).reshape(header.shape)
