@@ -57,7 +57,7 @@ void copy_rows(Size size, const std::byte* base, std::ptrdiff_t stride,
                std::span<const std::int64_t> rows, std::size_t begin, std::size_t end,
                const std::int64_t* slots, std::byte* out) {
   const std::size_t bytes = size.bytes();
-  const std::size_t lines = std::min<std::size_t>((bytes + kLine - 1) / kLine, 4);
+  const std::size_t lines = std::clamp<std::size_t>((bytes + kLine - 1) / kLine, 1, 4);
   const std::size_t ahead = kAhead / lines;
   const auto at = [&](std::size_t i) { return base + rows[i] * stride; };
   const auto ask_for = [&](std::size_t i) {

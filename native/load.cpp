@@ -1,6 +1,7 @@
 #include "load.hpp"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -37,10 +38,15 @@ void load(const std::string& path, std::uint64_t offset, std::span<std::byte> ou
           ::pread(file.fd, out.data() + at, end - at, static_cast<off_t>(offset + at));
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) throw FileError(errno, path);
-      if (got == 0)
+      if (got == 0) {
+        // Not offset + at: another thread's piece may be the first that lies behind the end.
+        struct stat now {};
+        const std::uint64_t size =
+            ::fstat(file.fd, &now) == 0 ? static_cast<std::uint64_t>(now.st_size) : offset + at;
         throw FormatError("expected " + std::to_string(offset + out.size()) +
-                              " bytes, the file ends after " + std::to_string(offset + at),
-                          path, offset + at);
+                              " bytes, the file ends after " + std::to_string(size),
+                          path, size);
+      }
       at += static_cast<std::size_t>(got);
     }
   });

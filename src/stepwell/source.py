@@ -187,7 +187,7 @@ class Source(ABC):
         return None
 
     def close(self) -> None:
-        """Let go of files and memory. Arrays already taken stay valid."""
+        """Let go of open files. Memory goes with the last reference to it."""
 
     # What every source can do.
 

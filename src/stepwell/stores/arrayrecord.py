@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from stepwell.errors import FormatError, SchemaError, VersionError
+from stepwell.files.atomic import publish
 from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source
 
 __all__ = ["ArrayRecordSource", "convert_to_arrayrecord"]
@@ -133,7 +134,7 @@ def convert_to_arrayrecord(
 ) -> ArrayRecordSource:
     """Write each row of an array as a record, `file_rows` to a file, and open the result.
 
-    The directory `out` appears when it is whole, under a temporary name until then.
+    The directory `out` appears when all of it is on the disk, under a temporary name until then.
     Raises `FileExistsError` when it is there already.
     """
     module = _library()
@@ -164,7 +165,7 @@ def convert_to_arrayrecord(
                 writer.write(rows[i : i + 1].tobytes())  # rows[i] would be in native byte order
             writer.close()
         (beside / ABOUT).write_text(json.dumps(about) + "\n")
-        beside.rename(target)
+        publish(beside, target)
     except BaseException as error:
         shutil.rmtree(beside, ignore_errors=True)
         if isinstance(error, RuntimeError):  # how the library reports what the system refused

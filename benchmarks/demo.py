@@ -1,0 +1,103 @@
+"""What stepwell does, in half a minute: `make demo`.
+
+Ten million steps are written and opened; a shuffled epoch is streamed, stopped in the
+middle, and resumed by a loader with another batch size and number of threads. Then the same
+epoch is timed with stepwell, with NumPy and with torch.
+"""
+
+import json
+import time
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from rich.table import Table
+
+import stepwell as sw
+from benchmarks.loader import GETITEMS, NUMPY, OURS, OURS_TORCH, installed, measured, run_epochs
+from benchmarks.results import console, number
+from benchmarks.rows import row_numbers, write_steps
+
+_ROWS = 10_000_000
+_BATCH = 4096
+_FOLDER = Path("demo-data")
+_COMPARED = {
+    OURS: "stepwell.Loader",
+    OURS_TORCH: "stepwell.torch.Loader",
+    NUMPY: "NumPy: permutation, np.take, split into fields",
+    GETITEMS[0]: "torch DataLoader, a batch in one call (__getitems__)",
+}
+
+
+def main() -> None:
+    path = _FOLDER / "steps.npy"
+    begin = time.perf_counter()
+    write_steps(path, _ROWS)
+    _say("written", f"{_ROWS:,} steps in {path}, {_since(begin)}")
+    begin = time.perf_counter()
+    source = sw.ArraySource(path)
+    _say("opened", f"{source.nbytes / 1e6:,.0f} MB of {', '.join(source.schema)}, {_since(begin)}")
+    _stream(source)
+    _stop_and_resume(source)
+    _compare(path)
+
+
+def _stream(source: sw.Source) -> None:
+    """One shuffled epoch, as a training loop would see it."""
+    begin = time.perf_counter()
+    loader = sw.Loader(source, _BATCH, seed=7)
+    for _ in loader:
+        pass
+    _say("streamed", f"{len(loader):,} shuffled batches of {_BATCH:,}, {_since(begin)}")
+
+
+def _stop_and_resume(source: sw.Source) -> None:
+    """One epoch by two loaders that have only a few numbers in common."""
+    seen = np.zeros(len(source), np.int64)
+    loader = sw.Loader(source, _BATCH, seed=7)
+    for batch in islice(loader, len(loader) // 2):
+        np.add.at(seen, row_numbers(batch), 1)
+    state = _FOLDER / "state.json"
+    state.write_text(json.dumps(loader.state_dict()))
+    _say("stopped", f"after {seen.sum():,} rows; state in {state}, {state.stat().st_size} bytes")
+
+    other = sw.Loader(source, 1000, seed=7, threads=1)
+    other.load_state_dict(json.loads(state.read_text()))
+    for batch in other:
+        np.add.at(seen, row_numbers(batch), 1)
+    once = int((seen == 1).sum())
+    _say("resumed", "with batches of 1,000 and one thread")
+    _say("checked", f"{once:,} of {len(source):,} rows were seen exactly once")
+    if once != len(source):
+        raise SystemExit("rows were lost or repeated")
+
+
+def _compare(path: Path) -> None:
+    """The same epoch by everybody, each in a fresh process."""
+    names = [name for name in _COMPARED if installed(name)]
+    with console.status("timing the same epoch with NumPy and torch"):
+        epochs = run_epochs(names, path, _ROWS, _BATCH, rounds=1)
+    table = Table(title="\none shuffled epoch, one array per field", title_justify="left")
+    table.add_column("")
+    for heading in ("million rows/s", "first batch, ms", "memory above the data, MB"):
+        table.add_column(heading, justify="right")
+    for name in names:
+        shown = _COMPARED[name]
+        found = measured(epochs[name], _ROWS)
+        known = (found.rows_per_s or 0) / 1e6, (found.first_batch_s or 0) * 1e3
+        memory = (found.rss_bytes or 0) / 1e6
+        style = "bold green" if shown.startswith("stepwell") else None
+        table.add_row(shown, *map(number, (*known, memory)), style=style)
+    console.print(table)
+
+
+def _say(what: str, how: str) -> None:
+    console.print(f"[bold]{what:9}[/] {how}")
+
+
+def _since(begin: float) -> str:
+    return f"{time.perf_counter() - begin:.2f} s"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""The picture of docs/performance.md: what everybody's rows cost, on logarithmic scales."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.results import Case, number
+
+_OURS, _OTHERS, _LIMIT, _INK = "#0f766e", "#cbd5e1", "#64748b", "#1e293b"
+_BAR_INCHES = 0.27
+_STYLE: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "text.color": _INK,
+    "axes.labelcolor": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "svg.fonttype": "none",
+    # The same numbers give the same file.
+    "svg.hashsalt": "stepwell",
+}
+
+
+def draw(cases: Sequence[Case], path: Path) -> None:
+    """Draw the cases one below the other."""
+    bars = [len(case.peers) + 1 for case in cases]
+    with mpl.rc_context(_STYLE):
+        height = sum(bars) * _BAR_INCHES + len(cases) * 0.85
+        figure = Figure(figsize=(8, height), layout="constrained", facecolor="white")
+        grid = figure.subplots(len(cases), 1, height_ratios=bars, squeeze=False)
+        for axes, case in zip(grid[:, 0], cases, strict=True):
+            _panel(axes, case)
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _panel(axes: Axes, case: Case) -> None:
+    lines = {"stepwell": case.ours, **case.peers}
+    costs = {name: measured.median for name, measured in lines.items()}
+    names = sorted(costs, key=lambda name: -costs[name])
+    values = [costs[name] for name in names]
+    bars = axes.barh(names, values, color=[_colour(name) for name in names], height=0.72)
+    labels = [_label(costs[name], costs["stepwell"]) for name in names]
+    axes.bar_label(bars, labels, padding=4, fontsize=8)
+    axes.set_xscale("log")
+    axes.set_xlim(min(values) / 2, max(values) * 6)
+    axes.set_ylim(-0.6, len(names) - 0.4)
+    axes.set_title(" ", fontsize=10)  # room for the line below, which begins further left
+    axes.annotate(
+        f"{case.case}, {case.unit}",
+        (0.01, 1),
+        (0, 6),
+        xycoords=("figure fraction", "axes fraction"),
+        textcoords="offset points",
+        fontsize=10,
+        weight="bold",
+    )
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    for tick in axes.get_yticklabels():
+        tick.set_fontweight("bold" if tick.get_text().startswith("stepwell") else "normal")
+
+
+def _label(cost: float, ours: float) -> str:
+    ratio = cost / ours
+    return number(cost) if ratio == 1 else f"{number(cost)}   {number(ratio)}x"
+
+
+def _colour(name: str) -> str:
+    if name.startswith("stepwell"):
+        return _OURS
+    return _LIMIT if "probe" in name else _OTHERS

@@ -1,0 +1,95 @@
+"""Every benchmark, written down: docs/performance.md and docs/performance.svg.
+
+The scripts run one after another, each in a process of its own, and print their tables on
+the way. `--rows` makes all of them smaller, to try the report itself.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks import machine, plot
+from benchmarks.results import Case, cells, number
+
+_SCRIPTS = ("take", "loader", "shuffle")
+_DRAWN = ("raw take", "one shuffled epoch", "row numbers of a shuffled epoch of 100,000,000")
+
+_INTRODUCTION = """\
+# Performance
+
+Written by `make bench`, which runs the scripts in [benchmarks](../benchmarks): every
+candidate in one run, in turns, because the machine is noisy and only ratios inside one run
+count. Medians; *times ours* is how many times more a candidate costs than stepwell.
+
+![What everybody's rows cost](performance.svg)
+
+Each peer is in the form that suits it best: NumPy takes opaque rows into a buffer that is
+used again, its hand-written loop shuffles 32-bit numbers, torch's DataLoader fetches a
+batch in one call, grain shuffles row numbers only. The *C++ probe* is the limit: a bare
+loop ([probe.cpp](../benchmarks/probe.cpp)) over the same memory, without checks, without
+prefetching, with helpers that spin. stepwell can be faster than it because it asks for
+rows ahead of time.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rows", type=int, help="rows for every script, instead of its own")
+    parser.add_argument("--out", type=Path, default=Path("docs"), help="folder (%(default)s)")
+    args = parser.parse_args()
+    quiet = machine.Quiet()
+    found = {name: _run(name, args.rows) for name in _SCRIPTS}
+    cases = [case for each in found.values() for case in each]
+    drawn = [case for start in _DRAWN for case in cases if case.case.startswith(start)]
+    plot.draw(drawn, args.out / "performance.svg")
+    (args.out / "performance.md").write_text("\n".join(_page(found, quiet.others())) + "\n")
+
+
+def _run(name: str, rows: int | None) -> list[Case]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cases.json"
+        command = [sys.executable, "-m", f"benchmarks.{name}", f"--json={path}"]
+        subprocess.run([*command, *([f"--rows={rows}"] if rows else [])], check=True)
+        return [Case.from_json(case) for case in json.loads(path.read_text())]
+
+
+def _page(found: dict[str, list[Case]], others: float) -> Iterator[str]:
+    yield _INTRODUCTION
+    yield "## Promises\n"
+    yield from _table(["", "promised", "measured", ""], list(_promises(found)))
+    for name, cases in found.items():
+        yield f"\n## `python -m benchmarks.{name}`\n"
+        for case in cases:
+            yield f"### {case.case[0].upper()}{case.case[1:]}\n"
+            yield from _table(*cells(case))
+            yield ""
+            if case.note:
+                yield f"{case.note[0].upper()}{case.note[1:]}.\n"
+    yield "## Machine\n"
+    facts = {**machine.describe(), "used by other programs meanwhile": f"{others:.0%}"}
+    yield from (f"- {name}: {fact}" for name, fact in facts.items())
+
+
+def _promises(found: dict[str, list[Case]]) -> Iterator[list[str]]:
+    for cases in found.values():
+        for case in cases:
+            subject = case.case.partition(":")[0]
+            for target in case.target:
+                met = "met" if target.met else "**missed**"
+                yield [f"{subject}, {target.what}", target.promise, number(target.value), met]
+
+
+def _table(headings: Sequence[str], body: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A Markdown table; columns with a heading hold numbers."""
+    sides = ["---:" if i > 0 and heading else "---" for i, heading in enumerate(headings)]
+    for line in (headings, sides, *body):
+        cells_ = (f"**{cell}**" if line[0] == "stepwell" and cell else cell for cell in line)
+        yield f"| {' | '.join(cells_)} |"
+
+
+if __name__ == "__main__":
+    main()

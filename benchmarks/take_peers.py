@@ -1,0 +1,100 @@
+"""The other ways to take rows of a table in memory, each in the form that suits it best."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import stepwell as sw
+from benchmarks.measure import Candidate
+from benchmarks.probe import probe
+from benchmarks.rows import FOLDER, ROW, as_void, split
+
+NUMPY = ("np.take, void, out=", "np.take, void, out=, mode='clip'")
+NUMPY_FIELDS = "np.take, void, out=, then split"
+FANCY = "array[rows]"
+
+# ArrayRecord answers in tens of milliseconds: it gets fewer calls, and rows that all fit a
+# processor's cache, which flatters it.
+ARRAY_RECORD_ROWS = 200_000
+
+
+def probe_name(threads: int) -> str:
+    return f"C++ probe, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def probes(table: NDArray[Any], batch: int, *, threads: int) -> Iterator[Candidate]:
+    """The limit, on one thread and on `threads`."""
+    out = np.empty(batch, table.dtype)
+    for count in sorted({1, threads}):
+        yield Candidate(probe_name(count), partial(probe, table, out, threads=count))
+
+
+def numpy_takes(array: NDArray[Any], mapped: NDArray[Any], batch: int) -> Iterator[Candidate]:
+    """NumPy on an array in memory, and on a mapped file."""
+    void, mapped_void = as_void(array), as_void(mapped)
+    out = np.empty(batch, void.dtype)
+
+    def fields(rows: NDArray[np.int64]) -> object:
+        return split(np.take(void, rows, out=out, mode="clip").view(ROW))
+
+    def from_file(rows: NDArray[np.int64]) -> object:
+        return np.take(mapped_void, rows, out=out, mode="clip")
+
+    checked, clipped = NUMPY
+    yield Candidate.of(checked, lambda rows: np.take(void, rows, out=out))
+    yield Candidate.of(clipped, lambda rows: np.take(void, rows, out=out, mode="clip"))
+    yield Candidate.of("np.take, void, out=, mapped file", from_file)
+    yield Candidate.of(FANCY, lambda rows: array[rows])
+    yield Candidate.of(NUMPY_FIELDS, fields)
+
+
+def torch_takes(array: NDArray[Any], batch: int) -> Iterator[Candidate]:
+    """torch on rows of four words, and tensordict where it is installed."""
+    import torch
+
+    words = torch.from_numpy(array.view(np.int64).reshape(len(array), -1))
+    out = torch.empty((batch, words.shape[1]), dtype=words.dtype)
+
+    def index_select(rows: NDArray[np.int64]) -> object:
+        return torch.index_select(words, 0, torch.from_numpy(rows), out=out)
+
+    yield Candidate.of("torch.index_select, out=", index_select)
+    if find_spec("tensordict"):
+        from tensordict import TensorDict
+
+        table = TensorDict({"row": words}, batch_size=[len(words)])
+        yield Candidate.of("tensordict, one packed column", lambda r: table[torch.from_numpy(r)])
+
+
+def array_record_takes(array: NDArray[Any]) -> Iterator[Candidate]:
+    """ArrayRecord over the first rows, where it is installed."""
+    if not find_spec("array_record"):
+        return
+    count = min(len(array), ARRAY_RECORD_ROWS)
+    reader = open_array_record(array[:count])
+
+    def read(rows: NDArray[np.int64]) -> object:
+        return np.frombuffer(b"".join(reader.read((rows % count).tolist())), ROW)
+
+    yield Candidate.of("array_record", read, calls=1)
+
+
+def open_array_record(array: NDArray[Any]) -> Any:
+    """A reader of a file with a record for each row. It alone holds the file."""
+    from array_record.python.array_record_module import ArrayRecordReader
+
+    FOLDER.mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="array_record-", dir=FOLDER))
+    try:
+        sw.convert_to_arrayrecord(array, folder / "rows", file_rows=len(array)).close()
+        (file,) = folder.glob("rows/*.array_record")
+        return ArrayRecordReader(str(file), "readahead_buffer_size:0")
+    finally:
+        shutil.rmtree(folder)

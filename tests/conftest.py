@@ -1,0 +1,32 @@
+"""How the tests run: hypothesis' profile, and the child processes that they share."""
+
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests import scaled
+
+settings.register_profile(
+    "stepwell",
+    deadline=None,  # other processes of the machine are not our subject
+    print_blob=True,
+    max_examples=scaled(100, smallest=20),
+    suppress_health_check=[
+        # Sources do not change when they are read, so examples may share one,
+        HealthCheck.function_scoped_fixture,
+        # and every source sits the exam of SourceContract.
+        HealthCheck.differing_executors,
+    ],
+)
+settings.load_profile("stepwell")
+
+
+@pytest.fixture(scope="session", params=["spawn", "forkserver"])
+def child(request: pytest.FixtureRequest) -> Iterator[ProcessPoolExecutor]:
+    """A process that shares nothing with this one: what it works on has been pickled."""
+    context = multiprocessing.get_context(request.param)
+    with ProcessPoolExecutor(1, mp_context=context) as executor:
+        yield executor

@@ -1,0 +1,606 @@
+"""The exam every source sits.
+
+    class TestShards(SourceContract):
+        @pytest.fixture
+        def expected(self) -> Expected: ...              # the rows, as NumPy would hold them
+        @pytest.fixture
+        def source(self, expected: Expected) -> Source: ...
+
+A new promise is added here once and holds for every store and every view. The rows number
+between 20 and 127, so that even int8 can name each of them.
+"""
+
+import pickle
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from numpy.typing import DTypeLike, NDArray
+
+from stepwell import Batch, Ragged, SchemaError, Source
+from stepwell.source import Schema
+from tests import children, scaled
+
+Values = NDArray[Any] | list[NDArray[Any]]
+Expected = dict[str, Values]
+"""One array per field; a ragged field is a list with one array per row."""
+
+ROW_TYPES = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", ">i2", ">i8", ">u8"]
+
+
+# What NumPy makes of the same rows.
+
+
+def size(expected: Expected) -> int:
+    return len(next(iter(expected.values())))
+
+
+def pick(expected: Expected, rows: Any) -> Expected:
+    """The rows by NumPy's own indexing."""
+    places = np.arange(size(expected))[rows]
+    return {
+        name: [values[i] for i in places] if isinstance(values, list) else values[places]
+        for name, values in expected.items()
+    }
+
+
+def join(*parts: Expected) -> Expected:
+    """The rows of each part in turn."""
+    joined: Expected = {}
+    for name, values in parts[0].items():
+        columns = [part[name] for part in parts]
+        if isinstance(values, list):
+            joined[name] = [row for column in columns for row in column]
+        else:
+            joined[name] = np.concatenate(columns, dtype=values.dtype)
+    return joined
+
+
+def windows(expected: Expected, runs: Sequence[range], length: int, stride: int) -> Expected:
+    """The windows of each run in turn."""
+    starts = [i for run in runs for i in run[::stride] if i + length <= run.stop]
+    places = np.array(starts, np.int64)[:, None] + np.arange(length)
+    return {name: np.asarray(values)[places] for name, values in expected.items()}
+
+
+def assert_array(got: NDArray[Any], want: NDArray[Any]) -> None:
+    """The same type, shape and bytes; bytes between the fields of a structure do not count."""
+    assert got.dtype == want.dtype
+    assert got.shape == want.shape
+    if want.dtype.names:
+        for name in want.dtype.names:
+            assert_array(got[name], want[name])
+    elif got.tobytes() != want.tobytes():  # NaN, -0.0 and NaT included
+        np.testing.assert_array_equal(got, want)
+        raise AssertionError(f"equal but not the same bytes: {got!r}, {want!r}")
+
+
+def assert_batch(got: Batch, want: Expected) -> None:
+    assert list(got) == list(want)
+    for name, values in want.items():
+        if isinstance(values, list):
+            assert isinstance(got[name], Ragged)
+            assert got[name].offsets.dtype == np.int64
+            assert len(got[name]) == len(values)
+            for mine, theirs in zip(got[name], values, strict=True):
+                assert_array(mine, theirs)
+        else:
+            assert type(got[name]) is np.ndarray
+            assert_array(got[name], values)
+
+
+def assert_row(got: dict[str, Any], want: Expected, row: int) -> None:
+    """One row, as `source[row]` and iteration give it."""
+    assert list(got) == list(want)
+    for name, values in want.items():
+        assert_array(np.asarray(got[name]), np.asarray(values[row]))
+
+
+# Buffers a caller might bring.
+
+
+def buffers(schema: Schema, count: int) -> dict[str, NDArray[Any]]:
+    """Arrays for every field of fixed shape, filled with a pattern."""
+    made = {}
+    for name, field in schema.items():
+        if not field.ragged:
+            memory = np.full(count * field.row_bytes, 0xA5, np.uint8)
+            made[name] = np.ndarray((count, *field.shape), field.dtype, memory)
+    return made
+
+
+def assert_untouched(out: dict[str, NDArray[Any]]) -> None:
+    for array in out.values():
+        assert set(array.tobytes()) <= {0xA5}
+
+
+def wrong_buffers(fault: str, schema: Schema, count: int) -> dict[str, Any]:
+    """The arrays a take of `count` rows wants, the last of them with a fault."""
+    out: dict[str, Any] = dict(buffers(schema, count))
+    name = list(schema)[-1]
+    right = out.get(name, np.zeros((count, 2), np.uint8))  # ragged: no array is right
+    match fault:
+        case "dtype":
+            out[name] = np.zeros(right.shape, "V3")
+        case "byte order":
+            swapped = right.dtype.newbyteorder()
+            out[name] = np.zeros(right.shape, ">i2" if swapped == right.dtype else swapped)
+        case "short":
+            out[name] = right[:-1].copy()
+        case "long":
+            out[name] = np.concatenate([right, right])
+        case "another axis":
+            out[name] = right[..., None].copy()
+        case "read-only":
+            right.flags.writeable = False
+            out[name] = right
+        case "not contiguous":
+            out[name] = np.repeat(right, 2, axis=0)[::2]
+        case "backwards":
+            out[name] = right[::-1]
+        case "a list":
+            out[name] = right.tolist()
+        case "None":
+            out[name] = None
+        case "missing":
+            out.pop(name, None)
+            out["other"] = right
+        case "unknown":
+            out["other"] = right
+    return out
+
+
+class SourceContract:
+    """Subclasses provide two fixtures: a source, and the rows it was made from."""
+
+    @pytest.fixture
+    def expected(self) -> Expected:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def source(self, expected: Expected) -> Source:
+        raise NotImplementedError
+
+    def runs(self, expected: Expected) -> list[range]:
+        """The rows between which windows may reach."""
+        return [range(size(expected))]
+
+    # What it is.
+
+    def test_is_a_source_of_the_rows(self, source: Source, expected: Expected) -> None:
+        assert isinstance(source, Source)
+        assert len(source) == size(expected)
+        assert 20 <= len(source) <= 127  # or the exam is not one
+        assert_batch(source.take(np.arange(len(source))), expected)
+
+    def test_schema_describes_every_field(self, source: Source, expected: Expected) -> None:
+        assert list(source.schema) == list(expected)
+        for name, values in expected.items():
+            field = source.schema[name]
+            assert field.ragged == isinstance(values, list)
+            example = values[0] if isinstance(values, list) else values
+            assert field.dtype == example.dtype
+            assert field.shape == example.shape[1:]
+
+    def test_nbytes_counts_fixed_fields(self, source: Source, expected: Expected) -> None:
+        fixed = [values for values in expected.values() if not isinstance(values, list)]
+        assert source.nbytes == sum(values.nbytes for values in fixed)
+
+    def test_repr_says_what_there_is(self, source: Source) -> None:
+        text = repr(source)
+        assert text.startswith(f"{type(source).__name__}({len(source)} rows, ")
+        assert f"{source.nbytes:,} bytes" in text
+        for name, field in source.schema.items():
+            assert f"{name}: {field}" in text
+        if source.path is not None:
+            assert repr(str(source.path)) in text
+
+    # Take.
+
+    @given(data=st.data())
+    def test_take_is_numpy_indexing(
+        self, source: Source, expected: Expected, data: st.DataObject
+    ) -> None:
+        rows = data.draw(st.lists(st.integers(0, len(source) - 1), max_size=64))
+        assert_batch(source.take(rows), pick(expected, np.array(rows, np.int64)))
+
+    @given(data=st.data())
+    def test_take_by_mask(self, source: Source, expected: Expected, data: st.DataObject) -> None:
+        marks = st.lists(st.booleans(), min_size=len(source), max_size=len(source))
+        mask = np.array(data.draw(marks))
+        assert_batch(source.take(mask), pick(expected, mask))
+
+    @pytest.mark.parametrize("dtype", ROW_TYPES)
+    def test_take_any_whole_numbers(
+        self, source: Source, expected: Expected, dtype: DTypeLike
+    ) -> None:
+        rows = np.array([3, len(source) - 1, 0, 3, 7])
+        assert_batch(source.take(rows.astype(dtype)), pick(expected, rows))
+
+    def test_take_any_array_of_numbers(self, source: Source, expected: Expected) -> None:
+        rows = np.array([9, 2, 2, 11, len(source) - 1, 0], np.int64)
+        frozen = rows.copy()
+        frozen.flags.writeable = False
+        unaligned = np.ndarray(rows.shape, np.int64, bytearray(rows.nbytes + 1), 1)
+        unaligned[...] = rows
+        forms = (rows, frozen, unaligned, rows.tolist(), tuple(rows), rows.astype(object))
+        for form in forms:
+            assert_batch(source.take(form), pick(expected, rows))
+        assert_batch(source.take(rows[::-1]), pick(expected, rows[::-1]))
+        assert_batch(source.take(np.repeat(rows, 3)[::3]), pick(expected, rows))
+        assert_batch(source.take(range(5, 15, 3)), pick(expected, [5, 8, 11, 14]))
+
+    @pytest.mark.parametrize("rows", [[], (), np.empty(0, np.int64), np.empty(0, np.uint8)])
+    def test_take_nothing(self, source: Source, expected: Expected, rows: Any) -> None:
+        assert_batch(source.take(rows), pick(expected, slice(0, 0)))
+
+    def test_take_large_batches(self, source: Source, expected: Expected) -> None:
+        # Large enough to be shared among threads, in sizes that do not divide evenly.
+        random = np.random.default_rng(1)
+        for count in (1023, 4096, scaled(20_011)):
+            rows = random.integers(0, len(source), count)
+            assert_batch(source.take(rows), pick(expected, rows))
+
+    @pytest.mark.parametrize("row", [-1, -(2**63), "length", 10**12, 2**63, 2**64 - 1, 10**30])
+    @pytest.mark.parametrize("place", [0, 1, -1])
+    def test_take_names_the_bad_row(self, source: Source, row: int | str, place: int) -> None:
+        bad = len(source) if isinstance(row, str) else row
+        rows = [0, 1, 2, 3]
+        rows.insert(place % 5, bad)
+        with pytest.raises(IndexError, match=rf"row {bad} .* {len(source)} rows"):
+            source.take(rows)
+        with pytest.raises(IndexError, match=rf"row {bad} "):
+            source.take(np.array([*rows, bad + 1 if bad > 0 else bad - 1], object))
+        if 0 < bad < 2**64:
+            with pytest.raises(IndexError, match=rf"row {bad} "):
+                source.take(np.array(rows, np.uint64))
+
+    def test_take_names_a_bad_row_far_behind(self, source: Source) -> None:
+        rows = np.zeros(50_000, np.int64)
+        rows[-2:] = len(source), -1
+        with pytest.raises(IndexError, match=f"row {len(source)} "):
+            source.take(rows)
+
+    @pytest.mark.parametrize(
+        "rows",
+        [[0.0], [1.5], np.array([0], np.float32), [1 + 0j], ["0"], [b"0"], [None], [0, None]],
+        ids=repr,
+    )
+    def test_take_wants_whole_numbers(self, source: Source, rows: Any) -> None:
+        with pytest.raises(TypeError):
+            source.take(rows)
+
+    def test_take_wants_a_whole_mask(self, source: Source) -> None:
+        for length in (0, 1, len(source) - 1, len(source) + 1):
+            with pytest.raises(IndexError, match=f"mask of {len(source)} rows, got {length}"):
+                source.take(np.ones(length, bool))
+
+    @pytest.mark.parametrize("rows", [0, np.int64(3), [[0, 1]], np.zeros((1, 0), np.int64), None])
+    def test_take_wants_one_axis(self, source: Source, rows: Any) -> None:
+        with pytest.raises(ValueError, match="one-dimensional"):
+            source.take(rows)
+
+    # The caller's buffers.
+
+    def test_out_is_filled_and_returned(self, source: Source, expected: Expected) -> None:
+        rows = [5, 0, 5, len(source) - 1]
+        out = buffers(source.schema, len(rows))
+        batch = source.take(rows, out=out)
+        assert_batch(batch, pick(expected, rows))
+        for name, array in out.items():
+            assert batch[name] is array
+
+    def test_out_of_many_rows(self, source: Source, expected: Expected) -> None:
+        rows = np.random.default_rng(2).integers(0, len(source), scaled(20_011))
+        out = buffers(source.schema, len(rows))
+        assert_batch(source.take(rows, out), pick(expected, rows))
+
+    def test_out_may_be_in_any_order(self, source: Source, expected: Expected) -> None:
+        out = buffers(source.schema, 2)
+        swapped = dict(reversed(out.items()))
+        assert_batch(source.take([1, 4], swapped), pick(expected, [1, 4]))
+
+    def test_out_may_be_any_memory(self, source: Source, expected: Expected) -> None:
+        # Inside a larger buffer, at an odd address: shared memory looks like this.
+        out = {}
+        for name, array in buffers(source.schema, 3).items():
+            memory = bytearray(array.nbytes + 8)
+            out[name] = np.ndarray(array.shape, array.dtype, memory, offset=3)
+        assert_batch(source.take([2, 2, 6], out), pick(expected, [2, 2, 6]))
+
+    def test_out_of_no_rows(self, source: Source, expected: Expected) -> None:
+        out = buffers(source.schema, 0)
+        assert_batch(source.take([], out), pick(expected, slice(0, 0)))
+
+    @pytest.mark.parametrize(
+        "fault",
+        [
+            *("dtype", "byte order", "short", "long", "another axis", "read-only"),
+            *("not contiguous", "backwards", "a list", "None", "missing", "unknown"),
+        ],
+    )
+    def test_out_with_a_fault(self, source: Source, fault: str) -> None:
+        out = wrong_buffers(fault, source.schema, 4)
+        arrays = [array for array in out.values() if isinstance(array, np.ndarray)]
+        before = [array.tobytes() for array in arrays]
+        with pytest.raises((SchemaError, TypeError, ValueError), match="out"):
+            source.take([0, 1, 2, 3], out)
+        assert [array.tobytes() for array in arrays] == before
+
+    def test_out_must_be_a_dict(self, source: Source) -> None:
+        wrong: Any = [*buffers(source.schema, 1).values()]
+        with pytest.raises(TypeError, match="out: expected a dict"):
+            source.take([0], wrong)
+
+    @pytest.mark.parametrize("count", [3, 20_000])
+    def test_a_bad_row_leaves_out_untouched(self, source: Source, count: int) -> None:
+        rows = np.zeros(count, np.int64)
+        rows[-1] = len(source)
+        out = buffers(source.schema, count)
+        with pytest.raises(IndexError, match=f"row {len(source)} "):
+            source.take(rows, out)
+        assert_untouched(out)
+
+    # Indexing and iteration.
+
+    def test_one_row(self, source: Source, expected: Expected) -> None:
+        last = len(source) - 1
+        for i in (0, 1, last, -1, -len(source), np.int8(3), np.uint64(3), np.array(3)):
+            assert_row(source[i], expected, int(i) % len(source))
+
+    def test_one_row_outside(self, source: Source) -> None:
+        for i in (len(source), -len(source) - 1, 10**30, -(10**30)):
+            with pytest.raises(IndexError, match=f"row {i} "):
+                source[i]
+
+    @given(data=st.data())
+    def test_slices(self, source: Source, expected: Expected, data: st.DataObject) -> None:
+        key = data.draw(st.slices(len(source)))
+        assert_batch(source[key], pick(expected, key))
+
+    def test_slices_reach_beyond_the_ends(self, source: Source, expected: Expected) -> None:
+        for key in (slice(None), slice(-(10**30), 10**30), slice(10**30, None), slice(5, 2)):
+            assert_batch(source[key], pick(expected, key))
+
+    def test_arrays_as_index(self, source: Source, expected: Expected) -> None:
+        mask = np.arange(len(source)) % 3 == 0
+        for key in ([3, 1, 3], np.array([3, 1, 3], np.uint8), mask, mask.tolist()):
+            assert_batch(source[key], pick(expected, key))
+
+    @pytest.mark.parametrize("key", ["data", 1.5, None, np.array(1.5), (0, 1.0)], ids=repr)
+    def test_nothing_else_as_index(self, source: Source, key: Any) -> None:
+        with pytest.raises((TypeError, ValueError)):
+            source[key]
+
+    def test_iteration(self, source: Source, expected: Expected) -> None:
+        for _ in range(2):
+            rows = list(source)
+            assert len(rows) == len(source)
+            for i, row in enumerate(rows):
+                assert_row(row, expected, i)
+
+    def test_getitems(self, source: Source, expected: Expected) -> None:
+        assert_batch(source.__getitems__([7, 7, 0]), pick(expected, [7, 7, 0]))
+
+    # Memory.
+
+    def test_batches_stay_as_they_were(self, source: Source, expected: Expected) -> None:
+        random = np.random.default_rng(3)
+        batches = [random.integers(0, len(source), random.integers(1, 300)) for _ in range(64)]
+        kept = [(rows, source.take(rows)) for rows in batches]
+        for rows, batch in kept:
+            assert_batch(batch, pick(expected, rows))
+
+    def test_part_of_a_batch_keeps_it(self, source: Source, expected: Expected) -> None:
+        parts = []
+        for i in range(50):
+            rows = (np.arange(40) * 7 + i) % len(source)
+            batch = source.take(rows)
+            name = list(batch)[i % len(batch)]
+            want = pick(expected, rows[11:13])[name]
+            parts.append((batch[name][11:13], want))
+            del batch
+            source.take(rows[::-1])  # would land in the same memory, were it free
+        for part, want in parts:
+            for mine, theirs in zip(part, want, strict=True):
+                assert_array(np.asarray(mine), np.asarray(theirs))
+
+    def test_batches_belong_to_the_caller(self, source: Source, expected: Expected) -> None:
+        batch = source.take([4, 4])
+        for values in batch.values():
+            array = values.values if isinstance(values, Ragged) else values
+            array[...] = np.zeros((), array.dtype)
+        assert_batch(source.take([4, 4]), pick(expected, [4, 4]))
+
+    # Threads and processes.
+
+    def test_threads(self, source: Source, expected: Expected) -> None:
+        start = threading.Barrier(8)
+        failures = []
+
+        def work(seed: int) -> None:
+            random = np.random.default_rng(seed)
+            start.wait()
+            try:
+                for _ in range(scaled(20)):
+                    rows = random.integers(0, len(source), random.integers(1, 3000))
+                    assert_batch(source.take(rows), pick(expected, rows))
+            except BaseException as failure:
+                failures.append(failure)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+
+    def test_after_fork(self, source: Source, expected: Expected) -> None:
+        rows = np.random.default_rng(4).integers(0, len(source), 5000)
+        before = source.take(rows)  # the parent's threads and memory are in use by now
+        assert_batch(children.in_fork(lambda: source.take(rows)), pick(expected, rows))
+        assert_batch(before, pick(expected, rows))
+        assert_batch(source.take(rows), pick(expected, rows))
+
+    def test_in_another_process(
+        self, source: Source, expected: Expected, child: ProcessPoolExecutor
+    ) -> None:
+        rows = np.random.default_rng(5).integers(0, len(source), 5000)
+        batch = child.submit(children.read, source, rows).result(60)
+        assert_batch(batch, pick(expected, rows))
+        assert child.submit(children.fingerprint, source).result(60) == source.fingerprint
+
+    def test_pickle(self, source: Source, expected: Expected) -> None:
+        for _ in range(2):  # unread, then read
+            copy = pickle.loads(pickle.dumps(source))
+            assert type(copy) is type(source)
+            assert copy.schema == source.schema
+            assert repr(copy) == repr(source)
+            assert_batch(copy[:], expected)
+            assert_batch(source[:], expected)
+
+    def test_with_statement(self, source: Source, expected: Expected) -> None:
+        with source as entered:
+            assert entered is source
+            batch = source.take([2, 3])
+        assert_batch(batch, pick(expected, [2, 3]))
+        source.close()  # again: nothing to do
+
+    # Identity.
+
+    def test_fingerprint(self, source: Source) -> None:
+        assert source.fingerprint == source.fingerprint
+        assert pickle.loads(pickle.dumps(source)).fingerprint == source.fingerprint
+        others = {
+            source.select(slice(1, None)).fingerprint,
+            source.select(slice(None, -1)).fingerprint,
+            source.select(slice(None, None, -1)).fingerprint,
+            source.concat(source).fingerprint,
+        }
+        assert len(others) == 4
+        assert source.fingerprint not in others
+
+    # Views of it.
+
+    @given(data=st.data())
+    def test_select_rows(self, source: Source, expected: Expected, data: st.DataObject) -> None:
+        chosen = data.draw(st.lists(st.integers(0, len(source) - 1), max_size=40))
+        view = source.select(chosen)
+        want = pick(expected, np.array(chosen, np.int64))
+        assert len(view) == len(chosen)
+        assert view.schema == source.schema
+        assert_batch(view[::-1], pick(want, slice(None, None, -1)))
+
+    @given(data=st.data())
+    def test_select_slice(self, source: Source, expected: Expected, data: st.DataObject) -> None:
+        key = data.draw(st.slices(len(source)))
+        want = pick(expected, key)
+        view = source.select(key)
+        assert len(view) == size(want)
+        assert_batch(view[:], want)
+        again = data.draw(st.slices(len(view)))
+        assert_batch(view.select(again)[:], pick(want, again))
+
+    def test_select_mask(self, source: Source, expected: Expected) -> None:
+        mask = np.arange(len(source)) % 3 == 1
+        assert_batch(source.select(mask)[:], pick(expected, mask))
+
+    def test_select_keeps_what_it_was_given(self, source: Source, expected: Expected) -> None:
+        rows = np.array([3, 1, 2])
+        view = source.select(rows)
+        rows[:] = 0
+        assert_batch(view[:], pick(expected, [3, 1, 2]))
+
+    def test_select_names_the_bad_row(self, source: Source) -> None:
+        for bad in (-1, len(source), 10**30):
+            with pytest.raises(IndexError, match=f"row {bad} "):
+                source.select([0, bad])
+        with pytest.raises(IndexError, match="row 3 is outside a source of 3 rows"):
+            source.select([0, 1, 2]).take([3])
+
+    def test_columns(self, source: Source, expected: Expected) -> None:
+        names = list(expected)[::-1]
+        for count in range(1, len(names) + 1):
+            view = source.columns(names[:count])
+            assert list(view.schema) == names[:count]
+            want = {name: expected[name] for name in names[:count]}
+            assert_batch(view.take([8, 1]), pick(want, [8, 1]))
+
+    def test_columns_names_the_unknown(self, source: Source) -> None:
+        with pytest.raises(KeyError, match="no field 'nothing'"):
+            source.columns(["nothing"])
+
+    def test_concat(self, source: Source, expected: Expected) -> None:
+        part = source.select(slice(5, 0, -2))
+        view = source.concat(part, source.select([]), source)
+        want = join(expected, pick(expected, slice(5, 0, -2)), expected)
+        rows = np.random.default_rng(6).permutation(size(want))
+        assert len(view) == size(want)
+        assert_batch(view.take(rows), pick(want, rows))
+        assert_batch(view[:], want)
+
+    def test_map(self, source: Source, expected: Expected) -> None:
+        view = source.map(_add_position)
+        want = {**expected, "position": np.arange(len(source))}
+        assert list(view.schema) == [*source.schema, "position"]
+        batch = view.take([3, 0, 3])
+        assert batch.pop("position").tolist() == [0, 1, 2]
+        assert_batch(batch, pick({name: want[name] for name in expected}, [3, 0, 3]))
+
+    def test_windows(self, source: Source, expected: Expected) -> None:
+        if any(field.ragged for field in source.schema.values()):
+            with pytest.raises(SchemaError, match="fixed shape"):
+                source.windows(3)
+            return
+        for length, stride in ((1, 1), (3, 1), (4, 3), (2, 5), (len(source), 1)):
+            view = source.windows(length, stride)
+            want = windows(expected, self.runs(expected), length, stride)
+            assert len(view) == size(want)
+            assert_batch(view[:], want)
+            rows = np.arange(len(view))[::-2]
+            assert_batch(view.take(rows, buffers(view.schema, len(rows))), pick(want, rows))
+        assert len(source.windows(len(source) + 1)) == 0
+        assert_batch(source.windows(2, 1).take([]), windows(expected, [], 2, 1))
+
+    @given(data=st.data())
+    def test_views_of_views(self, source: Source, expected: Expected, data: st.DataObject) -> None:
+        view, want = source, expected
+        for _ in range(data.draw(st.integers(1, 5))):
+            view, want = a_view(view, want, data)
+        rows = np.arange(len(view))[::-1]
+        assert_batch(view.take(rows), pick(want, rows))
+        assert_batch(view.take(rows, buffers(view.schema, len(rows))), pick(want, rows))
+
+
+def a_view(source: Source, expected: Expected, data: st.DataObject) -> tuple[Source, Expected]:
+    """Any view, and the rows it should have."""
+    match data.draw(st.sampled_from(["select", "slice", "columns", "concat", "map"])):
+        case "select":
+            rows = np.array(data.draw(st.lists(st.integers(0, 2**40), max_size=200)), np.int64)
+            rows = rows % len(source) if len(source) else rows[:0]
+            return source.select(rows), pick(expected, rows)
+        case "slice":
+            key = data.draw(st.slices(len(source)))
+            return source.select(key), pick(expected, key)
+        case "columns":
+            names = data.draw(st.permutations(list(expected)))
+            names = names[: data.draw(st.integers(1, len(names)))]
+            return source.columns(names), {name: expected[name] for name in names}
+        case "concat":
+            view = source.concat(source.select(slice(0, 2)))
+            return view, join(expected, pick(expected, slice(0, 2)))
+        case _:
+            return source.map(_unchanged), expected
+
+
+def _add_position(batch: Batch) -> Batch:
+    count = len(next(iter(batch.values())))
+    return {**batch, "position": np.arange(count)}
+
+
+def _unchanged(batch: Batch) -> Batch:
+    return batch

@@ -1,0 +1,1 @@
+"""What the documents define, again in plain Python: slow, obvious, and written from the page."""

@@ -1,0 +1,510 @@
+"""`ArrayRecordSource` and `convert_to_arrayrecord`."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from array_record.python.array_record_module import ArrayRecordWriter
+from numpy.typing import NDArray
+
+import stepwell as sw
+from stepwell import (
+    ArrayRecordSource,
+    ArraySource,
+    FormatError,
+    SchemaError,
+    Source,
+    StepwellError,
+    VersionError,
+    convert_to_arrayrecord,
+)
+from tests import ROOT, SANITIZED, children, scaled
+from tests.arrays import PLAIN_TYPES, STRUCTURES, random_array
+from tests.contract import Expected, SourceContract, assert_batch
+
+
+def write_records(path: Path, records: list[bytes]) -> None:
+    """A file by somebody who has never heard of stepwell."""
+    writer = ArrayRecordWriter(str(path), "group_size:1")
+    for record in records:
+        writer.write(record)
+    writer.close()
+
+
+# The exam.
+
+
+class TestConverted(SourceContract):
+    @pytest.fixture
+    def expected(self) -> Expected:
+        return {"data": random_array("f4", (100, 2, 3))}
+
+    @pytest.fixture
+    def source(self, expected: Expected, tmp_path: Path) -> Source:
+        return convert_to_arrayrecord(np.asarray(expected["data"]), tmp_path / "a", file_rows=30)
+
+    def test_pickles_as_its_path(self, source: Source) -> None:
+        assert len(pickle.dumps(source)) < 500
+
+
+class TestStructured(SourceContract):
+    @pytest.fixture
+    def expected(self) -> Expected:
+        return {"data": random_array(STRUCTURES["nested"], 64)}
+
+    @pytest.fixture
+    def source(self, expected: Expected, tmp_path: Path) -> Source:
+        return convert_to_arrayrecord(np.asarray(expected["data"]), tmp_path / "a")
+
+
+class TestForeign(SourceContract):
+    @pytest.fixture
+    def expected(self) -> Expected:
+        records = [np.frombuffer(random_array("V1", i * i % 40).tobytes(), "u1") for i in range(60)]
+        return {"data": records}
+
+    @pytest.fixture
+    def source(self, expected: Expected, tmp_path: Path) -> Source:
+        records = [row.tobytes() for row in expected["data"]]
+        write_records(tmp_path / "b.array_record", records[25:])
+        write_records(tmp_path / "a.array_record", records[:25])
+        return ArrayRecordSource(tmp_path)
+
+
+# Round trips.
+
+
+@pytest.mark.parametrize("dtype", PLAIN_TYPES)
+@pytest.mark.parametrize("shape", [(7,), (7, 3), (7, 2, 1, 3)], ids=str)
+def test_plain_arrays(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+    array = random_array(dtype, shape)
+    source = convert_to_arrayrecord(array, tmp_path / "a")
+    assert_batch(source[:], {"data": array})
+    assert_batch(ArrayRecordSource(tmp_path / "a")[:], {"data": array})
+
+
+DESCRIBED = [name for name in STRUCTURES if name not in ("overlapping", "out of order")]
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_structured_arrays(tmp_path: Path, name: str) -> None:
+    array = random_array(STRUCTURES[name], 7)
+    assert_batch(convert_to_arrayrecord(array, tmp_path / "a")[:], {"data": array})
+
+
+@pytest.mark.parametrize("name", set(STRUCTURES) - set(DESCRIBED))
+def test_structures_that_cannot_be_written_down(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SchemaError, match="cannot be written down"):
+        convert_to_arrayrecord(random_array(STRUCTURES[name], 7), tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "file_rows", "files"), [(0, 5, 1), (1, 5, 1), (5, 5, 1), (6, 5, 2), (23, 5, 5)]
+)
+def test_rows_are_shared_among_files(tmp_path: Path, rows: int, file_rows: int, files: int) -> None:
+    array = random_array("i8", (rows, 2))
+    source = convert_to_arrayrecord(array, tmp_path / "a", file_rows=file_rows)
+    names = sorted(path.name for path in (tmp_path / "a").glob("*.array_record"))
+    assert names == [f"data-{k:05}-of-{files:05}.array_record" for k in range(files)]
+    assert len(source) == rows
+    assert_batch(source[::-1], {"data": array[::-1]})
+
+
+@pytest.mark.parametrize("shape", [(4, 0), (4, 3, 0)], ids=str)
+def test_rows_without_bytes(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    array = np.empty(shape, "f4")
+    assert_batch(convert_to_arrayrecord(array, tmp_path / "a")[:], {"data": array})
+
+
+def test_strides_and_lists(tmp_path: Path) -> None:
+    array = random_array("f4", (40, 6, 4))
+    for i, look in enumerate((array[::-3], array[:, ::2], array.T, np.asfortranarray(array))):
+        assert_batch(convert_to_arrayrecord(look, tmp_path / f"{i}")[:], {"data": look})
+    assert_batch(
+        convert_to_arrayrecord([[1, 2], [3, 4]], tmp_path / "list")[:],
+        {"data": np.array([[1, 2], [3, 4]])},
+    )
+
+
+def test_a_mapped_file(tmp_path: Path) -> None:
+    array = random_array("f4", (40, 3))
+    np.save(tmp_path / "a.npy", array)
+    mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
+    assert_batch(convert_to_arrayrecord(mapped, tmp_path / "a")[:], {"data": array})
+
+
+def test_the_directories_above_are_made(tmp_path: Path) -> None:
+    convert_to_arrayrecord(np.arange(3), tmp_path / "x" / "y" / "z")
+    assert [path.name for path in (tmp_path / "x" / "y").iterdir()] == ["z"]
+
+
+@pytest.mark.parametrize(
+    ("array", "error", "message"),
+    [
+        (np.array(5), SchemaError, "expected rows"),
+        (np.array([1, None]), SchemaError, "plain numbers"),
+        (np.zeros(3, [("a", "O")]), SchemaError, "plain numbers"),
+        (np.ma.masked_array([1, 2], [True, False]), TypeError, "mask"),
+    ],
+)
+def test_refused(tmp_path: Path, array: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        convert_to_arrayrecord(array, tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_have_rows(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="file_rows must be at least 1, got 0"):
+        convert_to_arrayrecord(np.arange(3), tmp_path / "a", file_rows=0)
+
+
+@pytest.mark.parametrize("kind", ["directory", "file", "result"])
+def test_what_is_there_stays(tmp_path: Path, kind: str) -> None:
+    target = tmp_path / "a"
+    if kind == "directory":
+        target.mkdir()
+    elif kind == "file":
+        target.write_text("mine")
+    else:
+        convert_to_arrayrecord(np.arange(5), target)
+    with pytest.raises(FileExistsError, match=str(target)):
+        convert_to_arrayrecord(np.zeros(3), target)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    if kind == "file":
+        assert target.read_text() == "mine"
+    if kind == "result":
+        assert_batch(ArrayRecordSource(target)[:], {"data": np.arange(5)})
+
+
+def test_an_error_leaves_nothing(tmp_path: Path) -> None:
+    # A disk that is full after the first files: a limit on the size of files plays it.
+    script = """
+import os, resource, signal, sys
+import numpy as np
+import stepwell as sw
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    sw.convert_to_arrayrecord(np.zeros((10, 10**5), "u1"), sys.argv[1] + "/a")
+except Exception as error:
+    print(type(error).__name__, os.listdir(sys.argv[1]))
+"""
+    assert children.answer(script, tmp_path) == "OSError []"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_kill_leaves_no_target(tmp_path: Path) -> None:
+    # The child says when it has begun, and is killed at a random moment of its work.
+    # Afterwards the target is whole or absent, and the same conversion succeeds.
+    script = """
+import sys, numpy as np, stepwell as sw
+array = np.arange(9000).reshape(-1, 3)
+print("begun", flush=True)
+sw.convert_to_arrayrecord(array, sys.argv[1], file_rows=300)
+"""
+    random = np.random.default_rng(0)
+    array = np.arange(9000).reshape(-1, 3)
+    begun = time.monotonic()
+    convert_to_arrayrecord(array, tmp_path / "first", file_rows=300)
+    whole_s = time.monotonic() - begun
+    absent = 0
+    for i in range(scaled(8, smallest=4)):
+        target = tmp_path / f"{i}"
+        child = subprocess.Popen(
+            [sys.executable, "-c", script, target], cwd=ROOT, stdout=subprocess.PIPE
+        )
+        assert child.stdout is not None
+        with child, child.stdout as pipe:
+            assert pipe.readline() == b"begun\n"
+            try:
+                child.wait(random.uniform(0, whole_s))
+            except subprocess.TimeoutExpired:
+                child.send_signal(signal.SIGKILL)
+        if not target.exists():
+            absent += 1
+            convert_to_arrayrecord(array, target, file_rows=300)
+        assert_batch(ArrayRecordSource(target)[:], {"data": array})
+    assert absent > 0  # or nothing was killed in time
+
+
+# Files by others.
+
+
+def test_bytes_unless_told_otherwise(tmp_path: Path) -> None:
+    array = random_array("<f4", (20, 6))
+    write_records(tmp_path / "x.array_record", [row.tobytes() for row in array])
+    ragged = ArrayRecordSource(tmp_path)
+    assert str(ragged.schema["data"]) == "uint8[*]"
+    assert ragged[3]["data"].tobytes() == array[3].tobytes()
+    told = ArrayRecordSource(tmp_path, dtype="<f4", shape=(6,))
+    assert_batch(told[:], {"data": array})
+    assert_batch(pickle.loads(pickle.dumps(told))[:], {"data": array})
+    square = ArrayRecordSource(tmp_path, dtype="<f4", shape=[2, 3])
+    assert_batch(square[:], {"data": array.reshape(20, 2, 3)})
+    whole = ArrayRecordSource(tmp_path, dtype=np.dtype(("<f4", (6,))))
+    assert_batch(whole[:], {"data": array})
+    record = ArrayRecordSource(tmp_path, dtype="<u8,<f4,<f4,<f8")
+    assert_batch(record[:], {"data": array.view("<u8,<f4,<f4,<f8")[:, 0]})
+
+
+def test_told_otherwise_than_stepwell_json(tmp_path: Path) -> None:
+    array = random_array("<f4", (20, 6))
+    convert_to_arrayrecord(array, tmp_path / "a")
+    source = ArrayRecordSource(tmp_path / "a", dtype="<u8", shape=(3,))
+    assert_batch(source[:], {"data": array.view("<u8")})
+
+
+def test_told_wrongly(tmp_path: Path) -> None:
+    write_records(tmp_path / "x.array_record", [bytes(24)] * 20)
+    with pytest.raises(FormatError, match=r"expected 20 bytes for float32\[5\], record 0 has 24"):
+        ArrayRecordSource(tmp_path, dtype="<f4", shape=(5,))
+    with pytest.raises(SchemaError, match="plain numbers"):
+        ArrayRecordSource(tmp_path, dtype="O")
+    with pytest.raises(SchemaError, match="no record is"):
+        ArrayRecordSource(tmp_path, dtype="<f4", shape=(2**62,))
+    with pytest.raises(ValueError, match="a shape needs a dtype"):
+        ArrayRecordSource(tmp_path, shape=(6,))
+
+
+def test_a_record_of_another_length_is_named(tmp_path: Path) -> None:
+    records = [bytes(8)] * 10
+    records[7] = bytes(5)
+    write_records(tmp_path / "x.array_record", records)
+    source = ArrayRecordSource(tmp_path, dtype="<i8")
+    assert source.take([6, 8])["data"].tolist() == [0, 0]
+    with pytest.raises(FormatError, match="record 7 has 5") as caught:
+        source.take([6, 7, 8])
+    assert caught.value.path == str(tmp_path)
+
+
+def test_empty_records_and_empty_files(tmp_path: Path) -> None:
+    write_records(tmp_path / "a.array_record", [])
+    write_records(tmp_path / "b.array_record", [b"", b"x", b""])
+    write_records(tmp_path / "c.array_record", [])
+    source = ArrayRecordSource(tmp_path)
+    assert [row.tobytes() for row in source[:]["data"]] == [b"", b"x", b""]
+    assert len(source.take([])["data"]) == 0
+    assert len(source.fingerprint) == 8
+
+
+def test_many_small_files_in_the_order_of_their_names(tmp_path: Path) -> None:
+    for k in (11, 2, 0, 7, 1, 10):
+        write_records(tmp_path / f"{k:02}.array_record", [bytes([k, i]) for i in range(k)])
+    source = ArrayRecordSource(tmp_path, dtype="u1", shape=(2,))
+    want = np.array([[k, i] for k in (0, 1, 2, 7, 10, 11) for i in range(k)], "u1")
+    assert_batch(source[:], {"data": want})
+    rows = np.random.default_rng(0).permutation(len(want))
+    assert_batch(source.take(rows), {"data": want[rows]})
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="none"):
+        ArrayRecordSource(tmp_path / "none")
+    with pytest.raises(FileNotFoundError, match=r"no \*\.array_record file in"):
+        ArrayRecordSource(tmp_path)
+
+
+def test_closed_files_are_opened_again(tmp_path: Path) -> None:
+    source = convert_to_arrayrecord(np.arange(10), tmp_path / "a")
+
+    def open_files() -> list[str]:
+        links = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+        return [link for link in links if link.startswith(str(tmp_path))]
+
+    assert len(open_files()) == 1
+    source.close()
+    assert open_files() == []
+    assert_batch(source[:], {"data": np.arange(10)})
+    assert len(open_files()) == 1
+
+
+# Damage.
+
+
+def converted(tmp_path: Path) -> tuple[Path, NDArray[Any]]:
+    array = random_array("i8", (12, 3))
+    convert_to_arrayrecord(array, tmp_path / "a", file_rows=6)
+    return tmp_path / "a", array
+
+
+def refused(folder: Path, array: NDArray[Any]) -> bool:
+    """Whether an error names a damaged file; without one, every row is exact."""
+    try:
+        with ArrayRecordSource(folder) as source:
+            batch = source.take(np.arange(len(source)))
+    except FormatError as error:
+        return error.path is not None and Path(error.path).parent == folder
+    assert_batch(batch, {"data": array})
+    return False
+
+
+def test_truncated(tmp_path: Path) -> None:
+    folder, array = converted(tmp_path)
+    path = sorted(folder.glob("*.array_record"))[0]
+    whole = path.read_bytes()
+    used = len(whole.rstrip(b"\0"))
+    lengths = {0, 1, 63, 64, 65, 65535, 65536, 65537, used - 1, len(whole) - 1}
+    for length in lengths | {*range(0, len(whole), 613 * (10 if SANITIZED else 1))}:
+        path.write_bytes(whole[:length])
+        assert refused(folder, array)
+    path.write_bytes(whole)
+    assert not refused(folder, array)
+
+
+def test_every_byte_flipped(tmp_path: Path) -> None:
+    folder, array = converted(tmp_path)
+    path = sorted(folder.glob("*.array_record"))[1]
+    whole = path.read_bytes()
+    used = [i for i, byte in enumerate(whole) if byte][:: 10 if SANITIZED else 1]
+    found = 0
+    for i in used:
+        path.write_bytes(whole[:i] + bytes([whole[i] ^ 0xFF]) + whole[i + 1 :])
+        found += refused(folder, array)
+    assert found > len(used) * 0.8  # a file's signature and spare bytes hold no rows
+
+
+def test_damage_spares_the_other_rows(tmp_path: Path) -> None:
+    folder, array = converted(tmp_path)
+    path = sorted(folder.glob("*.array_record"))[0]
+    whole = path.read_bytes()
+    spared = 0
+    for i in range(160, 580, 15):  # the first records and what is between them
+        path.write_bytes(whole[:i] + bytes([whole[i] ^ 0xFF]) + whole[i + 1 :])
+        source = ArrayRecordSource(folder, dtype="u1", shape=(24,)).select(slice(1, None))
+        sound = []
+        for row in range(len(source)):
+            try:
+                assert source[row]["data"].tobytes() == array[row + 1].tobytes()
+                sound.append(row)
+            except FormatError:
+                pass
+        assert len(sound) >= 10
+        spared += len(sound) == 10
+    assert spared > 0
+
+
+def test_a_lost_file_is_missed(tmp_path: Path) -> None:
+    folder, _ = converted(tmp_path)
+    sorted(folder.glob("*.array_record"))[1].unlink()
+    with pytest.raises(FormatError, match="expected 12 records, the files have 6"):
+        ArrayRecordSource(folder)
+
+
+def about(**changes: Any) -> dict[str, Any]:
+    right = {"format": "arrayrecord", "version": 1, "rows": 12, "dtype": "<i8", "shape": [3]}
+    return {**right, **changes}
+
+
+NONSENSE: dict[str, str | bytes] = {
+    "nothing": "",
+    "not json": "{",
+    "not text": b"\xff\xfe\x80",
+    "deep": "[" * 200_000,
+    "a list": "[]",
+    "a number": "12",
+    "null": "null",
+    "no dtype": '{"format": "arrayrecord", "version": 1, "rows": 12, "shape": [3]}',
+    "other format": json.dumps(about(format="parquet")),
+    "too few rows": json.dumps(about(rows=11)),
+    "no rows": json.dumps(about(rows=None)),
+    "rows bool": json.dumps(about(rows=True)),
+    "rows negative": json.dumps(about(rows=-12)),
+    "rows endless": json.dumps(about(rows=10**30)),
+    "shape number": json.dumps(about(shape=3)),
+    "shape text": json.dumps(about(shape="")),
+    "shape dict": json.dumps(about(shape={})),
+    "shape negative": json.dumps(about(shape=[-3])),
+    "shape float": json.dumps(about(shape=[3.0])),
+    "shape wrong": json.dumps(about(shape=[4])),
+    "shape empty": json.dumps(about(shape=[])),
+    "shape huge": json.dumps(about(shape=[2**40])),
+    "shape overflows": json.dumps(about(shape=[2**31, 2**31, 4])),
+    "shape endless": json.dumps(about(shape=[10**30])),
+    "dtype unknown": json.dumps(about(dtype="<q9")),
+    "dtype object": json.dumps(about(dtype="O")),
+    "dtype object in a field": json.dumps(about(dtype=[["a", "<i8"], ["b", "O"]])),
+    "dtype number": json.dumps(about(dtype=8)),
+    "dtype null": json.dumps(about(dtype=None)),
+    "dtype dict": json.dumps(about(dtype={"names": ["a"], "formats": ["O"]})),
+    "dtype short": json.dumps(about(dtype=[["a"]])),
+    "dtype code": json.dumps(about(dtype="__import__('os')")),
+}
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_nonsense_in_stepwell_json(tmp_path: Path, name: str) -> None:
+    folder, _ = converted(tmp_path)
+    text = NONSENSE[name]
+    (folder / "stepwell.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(FormatError) as caught:
+        ArrayRecordSource(folder)
+    assert str(folder) in str(caught.value)
+    assert not isinstance(caught.value, VersionError)
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_unknown_versions(tmp_path: Path, version: Any) -> None:
+    folder, _ = converted(tmp_path)
+    (folder / "stepwell.json").write_text(json.dumps(about(version=version)))
+    with pytest.raises(VersionError, match=f"expected version 1, got {version!r}"):
+        ArrayRecordSource(folder)
+
+
+def test_not_an_arrayrecord_file(tmp_path: Path) -> None:
+    (tmp_path / "x.array_record").write_bytes(b"PK\x03\x04" * 50_000)
+    with pytest.raises(StepwellError, match="ArrayRecord: "):
+        ArrayRecordSource(tmp_path)
+
+
+# Together with the rest.
+
+
+def test_concat_with_an_array(tmp_path: Path) -> None:
+    array = random_array("f4", (40, 3))
+    source = convert_to_arrayrecord(array[:15], tmp_path / "a").concat(ArraySource(array[15:]))
+    rows = np.random.default_rng(0).permutation(40)
+    assert_batch(source.take(rows), {"data": array[rows]})
+
+
+def test_corrupt_rows_are_skipped(tmp_path: Path) -> None:
+    write_records(tmp_path / "x.array_record", [bytes(8 if i != 7 else 5) for i in range(40)])
+    source = ArrayRecordSource(tmp_path, dtype="<i8")
+    loader = sw.Loader(source, 8, shuffle=False, on_corrupt="skip")
+    assert sum(len(batch["data"]) for batch in loader) == 39
+    assert [row for row, _ in loader.corrupt] == [7]
+
+
+# Without the extra.
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "sw.ArrayRecordSource(sys.argv[1])",
+        "sw.convert_to_arrayrecord([1, 2, 3], sys.argv[1] + '/new')",
+        "sw.open(sys.argv[1])",
+    ],
+)
+def test_missing_extra(tmp_path: Path, call: str) -> None:
+    (tmp_path / "x.array_record").touch()
+    script = f"""
+import sys
+sys.modules["array_record"] = None
+import stepwell as sw
+try:
+    {call}
+except ImportError as error:
+    print(error)
+"""
+    hint = "ArrayRecord files need an extra: pip install 'stepwell[arrayrecord]'"
+    assert children.answer(script, tmp_path) == hint
+    assert [path.name for path in tmp_path.iterdir()] == ["x.array_record"]

@@ -1,0 +1,729 @@
+"""`ArraySource`: arrays as they are, and `.npy` files loaded or mapped."""
+
+import io
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import stepwell as sw
+from stepwell import ArraySource, FormatError, SchemaError, Source, StepwellError, VersionError
+from tests import SANITIZED, children, scaled
+from tests.arrays import PLAIN_TYPES, STEP, STRUCTURES, random_array
+from tests.contract import Expected, SourceContract, assert_batch, pick
+
+Memory = Literal["ram", "map"]
+both = pytest.mark.parametrize("memory", ["ram", "map"])
+
+
+def fields_of(array: NDArray[Any]) -> Expected:
+    return {name: array[name] for name in array.dtype.names or ()}
+
+
+def assert_takes(source: Source, expected: Expected) -> None:
+    """Small and large batches, backwards and with repeats, are what NumPy gives."""
+    assert_batch(source[:], expected)
+    assert_batch(source[::-1], pick(expected, slice(None, None, -1)))
+    rows = np.random.default_rng(7).integers(0, len(source), 5000)
+    assert_batch(source.take(rows), pick(expected, rows))
+    for name, values in expected.items():
+        assert_batch(source.columns([name]).take(rows), {name: np.asarray(values)[rows]})
+
+
+def npy(path: Path, array: NDArray[Any], version: tuple[int, int] | None = None) -> Path:
+    with path.open("wb") as file:
+        np.lib.format.write_array(file, array, version)
+    return path
+
+
+# The exam.
+
+
+class TestStructured(SourceContract):
+    @pytest.fixture
+    def array(self) -> NDArray[Any]:
+        return random_array(STEP, 100)
+
+    @pytest.fixture
+    def expected(self, array: NDArray[Any]) -> Expected:
+        return fields_of(array)
+
+    @pytest.fixture
+    def source(self, array: NDArray[Any]) -> Source:
+        return ArraySource(array)
+
+
+class TestPadded(TestStructured):
+    @pytest.fixture
+    def array(self) -> NDArray[Any]:
+        return random_array(STRUCTURES["padding"], 64)
+
+
+class TestPacked(TestStructured):
+    @pytest.fixture
+    def expected(self, array: NDArray[Any]) -> Expected:
+        return {"row": array}
+
+    @pytest.fixture
+    def source(self, array: NDArray[Any]) -> Source:
+        return ArraySource(array).packed()
+
+
+class TestLoaded(TestStructured):
+    @pytest.fixture
+    def source(self, array: NDArray[Any], tmp_path: Path) -> Source:
+        return ArraySource(npy(tmp_path / "steps.npy", array))
+
+    def test_pickles_as_its_path(self, source: Source) -> None:
+        assert len(pickle.dumps(source)) < 500
+
+
+class TestMapped(TestLoaded):
+    @pytest.fixture
+    def source(self, array: NDArray[Any], tmp_path: Path) -> Source:
+        return ArraySource(str(npy(tmp_path / "steps.npy", array)), memory="map")
+
+
+class TestPackedFile(TestLoaded):
+    @pytest.fixture
+    def expected(self, array: NDArray[Any]) -> Expected:
+        return {"row": array}
+
+    @pytest.fixture
+    def source(self, array: NDArray[Any], tmp_path: Path) -> Source:
+        return ArraySource(npy(tmp_path / "steps.npy", array), memory="map").packed()
+
+
+class TestPlain(SourceContract):
+    @pytest.fixture
+    def expected(self) -> Expected:
+        return {"data": random_array("f4", (77, 5))}
+
+    @pytest.fixture
+    def source(self, expected: Expected) -> Source:
+        return ArraySource(np.asarray(expected["data"]))
+
+
+class TestBackwards(SourceContract):
+    @pytest.fixture
+    def expected(self) -> Expected:
+        return {"data": random_array("i8", (200, 2, 3))[::-3]}
+
+    @pytest.fixture
+    def source(self, expected: Expected) -> Source:
+        return ArraySource(np.asarray(expected["data"]))
+
+
+class TestNamed(SourceContract):
+    @pytest.fixture
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        return {
+            "empty": np.empty((90, 0)),
+            "image": random_array("u1", (90, 8, 8)),
+            "label": random_array("i2", 180)[::2],
+            "name": random_array("U5", 90),
+            "spectrum": random_array("c8", (90, 3)),
+        }
+
+    @pytest.fixture
+    def expected(self, arrays: dict[str, NDArray[Any]]) -> Expected:
+        return {**arrays}
+
+    @pytest.fixture
+    def source(self, arrays: dict[str, NDArray[Any]]) -> Source:
+        return ArraySource(arrays)
+
+
+# Every kind of array.
+
+
+@pytest.mark.parametrize("dtype", PLAIN_TYPES)
+@pytest.mark.parametrize("shape", [(40,), (40, 3), (40, 2, 5), (40, 3, 1, 2)], ids=str)
+def test_plain_arrays(dtype: str, shape: tuple[int, ...]) -> None:
+    array = random_array(dtype, shape)
+    assert_takes(ArraySource(array), {"data": array})
+
+
+@pytest.mark.parametrize("dtype", STRUCTURES.values(), ids=STRUCTURES)
+def test_structured_arrays(dtype: np.dtype[Any]) -> None:
+    array = random_array(dtype, 300)
+    source = ArraySource(array)
+    assert_takes(source, fields_of(array))
+    assert_takes(source.packed(), {"row": array})
+    assert_takes(ArraySource(array[::-2]), fields_of(array[::-2]))
+    assert_takes(ArraySource({"x": array, "y": np.arange(300)}), {"x": array, "y": np.arange(300)})
+
+
+def test_columns_of_a_structure_in_any_choice() -> None:
+    array = random_array(STRUCTURES["many fields"], 500)
+    names = list(array.dtype.names or ())
+    random = np.random.default_rng(1)
+    for count in (1, 2, 7, 30, 60):
+        chosen = list(random.permutation(names)[:count])
+        rows = random.integers(0, 500, 1500)
+        batch = ArraySource(array).columns(chosen).take(rows)
+        assert_batch(batch, {name: array[name][rows] for name in chosen})
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda a: a[::2],
+        lambda a: a[::-1],
+        lambda a: a[5:50:7],
+        lambda a: a[50:5:-7],
+        lambda a: a[:, 1:3],
+        lambda a: a[:, ::2],
+        lambda a: a[:, ::-1],
+        lambda a: a[:, :, 1],
+        lambda a: a[..., None],
+        lambda a: a[:, None],
+        lambda a: a[:, :, :0],
+        lambda a: a.transpose(2, 1, 0),
+        lambda a: a.swapaxes(1, 2)[::-3],
+        lambda a: np.asfortranarray(a),
+        lambda a: np.broadcast_to(a[3], (64, *a.shape[1:])),
+        lambda a: np.broadcast_to(a[:, :1], a.shape),
+        lambda a: np.broadcast_to(a.ravel()[5], (64, 2)),
+        lambda a: np.lib.stride_tricks.sliding_window_view(a.ravel(), 9),
+        lambda a: a.view("V4"),
+        lambda a: a[:1],
+    ],
+    ids=range(20),
+)
+def test_any_strides(look: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
+    array = look(random_array("f4", (60, 4, 6)))
+    assert_takes(ArraySource(array), {"data": array})
+
+
+def test_unaligned_arrays() -> None:
+    for dtype in ("f8", "c16", STRUCTURES["padding"]):
+        values = random_array(dtype, (30,))
+        array = np.ndarray(values.shape, values.dtype, bytearray(values.nbytes + 3), offset=3)
+        array[...] = values
+        assert not array.flags.aligned
+        assert_takes(ArraySource(array), fields_of(array) or {"data": array})
+
+
+@pytest.mark.parametrize("kind", [np.recarray, np.matrix, np.memmap])
+def test_kinds_of_ndarray(kind: type[NDArray[Any]], tmp_path: Path) -> None:
+    if kind is np.recarray:
+        array = random_array(STEP, 50)
+        assert_takes(ArraySource(array.view(kind)), fields_of(array))
+    elif kind is np.matrix:
+        array = random_array("f4", (50, 3))
+        assert_takes(ArraySource(array.view(kind)), {"data": array})
+    else:
+        array = random_array("f4", (50, 3))
+        mapped = np.memmap(tmp_path / "raw", "f4", "w+", shape=array.shape)
+        mapped[...] = array
+        assert_takes(ArraySource(mapped), {"data": array})
+
+
+def test_arrays_are_used_where_they_are() -> None:
+    array = np.arange(100).reshape(50, 2)
+    for look in (array, array[::-1], array[:, :1], array[10:20]):
+        source = ArraySource(look)
+        look[7] = -5
+        assert (source[7]["data"] == -5).all()
+
+
+def test_the_array_lives_as_long_as_its_source() -> None:
+    sources = [ArraySource(np.full(100_000, i)) for i in range(20)]
+    views = [source.select(slice(None, None, -1)) for source in sources]
+    del sources
+    for i, view in enumerate(views):
+        assert (view[:]["data"] == i).all()
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (0, 0), (0, 2, 5)], ids=str)
+def test_no_rows(shape: tuple[int, ...], tmp_path: Path) -> None:
+    array = np.empty(shape, "f4")
+    path = npy(tmp_path / "none.npy", array)
+    for source in (ArraySource(array), ArraySource(path), ArraySource(path, memory="map")):
+        assert len(source) == 0
+        assert list(source) == []
+        assert_batch(source.take([]), {"data": array})
+        assert_batch(source[:], {"data": array})
+        assert len(source.fingerprint) == 8
+        assert len(source.concat(source).windows(2)) == 0
+        for wrong in (0, -1):
+            with pytest.raises(IndexError, match=f"row {wrong} is outside a source of 0 rows"):
+                source.take([wrong])
+            with pytest.raises(IndexError, match=f"row {wrong} is outside a source of 0 rows"):
+                source[wrong]
+
+
+@pytest.mark.parametrize("shape", [(5, 0), (5, 0, 3), (5, 3, 0)], ids=str)
+def test_rows_without_bytes(shape: tuple[int, ...], tmp_path: Path) -> None:
+    array = np.empty(shape, "f4")
+    path = npy(tmp_path / "thin.npy", array)
+    for source in (ArraySource(array), ArraySource(path), ArraySource(path, memory="map")):
+        assert_takes(source, {"data": array})
+
+
+def test_text_without_characters(tmp_path: Path) -> None:
+    # NumPy turns such a type into one of a single character where it can.
+    array = np.zeros(5, [("a", "S0"), ("b", "i4")])["a"]
+    path = npy(tmp_path / "a.npy", array)
+    for source in (ArraySource(array), ArraySource(path), ArraySource(path, memory="map")):
+        batch = source.take([4, 0])
+        assert batch["data"].dtype.itemsize == 0
+        assert batch["data"].tolist() == [b"", b""]
+
+
+def test_one_row() -> None:
+    array = random_array(STEP, 1)
+    source = ArraySource(array)
+    assert_batch(source.take(np.zeros(10_000, np.int64)), pick(fields_of(array), [0] * 10_000))
+
+
+def test_wide_rows() -> None:
+    array = random_array("u1", (40, 100_003))
+    source = ArraySource(array)
+    rows = np.random.default_rng(0).integers(0, 40, 100)
+    assert_batch(source.take(rows), {"data": array[rows]})
+
+
+def test_many_rows() -> None:
+    # More than the caches hold, so that rows asked for ahead are the rows then copied.
+    array = random_array(STEP, scaled(2_000_000))
+    source = ArraySource(array)
+    rows = np.random.default_rng(0).integers(0, len(array), scaled(300_000))
+    assert_batch(source.take(rows), pick(fields_of(array), rows))
+    assert_batch(source.packed().take(rows), {"row": array[rows]})
+
+
+def test_more_rows_than_memory() -> None:
+    everywhere = np.broadcast_to(np.arange(3, dtype=np.uint8), (2**60, 3))
+    source = ArraySource(everywhere)
+    rows = [2**60 - 1, 0, 2**40]
+    assert source.take(rows)["data"].tolist() == [[0, 1, 2]] * 3
+    with pytest.raises(IndexError, match=f"row {2**60} "):
+        source.take([2**60])
+    with pytest.raises(MemoryError):
+        source.windows(2**50).take([0])
+
+
+# Files.
+
+
+@both
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)], ids=str)
+def test_npy_versions(tmp_path: Path, version: tuple[int, int], memory: Memory) -> None:
+    array = random_array(STEP, 70)
+    source = ArraySource(npy(tmp_path / "a.npy", array, version), memory=memory)
+    assert_takes(source, fields_of(array))
+
+
+@both
+def test_npy_with_a_long_header(tmp_path: Path, memory: Memory) -> None:
+    array = random_array([(f"field {i:04}", "u1") for i in range(3000)], 10)
+    source = ArraySource(npy(tmp_path / "a.npy", array, (2, 0)), memory=memory)
+    assert_batch(source[:], fields_of(array))
+
+
+@both
+def test_npy_with_names_of_any_alphabet(tmp_path: Path, memory: Memory) -> None:
+    array = random_array([("поле", "f4"), ("磁場", "i2")], 10)
+    source = ArraySource(npy(tmp_path / "ü.npy", array, (3, 0)), memory=memory)
+    assert_takes(source, fields_of(array))
+
+
+@both
+@pytest.mark.parametrize("dtype", PLAIN_TYPES)
+def test_npy_of_plain_types(tmp_path: Path, dtype: str, memory: Memory) -> None:
+    array = random_array(dtype, (20, 3))
+    assert_takes(ArraySource(npy(tmp_path / "a.npy", array), memory=memory), {"data": array})
+
+
+@both
+@pytest.mark.parametrize(
+    "name", [name for name in STRUCTURES if name not in ("overlapping", "out of order")]
+)
+def test_npy_of_structures(tmp_path: Path, name: str, memory: Memory) -> None:
+    array = random_array(STRUCTURES[name], 20)
+    source = ArraySource(npy(tmp_path / "a.npy", array), memory=memory)
+    assert_takes(source, fields_of(array))
+
+
+@both
+def test_npy_that_goes_on_behind_the_array(tmp_path: Path, memory: Memory) -> None:
+    path = npy(tmp_path / "a.npy", np.arange(10))
+    with path.open("ab") as file:
+        np.save(file, np.arange(5))  # np.load reads the first array too
+    assert_takes(ArraySource(path, memory=memory), {"data": np.arange(10)})
+
+
+def test_npy_loaded_in_many_pieces(tmp_path: Path) -> None:
+    array = random_array("u1", (3_000_001, 7))
+    assert_batch(ArraySource(npy(tmp_path / "a.npy", array))[:], {"data": array})
+
+
+def test_npy_larger_than_memory_is_mapped(tmp_path: Path) -> None:
+    # 256 GiB, all of it a hole but the rows at both ends and around 4 GiB.
+    count = 2**33
+    path = tmp_path / "a.npy"
+    header: dict[str, Any] = {"descr": "<i8", "fortran_order": False, "shape": (count, 4)}
+    rows = np.array([0, 2**27 - 1, 2**27, 2**32, count - 1])
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        begin = file.tell()
+        for row in rows:
+            file.seek(begin + int(row) * 32)
+            file.write(np.full(4, row + 1, "<i8").tobytes())
+    source = ArraySource(path, memory="map")
+    assert len(source) == count
+    assert_batch(source.take(rows), {"data": np.repeat(rows[:, None] + 1, 4, axis=1)})
+    assert (source[12345]["data"] == 0).all()
+
+
+@both
+def test_npy_at_any_path(tmp_path: Path, memory: Memory) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/not \xff\xfe UTF-8.npy"))
+    source = ArraySource(npy(path, np.arange(10)), memory=memory)
+    assert_takes(source, {"data": np.arange(10)})
+    assert_takes(pickle.loads(pickle.dumps(source)), {"data": np.arange(10)})
+
+
+def test_npy_by_path_like(tmp_path: Path) -> None:
+    path = npy(tmp_path / "a.npy", np.arange(10))
+    source = ArraySource(path)
+    assert source.path == path
+    assert repr(source) == f"ArraySource(10 rows, 80 bytes, {{data: int64}}, path={str(path)!r})"
+    assert ArraySource(np.arange(10)).path is None
+
+
+# What cannot be a source.
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        (np.ma.masked_array([1, 2], [True, False]), TypeError, "mask"),
+        ({"a": np.ma.masked_array([1, 2])}, TypeError, "'a'.* mask"),
+        (np.array([1, None]), SchemaError, "Python objects"),
+        (np.zeros(3, [("a", "i4"), ("b", "O")]), SchemaError, "Python objects"),
+        (np.array(["a", "b"], np.dtypes.StringDType()), SchemaError, "Python objects"),
+        (np.array(5), SchemaError, "a single value"),
+        ({"a": np.arange(3), "b": np.array(5)}, SchemaError, "'b'.* a single value"),
+        ({}, SchemaError, "at least one array"),
+        ({"a": np.arange(3), "b": np.arange(4)}, SchemaError, r"\{'a': 3, 'b': 4\}"),
+        (np.zeros((3, 2), STEP), SchemaError, "one axis"),
+    ],
+)
+def test_refused(data: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        ArraySource(data)
+
+
+def test_memory_is_ram_or_map() -> None:
+    wrong: Any = "disk"
+    with pytest.raises(ValueError, match="'ram' or 'map', got 'disk'"):
+        ArraySource(np.arange(3), memory=wrong)
+
+
+def test_only_structures_are_packed() -> None:
+    for source in (ArraySource(np.arange(3)), ArraySource({"a": random_array(STEP, 3)})):
+        with pytest.raises(SchemaError, match="structured"):
+            source.packed()
+
+
+@both
+def test_no_such_file(tmp_path: Path, memory: Memory) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        ArraySource(tmp_path / "none.npy", memory=memory)
+    assert caught.value.filename == str(tmp_path / "none.npy")
+    with pytest.raises(IsADirectoryError):
+        ArraySource(tmp_path, memory=memory)
+
+
+class Bomb:
+    """Leaves a file behind when somebody unpickles it."""
+
+    def __init__(self, crater: Path) -> None:
+        self.crater = crater
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.crater,)
+
+
+@both
+@pytest.mark.parametrize("dtype", ["O", [("a", "i4"), ("b", "O")]], ids=str)
+def test_pickles_are_never_loaded(tmp_path: Path, dtype: Any, memory: Memory) -> None:
+    crater = tmp_path / "crater"
+    array = np.zeros(1, dtype)
+    array[0] = Bomb(crater) if dtype == "O" else (1, Bomb(crater))
+    np.save(tmp_path / "bomb.npy", array, allow_pickle=True)
+    with pytest.raises(FormatError, match="Python objects"):
+        ArraySource(tmp_path / "bomb.npy", memory=memory)
+    with pytest.raises(FormatError, match="Python objects"):
+        sw.open(tmp_path / "bomb.npy", memory=memory)
+    assert not crater.exists()
+    np.load(tmp_path / "bomb.npy", allow_pickle=True)
+    assert crater.exists()  # the bomb was a live one
+
+
+# Damaged files: the rows, or an error that says where.
+
+
+def assert_names_the_place(error: FormatError, path: Path) -> None:
+    assert error.path == str(path)
+    assert error.offset is not None
+    assert 0 <= error.offset <= path.stat().st_size
+    assert str(error).endswith(f"- at {path}:{error.offset}")
+
+
+@both
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)], ids=str)
+def test_truncated_anywhere(tmp_path: Path, version: tuple[int, int], memory: Memory) -> None:
+    path = npy(tmp_path / "a.npy", random_array("i4", (11, 3)), version)
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(FormatError) as caught:
+            ArraySource(path, memory=memory)
+        assert_names_the_place(caught.value, path)
+
+
+@both
+@pytest.mark.parametrize("flip", [0x01, 0x02, 0x08, 0x10, 0x20, 0x80, 0xFF], ids=hex)
+@pytest.mark.filterwarnings("ignore")  # NumPy and Python warn of odd literals
+def test_every_byte_of_the_header_flipped(tmp_path: Path, flip: int, memory: Memory) -> None:
+    # A flip may leave a header that is right, of another array. NumPy is then the judge.
+    path = npy(tmp_path / "a.npy", random_array([("a", "<i4"), ("b", "<f4", (3,))], (12,)))
+    whole = path.read_bytes()
+    read = 0
+    for i in range(len(whole) - 12 * 16):
+        path.write_bytes(whole[:i] + bytes([whole[i] ^ flip]) + whole[i + 1 :])
+        try:
+            source = ArraySource(path, memory=memory)
+        except FormatError as error:
+            assert_names_the_place(error, path)
+        else:
+            read += 1
+            array = np.load(path, allow_pickle=False)
+            assert_batch(source[:], fields_of(array))
+    assert read < 100  # most of a header matters; its padding is the rest
+
+
+HEADER = "{'descr': %s, 'fortran_order': %s, 'shape': %s}"
+
+HOSTILE: dict[str, str | bytes] = {
+    "no dict": "[1, 2, 3]",
+    "nothing": "",
+    "a call": "__import__('os').system('true')",
+    "no shape": "{'descr': '<i4', 'fortran_order': False}",
+    "more keys": "{'descr': '<i4', 'fortran_order': False, 'shape': (3,), 'x': 1}",
+    "fortran number": HEADER % ("'<i4'", 0, "(3,)"),
+    "shape list": HEADER % ("'<i4'", False, "[3]"),
+    "shape number": HEADER % ("'<i4'", False, "3"),
+    "shape bool": HEADER % ("'<i4'", False, "(True,)"),
+    "shape float": HEADER % ("'<i4'", False, "(3.0,)"),
+    "shape negative": HEADER % ("'<i4'", False, "(-3,)"),
+    "no axis": HEADER % ("'<i4'", False, "()"),
+    "65 axes": HEADER % ("'<i1'", False, (1,) * 65),
+    "one row too many": HEADER % ("'<i4'", False, "(17,)"),
+    "2**31 rows": HEADER % ("'<i4'", False, "(2147483648,)"),
+    "2**40 rows": HEADER % ("'<i4'", False, (2**40,)),
+    "2**62 rows": HEADER % ("'<i4'", False, (2**62,)),
+    "2**63 rows": HEADER % ("'<i4'", False, (2**63,)),
+    "2**64 + 1 rows": HEADER % ("'<i4'", False, (2**64 + 1,)),
+    "wraps to 0": HEADER % ("'<i4'", False, (2**31, 2**31)),
+    "wraps to 4": HEADER % ("'<i1'", False, (2**61 + 1, 8)),
+    "no rows, endless": HEADER % ("'<i4'", False, (0, 2**62)),
+    "no rows, wraps": HEADER % ("'<i4'", False, (0, 2**40, 2**40)),
+    "no bytes, wraps": HEADER % ("'|V0'", False, (2**40, 2**40)),
+    "4300 digits": HEADER % ("'<i4'", False, "(%s,)" % ("9" * 5000)),
+    "huge items": HEADER % ("'|V2147483647'", False, "(1,)"),
+    "huge text": HEADER % ("'<U536870911'", False, "(1,)"),
+    "huge field": HEADER % ("[('a', '<i4', (2147483647,))]", False, "(1,)"),
+    "array of arrays": HEADER % ("('<i4', (2,))", False, "(3,)"),
+    "unknown type": HEADER % ("'<q9'", False, "(3,)"),
+    "type number": HEADER % ("3", False, "(3,)"),
+    "object": HEADER % ("'|O'", False, "(3,)"),
+    "object in a field": HEADER % ("[('a', [('b', '|O')])]", False, "(3,)"),
+    "field twice": HEADER % ("[('a', '<i4'), ('a', '<i4')]", False, "(3,)"),
+    "fortran": HEADER % ("'<i4'", True, "(3, 2)"),
+    "deep parentheses": "(" * 60_000,
+    "deep minus": "-" * 60_000 + "1",
+    "deep sum": "1+" * 30_000 + "1",
+    "deep names": "a." * 30_000 + "a",
+    "deep fields": HEADER % ("[('a'," * 5_000, False, "(3,)"),
+    "not text": b"\xff\xfe\x00\x80",
+    "zeros": b"\0" * 64,
+}
+
+
+def hostile_file(path: Path, name: str) -> Path:
+    text = HOSTILE[name]
+    header = text if isinstance(text, bytes) else text.encode()
+    length = len(header).to_bytes(4, "little")
+    path.write_bytes(b"\x93NUMPY\x02\x00" + length + header + bytes(64))
+    return path
+
+
+@both
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.filterwarnings("ignore")
+def test_hostile_headers(tmp_path: Path, name: str, memory: Memory) -> None:
+    path = hostile_file(tmp_path / "a.npy", name)
+    with pytest.raises(FormatError) as caught:
+        ArraySource(path, memory=memory)
+    assert_names_the_place(caught.value, path)
+
+
+def test_hostile_headers_get_no_memory(tmp_path: Path) -> None:
+    # The same in a process that may not grow: a claim of terabytes is never tried.
+    for i, name in enumerate(HOSTILE):
+        hostile_file(tmp_path / f"{i:02}.npy", name)
+    script = """
+import pathlib, resource, sys
+import stepwell as sw
+if sys.argv[2] == "limited":  # the sanitizers themselves map terabytes
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)
+for path in sorted(pathlib.Path(sys.argv[1]).glob("*.npy")):
+    for memory in ("ram", "map"):
+        try:
+            sw.ArraySource(path, memory=memory)
+        except sw.FormatError:
+            print(path.name)
+"""
+    printed = children.answer(script, tmp_path, "free" if SANITIZED else "limited")
+    assert printed.split() == [f"{i:02}.npy" for i in range(len(HOSTILE)) for _ in "rm"]
+
+
+@pytest.mark.parametrize("version", [(0, 0), (1, 1), (4, 0), (255, 255)], ids=str)
+def test_unknown_versions(tmp_path: Path, version: tuple[int, int]) -> None:
+    path = npy(tmp_path / "a.npy", np.arange(3))
+    damaged = bytearray(path.read_bytes())
+    damaged[6:8] = version
+    path.write_bytes(damaged)
+    with pytest.raises(VersionError, match=f"got {version[0]}.{version[1]}") as caught:
+        ArraySource(path)
+    assert_names_the_place(caught.value, path)
+    assert caught.value.offset == 6
+
+
+def test_fortran_order_says_what_to_do(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.asfortranarray(np.arange(6).reshape(2, 3)))
+    with pytest.raises(FormatError, match=r"Fortran.*np\.ascontiguousarray"):
+        ArraySource(tmp_path / "a.npy")
+
+
+@both
+def test_fortran_order_of_one_axis_is_no_order(tmp_path: Path, memory: Memory) -> None:
+    header: dict[str, Any] = {"descr": "<i8", "fortran_order": True, "shape": (3,)}
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, header)
+    (tmp_path / "a.npy").write_bytes(file.getvalue() + np.arange(3).tobytes())
+    assert_takes(ArraySource(tmp_path / "a.npy", memory=memory), {"data": np.arange(3)})
+
+
+def test_errors_are_ours_and_a_value_error(tmp_path: Path) -> None:
+    (tmp_path / "a.npy").write_bytes(b"PK\x03\x04 not a .npy file")
+    with pytest.raises(StepwellError, match=r"expected magic b'\\x93NUMPY', got b'PK") as caught:
+        ArraySource(tmp_path / "a.npy")
+    assert isinstance(caught.value, ValueError)
+
+
+# Which data it is.
+
+
+def test_fingerprints_tell_data_apart() -> None:
+    array = random_array(STEP, 1000)
+    changed_first, changed_last = array.copy(), array.copy()
+    changed_first["move"][0] ^= 1
+    changed_last["board"][-1] ^= 1
+    renamed = array.astype([("b0ard", "u8"), *STEP.descr[1:]])
+    sources = [
+        ArraySource(array),
+        ArraySource(changed_first),
+        ArraySource(changed_last),
+        ArraySource(array[:-1]),
+        ArraySource(renamed),
+        ArraySource(np.arange(1000)),
+        ArraySource(np.arange(1000).astype("<u8")),
+        ArraySource(np.arange(1000).astype(">i8")),
+        ArraySource(np.arange(1000).reshape(1000, 1)),
+        ArraySource({"other": np.arange(1000)}),
+    ]
+    fingerprints = [source.fingerprint for source in sources]
+    assert len(set(fingerprints)) == len(sources)
+
+
+def test_fingerprints_do_not_depend_on_where_data_is(tmp_path: Path) -> None:
+    array = random_array(STEP, 1000)
+    path = npy(tmp_path / "a.npy", array)
+    same = [
+        ArraySource(array),
+        ArraySource(np.repeat(array, 2)[::2]),
+        ArraySource(path),
+        ArraySource(path, memory="map"),
+        ArraySource(fields_of(array)),  # type: ignore[arg-type]
+    ]
+    assert len({source.fingerprint for source in same}) == 1
+    assert ArraySource(np.arange(3)).fingerprint == "a0ea6827"  # the same in every release
+
+
+# Threads and fork together.
+
+
+def test_fork_while_threads_read() -> None:
+    # A fork may come at any moment of another thread's take: inside the pool of blocks,
+    # inside the pool of threads. The child must neither hang nor read anything else.
+    source = ArraySource(random_array(STEP, 1000))
+    expected = fields_of(random_array(STEP, 1000))
+    rows = np.random.default_rng(0).integers(0, 1000, 5000)
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            source.take(rows)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(scaled(30)):
+            assert_batch(children.in_fork(lambda: source.take(rows)), pick(expected, rows))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_takes_release_the_interpreter() -> None:
+    # With this interval nobody is asked to give way: the other thread runs during a take
+    # only if the take lets it.
+    source = ArraySource(np.broadcast_to(np.zeros(1 << 16, "u1"), (10, 1 << 16)))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        ran: list[int] = []
+        for i in range(20):
+            gate = threading.Lock()
+            gate.acquire()
+
+            def wait_and_run(gate: threading.Lock = gate) -> None:
+                ran.append(gate.acquire())
+
+            thread = threading.Thread(target=wait_and_run)
+            thread.start()
+            gate.release()
+            source.take(np.zeros(2000, np.int64))
+            if len(ran) > i:
+                break
+            thread.join()
+        else:
+            pytest.fail("no other thread ran during 20 large takes")
+    finally:
+        sys.setswitchinterval(interval)

@@ -1,0 +1,75 @@
+"""`stepwell.open`: the path says which store it is."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import stepwell as sw
+from tests.contract import assert_batch
+
+
+def test_npy(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(12))
+    for path in (tmp_path / "a.npy", str(tmp_path / "a.npy")):
+        source = sw.open(path)
+        assert type(source) is sw.ArraySource
+        assert source.path == tmp_path / "a.npy"
+        assert_batch(source[:], {"data": np.arange(12)})
+    assert_batch(sw.open(tmp_path / "a.npy", memory="map")[:], {"data": np.arange(12)})
+
+
+def test_arrayrecord(tmp_path: Path) -> None:
+    array = np.arange(12, dtype="<i4").reshape(6, 2)
+    sw.convert_to_arrayrecord(array, tmp_path / "a")
+    source = sw.open(tmp_path / "a")
+    assert type(source) is sw.ArrayRecordSource
+    assert_batch(source[:], {"data": array})
+    assert_batch(sw.open(tmp_path / "a", dtype="<i8")[:], {"data": array.view("<i8")[:, 0]})
+
+
+def test_links_are_followed(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(12))
+    (tmp_path / "b.npy").symlink_to("a.npy")
+    assert_batch(sw.open(tmp_path / "b.npy")[:], {"data": np.arange(12)})
+
+
+def test_relative_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "a.npy", np.arange(12))
+    monkeypatch.chdir(tmp_path)
+    assert_batch(sw.open("a.npy")[:], {"data": np.arange(12)})
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.npy", tmp_path / "none", tmp_path / "none" / "a.npy"):
+        with pytest.raises(FileNotFoundError) as caught:
+            sw.open(path)
+        assert caught.value.filename == str(path)
+    (tmp_path / "broken.npy").symlink_to("none")
+    with pytest.raises(FileNotFoundError):
+        sw.open(tmp_path / "broken.npy")
+
+
+@pytest.mark.parametrize("kind", ["text", "empty directory", "directory", "pipe", "npy directory"])
+def test_something_else(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / ("x.npy" if kind in ("pipe", "npy directory") else "x")
+    if kind == "text":
+        path.write_text("hello")
+    elif kind == "pipe":
+        os.mkfifo(path)  # to open it would wait for ever
+    else:
+        path.mkdir()
+    if kind == "directory":
+        (path / "notes.txt").touch()
+    with pytest.raises(sw.FormatError, match=r"expected a \.npy file or a directory") as caught:
+        sw.open(path)
+    assert caught.value.path == str(path)
+
+
+def test_options_are_the_store_s(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(12))
+    with pytest.raises(TypeError, match="dtype"):
+        sw.open(tmp_path / "a.npy", dtype="i4")
+    with pytest.raises(ValueError, match="'ram' or 'map'"):
+        sw.open(tmp_path / "a.npy", memory="gpu")

@@ -1,0 +1,29 @@
+"""Every Python block in README.md, CONTRIBUTING.md and docs/ runs as written."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PAGES = [
+    page
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md")))
+    if BLOCK.search(page.read_text())
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, object] = {"__name__": "__main__"}
+    text = page.read_text()
+    for block in BLOCK.finditer(text):
+        above = "\n" * text.count("\n", 0, block.start(1))  # tracebacks name the page's lines
+        exec(compile(above + block[1], page, "exec"), scope)
+
+
+def test_the_readme_shows_code() -> None:
+    assert ROOT / "README.md" in PAGES

@@ -1,0 +1,73 @@
+"""What `import stepwell` costs, and what missing extras say."""
+
+from importlib.metadata import version
+
+import stepwell as sw
+from tests import children
+
+HEAVY = ["torch", "jax", "h5py", "sqlite3", "array_record", "typer", "rich", "multiprocessing"]
+
+
+def test_import_is_light() -> None:
+    script = f"""
+import sys
+import stepwell
+print([name for name in {HEAVY} if name in sys.modules])
+"""
+    assert children.answer(script) == "[]"
+
+
+def test_import_does_nothing_else() -> None:
+    script = """
+import threading, os
+before = threading.active_count(), len(os.listdir("/proc/self/task")), os.listdir("/proc/self/fd")
+import stepwell
+after = threading.active_count(), len(os.listdir("/proc/self/task")), os.listdir("/proc/self/fd")
+print(before == after)
+"""
+    # NumPy's own threads are there before: OPENBLAS starts them when it is imported.
+    assert children.answer("import numpy" + script) == "True"
+
+
+def test_all_names_are_there() -> None:
+    assert sw.__all__ == sorted(set(sw.__all__))
+    for name in sw.__all__:
+        assert hasattr(sw, name)
+    assert sw.__version__ == version("stepwell")
+
+
+def test_unknown_names() -> None:
+    script = """
+import stepwell
+try:
+    stepwell.tensorflow
+except AttributeError as error:
+    print(error)
+"""
+    assert children.answer(script) == "module 'stepwell' has no attribute 'tensorflow'"
+
+
+def test_frameworks_come_when_they_are_asked_for() -> None:
+    script = """
+import sys
+import stepwell as sw
+assert "torch" not in sys.modules
+sw.torch.Loader
+print("torch" in sys.modules, "jax" in sys.modules)
+"""
+    assert children.answer(script) == "True False"
+
+
+def test_missing_extras() -> None:
+    for name in ("torch", "jax"):
+        for how in (f"import stepwell.{name}", f"import stepwell; stepwell.{name}"):
+            script = f"""
+import sys
+sys.modules["{name}"] = None
+try:
+    {how}
+except ImportError as error:
+    print(error)
+"""
+            text = children.answer(script)
+            assert text == f"stepwell.{name} needs an extra: pip install 'stepwell[{name}]'"

@@ -1,0 +1,362 @@
+"""Memory: flat over time, recycled when the last reference dies, never more than asked for."""
+
+import contextlib
+import errno
+import gc
+import os
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepwell import ArraySource, FormatError, _core
+from tests import children, scaled
+from tests.arrays import STEP, random_array
+
+MIB = 1 << 20
+
+
+def address(array: Any) -> int:
+    place: int = array.__array_interface__["data"][0]
+    return place
+
+
+def resident() -> int:
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+# The resident set. These run in processes of their own, which hold little else.
+
+# Without this the sanitizer keeps what was freed, to notice its use.
+LEAN = {"ASAN_OPTIONS": f"{os.environ.get('ASAN_OPTIONS', '')}:quarantine_size_mb=1"}
+
+
+def take_for_long(takes: int) -> tuple[int, int]:
+    """The resident set after a warm-up, and the largest one seen in so many takes."""
+    source = ArraySource(random_array(STEP, 100_000))
+    views = [
+        source,
+        source.select(slice(None, None, -1)),
+        source.columns(["ev", "done"]).concat(source.columns(["ev", "done"])),
+        source.select(np.arange(0, 100_000, 3)),
+        source.windows(4),
+        source.map(dict),
+    ]
+    random = np.random.default_rng(0)
+    rows = random.integers(0, 30_000, 3000)
+    out = {name: np.empty((500, *f.shape), f.dtype) for name, f in source.schema.items()}
+    kept: deque[Any] = deque(maxlen=8)
+    sizes = random.integers(1, 1000, 1000).tolist()
+
+    def turn(i: int) -> None:
+        size = sizes[i % 1000]
+        kept.append(views[i % 6].take(rows[size : 2 * size]))
+        if i % 10 == 0:
+            source.take(rows[:500], out)
+            source[i % 1000]
+        if i % 50 == 0:
+            with contextlib.suppress(IndexError):
+                source.take([0, 100_000])
+
+    for i in range(takes // 10):
+        turn(i)
+    gc.collect()
+    settled = resident()
+    most = 0
+    for i in range(takes):
+        turn(i)
+        if i % 1000 == 999:
+            most = max(most, resident())
+    return settled, most
+
+
+def test_the_resident_set_stays_flat() -> None:
+    script = "from tests.test_memory import *; print(*take_for_long({}))"
+    settled, most = map(int, children.answer(script.format(scaled(100_000)), env=LEAN).split())
+    assert most < settled * 1.05
+
+
+def open_for_long(path: str, times: int) -> tuple[int, int]:
+    """The same for opening, reading and forgetting a file."""
+
+    def turn() -> None:
+        source = ArraySource(path)
+        source.select(slice(1, None)).take(np.arange(50))
+        assert len(source.fingerprint) == 8
+
+    for _ in range(times // 10 + 10):
+        turn()
+    gc.collect()
+    settled = resident()
+    for _ in range(times):
+        turn()
+    return settled, resident()
+
+
+def test_a_forgotten_source_leaves_nothing(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", random_array(STEP, 200_000))  # 5 MB: in huge pages
+    script = "import sys; from tests.test_memory import *; print(*open_for_long(sys.argv[1], {}))"
+    answer = children.answer(script.format(scaled(500)), tmp_path / "a.npy", env=LEAN)
+    settled, last = map(int, answer.split())
+    assert last < settled * 1.05
+
+
+def take_once_large() -> tuple[int, int, int, int]:
+    """Resident before, with and after a batch of 320 MiB, and what the pool then holds."""
+    source = ArraySource(np.zeros((64, MIB), np.uint8))
+    source.take([0])
+    before = resident()
+    batch = source.take(np.arange(320) % 64)
+    during = resident()
+    del batch
+    return before, during, resident(), _core.shared_blocks().idle_bytes
+
+
+def test_a_large_batch_goes_back_to_the_system() -> None:
+    script = "from tests.test_memory import *; print(*take_once_large())"
+    before, during, after, idle = map(int, children.answer(script, env=LEAN).split())
+    assert during > before + 300 * MIB
+    assert after < before + 20 * MIB
+    assert idle < 256 * MIB
+
+
+# The pool.
+
+
+def test_a_batch_reuses_the_memory_of_the_last() -> None:
+    source = ArraySource(random_array(STEP, 1000))
+    rows = np.arange(1000)
+    places = set()
+    for _ in range(100):
+        batch = source.take(rows)
+        places.add(address(batch["board"]))
+        del batch
+    assert len(places) == 1
+
+
+def test_memory_in_use_is_left_alone() -> None:
+    source = ArraySource(random_array(STEP, 1000))
+    rows = np.arange(1000)
+    batch = source.take(rows)
+    place, part = address(batch["board"]), batch["ev"][500:501, 2]
+    want = part.copy()
+    del batch
+    others = [source.take(rows[::-1]) for _ in range(10)]
+    assert place not in {address(other["board"]) for other in others}
+    assert part.tobytes() == want.tobytes()
+    del part
+    assert address(source.take(rows)["board"]) == place
+
+
+def test_idle_bytes_counts_what_is_kept() -> None:
+    pool = _core.BlockPool(16 * MIB)
+    assert pool.idle_bytes == 0
+    block = pool.take(1000)
+    assert block.shape == (1000,)
+    assert block.dtype == np.uint8
+    assert pool.idle_bytes == 0
+    view = block[5:6]
+    del block
+    assert pool.idle_bytes == 0  # the view holds it
+    del view
+    assert 1000 <= pool.idle_bytes <= 8192
+    again = pool.take(900)
+    assert pool.idle_bytes == 0
+    del again
+
+
+def test_a_pool_keeps_its_limit_and_the_latest() -> None:
+    pool = _core.BlockPool(4 * MIB)
+    blocks = [pool.take(MIB) for _ in range(10)]
+    places = [address(block) for block in blocks]
+    while blocks:
+        del blocks[0]
+        assert pool.idle_bytes <= 4 * MIB
+    assert pool.idle_bytes == 4 * MIB
+    found = [pool.take(MIB) for _ in range(4)]
+    assert sorted(map(address, found)) == sorted(places[-4:])
+    del found
+    huge = pool.take(5 * MIB)
+    del huge
+    assert pool.idle_bytes <= 4 * MIB
+
+
+def test_a_pool_that_keeps_nothing() -> None:
+    pool = _core.BlockPool(0)
+    block = pool.take(MIB)
+    block[:] = 1
+    del block
+    assert pool.idle_bytes == 0
+
+
+def test_small_batches_do_not_sit_on_large_blocks() -> None:
+    pool = _core.BlockPool(64 * MIB)
+    large = pool.take(8 * MIB)
+    place = address(large)
+    del large
+    small = pool.take(1000)
+    assert address(small) != place
+    assert pool.idle_bytes == 8 * MIB
+    nearly = pool.take(7 * MIB)
+    assert address(nearly) == place
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 4096, 4097, 2 * MIB - 1, 2 * MIB, 2 * MIB + 1])
+def test_blocks_are_whole_and_aligned(size: int) -> None:
+    block = _core.BlockPool(0).take(size)
+    assert len(block) == size
+    assert address(block) % 64 == 0
+    assert size < 2 * MIB or address(block) % (2 * MIB) == 0
+    block[:] = 0xAB
+    assert (block == 0xAB).all()
+
+
+def test_a_pool_lives_as_long_as_its_blocks() -> None:
+    pool = _core.BlockPool(MIB)
+    block = pool.take(1000)
+    del pool
+    gc.collect()
+    block[:] = 7
+    assert block.sum() == 7000
+
+
+def test_given_memory_comes_first_and_stays() -> None:
+    pool = _core.BlockPool(0)
+    mine = np.zeros(4096, np.uint8)
+    pool.donate(mine)
+    for _ in range(3):
+        block = pool.take(100)
+        assert address(block) == address(mine)
+        larger = pool.take(5000)
+        assert address(larger) != address(mine)
+        second = pool.take(100)
+        assert address(second) != address(mine)
+        del block, larger, second
+    assert pool.idle_bytes == 0  # what was given does not count against the limit
+    taken = pool.take(10)
+    taken[:] = 9
+    assert mine[:10].tolist() == [9] * 10
+
+
+def test_given_memory_is_held_by_the_pool_alone() -> None:
+    pool = _core.BlockPool(0)
+    pool.donate(np.zeros(1 << 16, np.uint8))
+    gc.collect()
+    block = pool.take(1 << 16)
+    block[:] = 5
+    assert block.sum() == 5 << 16
+
+
+@pytest.mark.parametrize("size", [2**62, 2**63, 2**64 - 2 * MIB, 2**64 - 1])
+def test_more_than_there_is(size: int) -> None:
+    with pytest.raises(MemoryError):
+        _core.BlockPool(0).take(size)
+    with pytest.raises(MemoryError):
+        _core.load("/proc/self/exe", 0, size)
+
+
+def test_threads_share_a_pool() -> None:
+    # Many sizes at once from many threads: every block is one's own while it is held.
+    source = ArraySource(np.arange(10_000))
+
+    def work(seed: int) -> int:
+        random = np.random.default_rng(seed)
+        kept: deque[tuple[Any, Any]] = deque(maxlen=5)
+        for _ in range(scaled(300)):
+            rows = random.integers(0, 10_000, random.integers(1, 5000))
+            kept.append((rows, source.take(rows)["data"]))
+            for want, got in kept:
+                assert np.array_equal(want, got)
+        return seed
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(work, range(8))) == list(range(8))
+
+
+# Files into memory.
+
+
+def test_load_reads_any_part(tmp_path: Path) -> None:
+    data = random_array("u1", 20 * MIB + 17)
+    (tmp_path / "x").write_bytes(data.tobytes())
+    for offset, size in [
+        (0, len(data)),
+        (1, len(data) - 1),
+        (12_345_678, 5),
+        (17, 9 * MIB),
+        (3, 0),
+    ]:
+        assert np.array_equal(_core.load(str(tmp_path / "x"), offset, size), data[offset:][:size])
+    assert len(_core.load(str(tmp_path / "x"), len(data), 0)) == 0
+
+
+@pytest.mark.parametrize(
+    ("offset", "size", "end"),
+    [(0, 101, 100), (50, 51, 100), (100, 1, 100), (0, 30 * MIB, 100), (1000, 1, 100)],
+)
+def test_load_beyond_the_end(tmp_path: Path, offset: int, size: int, end: int) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(bytes(100))
+    with pytest.raises(FormatError, match=f"expected {offset + size} bytes, .* {end}") as caught:
+        _core.load(str(path), offset, size)
+    assert (caught.value.path, caught.value.offset) == (str(path), end)
+
+
+def test_load_says_what_the_system_said(tmp_path: Path) -> None:
+    cases: list[tuple[Path, type[OSError], int]] = [
+        (tmp_path / "none", FileNotFoundError, errno.ENOENT),
+        (tmp_path, IsADirectoryError, errno.EISDIR),
+        (Path("/proc/self/mem"), OSError, errno.EIO),
+    ]
+    for path, kind, number in cases:
+        with pytest.raises(kind) as caught:
+            _core.load(str(path), 0, 10)
+        assert caught.value.errno == number
+        assert caught.value.filename == str(path)
+        assert str(caught.value) == f"[Errno {number}] {os.strerror(number)}: {str(path)!r}"
+
+
+def test_failed_loads_leave_no_file_open(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(bytes(100))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(50):
+        with pytest.raises(FormatError):
+            _core.load(str(tmp_path / "x"), 0, 101)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# Cores.
+
+
+def test_usable_cores_are_those_of_the_process() -> None:
+    script = """
+import os
+from stepwell import _core
+allowed = sorted(os.sched_getaffinity(0))
+print(_core.usable_cores(), len(allowed))
+os.sched_setaffinity(0, allowed[-1:])
+print(_core.usable_cores())
+"""
+    before, after = children.answer(script).splitlines()
+    cores, allowed = map(int, before.split())
+    assert 1 <= cores <= allowed
+    assert after == "1"
+
+
+def test_one_core_is_enough() -> None:
+    script = """
+import os
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+import numpy as np
+import stepwell as sw
+source = sw.ArraySource(np.arange(100_000))
+rows = np.arange(100_000)[::-1]
+assert (source.take(rows)["data"] == rows).all()
+print(len(os.listdir("/proc/self/task")))
+"""
+    # NumPy's own threads are counted too; with one core it has none.
+    assert children.answer(script, env={"OPENBLAS_NUM_THREADS": "1"}) == "1"
