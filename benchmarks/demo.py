@@ -77,7 +77,7 @@ def _compare(path: Path) -> None:
     names = [name for name in _COMPARED if installed(name)]
     with console.status("timing the same epoch with NumPy and torch"):
         epochs = run_epochs(names, path, _ROWS, _BATCH, rounds=1)
-    table = Table(title="\none shuffled epoch, one array per field", title_justify="left")
+    table = Table()
     table.add_column("")
     for heading in ("million rows/s", "first batch, ms", "memory above the data, MB"):
         table.add_column(heading, justify="right")
@@ -88,7 +88,7 @@ def _compare(path: Path) -> None:
         memory = (found.rss_bytes or 0) / 1e6
         style = "bold green" if shown.startswith("stepwell") else None
         table.add_row(shown, *map(number, (*known, memory)), style=style)
-    console.print(table)
+    console.print("\n[bold]one shuffled epoch, one array per field[/]", table, sep="\n")
 
 
 def _say(what: str, how: str) -> None:

@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 Call = Callable[[Any], object]
 
+CALLS = 250
+"""Calls in a turn, but for what is slow."""
+
 # Helper threads of whoever had the turn before spin for a few milliseconds (OpenMP's do).
 _SETTLE_S = 0.005
 
@@ -25,11 +28,10 @@ class Candidate:
 
     name: str
     ready: Callable[[], AbstractContextManager[Call]]
-    calls: int = 16
-    """Calls in a turn; fewer for what is slow."""
+    calls: int = CALLS
 
     @classmethod
-    def of(cls, name: str, call: Call, *, calls: int = 16) -> "Candidate":
+    def of(cls, name: str, call: Call, *, calls: int = CALLS) -> "Candidate":
         """A candidate that needs nothing to be ready."""
         return cls(name, lambda: nullcontext(call), calls)
 
@@ -40,9 +42,11 @@ def race(
     """Seconds of every call, by candidate.
 
     Each round gives every candidate one turn, in a new random order, so that a slow minute
-    of the machine hurts all alike. A turn is a few calls in a row, each with an argument of
-    its own made beforehand, each timed, none left out: the first call of a turn pays for
-    threads that went to sleep, and is part of the 99th percentile.
+    of the machine hurts all alike. A turn is many calls in a row, because a table that was
+    not read for a while has its page tables out of the caches and needs some hundred
+    thousand rows to have them back; the median shows the state after that. Each call has an
+    argument of its own, made just before, and each is timed, none left out: the first ones
+    of a turn, which also wake sleeping threads, are in the 99th percentile.
     """
     seconds: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
     order = list(candidates)
@@ -50,10 +54,10 @@ def race(
     for _ in range(rounds):
         shuffle(order)
         for candidate in order:
-            arguments = [argument() for _ in range(candidate.calls)]
             with candidate.ready() as call:
                 time.sleep(_SETTLE_S)
-                for given in arguments:
+                for _ in range(candidate.calls):
+                    given = argument()
                     begin = time.perf_counter()
                     call(given)
                     seconds[candidate.name].append(time.perf_counter() - begin)

@@ -176,12 +176,14 @@ def number(value: float) -> str:
 
 def _show(case: Case) -> None:
     headings, body = cells(case)
-    table = Table(title=case.case, title_justify="left", title_style="bold", caption=case.note)
+    table = Table()
     for i, heading in enumerate(headings):
         table.add_column(heading, justify="left" if i == 0 or not heading else "right")
     for line in body:
         table.add_row(*map(escape, line), style="bold green" if line[0] == "stepwell" else None)
-    console.print(table)
+    console.print(f"[bold]{escape(case.case)}[/]", table, sep="\n")
+    if case.note:
+        console.print(f"  [dim]{escape(case.note)}[/]")
     for target in case.target:
         mark = "[green]met[/]   " if target.met else "[red]missed[/]"
         what = escape(target.what)

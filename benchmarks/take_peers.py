@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import stepwell as sw
-from benchmarks.measure import Candidate
+from benchmarks.measure import CALLS, Candidate
 from benchmarks.probe import probe
 from benchmarks.rows import FOLDER, ROW, as_void, split
 
@@ -51,7 +51,7 @@ def numpy_takes(array: NDArray[Any], mapped: NDArray[Any], batch: int) -> Iterat
     yield Candidate.of(checked, lambda rows: np.take(void, rows, out=out))
     yield Candidate.of(clipped, lambda rows: np.take(void, rows, out=out, mode="clip"))
     yield Candidate.of("np.take, void, out=, mapped file", from_file)
-    yield Candidate.of(FANCY, lambda rows: array[rows])
+    yield Candidate.of(FANCY, lambda rows: array[rows], calls=CALLS // 5)
     yield Candidate.of(NUMPY_FIELDS, fields)
 
 
@@ -83,7 +83,7 @@ def array_record_takes(array: NDArray[Any]) -> Iterator[Candidate]:
     def read(rows: NDArray[np.int64]) -> object:
         return np.frombuffer(b"".join(reader.read((rows % count).tolist())), ROW)
 
-    yield Candidate.of("array_record", read, calls=1)
+    yield Candidate.of("array_record", read, calls=CALLS // 50)
 
 
 def open_array_record(array: NDArray[Any]) -> Any:

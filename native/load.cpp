@@ -1,6 +1,5 @@
 #include "load.hpp"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -16,33 +15,22 @@ namespace {
 // Large enough that a piece is whole huge pages, small enough that threads end together.
 constexpr std::size_t kPiece = std::size_t{8} << 20;
 
-struct File {
-  explicit File(const std::string& path) : fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-    if (fd < 0) throw FileError(errno, path);
-  }
-  ~File() { ::close(fd); }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  int fd;
-};
-
 }  // namespace
 
-void load(const std::string& path, std::uint64_t offset, std::span<std::byte> out) {
-  const File file(path);
+void load(int file, const std::string& path, std::uint64_t offset, std::span<std::byte> out) {
   shared_pool().run((out.size() + kPiece - 1) / kPiece, [&](std::size_t piece) {
     std::size_t at = piece * kPiece;
     const std::size_t end = std::min(out.size(), at + kPiece);
     while (at < end) {
       const ssize_t got =
-          ::pread(file.fd, out.data() + at, end - at, static_cast<off_t>(offset + at));
+          ::pread(file, out.data() + at, end - at, static_cast<off_t>(offset + at));
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) throw FileError(errno, path);
       if (got == 0) {
         // Not offset + at: another thread's piece may be the first that lies behind the end.
         struct stat now {};
         const std::uint64_t size =
-            ::fstat(file.fd, &now) == 0 ? static_cast<std::uint64_t>(now.st_size) : offset + at;
+            ::fstat(file, &now) == 0 ? static_cast<std::uint64_t>(now.st_size) : offset + at;
         throw FormatError("expected " + std::to_string(offset + out.size()) +
                               " bytes, the file ends after " + std::to_string(size),
                           path, size);

@@ -8,8 +8,9 @@
 
 namespace stepwell {
 
-// Fills `out` with the bytes of `path` from `offset` on. Throws FormatError when the file
-// ends early and FileError when the system refuses. Call without the GIL.
-void load(const std::string& path, std::uint64_t offset, std::span<std::byte> out);
+// Fills `out` with the bytes of an open file from `offset` on; `path` is for messages. Throws
+// FormatError when the file ends early and FileError when the system refuses. Call without
+// the GIL.
+void load(int file, const std::string& path, std::uint64_t offset, std::span<std::byte> out);
 
 }  // namespace stepwell

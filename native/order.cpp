@@ -46,7 +46,8 @@ class Block final : public Order {
         count_(static_cast<std::uint64_t>(count)),
         block_(static_cast<std::uint64_t>(std::min(block, std::max(count, std::int64_t{1})))),
         blocks_((count_ + block_ - 1) / block_),
-        group_(std::min(static_cast<std::uint64_t>(group), std::max(blocks_, std::uint64_t{1}))) {}
+        windows_((blocks_ + static_cast<std::uint64_t>(group) - 1) /
+                 static_cast<std::uint64_t>(group)) {}
 
  private:
   void fill(std::uint64_t epoch, std::uint64_t start, std::span<std::int64_t> out) const override {
@@ -57,15 +58,17 @@ class Block final : public Order {
     const std::uint64_t gap = (blocks.position_of(blocks_ - 1) + 1) * block_ - missing;
     const auto place_of = [&](std::uint64_t p) { return p < gap ? p : p + missing; };
     const auto position_of = [&](std::uint64_t p) { return p < gap ? p : p - missing; };
-    std::vector<std::int64_t> standing(group_);  // which blocks stand in this window
+    std::vector<std::int64_t> standing;  // which blocks stand in this window
     while (!out.empty()) {
-      const std::uint64_t number = place_of(start) / (block_ * group_);
-      const std::uint64_t first = number * group_;
-      const std::uint64_t last = std::min(first + group_, blocks_);
+      // The blocks are shared out evenly: window w begins at block w * blocks_ / windows_.
+      const std::uint64_t number = scaled(place_of(start) / block_ + 1, windows_, -1, blocks_);
+      const std::uint64_t first = scaled(number, blocks_, 0, windows_);
+      const std::uint64_t last = scaled(number + 1, blocks_, 0, windows_);
       const std::uint64_t begin = position_of(first * block_), end = position_of(last * block_);
       const auto part = out.first(std::min<std::uint64_t>(out.size(), end - start));
       Permutation(end - begin, key_of(seed_, epoch, number + 1))(start - begin, part);
-      blocks(first, std::span(standing).first(last - first));
+      standing.resize(last - first);
+      blocks(first, standing);
       for (auto& slot : part) {
         const std::uint64_t place = place_of(begin + static_cast<std::uint64_t>(slot));
         slot = standing[place / block_ - first] * static_cast<std::int64_t>(block_) +
@@ -76,7 +79,12 @@ class Block final : public Order {
     }
   }
 
-  std::uint64_t seed_, count_, block_, blocks_, group_;
+  // (a * b + c) / d, rounded down, through 128 bits.
+  static std::uint64_t scaled(std::uint64_t a, std::uint64_t b, int c, std::uint64_t d) {
+    return static_cast<std::uint64_t>((static_cast<unsigned __int128>(a) * b + c) / d);
+  }
+
+  std::uint64_t seed_, count_, block_, blocks_, windows_;
 };
 
 class Sequential final : public Order {

@@ -39,7 +39,7 @@ using OrderPtr = std::shared_ptr<const Order>;
 OrderPtr shuffle_order(std::int64_t count, std::uint64_t seed);
 
 // Every row once: blocks of `block` neighbouring rows in shuffled order, then rows shuffled
-// among each `group` consecutive blocks of that order.
+// inside windows of up to `group` consecutive blocks of that order.
 OrderPtr block_order(std::int64_t count, std::uint64_t seed, std::int64_t block,
                      std::int64_t group);
 

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <string>
+#include <system_error>
 #include <utility>
 
 namespace stepwell {
@@ -30,12 +32,12 @@ Prefetch::Prefetch(ReaderPtr reader, OrderPtr order, Schedule schedule,
   if (threads == 0) throw std::invalid_argument("threads must be at least 1");
   if (depth == 0) throw std::invalid_argument("prefetch must be at least 1");
   shared_->slots.resize(depth);
+  shared_->threads.reserve(threads);
   try {
     for (unsigned i = 0; i < threads; ++i) shared_->threads.emplace_back([this] { work(); });
-  } catch (...) {
-    close();
-    for (auto& thread : shared_->threads) thread.join();
-    throw;
+  } catch (const std::system_error& e) {
+    if (shared_->threads.empty())
+      throw std::runtime_error(std::string("no loader thread could be started: ") + e.what());
   }
 }
 
@@ -82,8 +84,9 @@ void Prefetch::work() {
     if (s.closed) return;
     const std::uint64_t number = s.claimed++;
     guard.unlock();
-    Slot made{true, {nullptr, 0, schedule_.step(number)}, nullptr};
+    Slot made{true, {}, nullptr};
     try {
+      made.batch.step = schedule_.step(number);
       rows.resize(static_cast<std::size_t>(made.batch.step.count));
       step_rows(*order_, made.batch.step, rows);
       made.batch.bytes = block_layout(*reader_, rows.size()).back();

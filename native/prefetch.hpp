@@ -32,6 +32,7 @@ class Prefetch {
     Schedule::Step step;
   };
 
+  // As many threads as the system allows, up to `threads`; std::runtime_error for none.
   Prefetch(ReaderPtr reader, OrderPtr order, Schedule schedule, std::shared_ptr<BlockPool> blocks,
            unsigned threads, unsigned depth);
   // Waits for the threads to finish the batch they are at. In a forked child, where they do

@@ -17,7 +17,7 @@ constexpr std::size_t kAlign = 64;
 constexpr std::size_t kRowCost = 8;
 constexpr std::size_t kBytesPerCost = 8;
 constexpr std::size_t kWorthSharing = 8000;
-constexpr std::size_t kPieceCost = 12000;
+constexpr std::size_t kPieceCost = 24000;
 
 void require(bool holds, const char* message) {
   if (!holds) throw std::invalid_argument(message);
@@ -42,6 +42,14 @@ class TableReader final : public Reader {
     gather(table_, layout_, rows, slots, outs);
   }
 
+  bool holds(std::span<const std::byte> memory) const override {
+    if (table_.rows == 0) return false;
+    // Rows may run backwards through memory, or all be the same.
+    const auto last = table_.base + (table_.rows - 1) * table_.stride;
+    const auto begin = std::min(table_.base, last), end = std::max(table_.base, last);
+    return overlap(memory, {begin, end + table_.row_bytes});
+  }
+
  private:
   Table table_;
   std::vector<Field> layout_;
@@ -56,7 +64,7 @@ class MappedReader final : public Reader {
   void fill(std::span<const std::int64_t> rows, std::span<const std::int64_t> slots,
             std::span<std::byte* const> outs) const override {
     const auto width = static_cast<std::size_t>(map_->width());
-    std::vector<std::int64_t> mapped(rows.size() * width);
+    std::vector<std::int64_t> mapped(map_->mapped_size(rows.size()));
     map_->apply(rows, mapped);
     if (slots.empty() || width == 1) return base_->fill(mapped, slots, outs);
     std::vector<std::int64_t> spread(mapped.size());
@@ -65,6 +73,8 @@ class MappedReader final : public Reader {
                   static_cast<std::int64_t>(i % width);
     base_->fill(mapped, spread, outs);
   }
+
+  bool holds(std::span<const std::byte> memory) const override { return base_->holds(memory); }
 
  private:
   ReaderPtr base_;
@@ -103,6 +113,10 @@ class ConcatReader final : public Reader {
                            std::span(target).subspan(begin[part], n), outs);
   }
 
+  bool holds(std::span<const std::byte> memory) const override {
+    return std::ranges::any_of(parts_, [&](const auto& part) { return part->holds(memory); });
+  }
+
  private:
   std::vector<ReaderPtr> parts_;
   std::vector<std::int64_t> ends_;
@@ -119,6 +133,10 @@ class JoinReader final : public Reader {
       part->fill(rows, slots, outs.first(part->fields().size()));
       outs = outs.subspan(part->fields().size());
     }
+  }
+
+  bool holds(std::span<const std::byte> memory) const override {
+    return std::ranges::any_of(parts_, [&](const auto& part) { return part->holds(memory); });
   }
 
  private:
@@ -170,6 +188,10 @@ ReaderPtr join_reader(std::vector<ReaderPtr> parts) {
     fields.insert(fields.end(), part->fields().begin(), part->fields().end());
   }
   return std::make_shared<JoinReader>(std::move(parts), std::move(fields));
+}
+
+bool overlap(std::span<const std::byte> a, std::span<const std::byte> b) {
+  return !a.empty() && !b.empty() && a.data() < b.data() + b.size() && b.data() < a.data() + a.size();
 }
 
 std::vector<std::size_t> block_layout(const Reader& reader, std::size_t count) {

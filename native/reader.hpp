@@ -22,6 +22,9 @@ class Reader {
   // Bytes of one row of each field.
   std::span<const std::size_t> fields() const { return fields_; }
 
+  // Whether some of `memory` is where the rows are.
+  virtual bool holds(std::span<const std::byte> memory) const = 0;
+
   // Writes field f of rows[i] to outs[f] + slots[i] * fields()[f]; without slots, slot i is i.
   // The caller has checked the rows. One thread; call without the GIL.
   virtual void fill(std::span<const std::int64_t> rows, std::span<const std::int64_t> slots,
@@ -50,6 +53,9 @@ ReaderPtr concat_reader(std::vector<ReaderPtr> parts);
 
 // The fields of each part side by side. All have the same length.
 ReaderPtr join_reader(std::vector<ReaderPtr> parts);
+
+// Whether two stretches of memory have a byte in common.
+bool overlap(std::span<const std::byte> a, std::span<const std::byte> b);
 
 // Where each field begins in a block that holds `count` rows, and, last, the block's size.
 // Fields begin at multiples of 64 bytes. Throws std::bad_alloc when the sizes overflow.

@@ -1,6 +1,7 @@
 #include "rowmap.hpp"
 
 #include <algorithm>
+#include <new>
 #include <stdexcept>
 
 namespace stepwell {
@@ -53,6 +54,14 @@ class RangeMap final : public RowMap {
 };
 
 }  // namespace
+
+std::size_t RowMap::mapped_size(std::size_t count) const {
+  std::size_t size;
+  if (__builtin_mul_overflow(count, static_cast<std::size_t>(width_), &size) ||
+      size > SIZE_MAX / 4 / sizeof(std::int64_t))
+    throw std::bad_alloc();
+  return size;
+}
 
 void RowMap::apply(std::span<const std::int64_t> rows, std::span<std::int64_t> out) const {
   if (width_ == 1) return first_rows(rows, out);

@@ -16,8 +16,11 @@ class RowMap {
   std::int64_t length() const { return length_; }
   std::int64_t width() const { return width_; }
 
+  // Base rows for `count` view rows. Throws std::bad_alloc when no memory holds so many.
+  std::size_t mapped_size(std::size_t count) const;
+
   // Base rows of `rows`, width() for each. `rows` are inside [0, length()).
-  // out.size() is rows.size() * width().
+  // out.size() is mapped_size(rows.size()).
   void apply(std::span<const std::int64_t> rows, std::span<std::int64_t> out) const;
 
  protected:

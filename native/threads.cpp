@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <system_error>
 
 #ifdef __linux__
 #include <sched.h>
@@ -100,7 +101,11 @@ unsigned usable_cores() {
 
 ThreadPool::ThreadPool(unsigned helpers) {
   threads_.reserve(helpers);
-  for (unsigned i = 0; i < helpers; ++i) threads_.emplace_back([this] { help(); });
+  try {
+    for (unsigned i = 0; i < helpers; ++i) threads_.emplace_back([this] { help(); });
+  } catch (const std::system_error&) {
+    // The system gives no more threads; those that are there, or none, do as well.
+  }
 }
 
 ThreadPool::~ThreadPool() {

@@ -20,6 +20,7 @@ unsigned usable_cores();
 // spin briefly for the next one before they sleep: waking a thread costs as much as the job.
 class ThreadPool {
  public:
+  // Up to `helpers` threads: as many as the system allows.
   explicit ThreadPool(unsigned helpers);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

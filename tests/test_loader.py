@@ -1,14 +1,13 @@
 """The loader: what it hands over, in which order, and what happens when something fails."""
 
-import gc
 import multiprocessing
-import os
 import pickle
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,8 @@ from numpy.typing import NDArray
 
 import stepwell as sw
 from stepwell.source import Rows, Schema
+from tests import scaled
+from tests.children import answer
 
 N = 1000
 
@@ -221,9 +222,10 @@ def test_set_epoch_goes_to_another_epoch_and_stays_in_this_one() -> None:
     next(iter(loader))
     loader.set_epoch(0)
     assert loader.state_dict()["position"] == 64
-    loader.set_epoch(5)
+    loader.set_epoch(np.int64(5))  # type: ignore[arg-type]
+    assert type(loader.state_dict()["epoch"]) is int
     np.testing.assert_array_equal(order_of(loader), sw.Shuffle(7).order(N).rows(5, 0, N))
-    with pytest.raises(ValueError, match="negative"):
+    with pytest.raises(ValueError, match="at least 0"):
         loader.set_epoch(-1)
 
 
@@ -299,8 +301,11 @@ def test_sources_that_cannot_be_loaded() -> None:
         sw.Loader(numbers(0), 2)
     with pytest.raises(TypeError, match="expected a source"):
         sw.Loader("games/", 2)
-    with pytest.raises(TypeError, match="batch"):
-        sw.Loader(numbers(), 2.5)  # type: ignore[arg-type]
+    for wrong in (2.5, "4", None, True):
+        with pytest.raises(TypeError, match="batch_size must be a whole number"):
+            sw.Loader(numbers(), wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"two fields would be called 'a\.i'"):
+        sw.Loader({"a": numbers(), "a.i": np.arange(N)}, 2)
 
 
 # States.
@@ -388,17 +393,89 @@ def test_closing_never_hangs_and_a_later_loop_goes_on(make: Any) -> None:
 
 
 def test_threads_end_with_the_loader() -> None:
-    def count() -> int:
-        return len(os.listdir("/proc/self/task"))
+    script = """
+import os, numpy as np, stepwell as sw
+count = lambda: len(os.listdir("/proc/self/task"))
+source = sw.ArraySource(np.arange(100_000))
+source.take(np.arange(100_000))  # the shared pool is there to stay
+before = count()
+loader = sw.Loader(source, 8, threads=6)
+next(iter(loader))
+assert count() == before + 6, (count(), before)
+del loader
+assert count() == before, (count(), before)
+"""
+    answer(script)
 
-    gc.collect()
-    numbers().take(np.arange(N))  # the shared pool is there to stay
-    before = count()
-    loader = sw.Loader(numbers(), 8, threads=6)
-    next(iter(loader))
-    assert count() == before + 6
-    del loader
-    assert count() == before
+
+def test_threads_that_share_a_loop_get_every_row_once() -> None:
+    rows = np.zeros(1000, [("a", "<i8"), ("b", "<i4")])
+    rows["a"], rows["b"] = np.arange(1000), np.arange(1000) * 7
+    loader = sw.Loader(sw.ArraySource(rows), 96, threads=2)
+    for _ in range(scaled(100, smallest=10)):
+        loop = iter(loader)
+        with ThreadPoolExecutor(4) as pool:
+            parts = list(pool.map(lambda _: list(loop), range(4)))  # noqa: B023
+        batches = [batch for part in parts for batch in part]
+        for batch in batches:
+            np.testing.assert_array_equal(batch["b"], batch["a"] * 7)
+        assert sorted(row for batch in batches for row in batch["a"]) == list(range(1000))
+
+
+def test_a_daemon_thread_in_the_loader_does_not_abort_the_exit() -> None:
+    script = """
+import threading, time, numpy as np, stepwell as sw
+source = sw.ArraySource(np.arange(1_000_000))
+loader = sw.Loader(source, 4096)
+def consume():
+    for _ in loader.forever():
+        pass
+def take():
+    while True:
+        source.take(np.arange(5000))
+for target in (consume, take, take):
+    threading.Thread(target=target, daemon=True).start()
+time.sleep(0.2)
+print("end")
+"""
+    for _ in range(5):
+        assert answer(script) == "end"
+
+
+def test_stop_iteration_in_a_transform_is_an_error_not_an_end() -> None:
+    few = iter(range(3))
+
+    def transform(batch: sw.Batch) -> sw.Batch:
+        next(few)
+        return batch
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(sw.Loader(numbers(), 100, transform=transform, threads=1))
+
+
+def test_an_epoch_counted_by_hand_is_followed_by_the_next() -> None:
+    loader = sw.Loader(numbers(), 64, seed=7)
+    for epoch in range(3):
+        loop = iter(loader)
+        got = np.concatenate([next(loop)["i"] for _ in range(len(loader))])
+        np.testing.assert_array_equal(got, sw.Shuffle(7).order(N).rows(epoch, 0, N))
+
+
+def test_threads_that_cannot_start_are_done_without() -> None:
+    script = """
+import resource, numpy as np, stepwell as sw
+source = sw.ArraySource(np.arange(100_000))
+used = int(open("/proc/self/statm").read().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_AS, (used + 6_000_000, -1))  # no room for a thread's stack
+print(source.take(np.arange(99_000))["data"].sum())
+try:
+    next(iter(sw.Loader(source, 8)))
+except RuntimeError as error:
+    print(error)
+"""
+    total, error = answer(script, env={"STEPWELL_SANITIZED": ""}).splitlines()
+    assert int(total) == 99_000 * 98_999 // 2
+    assert error.startswith("no loader thread could be started")
 
 
 def test_closing_wakes_a_consumer_that_waits() -> None:

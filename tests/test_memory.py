@@ -256,7 +256,7 @@ def test_more_than_there_is(size: int) -> None:
     with pytest.raises(MemoryError):
         _core.BlockPool(0).take(size)
     with pytest.raises(MemoryError):
-        _core.load("/proc/self/exe", 0, size)
+        load(Path("/proc/self/exe"), 0, size)
 
 
 def test_threads_share_a_pool() -> None:
@@ -280,6 +280,11 @@ def test_threads_share_a_pool() -> None:
 # Files into memory.
 
 
+def load(path: Path, offset: int, size: int) -> Any:
+    with path.open("rb") as file:
+        return _core.load(file.fileno(), path, offset, size)
+
+
 def test_load_reads_any_part(tmp_path: Path) -> None:
     data = random_array("u1", 20 * MIB + 17)
     (tmp_path / "x").write_bytes(data.tobytes())
@@ -290,8 +295,8 @@ def test_load_reads_any_part(tmp_path: Path) -> None:
         (17, 9 * MIB),
         (3, 0),
     ]:
-        assert np.array_equal(_core.load(str(tmp_path / "x"), offset, size), data[offset:][:size])
-    assert len(_core.load(str(tmp_path / "x"), len(data), 0)) == 0
+        assert np.array_equal(load(tmp_path / "x", offset, size), data[offset:][:size])
+    assert len(load(tmp_path / "x", len(data), 0)) == 0
 
 
 @pytest.mark.parametrize(
@@ -302,22 +307,26 @@ def test_load_beyond_the_end(tmp_path: Path, offset: int, size: int, end: int) -
     path = tmp_path / "x"
     path.write_bytes(bytes(100))
     with pytest.raises(FormatError, match=f"expected {offset + size} bytes, .* {end}") as caught:
-        _core.load(str(path), offset, size)
+        load(path, offset, size)
     assert (caught.value.path, caught.value.offset) == (str(path), end)
 
 
 def test_load_says_what_the_system_said(tmp_path: Path) -> None:
-    cases: list[tuple[Path, type[OSError], int]] = [
-        (tmp_path / "none", FileNotFoundError, errno.ENOENT),
-        (tmp_path, IsADirectoryError, errno.EISDIR),
-        (Path("/proc/self/mem"), OSError, errno.EIO),
+    folder = os.open(tmp_path, os.O_RDONLY)
+    memory = os.open("/proc/self/mem", os.O_RDONLY)
+    cases: list[tuple[int, Path, type[OSError], int]] = [
+        (folder, tmp_path, IsADirectoryError, errno.EISDIR),
+        (memory, Path("/proc/self/mem"), OSError, errno.EIO),
+        (-1, tmp_path / "closed", OSError, errno.EBADF),
     ]
-    for path, kind, number in cases:
+    for file, path, kind, number in cases:
         with pytest.raises(kind) as caught:
-            _core.load(str(path), 0, 10)
+            _core.load(file, path, 0, 10)
         assert caught.value.errno == number
         assert caught.value.filename == str(path)
         assert str(caught.value) == f"[Errno {number}] {os.strerror(number)}: {str(path)!r}"
+    os.close(folder)
+    os.close(memory)
 
 
 def test_failed_loads_leave_no_file_open(tmp_path: Path) -> None:
@@ -325,7 +334,7 @@ def test_failed_loads_leave_no_file_open(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(50):
         with pytest.raises(FormatError):
-            _core.load(str(tmp_path / "x"), 0, 101)
+            load(tmp_path / "x", 0, 101)
     assert len(os.listdir("/proc/self/fd")) == before
 
 

@@ -8,15 +8,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from stepwell import _core
-from stepwell._core import Schedule, Tail
+from stepwell._core import Schedule
 from tests import scaled
 from tests.reference import sampling as reference
-
-TAILS: dict[Tail, reference.Tail] = {
-    Tail.dropped: "dropped",
-    Tail.shared: "shared",
-    Tail.clipped: "clipped",
-}
 
 
 @dataclass(frozen=True)
@@ -26,13 +20,13 @@ class Case:
     length: int
     batch: int
     world: int
-    tail: Tail
+    drop_last: bool
     epoch: int
     position: int
 
     def rank(self, rank: int) -> Schedule:
         return Schedule(
-            self.length, self.batch, rank, self.world, self.tail, self.epoch, self.position
+            self.length, self.batch, rank, self.world, self.drop_last, self.epoch, self.position
         )
 
     def ranks(self) -> list[Schedule]:
@@ -40,14 +34,14 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, tails: tuple[Tail, ...] = tuple(Tail)) -> Case:
+def cases(draw: st.DrawFn, drop: tuple[bool, ...] = (False, True)) -> Case:
     batch = draw(st.integers(1, 30))
     world = draw(st.integers(1, 6))
-    tail = draw(st.sampled_from(tails))
-    least = batch * world if tail is Tail.dropped else 1
+    drop_last = draw(st.sampled_from(drop))
+    least = batch * world if drop_last else 1
     length = draw(st.integers(least, least + 120))
     position = draw(st.integers(0, length) | st.sampled_from([0, length - 1, length]))
-    return Case(length, batch, world, tail, draw(st.integers(0, 2**40)), position)
+    return Case(length, batch, world, drop_last, draw(st.integers(0, 2**40)), position)
 
 
 def positions(case: Case, step: tuple[int, int, int, int]) -> list[int]:
@@ -66,7 +60,7 @@ def test_every_step_is_the_pages(case: Case, data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, case.world - 1))
     schedule = case.rank(rank)
     model = reference.steps(
-        case.length, case.batch, rank, case.world, TAILS[case.tail], case.epoch, case.position
+        case.length, case.batch, rank, case.world, case.drop_last, case.epoch, case.position
     )
     for n, expected in enumerate(islice(model, 40)):
         epoch, start, count, after = schedule.step(n)
@@ -89,33 +83,26 @@ def test_ranks_read_side_by_side_and_agree_where_they_stand(case: Case) -> None:
         # The positions up to `after`, each once and in order; then the padding of a tail.
         assert read[: after - at] == list(range(at, after))
         assert read[after - at :] == [p % case.length for p in range(len(read) - (after - at))]
-        if case.tail is not Tail.clipped:
-            assert len({count for _, _, count, _ in steps}) == 1, "unequal batches"
+        assert len({count for _, _, count, _ in steps}) == 1, "unequal batches"
         at = after
 
 
-@given(cases(tails=(Tail.shared, Tail.clipped)))
+@given(cases(drop=(False,)))
 @settings(max_examples=scaled(300, smallest=30))
 def test_an_epoch_is_every_position(case: Case) -> None:
     schedule = case.rank(0)
     rest, whole = schedule.steps_from(case.position), schedule.steps_from(0)
     first = [p for n in range(rest) for p in together(case, n)]
     second = [p for n in range(rest, rest + whole) for p in together(case, n)]
-    if case.tail is Tail.clipped:
-        assert first == list(range(case.position, case.length))
-        assert second == list(range(case.length))
-    else:
-        # The padding, fewer rows than ranks, continues at the beginning.
-        assert first[: case.length - case.position] == list(range(case.position, case.length))
-        assert second[: case.length] == list(range(case.length))
-        assert len(second) - case.length < case.world
-        assert (
-            second[case.length :]
-            == [p % case.length for p in range(case.world)][: len(second) - case.length]
-        )
+    # The padding, fewer rows than ranks, continues at the beginning.
+    assert first[: case.length - case.position] == list(range(case.position, case.length))
+    assert second[: case.length] == list(range(case.length))
+    padding = second[case.length :]
+    assert len(padding) < case.world
+    assert padding == [p % case.length for p in range(len(padding))]
 
 
-@given(cases(tails=(Tail.dropped,)))
+@given(cases(drop=(True,)))
 def test_dropping_leaves_out_less_than_a_global_batch(case: Case) -> None:
     schedule = case.rank(0)
     rest, whole = schedule.steps_from(case.position), schedule.steps_from(0)
@@ -132,12 +119,14 @@ def test_a_schedule_begun_where_another_stands_continues_it(case: Case, taken: i
     if taken:
         epoch, _, _, position = case.rank(0).step(taken - 1)
     for rank, original in enumerate(case.ranks()):
-        resumed = Schedule(case.length, case.batch, rank, case.world, case.tail, epoch, position)
+        resumed = Schedule(
+            case.length, case.batch, rank, case.world, case.drop_last, epoch, position
+        )
         for n in range(8):
             assert resumed.step(n) == original.step(taken + n)
 
 
-@given(cases(tails=(Tail.shared, Tail.clipped)), st.integers(1, 30), st.integers(1, 6))
+@given(cases(drop=(False,)), st.integers(1, 30), st.integers(1, 6))
 def test_the_positions_do_not_depend_on_batch_and_world(case: Case, batch: int, world: int) -> None:
     """Half an epoch in one world, the rest in another: every position once, in order."""
     taken = case.rank(0).steps_from(case.position) // 2
@@ -145,7 +134,7 @@ def test_the_positions_do_not_depend_on_batch_and_world(case: Case, batch: int, 
     if taken:
         epoch, _, _, position = case.rank(0).step(taken - 1)
     before = [p for n in range(taken) for p in together(case, n)]
-    other = Case(case.length, batch, world, case.tail, epoch, position)
+    other = Case(case.length, batch, world, case.drop_last, epoch, position)
     rest = other.rank(0).steps_from(position)
     after = [p for n in range(rest) for p in together(other, n)]
     expected = list(range(case.position, case.length))
@@ -156,72 +145,95 @@ def test_the_positions_do_not_depend_on_batch_and_world(case: Case, batch: int, 
     length=st.integers(1, 2**62),
     batch=st.integers(1, 2**40),
     world=st.integers(1, 2**20),
-    tail=st.sampled_from(list(Tail)),
+    drop_last=st.booleans(),
     epoch=st.integers(0, 2**32),
     data=st.data(),
 )
 @settings(max_examples=scaled(300, smallest=30))
 def test_numbers_beyond_any_data_set(
-    length: int, batch: int, world: int, tail: Tail, epoch: int, data: st.DataObject
+    length: int, batch: int, world: int, drop_last: bool, epoch: int, data: st.DataObject
 ) -> None:
     size = batch * world
-    if tail is Tail.dropped:
+    if drop_last:
         length = max(length, size)
     position = data.draw(st.integers(0, length))
     rank = data.draw(st.integers(0, world - 1))
     n = data.draw(st.integers(0, 2**62))
-    schedule = Schedule(length, batch, rank, world, tail, epoch, position)
+    schedule = Schedule(length, batch, rank, world, drop_last, epoch, position)
 
     def steps_from(p: int) -> int:
         whole, left = divmod(length - p, size)
-        return whole + (left > 0 and tail is not Tail.dropped)
+        return whole + (left > 0 and not drop_last)
 
     assert schedule.steps_from(position) == steps_from(position)
     first, each = steps_from(position), steps_from(0)
     epochs, number = (0, n) if n < first else (1 + (n - first) // each, (n - first) % each)
     begin = (0 if epochs else position) + number * size
     left = length - begin
-    part = count = batch
-    if left < size and tail is Tail.shared:
-        part = count = -(-left // world)
-    if left < size and tail is Tail.clipped:
-        count = min(max(left - rank * batch, 0), batch)
+    count = batch if left >= size else -(-left // world)
     assert schedule.step(n) == (
         epoch + epochs,
-        (begin + rank * part) % length,
+        (begin + rank * count) % length,
         count,
         min(length, begin + size),
     )
 
 
-def table(length: int, batch: int, world: int, tail: Tail, steps: int) -> list[list[list[int]]]:
-    case = Case(length, batch, world, tail, epoch=0, position=0)
+@given(cases(), st.integers(1, 5), st.integers(0, 12))
+@settings(max_examples=scaled(300, smallest=30))
+def test_workers_of_a_rank_make_its_steps_in_turn(case: Case, workers: int, taken: int) -> None:
+    plain = Schedule(case.length, case.batch, 0, case.world, case.drop_last, 0, 0)
+    rank = case.world - 1
+    whole = Schedule(case.length, case.batch, rank, case.world, case.drop_last, 0, 0)
+    epoch = [whole.step(n) for n in range(plain.steps_from(0))]
+    for worker in range(workers):
+        mine = epoch[worker::workers]
+
+        def begun_at(position: int, worker: int = worker) -> Schedule:
+            rest = (case.drop_last, 0, position, worker, workers)
+            return Schedule(case.length, case.batch, rank, case.world, *rest)
+
+        schedule = begun_at(0)
+        assert schedule.steps_from(0) == len(mine)
+        assert [schedule.step(n) for n in range(len(mine))] == mine
+        if not mine:
+            with pytest.raises(IndexError, match="no step"):
+                schedule.step(0)
+            continue
+        assert schedule.step(len(mine)) == (1, *mine[0][1:])
+        done = min(taken, len(mine) - 1)  # and begun anew where it stands after some of its own
+        resumed = begun_at(mine[done][3])
+        assert resumed.steps_from(mine[done][3]) == len(mine) - done - 1
+        assert [resumed.step(n) for n in range(len(mine) - done - 1)] == mine[done + 1 :]
+
+
+def table(
+    length: int, batch: int, world: int, drop_last: bool, steps: int
+) -> list[list[list[int]]]:
+    case = Case(length, batch, world, drop_last, epoch=0, position=0)
     return [[positions(case, rank.step(n)) for rank in case.ranks()] for n in range(steps)]
 
 
 def test_the_pages_example() -> None:
     # 11 positions, two ranks, two rows a batch.
     whole = [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
-    assert table(11, 2, 2, Tail.dropped, 3) == [*whole, whole[0]]
-    assert table(11, 2, 2, Tail.shared, 4) == [*whole, [[8, 9], [10, 0]], whole[0]]
-    assert table(11, 2, 2, Tail.clipped, 4) == [*whole, [[8, 9], [10]], whole[0]]
+    assert table(11, 2, 2, True, 3) == [*whole, whole[0]]
+    assert table(11, 2, 2, False, 4) == [*whole, [[8, 9], [10, 0]], whole[0]]
 
 
 def test_one_rank_gets_a_short_batch() -> None:
-    for tail in (Tail.shared, Tail.clipped):
-        assert table(7, 3, 1, tail, 4) == [[[0, 1, 2]], [[3, 4, 5]], [[6]], [[0, 1, 2]]]
+    assert table(7, 3, 1, False, 4) == [[[0, 1, 2]], [[3, 4, 5]], [[6]], [[0, 1, 2]]]
 
 
 def test_more_ranks_than_rows_go_around_more_than_once() -> None:
-    assert table(3, 4, 8, Tail.shared, 1) == [[[0], [1], [2], [0], [1], [2], [0], [1]]]
-    assert table(3, 2, 3, Tail.clipped, 1) == [[[0, 1], [2], []]]
+    assert table(3, 4, 8, False, 1) == [[[0], [1], [2], [0], [1], [2], [0], [1]]]
 
 
 def test_the_end_of_an_epoch_is_the_beginning_of_the_next() -> None:
-    assert Schedule(10, 5, 0, 1, Tail.shared, 3, 10).step(0) == (4, 0, 5, 5)
+    assert Schedule(10, 5, 0, 1, False, 3, 10).step(0) == (4, 0, 5, 5)
     # Fewer rows left than a global batch, and the tail is dropped: nothing more here.
-    assert Schedule(10, 4, 0, 1, Tail.dropped, 3, 7).step(0) == (4, 0, 4, 4)
-    assert Schedule(10, 4, 0, 1, Tail.dropped, 3, 7).steps_from(7) == 0
+    assert Schedule(10, 4, 0, 1, True, 3, 7).step(0) == (4, 0, 4, 4)
+    assert Schedule(10, 4, 0, 1, True, 3, 7).steps_from(7) == 0
 
 
 GOOD: dict[str, Any] = {
@@ -229,7 +241,7 @@ GOOD: dict[str, Any] = {
     "batch": 8,
     "rank": 0,
     "world": 2,
-    "tail": Tail.shared,
+    "drop_last": False,
     "epoch": 0,
     "position": 0,
 }
@@ -247,9 +259,11 @@ GOOD: dict[str, Any] = {
         ({"length": -1}, r"no rows"),
         ({"position": -1}, r"position must be in \[0, 100\], got -1"),
         ({"position": 101}, r"position must be in \[0, 100\], got 101"),
+        ({"worker": 1}, r"worker must be in \[0, 1\), got 1"),
+        ({"length": 2**62 + 1}, r"at most 2\*\*62 rows"),
         ({"batch": 2**62}, r"batch_size times world_size is too large"),
         ({"batch": 2**40, "world": 2**40}, r"batch_size times world_size is too large"),
-        ({"batch": 51, "tail": Tail.dropped}, r"100 rows are fewer than one global batch of 102"),
+        ({"batch": 51, "drop_last": True}, r"100 rows are fewer than one global batch of 102"),
     ],
     ids=str,
 )

@@ -545,3 +545,10 @@ def test_a_map_beyond_its_base_is_noticed() -> None:
             reader.take(np.zeros(1, np.int64))
         with pytest.raises(IndexError, match=f"row {index} "):
             reader.take(np.zeros(50_000, np.int64))
+
+
+def test_windows_too_large_for_memory_are_refused() -> None:
+    source = ArraySource(np.zeros((2**61, 0), np.uint8)).windows(2**60)
+    with pytest.raises(MemoryError):
+        source.take(np.arange(16))
+    assert source.fingerprint  # of rows that nobody could hold

@@ -7,8 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "blocks.hpp"
+#include "unlocked.hpp"
 
 namespace stepwell::bind {
 
@@ -23,6 +25,12 @@ using NumpyRows = nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>>;
 
 inline std::span<const std::int64_t> span_of(const RowsIn& rows) {
   return {rows.data(), rows.size()};
+}
+
+// The rows as they are now. Another Python thread may change the caller's array while we
+// work without the GIL, after the check.
+inline std::vector<std::int64_t> own_copy(const RowsIn& rows) {
+  return {rows.data(), rows.data() + rows.size()};
 }
 
 inline std::span<const std::byte> span_of(const BytesIn& bytes) {
@@ -47,6 +55,7 @@ inline NumpyRows numpy_rows(std::size_t count) {
   return NumpyRows(held, {count}, owner);
 }
 
+void bind_exit(nb::module_& m);
 void bind_threads(nb::module_& m);
 void bind_checksum(nb::module_& m);
 void bind_blocks(nb::module_& m);

@@ -33,25 +33,26 @@ void bind_blocks(nb::module_& m) {
             auto keep = std::make_shared<BytesOut>(memory);
             pool.donate(BlockRef(keep, span_of(memory).data()), memory.size());
           },
-          "memory"_a, "Add the caller's memory; it is handed out before any other.")
+          "memory"_a.noconvert(), "Add the caller's memory; it is handed out before any other.")
       .def_prop_ro("idle_bytes", &BlockPool::idle_bytes);
   m.def("shared_blocks", &shared_blocks, "The pool that `take` uses.");
   m.def(
       "load",
-      [](nb::object where, std::uint64_t offset, std::size_t bytes) {
+      [](int file, nb::object where, std::uint64_t offset, std::size_t bytes) {
         const std::string path = path_bytes(where);
         BlockRef block;
         {
-          nb::gil_scoped_release release;
+          const Unlocked unlocked;
           block = allocate(bytes);
-          load(path, offset, {block.get(), bytes});
+          load(file, path, offset, {block.get(), bytes});
         }
         return numpy_bytes(std::move(block), bytes);
       },
-      nb::sig("def load(path: str | bytes | os.PathLike[str], offset: int, bytes: int) -> "
-              "NDArray[numpy.uint8]"),
-      "path"_a, "offset"_a, "bytes"_a,
-      "Part of a file, read by all cores into huge pages. Raises FormatError when it ends early.");
+      nb::sig("def load(file: int, path: str | bytes | os.PathLike[str], offset: int, bytes: int)"
+              " -> NDArray[numpy.uint8]"),
+      "file"_a, "path"_a, "offset"_a, "bytes"_a,
+      "Part of an open file, read by all cores into huge pages; `path` is for messages.\n"
+      "Raises FormatError when it ends early.");
 }
 
 }  // namespace stepwell::bind

@@ -28,7 +28,11 @@ void translate(const std::exception_ptr& thrown, void*) {
 
 NB_MODULE(_core, m) {
   m.doc() = "The compiled core. Every function that takes long releases the GIL.";
+#ifndef STEPWELL_SANITIZE
+  nanobind::set_leak_warnings(false);  // a process that ends by os._exit leaks, and may
+#endif
   nanobind::register_exception_translator(stepwell::bind::translate);
+  stepwell::bind::bind_exit(m);
   stepwell::bind::bind_threads(m);
   stepwell::bind::bind_checksum(m);
   stepwell::bind::bind_blocks(m);

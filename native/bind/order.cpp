@@ -12,7 +12,7 @@ void stepwell::bind::bind_order(nb::module_& m) {
           [](const Order& order, std::uint64_t epoch, std::int64_t start, std::int64_t count) {
             order.check(start, count);  // before memory is asked for
             NumpyRows rows = numpy_rows(static_cast<std::size_t>(count));
-            nb::gil_scoped_release release;
+            const Unlocked unlocked;
             order.rows(epoch, start, {rows.data(), rows.size()});
             return rows;
           },
@@ -28,5 +28,5 @@ void stepwell::bind::bind_order(nb::module_& m) {
         auto keep = std::make_shared<decltype(cumulative)>(cumulative);
         return weighted_order({cumulative.data(), cumulative.size()}, keep, seed);
       },
-      "cumulative"_a, "seed"_a);
+      "cumulative"_a.noconvert(), "seed"_a);
 }

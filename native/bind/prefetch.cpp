@@ -15,7 +15,7 @@ NumpyBytes next(Prefetch& prefetch) {
   for (;;) {
     std::optional<Prefetch::Batch> batch;
     {
-      nb::gil_scoped_release release;
+      const Unlocked unlocked;
       batch = prefetch.next(std::chrono::milliseconds(100));
     }
     if (batch) return numpy_bytes(std::move(batch->block), batch->bytes);
@@ -26,14 +26,11 @@ NumpyBytes next(Prefetch& prefetch) {
 }  // namespace
 
 void bind_prefetch(nb::module_& m) {
-  nb::enum_<Schedule::Tail>(m, "Tail", "What happens to fewer rows than a global batch.")
-      .value("dropped", Schedule::Tail::dropped, "Left out.")
-      .value("shared", Schedule::Tail::shared, "Equal batches for all ranks, some rows twice.")
-      .value("clipped", Schedule::Tail::clipped, "Every row once, unequal batches.");
   nb::class_<Schedule>(m, "Schedule", "Which positions each step of a loop reads, on each rank.")
-      .def(nb::init<std::int64_t, std::int64_t, std::int64_t, std::int64_t, Schedule::Tail,
-                    std::uint64_t, std::int64_t>(),
-           "length"_a, "batch"_a, "rank"_a, "world"_a, "tail"_a, "epoch"_a, "position"_a)
+      .def(nb::init<std::int64_t, std::int64_t, std::int64_t, std::int64_t, bool, std::uint64_t,
+                    std::int64_t, std::int64_t, std::int64_t>(),
+           "length"_a, "batch"_a, "rank"_a, "world"_a, "drop_last"_a, "epoch"_a, "position"_a,
+           "worker"_a = 0, "workers"_a = 1)
       .def("steps_from", &Schedule::steps_from, "position"_a,
            "Steps from `position` to the end of an epoch.")
       .def(
@@ -47,7 +44,7 @@ void bind_prefetch(nb::module_& m) {
       .def(nb::init<ReaderPtr, OrderPtr, Schedule, std::shared_ptr<BlockPool>, unsigned, unsigned>(),
            "reader"_a, "order"_a, "schedule"_a, "blocks"_a, "threads"_a, "depth"_a)
       .def("next", &next, "The next batch's block, laid out by `Reader.layout`.")
-      .def("close", &Prefetch::close, nb::call_guard<nb::gil_scoped_release>());
+      .def("close", &Prefetch::close, nb::call_guard<Unlocked>());
 }
 
 }  // namespace stepwell::bind

@@ -21,32 +21,39 @@ ReaderPtr table(TableIn rows, const std::vector<std::pair<std::size_t, std::size
   return table_reader(table, std::move(layout), std::make_shared<TableIn>(rows));
 }
 
-NumpyBytes take(const Reader& reader, RowsIn rows) {
+NumpyBytes take(const Reader& reader, RowsIn given) {
+  const auto rows = own_copy(given);
   BlockRef block;
   std::vector<std::size_t> layout;
   {
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     layout = block_layout(reader, rows.size());
     block = shared_blocks()->take(layout.back());
     std::vector<std::byte*> outs;
     for (std::size_t f = 0; f < reader.fields().size(); ++f)
       outs.push_back(block.get() + layout[f]);
-    read(reader, span_of(rows), outs);
+    read(reader, rows, outs);
   }
   return numpy_bytes(std::move(block), layout.back());
 }
 
-void read_into(const Reader& reader, RowsIn rows, const std::vector<BytesOut>& outs) {
+void read_into(const Reader& reader, RowsIn given, const std::vector<BytesOut>& outs) {
+  const auto rows = own_copy(given);
   if (outs.size() != reader.fields().size())
     throw std::invalid_argument("one output for each field is needed");
   std::vector<std::byte*> places;
   for (std::size_t f = 0; f < outs.size(); ++f) {
     if (outs[f].size() != rows.size() * reader.fields()[f])
       throw std::invalid_argument("an output has the wrong size");
-    places.push_back(span_of(outs[f]).data());
+    const auto place = span_of(outs[f]);
+    for (std::size_t g = 0; g < f; ++g)
+      if (overlap(place, span_of(outs[g])))
+        throw std::invalid_argument("out: two fields share memory");
+    if (reader.holds(place)) throw std::invalid_argument("out: memory of the source itself");
+    places.push_back(place.data());
   }
-  nb::gil_scoped_release release;
-  read(reader, span_of(rows), places);
+  const Unlocked unlocked;
+  read(reader, rows, places);
 }
 
 }  // namespace
@@ -57,9 +64,9 @@ void bind_reader(nb::module_& m) {
       .def(
           "layout", [](const Reader& reader, std::size_t count) { return block_layout(reader, count); },
           "count"_a, "Where each field begins in a block of `count` rows, and the block's size.")
-      .def("take", &take, "rows"_a, "The rows in a block of the shared pool, laid out by `layout`.")
-      .def("read", &read_into, "rows"_a, "outs"_a, "The rows into the caller's memory.");
-  m.def("table_reader", &table, "rows"_a, "fields"_a,
+      .def("take", &take, "rows"_a.noconvert(), "The rows in a block of the shared pool, laid out by `layout`.")
+      .def("read", &read_into, "rows"_a.noconvert(), "outs"_a, "The rows into the caller's memory.");
+  m.def("table_reader", &table, "rows"_a.noconvert(), "fields"_a,
         "Fields, as (offset, bytes), of the rows of a two-dimensional byte array.");
   m.def("mapped_reader", &mapped_reader, "base"_a, "map"_a);
   m.def("concat_reader", &concat_reader, "parts"_a);

@@ -11,26 +11,27 @@ void stepwell::bind::bind_rowmap(nb::module_& m) {
       .def_prop_ro("width", &RowMap::width, "Base rows for each view row.")
       .def(
           "apply",
-          [](const RowMap& map, RowsIn rows) {
-            check_rows(span_of(rows), map.length());
-            NumpyRows out = numpy_rows(rows.size() * static_cast<std::size_t>(map.width()));
-            nb::gil_scoped_release release;
-            map.apply(span_of(rows), {out.data(), out.size()});
+          [](const RowMap& map, RowsIn given) {
+            const auto rows = own_copy(given);
+            check_rows(rows, map.length());
+            NumpyRows out = numpy_rows(map.mapped_size(rows.size()));
+            const Unlocked unlocked;
+            map.apply(rows, {out.data(), out.size()});
             return out;
           },
-          "rows"_a);
+          "rows"_a.noconvert());
   m.def(
       "index_map",
       [](RowsIn index) { return index_map(span_of(index), std::make_shared<RowsIn>(index)); },
-      "index"_a);
+      "index"_a.noconvert());
   m.def(
       "range_map",
       [](RowsIn starts, RowsIn counts, std::int64_t step, std::int64_t width) {
         return range_map(span_of(starts), span_of(counts), step, width);
       },
-      "starts"_a, "counts"_a, "step"_a = 1, "width"_a = 1);
+      "starts"_a.noconvert(), "counts"_a.noconvert(), "step"_a = 1, "width"_a = 1);
   m.def(
       "check_rows",
-      [](RowsIn rows, std::int64_t length) { check_rows(span_of(rows), length); }, "rows"_a,
+      [](RowsIn rows, std::int64_t length) { check_rows(span_of(rows), length); }, "rows"_a.noconvert(),
       "length"_a, "Raise IndexError naming the first row outside range(length).");
 }

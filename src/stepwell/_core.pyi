@@ -1,7 +1,6 @@
 """The compiled core. Every function that takes long releases the GIL."""
 
 from collections.abc import Sequence
-import enum
 import os
 from typing import Annotated
 
@@ -37,9 +36,10 @@ class BlockPool:
 def shared_blocks() -> BlockPool:
     """The pool that `take` uses."""
 
-def load(path: str | bytes | os.PathLike[str], offset: int, bytes: int) -> NDArray[numpy.uint8]:
+def load(file: int, path: str | bytes | os.PathLike[str], offset: int, bytes: int) -> NDArray[numpy.uint8]:
     """
-    Part of a file, read by all cores into huge pages. Raises FormatError when it ends early.
+    Part of an open file, read by all cores into huge pages; `path` is for messages.
+    Raises FormatError when it ends early.
     """
 
 class Order:
@@ -108,22 +108,10 @@ def concat_reader(parts: Sequence[Reader]) -> Reader: ...
 
 def join_reader(parts: Sequence[Reader]) -> Reader: ...
 
-class Tail(enum.Enum):
-    """What happens to fewer rows than a global batch."""
-
-    dropped = 0
-    """Left out."""
-
-    shared = 1
-    """Equal batches for all ranks, some rows twice."""
-
-    clipped = 2
-    """Every row once, unequal batches."""
-
 class Schedule:
     """Which positions each step of a loop reads, on each rank."""
 
-    def __init__(self, length: int, batch: int, rank: int, world: int, tail: Tail, epoch: int, position: int) -> None: ...
+    def __init__(self, length: int, batch: int, rank: int, world: int, drop_last: bool, epoch: int, position: int, worker: int = 0, workers: int = 1) -> None: ...
 
     def steps_from(self, position: int) -> int:
         """Steps from `position` to the end of an epoch."""

@@ -15,8 +15,10 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 import stepwell as sw
 
@@ -41,7 +43,9 @@ def main() -> None:
     try:
         app()
     except (sw.StepwellError, OSError, ImportError) as error:
-        err.print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        err.print(
+            Text("error:", "bold red"), str(error), markup=False, highlight=False, soft_wrap=True
+        )
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -78,18 +82,18 @@ def info(path: PathArgument, as_json: JsonOption = False) -> None:
         print(json.dumps(facts))
         return
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("store", f"{facts['store']} at {path}")
+    table.add_row("store", escape(f"{facts['store']} at {path}"))
     table.add_row("rows", f"{facts['rows']:,}")
     table.add_row("bytes", f"{facts['bytes']:,} ({facts['row_bytes']:,} a row)")
     for i, (name, field) in enumerate(facts["fields"].items()):
-        table.add_row("fields" if i == 0 else "", f"{name}: {field}")
+        table.add_row("fields" if i == 0 else "", escape(f"{name}: {field}"))
     out.print(table, highlight=False)
 
 
 @app.command()
 def bench(
     path: PathArgument,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows in a batch.")] = 4096,
+    batch_size: Annotated[int, typer.Option(min=1, max=2**31, help="Rows in a batch.")] = 4096,
     seconds: Annotated[float, typer.Option(min=0.05, help="How long to measure each.")] = 3.0,
     mapped: MapOption = False,
     as_json: JsonOption = False,
@@ -110,7 +114,7 @@ def bench(
     if as_json:
         print(json.dumps({"path": str(path), "batch_size": batch_size, **results}))
         return
-    table = Table(title=f"{path}: {len(source):,} rows, batches of {batch_size:,}")
+    table = Table(title=escape(f"{path}: {len(source):,} rows, batches of {batch_size:,}"))
     for column in ("", "rows/s", "first ms", "p50 ms", "p99 ms", "peak memory MB"):
         table.add_column(column, justify="left" if not column else "right")
     for name, result in results.items():

@@ -39,6 +39,10 @@ class Loader(_loader.Loader):
         self._device = device
 
     def _start(self, batch: Batch) -> dict[str, Any]:
+        if not isinstance(batch, Mapping):
+            raise TypeError(
+                f"expected a dict of arrays, as a transform too must give, got {type(batch)}"
+            )
         for name, values in batch.items():
             if isinstance(values, Ragged):
                 raise SchemaError(f"field {name!r} is ragged; pad it with transform= first")

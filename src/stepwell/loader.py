@@ -8,12 +8,14 @@ been prefetched, and the order of rows depends on neither threads, batch size no
 """
 
 import itertools
+import operator
 import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -48,8 +50,8 @@ class Loader:
     leaves it out.
 
     A loop that is left early is continued by the next one. `transform` is applied to each
-    batch in a thread. With `on_corrupt="skip"` damaged rows are left out of their batch and
-    listed in `corrupt`.
+    batch in one of several threads, so batches reach it in no fixed order. With
+    `on_corrupt="skip"` damaged rows are left out of their batch and listed in `corrupt`.
     """
 
     def __init__(
@@ -79,13 +81,12 @@ class Loader:
         self._source = _as_source(source)
         self._sampler = sampler or (Shuffle(seed) if shuffle else Sequential())
         self._order: Order = self._sampler.order(len(self._source))
-        self._batch_size = batch_size
-        self._tail = _core.Tail.dropped if drop_last else _core.Tail.shared
-        self._rank, self._world_size = rank, world_size
-        self._threads = _at_least_one(
-            "threads", _core.usable_cores() if threads is None else threads
-        )
-        self._prefetch = _at_least_one("prefetch", prefetch)
+        self._batch_size = _whole("batch_size", batch_size)
+        self._drop_last = bool(drop_last)
+        self._rank, self._world_size = _whole("rank", rank, 0), _whole("world_size", world_size)
+        self._worker = (0, 1)  # this process among those that serve the rank, and their number
+        self._threads = _whole("threads", _core.usable_cores() if threads is None else threads)
+        self._prefetch = _whole("prefetch", prefetch)
         self._transform = transform
         self._on_corrupt = on_corrupt
         self._epoch = 0
@@ -95,6 +96,8 @@ class Loader:
         self._engine: _Engine | None = None
         self._started: deque[Delivery | Exception] = deque()
         self._loops = 0  # begun or ended so far; a loop that is not the last one is over
+        self._at_end = False  # the epoch's last batch was handed over here, its loop goes on
+        self._turn = Lock()  # one thread at a time moves the loader
         self._begin = self._schedule(0, 0)
 
     # The loop.
@@ -105,6 +108,8 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """The rest of the current epoch; a new loop ends the one before it."""
+        if self._at_end:
+            self._epoch, self._position, self._at_end = self._epoch + 1, 0, False
         self._loops += 1
         return _Epoch(self, self._loops)
 
@@ -123,8 +128,7 @@ class Loader:
 
         So a loop over epochs that calls this, as torch's samplers want it, resumes exactly.
         """
-        if epoch < 0:
-            raise ValueError(f"epoch must not be negative, got {epoch}")
+        epoch = _whole("epoch", epoch, 0)
         if epoch != self._epoch:
             self._move(epoch, 0)
 
@@ -156,10 +160,10 @@ class Loader:
             if state[key] != mine:
                 raise StateError(f"state {key!r}: expected {mine!r}, got {state[key]!r}")
         for key, most in (("epoch", 2**64 - 1), ("position", self._order.length)):
-            value = state.get(key)
-            if type(value) is not int or not 0 <= value <= most:
+            value: Any = state.get(key)
+            if not hasattr(value, "__index__") or not 0 <= operator.index(value) <= most:
                 raise StateError(f"state {key!r}: expected 0 to {most}, got {value!r}")
-        self._move(state["epoch"], state["position"])
+        self._move(operator.index(state["epoch"]), operator.index(state["position"]))
 
     def _identity(self) -> dict[str, Any]:
         return {
@@ -172,11 +176,12 @@ class Loader:
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "_engine": None, "_started": deque()}
-        del state["_order"], state["_begin"]
+        del state["_order"], state["_begin"], state["_turn"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._turn = Lock()
         self._order = self._sampler.order(len(self._source))
         self._begin = self._schedule(0, 0)
 
@@ -211,14 +216,16 @@ class Loader:
             self._batch_size,
             self._rank,
             self._world_size,
-            self._tail,
+            self._drop_last,
             epoch,
             position,
+            *self._worker,
         )
 
     def _move(self, epoch: int, position: int) -> None:
         self._stop()
         self._loops += 1
+        self._at_end = False
         self._epoch, self._position = epoch, position
 
     def _stop(self) -> None:
@@ -244,10 +251,13 @@ class Loader:
             if isinstance(delivery, Exception):
                 raise delivery
             batch = self._finish(delivery.batch)
-        except BaseException:
+        except BaseException as error:
             self._stop()  # the next call begins anew at the batch that was not handed over
+            if isinstance(error, StopIteration):  # it would end the loop as if all were well
+                raise RuntimeError("a source or transform raised StopIteration") from error
             raise
         self._epoch, self._position = delivery.epoch, delivery.position
+        self._at_end = self._begin.steps_from(self._position) == 0
         return batch
 
     def _make_engine(self) -> "_Engine":
@@ -278,15 +288,16 @@ class _Epoch(Iterator[Any]):
 
     def __next__(self) -> Any:
         loader = self._loader
-        if self._over:
-            raise StopIteration
-        if loader._loops != self._number:
-            raise RuntimeError("this loop was ended: the loader has begun another or was moved")
-        if loader._begin.steps_from(loader._position) == 0:
-            self._over = True
-            loader._epoch, loader._position = loader._epoch + 1, 0
-            raise StopIteration
-        return loader._next()
+        with loader._turn:
+            if self._over:
+                raise StopIteration
+            if loader._loops != self._number:
+                raise RuntimeError("this loop was ended: the loader has begun another or was moved")
+            if loader._begin.steps_from(loader._position) == 0:
+                self._over = True
+                loader._epoch, loader._position, loader._at_end = loader._epoch + 1, 0, False
+                raise StopIteration
+            return loader._next()
 
 
 @dataclass(slots=True)
@@ -315,6 +326,8 @@ class _Fetch:
         while count > 0:
             part = min(count, self.order.length - start)
             parts.append(self.order.rows(epoch, start, part))
+            if len(parts[-1]) != part:
+                raise ValueError(f"expected {part} rows of the sampler, got {len(parts[-1])}")
             count, start = count - part, 0
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -409,13 +422,19 @@ def _as_source(source: Source | Mapping[str, Any] | Any) -> Source:
         return Join({name: _as_source(part) for name, part in source.items()})
     if isinstance(source, np.ndarray):
         return ArraySource(source)
-    raise TypeError(f"expected a source, an array or a mapping of those, got {type(source)}")
+    raise TypeError(
+        f"expected a source, an array or a mapping of those, got {type(source)}; "
+        "stepwell.open opens paths, ArraySource wraps what NumPy makes an array of"
+    )
 
 
-def _at_least_one(name: str, value: int) -> int:
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
-    return value
+def _whole(name: str, value: Any, least: int = 1) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
+    number = operator.index(value)
+    if not least <= number < 2**63:
+        raise ValueError(f"{name} must be at least {least}, got {number}")
+    return number
 
 
 def _find_world() -> tuple[int, int]:

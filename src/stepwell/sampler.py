@@ -11,7 +11,7 @@ order stores a permutation or needs set-up, so 1e12 rows are as easy as ten. Any
 """
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -51,7 +51,7 @@ class Shuffle:
     """Every row once an epoch, in uniformly random order, another one each epoch.
 
     >>> Shuffle(seed=7).order(10).rows(epoch=0, start=0, count=10)
-    array([8, 3, 9, 6, 0, 1, 4, 7, 5, 2])
+    array([7, 8, 2, 6, 9, 0, 1, 3, 5, 4])
     """
 
     seed: int = 0
@@ -71,8 +71,8 @@ class Shuffle:
 class Block:
     """Every row once an epoch: blocks of `k` neighbouring rows in random order.
 
-    Rows are then shuffled among each `group` blocks that follow one another, so a batch
-    mixes rows of up to `group` places of the source. Reads are `k` rows long instead of
+    Rows are then shuffled inside windows of up to `group` blocks that follow one another, so
+    a batch mixes rows of that many places of the source. Reads are `k` rows long instead of
     one, which is what mapped or remote data larger than memory needs; the price is that
     two rows of a block stay within `k * group` positions of each other.
     """
@@ -104,7 +104,7 @@ class Sequential:
 
     window: int = 1
     stride: int | None = None
-    seed: int = field(default=0, init=False)
+    seed: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.order(0)
@@ -145,10 +145,21 @@ class Weighted:
 
     def __init__(self, weights: ArrayLike, seed: int = 0) -> None:
         _check_seed(seed)
+        each = np.asarray(weights)
+        if each.dtype.kind not in "biuf" and each.size:
+            raise TypeError(f"weights must be numbers, got {each.dtype}")
+        if each.ndim != 1:
+            raise ValueError(f"weights must have one dimension, got {each.ndim}")
+        each = each.astype(np.float64)
+        if not np.isfinite(each).all():
+            raise ValueError("weights must be finite")
+        if (each < 0).any():
+            raise ValueError("weights must not be negative")
         self.seed = seed
-        self._cumulative: NDArray[np.float64] = np.cumsum(weights, dtype=np.float64)
+        with np.errstate(over="ignore"):  # an infinite sum is refused below
+            self._cumulative: NDArray[np.float64] = np.cumsum(each)
         self._cumulative.flags.writeable = False
-        self.order(len(self._cumulative))  # signs, NaNs and the sum are checked there
+        self.order(len(self._cumulative))
 
     @property
     def name(self) -> str:
@@ -159,8 +170,20 @@ class Weighted:
             raise ValueError(f"expected {length} weights, got {len(self._cumulative)}")
         return _core.weighted_order(self._cumulative, self.seed)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _weighted, (self._cumulative, self.seed)
+
     def __repr__(self) -> str:
         return f"Weighted({len(self._cumulative):,} weights, seed={self.seed})"
+
+
+def _weighted(cumulative: NDArray[np.float64], seed: int) -> Weighted:
+    """A sampler of running sums, to the bit: differences of them would not add up again."""
+    sampler = Weighted.__new__(Weighted)
+    sampler.seed = seed
+    sampler._cumulative = cumulative
+    sampler._cumulative.flags.writeable = False
+    return sampler
 
 
 def _check_seed(seed: int) -> None:

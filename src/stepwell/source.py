@@ -125,6 +125,8 @@ def as_rows(rows: ArrayLike, length: int) -> Rows:
         ready = rows.flags.c_contiguous and rows.flags.aligned
         return rows if ready else rows.copy()
     array = np.asarray(rows)
+    if array.ndim == 0:
+        raise ValueError(f"expected one-dimensional rows, got a single {type(rows).__name__}")
     if array.ndim != 1:
         raise ValueError(f"expected one-dimensional rows, got {array.ndim} dimensions")
     if array.dtype.kind == "b":
@@ -150,7 +152,7 @@ def as_rows(rows: ArrayLike, length: int) -> Rows:
 def sample_rows(length: int) -> Rows:
     """Return up to 16 rows spread over a source: enough to tell two of them apart."""
     count = min(length, 16)
-    return np.arange(count) * (length - 1) // max(count - 1, 1)
+    return np.array([i * (length - 1) // max(count - 1, 1) for i in range(count)], np.int64)
 
 
 class Source(ABC):
@@ -208,8 +210,12 @@ class Source(ABC):
             reader.read(rows, [_bytes_of(array) for array in batch.values()])
             return batch
         _core.check_rows(rows, len(self))
-        batch = self._empty(len(rows)) if out is None else self._checked(out, len(rows))
+        given = self._empty(len(rows)) if out is None else self._checked(out, len(rows))
+        batch = dict(given)
         self._fill(rows, batch)
+        for name, field in self.schema.items():
+            if field.ragged or batch[name] is not given[name]:
+                self._accept(name, field, batch, given, len(rows))
         return {name: batch[name] for name in self.schema}
 
     @overload
@@ -228,8 +234,11 @@ class Source(ABC):
             return {name: values[0] for name, values in batch.items()}
         return self.take(key)
 
-    def __getitems__(self, rows: ArrayLike) -> Batch:
-        return self.take(rows)
+    def __getitems__(self, rows: ArrayLike) -> list[dict[str, Any]]:
+        """What torch's DataLoader asks for: a list of rows. `stepwell.torch` has a faster way."""
+        batch = self.take(rows)
+        count = len(next(iter(batch.values())))
+        return [{name: values[i] for name, values in batch.items()} for i in range(count)]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for begin in range(0, len(self), 1024):
@@ -327,9 +336,25 @@ class Source(ABC):
             name: np.ndarray(shape, dtype, block, offset) for name, dtype, shape, offset in layout
         }
 
+    def _accept(self, name: str, field: Field, batch: Batch, given: Batch, count: int) -> None:
+        """A value that `_fill` put in: a ragged field, or an array instead of the one given."""
+        values: Any = batch.get(name)
+        if field.ragged:
+            if not isinstance(values, Ragged) or len(values) != count:
+                raise SchemaError(f"_fill: expected a Ragged of {count} rows as {name!r}")
+        elif np.shape(values) != given[name].shape or np.asarray(values).dtype != field.dtype:
+            raise SchemaError(
+                f"_fill: expected {field.dtype} {given[name].shape} as {name!r}, "
+                f"got {np.asarray(values).dtype} {np.shape(values)}"
+            )
+        else:
+            given[name][...] = values
+            batch[name] = given[name]
+
     def _empty(self, count: int) -> Batch:
+        # Padding between the fields of a row would keep what was in memory before.
         return {
-            name: np.empty((count, *field.shape), field.dtype)
+            name: (np.zeros if field.dtype.names else np.empty)((count, *field.shape), field.dtype)
             for name, field in self.schema.items()
             if not field.ragged
         }

@@ -6,6 +6,7 @@ stepwell.torch.IterableDataset   a loader for DataLoader and StatefulDataLoader
 """
 
 import copy
+import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -71,14 +72,6 @@ class Loader(_loader.Loader):
                 pool.donate(memory.numpy())
         return pool
 
-    def _share_with_siblings(self, worker: int, workers: int) -> None:
-        """Read only this worker's part of what this rank reads."""
-        if self._world_size == 1 and self._tail is _core.Tail.shared:
-            self._tail = _core.Tail.clipped  # nobody waits for equal batches: no row twice
-        self._rank = self._rank * workers + worker
-        self._world_size *= workers
-        self._begin = self._schedule(0, 0)
-
     def _start(self, batch: Batch) -> Any:
         tensors = as_tensors(batch)
         if self._device.type == "cpu":
@@ -128,6 +121,10 @@ class Loader(_loader.Loader):
 
 def as_tensors(batch: Batch) -> dict[str, Any]:
     """Tensors over the memory of a batch; a `Ragged` becomes `(values, offsets)`."""
+    if not isinstance(batch, Mapping):
+        raise TypeError(
+            f"expected a dict of arrays, as a transform too must give, got {type(batch)}"
+        )
     return {name: _as_tensor(name, values) for name, values in batch.items()}
 
 
@@ -166,24 +163,32 @@ def _each(batch: dict[str, Any], fn: Any) -> dict[str, Any]:
 
 
 class _RowList(Sequence[dict[str, Any]]):
-    """A batch of tensors that looks like the list of rows torch collates."""
+    """A batch that looks like the list of rows torch collates."""
 
-    def __init__(self, batch: dict[str, Any]) -> None:
-        self.batch = batch
+    def __init__(self, batch: Batch) -> None:
+        self.tensors = as_tensors(batch)
+        self._lengths = {name: len(values) for name, values in batch.items()}
 
     def __len__(self) -> int:
-        return len(next(iter(self.batch.values())))
+        return next(iter(self._lengths.values()))
 
     def __getitem__(self, i: Any) -> Any:
         if not 0 <= i < len(self):
             raise IndexError(i)
-        return {name: values[i] for name, values in self.batch.items()}
+        return {name: _row_of(values, i) for name, values in self.tensors.items()}
+
+
+def _row_of(values: Any, i: int) -> Any:
+    if isinstance(values, tuple):
+        flat, offsets = values
+        return flat[offsets[i] : offsets[i + 1]]
+    return values[i]
 
 
 def collate(rows: Any) -> Any:
     """`collate_fn` for a `MapDataset`: the batch as it was read, as tensors, without a copy."""
     if isinstance(rows, _RowList):
-        return rows.batch
+        return rows.tensors
     return data.default_collate(rows)
 
 
@@ -203,12 +208,12 @@ class MapDataset(data.Dataset[Any]):
 
     def __getitem__(self, key: Any) -> Any:
         if np.ndim(key) == 0 and not isinstance(key, slice):
-            return self.__getitems__([key])[0]
-        return self.__getitems__(key).batch
+            return self.__getitems__([key + len(self) if -len(self) <= key < 0 else key])[0]
+        return self.__getitems__(key).tensors
 
     def __getitems__(self, rows: Any) -> _RowList:
         batch = self._source[rows] if isinstance(rows, slice) else self._source.take(rows)
-        return _RowList(as_tensors(batch if self._transform is None else self._transform(batch)))
+        return _RowList(batch if self._transform is None else self._transform(batch))
 
 
 class IterableDataset(data.IterableDataset[Any]):
@@ -222,18 +227,16 @@ class IterableDataset(data.IterableDataset[Any]):
 
     def __init__(self, source: Any, batch_size: int, **options: Any) -> None:
         self._loader = Loader(source, batch_size, **options)
-        self._here: Loader | None = None  # the loader of this process
+        self._mine: tuple[int, Loader] | None = None  # a worker's process, and its loader
 
     def __len__(self) -> int:
         return len(self._loader)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_here": None}
+        return {**self.__dict__, "_mine": None}
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self._local():
-            if any(len(values) for values in batch.values()):  # a worker may have none of a tail
-                yield batch
+        return iter(self._local())
 
     def set_epoch(self, epoch: int) -> None:
         self._local().set_epoch(epoch)
@@ -245,11 +248,13 @@ class IterableDataset(data.IterableDataset[Any]):
         self._local().load_state_dict(state)
 
     def _local(self) -> Loader:
-        """The loader as it is in this process: a worker is a rank among its siblings."""
-        if self._here is None:
-            worker = data.get_worker_info()
-            self._here = self._loader
-            if worker is not None:
-                self._here = copy.copy(self._loader)
-                self._here._share_with_siblings(worker.id, worker.num_workers)
-        return self._here
+        """The loader of this process: a worker's makes every so-many-th batch."""
+        worker = data.get_worker_info()
+        if worker is None:
+            return self._loader
+        if self._mine is None or self._mine[0] != os.getpid():  # a fork brings its parent's
+            loader = copy.copy(self._loader)
+            loader._worker = (worker.id, worker.num_workers)
+            loader._begin = loader._schedule(0, 0)
+            self._mine = (os.getpid(), loader)
+        return self._mine[1]

@@ -120,6 +120,10 @@ class Windows(_Translated):
     def schema(self) -> Schema:
         return self._schema
 
+    @property
+    def fingerprint(self) -> str:
+        return f"{self._base.fingerprint}-{self._length}/{self._stride}-{len(self)}"
+
     def _runs(self) -> tuple[Rows, Rows]:
         return np.cumsum(self._fits) - self._fits, self._fits
 
@@ -251,11 +255,13 @@ class Join(Source):
         if len(set(lengths.values())) > 1:
             raise ValueError(f"named sources must have equal lengths, got {lengths}")
         self._parts = dict(parts)
-        self._where = {
-            (name if len(part.schema) == 1 else f"{name}.{field}"): (name, field)
-            for name, part in parts.items()
-            for field in part.schema
-        }
+        self._where: dict[str, tuple[str, str]] = {}
+        for name, part in parts.items():
+            for field in part.schema:
+                key = name if len(part.schema) == 1 else f"{name}.{field}"
+                if key in self._where:
+                    raise ValueError(f"two fields would be called {key!r}")
+                self._where[key] = (name, field)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Join, (self._parts,)
@@ -326,6 +332,8 @@ class Map(Source):
         batch = self._fn(self._base.take(rows))
         if not isinstance(batch, Mapping):
             raise TypeError(f"map: expected a dict of arrays, the function gave {type(batch)}")
+        if not batch:
+            raise SchemaError("map: the function gave no field")
         for name, values in batch.items():
             if not isinstance(values, np.ndarray | Ragged):
                 raise TypeError(f"map: expected an array as {name!r}, got {type(values)}")

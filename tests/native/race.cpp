@@ -33,7 +33,7 @@ void on_threads(int count, Work work) {
 
 // Whole epochs come in order while blocks are returned by another thread.
 void prefetch_in_order(const ReaderPtr& reader, const OrderPtr& order) {
-  const Schedule schedule(kRows, 999, 0, 1, Schedule::Tail::shared, 0, 0);
+  const Schedule schedule(kRows, 999, 0, 1, false, 0, 0);
   Prefetch prefetch(reader, order, schedule, shared_blocks(), 4, 3);
   std::vector<std::int64_t> expected(kRows);
   for (std::uint64_t epoch = 0; epoch < 3; ++epoch) {
@@ -52,7 +52,7 @@ void prefetch_in_order(const ReaderPtr& reader, const OrderPtr& order) {
 
 // Closing while a consumer waits ends both.
 void close_while_waiting(const ReaderPtr& reader, const OrderPtr& order) {
-  const Schedule schedule(kRows, 50'000, 0, 1, Schedule::Tail::shared, 0, 0);
+  const Schedule schedule(kRows, 50'000, 0, 1, false, 0, 0);
   Prefetch prefetch(reader, order, schedule, shared_blocks(), 2, 1);
   std::thread closer([&] { prefetch.close(); });
   try {

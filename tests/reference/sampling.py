@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from math import isqrt
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 ONES = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -115,9 +115,10 @@ def block(count: int, seed: int, k: int, group: int, epoch: int, position: int) 
     gap = (order.index(blocks - 1) + 1) * k - missing
     place = position if position < gap else position + missing
 
-    number = place // (k * group)
-    first = number * group * k
-    last = min(first + group * k, blocks * k)
+    windows = -(-blocks // group)
+    number = ((place // k + 1) * windows - 1) // blocks
+    first = number * blocks // windows * k
+    last = (number + 1) * blocks // windows * k
     begin = first if first < gap else first - missing
     end = last if last < gap else last - missing
     within = permutation(end - begin, key_of(seed, epoch, number + 1))
@@ -154,8 +155,6 @@ class Weighted:
 
 # The schedule.
 
-Tail = Literal["dropped", "shared", "clipped"]
-
 
 class Step(NamedTuple):
     epoch: int
@@ -164,7 +163,7 @@ class Step(NamedTuple):
 
 
 def steps(
-    length: int, batch: int, rank: int, world: int, tail: Tail, epoch: int, position: int
+    length: int, batch: int, rank: int, world: int, drop_last: bool, epoch: int, position: int
 ) -> Iterator[Step]:
     """What one rank reads, step after step, without end."""
     while True:
@@ -173,14 +172,11 @@ def steps(
             after = min(position + batch * world, length)
             if left >= batch * world:
                 part = range(position + rank * batch, position + (rank + 1) * batch)
-            elif tail == "dropped":
+            elif drop_last:
                 break
-            elif tail == "shared":
+            else:
                 share = -(-left // world)
                 part = range(position + rank * share, position + (rank + 1) * share)
-            else:
-                begin = min(position + rank * batch, length)
-                part = range(begin, min(begin + batch, length))
             yield Step(epoch, [p % length for p in part], after)
             position = after
         epoch, position = epoch + 1, 0

@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -727,3 +728,50 @@ def test_takes_release_the_interpreter() -> None:
             pytest.fail("no other thread ran during 20 large takes")
     finally:
         sys.setswitchinterval(interval)
+
+
+def test_out_must_not_be_the_sources_own_memory() -> None:
+    x = np.arange(10)
+    for source in (ArraySource(x), ArraySource(x[::-1]), ArraySource(x).select(slice(5))):
+        with pytest.raises(ValueError, match="the source itself"):
+            source.take([4, 3, 2], {"data": x[4:7]})
+    assert x.tolist() == list(range(10))
+    shared = np.zeros(4, np.int64)
+    with pytest.raises(ValueError, match="share memory"):
+        ArraySource({"a": x, "b": x + 1}).take([1, 2, 3], {"a": shared[:3], "b": shared[1:]})
+
+
+def test_what_is_no_plain_file_is_refused_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.npy")
+    with pytest.raises(FormatError, match="plain file"):
+        ArraySource(tmp_path / "fifo.npy")
+
+
+class Named(ArraySource):
+    """A subclass of the user's."""
+
+
+def test_a_subclass_stays_one_when_pickled() -> None:
+    assert type(pickle.loads(pickle.dumps(Named(np.arange(3))))) is Named
+
+
+def test_a_file_replaced_while_it_is_opened_is_one_or_the_other(tmp_path: Path) -> None:
+    path, stop = tmp_path / "x.npy", threading.Event()
+    for kind in ("<i8", "<f8"):
+        np.save(tmp_path / f"{kind[1:]}.npy", np.arange(1000).astype(kind))
+    shutil.copy(tmp_path / "i8.npy", path)
+
+    def replace() -> None:
+        while not stop.is_set():
+            for kind in ("f8", "i8"):
+                shutil.copy(tmp_path / f"{kind}.npy", tmp_path / "next")
+                os.replace(tmp_path / "next", path)
+
+    other = threading.Thread(target=replace)
+    other.start()
+    try:
+        for _ in range(scaled(500)):
+            assert ArraySource(path).take([7, 999])["data"].tolist() == [7, 999]
+    finally:
+        stop.set()
+        other.join()

@@ -1,17 +1,19 @@
 """The header of a `.npy` file, read strictly and without trusting it."""
 
 import ast
+import errno
 import math
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from stepwell.errors import FormatError, VersionError
 
-__all__ = ["NpyHeader", "read_header"]
+__all__ = ["NpyHeader", "open_regular", "read_header"]
 
 MAGIC = b"\x93NUMPY"
 MOST_HEADER_BYTES = 1 << 20
@@ -31,8 +33,19 @@ class NpyHeader:
         return self.dtype.itemsize * math.prod(self.shape)
 
 
-def read_header(path: Path) -> NpyHeader:
-    """Return the header of a file whose rows (first axis) are contiguous.
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading; whatever is not a plain file is refused, not waited for."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise FormatError("expected a plain file", path=str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_header(file: BinaryIO, path: Path) -> NpyHeader:
+    """Return the header of an open file whose rows (first axis) are contiguous.
 
     Raises `FormatError` for anything that is not such a file: wrong magic, a header that
     does not parse, Python objects (never unpickled), Fortran order, a file that ends early.
@@ -41,26 +54,25 @@ def read_header(path: Path) -> NpyHeader:
     def refuse(message: str, offset: int) -> FormatError:
         return FormatError(message, path=str(path), offset=offset)
 
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        start = file.read(12)
-        if start[:6] != MAGIC:
-            raise refuse(f"expected magic {MAGIC!r}, got {start[:6]!r}", 0)
-        if len(start) < 12:
-            raise refuse(f"expected a header, the file ends after {len(start)} bytes", len(start))
-        version = (start[6], start[7])
-        if version not in {(1, 0), (2, 0), (3, 0)}:
-            raise VersionError(
-                f"expected .npy version 1.0, 2.0 or 3.0, got {version[0]}.{version[1]}",
-                path=str(path),
-                offset=6,
-            )
-        text_at = 10 if version == (1, 0) else 12
-        length = int.from_bytes(start[8:text_at], "little")
-        if length > min(MOST_HEADER_BYTES, size - text_at):
-            raise refuse(f"a header of {length} bytes does not fit the file", 8)
-        file.seek(text_at)
-        text = file.read(length)
+    size = os.fstat(file.fileno()).st_size
+    start = file.read(12)
+    if start[:6] != MAGIC:
+        raise refuse(f"expected magic {MAGIC!r}, got {start[:6]!r}", 0)
+    if len(start) < 12:
+        raise refuse(f"expected a header, the file ends after {len(start)} bytes", len(start))
+    version = (start[6], start[7])
+    if version not in {(1, 0), (2, 0), (3, 0)}:
+        raise VersionError(
+            f"expected .npy version 1.0, 2.0 or 3.0, got {version[0]}.{version[1]}",
+            path=str(path),
+            offset=6,
+        )
+    text_at = 10 if version == (1, 0) else 12
+    length = int.from_bytes(start[8:text_at], "little")
+    if length > min(MOST_HEADER_BYTES, size - text_at):
+        raise refuse(f"a header of {length} bytes does not fit the file", 8)
+    file.seek(text_at)
+    text = file.read(length)
 
     dtype, fortran, shape = _parse(text, "utf-8" if version == (3, 0) else "latin-1", refuse)
     if dtype.hasobject:

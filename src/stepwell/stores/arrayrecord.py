@@ -216,7 +216,8 @@ def _field_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Field:
     if dtype.hasobject:
         raise SchemaError(f"records hold plain numbers, not {dtype}")
     field = Field(dtype.base, (*shape, *dtype.shape))
-    if math.prod(field.shape) * field.dtype.itemsize >= 2**63:
+    extents = [field.dtype.itemsize, *field.shape]
+    if len(extents) > 60 or math.prod(max(n, 1) for n in extents) >= 2**63:
         raise SchemaError(f"no record is {field}")
     return field
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.errors import SchemaError
-from stepwell.files.npy import read_header
+from stepwell.files.npy import open_regular, read_header
 from stepwell.source import Field, Schema, Source
 
 __all__ = ["ArraySource"]
@@ -21,7 +21,8 @@ class ArraySource(Source):
 
     A structured array has its own fields; the field of a plain array is called `data`.
     Arrays are used where they are, without a copy. A `.npy` path is loaded by all cores
-    into huge pages (`memory="ram"`) or mapped (`memory="map"`), and pickles as its path.
+    into huge pages (`memory="ram"`) or mapped (`memory="map"`), and pickles as its path. A
+    mapped file must not shrink while it is read: the system would end the process.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class ArraySource(Source):
         data: Any = self._path or self._record
         if data is None:
             data = self._arrays
-        return _rebuild, (data, self._memory)
+        return _rebuild, (type(self), data, self._memory)
 
     def __len__(self) -> int:
         return self._length
@@ -100,8 +101,8 @@ class ArraySource(Source):
         return readers[0] if len(readers) == 1 else _core.join_reader(readers)
 
 
-def _rebuild(data: Any, memory: Literal["ram", "map"]) -> ArraySource:
-    return ArraySource(data, memory=memory)
+def _rebuild(cls: type[ArraySource], data: Any, memory: Literal["ram", "map"]) -> ArraySource:
+    return cls(data, memory=memory)
 
 
 def _usable(name: str, given: Any) -> NDArray[Any]:
@@ -131,10 +132,12 @@ def _row_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _open_npy(path: Path, memory: str) -> NDArray[Any]:
-    header = read_header(path)
-    if header.data_bytes == 0:
-        return np.ndarray(header.shape, header.dtype)
-    if memory == "map":
-        return np.memmap(path, header.dtype, "r", header.data_offset, header.shape)
-    block = _core.load(path, header.data_offset, header.data_bytes)
-    return block.view(header.dtype).reshape(header.shape)
+    # Opened once: the name may mean another file a moment later.
+    with open_regular(path) as file:
+        header = read_header(file, path)
+        if header.data_bytes == 0:
+            return np.ndarray(header.shape, header.dtype)
+        if memory == "map":
+            return np.memmap(file, header.dtype, "r", header.data_offset, header.shape)
+        block = _core.load(file.fileno(), path, header.data_offset, header.data_bytes)
+        return block.view(header.dtype).reshape(header.shape)
