@@ -10,11 +10,12 @@
 namespace stepwell::bind {
 namespace {
 
-// Waits without the GIL, in turns short enough for Ctrl-C to be felt.
+// A batch that is there is taken at once. Otherwise waits without the GIL, in turns short
+// enough for Ctrl-C to be felt.
 NumpyBytes next(Prefetch& prefetch) {
+  auto batch = prefetch.next(std::chrono::milliseconds(0));
   for (;;) {
-    std::optional<Prefetch::Batch> batch;
-    {
+    if (!batch) {
       const Unlocked unlocked;
       batch = prefetch.next(std::chrono::milliseconds(100));
     }

@@ -242,15 +242,15 @@ class Loader:
         try:
             while len(self._started) < self._ahead:
                 try:
-                    made = self._engine.next()
-                    self._started.append(made._replace(batch=self._start(made.batch)))
+                    batch, epoch, position = self._engine.next()
+                    self._started.append(Delivery(self._start(batch), epoch, position))
                 except Exception as error:
                     self._started.append(error)  # raised when its turn comes
                     break
             delivery = self._started.popleft()
             if isinstance(delivery, Exception):
                 raise delivery
-            batch = self._finish(delivery.batch)
+            finished = self._finish(delivery.batch)
         except BaseException as error:
             self._stop()  # the next call begins anew at the batch that was not handed over
             if isinstance(error, StopIteration):  # it would end the loop as if all were well
@@ -258,7 +258,7 @@ class Loader:
             raise
         self._epoch, self._position = delivery.epoch, delivery.position
         self._at_end = self._begin.steps_from(self._position) == 0
-        return batch
+        return finished
 
     def _make_engine(self) -> "_Engine":
         schedule = self._schedule(self._epoch, self._position)
