@@ -16,7 +16,7 @@ from benchmarks import machine, plot
 from benchmarks.results import Case, cells, number
 
 _SCRIPTS = ("take", "loader", "shuffle")
-_DRAWN = ("raw take", "one shuffled epoch", "row numbers of a shuffled epoch of 100,000,000")
+_DRAWN = ("raw take:", "one shuffled epoch", "row numbers of a shuffled epoch of 100,000,000")
 
 _INTRODUCTION = """\
 # Performance
@@ -33,6 +33,10 @@ batch in one call, grain shuffles row numbers only. The *C++ probe* is the limit
 loop ([probe.cpp](../benchmarks/probe.cpp)) over the same memory, without checks, without
 prefetching, with helpers that spin. stepwell can be faster than it because it asks for
 rows ahead of time.
+
+Takes are measured many in a row, as a loop makes them. After a pause, or when another large
+table was read in between, the first ones are slower for everybody and stepwell's lead is
+smaller: the table of the first takes after a pause shows by how much.
 """
 
 

@@ -6,7 +6,8 @@ the file is measured first.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from benchmarks.rows import ROW, split, steps_file
 from stepwell import _core
 
 _RAW, _RAW_OUT, _FIELDS = "stepwell, packed", "stepwell, packed, out=", "stepwell, fields"
+_FEW = 16
 
 
 def main() -> None:
@@ -64,9 +66,33 @@ def _take_cases(path: Path, batch: int, rounds: int) -> list[Case]:
         *take_peers.torch_takes(array, batch),
         *take_peers.array_record_takes(array),
     ]
+    taken = _race(candidates, rows, rounds)
+    cases = _cases(taken, batch, len(source), added, measure.huge_share(array))
+    return [*cases, _pause_case(candidates, rows, rounds)]
+
+
+def _race(
+    candidates: Sequence[Candidate], rows: Callable[[], NDArray[np.int64]], rounds: int
+) -> dict[str, Measured]:
     seconds = measure.race(candidates, rows, rounds=rounds)
-    taken = {name: Measured.of([s * 1e3 for s in each]) for name, each in seconds.items()}
-    return _cases(taken, batch, len(source), added, measure.huge_share(array))
+    return {name: Measured.of([s * 1e3 for s in each]) for name, each in seconds.items()}
+
+
+def _pause_case(
+    candidates: Sequence[Candidate], rows: Callable[[], NDArray[np.int64]], rounds: int
+) -> Case:
+    """The same in short turns: what the medians of long ones leave out."""
+    peers = (take_peers.probe_name(_core.usable_cores()), *take_peers.NUMPY)
+    short = [replace(c, calls=_FEW) for c in candidates if c.name in (_RAW, *peers)]
+    taken = _race(short, rows, rounds * 5)
+    ours = taken.pop(_RAW)
+    return Case(
+        f"raw take, the first {_FEW} after a pause in which others read",
+        "ms",
+        ours,
+        taken,
+        note="threads sleep and caches are cold; a second thread gains less here",
+    )
 
 
 def _cases(

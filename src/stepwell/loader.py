@@ -11,6 +11,7 @@ import itertools
 import operator
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -345,7 +346,7 @@ class _Fetch:
                 yield rows[:0]
 
 
-class _Engine:
+class _Engine(ABC):
     """Makes the batches of a schedule, in order, ahead of time."""
 
     def __init__(self, fetch: _Fetch, schedule: _core.Schedule) -> None:
@@ -354,12 +355,13 @@ class _Engine:
         self._schedule = schedule
         self._numbers = itertools.count()
 
+    @abstractmethod
     def next(self) -> Delivery:
         """The next batch. What making it raised is raised here, with a note of the batch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self) -> None:
-        raise NotImplementedError
+        """Stop the threads, without waiting for those that are in Python."""
 
 
 class _NativeEngine(_Engine):
