@@ -12,6 +12,7 @@ subclasses `Source` and gives it two things: `schema` with `__len__`, and either
 """
 
 import operator
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -147,6 +148,13 @@ def as_rows(rows: ArrayLike, length: int) -> Rows:
             row = array[outside.argmax()]
             raise IndexError(f"row {row} is outside a source of {length} rows")
     return np.require(array, np.int64, ["C", "A"])
+
+
+def is_masked(array: object) -> bool:
+    """Whether an array has a mask, which a source would lose."""
+    # Who has a masked array has imported numpy.ma; nobody else should wait for it.
+    masked = sys.modules.get("numpy.ma")
+    return masked is not None and isinstance(array, masked.MaskedArray)
 
 
 def sample_rows(length: int) -> Rows:

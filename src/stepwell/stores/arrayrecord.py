@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from stepwell.errors import FormatError, SchemaError, VersionError
 from stepwell.files.atomic import publish
-from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source
+from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source, is_masked
 
 __all__ = ["ArrayRecordSource", "convert_to_arrayrecord"]
 
@@ -138,7 +138,7 @@ def convert_to_arrayrecord(
     Raises `FileExistsError` when it is there already.
     """
     module = _library()
-    if isinstance(array, np.ma.MaskedArray):
+    if is_masked(array):
         raise TypeError("a masked array would lose its mask; fill it first")
     if file_rows < 1:
         raise ValueError(f"file_rows must be at least 1, got {file_rows}")

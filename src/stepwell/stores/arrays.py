@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from stepwell import _core
 from stepwell.errors import SchemaError
 from stepwell.files.npy import open_regular, read_header
-from stepwell.source import Field, Schema, Source
+from stepwell.source import Field, Schema, Source, is_masked
 
 __all__ = ["ArraySource"]
 
@@ -107,7 +107,7 @@ def _rebuild(cls: type[ArraySource], data: Any, memory: Literal["ram", "map"]) -
 
 def _usable(name: str, given: Any) -> NDArray[Any]:
     """The array itself where its rows are contiguous, else a copy in which they are."""
-    if isinstance(given, np.ma.MaskedArray):
+    if is_masked(given):
         raise TypeError(f"{name!r}: a masked array would lose its mask; fill it first")
     array: NDArray[Any] = np.asarray(given)
     if array.ndim == 0:
