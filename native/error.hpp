@@ -17,6 +17,11 @@ struct FormatError : std::runtime_error {
   std::uint64_t offset;
 };
 
+// Bytes that were changed after they were written: a stored sum disagrees with them.
+struct ChecksumError : FormatError {
+  using FormatError::FormatError;
+};
+
 // What the system refused: OSError with this errno and path.
 struct FileError : std::runtime_error {
   FileError(int code, std::string path)

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "blocks.hpp"
@@ -55,6 +56,14 @@ inline NumpyRows numpy_rows(std::size_t count) {
   return NumpyRows(held, {count}, owner);
 }
 
+// The bytes the system knows a path by.
+inline std::string path_bytes(nb::handle path) {
+  PyObject* encoded = nullptr;
+  if (!PyUnicode_FSConverter(path.ptr(), &encoded)) throw nb::python_error();
+  const auto bytes = nb::steal<nb::bytes>(encoded);
+  return {bytes.c_str(), bytes.size()};
+}
+
 void bind_exit(nb::module_& m);
 void bind_threads(nb::module_& m);
 void bind_checksum(nb::module_& m);
@@ -63,5 +72,7 @@ void bind_order(nb::module_& m);
 void bind_rowmap(nb::module_& m);
 void bind_reader(nb::module_& m);
 void bind_prefetch(nb::module_& m);
+void bind_runs(nb::module_& m);
+void bind_jsonl(nb::module_& m);
 
 }  // namespace stepwell::bind

@@ -2,23 +2,10 @@
 
 #include <nanobind/stl/shared_ptr.h>
 
-#include <string>
-
 #include "arrays.hpp"
 #include "load.hpp"
 
 namespace stepwell::bind {
-namespace {
-
-std::string path_bytes(nb::handle path) {
-  PyObject* encoded = nullptr;
-  if (!PyUnicode_FSConverter(path.ptr(), &encoded)) throw nb::python_error();
-  const auto bytes = nb::steal<nb::bytes>(encoded);
-  return {bytes.c_str(), bytes.size()};
-}
-
-}  // namespace
-
 void bind_blocks(nb::module_& m) {
   nb::class_<BlockPool>(m, "BlockPool", "Memory for batches, reused when the last array over it dies.")
       .def(nb::new_([](std::size_t keep_bytes) { return BlockPool::make(keep_bytes); }),

@@ -9,14 +9,21 @@ nb::object path_of(const std::string& path) {
   return nb::steal(PyUnicode_DecodeFSDefaultAndSize(path.data(), static_cast<Py_ssize_t>(path.size())));
 }
 
-// Raises stepwell.errors.FormatError and OSError; nanobind itself knows the standard ones.
+void raise_format_error(const char* name, const FormatError& e) {
+  nb::object type = nb::module_::import_("stepwell.errors").attr(name);
+  nb::object path = e.path.empty() ? nb::none() : path_of(e.path);
+  nb::object error = type(e.what(), "path"_a = path, "offset"_a = e.offset);
+  PyErr_SetObject(type.ptr(), error.ptr());
+}
+
+// Raises those of stepwell.errors and OSError; nanobind itself knows the standard ones.
 void translate(const std::exception_ptr& thrown, void*) {
   try {
     std::rethrow_exception(thrown);
+  } catch (const ChecksumError& e) {
+    raise_format_error("ChecksumError", e);
   } catch (const FormatError& e) {
-    nb::object type = nb::module_::import_("stepwell.errors").attr("FormatError");
-    nb::object error = type(e.what(), "path"_a = path_of(e.path), "offset"_a = e.offset);
-    PyErr_SetObject(type.ptr(), error.ptr());
+    raise_format_error("FormatError", e);
   } catch (const FileError& e) {
     errno = e.code;
     PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, path_of(e.path).ptr());
@@ -39,5 +46,7 @@ NB_MODULE(_core, m) {
   stepwell::bind::bind_order(m);
   stepwell::bind::bind_rowmap(m);
   stepwell::bind::bind_reader(m);
+  stepwell::bind::bind_runs(m);
+  stepwell::bind::bind_jsonl(m);
   stepwell::bind::bind_prefetch(m);
 }

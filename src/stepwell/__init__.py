@@ -19,6 +19,7 @@ from stepwell.errors import (
     VersionError,
 )
 from stepwell.loader import Loader
+from stepwell.runs import Run, RunMeta
 from stepwell.sampler import Block, Iid, Sampler, Sequential, Shuffle, Weighted
 from stepwell.source import Batch, Field, Ragged, Source
 from stepwell.stores import ArrayRecordSource, ArraySource, convert_to_arrayrecord, open
@@ -34,6 +35,8 @@ __all__ = [
     "Iid",
     "Loader",
     "Ragged",
+    "Run",
+    "RunMeta",
     "Sampler",
     "SchemaError",
     "Sequential",

@@ -1,9 +1,44 @@
 """Write beside, then rename: readers see the old thing, the new one, or nothing."""
 
 import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
-__all__ = ["publish"]
+__all__ = ["new_file", "publish", "temporary_name", "write_file"]
+
+
+def temporary_name(target: Path) -> Path:
+    """A name beside `target` that nobody else uses."""
+    return target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+
+
+@contextmanager
+def new_file(target: Path) -> Iterator[BinaryIO]:
+    """A file to write to, which becomes `target` at the end of the block, whole and on disk.
+
+    When the block fails, `target` is what it was before and nothing is left behind.
+    """
+    beside = temporary_name(target)
+    try:
+        with beside.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(target)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
+    _sync(target.parent)
+
+
+def write_file(target: Path, data: bytes) -> None:
+    """Put `data` into the file `target`, all of it or nothing."""
+    with new_file(target) as file:
+        file.write(data)
 
 
 def publish(beside: Path, target: Path) -> None:

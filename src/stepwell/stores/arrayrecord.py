@@ -8,7 +8,6 @@ records of other files are bytes of any length unless `dtype` and `shape` are gi
 import json
 import math
 import os
-import secrets
 import shutil
 from collections.abc import Sequence
 from functools import cached_property
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from stepwell.errors import FormatError, SchemaError, VersionError
-from stepwell.files.atomic import publish
+from stepwell.files.atomic import publish, temporary_name
 from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source, is_masked
 
 __all__ = ["ArrayRecordSource", "convert_to_arrayrecord"]
@@ -154,7 +153,7 @@ def convert_to_arrayrecord(
     target = Path(out)
     if target.exists():
         raise FileExistsError(f"{target} exists")
-    beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    beside = temporary_name(target)
     beside.mkdir(parents=True)
     try:
         files = max(1, -(-len(rows) // file_rows))
