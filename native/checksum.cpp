@@ -1,6 +1,7 @@
 #include "checksum.hpp"
 
 #include <array>
+#include <cstdio>
 #include <cstring>
 
 #if defined(__x86_64__)
@@ -131,6 +132,12 @@ std::uint32_t crc32c(std::uint32_t crc, std::span<const std::byte> data) {
   if (fast) return ~by_instruction(~crc, data.data(), data.size());
 #endif
   return crc32c_portable(crc, data);
+}
+
+std::string hex_of(std::uint32_t sum) {
+  char text[16];
+  std::snprintf(text, sizeof text, "%08x", sum);
+  return text;
 }
 
 }  // namespace stepwell

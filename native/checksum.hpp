@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 
 namespace stepwell {
 
@@ -14,5 +15,8 @@ std::uint32_t crc32c(std::uint32_t crc, std::span<const std::byte> data);
 // The same by tables alone: the answer for processors without the instruction, and the
 // one the tests compare with.
 std::uint32_t crc32c_portable(std::uint32_t crc, std::span<const std::byte> data);
+
+// A sum as messages show it: eight hexadecimal digits.
+std::string hex_of(std::uint32_t sum);
 
 }  // namespace stepwell

@@ -153,13 +153,7 @@ RunHead read_head_v1(std::span<const std::byte> payload) {
 std::uint64_t decode_steps_v1(std::span<const std::byte> payload, const RunHead& head,
                               const StepsOut& out) {
   const std::size_t steps = head.steps;
-  const std::size_t sum_at = payload.size() - 4;
-  const auto stored = load<std::uint32_t>(payload.data() + sum_at);
-  const std::uint32_t found = crc32c(0, payload.first(sum_at));
-  if (stored != found)
-    throw ChecksumError("the run's sum is " + std::to_string(found) + ", expected " +
-                            std::to_string(stored),
-                        "", sum_at);
+  check_own_sum(payload);
   const std::byte* boards = payload.data() + head.body;
   const std::byte* moves = boards + 8 * (steps + 1);
   std::memcpy(out.boards, boards, 8 * steps);
@@ -366,6 +360,15 @@ std::vector<std::byte> encode_v2(const RunHead& head, const StepsIn& steps, std:
 RunKind run_kind(std::span<const std::byte> payload) {
   const bool v1 = payload.size() >= 5 && std::memcmp(payload.data(), "A2T1\1", 5) == 0;
   return v1 ? RunKind::v1 : RunKind::v2;
+}
+
+void check_own_sum(std::span<const std::byte> payload) {
+  if (payload.size() < 4) return;
+  const std::size_t at = payload.size() - 4;
+  const auto stored = load<std::uint32_t>(payload.data() + at);
+  const std::uint32_t found = crc32c(0, payload.first(at));
+  if (stored != found)
+    throw ChecksumError("expected CRC32C " + hex_of(stored) + ", got " + hex_of(found), "", at);
 }
 
 RunHead read_head(RunKind kind, std::span<const std::byte> payload) {

@@ -39,6 +39,9 @@ using StepsIn = StepArrays<const std::uint64_t, const float, const std::uint8_t>
 // v1 if the payload begins like one, else v2: only v1 has a magic.
 RunKind run_kind(std::span<const std::byte> payload);
 
+// Throws ChecksumError when the sum at the end of a v1 payload is not that of the rest.
+void check_own_sum(std::span<const std::byte> payload);
+
 // Reads the head alone; `steps` is then known to fit the payload. Throws FormatError (without
 // a path, the offset from the payload's start), here and below.
 RunHead read_head(RunKind kind, std::span<const std::byte> payload);

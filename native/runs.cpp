@@ -1,38 +1,11 @@
 #include "runs.hpp"
 
-#include <atomic>
-#include <cstdio>
 #include <cstring>
-#include <exception>
-#include <functional>
-#include <limits>
-#include <mutex>
 
-#include "checksum.hpp"
 #include "error.hpp"
-#include "threads.hpp"
 
 namespace stepwell {
 namespace {
-
-std::string hex(std::uint32_t sum) {
-  char text[16];
-  std::snprintf(text, sizeof text, "%08x", sum);
-  return text;
-}
-
-// What is wrong inside a run, said in terms of the file.
-template <class Work>
-void naming_run(const Entries& runs, std::size_t i, Work&& work) {
-  const auto prefix = [&] { return "run " + std::to_string(runs.numbers[i]) + ": "; };
-  try {
-    work();
-  } catch (const ChecksumError& e) {
-    throw ChecksumError(prefix() + e.what(), runs.path, runs.entries[i].offset + e.offset);
-  } catch (const FormatError& e) {
-    throw FormatError(prefix() + e.what(), runs.path, runs.entries[i].offset + e.offset);
-  }
-}
 
 RunKind kind_of(const Entry& entry) {
   if (entry.kind != 1 && entry.kind != 2)
@@ -44,9 +17,11 @@ std::vector<RunHead> heads_of(const Entries& runs, unsigned threads) {
   std::vector<RunHead> heads(runs.size());
   share_out(runs.size(), threads, [&](std::size_t i) {
     try {
-      naming_run(runs, i, [&] { heads[i] = read_head(kind_of(runs.entries[i]), runs.payload(i)); });
+      runs.naming(i, [&] { heads[i] = read_head(kind_of(runs.entries[i]), runs.payload(i)); });
     } catch (const FormatError&) {
-      runs.check_sum(i);  // damage is the better explanation
+      // Damage is the better explanation.
+      runs.check_sum(i);
+      if (runs.entries[i].kind == 1) runs.naming(i, [&] { check_own_sum(runs.payload(i)); });
       throw;
     }
   });
@@ -94,60 +69,12 @@ StepsOut steps_of(const RunBatch& batch, std::size_t i) {
 
 }  // namespace
 
-std::span<const std::byte> Entries::payload(std::size_t i) const {
-  const Entry& entry = entries[i];
-  if (entry.offset > file.size() || entry.length > file.size() - entry.offset)
-    throw FormatError("expected " + std::to_string(entry.length) + " bytes at " +
-                          std::to_string(entry.offset) + ", the file has " + std::to_string(file.size()),
-                      "", 0);
-  return file.subspan(entry.offset, entry.length);
-}
-
-void Entries::check_sum(std::size_t i) const {
-  if (entries[i].sum == 0) return;
-  naming_run(*this, i, [&] {
-    const std::uint32_t found = crc32c(0, payload(i));
-    if (found != entries[i].sum)
-      throw ChecksumError("expected CRC32C " + hex(entries[i].sum) + ", got " + hex(found), "", 0);
-  });
-}
-
-void share_out(std::size_t count, unsigned threads, const std::function<void(std::size_t)>& work) {
-  std::atomic<std::size_t> next{0};
-  std::atomic<std::size_t> failed{std::numeric_limits<std::size_t>::max()};
-  std::mutex mutex;
-  std::exception_ptr error;
-  // Numbers are handed out in order, so everything below a failure has been begun.
-  const auto loop = [&](std::size_t) {
-    for (std::size_t i; (i = next.fetch_add(1)) < count && i < failed.load();) {
-      try {
-        work(i);
-      } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (i < failed.load()) {
-          failed = i;
-          error = std::current_exception();
-        }
-      }
-    }
-  };
-  if (threads <= 1 || count <= 1)
-    loop(0);
-  else
-    shared_pool().run(std::min<std::size_t>(threads, count), loop);
-  if (error) std::rethrow_exception(error);
-}
-
-void check_sums(const Entries& runs, unsigned threads) {
-  share_out(runs.size(), threads, [&](std::size_t i) { runs.check_sum(i); });
-}
-
 RunBatch decode_runs(const Entries& runs, unsigned threads) {
   const auto heads = heads_of(runs, 1);
   RunBatch batch = lay_out(heads, true);
   share_out(runs.size(), threads, [&](std::size_t i) {
     runs.check_sum(i);
-    naming_run(runs, i, [&] {
+    runs.naming(i, [&] {
       batch.records[i].final_board =
           decode_steps(kind_of(runs.entries[i]), runs.payload(i), heads[i], steps_of(batch, i));
     });

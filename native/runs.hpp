@@ -3,48 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <span>
-#include <string>
 #include <vector>
 
 #include "blocks.hpp"
+#include "entries.hpp"
 #include "run_codec.hpp"
 
 namespace stepwell {
-
-// An entry of a pack's index, as docs/formats/pack.md has it.
-struct Entry {
-  std::uint64_t offset;
-  std::uint32_t length;
-  std::uint16_t kind;
-  std::uint16_t flags;
-  std::uint32_t sum;  // CRC32C of the stored bytes, 0 = not recorded
-  std::uint32_t unpacked_length;
-  std::uint64_t zero;
-};
-static_assert(sizeof(Entry) == 32);
-
-// Some entries of a file, and the number each is known by. Errors name both.
-struct Entries {
-  std::span<const std::byte> file;
-  std::span<const Entry> entries;
-  std::span<const std::int64_t> numbers;
-  std::string path;
-
-  std::size_t size() const { return entries.size(); }
-  // The stored bytes of entry i. Throws FormatError when they lie outside the file.
-  std::span<const std::byte> payload(std::size_t i) const;
-  // Throws ChecksumError when they are not those that were written.
-  void check_sum(std::size_t i) const;
-};
-
-// Calls work(i) for every i below `count` on up to `threads` threads of the shared pool. When
-// some fail, the failure of the lowest i is thrown, whatever the number of threads.
-void share_out(std::size_t count, unsigned threads, const std::function<void(std::size_t)>& work);
-
-// Checks the sums of all entries.
-void check_sums(const Entries& runs, unsigned threads);
 
 // A run without its steps, as Python sees it.
 struct RunRecord {

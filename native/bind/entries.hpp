@@ -2,7 +2,7 @@
 #pragma once
 
 #include "arrays.hpp"
-#include "runs.hpp"
+#include "../entries.hpp"
 
 namespace stepwell::bind {
 
@@ -16,5 +16,12 @@ struct EntriesIn {
   std::vector<std::int64_t> numbers;
   Entries entries;
 };
+
+// The memory of a vector, as bytes.
+template <class T>
+NumpyBytes bytes_of(std::vector<T> values) {
+  auto held = std::make_shared<std::vector<T>>(std::move(values));
+  return numpy_bytes(BlockRef(held, reinterpret_cast<std::byte*>(held->data())), held->size() * sizeof(T));
+}
 
 }  // namespace stepwell::bind

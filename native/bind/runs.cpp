@@ -1,32 +1,19 @@
-#include "entries.hpp"
+#include "runs.hpp"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstring>
 #include <optional>
 
-namespace stepwell::bind {
+#include "entries.hpp"
 
-EntriesIn::EntriesIn(BytesIn file, BytesIn given, RowsIn given_numbers, nb::handle path)
-    : file(file), table(given.size() / sizeof(Entry)), numbers(own_copy(given_numbers)) {
-  if (given.size() != given_numbers.size() * sizeof(Entry))
-    throw std::invalid_argument("one number for each entry of 32 bytes is needed");
-  if (!table.empty()) std::memcpy(table.data(), given.data(), given.size());
-  entries = {span_of(this->file), table, numbers, path_bytes(path)};
-}
+namespace stepwell::bind {
 
 namespace {
 
 template <class T>
 using ArrayIn = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-template <class T>
-NumpyBytes bytes_of(const std::vector<T>& values) {
-  auto held = std::make_shared<std::vector<T>>(values);
-  return numpy_bytes(BlockRef(held, reinterpret_cast<std::byte*>(held->data())), held->size() * sizeof(T));
-}
 
 using Decoded = std::tuple<NumpyBytes, NumpyBytes, NumpyBytes, std::vector<std::size_t>, NumpyBytes>;
 
@@ -76,15 +63,6 @@ void bind_runs(nb::module_& m) {
         "in the block, the block.");
   m.def("read_heads", &run<&read_heads>, "file"_a.noconvert(), "entries"_a.noconvert(),
         "numbers"_a.noconvert(), "path"_a, "threads"_a, "The same without steps and final boards.");
-  m.def(
-      "check_sums",
-      [](BytesIn file, BytesIn table, RowsIn numbers, nb::object path, unsigned threads) {
-        const EntriesIn in(file, table, numbers, path);
-        const Unlocked unlocked;
-        check_sums(in.entries, threads);
-      },
-      "file"_a.noconvert(), "entries"_a.noconvert(), "numbers"_a.noconvert(), "path"_a, "threads"_a,
-      "Raises ChecksumError for the first entry whose bytes are not those written.");
   m.def("encode_run", &encode, "kind"_a, "numbers"_a, "engine"_a.none(), "boards"_a.noconvert(),
         "values"_a.noconvert(), "moves"_a.noconvert(), "legal"_a.noconvert(),
         "has_branches"_a.noconvert(), "final_board"_a,

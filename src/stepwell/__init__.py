@@ -1,6 +1,6 @@
 """Training records at memory speed.
 
-a store    keeps rows             ArraySource, ArrayRecordSource, open
+a store    keeps rows             ArraySource, ArrayRecordSource, PackReader, open
 a source   answers take(rows)     Source and its views
 a sampler  decides which rows     Shuffle, Block, Sequential, Iid, Weighted
 a loader   decides when           Loader, stepwell.torch.Loader, stepwell.jax.Loader
@@ -22,7 +22,17 @@ from stepwell.loader import Loader
 from stepwell.runs import Run, RunMeta
 from stepwell.sampler import Block, Iid, Sampler, Sequential, Shuffle, Weighted
 from stepwell.source import Batch, Field, Ragged, Source
-from stepwell.stores import ArrayRecordSource, ArraySource, convert_to_arrayrecord, open
+from stepwell.stores import (
+    ArrayRecordSource,
+    ArraySource,
+    PackReader,
+    PackReport,
+    PackStats,
+    PackWriter,
+    convert_to_arrayrecord,
+    open,
+    pack_runs,
+)
 
 __all__ = [
     "ArrayRecordSource",
@@ -34,6 +44,10 @@ __all__ = [
     "FormatError",
     "Iid",
     "Loader",
+    "PackReader",
+    "PackReport",
+    "PackStats",
+    "PackWriter",
     "Ragged",
     "Run",
     "RunMeta",
@@ -48,6 +62,7 @@ __all__ = [
     "Weighted",
     "convert_to_arrayrecord",
     "open",
+    "pack_runs",
 ]
 
 __version__ = version("stepwell")

@@ -103,8 +103,8 @@ class RunBatch(Sequence["Run"]):
     ) -> Self:
         """Decode the payloads at `entries` of `file`, in their order, without the GIL.
 
-        `path` and `numbers` are what errors name. With `heads_only` there are no steps, and
-        final boards are 0.
+        `path` and `numbers` are what errors name (a negative number is not named). With
+        `heads_only` there are no steps, and final boards are 0.
         """
         read = _core.read_heads if heads_only else _core.decode_runs
         threads = _core.usable_cores() if threads is None else threads
@@ -182,7 +182,7 @@ class Run:
         if max_score is None:
             max_score = sum((e - 1) << e for e in exponents if e >= 2)
         if highest_tile is None:
-            highest_tile = 1 << max(exponents) if any(exponents) else 0
+            highest_tile = 1 << max(exponents)
         # Encoding checks everything a run has to be, and decoding makes the columns.
         text = None if engine is None else engine.encode()
         payload = _encode(
@@ -212,7 +212,7 @@ class Run:
             raise ValueError(f"a run has fewer than 2**32 bytes, got {len(data)}")
         entry["length"], entry["kind"] = len(data), _core.run_kind(data)
         where = "" if path is None else os.fspath(path)
-        batch = RunBatch.decode(data, entry, np.zeros(1, np.int64), path=where, threads=1)
+        batch = RunBatch.decode(data, entry, np.array([-1]), path=where, threads=1)
         return cls._of(batch, 0)
 
     @classmethod

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["new_file", "publish", "temporary_name", "write_file"]
+__all__ = ["new_file", "publish", "sync_path", "temporary_name", "write_file"]
 
 
 def temporary_name(target: Path) -> Path:
@@ -32,7 +32,7 @@ def new_file(target: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
         raise
-    _sync(target.parent)
+    sync_path(target.parent)
 
 
 def write_file(target: Path, data: bytes) -> None:
@@ -44,12 +44,13 @@ def write_file(target: Path, data: bytes) -> None:
 def publish(beside: Path, target: Path) -> None:
     """Give a finished folder its name, once everything in it is on the disk."""
     for path in [*beside.iterdir(), beside]:
-        _sync(path)
+        sync_path(path)
     beside.rename(target)
-    _sync(target.parent)
+    sync_path(target.parent)
 
 
-def _sync(path: Path) -> None:
+def sync_path(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)

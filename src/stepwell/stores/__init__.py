@@ -8,8 +8,19 @@ from stepwell.errors import FormatError
 from stepwell.source import Source
 from stepwell.stores.arrayrecord import ArrayRecordSource, convert_to_arrayrecord
 from stepwell.stores.arrays import ArraySource
+from stepwell.stores.pack import PackReader, PackReport, PackStats, PackWriter, pack_runs
 
-__all__ = ["ArrayRecordSource", "ArraySource", "convert_to_arrayrecord", "open"]
+__all__ = [
+    "ArrayRecordSource",
+    "ArraySource",
+    "PackReader",
+    "PackReport",
+    "PackStats",
+    "PackWriter",
+    "convert_to_arrayrecord",
+    "open",
+    "pack_runs",
+]
 
 
 def open(path: str | os.PathLike[str], **options: Any) -> Source:
@@ -21,6 +32,10 @@ def open(path: str | os.PathLike[str], **options: Any) -> Source:
     where.stat()
     if where.is_file() and where.suffix == ".npy":
         return ArraySource(where, **options)
+    if where.is_file() and where.suffix == ".a2pack":
+        return PackReader(where, **options)
     if where.is_dir() and any(where.glob("*.array_record")):
         return ArrayRecordSource(where, **options)
-    raise FormatError("expected a .npy file or a directory of .array_record files", path=str(where))
+    raise FormatError(
+        "expected a .npy or .a2pack file or a directory of .array_record files", path=str(where)
+    )

@@ -1,0 +1,47 @@
+"""SQLite, one way: read-only questions about rows that the asker may phrase freely."""
+
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["open_readonly", "select_ids"]
+
+_ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION}
+
+
+def open_readonly(path: Path) -> sqlite3.Connection:
+    """Open a database that is there already; nothing can be written through it."""
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+
+
+def select_ids(
+    database: sqlite3.Connection,
+    table: str,
+    id_column: str,
+    columns: Sequence[str],
+    condition: str,
+    values: Sequence[Any],
+) -> NDArray[np.int64]:
+    """Return the ids of the rows for which an SQL condition holds, ascending.
+
+    `values` stand for the question marks. Raises `ValueError` for anything that is not a
+    condition over the columns.
+    """
+    database.set_authorizer(
+        lambda action, *_: sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY
+    )
+    # Inside parentheses and on lines of its own: a comment must not swallow the rest.
+    question = f"SELECT {id_column} FROM {table} WHERE (\n{condition}\n) ORDER BY {id_column}"
+    try:
+        found = database.execute(question, tuple(values)).fetchall()
+    except (sqlite3.Error, sqlite3.Warning, OverflowError) as error:
+        raise ValueError(
+            f"where {condition!r}: {error}; the columns are {', '.join(columns)}"
+        ) from None
+    finally:
+        database.set_authorizer(None)
+    return np.array(found, np.int64).reshape(-1)

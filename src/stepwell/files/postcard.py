@@ -1,0 +1,65 @@
+"""The few shapes of the postcard encoding that blocks of our files use."""
+
+import struct
+from typing import Any
+
+__all__ = ["PostcardReader", "PostcardWriter"]
+
+
+class PostcardWriter:
+    """Appends values to `data`."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def varint(self, value: int) -> None:
+        while value >= 0x80:
+            self.data.append(value & 0x7F | 0x80)
+            value >>= 7
+        self.data.append(value)
+
+    def float64(self, value: float) -> None:
+        self.data += struct.pack("<d", value)
+
+    def string(self, text: str) -> None:
+        encoded = text.encode()
+        self.varint(len(encoded))
+        self.data += encoded
+
+
+class PostcardReader:
+    """Takes values from the front of `data`; raises `ValueError` where they do not fit."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.at = 0
+
+    @property
+    def left(self) -> int:
+        return len(self._data) - self.at
+
+    def take(self, count: int) -> bytes:
+        if count > self.left:
+            raise ValueError(f"expected {count} more bytes, got {self.left}")
+        self.at += count
+        return self._data[self.at - count : self.at]
+
+    def varint(self, bits: int) -> int:
+        value = 0
+        for shift in range(0, bits, 7):
+            byte = self.take(1)[0]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+        else:
+            raise ValueError(f"a varint is longer than {bits} bits allow")
+        if value >> bits:
+            raise ValueError(f"a varint of {bits} bits is {value}")
+        return value
+
+    def float64(self) -> float:
+        value: Any = struct.unpack("<d", self.take(8))[0]
+        return float(value)
+
+    def string(self) -> str:
+        return self.take(self.varint(64)).decode()

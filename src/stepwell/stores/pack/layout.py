@@ -1,0 +1,208 @@
+"""Where things are in a pack, read without trusting a byte (docs/formats/pack.md)."""
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell import _core
+from stepwell.errors import ChecksumError, FormatError, VersionError
+from stepwell.files.codecs import Codec
+from stepwell.runs import ENTRY
+
+__all__ = ["FIRST_RAW_KIND", "INDEX_AT", "MAGIC", "Layout", "align_up", "footer", "header"]
+
+MAGIC = b"A2PACK\0\0"
+INDEX_AT = 28
+FIRST_RAW_KIND = 16
+HAS_DICTIONARY = 1
+
+_HEADER = struct.Struct("<8sIIQ")
+_FOOTER = struct.Struct("<QIIQ")
+_FOOTER_BYTES = 32
+
+# The most a stored byte can unpack to: an lz4 match byte, a zstd block of repeats.
+_MOST_UNPACKED = {Codec.ZSTD: (1 << 17) // 4, Codec.LZ4: 255, Codec.ZSTD_DICT: (1 << 17) // 4}
+
+
+def align_up(offset: int, align: int) -> int:
+    return -(-offset // align) * align
+
+
+def header(version: int, flags: int, count: int) -> bytes:
+    start = _HEADER.pack(MAGIC, version, flags, count)
+    return start + _sum(start).to_bytes(4, "little")
+
+
+def footer(data_end: int, index_crc: int, data_crc: int, stats_offset: int) -> bytes:
+    start = _FOOTER.pack(data_end, index_crc, data_crc, stats_offset)
+    return start + _sum(start).to_bytes(4, "little") + bytes(4)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A pack whose structure was checked: every entry lies inside the data, none overlaps."""
+
+    version: int
+    index: NDArray[Any]
+    index_crc: int
+    data_start: int
+    data_end: int
+    data_crc: int
+    """CRC32C of data_start to data_end; 0 when it was not recorded."""
+    stats: bytes | None
+    dictionary: bytes | None
+
+    @classmethod
+    def read(cls, file: NDArray[np.uint8], path: str) -> "Layout":
+        """Check everything but the payloads. Raises `FormatError` naming what is wrong where."""
+        check = _Checker(file, path)
+        version, flags, count = check.header()
+        index = check.index(count)
+        data_end, index_crc, data_crc, stats_offset = check.footer(index)
+        check.entries(index, version, data_end)
+        data_start = int(index["offset"][0]) if count else INDEX_AT
+        stats, end = check.stats(stats_offset, max(data_end, INDEX_AT + 32 * count))
+        dictionary, end = check.dictionary(end) if flags & HAS_DICTIONARY else (None, end)
+        check.end(end)
+        coded = index["flags"] == Codec.ZSTD_DICT
+        if coded.any() and dictionary is None:
+            check.refuse_entry(int(coded.argmax()), "flags", "needs a dictionary, there is none")
+        return cls(version, index, index_crc, data_start, data_end, data_crc, stats, dictionary)
+
+
+class _Checker:
+    """The parts of a file, each read and checked in turn."""
+
+    def __init__(self, file: NDArray[np.uint8], path: str) -> None:
+        self._file = file
+        self._path = path
+        self._footer_at = len(file) - _FOOTER_BYTES
+
+    def refuse(self, message: str, offset: int) -> FormatError:
+        return FormatError(message, path=self._path, offset=offset)
+
+    def refuse_entry(self, i: int, field: str, message: str) -> None:
+        fields = ENTRY.fields
+        assert fields is not None
+        raise self.refuse(f"entry {i}: {message}", INDEX_AT + 32 * i + fields[field][1])
+
+    def check_sum(self, what: str, begin: int, end: int, stored_at: int) -> None:
+        stored = int.from_bytes(self._file[stored_at : stored_at + 4].tobytes(), "little")
+        found = _core.crc32c(self._file[begin:end])
+        if stored != found:
+            raise ChecksumError(
+                f"{what}: expected CRC32C {stored:08x}, got {found:08x}",
+                path=self._path,
+                offset=begin,
+            )
+
+    def header(self) -> tuple[int, int, int]:
+        start = self._file[:INDEX_AT].tobytes()
+        if start[:8] != MAGIC:
+            raise self.refuse(f"expected magic {MAGIC!r}, got {start[:8]!r}", 0)
+        if len(self._file) < INDEX_AT + _FOOTER_BYTES:
+            raise self.refuse(
+                f"expected at least {INDEX_AT + _FOOTER_BYTES} bytes, got {len(self._file)}",
+                len(self._file),
+            )
+        _, version, flags, count = _HEADER.unpack_from(start)
+        if version not in (1, 2):
+            raise VersionError(f"expected version 1 or 2, got {version}", path=self._path, offset=8)
+        self.check_sum("header", 0, 24, 24)
+        if flags & ~(HAS_DICTIONARY if version == 2 else 0):
+            raise VersionError(
+                f"version {version} with unknown flags {flags:#x}", path=self._path, offset=12
+            )
+        room = (self._footer_at - INDEX_AT) // ENTRY.itemsize
+        if count > room:
+            raise self.refuse(f"{count} entries do not fit, there is room for {room}", 16)
+        return version, flags, count
+
+    def index(self, count: int) -> NDArray[Any]:
+        return self._file[INDEX_AT : INDEX_AT + ENTRY.itemsize * count].view(ENTRY)
+
+    def footer(self, index: NDArray[Any]) -> tuple[int, int, int, int]:
+        at = self._footer_at
+        raw = self._file[at:].tobytes()
+        self.check_sum("footer", at, at + 24, at + 24)
+        if any(raw[28:]):
+            raise self.refuse(f"expected four zero bytes, got {raw[28:].hex()}", at + 28)
+        data_end, index_crc, data_crc, stats_offset = _FOOTER.unpack_from(raw)
+        self.check_sum("index", INDEX_AT, INDEX_AT + index.nbytes, at + 8)
+        return data_end, index_crc, data_crc, stats_offset
+
+    def entries(self, index: NDArray[Any], version: int, data_end: int) -> None:
+        """Every entry in its place: ascending, inside the data, aligned, of a known kind."""
+        if not len(index):
+            if data_end > self._footer_at:
+                raise self.refuse(f"data ends at {data_end}, behind the footer", self._footer_at)
+            return
+
+        def refuse_where(bad: NDArray[np.bool], field: str, message: str) -> None:
+            if bad.any():
+                i = int(bad.argmax())
+                self.refuse_entry(i, field, message.format(index[field][i], i=i))
+
+        most = np.uint64(self._footer_at)
+        refuse_where(index["offset"] > most, "offset", "offset {} lies behind the data")
+        begins = index["offset"].astype(np.int64)
+        ends = begins + index["length"]
+        refuse_where(ends > self._footer_at, "length", "length {} reaches behind the data")
+        before = np.concatenate([[INDEX_AT + index.nbytes], ends[:-1]])
+        refuse_where(begins < before, "offset", "offset {} lies inside what comes before it")
+        if data_end != ends[-1]:
+            raise self.refuse(
+                f"expected the data to end at {ends[-1]}, where the last entry does, "
+                f"got {data_end}",
+                self._footer_at,
+            )
+        step = np.gcd.reduce(begins)
+        refuse_where(begins - before >= step, "offset", f"offset {{}} is not aligned to {step}")
+        runs = (index["kind"] == 1) | (index["kind"] == 2)
+        raw = index["kind"] >= FIRST_RAW_KIND if version == 2 else np.zeros_like(runs)
+        refuse_where(~(runs | raw), "kind", f"kind {{}} is not of version {version}")
+        last = Codec.ZSTD_DICT if version == 2 else Codec.NONE
+        refuse_where(index["flags"] > last, "flags", f"codec {{}} is not of version {version}")
+        refuse_where(index["zero"] != 0, "zero", "expected eight zero bytes, got {:#x}")
+        unpacked = index["reserved"].astype(np.int64)
+        plain = index["flags"] == Codec.NONE
+        refuse_where(plain & (unpacked != 0), "reserved", "reserved: expected 0, got {}")
+        for codec, factor in _MOST_UNPACKED.items():
+            most_bytes = (index["length"].astype(np.int64) + 1) * factor
+            bad = (index["flags"] == codec) & (unpacked > most_bytes)
+            refuse_where(bad, "reserved", f"no {codec.name.lower()} payload unpacks to {{}} bytes")
+
+    def stats(self, stats_offset: int, data_end: int) -> tuple[bytes | None, int]:
+        if stats_offset == 0:
+            return None, data_end
+        if stats_offset != data_end:
+            raise self.refuse(
+                f"expected statistics at {data_end}, behind the data, got {stats_offset}",
+                self._footer_at + 16,
+            )
+        return self.block(stats_offset, 4, "statistics")
+
+    def dictionary(self, at: int) -> tuple[bytes, int]:
+        dictionary, end = self.block(at, 8, "dictionary")
+        self.check_sum("dictionary", at + 8, end, at + 4)
+        return dictionary, end
+
+    def block(self, at: int, head: int, what: str) -> tuple[bytes, int]:
+        """A block that begins with its length; what follows its head, and where it ends."""
+        room = self._footer_at - at - head
+        length = int.from_bytes(self._file[at : at + 4].tobytes(), "little")
+        if room < 0 or length > room:
+            raise self.refuse(f"{what}: {length} bytes do not fit into {max(room, 0)}", at)
+        begin = at + head
+        return self._file[begin : begin + length].tobytes(), begin + length
+
+    def end(self, at: int) -> None:
+        if at != self._footer_at:
+            raise self.refuse(f"expected the footer, got {self._footer_at - at} other bytes", at)
+
+
+def _sum(data: bytes) -> int:
+    return _core.crc32c(np.frombuffer(data, np.uint8))

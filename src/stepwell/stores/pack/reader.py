@@ -1,0 +1,562 @@
+"""A pack, opened."""
+
+import mmap
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from stepwell import _core
+from stepwell.errors import ChecksumError, FormatError
+from stepwell.files.atomic import write_file
+from stepwell.files.codecs import Codec, Damaged, unpack
+from stepwell.files.npy import open_regular
+from stepwell.runs import ENTRY, Run, RunBatch
+from stepwell.sampler import Shuffle
+from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source, as_rows
+from stepwell.stores.pack import export
+from stepwell.stores.pack.layout import FIRST_RAW_KIND, Layout
+from stepwell.stores.pack.stats import PackStats, ShortStats, StatsBuilder
+from stepwell.stores.pack.where import select_runs
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["PackReader"]
+
+_PER_STEP = {
+    "boards": Field(np.dtype(np.uint64), ragged=True),
+    "moves": Field(np.dtype(np.uint8), ragged=True),
+    "ev_legal": Field(np.dtype(np.uint8), ragged=True),
+    "ev_values": Field(np.dtype(np.float32), (4,), ragged=True),
+    "has_branches": Field(np.dtype(np.bool), ragged=True),
+}
+_PER_RUN = {
+    "final_board": Field(np.dtype(np.uint64)),
+    "steps": Field(np.dtype(np.uint32)),
+    "start_unix_s": Field(np.dtype(np.uint64)),
+    "elapsed_s": Field(np.dtype(np.float32)),
+    "max_score": Field(np.dtype(np.uint64)),
+    "highest_tile": Field(np.dtype(np.uint32)),
+}
+_RUN_SCHEMA = {**_PER_STEP, **_PER_RUN, "engine": Field(np.dtype(np.uint8), ragged=True)}
+_RAW_SCHEMA = {
+    "payload": Field(np.dtype(np.uint8), ragged=True),
+    "kind": Field(np.dtype(np.uint16)),
+}
+
+_SCAN_RUNS = 64  # decoded at a time by whatever goes through all of a pack
+
+
+class PackReader(Source):
+    """The entries of a pack, mapped into memory, in any order.
+
+        pack = PackReader.open("games.a2pack")
+        pack.decode(7), pack.decode_batch([1, 100, 42])     runs
+        pack.slice(7)                                       stored bytes, not copied
+        pack.where("highest_tile >= ?", 2048)               a pack with fewer runs
+
+    As a source its rows are runs: boards, moves and values are ragged fields. A pack that
+    holds other payloads too has the fields `payload` and `kind` instead. Stored bytes are
+    checked against their CRC32C whenever they are read, unless `checksums` is False. The file
+    must not be changed or cut while it is open.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, checksums: bool = True) -> None:
+        self._path = Path(path)
+        self._checksums = checksums
+        with open_regular(self._path) as file:
+            size = os.fstat(file.fileno()).st_size
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        self._file = np.frombuffer(self._map, np.uint8)
+        self._layout = Layout.read(self._file, str(self._path))
+        self._numbers: Rows = np.arange(len(self._layout.index), dtype=np.int64)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, checksums: bool = True) -> Self:
+        """Open a pack and check its structure; payloads are checked as they are read.
+
+        Raises `FormatError` with the place of what is wrong.
+        """
+        return cls(path, checksums=checksums)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rows = None if self._is_whole else self._numbers
+        return _rebuild, (type(self), self._path, self._checksums, rows)
+
+    def _with(self, numbers: Rows) -> "PackReader":
+        """The same file with these entries only."""
+        part = PackReader.__new__(PackReader)
+        part.__dict__.update(
+            {
+                name: self.__dict__[name]
+                for name in ("_path", "_checksums", "_map", "_file", "_layout")
+            }
+        )
+        part._numbers = numbers
+        return part
+
+    # What it is.
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    @property
+    def version(self) -> int:
+        """1, or 2 when something in the pack needs it."""
+        return self._layout.version
+
+    @property
+    def numbers(self) -> Rows:
+        """The number of each entry in the whole pack."""
+        return self._numbers.copy()
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the payloads as they are stored."""
+        return int(self._entries["length"].sum(dtype=np.int64))
+
+    @property
+    def schema(self) -> Schema:
+        return _RUN_SCHEMA if self._all_runs else _RAW_SCHEMA
+
+    @property
+    def fingerprint(self) -> str:
+        # The index has the sum of every entry.
+        whole = f"{self._layout.index_crc:08x}-{len(self)}"
+        return (
+            whole if self._is_whole else f"{whole}-{_core.crc32c(self._numbers.view(np.uint8)):08x}"
+        )
+
+    def kind(self, i: int) -> str:
+        """`"v1"` or `"v2"`, how a run is encoded, or `"raw:<kind>"` for any other payload."""
+        kind = int(self._entries["kind"][self._row(i)])
+        return f"v{kind}" if kind < FIRST_RAW_KIND else f"raw:{kind}"
+
+    @cached_property
+    def stats(self) -> PackStats:
+        """Counts, lengths, tiles and engines: from the file where it has them, else counted."""
+        if self._is_whole and self._layout.stats is not None:
+            found = self._stored_stats()
+            if isinstance(found, PackStats):
+                return found
+        return self._count_stats()
+
+    def _stored_stats(self) -> ShortStats:
+        assert self._layout.stats is not None
+        return PackStats.from_bytes(
+            self._layout.stats, path=str(self._path), offset=self._layout.data_end + 4
+        )
+
+    def _count_stats(self) -> PackStats:
+        builder = StatsBuilder()
+        for rows in self._chunks(1024):
+            runs = rows[self._entries["kind"][rows] < FIRST_RAW_KIND]
+            builder.add(self._decode(runs, heads_only=True))
+            builder.add_others(len(rows) - len(runs))
+        return builder.finish()
+
+    # Runs.
+
+    def decode(self, i: int) -> Run:
+        """Return run `i`; a v1 run comes without branches."""
+        run: Run = self._decode(np.array([self._row(i)]), threads=1)[0]
+        return run
+
+    def decode_batch(self, indices: ArrayLike, *, workers: int | None = None) -> list[Run]:
+        """Return these runs in this order, repeats included, decoded by several threads.
+
+        They share memory: one that is kept for long should be a `Run.copy`.
+        """
+        return list(self._decode(self._rows(indices), threads=_threads(workers)))
+
+    def __iter__(self) -> Iterator[Run]:  # type: ignore[override]
+        """Every run in turn."""
+        return self.iter_indices(np.arange(len(self)))
+
+    def iter_indices(self, indices: ArrayLike) -> Iterator[Run]:
+        """These runs one by one, decoded ahead of the loop."""
+        rows = self._rows(indices)
+        batches = [rows[at : at + _SCAN_RUNS] for at in range(0, len(rows), _SCAN_RUNS)]
+        for batch in _ahead(self._decode, batches):
+            yield from batch
+
+    def iter_batches(
+        self,
+        batch_size: int,
+        shuffle: bool = False,
+        seed: int | None = None,
+        workers: int | None = None,
+    ) -> Iterator[list[Run]]:
+        """Every run once, in lists of `batch_size`, the last of them perhaps shorter.
+
+        The same seed gives the same order, always; without one, a shuffled order is new each
+        time. Batches are decoded ahead, by `workers` threads.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        threads = _threads(workers)
+        rows: Rows = np.arange(len(self))
+        if shuffle and len(self):
+            chosen = int.from_bytes(os.urandom(7)) if seed is None else seed
+            rows = Shuffle(chosen).order(len(self)).rows(0, 0, len(self))
+        batches = (rows[at : at + batch_size] for at in range(0, len(rows), batch_size))
+        return (
+            list(batch) for batch in _ahead(lambda r: self._decode(r, threads=threads), batches)
+        )
+
+    # Bytes.
+
+    def slice(self, i: int) -> memoryview:
+        """The payload of entry `i`: the file's own memory, or unpacked if it is compressed."""
+        return self.slices([i])[0]
+
+    def slices(self, indices: ArrayLike) -> list[memoryview]:
+        """The payloads of these entries, checked together, not copied unless compressed."""
+        rows = self._rows(indices)
+        entries = self._entries[rows]
+        if entries["flags"].any():
+            file, entries = self._unpacked(entries, self._numbers[rows], _core.usable_cores())
+            view = file.data
+        else:
+            if self._checksums:
+                self._check_sums(entries, self._numbers[rows], _core.usable_cores())
+            view = memoryview(self._map)
+        begins = entries["offset"].tolist()
+        lengths = entries["length"].tolist()
+        return [view[b : b + n] for b, n in zip(begins, lengths, strict=True)]
+
+    def extract(self, indices: ArrayLike, directory: str | os.PathLike[str]) -> list[Path]:
+        """Write payloads to files of their own, named by number and kind; return their paths."""
+        folder = Path(directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = []
+        for row in self._rows(indices):
+            suffix = {"v1": ".a2run", "v2": ".a2run2"}.get(self.kind(row), ".bin")
+            paths.append(folder / f"run-{self._numbers[row]:06}{suffix}")
+            write_file(paths[-1], bytes(self.slice(row)))
+        return paths
+
+    # Parts.
+
+    def where(self, condition: str, *values: Any) -> "PackReader":
+        """The runs for which an SQL condition holds: `where("highest_tile >= ?", 2048)`.
+
+        Columns: run, kind, steps, start_unix_s, elapsed_s, max_score, highest_tile, engine. They
+        are kept in an index beside the pack, made when it is first needed.
+        """
+        found = select_runs(self._whole(), condition, values)
+        return self._with(np.intersect1d(found, self._numbers, assume_unique=True))
+
+    def split(self, fraction: float, seed: int = 0) -> tuple["PackReader", "PackReader"]:
+        """Two packs without a run in common, the first with `fraction` of the runs."""
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"fraction: expected 0 to 1, got {fraction}")
+        order = Shuffle(seed).order(len(self)).rows(0, 0, len(self)) if len(self) else np.arange(0)
+        first, second = np.split(order, [round(fraction * len(self))])
+        return self._with(self._numbers[np.sort(first)]), self._with(self._numbers[np.sort(second)])
+
+    # Exports.
+
+    def to_jsonl(
+        self,
+        path: str | os.PathLike[str],
+        parallel: bool = True,
+        workers: int | None = None,
+        *,
+        steps: bool = False,
+        boards: Literal["number", "hex"] = "number",
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Write a line of JSON for each run, or for each step, in order.
+
+        `boards="hex"` writes the boards of a run as strings, for readers that make doubles
+        of numbers. The file appears when it is complete.
+        """
+        if boards not in ("number", "hex"):
+            raise ValueError(f"boards: expected 'number' or 'hex', got {boards!r}")
+        threads = _threads(workers) if parallel else 1
+        export.to_jsonl(self, Path(path), threads, steps, boards == "hex", on_progress)
+
+    def to_parquet(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Write the steps as a Parquet file, one row group after another (extra `parquet`)."""
+        export.to_parquet(self, Path(path), on_progress)
+
+    def to_arrow(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Write the steps as an Arrow file, one batch after another (extra `parquet`)."""
+        export.to_arrow(self, Path(path), on_progress)
+
+    def arrow_batches(self) -> "pa.RecordBatchReader":
+        """The steps as a stream of Arrow record batches (extra `parquet`)."""
+        return export.arrow_batches(self)
+
+    # Damage.
+
+    def verify(
+        self,
+        *,
+        sample: int | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> list[FormatError]:
+        """Read every entry, or `sample` of them, and return what is wrong; nothing, if all is well.
+
+        Without `sample` the sum of all data, padding included, and the statistics are
+        checked too. Sums are checked even when the pack was opened without.
+        """
+        rows: Rows = np.arange(len(self))
+        if sample is not None and sample < len(self):
+            rows = np.sort(Shuffle(0).order(len(self)).rows(0, 0, sample))
+        problems: list[FormatError] = []
+        done = 0
+        for at in range(0, len(rows), _SCAN_RUNS):
+            problems += self._broken(rows[at : at + _SCAN_RUNS])
+            done = min(at + _SCAN_RUNS, len(rows))
+            if on_progress is not None:
+                on_progress(done, len(rows))
+        if sample is None and self._is_whole:
+            problems += self._broken_whole(all_read=not problems)
+        return problems
+
+    def _broken(self, rows: Rows) -> list[FormatError]:
+        entries, numbers = self._entries[rows], self._numbers[rows]
+        try:
+            self._check_sums(entries, numbers, _core.usable_cores())
+            runs = entries["kind"] < FIRST_RAW_KIND
+            self._decode(rows[runs])
+            self._unpacked(entries[~runs], numbers[~runs], _core.usable_cores())
+        except FormatError as error:
+            if len(rows) == 1:
+                return [error]
+            return [problem for row in rows for problem in self._broken(np.array([row]))]
+        return []
+
+    def _broken_whole(self, *, all_read: bool) -> list[FormatError]:
+        layout = self._layout
+        problems: list[FormatError] = []
+        if layout.data_crc:
+            found = _core.crc32c(self._file[layout.data_start : layout.data_end])
+            if found != layout.data_crc:
+                problems.append(
+                    ChecksumError(
+                        f"data: expected CRC32C {layout.data_crc:08x}, got {found:08x}",
+                        path=str(self._path),
+                        offset=layout.data_start,
+                    )
+                )
+        begin, end = layout.index.nbytes + 28, layout.data_start
+        if self._file[begin:end].any():
+            problems.append(FormatError("expected zero bytes", path=str(self._path), offset=begin))
+        if layout.stats is not None and all_read:
+            try:
+                problems += self._broken_stats(self._stored_stats())
+            except FormatError as error:
+                problems.append(error)
+        return problems
+
+    def _broken_stats(self, stored: ShortStats) -> list[FormatError]:
+        counted = self._count_stats()
+        return [
+            FormatError(
+                f"statistics: expected {name} {getattr(counted, name)}, got {value}",
+                path=str(self._path),
+                offset=self._layout.data_end + 4,
+            )
+            for name, value in stored.__dict__.items()
+            if value != getattr(counted, name)
+        ]
+
+    # A source.
+
+    def _fill(self, rows: Rows, out: Batch) -> None:
+        if not self._all_runs:
+            entries, numbers = self._entries[rows], self._numbers[rows]
+            file, plain = self._file, entries if self._checksums else _unchecked(entries)
+            if entries["flags"].any():
+                file, plain = self._unpacked(entries, numbers, _core.usable_cores())
+            offsets, values = _core.copy_payloads(
+                file, plain.view(np.uint8), numbers, self._path, _core.usable_cores()
+            )
+            out["payload"] = Ragged(values, offsets.view(np.int64))
+            out["kind"][...] = entries["kind"]
+            return
+        batch = self._decode(rows)
+        for name in _PER_STEP:
+            out[name] = Ragged(getattr(batch, name), batch.offsets)
+        for name in _PER_RUN:
+            out[name][...] = batch.records[name]
+        out["engine"] = Ragged(batch.engines, batch.engine_offsets)
+
+    def close(self) -> None:
+        """Forget the file; it is unmapped when no slice of it is left."""
+        self._map = b""
+        self._file = np.empty(0, np.uint8)
+
+    # Below this line: for this package.
+
+    @property
+    def _is_whole(self) -> bool:
+        return len(self._numbers) == len(self._layout.index)
+
+    def _whole(self) -> "PackReader":
+        return self if self._is_whole else self._with(np.arange(len(self._layout.index)))
+
+    @cached_property
+    def _entries(self) -> NDArray[Any]:
+        return self._layout.index if self._is_whole else self._layout.index[self._numbers]
+
+    @cached_property
+    def _all_runs(self) -> bool:
+        entries = self._entries if len(self) else self._layout.index
+        return bool((entries["kind"] < FIRST_RAW_KIND).all())
+
+    def _chunks(self, size: int) -> Iterator[Rows]:
+        for at in range(0, len(self), size):
+            yield np.arange(at, min(at + size, len(self)))
+
+    def _rows(self, indices: ArrayLike) -> Rows:
+        rows = as_rows(indices, len(self))
+        _core.check_rows(rows, len(self))
+        return rows
+
+    def _row(self, i: int) -> int:
+        return int(self._rows([i])[0])
+
+    def _decode(
+        self, rows: Rows, *, threads: int | None = None, heads_only: bool = False
+    ) -> RunBatch:
+        threads = _core.usable_cores() if threads is None else threads
+        file, entries = self._payloads(rows, threads)
+        try:
+            return RunBatch.decode(
+                file,
+                entries,
+                self._numbers[rows],
+                path=str(self._path),
+                threads=threads,
+                heads_only=heads_only,
+            )
+        except FormatError as error:
+            if file is self._file:
+                raise
+            # The offset is one of the unpacked bytes; the file has only the entry's own.
+            i = int(np.searchsorted(entries["offset"], error.offset or 0, side="right")) - 1
+            offset = int(self._entries["offset"][rows[i]])
+            inside = (error.offset or 0) - int(entries["offset"][i])
+            raise type(error)(
+                f"{error.args[0]} (byte {inside} of the unpacked payload)",
+                path=error.path,
+                offset=offset,
+            ) from None
+
+    def _payloads(self, rows: Rows, threads: int) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+        """Where the core finds these payloads, and which sums it has to check."""
+        entries = self._entries[rows]
+        if entries["flags"].any():
+            return self._unpacked(entries, self._numbers[rows], threads)
+        return self._file, entries if self._checksums else _unchecked(entries)
+
+    def _check_sums(self, entries: NDArray[Any], numbers: Rows, threads: int) -> None:
+        _core.check_sums(self._file, entries.view(np.uint8), numbers, self._path, threads)
+
+    def _unpacked(
+        self, entries: NDArray[Any], numbers: Rows, threads: int
+    ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+        """These payloads unpacked into one array, and entries that point into it."""
+        if self._checksums:
+            self._check_sums(entries, numbers, threads)
+        lengths = np.where(entries["flags"] == Codec.NONE, entries["length"], entries["reserved"])
+        plain = np.zeros(len(entries), ENTRY)
+        plain["length"], plain["kind"] = lengths, entries["kind"]
+        plain["offset"][1:] = np.cumsum(lengths[:-1], dtype=np.int64)
+        file = np.empty(int(lengths.sum(dtype=np.int64)), np.uint8)
+        view = memoryview(self._map)
+        for codec in Codec:
+            places = np.flatnonzero(entries["flags"] == codec)
+            stored = [
+                view[begin : begin + length]
+                for begin, length in zip(
+                    entries["offset"][places].tolist(),
+                    entries["length"][places].tolist(),
+                    strict=True,
+                )
+            ]
+            try:
+                payloads = unpack(
+                    codec,
+                    stored,
+                    lengths[places].tolist(),
+                    dictionary=self._layout.dictionary,
+                    threads=threads,
+                )
+            except Damaged as error:
+                place = places[error.position]
+                raise FormatError(
+                    f"entry {numbers[place]}: {error.args[0]}",
+                    path=str(self._path),
+                    offset=int(entries["offset"][place]),
+                ) from None
+            for place, payload in zip(places, payloads, strict=True):
+                begin = int(plain["offset"][place])
+                file[begin : begin + len(payload)] = np.frombuffer(payload, np.uint8)
+        return file, plain
+
+
+def _rebuild(
+    cls: type[PackReader], path: Path, checksums: bool, numbers: Rows | None
+) -> PackReader:
+    pack = cls(path, checksums=checksums)
+    if numbers is None:
+        return pack
+    _core.check_rows(numbers, len(pack))
+    return pack._with(numbers)
+
+
+def _unchecked(entries: NDArray[Any]) -> NDArray[Any]:
+    copy = entries.copy()
+    copy["crc32c"] = 0
+    return copy
+
+
+def _threads(workers: int | None) -> int:
+    if workers is None:
+        return _core.usable_cores()
+    if not 1 <= workers <= sys.maxsize:
+        raise ValueError(f"workers must be at least 1, got {workers}")
+    return min(workers, 1024)
+
+
+def _ahead(
+    decode: Callable[[Rows], RunBatch], batches: Sequence[Rows] | Iterator[Rows], ahead: int = 2
+) -> Iterator[RunBatch]:
+    """Decode batches in the background, `ahead` of them before they are asked for, in order."""
+    batches = iter(batches)
+    pool = ThreadPoolExecutor(1, thread_name_prefix="stepwell-pack")
+    try:
+        waiting: list[Future[RunBatch]] = [pool.submit(decode, b) for b in islice(batches, ahead)]
+        while waiting:
+            done = waiting.pop(0)
+            waiting += [pool.submit(decode, b) for b in islice(batches, 1)]
+            yield done.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,134 @@
+"""The index beside a pack: what runs say about themselves, in a table that SQL can ask.
+
+It is derived from the pack and may be deleted at any time. It carries the pack's size and
+the sum of its index; when they differ it is made anew. Where it cannot be written, the table
+is kept in memory.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepwell.files.atomic import temporary_name
+from stepwell.source import Rows
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from stepwell.stores.pack.reader import PackReader
+
+__all__ = ["index_path", "select_runs", "write_index"]
+
+VERSION = 1
+
+_COLUMNS = {
+    "run": "INTEGER PRIMARY KEY",
+    "kind": "INTEGER NOT NULL",
+    "steps": "INTEGER NOT NULL",
+    "start_unix_s": "INTEGER NOT NULL",
+    "elapsed_s": "REAL",
+    "max_score": "INTEGER NOT NULL",
+    "highest_tile": "INTEGER NOT NULL",
+    "engine": "TEXT",
+}
+_INDEXED = ("steps", "start_unix_s", "max_score", "highest_tile", "engine")
+
+
+def index_path(pack: Path) -> Path:
+    """Where the index of a pack is kept."""
+    return pack.with_name(pack.name + ".index")
+
+
+def select_runs(pack: "PackReader", condition: str, values: Sequence[Any]) -> Rows:
+    """Return the numbers of the runs for which `condition` holds, ascending."""
+    from stepwell.files import catalog
+
+    with closing(_open(pack)) as database:
+        return catalog.select_ids(database, "runs", "run", list(_COLUMNS), condition, values)
+
+
+def write_index(pack: "PackReader") -> Path:
+    """Make the index of a pack, or make it anew, and return its path."""
+    target = index_path(pack.path)
+    beside = temporary_name(target)
+    try:
+        with closing(_build(pack, str(beside))):
+            pass
+        beside.replace(target)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
+    return target
+
+
+def _open(pack: "PackReader") -> "sqlite3.Connection":
+    """The index of a pack: the one on disk if it is of this pack, else a new one."""
+    import sqlite3
+
+    from stepwell.files import catalog
+
+    path = index_path(pack.path)
+    for attempt in range(2):
+        with suppress(sqlite3.Error):
+            database = catalog.open_readonly(path)
+            try:
+                if dict(database.execute("SELECT key, value FROM meta")) == _identity(pack):
+                    return database
+            except BaseException:
+                database.close()
+                raise
+            database.close()
+        if attempt == 0:
+            try:
+                write_index(pack)
+            except (OSError, sqlite3.Error):  # a directory that is not ours to write to
+                break
+    return _build(pack, ":memory:")
+
+
+def _identity(pack: "PackReader") -> dict[str, int]:
+    return {
+        "version": VERSION,
+        "pack_bytes": len(pack._file),
+        "pack_index_crc": pack._layout.index_crc,
+    }
+
+
+def _build(pack: "PackReader", where: str) -> "sqlite3.Connection":
+    import sqlite3
+
+    database = sqlite3.connect(where, isolation_level=None)
+    try:
+        database.execute("PRAGMA journal_mode = OFF")  # the file is not shown before it is whole
+        columns = ", ".join(f"{name} {kind}" for name, kind in _COLUMNS.items())
+        database.execute("BEGIN")
+        database.execute(f"CREATE TABLE runs ({columns})")
+        database.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL)")
+        marks = ", ".join("?" * len(_COLUMNS))
+        database.executemany(f"INSERT INTO runs VALUES ({marks})", _rows(pack))
+        database.executemany("INSERT INTO meta VALUES (?, ?)", _identity(pack).items())
+        for name in _INDEXED:
+            database.execute(f"CREATE INDEX runs_by_{name} ON runs ({name})")
+        database.execute("COMMIT")
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _rows(pack: "PackReader") -> Iterator[tuple[Any, ...]]:
+    for rows in pack._chunks(1024):
+        runs = rows[pack._entries["kind"][rows] <= 2]
+        batch = pack._decode(runs, heads_only=True)
+        for i, row in enumerate(runs.tolist()):
+            meta = batch.meta(i)
+            numbers = (meta.steps, _sqlite(meta.start_unix_s), meta.elapsed_s)
+            kind = int(pack._entries["kind"][row])
+            yield row, kind, *numbers, _sqlite(meta.max_score), meta.highest_tile, meta.engine
+
+
+def _sqlite(number: int) -> int | float:
+    """SQLite's whole numbers have 63 bits; larger ones compare well enough as floats."""
+    return number if number < 2**63 else float(number)
