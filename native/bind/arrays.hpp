@@ -75,5 +75,7 @@ void bind_prefetch(nb::module_& m);
 void bind_entries(nb::module_& m);
 void bind_runs(nb::module_& m);
 void bind_jsonl(nb::module_& m);
+void bind_board(nb::module_& m);
+void bind_player(nb::module_& m);
 
 }  // namespace stepwell::bind

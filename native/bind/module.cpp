@@ -50,4 +50,6 @@ NB_MODULE(_core, m) {
   stepwell::bind::bind_runs(m);
   stepwell::bind::bind_jsonl(m);
   stepwell::bind::bind_prefetch(m);
+  stepwell::bind::bind_board(m);
+  stepwell::bind::bind_player(m);
 }

@@ -69,7 +69,7 @@ __version__ = version("stepwell")
 
 
 def __getattr__(name: str) -> ModuleType:
-    # `stepwell.torch` and `stepwell.jax` exist without an import, and cost nothing until used.
-    if name in ("torch", "jax"):
+    # `stepwell.torch` and the others exist without an import, and cost nothing until used.
+    if name in ("torch", "jax", "game2048"):
         return import_module(f"stepwell.{name}")
     raise AttributeError(f"module 'stepwell' has no attribute {name!r}")

@@ -1,0 +1,42 @@
+"""2048: boards as numbers, a player, and the games it plays as runs.
+
+from stepwell import game2048
+
+game2048.move(board, game2048.LEFT)             boards, one or millions
+game2048.choose(board, depth=3).move            what the player would do
+for run in game2048.play(100, seed=1): ...      whole games, the same on every machine
+game2048.play_to("games", 5000, seed=1)         the same as .a2run2 files
+"""
+
+from stepwell.game2048.board import (
+    DOWN,
+    LEFT,
+    RIGHT,
+    UP,
+    exponents,
+    from_exponents,
+    highest_tile,
+    legal,
+    move,
+    score,
+    show,
+)
+from stepwell.game2048.player import Choice, choose, play, play_to
+
+__all__ = [
+    "DOWN",
+    "LEFT",
+    "RIGHT",
+    "UP",
+    "Choice",
+    "choose",
+    "exponents",
+    "from_exponents",
+    "highest_tile",
+    "legal",
+    "move",
+    "play",
+    "play_to",
+    "score",
+    "show",
+]

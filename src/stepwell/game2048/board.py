@@ -1,0 +1,155 @@
+"""Boards of 2048 as 64-bit numbers, one at a time or millions.
+
+A board is 16 hex digits, row by row from the top left; a digit is the exponent of its tile,
+0 for an empty cell. `0x1234` in the top row is 2, 4, 8, 16. Moves are `UP`, `DOWN`, `LEFT` and
+`RIGHT`, 0 to 3. Exponent 15, the tile 32768, is the largest that can be stored, so two such
+tiles do not merge: they stay, and a board is never corrupted.
+
+Every function takes whole numbers of any shape. One number gives one `int` (or, where a
+board becomes several numbers, one small array); arrays give arrays. Large ones are shared out to
+all cores, without the GIL.
+"""
+
+from typing import Any, TypeVar, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from stepwell import _core
+
+__all__ = [
+    "DOWN",
+    "LEFT",
+    "RIGHT",
+    "UP",
+    "Boards",
+    "exponents",
+    "from_exponents",
+    "highest_tile",
+    "legal",
+    "move",
+    "score",
+    "show",
+]
+
+UP, DOWN, LEFT, RIGHT = range(4)
+
+Boards = NDArray[np.uint64]
+Number = int | np.integer[Any]
+T = TypeVar("T", bound=np.generic)
+
+
+@overload
+def move(boards: Number, moves: Number) -> int: ...
+@overload
+def move(boards: ArrayLike, moves: ArrayLike) -> Boards: ...
+def move(boards: ArrayLike, moves: ArrayLike) -> int | Boards:
+    """Return the boards after sliding, before a new tile appears; shapes are broadcast.
+
+    A tile merges at most once. An illegal move gives the same board back. Raises `ValueError`
+    naming a move that is not 0 to 3.
+    """
+    each, directions = np.broadcast_arrays(
+        _whole(boards, np.uint64, "board"), _whole(moves, np.uint8, "move", most=3)
+    )
+    out = np.empty(each.shape, np.uint64)
+    _core.move_boards(_flat(each), _flat(directions), out.reshape(-1))
+    return out if out.ndim else int(out)
+
+
+@overload
+def legal(boards: Number) -> int: ...
+@overload
+def legal(boards: ArrayLike) -> NDArray[np.uint8]: ...
+def legal(boards: ArrayLike) -> int | NDArray[np.uint8]:
+    """Return which moves change each board: bit `m` of a uint8 is move `m`; 0 is game over."""
+    each = _whole(boards, np.uint64, "board")
+    out = np.empty(each.shape, np.uint8)
+    _core.legal_moves(_flat(each), out.reshape(-1))
+    return out if out.ndim else int(out)
+
+
+@overload
+def score(boards: Number) -> int: ...
+@overload
+def score(boards: ArrayLike) -> NDArray[np.uint64]: ...
+def score(boards: ArrayLike) -> int | NDArray[np.uint64]:
+    """Return the points of each board as if every tile had been merged from 2s.
+
+    A tile of exponent `e` is worth `(e - 1) * 2**e`. The score a game shows is this less 4 for
+    every 4 that appeared by itself.
+    """
+    each = _whole(boards, np.uint64, "board")
+    out = np.empty(each.shape, np.uint64)
+    _core.score_boards(_flat(each), out.reshape(-1))
+    return out if out.ndim else int(out)
+
+
+@overload
+def highest_tile(boards: Number) -> int: ...
+@overload
+def highest_tile(boards: ArrayLike) -> NDArray[np.uint32]: ...
+def highest_tile(boards: ArrayLike) -> int | NDArray[np.uint32]:
+    """Return the value of each board's largest tile, 0 for a board without one."""
+    each = _whole(boards, np.uint64, "board")
+    out = np.empty(each.shape, np.uint32)
+    _core.highest_tiles(_flat(each), out.reshape(-1))
+    return out if out.ndim else int(out)
+
+
+def exponents(boards: ArrayLike) -> NDArray[np.uint8]:
+    """Return the 16 exponents of each board, top left first, along a new last axis."""
+    each = _whole(boards, np.uint64, "board")
+    out = np.empty((*each.shape, 16), np.uint8)
+    _core.boards_to_exponents(_flat(each), out.reshape(-1))
+    return out
+
+
+def from_exponents(cells: ArrayLike) -> Any:
+    """Return the boards of 16 exponents each: an `int` for 16 cells, else a uint64 array.
+
+    Raises `ValueError` when the last axis is not 16 long, or naming an exponent above 15.
+    """
+    each = _whole(cells, np.uint8, "exponent", most=15)
+    if each.shape[-1:] != (16,):
+        raise ValueError(f"cells: expected 16 along the last axis, got shape {each.shape}")
+    out = np.empty(each.shape[:-1], np.uint64)
+    _core.boards_from_exponents(_flat(each), out.reshape(-1))
+    return out if out.ndim else int(out)
+
+
+def show(board: Number) -> str:
+    """Return one board as four lines of text, a dot for an empty cell.
+
+    >>> print(show(0x1200_0000_0000_000B))
+        2     4     .     .
+        .     .     .     .
+        .     .     .     .
+        .     .     .  2048
+    """
+    cells = exponents(board)
+    if cells.ndim != 1:
+        raise ValueError(f"board: expected one, got an array of shape {cells.shape[:-1]}")
+    words = [f"{1 << int(e):>5}" if e else "    ." for e in cells]
+    return "\n".join(" ".join(words[row : row + 4]) for row in range(0, 16, 4))
+
+
+def _flat(array: NDArray[T]) -> NDArray[T]:
+    return np.ascontiguousarray(array).reshape(-1)
+
+
+def _whole(values: ArrayLike, dtype: type[T], what: str, *, most: int = 2**64 - 1) -> NDArray[T]:
+    """The values as unsigned numbers: refused, never wrapped or rounded, where they are not."""
+    given: NDArray[Any] = np.asarray(values)
+    if not isinstance(values, np.ndarray | np.generic) and given.dtype.kind in "fO":
+        # Python's numbers above 2**63 beside smaller ones, or no numbers of ours at all.
+        given = np.asarray(values, dtype=object)
+        for value in given.flat:
+            if isinstance(value, bool | np.bool) or not isinstance(value, int | np.integer):
+                raise TypeError(f"{what}: expected whole numbers, got {value!r}")
+    elif given.dtype.kind not in "iu":
+        raise TypeError(f"{what}: expected whole numbers, got {given.dtype}")
+    if given.size and (int(given.min()) < 0 or int(given.max()) > most):
+        outside = next(int(v) for v in given.flat if not 0 <= int(v) <= most)
+        raise ValueError(f"{what} {outside} is not in 0..{most}")
+    return given.astype(dtype, copy=False)

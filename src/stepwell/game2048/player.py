@@ -1,0 +1,176 @@
+"""An expectimax player of 2048, and games that are the same on every machine.
+
+A game is a function of depth, seed and number: `play(10, seed=1)` gives the first ten games of
+seed 1, and game 7 of it is the same in every order, on any number of cores, in every release.
+`depth` is how many own moves the player looks ahead, each with the average over every tile
+that may follow: 1 is quickest, 2 reaches 2048 in most games, each further one takes about
+twenty times longer.
+"""
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell import _core
+from stepwell.game2048.board import Number, highest_tile, score
+from stepwell.runs import Run
+
+__all__ = ["DEEPEST", "Choice", "choose", "play", "play_to"]
+
+DEEPEST = 6
+"""The most own moves the player looks ahead."""
+
+T = TypeVar("T")
+
+
+class Choice(NamedTuple):
+    """What the player does on a board, and why."""
+
+    move: int
+    """The legal move with the largest value; of equal ones the last."""
+    values: NDArray[np.float32]
+    """Of up, down, left, right: 0 for the worst legal move, just below 1 for the best.
+
+    A move that is alone has the best value, moves that are all equal have 0.5, and an illegal
+    one has 0. These are the values a run records.
+    """
+    legal: int
+    """Bit `m` is set where move `m` changes the board."""
+
+
+def choose(board: Number, depth: int = 2) -> Choice:
+    """Return the player's move on a board, with the value of each move.
+
+    Raises `ValueError` when no move is legal, or `depth` is not 1 to 6.
+    """
+    number = _whole("board", board, 0, 2**64 - 1)
+    move, values, legal, _ = _core.choose(number, _depth(depth))
+    if not legal:
+        raise ValueError(f"board {number:#018x} has no legal move")
+    return Choice(move, np.array(values, np.float32), legal)
+
+
+def play(
+    games: int,
+    *,
+    depth: int = 2,
+    seed: int = 0,
+    first: int = 0,
+    workers: int | None = None,
+    clock: bool = False,
+) -> Iterator[Run]:
+    """Play the games numbered `first` to `first + games - 1`; they come in order.
+
+    `workers` threads (one for each core by default) play a few games ahead of the loop; a loop
+    that is left waits for those that have begun. With `clock` a run says when it was played and
+    how long that took; without, equal arguments give equal bytes.
+    """
+    numbers = _numbers(games, first)
+    one = _game(depth, seed, clock)
+    return _in_order(one, numbers, _workers(workers))
+
+
+def play_to(
+    directory: str | os.PathLike[str],
+    games: int,
+    *,
+    depth: int = 2,
+    seed: int = 0,
+    workers: int | None = None,
+    clock: bool = False,
+    on_game: Callable[[int, int], object] | None = None,
+) -> list[Path]:
+    """Write games as `depth2-seed0-000000.a2run2` and so on; return their paths in order.
+
+    A file that is there is left alone, and each one appears whole or not at all: the same
+    command again continues where it was interrupted. `on_game(done, total)` is called with what
+    is there already and after each further game.
+    """
+    folder = Path(directory)
+    numbers = _numbers(games, 0)
+    one = _game(depth, seed, clock)
+    threads = _workers(workers)
+    paths = [folder / f"depth{depth}-seed{seed}-{number:06}.a2run2" for number in numbers]
+    missing = [number for number in numbers if not paths[number].exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def write(number: int) -> None:
+        one(number).save(paths[number])
+
+    done = games - len(missing)
+    if on_game is not None and done:
+        on_game(done, games)
+    for _ in _in_order(write, missing, threads):
+        done += 1
+        if on_game is not None:
+            on_game(done, games)
+    return paths
+
+
+def _game(depth: int, seed: int, clock: bool) -> Callable[[int], Run]:
+    """A function that plays the game of a number, on whichever thread calls it."""
+    depth = _depth(depth)
+    seed = _whole("seed", seed, 0, 2**64 - 1)
+
+    def one(number: int) -> Run:
+        start, begin = time.time(), time.perf_counter()
+        boards, moves, legal, values, final = _core.play_game(depth, seed, number)
+        return Run(
+            boards,
+            moves,
+            final,
+            ev_values=values,
+            ev_legal=legal,
+            start_unix_s=int(start) if clock else 0,
+            elapsed_s=time.perf_counter() - begin if clock else 0.0,
+            max_score=score(final),
+            highest_tile=highest_tile(final),
+            engine=f"stepwell-expectimax-d{depth}",
+        )
+
+    return one
+
+
+def _in_order(one: Callable[[int], T], numbers: Iterable[int], workers: int) -> Iterator[T]:
+    """`one(number)` for each number, in order, on `workers` threads and a few ahead."""
+    waiting = iter(numbers)
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="stepwell-play")
+    try:
+        ahead: deque[Future[T]] = deque(pool.submit(one, n) for n in islice(waiting, 2 * workers))
+        while ahead:
+            result = ahead.popleft().result()
+            for number in islice(waiting, 1):
+                ahead.append(pool.submit(one, number))
+            yield result
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _numbers(games: int, first: int) -> range:
+    games = _whole("games", games, 0, 2**63)
+    first = _whole("first", first, 0, 2**64 - games)
+    return range(first, first + games)
+
+
+def _depth(depth: int) -> int:
+    return _whole("depth", depth, 1, DEEPEST)
+
+
+def _workers(workers: int | None) -> int:
+    return _core.usable_cores() if workers is None else _whole("workers", workers, 1, 1024)
+
+
+def _whole(name: str, value: Any, least: int, most: int) -> int:
+    if not isinstance(value, int | np.integer) or isinstance(value, bool):
+        raise TypeError(f"{name}: expected a whole number, got {value!r}")
+    if not least <= int(value) <= most:
+        raise ValueError(f"{name}: expected {least} to {most}, got {value}")
+    return int(value)
