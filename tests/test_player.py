@@ -307,9 +307,9 @@ def test_a_clock_is_asked_for() -> None:
 def test_a_loop_that_is_left_stops_the_work() -> None:
     runs = g.play(10**9, depth=1, workers=2)
     next(runs)
-    assert any(thread.name.startswith("stepwell-play") for thread in threading.enumerate())
+    assert any(thread.name.startswith("stepwell-ahead") for thread in threading.enumerate())
     runs.close()  # type: ignore[attr-defined]
-    assert not any(thread.name.startswith("stepwell-play") for thread in threading.enumerate())
+    assert not any(thread.name.startswith("stepwell-ahead") for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize(

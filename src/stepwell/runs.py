@@ -182,7 +182,7 @@ class Run:
         if max_score is None:
             max_score = sum((e - 1) << e for e in exponents if e >= 2)
         if highest_tile is None:
-            highest_tile = 1 << max(exponents)
+            highest_tile = 1 << max(exponents) if any(exponents) else 0
         # Encoding checks everything a run has to be, and decoding makes the columns.
         text = None if engine is None else engine.encode()
         payload = _encode(

@@ -9,26 +9,22 @@ twenty times longer.
 
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.game2048.board import Number, highest_tile, score
+from stepwell.ordered import in_order
 from stepwell.runs import Run
 
 __all__ = ["DEEPEST", "Choice", "choose", "play", "play_to"]
 
 DEEPEST = 6
 """The most own moves the player looks ahead."""
-
-T = TypeVar("T")
 
 
 class Choice(NamedTuple):
@@ -75,7 +71,8 @@ def play(
     """
     numbers = _numbers(games, first)
     one = _game(depth, seed, clock)
-    return _in_order(one, numbers, _workers(workers))
+    threads = _workers(workers)
+    return in_order(one, numbers, threads, ahead=2 * threads)
 
 
 def play_to(
@@ -108,7 +105,7 @@ def play_to(
     done = games - len(missing)
     if on_game is not None and done:
         on_game(done, games)
-    for _ in _in_order(write, missing, threads):
+    for _ in in_order(write, missing, threads, ahead=2 * threads):
         done += 1
         if on_game is not None:
             on_game(done, games)
@@ -137,21 +134,6 @@ def _game(depth: int, seed: int, clock: bool) -> Callable[[int], Run]:
         )
 
     return one
-
-
-def _in_order(one: Callable[[int], T], numbers: Iterable[int], workers: int) -> Iterator[T]:
-    """`one(number)` for each number, in order, on `workers` threads and a few ahead."""
-    waiting = iter(numbers)
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="stepwell-play")
-    try:
-        ahead: deque[Future[T]] = deque(pool.submit(one, n) for n in islice(waiting, 2 * workers))
-        while ahead:
-            result = ahead.popleft().result()
-            for number in islice(waiting, 1):
-                ahead.append(pool.submit(one, number))
-            yield result
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _numbers(games: int, first: int) -> range:

@@ -1,9 +1,7 @@
 """A pack of a directory of run files: each read once, in the order of their paths."""
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +11,7 @@ import numpy as np
 from stepwell import _core
 from stepwell.errors import FormatError
 from stepwell.files.npy import open_regular
+from stepwell.ordered import in_order
 from stepwell.runs import Run
 from stepwell.stores.pack.writer import Compress, PackWriter, Prepared, Preparer
 
@@ -96,44 +95,30 @@ def pack_runs(
         expect=len(files),
         overwrite=overwrite,
     )
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="stepwell-pack")
     done = 0
     with writer:
-        try:
-            for chunk in _in_order(pool, writer, list(_cut(files)), skip_bad, threads):
-                writer.write(chunk.made)
-                report.packed += len(chunk.payloads)
-                report.bytes += sum(map(len, chunk.payloads))
-                report.skipped += chunk.skipped
-                done += chunk.files
-                if on_progress is not None:
-                    on_progress(done, len(files))
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        for chunk in _load_all(writer, list(_cut(files)), skip_bad, threads):
+            writer.write(chunk.made)
+            report.packed += len(chunk.payloads)
+            report.bytes += sum(map(len, chunk.payloads))
+            report.skipped += chunk.skipped
+            done += chunk.files
+            if on_progress is not None:
+                on_progress(done, len(files))
         if not report.packed:
             path, reason = report.skipped[0]
             raise FormatError(f"none of {len(files)} files is a run; {path}: {reason}")
     return report
 
 
-def _in_order(
-    pool: ThreadPoolExecutor,
-    writer: PackWriter,
-    chunks: Sequence[list[Path]],
-    skip_bad: bool,
-    threads: int,
+def _load_all(
+    writer: PackWriter, chunks: Sequence[list[Path]], skip_bad: bool, threads: int
 ) -> Iterator[_Chunk]:
-    """Chunks read and prepared by the pool, a few at a time, given out in order."""
+    """Chunks read and prepared, a few at a time; a dictionary is trained on the first."""
     first = _read_files(chunks[0], skip_bad)
     preparer = writer.preparer([payload for _, payload in first[0]])
     yield _prepare(preparer, len(chunks[0]), *first, skip_bad)
-    waiting: deque[Future[_Chunk]] = deque()
-    for chunk in chunks[1:]:
-        waiting.append(pool.submit(_load, preparer, chunk, skip_bad))
-        if len(waiting) > threads + 1:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
+    yield from in_order(lambda chunk: _load(preparer, chunk, skip_bad), chunks[1:], threads)
 
 
 def _load(preparer: Preparer, chunk: list[Path], skip_bad: bool) -> _Chunk:

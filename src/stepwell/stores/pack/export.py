@@ -1,8 +1,6 @@
 """Packs as JSON lines, Parquet and Arrow, in bounded memory and in order."""
 
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +9,7 @@ import numpy as np
 from stepwell import _core
 from stepwell.errors import SchemaError
 from stepwell.files.atomic import new_file
+from stepwell.ordered import in_order
 from stepwell.source import Rows
 
 if TYPE_CHECKING:
@@ -37,17 +36,19 @@ def to_jsonl(
 ) -> None:
     _only_runs(pack)
 
-    def lines(rows: Rows) -> Any:
+    def lines(rows: Rows) -> tuple[int, Any]:
         file, entries = pack._payloads(rows, 1)
-        return _core.to_jsonl(
+        return len(rows), _core.to_jsonl(
             file, entries.view(np.uint8), pack._numbers[rows], pack._path, steps, hex_boards
         )
 
     done = 0
+    chunks = _chunks(pack, _TEXT_CHUNK_BYTES)
+    ahead = None if threads > 1 else 0
     with new_file(path) as out:
-        for rows, text in _in_order(lines, _chunks(pack, _TEXT_CHUNK_BYTES), threads):
-            out.write(memoryview(text))
-            done += len(rows)
+        for runs, text in in_order(lines, chunks, threads, ahead=ahead):
+            out.write(text.data)
+            done += runs
             if on_progress is not None:
                 on_progress(done, len(pack))
 
@@ -93,8 +94,8 @@ def _record_batches(pack: "PackReader", on_progress: Progress | None) -> "Iterat
     _only_runs(pack)
     arrow, schema = _library("pyarrow"), _arrow_schema()
     done = 0
-    decoded = _in_order(pack._decode, _chunks(pack, _ROW_GROUP_BYTES), 1)
-    for rows, runs in decoded:
+    for rows in _chunks(pack, _ROW_GROUP_BYTES):
+        runs = pack._decode(rows)
         lengths = np.diff(runs.offsets)
         within = np.arange(len(runs.boards)) - np.repeat(runs.offsets[:-1], lengths)
         yield arrow.record_batch(
@@ -122,28 +123,6 @@ def _chunks(pack: "PackReader", size: int) -> Iterator[Rows]:
         entries = pack._entries[rows]
         ends = np.cumsum(np.maximum(entries["length"], entries["reserved"]), dtype=np.int64)
         yield from np.split(rows, np.flatnonzero(np.diff(ends // size)) + 1)
-
-
-def _in_order(
-    work: Callable[[Rows], Any], chunks: Iterator[Rows], threads: int
-) -> Iterator[tuple[Rows, Any]]:
-    """Results of `work` in the order of the chunks; few are under way at a time."""
-    if threads <= 1:
-        yield from ((rows, work(rows)) for rows in chunks)
-        return
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="stepwell-export")
-    waiting: deque[tuple[Rows, Future[Any]]] = deque()
-    try:
-        for rows in chunks:
-            waiting.append((rows, pool.submit(work, rows)))
-            if len(waiting) > threads + 1:
-                first, result = waiting.popleft()
-                yield first, result.result()
-        while waiting:
-            first, result = waiting.popleft()
-            yield first, result.result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _only_runs(pack: "PackReader") -> None:

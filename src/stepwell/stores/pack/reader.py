@@ -3,10 +3,8 @@
 import mmap
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
-from itertools import islice
+from collections.abc import Callable, Iterator
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -18,6 +16,7 @@ from stepwell.errors import ChecksumError, FormatError
 from stepwell.files.atomic import write_file
 from stepwell.files.codecs import Codec, Damaged, unpack
 from stepwell.files.npy import open_regular
+from stepwell.ordered import in_order
 from stepwell.runs import ENTRY, Run, RunBatch
 from stepwell.sampler import Shuffle
 from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source, as_rows
@@ -189,7 +188,7 @@ class PackReader(Source):
         """These runs one by one, decoded ahead of the loop."""
         rows = self._rows(indices)
         batches = [rows[at : at + _SCAN_RUNS] for at in range(0, len(rows), _SCAN_RUNS)]
-        for batch in _ahead(self._decode, batches):
+        for batch in in_order(self._decode, batches, 1, ahead=2):
             yield from batch
 
     def iter_batches(
@@ -212,9 +211,8 @@ class PackReader(Source):
             chosen = int.from_bytes(os.urandom(7)) if seed is None else seed
             rows = Shuffle(chosen).order(len(self)).rows(0, 0, len(self))
         batches = (rows[at : at + batch_size] for at in range(0, len(rows), batch_size))
-        return (
-            list(batch) for batch in _ahead(lambda r: self._decode(r, threads=threads), batches)
-        )
+        decode = partial(self._decode, threads=threads)
+        return (list(batch) for batch in in_order(decode, batches, 1, ahead=2))
 
     # Bytes.
 
@@ -544,19 +542,3 @@ def _threads(workers: int | None) -> int:
     if not 1 <= workers <= sys.maxsize:
         raise ValueError(f"workers must be at least 1, got {workers}")
     return min(workers, 1024)
-
-
-def _ahead(
-    decode: Callable[[Rows], RunBatch], batches: Sequence[Rows] | Iterator[Rows], ahead: int = 2
-) -> Iterator[RunBatch]:
-    """Decode batches in the background, `ahead` of them before they are asked for, in order."""
-    batches = iter(batches)
-    pool = ThreadPoolExecutor(1, thread_name_prefix="stepwell-pack")
-    try:
-        waiting: list[Future[RunBatch]] = [pool.submit(decode, b) for b in islice(batches, ahead)]
-        while waiting:
-            done = waiting.pop(0)
-            waiting += [pool.submit(decode, b) for b in islice(batches, 1)]
-            yield done.result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)

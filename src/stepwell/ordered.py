@@ -1,0 +1,39 @@
+"""Work that several threads do ahead of a loop, its results in order."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import TypeVar
+
+__all__ = ["in_order"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def in_order(
+    work: Callable[[T], R], items: Iterable[T], threads: int, *, ahead: int | None = None
+) -> Iterator[R]:
+    """Yield `work(item)` for each item, in order, whatever the threads do.
+
+    At most `ahead` items (`threads + 2` unless given) are begun and not yet taken, which
+    bounds the memory. What `work` raises is raised at its place in the order. A loop that is left
+    waits for what has begun; with one thread and `ahead=0` nothing runs in the background.
+    """
+    if threads <= 1 and ahead == 0:
+        yield from map(work, items)
+        return
+    waiting = iter(items)
+    begun: deque[Future[R]] = deque()
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="stepwell-ahead")
+    try:
+        for item in islice(waiting, threads + 2 if ahead is None else ahead):
+            begun.append(pool.submit(work, item))
+        while begun:
+            result = begun.popleft().result()
+            for item in islice(waiting, 1):
+                begun.append(pool.submit(work, item))
+            yield result
+    finally:
+        pool.shutdown(cancel_futures=True)
