@@ -14,7 +14,6 @@ from tests.reference.runs import (
     BEST,
     Broken,
     BrokenChecksum,
-    BrokenVersion,
     Meta,
     Run,
     Step,
@@ -141,6 +140,7 @@ def test_score_and_highest_tile() -> None:
     assert runs.score(0x1111) == 0
     assert runs.score(0x2300) == 4 + 16
     assert runs.highest_tile(0x1B00) == 2048
+    assert runs.highest_tile(0) == 0
     assert runs.score(0xFFFFFFFFFFFFFFFF) == 16 * 14 * 32768
 
 
@@ -269,7 +269,7 @@ def test_flips_of_v2_are_refused_or_make_another_run() -> None:
     ("offset", "new", "error"),
     [
         (0, b"A2T2", Broken),
-        (4, b"\2", BrokenVersion),
+        (4, b"\2", Broken),
         (5, b"\1", Broken),
         (6, b"\3", Broken),
         (34, b"\xff\xff", Broken),
@@ -285,9 +285,12 @@ def test_v1_is_refused_by_more_than_its_sum(offset: int, new: bytes, error: type
 
 
 def test_v1_says_that_its_sum_is_wrong() -> None:
-    for offset in (10, 36, 50, 71, 73):
+    for offset in (0, 4, 5, 6, 10, 34, 36, 50, 71, 73):
         with pytest.raises(BrokenChecksum):
             decode_v1(changed(WHOLE_V1, offset, b"\xff"))
+    for size in range(4, len(WHOLE_V1)):
+        with pytest.raises(BrokenChecksum):
+            decode_v1(WHOLE_V1[:size])
 
 
 @pytest.mark.parametrize(

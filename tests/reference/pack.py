@@ -301,13 +301,33 @@ def _block(data: bytes, at: int, head: str, what: str) -> tuple[int, ...]:
 # JSONL.
 
 
-def number(value: float) -> float | None:
-    """`json` writes this with the shortest digits of the float32, None as null."""
-    return float(str(np.float32(value))) if np.isfinite(value) else None
+class Number(float):
+    """A float32 that `line` writes as the page says."""
+
+    def text(self) -> str:
+        value = np.float32(self)
+        if not np.isfinite(value):
+            return "null"
+        exponential = np.format_float_scientific(value, trim="-", exp_digits=2)
+        plain = np.format_float_positional(value, trim="-")
+        if "." not in plain:
+            plain = ("-" if np.signbit(value) else "") + str(abs(int(value)))  # all digits
+        if len(exponential) < len(plain):
+            return exponential
+        return plain if "." in plain else plain + ".0"
 
 
-def line(record: dict[str, object]) -> str:
-    return json.dumps(record, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+def line(value: object) -> str:
+    """Compact JSON. The module `json` writes floats its own way."""
+    match value:
+        case Number():
+            return value.text()
+        case dict():
+            return "{" + ",".join(f"{line(key)}:{line(item)}" for key, item in value.items()) + "}"
+        case list():
+            return "[" + ",".join(map(line, value)) + "]"
+        case _:
+            return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def run_line(run_idx: int, run: runs.Run, hex_boards: bool = False) -> str:
@@ -316,7 +336,7 @@ def run_line(run_idx: int, run: runs.Run, hex_boards: bool = False) -> str:
     branches = [
         None
         if step.branches is None
-        else [None if value is None else number(value) for value in step.branches]
+        else [None if value is None else Number(value) for value in step.branches]
         for step in run.steps
     ]
     return line(
@@ -324,7 +344,7 @@ def run_line(run_idx: int, run: runs.Run, hex_boards: bool = False) -> str:
             "run_idx": run_idx,
             "steps": run.meta.steps,
             "start_unix_s": run.meta.start_unix_s,
-            "elapsed_s": number(run.meta.elapsed_s),
+            "elapsed_s": Number(run.meta.elapsed_s),
             "max_score": run.meta.max_score,
             "highest_tile": run.meta.highest_tile,
             "final_board": written[-1],
@@ -344,11 +364,11 @@ def step_lines(run_idx: int, payload: bytes) -> Iterator[str]:
         if values is None:
             values = [1.0 if move == step.chosen else None for move in range(4)]
         branches = [
-            {"legal": False, "value": 0.0}
+            {"legal": False, "value": Number(0)}
             if value is None
-            else {"legal": True, "value": 1.0}
+            else {"legal": True, "value": Number(1)}
             if move == step.chosen and value > 1 - 1e-6
-            else {"legal": True, "value": number(value)}
+            else {"legal": True, "value": Number(value)}
             for move, value in enumerate(values)
         ]
         yield line(

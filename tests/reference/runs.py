@@ -108,8 +108,8 @@ def score(board: int) -> int:
 
 
 def highest_tile(board: int) -> int:
-    """The largest tile's value; 1 of the empty board, which has none."""
-    return 1 << max(cells(board))
+    """The largest tile's value; 0 of the empty board, which has none."""
+    return 1 << max(cells(board)) if board else 0
 
 
 # Branch values.
@@ -257,21 +257,18 @@ def decode(data: bytes) -> Run:
 
 def decode_v1(data: bytes) -> Run:
     """What the file says, as the v2 run that it becomes: every branch absent."""
-    if data[:4] != b"A2T1":
-        raise Broken(f"expected magic b'A2T1', got {data[:4]!r}", 0)
+    if len(data) >= 4 and data[-4:] != struct.pack("<I", crc32c(data[:-4])):
+        raise BrokenChecksum(f"expected CRC {crc32c(data[:-4]):08x}", len(data) - 4)
+    if data[:5] != b"A2T1\x01":
+        raise Broken(f"expected magic b'A2T1' and version 1, got {data[:5]!r}", 0)
     if len(data) < 48:
         raise Broken(f"expected at least 48 bytes, got {len(data)}", len(data))
-    if data[4] != 1:
-        raise BrokenVersion(f"expected version 1, got {data[4]}", 4)
     if data[5] != 0:
         raise Broken(f"expected endianness 0, got {data[5]}", 5)
     steps, start, elapsed, max_score, tile, size = struct.unpack_from("<IQfQIH", data, 6)
     whole = 48 + size + 9 * steps
     if len(data) != whole:
         raise Broken(f"expected {whole} bytes, got {len(data)}", min(len(data), whole))
-    (stored,) = struct.unpack("<I", data[-4:])
-    if stored != crc32c(data[:-4]):
-        raise BrokenChecksum(f"expected CRC {crc32c(data[:-4]):08x}, got {stored:08x}", whole - 4)
     engine = utf8(data[36 : 36 + size], 36, "engine")
     boards = struct.unpack_from(f"<{steps + 1}Q", data, 36 + size)
     moves = data[-4 - steps : -4]
