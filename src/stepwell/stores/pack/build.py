@@ -1,26 +1,26 @@
 """A pack of a directory of run files: each read once, in the order of their paths."""
 
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.errors import FormatError
-from stepwell.files.npy import open_regular
 from stepwell.ordered import in_order
+from stepwell.run_files import Files, find_runs
 from stepwell.runs import Run
-from stepwell.stores.pack.writer import Compress, PackWriter, Prepared, Preparer
+from stepwell.stores.pack.writer import Compress, PackWriter, Prepared, Preparer, lay_out
 
-__all__ = ["PackReport", "find_runs", "pack_runs"]
+__all__ = ["PackReport", "pack_runs"]
 
-SUFFIXES = (".a2run", ".a2run2")
-
-_CHUNK_FILES = 64
-_CHUNK_BYTES = 1 << 22
+_CHUNK_FILES = 256
+_CHUNK_BYTES = 1 << 20  # small enough to stay in the caches from the read to the write
 
 
 @dataclass
@@ -39,30 +39,9 @@ class _Chunk(NamedTuple):
     """Some files, read and made ready."""
 
     files: int
-    payloads: list[bytes]
+    bytes: int
     skipped: list[tuple[Path, str]]
     made: Prepared
-
-
-def find_runs(directory: str | os.PathLike[str]) -> list[tuple[Path, int]]:
-    """Return every run file below a directory with its size, ordered by path.
-
-    Raises `FileNotFoundError` when there is none.
-    """
-    root = os.fsencode(directory)
-    found: list[tuple[bytes, int]] = []
-    folders = [root]
-    while folders:
-        with os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                elif os.path.splitext(entry.name)[1].decode("latin-1") in SUFFIXES:
-                    found.append((entry.path, entry.stat().st_size if entry.is_file() else 0))
-    if not found:
-        raise FileNotFoundError(f"no {' or '.join(SUFFIXES)} file in {os.fsdecode(root)}")
-    found.sort(key=lambda file: file[0].split(b"/"))
-    return [(Path(os.fsdecode(path)), size) for path, size in found]
 
 
 def pack_runs(
@@ -99,8 +78,8 @@ def pack_runs(
     with writer:
         for chunk in _load_all(writer, list(_cut(files)), skip_bad, threads):
             writer.write(chunk.made)
-            report.packed += len(chunk.payloads)
-            report.bytes += sum(map(len, chunk.payloads))
+            report.packed += len(chunk.made.entries)
+            report.bytes += chunk.bytes
             report.skipped += chunk.skipped
             done += chunk.files
             if on_progress is not None:
@@ -112,31 +91,78 @@ def pack_runs(
 
 
 def _load_all(
-    writer: PackWriter, chunks: Sequence[list[Path]], skip_bad: bool, threads: int
+    writer: PackWriter, chunks: Sequence[Files], skip_bad: bool, threads: int
 ) -> Iterator[_Chunk]:
     """Chunks read and prepared, a few at a time; a dictionary is trained on the first."""
-    first = _read_files(chunks[0], skip_bad)
-    preparer = writer.preparer([payload for _, payload in first[0]])
-    yield _prepare(preparer, len(chunks[0]), *first, skip_bad)
-    yield from in_order(lambda chunk: _load(preparer, chunk, skip_bad), chunks[1:], threads)
+    align = writer.align
+    first = _read(chunks[0], align, skip_bad)
+    preparer = writer.preparer(first.payloads())
+    yield _finish(first, preparer, skip_bad)
+    yield from in_order(
+        lambda files: _finish(_read(files, align, skip_bad), preparer, skip_bad),
+        chunks[1:],
+        threads,
+    )
 
 
-def _load(preparer: Preparer, chunk: list[Path], skip_bad: bool) -> _Chunk:
-    return _prepare(preparer, len(chunk), *_read_files(chunk, skip_bad), skip_bad)
+def _cut(files: Files) -> Iterator[Files]:
+    """The files in groups of bounded number and size."""
+    chunk: Files = []
+    size = 0
+    for path, length in files:
+        if chunk and (len(chunk) == _CHUNK_FILES or size + length > _CHUNK_BYTES):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append((path, length))
+        size += length
+    yield chunk
 
 
-def _prepare(
-    preparer: Preparer,
-    files: int,
-    read: list[tuple[Path, bytes]],
-    skipped: list[tuple[Path, str]],
-    skip_bad: bool,
-) -> _Chunk:
+class _Read(NamedTuple):
+    """Files in memory, where their entries will be."""
+
+    files: int
+    paths: list[Path]
+    image: NDArray[np.uint8]
+    entries: NDArray[Any]
+    skipped: list[tuple[Path, str]]
+
+    def payloads(self) -> list[memoryview]:
+        begins, lengths = self.entries["offset"].tolist(), self.entries["length"].tolist()
+        return [self.image[b : b + n].data for b, n in zip(begins, lengths, strict=True)]
+
+
+def _read(files: Files, align: int, skip_bad: bool) -> _Read:
+    """Read each file once, straight to its place."""
+    image, entries = lay_out([size for _, size in files], [2] * len(files), align)
+    skipped: list[tuple[Path, str]] = []
+    usable = np.ones(len(files), bool)
+    for i, ((path, size), begin) in enumerate(zip(files, entries["offset"].tolist(), strict=True)):
+        payload = image[begin : begin + size]
+        try:
+            _read_into(path, payload)
+            entries["kind"][i] = _core.run_kind(payload)
+        except (FormatError, OSError) as error:
+            if not skip_bad:
+                raise
+            skipped.append((path, str(error)))
+            usable[i] = False
+    paths = [path for (path, _), good in zip(files, usable, strict=True) if good]
+    return _Read(len(files), paths, image, entries[usable], skipped)
+
+
+def _finish(read: _Read, preparer: Preparer, skip_bad: bool) -> _Chunk:
+    """Make entries of files; what is not a run raises or is set aside."""
+    skipped, payloads = read.skipped, read.payloads()
+    kinds = read.entries["kind"].tolist()
     try:
-        return _Chunk(files, payloads := [p for _, p in read], skipped, _made(preparer, payloads))
+        if skipped:  # what was left out is not to leave a gap
+            made = preparer.prepare(payloads, kinds)
+        else:
+            made = preparer.finish(read.image, read.entries)
     except FormatError:
         good = []  # one of them is no run; which one is worth a second look
-        for path, payload in read:
+        for i, (path, payload) in enumerate(zip(read.paths, payloads, strict=True)):
             try:
                 Run.from_bytes(payload, path=path)
             except FormatError as error:
@@ -144,53 +170,28 @@ def _prepare(
                     raise
                 skipped.append((path, str(error)))
             else:
-                good.append(payload)
-        return _Chunk(files, good, skipped, _made(preparer, good))
+                good.append(i)
+        payloads = [payloads[i] for i in good]
+        made = preparer.prepare(payloads, [kinds[i] for i in good])
+    return _Chunk(read.files, sum(map(len, payloads)), skipped, made)
 
 
-def _made(preparer: Preparer, payloads: list[bytes]) -> Prepared:
-    kinds = [_core.run_kind(np.frombuffer(payload, np.uint8)) for payload in payloads]
-    return preparer.prepare(payloads, kinds)
-
-
-def _cut(files: list[tuple[Path, int]]) -> Iterator[list[Path]]:
-    """The files in groups of bounded number and size."""
-    chunk: list[Path] = []
-    size = 0
-    for path, length in files:
-        if chunk and (len(chunk) == _CHUNK_FILES or size + length > _CHUNK_BYTES):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(path)
-        size += length
-    yield chunk
-
-
-def _read_files(
-    chunk: list[Path], skip_bad: bool
-) -> tuple[list[tuple[Path, bytes]], list[tuple[Path, str]]]:
-    """The bytes of each file, and the files that could not be read."""
-    read, skipped = [], []
-    for path in chunk:
-        try:
-            read.append((path, _read_whole(path)))
-        except (FormatError, OSError) as error:
-            if not skip_bad:
-                raise
-            skipped.append((path, str(error)))
-    return read, skipped
-
-
-def _read_whole(path: Path) -> bytes:
-    """All bytes of a file that nobody is writing to."""
-    with open_regular(path) as file:
-        before = os.fstat(file.fileno())
-        data = file.read()
-        after = os.fstat(file.fileno())
-    if len(data) != before.st_size or before.st_mtime_ns != after.st_mtime_ns:
+def _read_into(path: Path, payload: NDArray[np.uint8]) -> None:
+    """Fill `payload` with a file that has this size and that nobody is writing to."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        before = os.fstat(descriptor)
+        if not stat.S_ISREG(before.st_mode):
+            raise FormatError("expected a plain file", path=str(path))
+        left = payload.data
+        while left and (count := os.readv(descriptor, [left])):
+            left = left[count:]
+        after = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    if left or after.st_size != len(payload) or before.st_mtime_ns != after.st_mtime_ns:
         raise FormatError(
-            f"the file changed while it was read: {before.st_size} bytes before, "
-            f"{len(data)} read, {after.st_size} after",
+            f"the file changed while it was packed: {len(payload)} bytes when it was found, "
+            f"now {after.st_size}",
             path=str(path),
         )
-    return data

@@ -23,7 +23,7 @@ Progress = Callable[[int, int], None]
 
 # Enough runs for a thread to be busy for milliseconds, few enough for megabytes of text.
 _TEXT_CHUNK_BYTES = 1 << 18
-_ROW_GROUP_BYTES = 1 << 24
+_ROW_GROUP_BYTES = 1 << 23
 
 
 def to_jsonl(
@@ -38,9 +38,11 @@ def to_jsonl(
 
     def lines(rows: Rows) -> tuple[int, Any]:
         file, entries = pack._payloads(rows, 1)
-        return len(rows), _core.to_jsonl(
+        text = _core.to_jsonl(
             file, entries.view(np.uint8), pack._numbers[rows], pack._path, steps, hex_boards
         )
+        pack._scanned(rows)
+        return len(rows), text
 
     done = 0
     chunks = _chunks(pack, _TEXT_CHUNK_BYTES)
@@ -112,6 +114,7 @@ def _record_batches(pack: "PackReader", on_progress: Progress | None) -> "Iterat
             ],
             schema=schema,
         )
+        pack._scanned(rows)
         done += len(rows)
         if on_progress is not None:
             on_progress(done, len(pack))

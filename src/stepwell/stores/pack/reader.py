@@ -1,6 +1,7 @@
 """A pack, opened."""
 
 import mmap
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -160,10 +161,11 @@ class PackReader(Source):
 
     def _count_stats(self) -> PackStats:
         builder = StatsBuilder()
-        for rows in self._chunks(1024):
+        for rows in self._chunks(256):
             runs = rows[self._entries["kind"][rows] < FIRST_RAW_KIND]
             builder.add(self._decode(runs, heads_only=True))
             builder.add_others(len(rows) - len(runs))
+            self._scanned(rows)
         return builder.finish()
 
     # Runs.
@@ -218,7 +220,11 @@ class PackReader(Source):
 
     def slice(self, i: int) -> memoryview:
         """The payload of entry `i`: the file's own memory, or unpacked if it is compressed."""
-        return self.slices([i])[0]
+        row = self._row(i)
+        offset, length, _, flags, stored, *_ = self._entries[row].item()
+        if flags or (self._checksums and stored and self._sum(offset, length) != stored):
+            return self.slices([row])[0]  # which also knows what to say about damage
+        return memoryview(self._map)[offset : offset + length]
 
     def slices(self, indices: ArrayLike) -> list[memoryview]:
         """The payloads of these entries, checked together, not copied unless compressed."""
@@ -326,12 +332,12 @@ class PackReader(Source):
         if sample is not None and sample < len(self):
             rows = np.sort(Shuffle(0).order(len(self)).rows(0, 0, sample))
         problems: list[FormatError] = []
-        done = 0
         for at in range(0, len(rows), _SCAN_RUNS):
-            problems += self._broken(rows[at : at + _SCAN_RUNS])
-            done = min(at + _SCAN_RUNS, len(rows))
+            part = rows[at : at + _SCAN_RUNS]
+            problems += self._broken(part)
+            self._scanned(part)
             if on_progress is not None:
-                on_progress(done, len(rows))
+                on_progress(at + len(part), len(rows))
         if sample is None and self._is_whole:
             problems += self._broken_whole(all_read=not problems)
         return problems
@@ -353,7 +359,7 @@ class PackReader(Source):
         layout = self._layout
         problems: list[FormatError] = []
         if layout.data_crc:
-            found = _core.crc32c(self._file[layout.data_start : layout.data_end])
+            found = self._sum_data()
             if found != layout.data_crc:
                 problems.append(
                     ChecksumError(
@@ -371,6 +377,15 @@ class PackReader(Source):
             except FormatError as error:
                 problems.append(error)
         return problems
+
+    def _sum_data(self) -> int:
+        """The sum of all data, by the stretch of memory."""
+        found, size = 0, 1 << 26
+        for begin in range(self._layout.data_start, self._layout.data_end, size):
+            end = min(begin + size, self._layout.data_end)
+            found = _core.crc32c(self._file[begin:end], found)
+            self._give_back(begin, end)
+        return found
 
     def _broken_stats(self, stored: ShortStats) -> list[FormatError]:
         counted = self._count_stats()
@@ -432,13 +447,33 @@ class PackReader(Source):
         for at in range(0, len(self), size):
             yield np.arange(at, min(at + size, len(self)))
 
+    def _scanned(self, rows: Rows) -> None:
+        """Give back the pages of neighbouring rows that a scan is done with.
+
+        They stay in the page cache; only this process stops counting them as its own.
+        """
+        entries = self._entries[rows[[0, -1]]]
+        self._give_back(int(entries["offset"][0]), int(entries["offset"][1] + entries["length"][1]))
+
+    def _give_back(self, begin: int, end: int) -> None:
+        begin = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = end // mmap.PAGESIZE * mmap.PAGESIZE
+        if isinstance(self._map, mmap.mmap) and begin < end:
+            self._map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
     def _rows(self, indices: ArrayLike) -> Rows:
         rows = as_rows(indices, len(self))
         _core.check_rows(rows, len(self))
         return rows
 
     def _row(self, i: int) -> int:
-        return int(self._rows([i])[0])
+        i = operator.index(i)
+        if not 0 <= i < len(self):
+            raise IndexError(f"row {i} is outside a source of {len(self)} rows")
+        return i
+
+    def _sum(self, offset: int, length: int) -> int:
+        return _core.crc32c(self._file[offset : offset + length])
 
     def _decode(
         self, rows: Rows, *, threads: int | None = None, heads_only: bool = False

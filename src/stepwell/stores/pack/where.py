@@ -119,7 +119,7 @@ def _build(pack: "PackReader", where: str) -> "sqlite3.Connection":
 
 
 def _rows(pack: "PackReader") -> Iterator[tuple[Any, ...]]:
-    for rows in pack._chunks(1024):
+    for rows in pack._chunks(256):
         runs = rows[pack._entries["kind"][rows] <= 2]
         batch = pack._decode(runs, heads_only=True)
         for i, row in enumerate(runs.tolist()):
@@ -127,6 +127,7 @@ def _rows(pack: "PackReader") -> Iterator[tuple[Any, ...]]:
             numbers = (meta.steps, _sqlite(meta.start_unix_s), meta.elapsed_s)
             kind = int(pack._entries["kind"][row])
             yield row, kind, *numbers, _sqlite(meta.max_score), meta.highest_tile, meta.engine
+        pack._scanned(rows)
 
 
 def _sqlite(number: int) -> int | float:

@@ -25,7 +25,7 @@ from stepwell.stores.pack.layout import (
 )
 from stepwell.stores.pack.stats import StatsBuilder
 
-__all__ = ["Compress", "PackWriter", "Prepared", "Preparer"]
+__all__ = ["Compress", "PackWriter", "Prepared", "Preparer", "lay_out"]
 
 Compress = Literal["none", "zstd", "lz4", "zstd-dict"]
 
@@ -49,6 +49,22 @@ class Prepared(NamedTuple):
     """The heads of those that are runs."""
 
 
+def lay_out(
+    lengths: Sequence[int], kinds: Sequence[int], align: int
+) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+    """Memory for payloads, zero between them, and entries that say where each belongs."""
+    entries = np.zeros(len(lengths), ENTRY)
+    begins, ends = [], [0]
+    for length in lengths:
+        begins.append(align_up(ends[-1], align))
+        ends.append(begins[-1] + length)
+    entries["offset"], entries["length"], entries["kind"] = begins, lengths, kinds
+    image = _core.shared_blocks().take(ends[-1])
+    for end, begin in zip(ends, begins, strict=False):
+        image[end:begin] = 0
+    return image, entries
+
+
 class Preparer:
     """Turns payloads into what is written; knows no file and is safe from any thread."""
 
@@ -58,38 +74,40 @@ class Preparer:
         self._codec = codec
 
     def prepare(self, payloads: Sequence[Any], kinds: Sequence[int]) -> Prepared:
-        """Check that runs decode, compress, sum up, and put everything in its place.
+        """Lay out payloads, then `finish` them."""
+        return self.finish(*self._copied(payloads, kinds))
+
+    def finish(self, image: NDArray[np.uint8], entries: NDArray[Any]) -> Prepared:
+        """Check that runs decode, compress, and sum up.
 
         Raises `FormatError` for a run that does not decode; the entry it names is the
-        position in `payloads`.
+        position among those given.
         """
-        plain, given = self._lay_out(payloads, kinds)
-        numbers = np.arange(len(payloads))
-        runs = given["kind"] < FIRST_RAW_KIND
-        decoded = RunBatch.decode(plain, given[runs], numbers[runs], threads=1)
-        image, entries = plain, given
+        numbers = np.arange(len(entries))
+        runs = entries["kind"] < FIRST_RAW_KIND
+        decoded = RunBatch.decode(image, entries[runs], numbers[runs], threads=1)
         if self._codec is not Codec.NONE:
-            packed = [self._packer.pack(payload) for payload in payloads]
-            stored = [p if s is None else s for p, s in zip(payloads, packed, strict=True)]
-            image, entries = self._lay_out(stored, kinds)
-            for i, made in enumerate(packed):
-                if made is not None:
-                    entries["flags"][i] = self._codec
-                    entries["reserved"][i] = given["length"][i]
+            image, entries = self._packed(image, entries)
         sums = _core.sums_of(image, entries.view(np.uint8), numbers, "")
         entries["crc32c"] = sums.view(np.uint32)
         return Prepared(image, entries, decoded)
 
-    def _lay_out(
+    def _packed(
+        self, image: NDArray[np.uint8], entries: NDArray[Any]
+    ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+        payloads = [image[e["offset"] : e["offset"] + e["length"]].data for e in entries]
+        packed = [self._packer.pack(payload) for payload in payloads]
+        stored = [p if s is None else s for p, s in zip(payloads, packed, strict=True)]
+        image, made = self._copied(stored, entries["kind"].tolist())
+        smaller = np.array([s is not None for s in packed], bool)
+        made["flags"][smaller] = self._codec
+        made["reserved"][smaller] = entries["length"][smaller]
+        return image, made
+
+    def _copied(
         self, payloads: Sequence[Any], kinds: Sequence[int]
     ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-        entries = np.zeros(len(payloads), ENTRY)
-        at = 0
-        for entry, payload, kind in zip(entries, payloads, kinds, strict=True):
-            at = align_up(at, self._align)
-            entry["offset"], entry["length"], entry["kind"] = at, len(payload), kind
-            at += len(payload)
-        image = np.zeros(at, np.uint8)
+        image, entries = lay_out([len(payload) for payload in payloads], kinds, self._align)
         for begin, payload in zip(entries["offset"].tolist(), payloads, strict=True):
             image[begin : begin + len(payload)] = np.frombuffer(payload, np.uint8)
         return image, entries
@@ -212,6 +230,10 @@ class PackWriter:
             self.abort()
 
     # Below this line: for this package.
+
+    @property
+    def align(self) -> int:
+        return self._align
 
     def preparer(self, samples: Sequence[Any]) -> Preparer:
         """What prepares entries for this pack; a dictionary is trained on `samples`."""

@@ -1,8 +1,4 @@
-"""The command `stepwell`.
-
-Results go to standard output, bars and errors to standard error. Exit codes: 0 all is well,
-1 the data or the system is at fault, 2 the command line is.
-"""
+"""`stepwell info` and `stepwell bench`: what is at a path, and how fast it comes out."""
 
 import json
 import resource
@@ -14,62 +10,25 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
-from rich.text import Text
 
 import stepwell as sw
+from stepwell.cli.console import JsonOption, err, out
 
-__all__ = ["main"]
+__all__ = ["bench", "info"]
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Training records at memory speed.",
-)
-out = Console()
-err = Console(stderr=True)
-
-PathArgument = Annotated[Path, typer.Argument(help="A .npy file or a store's directory.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+PathArgument = Annotated[
+    Path, typer.Argument(help="A .npy or .a2pack file, or a store's directory.")
+]
 MapOption = Annotated[bool, typer.Option("--map", help="Map the file instead of loading it.")]
 
 
-def main() -> None:
-    """Run the command line; what is wrong with the data becomes one line, not a traceback."""
-    try:
-        app()
-    except (sw.StepwellError, OSError, ImportError) as error:
-        err.print(
-            Text("error:", "bold red"), str(error), markup=False, highlight=False, soft_wrap=True
-        )
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        out.print(f"stepwell {sw.__version__}", highlight=False)
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    pass
-
-
-@app.command()
 def info(path: PathArgument, as_json: JsonOption = False) -> None:
     """What is at PATH: rows, fields, bytes. Reads no data."""
     with _open(path, mapped=True) as source:
+        ragged = any(field.ragged for field in source.schema.values())
         facts: dict[str, Any] = {
             "path": str(path),
             "store": type(source).__name__,
@@ -84,13 +43,13 @@ def info(path: PathArgument, as_json: JsonOption = False) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("store", escape(f"{facts['store']} at {path}"))
     table.add_row("rows", f"{facts['rows']:,}")
-    table.add_row("bytes", f"{facts['bytes']:,} ({facts['row_bytes']:,} a row)")
+    besides = ", ragged fields left out" if ragged else ""
+    table.add_row("bytes", f"{facts['bytes']:,} ({facts['row_bytes']:,} a row{besides})")
     for i, (name, field) in enumerate(facts["fields"].items()):
         table.add_row("fields" if i == 0 else "", escape(f"{name}: {field}"))
     out.print(table, highlight=False)
 
 
-@app.command()
 def bench(
     path: PathArgument,
     batch_size: Annotated[int, typer.Option(min=1, max=2**31, help="Rows in a batch.")] = 4096,

@@ -1,0 +1,101 @@
+"""What all commands share: where they print, how they fail, how they show progress.
+
+Results go to standard output, bars and errors to standard error. Exit codes: 0 all is well,
+1 the data or the system is at fault, 2 the command line is (or, of a validation, the file).
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+import stepwell as sw
+
+__all__ = ["JsonOption", "VersionOption", "err", "out", "progress", "run", "show", "show_skipped"]
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+
+
+def run(app: typer.Typer) -> None:
+    """Run a command line; what is wrong with the data becomes one line, not a traceback."""
+    try:
+        app()
+    except (sw.StepwellError, OSError, ImportError) as error:
+        _fail(error, 1)
+    except (ValueError, IndexError) as error:
+        _fail(error, 2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _fail(error: Exception, code: int) -> None:
+    err.print(Text("error:", "bold red"), str(error), markup=False, soft_wrap=True)
+    sys.exit(code)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"stepwell {sw.__version__}")
+        raise typer.Exit
+
+
+VersionOption = Annotated[
+    bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+]
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal; the function given takes how much is done, and of how much."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bars:
+        bar = bars.add_task(what, total=None)
+        yield lambda done, total: bars.update(bar, completed=done, total=total)
+
+
+def show(facts: Mapping[str, Any], as_json: bool = False) -> None:
+    """Print facts, one a line; a mapping among them has a line for each of its items."""
+    if as_json:
+        print(json.dumps(facts, default=str))
+        return
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in facts.items():
+        lines = (
+            [f"{k}: {_text(v)}" for k, v in value.items()] if isinstance(value, Mapping) else None
+        )
+        for i, line in enumerate([_text(value)] if lines is None else lines or ["none"]):
+            table.add_row(name if i == 0 else "", escape(line))
+    out.print(table)
+
+
+def show_skipped(skipped: list[tuple[Path, str]]) -> None:
+    """Print the files that were left out, each with the reason."""
+    for path, reason in skipped:
+        err.print(Text("skipped:", "yellow"), f"{path}: {reason}", markup=False, soft_wrap=True)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "none"}[value]
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.3f}"
+    return str(value)

@@ -1,0 +1,56 @@
+"""`stepwell play` and `stepwell migrate`: games made, and old ones made new."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stepwell.cli.console import JsonOption, progress, show, show_skipped
+from stepwell.game2048 import play_to
+from stepwell.run_files import migrate_runs
+
+__all__ = ["migrate", "play"]
+
+SkipOption = Annotated[
+    bool, typer.Option("--skip-bad", help="Leave out files that are no runs, and list them.")
+]
+
+
+def play(
+    output: Annotated[Path, typer.Option("--out", help="Directory for the .a2run2 files.")],
+    games: Annotated[int, typer.Option(min=1, help="How many games.")] = 100,
+    depth: Annotated[int, typer.Option(min=1, max=6, help="Own moves to look ahead.")] = 2,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same bytes.")] = 0,
+    workers: Annotated[int | None, typer.Option(min=1, help="Games at once.")] = None,
+    clock: Annotated[
+        bool, typer.Option("--clock", help="Record real times; bytes then differ.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Play games of 2048 with the built-in player. Games that are there already are kept."""
+    begin = time.perf_counter()
+    with progress("playing") as on_game:
+        paths = play_to(
+            output, games, depth=depth, seed=seed, workers=workers, clock=clock, on_game=on_game
+        )
+    facts = {
+        "path": str(output),
+        "games": len(paths),
+        "bytes": sum(path.stat().st_size for path in paths),
+        "seconds": round(time.perf_counter() - begin, 3),
+    }
+    show(facts, as_json)
+
+
+def migrate(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A run file or a directory.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory for the new files.")],
+    skip_bad: SkipOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Turn v1 runs into v2, leaving the originals alone."""
+    with progress("migrating") as on_progress:
+        report = migrate_runs(source, out, skip_bad=skip_bad, on_progress=on_progress)
+    show_skipped(report.skipped)
+    show({**vars(report), "skipped": len(report.skipped)}, as_json)

@@ -1,0 +1,248 @@
+"""The command `a2pack`, which is also `stepwell pack`."""
+
+import enum
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+import stepwell as sw
+from stepwell.cli.console import (
+    JsonOption,
+    VersionOption,
+    err,
+    out,
+    progress,
+    run,
+    show,
+    show_skipped,
+)
+from stepwell.cli.games import SkipOption
+from stepwell.game2048 import show as show_board
+from stepwell.stores.pack.where import write_index
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Pack recorded runs into one file, and read it.",
+)
+
+SAMPLE = 256
+"""Entries that `validate` reads unless it is asked for all."""
+
+
+class Compression(enum.StrEnum):
+    NONE = "none"
+    ZSTD = "zstd"
+    LZ4 = "lz4"
+    ZSTD_DICT = "zstd-dict"
+
+
+class Boards(enum.StrEnum):
+    NUMBER = "number"
+    HEX = "hex"
+
+
+PackOption = Annotated[Path, typer.Option("--packfile", help="The .a2pack file.")]
+OutputOption = Annotated[Path, typer.Option("--output", help="The file to write.")]
+WhereOption = Annotated[
+    str | None, typer.Option("--where", help="Only runs for which this holds: 'max_score > 20000'.")
+]
+WorkersOption = Annotated[int | None, typer.Option(min=1, help="Threads; all cores by default.")]
+
+
+def main() -> None:
+    run(app)
+
+
+@app.callback()
+def root(version: VersionOption = False) -> None:
+    pass
+
+
+@app.command()
+def pack(
+    input: Annotated[Path, typer.Option(help="Directory that is searched for run files.")],
+    output: OutputOption,
+    align: Annotated[int, typer.Option(help="Entries begin at multiples of this.")] = 4096,
+    compress: Annotated[Compression, typer.Option(help="How to store runs.")] = Compression.NONE,
+    level: Annotated[int, typer.Option(min=1, max=22, help="Effort of zstd.")] = 3,
+    workers: WorkersOption = None,
+    skip_bad: SkipOption = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the output if it exists.")
+    ] = False,
+    index: Annotated[bool, typer.Option("--index", help="Make the index of --where now.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Pack every .a2run2 and .a2run file below a directory into one file."""
+    with progress("packing") as on_progress:
+        report = sw.pack_runs(
+            input,
+            output,
+            align=align,
+            compress=compress.value,
+            level=level,
+            workers=workers,
+            skip_bad=skip_bad,
+            overwrite=force,
+            on_progress=on_progress,
+        )
+    if index:
+        with sw.PackReader.open(output) as made:
+            write_index(made)
+    show_skipped(report.skipped)
+    facts = {
+        "packfile": str(output),
+        "runs": report.packed,
+        "skipped": len(report.skipped),
+        "input_bytes": report.bytes,
+        "pack_bytes": output.stat().st_size,
+    }
+    show(facts, as_json)
+
+
+@app.command()
+def validate(
+    packfile: PackOption,
+    full: Annotated[
+        bool, typer.Option("--full", help=f"Read every entry, not {SAMPLE} of them.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a pack. Exit code 2 when something is broken, with a list of what."""
+    problems: list[sw.FormatError] = []
+    entries = 0
+    try:
+        with sw.PackReader.open(packfile) as opened, progress("validating") as on_progress:
+            entries = len(opened)
+            sample = None if full else SAMPLE
+            problems = opened.verify(sample=sample, on_progress=on_progress)
+    except sw.FormatError as error:
+        problems = [error]
+    checked = entries if full else min(entries, SAMPLE)
+    if as_json:
+        facts = {"packfile": str(packfile), "ok": not problems, "entries": entries}
+        broken = [{"offset": p.offset, "problem": p.args[0]} for p in problems]
+        show({**facts, "checked": checked, "problems": broken}, as_json)
+    elif not problems:
+        out.print(f"OK: {packfile} ({entries:,} entries, {checked:,} read)", soft_wrap=True)
+    else:
+        for problem in problems:
+            err.print(str(problem), markup=False, soft_wrap=True)
+        found = "1 problem" if len(problems) == 1 else f"{len(problems):,} problems"
+        out.print(f"INVALID: {packfile} ({found})", soft_wrap=True)
+    if problems:
+        raise typer.Exit(2)
+
+
+@app.command()
+def stats(packfile: PackOption, where: WhereOption = None, as_json: JsonOption = False) -> None:
+    """Counts, lengths, highest tiles and engines."""
+    with _open(packfile, where) as opened:
+        facts: dict[str, Any] = {
+            "packfile": str(packfile),
+            "version": opened.version,
+            "stored_bytes": opened.stored_bytes,
+            **asdict(opened.stats),
+        }
+    show(facts, as_json)
+
+
+@app.command()
+def to_jsonl(
+    packfile: PackOption,
+    output: OutputOption,
+    parallel: Annotated[bool, typer.Option(help="Use all cores.")] = True,
+    workers: WorkersOption = None,
+    steps: Annotated[bool, typer.Option("--steps", help="A line for each step.")] = False,
+    runs_only: Annotated[
+        bool, typer.Option("--runs-only", help="A line for each run (the default).")
+    ] = False,
+    boards: Annotated[
+        Boards, typer.Option(help="Boards of runs as numbers or as 16-digit strings.")
+    ] = Boards.NUMBER,
+    where: WhereOption = None,
+) -> None:
+    """Write runs or steps as lines of JSON."""
+    if steps and runs_only:
+        raise ValueError("give --steps or --runs-only, not both")
+    with _open(packfile, where) as opened, progress("writing") as on_progress:
+        opened.to_jsonl(
+            output,
+            parallel,
+            workers,
+            steps=steps,
+            boards=boards.value,
+            on_progress=on_progress,
+        )
+        lines = opened.stats.total_steps if steps else len(opened)
+    out.print(f"{output}: {lines:,} lines, {output.stat().st_size:,} bytes", soft_wrap=True)
+
+
+@app.command()
+def to_parquet(packfile: PackOption, output: OutputOption, where: WhereOption = None) -> None:
+    """Write steps as a Parquet file (extra `parquet`); as an Arrow file if it is named .arrow."""
+    with _open(packfile, where) as opened, progress("writing") as on_progress:
+        arrow = output.suffix == ".arrow"
+        write = opened.to_arrow if arrow else opened.to_parquet
+        write(output, on_progress=on_progress)
+        steps = opened.stats.total_steps
+    out.print(f"{output}: {steps:,} steps, {output.stat().st_size:,} bytes", soft_wrap=True)
+
+
+@app.command()
+def extract(
+    packfile: PackOption,
+    indices: Annotated[str, typer.Option(help="Which runs: 0,5,42")],
+    output: Annotated[Path, typer.Option(help="Directory for the files.")],
+) -> None:
+    """Write the payloads of some entries to files of their own."""
+    try:
+        wanted = [int(part) for part in indices.split(",") if part.strip()]
+    except ValueError:
+        raise ValueError(f"--indices: expected numbers like 0,5,42, got {indices!r}") from None
+    with sw.PackReader.open(packfile) as opened:
+        for path in opened.extract(wanted, output):
+            out.print(str(path), soft_wrap=True)
+
+
+@app.command()
+def inspect(
+    packfile: PackOption,
+    index: Annotated[int, typer.Option(help="Which run.")],
+    as_json: JsonOption = False,
+) -> None:
+    """A summary of one run."""
+    with sw.PackReader.open(packfile) as opened:
+        kind = opened.kind(index)
+        facts: dict[str, Any] = {
+            "packfile": str(packfile),
+            "index": index,
+            "kind": kind,
+            "bytes": len(opened.slice(index)),
+        }
+        if kind.startswith("raw"):
+            show(facts, as_json)
+            return
+        decoded = opened.decode(index)
+    moves = np.bincount(decoded.moves, minlength=4).tolist()
+    facts |= {
+        **decoded.meta._asdict(),
+        "moves": dict(zip(("up", "down", "left", "right"), moves, strict=True)),
+        "steps_with_branches": int(decoded.has_branches.sum()),
+        "final_board": f"{decoded.final_board:#018x}",
+    }
+    show(facts, as_json)
+    if not as_json:
+        out.print(show_board(decoded.final_board))
+
+
+def _open(packfile: Path, where: str | None) -> sw.PackReader:
+    opened = sw.PackReader.open(packfile)
+    return opened if where is None else opened.where(where)
