@@ -1,8 +1,8 @@
 """What stepwell does, in half a minute: `make demo`.
 
-Ten million steps are written and opened; a shuffled epoch is streamed, stopped in the
-middle, and resumed by a loader with another batch size and number of threads. Then the same
-epoch is timed with stepwell, with NumPy and with torch.
+Two hundred games of 2048 are played and packed, and the pack is looked at. Then ten million steps are written and opened; a shuffled epoch is streamed, stopped in the middle, and
+resumed by a loader with another batch size and number of threads. Last, the same epoch is
+timed with stepwell, with NumPy and with torch.
 """
 
 import json
@@ -18,6 +18,7 @@ from benchmarks.loader import GETITEMS, NUMPY, OURS, OURS_TORCH, installed, meas
 from benchmarks.results import console, number
 from benchmarks.rows import row_numbers, write_steps
 
+_GAMES = 200
 _ROWS = 10_000_000
 _BATCH = 4096
 _FOLDER = Path("demo-data")
@@ -30,6 +31,7 @@ _COMPARED = {
 
 
 def main() -> None:
+    _play_and_pack()
     path = _FOLDER / "steps.npy"
     begin = time.perf_counter()
     write_steps(path, _ROWS)
@@ -40,6 +42,33 @@ def main() -> None:
     _stream(source)
     _stop_and_resume(source)
     _compare(path)
+
+
+def _play_and_pack() -> None:
+    """Games by the built-in player, in one file, and what that file says about them."""
+    runs, path = _FOLDER / "runs", _FOLDER / "games.a2pack"
+    begin = time.perf_counter()
+    sw.game2048.play_to(runs, _GAMES, depth=2, seed=1)
+    _say("played", f"{_GAMES} games of 2048 into {runs}, {_since(begin)}")
+    begin = time.perf_counter()
+    report = sw.pack_runs(runs, path, overwrite=True)
+    _say("packed", f"{report.bytes / 1e6:,.1f} MB into {path}, {_since(begin)}")
+    pack = sw.PackReader.open(path)
+    stats = pack.stats
+    table = Table(show_header=False)
+    lengths = f"p50 {stats.p50_len:,}, p90 {stats.p90_len:,}, p99 {stats.p99_len:,}"
+    table.add_row("runs", f"{stats.count:,} with {stats.total_steps:,} steps")
+    table.add_row("steps of a run", f"{stats.min_len:,} to {stats.max_len:,}; {lengths}")
+    for tile, count in stats.highest_tile_hist.items():
+        table.add_row(f"reached {tile:,}", f"{'■' * round(40 * count / stats.count)} {count}")
+    console.print(table)
+    random, begin = np.random.default_rng(0), time.perf_counter()
+    for _ in range(10):
+        pack.decode_batch(random.integers(len(pack), size=256))
+    _say("decoded", f"10 times 256 random runs, {_since(begin)}")
+    good = pack.where("highest_tile >= ?", 4096)
+    mean = good.stats.mean_len
+    _say("filtered", f"{len(good)} runs that reached 4,096, {mean:,.0f} steps each on average\n")
 
 
 def _stream(source: sw.Source) -> None:

@@ -19,6 +19,7 @@ from stepwell.errors import (
     VersionError,
 )
 from stepwell.loader import Loader
+from stepwell.run_files import MigrateReport, migrate_runs
 from stepwell.runs import Run, RunMeta
 from stepwell.sampler import Block, Iid, Sampler, Sequential, Shuffle, Weighted
 from stepwell.source import Batch, Field, Ragged, Source
@@ -44,6 +45,7 @@ __all__ = [
     "FormatError",
     "Iid",
     "Loader",
+    "MigrateReport",
     "PackReader",
     "PackReport",
     "PackStats",
@@ -61,6 +63,7 @@ __all__ = [
     "VersionError",
     "Weighted",
     "convert_to_arrayrecord",
+    "migrate_runs",
     "open",
     "pack_runs",
 ]
