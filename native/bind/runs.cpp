@@ -4,6 +4,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <optional>
 
 #include "entries.hpp"
@@ -30,7 +31,7 @@ Decoded run(BytesIn file, BytesIn table, RowsIn numbers, nb::object path, unsign
           numpy_bytes(std::move(batch.block), bytes)};
 }
 
-nb::bytes encode(int kind, std::tuple<std::uint64_t, float, std::uint64_t, std::uint32_t> numbers,
+nb::bytes encode(int kind, std::tuple<std::uint64_t, std::uint32_t, std::uint64_t, std::uint32_t> numbers,
                  std::optional<nb::bytes> engine, ArrayIn<std::uint64_t> boards, ArrayIn<float> values,
                  ArrayIn<std::uint8_t> moves, ArrayIn<std::uint8_t> legal,
                  ArrayIn<std::uint8_t> has_branches, std::uint64_t final_board) {
@@ -42,7 +43,9 @@ nb::bytes encode(int kind, std::tuple<std::uint64_t, float, std::uint64_t, std::
   if (kind != 1 && kind != 2) throw std::invalid_argument("kind must be 1 or 2");
   RunHead head{};
   head.steps = static_cast<std::uint32_t>(steps);
-  std::tie(head.start_unix_s, head.elapsed_s, head.max_score, head.highest_tile) = numbers;
+  std::uint32_t elapsed_bits;
+  std::tie(head.start_unix_s, elapsed_bits, head.max_score, head.highest_tile) = numbers;
+  std::memcpy(&head.elapsed_s, &elapsed_bits, sizeof elapsed_bits);
   head.has_engine = engine.has_value();
   if (engine) head.engine = {engine->c_str(), engine->size()};
   const auto payload =
@@ -66,7 +69,8 @@ void bind_runs(nb::module_& m) {
   m.def("encode_run", &encode, "kind"_a, "numbers"_a, "engine"_a.none(), "boards"_a.noconvert(),
         "values"_a.noconvert(), "moves"_a.noconvert(), "legal"_a.noconvert(),
         "has_branches"_a.noconvert(), "final_board"_a,
-        "The payload of a run; `numbers` are start_unix_s, elapsed_s, max_score, highest_tile.");
+        "The payload of a run; `numbers` are start_unix_s, the bits of elapsed_s, max_score and\n"
+        "highest_tile.");
 }
 
 }  // namespace stepwell::bind

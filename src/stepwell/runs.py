@@ -8,6 +8,7 @@ Many runs are decoded at once into a `RunBatch`: one array per column, one run a
 other. A `Run` is a row of such a batch and costs next to nothing until it is looked at.
 """
 
+import operator
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -178,6 +179,11 @@ class Run:
                 "ev_values", 0 if ev_values is None else ev_values, np.float32, (steps, 4)
             ),
         }
+        if columns["ev_legal"].max(initial=0) > 15:
+            raise SchemaError(f"ev_legal: expected 0 to 15, got {columns['ev_legal'].max()}")
+        if not isinstance(engine, str | None):
+            raise TypeError(f"engine: expected a string or None, got {type(engine).__name__}")
+        final_board = operator.index(final_board)
         exponents = [final_board >> shift & 15 for shift in range(0, 64, 4)]
         if max_score is None:
             max_score = sum((e - 1) << e for e in exponents if e >= 2)
@@ -227,9 +233,7 @@ class Run:
         begin, end = batch.engine_offsets[self._i : self._i + 2]
         engine = batch.engines[begin:end].tobytes() if meta["has_engine"] else None
         columns = {name: getattr(self, name) for name in _COLUMNS}
-        numbers = [
-            meta[n].item() for n in ("start_unix_s", "elapsed_s", "max_score", "highest_tile")
-        ]
+        numbers = [meta[n] for n in ("start_unix_s", "elapsed_s", "max_score", "highest_tile")]
         return _encode(version, tuple(numbers), engine, columns, self.final_board)
 
     def save(self, path: str | os.PathLike[str], version: Literal[1, 2] = 2) -> None:
@@ -320,12 +324,13 @@ def _encode(
         *(("start_unix_s", start, 64), ("max_score", score, 64)),
         *(("highest_tile", tile, 32), ("final_board", final_board, 64)),
     ):
-        if not 0 <= number < 2**bits:
+        if not 0 <= operator.index(number) < 2**bits:
             raise SchemaError(f"{name}: expected 0 to 2**{bits} - 1, got {number}")
     arrays = {name: np.ascontiguousarray(columns[name]) for name in _COLUMNS}
     return _core.encode_run(
         version,
-        (start, elapsed, score, tile),
+        # The bits of a float: as a number, a signalling NaN would become a quiet one.
+        (start, int(np.float32(elapsed).view(np.uint32)), score, tile),
         engine,
         arrays["boards"],
         arrays["ev_values"].reshape(-1),
@@ -339,13 +344,17 @@ def _encode(
 def _column(name: str, given: ArrayLike, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
     """The values as an array of this type and shape; none may change on the way."""
     values = np.asarray(given)
+    if values.dtype.kind == "f" and np.dtype(dtype).kind == "u" and not hasattr(given, "dtype"):
+        values = np.asarray(given, object)  # NumPy makes floats of whole numbers around 2**63
     if values.ndim == 0:
         values = np.full(shape, values)
     if values.shape != shape:
         raise SchemaError(f"{name}: expected shape {shape}, got {values.shape}")
     want = np.dtype(dtype)
     if want.kind == "u" and values.size:
-        whole = values.dtype.kind in "iu" or (values.dtype.kind == "O")
+        whole = values.dtype.kind in "iu" or (
+            values.dtype.kind == "O" and all(hasattr(value, "__index__") for value in values.flat)
+        )
         if not whole or values.min() < 0 or values.max() > np.iinfo(want).max:
             raise SchemaError(f"{name}: expected whole numbers of {want}, got {values.dtype}")
     elif want.kind == "b" and values.dtype.kind != "b":
