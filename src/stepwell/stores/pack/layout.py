@@ -63,8 +63,8 @@ class Layout:
         index = check.index(count)
         data_end, index_crc, data_crc, stats_offset = check.footer(index)
         check.entries(index, version, data_end)
-        data_start = int(index["offset"][0]) if count else INDEX_AT
-        stats, end = check.stats(stats_offset, max(data_end, INDEX_AT + 32 * count))
+        data_start = int(index["offset"][0])
+        stats, end = check.stats(stats_offset, data_end)
         dictionary, end = check.dictionary(end) if flags & HAS_DICTIONARY else (None, end)
         check.end(end)
         coded = index["flags"] == Codec.ZSTD_DICT
@@ -103,10 +103,10 @@ class _Checker:
         start = self._file[:INDEX_AT].tobytes()
         if start[:8] != MAGIC:
             raise self.refuse(f"expected magic {MAGIC!r}, got {start[:8]!r}", 0)
-        if len(self._file) < INDEX_AT + _FOOTER_BYTES:
+        least = INDEX_AT + ENTRY.itemsize + _FOOTER_BYTES
+        if len(self._file) < least:
             raise self.refuse(
-                f"expected at least {INDEX_AT + _FOOTER_BYTES} bytes, got {len(self._file)}",
-                len(self._file),
+                f"expected at least {least} bytes, got {len(self._file)}", len(self._file)
             )
         _, version, flags, count = _HEADER.unpack_from(start)
         if version not in (1, 2):
@@ -117,8 +117,8 @@ class _Checker:
                 f"version {version} with unknown flags {flags:#x}", path=self._path, offset=12
             )
         room = (self._footer_at - INDEX_AT) // ENTRY.itemsize
-        if count > room:
-            raise self.refuse(f"{count} entries do not fit, there is room for {room}", 16)
+        if not 1 <= count <= room:
+            raise self.refuse(f"expected 1 to {room} entries, as many as fit, got {count}", 16)
         return version, flags, count
 
     def index(self, count: int) -> NDArray[Any]:
@@ -136,10 +136,6 @@ class _Checker:
 
     def entries(self, index: NDArray[Any], version: int, data_end: int) -> None:
         """Every entry in its place: ascending, inside the data, aligned, of a known kind."""
-        if not len(index):
-            if data_end > self._footer_at:
-                raise self.refuse(f"data ends at {data_end}, behind the footer", self._footer_at)
-            return
 
         def refuse_where(bad: NDArray[np.bool], field: str, message: str) -> None:
             if bad.any():
