@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepwell import _core
-from stepwell.errors import SchemaError
+from stepwell.errors import FormatError, SchemaError
 from stepwell.files.atomic import new_file
 from stepwell.ordered import in_order
 from stepwell.source import Rows
@@ -37,10 +37,14 @@ def to_jsonl(
     _only_runs(pack)
 
     def lines(rows: Rows) -> tuple[int, Any]:
-        file, entries = pack._payloads(rows, 1)
-        text = _core.to_jsonl(
-            file, entries.view(np.uint8), pack._numbers[rows], pack._path, steps, hex_boards
-        )
+        try:
+            file, entries = pack._payloads(rows, 1)
+            text = _core.to_jsonl(
+                file, entries.view(np.uint8), pack._numbers[rows], pack._path, steps, hex_boards
+            )
+        except FormatError:
+            pack._decode(rows, threads=1)  # knows which run to name, and where in the file it is
+            raise
         pack._scanned(rows)
         return len(rows), text
 

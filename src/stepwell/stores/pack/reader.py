@@ -5,6 +5,7 @@ import operator
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -22,7 +23,7 @@ from stepwell.runs import ENTRY, Run, RunBatch
 from stepwell.sampler import Shuffle
 from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source, as_rows
 from stepwell.stores.pack import export
-from stepwell.stores.pack.layout import FIRST_RAW_KIND, Layout
+from stepwell.stores.pack.layout import FIRST_RAW_KIND, INDEX_AT, Layout
 from stepwell.stores.pack.stats import PackStats, ShortStats, StatsBuilder
 from stepwell.stores.pack.where import select_runs
 
@@ -133,8 +134,7 @@ class PackReader(Source):
 
     @property
     def fingerprint(self) -> str:
-        # The index has the sum of every entry.
-        whole = f"{self._layout.index_crc:08x}-{len(self)}"
+        whole = f"{self._content_sum:08x}-{len(self)}"
         return (
             whole if self._is_whole else f"{whole}-{_core.crc32c(self._numbers.view(np.uint8)):08x}"
         )
@@ -261,7 +261,7 @@ class PackReader(Source):
         are kept in an index beside the pack, made when it is first needed.
         """
         found = select_runs(self._whole(), condition, values)
-        return self._with(np.intersect1d(found, self._numbers, assume_unique=True))
+        return self._with(self._numbers[np.isin(self._numbers, found)])
 
     def split(self, fraction: float, seed: int = 0) -> tuple["PackReader", "PackReader"]:
         """Two packs without a run in common, the first with `fraction` of the runs."""
@@ -368,14 +368,27 @@ class PackReader(Source):
                         offset=layout.data_start,
                     )
                 )
-        begin, end = layout.index.nbytes + 28, layout.data_start
-        if self._file[begin:end].any():
-            problems.append(FormatError("expected zero bytes", path=str(self._path), offset=begin))
+        problems += self._broken_padding()
         if layout.stats is not None and all_read:
             try:
                 problems += self._broken_stats(self._stored_stats())
             except FormatError as error:
                 problems.append(error)
+        return problems
+
+    def _broken_padding(self) -> list[FormatError]:
+        # Looked at by itself: the sum of the data leaves some of it out, and may be absent.
+        index = self._layout.index
+        ends = index["offset"].astype(np.int64)
+        begins = np.append(INDEX_AT + index.nbytes, (ends + index["length"])[:-1])
+        gaps = begins < ends
+        problems = []
+        for begin, end in zip(begins[gaps].tolist(), ends[gaps].tolist(), strict=True):
+            if (padding := self._file[begin:end]).any():
+                at = begin + int(padding.argmax())
+                problems.append(
+                    FormatError("padding: expected zero bytes", path=str(self._path), offset=at)
+                )
         return problems
 
     def _sum_data(self) -> int:
@@ -402,6 +415,7 @@ class PackReader(Source):
     # A source.
 
     def _fill(self, rows: Rows, out: Batch) -> None:
+        self._check_open()
         if not self._all_runs:
             entries, numbers = self._entries[rows], self._numbers[rows]
             file, plain = self._file, entries if self._checksums else _unchecked(entries)
@@ -422,10 +436,31 @@ class PackReader(Source):
 
     def close(self) -> None:
         """Forget the file; it is unmapped when no slice of it is left."""
+        self._layout = replace(self._layout, index=self._layout.index.copy())
+        self.__dict__.pop("_entries", None)
         self._map = b""
         self._file = np.empty(0, np.uint8)
 
     # Below this line: for this package.
+
+    def _check_open(self) -> None:
+        if not self._map:
+            raise ValueError(f"the pack {self._path} is closed")
+
+    @cached_property
+    def _content_sum(self) -> int:
+        """A sum that tells this pack from others.
+
+        The index has the sum of every entry, but a v1 run ends in its own CRC, so that all of
+        them have the same: theirs is read from where they end.
+        """
+        self._check_open()
+        layout = self._layout
+        found = _core.crc32c(np.array([layout.data_crc], "<u4").view(np.uint8), layout.index_crc)
+        v1 = (layout.index["kind"] == 1) & (layout.index["flags"] == Codec.NONE)
+        runs = layout.index[v1 & (layout.index["length"] >= 4)]
+        ends = runs["offset"].astype(np.int64) + runs["length"]
+        return _core.crc32c(self._file[ends[:, None] + np.arange(-4, 0)].reshape(-1), found)
 
     @property
     def _is_whole(self) -> bool:
@@ -462,6 +497,7 @@ class PackReader(Source):
             self._map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
     def _rows(self, indices: ArrayLike) -> Rows:
+        self._check_open()
         rows = as_rows(indices, len(self))
         _core.check_rows(rows, len(self))
         return rows
@@ -470,6 +506,7 @@ class PackReader(Source):
         i = operator.index(i)
         if not 0 <= i < len(self):
             raise IndexError(f"row {i} is outside a source of {len(self)} rows")
+        self._check_open()
         return i
 
     def _sum(self, offset: int, length: int) -> int:
@@ -479,6 +516,17 @@ class PackReader(Source):
         self, rows: Rows, *, threads: int | None = None, heads_only: bool = False
     ) -> RunBatch:
         threads = _core.usable_cores() if threads is None else threads
+        try:
+            return self._decode_all(rows, threads, heads_only)
+        except FormatError:
+            if len(rows) == 1:
+                raise
+            # Sums, heads and steps are looked at in turn; the first broken run is to be named.
+            for row in rows:
+                self._decode_all(np.array([row]), 1, heads_only)
+            raise
+
+    def _decode_all(self, rows: Rows, threads: int, heads_only: bool) -> RunBatch:
         file, entries = self._payloads(rows, threads)
         try:
             return RunBatch.decode(
@@ -490,32 +538,43 @@ class PackReader(Source):
                 heads_only=heads_only,
             )
         except FormatError as error:
-            if file is self._file:
+            if file is self._file or len(rows) > 1:
                 raise
             # The offset is one of the unpacked bytes; the file has only the entry's own.
-            i = int(np.searchsorted(entries["offset"], error.offset or 0, side="right")) - 1
-            offset = int(self._entries["offset"][rows[i]])
-            inside = (error.offset or 0) - int(entries["offset"][i])
             raise type(error)(
-                f"{error.args[0]} (byte {inside} of the unpacked payload)",
+                f"{error.args[0]} (byte {error.offset} of the unpacked payload)",
                 path=error.path,
-                offset=offset,
+                offset=int(self._entries["offset"][rows[0]]),
             ) from None
 
     def _payloads(self, rows: Rows, threads: int) -> tuple[NDArray[np.uint8], NDArray[Any]]:
         """Where the core finds these payloads, and which sums it has to check."""
+        self._check_open()
         entries = self._entries[rows]
         if entries["flags"].any():
             return self._unpacked(entries, self._numbers[rows], threads)
         return self._file, entries if self._checksums else _unchecked(entries)
 
     def _check_sums(self, entries: NDArray[Any], numbers: Rows, threads: int) -> None:
+        self._check_open()
         _core.check_sums(self._file, entries.view(np.uint8), numbers, self._path, threads)
 
     def _unpacked(
         self, entries: NDArray[Any], numbers: Rows, threads: int
     ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
         """These payloads unpacked into one array, and entries that point into it."""
+        try:
+            return self._unpacked_all(entries, numbers, threads)
+        except FormatError:
+            if len(entries) == 1:
+                raise
+            for i in range(len(entries)):  # the first broken one is to be named
+                self._unpacked_all(entries[i : i + 1], numbers[i : i + 1], 1)
+            raise
+
+    def _unpacked_all(
+        self, entries: NDArray[Any], numbers: Rows, threads: int
+    ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
         if self._checksums:
             self._check_sums(entries, numbers, threads)
         lengths = np.where(entries["flags"] == Codec.NONE, entries["length"], entries["reserved"])

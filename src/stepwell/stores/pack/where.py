@@ -1,7 +1,7 @@
 """The index beside a pack: what runs say about themselves, in a table that SQL can ask.
 
 It is derived from the pack and may be deleted at any time. It carries the pack's size and
-the sum of its index; when they differ it is made anew. Where it cannot be written, the table
+a sum of its content; when they differ it is made anew. Where it cannot be written, the table
 is kept in memory.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["index_path", "select_runs", "write_index"]
 
-VERSION = 1
+VERSION = 2
 
 _COLUMNS = {
     "run": "INTEGER PRIMARY KEY",
@@ -92,7 +92,7 @@ def _identity(pack: "PackReader") -> dict[str, int]:
     return {
         "version": VERSION,
         "pack_bytes": len(pack._file),
-        "pack_index_crc": pack._layout.index_crc,
+        "pack_sum": pack._content_sum,
     }
 
 
