@@ -28,9 +28,11 @@ bench: $(VENV)/bench
 	$(BIN)/python -m benchmarks.report
 
 # The suite with the core under ASan and UBSan, in a second environment that borrows the
-# packages of the first; then the core's threads against each other under TSan.
-sanitize: $(VENV)/test .venv-asan/done build/race
+# packages of the first; before it the core's threads against each other under TSan, and its
+# decoders against damaged payloads.
+sanitize: $(VENV)/test .venv-asan/done build/race build/fuzz
 	build/race
+	build/fuzz
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	STEPWELL_SANITIZED=1 .venv-asan/bin/python -m pytest -p no:cacheprovider
@@ -67,6 +69,11 @@ build/race: tests/native/race.cpp $(NATIVE)
 	mkdir -p build
 	$(CXX) -std=c++20 -O1 -g -fsanitize=thread -DSTEPWELL_SANITIZE -Inative -pthread \
 		tests/native/race.cpp $(wildcard native/*.cpp) -o $@
+
+build/fuzz: tests/native/fuzz.cpp $(NATIVE)
+	mkdir -p build
+	$(CXX) -std=gnu++20 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined \
+		-DSTEPWELL_SANITIZE -Inative -pthread tests/native/fuzz.cpp $(wildcard native/*.cpp) -o $@
 
 .venv-asan/done: $(VENV)/test $(NATIVE) $(shell find src -name '*.py')
 	$(PYTHON) -m venv .venv-asan
