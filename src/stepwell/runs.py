@@ -191,8 +191,9 @@ class Run:
             highest_tile = 1 << max(exponents) if any(exponents) else 0
         # Encoding checks everything a run has to be, and decoding makes the columns.
         text = None if engine is None else engine.encode()
+        elapsed = _column("elapsed_s", elapsed_s, np.float32, ())[()]
         payload = _encode(
-            2, (start_unix_s, elapsed_s, max_score, highest_tile), text, columns, final_board
+            2, (start_unix_s, elapsed, max_score, highest_tile), text, columns, final_board
         )
         made = Run.from_bytes(payload)
         self._batch, self._i = made._batch, made._i
