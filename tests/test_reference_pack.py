@@ -27,10 +27,9 @@ from tests.reference.pack import (
     write_pack,
 )
 from tests.reference.runs import Broken, BrokenChecksum, BrokenVersion, Meta, Run, crc32c
+from tests.runs import RUN_V1, RUN_V2
 
 PAGE = "pack.md"
-RUN_V1 = runs.file_of("runs.md", "run-v1")
-RUN_V2 = runs.file_of("runs.md", "run-v2")
 WHOLE_V1 = runs.file_of(PAGE, "pack-v1")
 WHOLE_V2 = runs.file_of(PAGE, "pack-v2")
 HELLO = Entry(16, b"hello")

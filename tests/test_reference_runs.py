@@ -26,29 +26,9 @@ from tests.reference.runs import (
     slide,
     varint,
 )
+from tests.runs import RUN_V1 as WHOLE_V1, RUN_V2 as WHOLE_V2, any_runs, f32_of, u64
 
 PAGE = "runs.md"
-WHOLE_V1 = runs.file_of(PAGE, "run-v1")
-WHOLE_V2 = runs.file_of(PAGE, "run-v2")
-
-u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
-f32 = st.floats(width=32, allow_nan=False)
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-branches = st.lists(st.none() | f32, min_size=4, max_size=4)
-
-
-@st.composite
-def any_runs(draw: st.DrawFn, v1: bool = False) -> Run:
-    step = st.builds(Step, u64, st.integers(0, 3), st.none() if v1 else st.none() | branches)
-    steps = draw(st.lists(step, max_size=8))
-    engine = draw(texts if v1 else st.none() | texts)
-    meta = Meta(len(steps), draw(u64), draw(f32), draw(u64), draw(u32), engine)
-    return Run(meta, steps, draw(u64))
-
-
-def f32_of(value: float) -> float:
-    return float(np.float32(value))
-
 
 # The page's files.
 

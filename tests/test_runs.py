@@ -1,0 +1,520 @@
+"""`Run`: both encodings against a second reading of the page, bad input, and files."""
+
+import copy
+import os
+import pickle
+import resource
+import signal
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+import stepwell as sw
+from stepwell import ChecksumError, FormatError, RunMeta, SchemaError, StepwellError
+from tests import children
+from tests.reference import runs
+from tests.reference.runs import (
+    Broken,
+    BrokenChecksum,
+    Meta,
+    Run,
+    Step,
+    crc32c,
+    encode_v1,
+    encode_v2,
+    varint,
+)
+from tests.runs import RUN_V1, RUN_V2, any_runs, assert_run, columns_of, made_of, random_run
+
+BOTH = pytest.mark.parametrize("whole", [RUN_V1, RUN_V2], ids=["v1", "v2"])
+
+# The varints of the v2 file: where each begins, and the bits of its type.
+VARINTS = {
+    **{"steps": (0, 32), "start_unix_s": (1, 64), "max_score": (10, 64), "highest_tile": (12, 32)},
+    **{"engine": (15, 64), "list": (30, 64)},
+    **{"board 0": (31, 64), "board 1": (58, 64), "board 2": (85, 64), "final_board": (96, 64)},
+    **{"move 0": (40, 32), "move 2": (94, 32), "branch Up": (42, 32), "branch Left": (52, 32)},
+}
+
+
+def with_varint(offset: int, new: bytes) -> bytes:
+    """The v2 file with another varint at an offset."""
+    end = offset
+    while RUN_V2[end] >= 128:
+        end += 1
+    return RUN_V2[:offset] + new + RUN_V2[end + 1 :]
+
+
+def verdict(payload: bytes) -> str:
+    """Both readers refuse the payload in the same way, or both read the same: which of it."""
+    try:
+        want = runs.decode(payload)
+    except Broken as broken:
+        error = ChecksumError if isinstance(broken, BrokenChecksum) else FormatError
+        with pytest.raises(FormatError) as info:
+            sw.Run.from_bytes(payload, path="game.a2run2")
+        assert type(info.value) is error, payload.hex()
+        assert info.value.path == "game.a2run2"
+        assert info.value.offset is not None
+        assert 0 <= info.value.offset <= len(payload)
+        return "refused"
+    run = sw.Run.from_bytes(payload)
+    again = run.to_bytes(1 if runs.kind_of(payload) == runs.V1 else 2)
+    assert encode_v2(runs.decode(again)) == encode_v2(want), payload.hex()
+    assert again == payload or len(again) < len(payload)  # by varints longer than needed
+    return "read"
+
+
+# The page's files.
+
+
+def test_the_v1_file_of_the_page() -> None:
+    run = sw.Run.from_bytes(RUN_V1)
+    assert run.meta == RunMeta(
+        2, 1_700_000_000, np.float32(12.34).item(), 12345, 2048, "test-engine"
+    )
+    assert run.boards.tolist() == [0x0, 0x1000000000000000]
+    assert run.moves.tolist() == [2, 0]
+    assert run.ev_legal.tolist() == [0, 0]
+    assert run.ev_values.tolist() == [[0.0] * 4] * 2
+    assert run.has_branches.tolist() == [False, False]
+    assert run.final_board == 0x1100000000000000
+    assert run.to_bytes(1) == RUN_V1
+
+
+def test_the_v2_file_of_the_page() -> None:
+    run = sw.Run.from_bytes(RUN_V2)
+    assert run.meta == RunMeta(3, 1_700_000_000, 5.25, 4096, 512, "test-engine-v2")
+    assert run.boards.tolist() == [0x1 << 60, 0x11 << 56, 0x111 << 52]
+    assert run.moves.tolist() == [0, 3, 1]
+    assert run.ev_legal.tolist() == [11, 13, 0]
+    values = [[0.8, 0.2, 0, 0.5], [0.9, 0, 0.1, 0], [0, 0, 0, 0]]
+    assert np.array_equal(run.ev_values, np.array(values, np.float32))
+    assert run.has_branches.tolist() == [True, True, False]
+    assert run.final_board == 0x2220000000000000
+    assert run.to_bytes() == run.to_bytes(2) == RUN_V2
+
+
+# Any run.
+
+
+@given(any_runs(nan=True))
+def test_v2_is_read_and_written(run: Run) -> None:
+    data = encode_v2(run)
+    assert_run(sw.Run.from_bytes(data), runs.decode_v2(data))
+    assert sw.Run.from_bytes(data).to_bytes() == data
+    assert made_of(run).to_bytes() == data
+
+
+@given(any_runs(v1=True, nan=True))
+def test_v1_is_read_and_written(run: Run) -> None:
+    data = encode_v1(run)
+    got = sw.Run.from_bytes(data)
+    assert_run(got, runs.decode_v1(data))
+    assert got.to_bytes(1) == made_of(run).to_bytes(1) == data
+
+
+@given(any_runs())
+def test_v1_leaves_out_branches(run: Run) -> None:
+    assert made_of(run).to_bytes(1) == encode_v1(run)
+    back = sw.Run.from_bytes(made_of(run).to_bytes(1))
+    assert not back.has_branches.any()
+    assert back.meta.engine == (run.meta.engine or "")
+
+
+def test_v1_becomes_v2() -> None:
+    old = sw.Run.from_bytes(RUN_V1)
+    new = sw.Run.from_bytes(old.to_bytes(2))
+    assert new == old
+    assert new.meta == old.meta
+    assert new.to_bytes(1) == RUN_V1
+    assert_run(new, runs.decode_v1(RUN_V1))
+
+
+def test_long_runs() -> None:
+    random = Random(1)
+    for steps in (1, 31, 32, 33, 4000):
+        run = random_run(random, most_steps=0)
+        run.steps = [step for _ in range(steps) for step in random_run(random).steps][:steps]
+        run.meta.steps = len(run.steps)
+        got = sw.Run.from_bytes(encode_v2(run))
+        assert_run(got, run)
+        assert got.to_bytes() == encode_v2(run)
+        assert got.to_bytes(1) == encode_v1(run)
+
+
+@pytest.mark.parametrize("bits", [0x7FC00000, 0xFFC12345, 0x7F800001, 0xFFBFFFFF, 0x80000000])
+def test_floats_survive_bit_for_bit(bits: int) -> None:
+    value = struct.pack("<I", bits)
+    data = RUN_V2[:6] + value + RUN_V2[10:43] + value + RUN_V2[47:]
+    run = sw.Run.from_bytes(data)
+    assert run.to_bytes() == data
+    assert run.copy().to_bytes() == pickle.loads(pickle.dumps(run)).to_bytes() == data
+    assert run.ev_values[0, 0].tobytes() == value
+    assert run.to_bytes(1)[18:22] == value
+    assert run == run.copy()
+    again = sw.Run(run.boards, run.moves, 0, ev_values=run.ev_values, ev_legal=run.ev_legal)
+    assert again.ev_values.tobytes() == run.ev_values.tobytes()
+
+
+# Damaged and hostile.
+
+
+@BOTH
+def test_every_byte_changed(whole: bytes) -> None:
+    changes = range(1, 256) if whole is RUN_V2 else [1 << bit for bit in range(8)]
+    seen = set()
+    for at in range(len(whole)):
+        for change in changes:
+            data = bytearray(whole)
+            data[at] ^= change
+            seen.add(verdict(bytes(data)))
+    assert seen == ({"refused", "read"} if whole is RUN_V2 else {"refused"})
+
+
+@BOTH
+def test_every_truncation(whole: bytes) -> None:
+    for size in range(len(whole)):
+        assert verdict(whole[:size]) == "refused"
+    for more in (b"\0", b"\xff", whole):
+        assert verdict(whole + more) == "refused"
+
+
+@given(st.data())
+def test_random_changes(data: st.DataObject) -> None:
+    payload = bytearray(data.draw(st.sampled_from([RUN_V1, RUN_V2])))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(payload)))
+        payload[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+    if bytes(payload[:4]) == b"A2T1":
+        payload[-4:] = struct.pack("<I", crc32c(bytes(payload[:-4])))  # so that more is looked at
+    verdict(bytes(payload))
+
+
+@pytest.mark.parametrize(
+    ("offset", "new"),
+    [(5, b"\1"), (6, b"\3"), (9, b"\xff"), (34, b"\xff\xff"), (36, b"\xff"), (71, b"\4")],
+)
+def test_v1_with_a_right_sum_is_refused_where_it_is_wrong(offset: int, new: bytes) -> None:
+    body = RUN_V1[:offset] + new + RUN_V1[offset + len(new) : -4]
+    payload = body + struct.pack("<I", crc32c(body))
+    assert verdict(payload) == "refused"
+
+
+@pytest.mark.parametrize("name", VARINTS)
+def test_varints_longer_than_needed(name: str) -> None:
+    offset, bits = VARINTS[name]
+    value = runs.Cursor(RUN_V2[offset:]).varint(bits, name)
+    short, most = varint(value), -(-bits // 7)
+    run = sw.Run.from_bytes(RUN_V2)
+    for size in range(len(short), most + 1):
+        padded = short
+        if size > len(short):
+            padded = (
+                short[:-1] + bytes([short[-1] | 128]) + b"\x80" * (size - len(short) - 1) + b"\0"
+            )
+        assert verdict(with_varint(offset, padded)) == "read"
+        assert sw.Run.from_bytes(with_varint(offset, padded)) == run
+    assert verdict(with_varint(offset, short[:-1] + b"\x80" * most + b"\0")) == "refused"
+
+
+@pytest.mark.parametrize("offset", [14, 41, 68, 95])
+def test_the_byte_of_an_optional_is_no_varint(offset: int) -> None:
+    assert RUN_V2[offset] in (0, 1)
+    wide = RUN_V2[:offset] + bytes([RUN_V2[offset] | 128, 0]) + RUN_V2[offset + 1 :]
+    assert verdict(wide) == "refused"
+
+
+HUGE = [2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 3, 2**64 - 1, 2**64, 2**69, 2**70 - 1]
+
+
+def huge_counts() -> Iterator[bytes]:
+    for offset, _ in VARINTS.values():
+        for count in HUGE:
+            yield with_varint(offset, varint(count))
+    for count in HUGE:  # meta and list agree
+        yield varint(count) + with_varint(30, varint(count))[1:]
+    for steps in (2**28, 2**31, 2**32 - 1):
+        body = RUN_V1[:6] + struct.pack("<I", steps) + RUN_V1[10:-4]
+        yield body + struct.pack("<I", crc32c(body))
+
+
+def test_huge_counts_are_refused_without_memory() -> None:
+    def work() -> int:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + (64 << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        return [verdict(payload) for payload in huge_counts()].count("refused")
+
+    refused = children.in_fork(work)
+    assert refused >= len(HUGE) * 10  # scores and boards may be huge
+
+
+def test_which_of_the_two() -> None:
+    for start in (b"", b"A", b"A2T1", b"A2T1\2", b"a2t1\1"):
+        with pytest.raises(FormatError) as info:
+            sw.Run.from_bytes(start)
+        assert type(info.value) is FormatError
+    with pytest.raises(FormatError):
+        sw.Run.from_bytes(b"A2T1\1")
+
+
+@pytest.mark.parametrize("payload", ["text", None, 5, [1, 2]], ids=repr)
+def test_payloads_are_bytes(payload: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        sw.Run.from_bytes(payload)
+
+
+def test_payloads_may_be_any_buffer() -> None:
+    want = sw.Run.from_bytes(RUN_V2)
+    padded = b"xyz" + RUN_V2 + b"abc"
+    for payload in (
+        bytearray(RUN_V2),
+        memoryview(padded)[3:-3],
+        np.frombuffer(padded, np.uint8)[3:-3],
+    ):
+        assert sw.Run.from_bytes(payload) == want
+
+
+# The constructor.
+
+
+def test_score_and_highest_tile_are_of_the_final_board() -> None:
+    for board in (0, 1, 0x2300, 0x1B00, 2**64 - 1, 0xF000000000000001):
+        meta = sw.Run([], [], board).meta
+        assert meta == RunMeta(0, 0, 0.0, runs.score(board), runs.highest_tile(board), None)
+    given = sw.Run([], [], 0x2300, max_score=7, highest_tile=9).meta
+    assert (given.max_score, given.highest_tile) == (7, 9)
+
+
+def test_what_makes_a_run() -> None:
+    top = 0xF000000000000001
+    want = sw.Run(np.array([1, top], np.uint64), np.array([0, 3], np.uint8), 5)
+    many: list[tuple[Any, Any, Any]] = [
+        ([1, top], [0, 3], 5),  # NumPy makes floats of these numbers
+        ((1, top), (0, 3), np.uint64(5)),
+        (np.array([1, top], object), np.array([0, 3], np.int64), np.int8(5)),
+        (np.array([1, 0, top], np.uint64)[::2], np.array([3, 0], ">i8")[::-1], 5),
+        (np.array([1, top], ">u8"), [np.uint8(0), np.uint8(3)], 5),
+    ]
+    for boards, moves, final in many:
+        assert sw.Run(boards, moves, final) == want
+    numbers: list[Any] = [2, np.uint64(2), np.int16(2)]
+    for start in numbers:
+        assert sw.Run([], [], 0, start_unix_s=start).meta.start_unix_s == 2
+    for elapsed in [*numbers, 2.0, np.float32(2), np.float64(2)]:
+        assert sw.Run([], [], 0, elapsed_s=elapsed).meta.elapsed_s == 2.0
+
+
+def test_branches_on_some_steps() -> None:
+    values = np.arange(12, dtype=np.float64).reshape(3, 4)
+    run = sw.Run(
+        [1, 2, 3],
+        [0, 1, 2],
+        4,
+        ev_values=values,
+        ev_legal=[15, 5, 15],
+        has_branches=[True, True, False],
+    )
+    assert run.ev_legal.tolist() == [15, 5, 0]
+    assert run.ev_values.tolist() == [[0, 1, 2, 3], [4, 0, 6, 0], [0, 0, 0, 0]]
+    assert run.has_branches.tolist() == [True, True, False]
+    assert not sw.Run([1], [0], 4).has_branches.any()
+    assert sw.Run([1], [0], 4, ev_values=[[0.0] * 4], ev_legal=[0]).has_branches.all()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        ({"boards": [1, 2, 3]}, SchemaError, "moves: expected shape"),
+        ({"boards": [[1, 2]]}, SchemaError, "boards: expected shape"),
+        ({"boards": 5}, TypeError, "unsized"),
+        ({"boards": [1, -1]}, SchemaError, "boards"),
+        ({"boards": [1, 2**64]}, SchemaError, "boards"),
+        ({"boards": [1.0, 2.0]}, SchemaError, "boards: expected whole numbers"),
+        ({"boards": np.array([1, 2.5], object)}, SchemaError, "boards: expected whole numbers"),
+        ({"boards": np.array([1.0, 2.0])}, SchemaError, "boards: expected whole numbers"),
+        ({"boards": ["1", "2"]}, SchemaError, "boards"),
+        ({"boards": [True, False]}, SchemaError, "boards"),
+        ({"moves": [0]}, SchemaError, "moves: expected shape"),
+        ({"moves": [0, 4]}, ValueError, "move 1: expected 0 to 3, got 4"),
+        ({"moves": [0, 256]}, SchemaError, "moves"),
+        ({"moves": [-1, 0]}, SchemaError, "moves"),
+        ({"moves": [0.0, 1.0]}, SchemaError, "moves"),
+        ({"final_board": 2**64}, SchemaError, "final_board: expected 0 to"),
+        ({"final_board": -1}, SchemaError, "final_board: expected 0 to"),
+        ({"final_board": 1.0}, TypeError, "integer"),
+        ({"final_board": None}, TypeError, "integer"),
+        ({"ev_values": np.zeros((2, 4))}, ValueError, "both ev_values and ev_legal"),
+        ({"ev_legal": [1, 1]}, ValueError, "both ev_values and ev_legal"),
+        ({"ev_values": np.zeros((2, 3)), "ev_legal": [1, 1]}, SchemaError, "ev_values"),
+        ({"ev_values": np.zeros((2, 4), "c8"), "ev_legal": [1, 1]}, SchemaError, "ev_values"),
+        ({"ev_values": np.zeros((2, 4)), "ev_legal": [1, 16]}, SchemaError, "0 to 15, got 16"),
+        ({"ev_values": np.zeros((2, 4)), "ev_legal": [1]}, SchemaError, "ev_legal"),
+        ({"has_branches": [1, 0]}, SchemaError, "has_branches: expected True or False"),
+        ({"has_branches": [True]}, SchemaError, "has_branches: expected shape"),
+        ({"start_unix_s": -1}, SchemaError, "start_unix_s"),
+        ({"start_unix_s": 2**64}, SchemaError, "start_unix_s"),
+        ({"start_unix_s": 1.5}, TypeError, "integer"),
+        ({"max_score": 2**64}, SchemaError, "max_score"),
+        ({"max_score": 1.0}, TypeError, "integer"),
+        ({"highest_tile": 2**32}, SchemaError, "highest_tile"),
+        ({"elapsed_s": "1"}, SchemaError, "elapsed_s: expected numbers"),
+        ({"elapsed_s": [1.0]}, SchemaError, "elapsed_s: expected shape"),
+        ({"engine": "\ud800"}, UnicodeEncodeError, "surrogates"),
+        ({"engine": b"name"}, TypeError, "engine: expected a string"),
+    ],
+    ids=repr,
+)
+def test_what_makes_no_run(change: dict[str, Any], error: Any, match: str) -> None:
+    good: dict[str, Any] = {"boards": [1, 2], "moves": [0, 1], "final_board": 3}
+    sw.Run(**good)
+    with pytest.raises(error, match=match):
+        sw.Run(**{**good, **change})
+
+
+def test_long_engines() -> None:
+    run = sw.Run([], [], 0, engine="x" * 65_535)
+    assert sw.Run.from_bytes(run.to_bytes(1)).meta.engine == "x" * 65_535
+    run = sw.Run([], [], 0, engine="\u00e9" * 40_000)
+    assert sw.Run.from_bytes(run.to_bytes(2)) == run
+    with pytest.raises(ValueError, match="65,535"):
+        run.to_bytes(1)
+    with pytest.raises(ValueError, match="1 or 2"):
+        run.to_bytes(3)  # type: ignore[arg-type]
+
+
+# As an object.
+
+
+def test_equality() -> None:
+    run = sw.Run.from_bytes(RUN_V2)
+    assert run == sw.Run.from_bytes(RUN_V2)
+    assert run != sw.Run.from_bytes(RUN_V1)
+    assert run != RUN_V2
+    for change in (
+        {"boards": run.boards + np.uint64(1)},
+        {"moves": 3 - run.moves},
+        {"final_board": 1},
+        {"engine": None},
+        {"ev_values": run.ev_values / 2},
+        {"has_branches": [True, False, False]},
+        {"start_unix_s": 1},
+    ):
+        meta = run.meta._asdict()
+        del meta["steps"]
+        names = ("boards", "moves", "ev_values", "ev_legal", "has_branches", "final_board")
+        same = {name: getattr(run, name) for name in names} | meta
+        assert sw.Run(**same) == run
+        assert sw.Run(**{**same, **change}) != run
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(run)
+
+
+def test_copies() -> None:
+    run = sw.Run.from_bytes(RUN_V2)
+    for again in (run.copy(), copy.copy(run), copy.deepcopy(run), pickle.loads(pickle.dumps(run))):
+        assert type(again) is sw.Run
+        assert again == run
+        assert not np.shares_memory(again.boards, run.boards)
+    other = run.copy()
+    other.boards[0] = 0
+    assert run.boards[0] != 0
+
+
+def test_length_states_and_repr() -> None:
+    run = sw.Run.from_bytes(RUN_V2)
+    assert len(run) == 3
+    assert run.states.dtype == np.uint64
+    assert run.states.tolist() == [*run.boards.tolist(), run.final_board]
+    assert repr(run) == "Run(3 steps, score 4,096, highest tile 512, engine 'test-engine-v2')"
+    empty = sw.Run([], [], 7)
+    assert len(empty) == 0
+    assert empty.states.tolist() == [7]
+    assert repr(empty) == "Run(0 steps, score 768, highest tile 128, engine None)"
+
+
+# Files.
+
+
+class Somewhere:
+    """A path of somebody else's."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __fspath__(self) -> str:
+        return str(self._path)
+
+
+@pytest.mark.parametrize("kind", [str, Path, Somewhere])
+@pytest.mark.parametrize(("version", "whole"), [(1, RUN_V1), (2, RUN_V2)])
+def test_save_and_load(tmp_path: Path, kind: Any, version: Any, whole: bytes) -> None:
+    path = tmp_path / "any name at all"  # what a file is, its bytes say
+    run = sw.Run.from_bytes(whole)
+    for _ in range(2):
+        run.save(kind(path), version)
+        assert path.read_bytes() == whole
+        assert sw.Run.load(kind(path)) == run
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_load_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "game.a2run"
+    for data in (b"", RUN_V1[:-1], RUN_V2 + b"\0"):
+        path.write_bytes(data)
+        with pytest.raises(FormatError) as info:
+            sw.Run.load(path)
+        assert info.value.path == str(path)
+        assert str(path) in str(info.value)
+
+
+def test_load_what_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        sw.Run.load(tmp_path / "nothing")
+    with pytest.raises(IsADirectoryError):
+        sw.Run.load(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StepwellError, match="plain file"):
+        sw.Run.load(tmp_path / "pipe")
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "game.a2run"
+    sw.Run.from_bytes(RUN_V1).save(path, 1)
+    with pytest.raises(ValueError, match="65,535"):
+        sw.Run([], [], 0, engine="x" * 70_000).save(path, 1)
+
+    def full_disk() -> str:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50, 50))
+        with pytest.raises(OSError) as info:
+            sw.Run.from_bytes(RUN_V2).save(path)
+        return type(info.value).__name__
+
+    assert children.in_fork(full_disk) == "OSError"
+    assert path.read_bytes() == RUN_V1
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(OSError):
+        sw.Run.from_bytes(RUN_V2).save(folder)
+    with pytest.raises(FileNotFoundError):
+        sw.Run.from_bytes(RUN_V2).save(tmp_path / "no" / "folder")
+    assert sorted(os.listdir(tmp_path)) == ["folder", "game.a2run"]
+    assert os.listdir(folder) == []
+
+
+def test_the_reference_makes_what_it_is_given() -> None:
+    """`columns_of` is what the others compare with."""
+    columns = columns_of(
+        Run(Meta(2, 0, 0.0, 0, 0, None), [Step(1, 3), Step(2, 0, [0.5, None, 0.0, None])], 3)
+    )
+    assert columns["ev_legal"].tolist() == [0, 5]
+    assert columns["ev_values"].tolist() == [[0, 0, 0, 0], [0.5, 0, 0, 0]]
+    assert columns["has_branches"].tolist() == [False, True]
