@@ -15,7 +15,14 @@ from stepwell.errors import FormatError
 from stepwell.ordered import in_order
 from stepwell.run_files import Files, find_runs
 from stepwell.runs import Run
-from stepwell.stores.pack.writer import Compress, PackWriter, Prepared, Preparer, lay_out
+from stepwell.stores.pack.writer import (
+    Compress,
+    PackWriter,
+    Prepared,
+    Preparer,
+    lay_out,
+    room_for,
+)
 
 __all__ = ["PackReport", "pack_runs"]
 
@@ -76,7 +83,7 @@ def pack_runs(
     )
     done = 0
     with writer:
-        for chunk in _load_all(writer, list(_cut(files)), skip_bad, threads):
+        for chunk in _load_all(writer, list(_cut(files, align)), skip_bad, threads):
             writer.write(chunk.made)
             report.packed += len(chunk.made.entries)
             report.bytes += chunk.bytes
@@ -94,49 +101,59 @@ def _load_all(
     writer: PackWriter, chunks: Sequence[Files], skip_bad: bool, threads: int
 ) -> Iterator[_Chunk]:
     """Chunks read and prepared, a few at a time; a dictionary is trained on the first."""
-    align = writer.align
-    first = _read(chunks[0], align, skip_bad)
-    preparer = writer.preparer(first.payloads())
-    yield _finish(first, preparer, skip_bad)
+    align, waiting = writer.align, iter(chunks)
+    samples: list[_Read] = []
+    wanted = writer.sample_bytes
+    while wanted > 0 and (files := next(waiting, None)):
+        samples.append(_only_runs(_read(files, align, skip_bad), skip_bad))
+        wanted -= int(samples[-1].entries["length"].sum(dtype=np.int64))
+    preparer = writer.preparer([payload for read in samples for payload in read.payloads()])
+    for read in samples:
+        yield _finish(read, preparer, skip_bad)
     yield from in_order(
-        lambda files: _finish(_read(files, align, skip_bad), preparer, skip_bad),
-        chunks[1:],
-        threads,
+        lambda files: _finish(_read(files, align, skip_bad), preparer, skip_bad), waiting, threads
     )
 
 
-def _cut(files: Files) -> Iterator[Files]:
-    """The files in groups of bounded number and size."""
+def _cut(files: Files, align: int) -> Iterator[Files]:
+    """The files in groups of bounded number, and size once they are laid out."""
     chunk: Files = []
     size = 0
     for path, length in files:
-        if chunk and (len(chunk) == _CHUNK_FILES or size + length > _CHUNK_BYTES):
+        room = room_for(length, align)
+        if chunk and (len(chunk) == _CHUNK_FILES or size + room > _CHUNK_BYTES):
             yield chunk
             chunk, size = [], 0
         chunk.append((path, length))
-        size += length
+        size += room
     yield chunk
 
 
 class _Read(NamedTuple):
     """Files in memory, where their entries will be."""
 
-    files: int
+    files: Files
     paths: list[Path]
+    """Those of the entries; the other files were skipped."""
     image: NDArray[np.uint8]
     entries: NDArray[Any]
-    skipped: list[tuple[Path, str]]
+    skipped: dict[Path, str]
 
     def payloads(self) -> list[memoryview]:
         begins, lengths = self.entries["offset"].tolist(), self.entries["length"].tolist()
         return [self.image[b : b + n].data for b, n in zip(begins, lengths, strict=True)]
 
+    def without(self, bad: dict[Path, str]) -> "_Read":
+        good = np.array([path not in bad for path in self.paths], bool)
+        paths = [path for path in self.paths if path not in bad]
+        skipped = self.skipped | bad
+        return self._replace(paths=paths, entries=self.entries[good], skipped=skipped)
+
 
 def _read(files: Files, align: int, skip_bad: bool) -> _Read:
     """Read each file once, straight to its place."""
     image, entries = lay_out([size for _, size in files], [2] * len(files), align)
-    skipped: list[tuple[Path, str]] = []
-    usable = np.ones(len(files), bool)
+    bad: dict[Path, str] = {}
     for i, ((path, size), begin) in enumerate(zip(files, entries["offset"].tolist(), strict=True)):
         payload = image[begin : begin + size]
         try:
@@ -145,35 +162,39 @@ def _read(files: Files, align: int, skip_bad: bool) -> _Read:
         except (FormatError, OSError) as error:
             if not skip_bad:
                 raise
-            skipped.append((path, str(error)))
-            usable[i] = False
-    paths = [path for (path, _), good in zip(files, usable, strict=True) if good]
-    return _Read(len(files), paths, image, entries[usable], skipped)
+            bad[path] = str(error)
+    return _Read(files, [path for path, _ in files], image, entries, {}).without(bad)
+
+
+def _only_runs(read: _Read, skip_bad: bool) -> _Read:
+    """Look at each file; what is not a run raises or is set aside."""
+    bad: dict[Path, str] = {}
+    for path, payload in zip(read.paths, read.payloads(), strict=True):
+        try:
+            Run.from_bytes(payload, path=path)
+        except FormatError as error:
+            if not skip_bad:
+                raise
+            bad[path] = str(error)
+    return read.without(bad)
 
 
 def _finish(read: _Read, preparer: Preparer, skip_bad: bool) -> _Chunk:
     """Make entries of files; what is not a run raises or is set aside."""
-    skipped, payloads = read.skipped, read.payloads()
-    kinds = read.entries["kind"].tolist()
     try:
-        if skipped:  # what was left out is not to leave a gap
-            made = preparer.prepare(payloads, kinds)
-        else:
-            made = preparer.finish(read.image, read.entries)
-    except FormatError:
-        good = []  # one of them is no run; which one is worth a second look
-        for i, (path, payload) in enumerate(zip(read.paths, payloads, strict=True)):
-            try:
-                Run.from_bytes(payload, path=path)
-            except FormatError as error:
-                if not skip_bad:
-                    raise
-                skipped.append((path, str(error)))
-            else:
-                good.append(i)
-        payloads = [payloads[i] for i in good]
-        made = preparer.prepare(payloads, [kinds[i] for i in good])
-    return _Chunk(read.files, sum(map(len, payloads)), skipped, made)
+        made = _prepare(read, preparer)
+    except FormatError:  # one of them is no run; which one is worth a second look
+        read = _only_runs(read, skip_bad)
+        made = _prepare(read, preparer)
+    size = int(read.entries["length"].sum(dtype=np.int64))
+    skipped = [(path, read.skipped[path]) for path, _ in read.files if path in read.skipped]
+    return _Chunk(len(read.files), size, skipped, made)
+
+
+def _prepare(read: _Read, preparer: Preparer) -> Prepared:
+    if read.skipped:  # what was left out is not to leave a gap
+        return preparer.prepare(read.payloads(), read.entries["kind"].tolist())
+    return preparer.finish(read.image, read.entries)
 
 
 def _read_into(path: Path, payload: NDArray[np.uint8]) -> None:

@@ -1,8 +1,9 @@
 """Packs, written: beside the target, in one pass, shown when whole."""
 
+import operator
 import os
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -25,7 +26,7 @@ from stepwell.stores.pack.layout import (
 )
 from stepwell.stores.pack.stats import StatsBuilder
 
-__all__ = ["Compress", "PackWriter", "Prepared", "Preparer", "lay_out"]
+__all__ = ["Compress", "PackWriter", "Prepared", "Preparer", "lay_out", "room_for"]
 
 Compress = Literal["none", "zstd", "lz4", "zstd-dict"]
 
@@ -38,6 +39,12 @@ _CODECS = {
 _FLUSH_BYTES = 1 << 21
 _TRAIN_BYTES = 1 << 23  # a dictionary learns from the first payloads
 _MOST_ALIGN = 1 << 30
+_LEAST_ROOM = 64  # what an entry costs in memory, however small its payload
+
+
+def room_for(length: int, align: int) -> int:
+    """Memory that a payload takes up until it is written, its padding included."""
+    return max(align_up(length, align), _LEAST_ROOM)
 
 
 class Prepared(NamedTuple):
@@ -73,17 +80,17 @@ class Preparer:
         self._packer = packer
         self._codec = codec
 
-    def prepare(self, payloads: Sequence[Any], kinds: Sequence[int]) -> Prepared:
+    def prepare(self, payloads: Sequence[Any], kinds: Sequence[int], first: int = 0) -> Prepared:
         """Lay out payloads, then `finish` them."""
-        return self.finish(*self._copied(payloads, kinds))
+        return self.finish(*self._copied(payloads, kinds), first)
 
-    def finish(self, image: NDArray[np.uint8], entries: NDArray[Any]) -> Prepared:
+    def finish(self, image: NDArray[np.uint8], entries: NDArray[Any], first: int = 0) -> Prepared:
         """Check that runs decode, compress, and sum up.
 
-        Raises `FormatError` for a run that does not decode; the entry it names is the
-        position among those given.
+        Raises `FormatError` for a run that does not decode; it names the entry, counted from
+        `first`.
         """
-        numbers = np.arange(len(entries))
+        numbers = np.arange(first, first + len(entries))
         runs = entries["kind"] < FIRST_RAW_KIND
         decoded = RunBatch.decode(image, entries[runs], numbers[runs], threads=1)
         if self._codec is not Codec.NONE:
@@ -138,6 +145,8 @@ class PackWriter:
             raise ValueError(f"align: expected a power of two up to 2**30, got {align}")
         if compress not in _CODECS:
             raise ValueError(f"compress: expected one of {', '.join(_CODECS)}, got {compress!r}")
+        if expect < 0:
+            raise ValueError(f"expect: expected 0 or more entries, got {expect}")
         self._path = Path(path)
         self._overwrite = overwrite
         self._refuse_existing()
@@ -150,6 +159,7 @@ class PackWriter:
             self._preparer = Preparer(align, Packer(self._codec, level), self._codec)
         self._pending: list[tuple[Any, int]] = []
         self._pending_bytes = 0
+        self._failed = False
         self._written = 0
         self._start = self._end = align_up(INDEX_AT + ENTRY.itemsize * expect, align)
         self._data_crc = 0
@@ -157,7 +167,7 @@ class PackWriter:
         self._stats = StatsBuilder()
         self._beside = temporary_name(self._path)
         self._file = os.open(self._beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        self._forget = weakref.finalize(self, _discard, self._file, self._beside)
+        self._forget = weakref.finalize(self, _discard, self._file, self._beside, os.getpid())
 
     def __len__(self) -> int:
         """Entries appended so far."""
@@ -175,19 +185,28 @@ class PackWriter:
                 raise ValueError(f"kind: a Run is stored as kind 2, got {kind}")
             data, kind = payload.to_bytes(), 2
         else:
-            data = bytes(payload)
+            data = bytes(memoryview(payload))  # of a number, bytes() would make that many zeros
             if kind is None:
                 kind = _core.run_kind(np.frombuffer(data, np.uint8))
+        kind = operator.index(kind)
         if kind not in (1, 2) and not FIRST_RAW_KIND <= kind < 2**16:
             raise ValueError(f"kind: expected 1, 2 or {FIRST_RAW_KIND} to 65535, got {kind}")
         if len(data) >= 2**32:
             raise ValueError(f"a payload has fewer than 2**32 bytes, got {len(data)}")
         self._pending.append((data, kind))
-        self._pending_bytes += len(data)
         number = len(self) - 1
-        most = _FLUSH_BYTES if self._preparer else _TRAIN_BYTES
-        if self._pending_bytes >= most:
-            self._flush()
+        if self._preparer is None:
+            self._pending_bytes += len(data)
+            full = self._pending_bytes >= _TRAIN_BYTES
+        else:
+            self._pending_bytes += room_for(len(data), self._align)
+            full = self._pending_bytes >= _FLUSH_BYTES
+        if full:
+            try:
+                self._flush()
+            except BaseException:
+                self._fail()
+                raise
         return number
 
     def extend(self, payloads: Iterable[Run | Any]) -> None:
@@ -198,9 +217,11 @@ class PackWriter:
     def close(self) -> None:
         """Finish the pack: from here on it is there for others, and survives a power cut.
 
-        Raises `ValueError` for a pack without entries.
+        Raises `ValueError` for a pack without entries, or one that an error has ended before.
         """
         if not self._forget.alive:
+            if self._failed:
+                raise ValueError(f"the pack for {self._path} was given up after an error")
             return
         try:
             if not len(self):
@@ -210,7 +231,7 @@ class PackWriter:
             self._refuse_existing()
             os.replace(self._beside, self._path)
         except BaseException:
-            self.abort()
+            self._fail()
             raise
         self._forget.detach()
         os.close(self._file)
@@ -235,10 +256,16 @@ class PackWriter:
     def align(self) -> int:
         return self._align
 
+    @property
+    def sample_bytes(self) -> int:
+        """How much of the first payloads `preparer` needs to see; 0 without a dictionary."""
+        return 0 if self._preparer else _TRAIN_BYTES
+
     def preparer(self, samples: Sequence[Any]) -> Preparer:
-        """What prepares entries for this pack; a dictionary is trained on `samples`."""
+        """What prepares entries for this pack; a dictionary is trained on the first `samples`."""
         if self._preparer is None:
-            self._dictionary = train_dictionary(samples)
+            ends = np.cumsum([len(sample) for sample in samples])
+            self._dictionary = train_dictionary(samples[: int((ends < _TRAIN_BYTES).sum()) + 1])
             packer = Packer(self._codec, self._level, self._dictionary)
             self._preparer = Preparer(self._align, packer, self._codec)
         return self._preparer
@@ -246,6 +273,8 @@ class PackWriter:
     def write(self, made: Prepared) -> None:
         """Add what a preparer has made."""
         self._check_open()
+        if not len(made.entries):  # padding is only for what comes after it
+            return
         begin = align_up(self._end, self._align)
         zeros = np.zeros(begin - self._end, np.uint8)
         for part in (zeros, made.image):
@@ -261,19 +290,20 @@ class PackWriter:
     def _flush(self) -> None:
         if not self._pending:
             return
-        payloads, kinds = zip(*self._pending, strict=True)
-        try:
-            made = self.preparer(payloads).prepare(payloads, kinds)
-        except FormatError as error:
-            self.abort()
-            error.add_note(f"entries counted from {self._written}, in a pack for {self._path}")
-            raise
-        self._pending, self._pending_bytes = [], 0
-        try:
+        preparer = self.preparer([payload for payload, _ in self._pending])
+        pending, self._pending, self._pending_bytes = self._pending, [], 0
+        for part in _cut(pending, self._align):
+            payloads, kinds = zip(*part, strict=True)
+            try:
+                made = preparer.prepare(payloads, kinds, self._written)
+            except FormatError as error:
+                error.add_note(f"in a pack for {self._path}")
+                raise
             self.write(made)
-        except BaseException:
-            self.abort()
-            raise
+
+    def _fail(self) -> None:
+        self._failed = True
+        self.abort()
 
     def _finish(self) -> None:
         index = np.concatenate(self._entries)
@@ -302,15 +332,17 @@ class PackWriter:
         beside = temporary_name(self._path)
         file = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            for at in range(self._start, self._end, 1 << 23):
-                part = os.pread(self._file, min(1 << 23, self._end - at), at)
+            at = self._start
+            # The file ends before the data does when an empty payload is its last.
+            while part := os.pread(self._file, min(1 << 23, self._end - at), at):
                 _write_all(file, np.frombuffer(part, np.uint8), at - self._start + start)
+                at += len(part)
         except BaseException:
-            _discard(file, beside)
+            _discard(file, beside, os.getpid())
             raise
         self._forget()
         self._file, self._beside = file, beside
-        self._forget = weakref.finalize(self, _discard, file, beside)
+        self._forget = weakref.finalize(self, _discard, file, beside, os.getpid())
 
     def _refuse_existing(self) -> None:
         if not self._overwrite and self._path.exists():
@@ -321,6 +353,20 @@ class PackWriter:
             raise ValueError(f"the writer of {self._path} is closed")
 
 
+def _cut(pending: Sequence[tuple[Any, int]], align: int) -> Iterator[list[tuple[Any, int]]]:
+    """Payloads in groups of bounded size once they are laid out."""
+    part: list[tuple[Any, int]] = []
+    size = 0
+    for item in pending:
+        part.append(item)
+        size += room_for(len(item[0]), align)
+        if size >= _FLUSH_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
 def _write_all(file: int, data: NDArray[np.uint8], at: int) -> None:
     view = data.data
     while view:
@@ -328,7 +374,9 @@ def _write_all(file: int, data: NDArray[np.uint8], at: int) -> None:
         view, at = view[written:], at + written
 
 
-def _discard(file: int, path: Path) -> None:
-    os.close(file)
-    with suppress(OSError):
-        path.unlink(missing_ok=True)
+def _discard(file: int, path: Path, owner: int) -> None:
+    with suppress(OSError):  # what a network file system says of data that nobody wants
+        os.close(file)
+    if os.getpid() == owner:  # a forked child forgets its copy of the writer, not the file
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
