@@ -7,6 +7,7 @@ from pathlib import Path
 
 from stepwell.errors import FormatError
 from stepwell.files.atomic import write_file
+from stepwell.files.npy import open_regular
 from stepwell.runs import Run
 
 __all__ = ["Files", "MigrateReport", "find_runs", "migrate_runs"]
@@ -31,11 +32,19 @@ def find_runs(directory: str | os.PathLike[str]) -> Files:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
                 elif os.path.splitext(entry.name)[1].decode("latin-1") in SUFFIXES:
-                    found.append((entry.path, entry.stat().st_size if entry.is_file() else 0))
+                    found.append((entry.path, _size(entry)))
     if not found:
         raise FileNotFoundError(f"no {' or '.join(SUFFIXES)} file in {os.fsdecode(root)}")
     found.sort(key=lambda file: file[0].split(b"/"))
     return [(Path(os.fsdecode(path)), size) for path, size in found]
+
+
+def _size(entry: os.DirEntry[bytes]) -> int:
+    """The size of a plain file, otherwise 0: whoever reads it will see what is wrong with it."""
+    try:
+        return entry.stat().st_size if entry.is_file() else 0
+    except OSError:
+        return 0
 
 
 @dataclass
@@ -70,16 +79,21 @@ def migrate_runs(
         pairs = [(root, target if target.suffix == ".a2run2" else target / root.name)]
     else:
         pairs = [(path, target / path.relative_to(root)) for path, _ in find_runs(root)]
+        if target != root:  # what an earlier call has put below the source is no source
+            pairs = [(path, new) for path, new in pairs if not path.is_relative_to(target)]
     pairs = [(path, new.with_suffix(".a2run2")) for path, new in pairs]
     claimed: dict[Path, Path] = {}
     for path, new in pairs:
-        other = claimed.setdefault(new, path)
+        other = path if new == path else claimed.setdefault(new, path)
         if other != path:
             raise FileExistsError(f"{other} and {path} would both become {new}")
     report = MigrateReport()
-    for done, (path, new) in enumerate(pairs, 1):
+    for done, (path, new) in enumerate(pairs):
+        if on_progress is not None and done:
+            on_progress(done, len(pairs))
         try:
-            payload = path.read_bytes()
+            with open_regular(path) as file:
+                payload = file.read()
             migrated = Run.from_bytes(payload, path=path).to_bytes()
         except (FormatError, OSError) as error:
             if not skip_bad:
@@ -97,6 +111,6 @@ def migrate_runs(
             write_file(new, data)
             report.migrated += is_v1
             report.copied += not is_v1
-        if on_progress is not None:
-            on_progress(done, len(pairs))
+    if on_progress is not None:
+        on_progress(len(pairs), len(pairs))
     return report
