@@ -13,17 +13,18 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
 import stepwell as sw
 
-__all__ = ["JsonOption", "VersionOption", "err", "out", "progress", "run", "show", "show_skipped"]
+__all__ = [
+    *("JsonOption", "VersionOption", "err", "out", "progress", "run"),
+    *("say", "show", "show_skipped"),
+]
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = Console(highlight=False, emoji=False)
+err = Console(stderr=True, highlight=False, emoji=False)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 
@@ -70,19 +71,23 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bars.update(bar, completed=done, total=total)
 
 
+def say(line: str) -> None:
+    """Print a line as it is: a path may look like markup, and is not to be wrapped."""
+    out.print(line, markup=False, soft_wrap=True)
+
+
 def show(facts: Mapping[str, Any], as_json: bool = False) -> None:
     """Print facts, one a line; a mapping among them has a line for each of its items."""
     if as_json:
         print(json.dumps(facts, default=str))
         return
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    width = max(map(len, facts))
     for name, value in facts.items():
         lines = (
             [f"{k}: {_text(v)}" for k, v in value.items()] if isinstance(value, Mapping) else None
         )
         for i, line in enumerate([_text(value)] if lines is None else lines or ["none"]):
-            table.add_row(name if i == 0 else "", escape(line))
-    out.print(table)
+            say(f"{'' if i else name:{width}}  {line}")
 
 
 def show_skipped(skipped: list[tuple[Path, str]]) -> None:

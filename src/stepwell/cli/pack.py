@@ -13,9 +13,9 @@ from stepwell.cli.console import (
     JsonOption,
     VersionOption,
     err,
-    out,
     progress,
     run,
+    say,
     show,
     show_skipped,
 )
@@ -131,12 +131,12 @@ def validate(
         broken = [{"offset": p.offset, "problem": p.args[0]} for p in problems]
         show({**facts, "checked": checked, "problems": broken}, as_json)
     elif not problems:
-        out.print(f"OK: {packfile} ({entries:,} entries, {checked:,} read)", soft_wrap=True)
+        say(f"OK: {packfile} ({entries:,} entries, {checked:,} read)")
     else:
         for problem in problems:
             err.print(str(problem), markup=False, soft_wrap=True)
         found = "1 problem" if len(problems) == 1 else f"{len(problems):,} problems"
-        out.print(f"INVALID: {packfile} ({found})", soft_wrap=True)
+        say(f"INVALID: {packfile} ({found})")
     if problems:
         raise typer.Exit(2)
 
@@ -182,7 +182,7 @@ def to_jsonl(
             on_progress=on_progress,
         )
         lines = opened.stats.total_steps if steps else len(opened)
-    out.print(f"{output}: {lines:,} lines, {output.stat().st_size:,} bytes", soft_wrap=True)
+    say(f"{output}: {lines:,} lines, {output.stat().st_size:,} bytes")
 
 
 @app.command()
@@ -193,7 +193,7 @@ def to_parquet(packfile: PackOption, output: OutputOption, where: WhereOption = 
         write = opened.to_arrow if arrow else opened.to_parquet
         write(output, on_progress=on_progress)
         steps = opened.stats.total_steps
-    out.print(f"{output}: {steps:,} steps, {output.stat().st_size:,} bytes", soft_wrap=True)
+    say(f"{output}: {steps:,} steps, {output.stat().st_size:,} bytes")
 
 
 @app.command()
@@ -209,7 +209,7 @@ def extract(
         raise ValueError(f"--indices: expected numbers like 0,5,42, got {indices!r}") from None
     with sw.PackReader.open(packfile) as opened:
         for path in opened.extract(wanted, output):
-            out.print(str(path), soft_wrap=True)
+            say(str(path))
 
 
 @app.command()
@@ -240,7 +240,7 @@ def inspect(
     }
     show(facts, as_json)
     if not as_json:
-        out.print(show_board(decoded.final_board))
+        say(show_board(decoded.final_board))
 
 
 def _open(packfile: Path, where: str | None) -> sw.PackReader:
