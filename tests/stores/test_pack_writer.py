@@ -1,0 +1,455 @@
+"""Packs, written: to the byte as the page says, whole or not at all."""
+
+import gc
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stepwell as sw
+from tests import children
+from tests.reference import pack as page, runs
+
+V1 = runs.file_of("runs.md", "run-v1")
+V2 = runs.file_of("runs.md", "run-v2")
+COMPRESS = ("none", "zstd", "lz4", "zstd-dict")
+
+Payload = tuple[bytes, int]
+
+
+def game(number: int, steps: int = 20) -> bytes:
+    """A v1 run that differs from its neighbours."""
+    boards = [runs.Step((number * 1_000_003 + i) << 20, i % 4) for i in range(steps)]
+    meta = runs.Meta(steps, number, 0.5, number, 2, f"engine-{number % 3}")
+    return runs.encode_v1(runs.Run(meta, boards, number))
+
+
+GAMES = [game(i) for i in range(40)]
+
+
+def write(target: Path, payloads: Sequence[Payload], **options: Any) -> bytes:
+    """The pack of these payloads, checked by its reader."""
+    with sw.PackWriter(target, **options) as writer:
+        for number, (payload, kind) in enumerate(payloads):
+            assert writer.append(payload, kind) == number
+            assert len(writer) == number + 1
+    with sw.PackReader.open(target) as pack:
+        assert pack.verify() == []
+        assert [bytes(pack.slice(i)) for i in range(len(pack))] == [p for p, _ in payloads]
+    return target.read_bytes()
+
+
+def expected(payloads: Sequence[Payload], align: int = 4096) -> bytes:
+    """The file as the page says, nothing compressed."""
+    entries = [page.Entry(kind, payload) for payload, kind in payloads]
+    stats = page.stats_of((kind, payload) for payload, kind in payloads)
+    return page.write_pack(entries, align, stats)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "games.a2pack"
+
+
+# The bytes.
+
+
+@pytest.mark.parametrize("align", [1 << i for i in range(13)])
+def test_the_bytes_are_those_of_the_page(target: Path, align: int) -> None:
+    for payloads in (
+        [(V1, 1), (V2, 2)],
+        [(V2, 2)],
+        [(b"hello", 16)],
+        [(V1, 1), (b"", 16), (b"x" * 5000, 65535), (V2, 2), (b"", 17)],
+    ):
+        made = write(target, payloads, align=align, overwrite=True)
+        assert made == expected(payloads, align)
+
+
+@pytest.mark.parametrize(("name", "align"), [("pack-v1", 64), ("pack-v2", 8)])
+def test_the_files_that_the_page_shows(target: Path, name: str, align: int) -> None:
+    payloads = [(b"hello", 16)] if name == "pack-v2" else [(V1, 1), (V2, 2)]
+    assert write(target, payloads, align=align) == runs.file_of("pack.md", name)
+
+
+def test_what_can_be_appended(target: Path) -> None:
+    run = sw.Run.from_bytes(V2)
+    with sw.PackWriter(target) as writer:
+        numbers = [
+            writer.append(run),
+            writer.append(run, 2),
+            writer.append(V1),
+            writer.append(bytearray(V2)),
+            writer.append(memoryview(V1), 1),
+            writer.append(np.frombuffer(V2, np.uint8), kind=2),
+            writer.append(np.arange(3, dtype="<u2"), 40_000),
+            writer.append(sw.Run.from_bytes(V1)),  # stored as v2
+        ]
+        writer.extend([run, V1])
+        assert len(writer) == 10
+    assert numbers == list(range(8))
+    as_v2 = sw.Run.from_bytes(V1).to_bytes()
+    payloads = [V2, V2, V1, V2, V1, V2, b"\0\0\1\0\2\0", as_v2, V2, V1]
+    kinds = [2, 2, 1, 2, 1, 2, 40_000, 2, 2, 1]
+    assert target.read_bytes() == expected(list(zip(payloads, kinds, strict=True)))
+
+
+@pytest.mark.parametrize("payload", [5, "text", None, [1, 2], 1.5])
+def test_what_is_no_payload(target: Path, payload: Any) -> None:
+    with sw.PackWriter(target) as writer:
+        writer.append(V1)
+        for kind in (None, 16):
+            with pytest.raises(TypeError):
+                writer.append(payload, kind)
+        assert len(writer) == 1
+    assert target.read_bytes() == expected([(V1, 1)])
+
+
+@pytest.mark.parametrize("kind", [0, 3, 15, -1, 65536, 2**40])
+def test_kinds_that_nobody_may_use(target: Path, kind: int) -> None:
+    with sw.PackWriter(target) as writer:
+        writer.append(V1)
+        with pytest.raises(ValueError, match="kind: expected 1, 2 or 16 to 65535"):
+            writer.append(V1, kind)
+        with pytest.raises(ValueError, match="a Run is stored as kind 2"):
+            writer.append(sw.Run.from_bytes(V1), 1)
+        with pytest.raises(TypeError):
+            writer.append(V1, "16")  # type: ignore[arg-type]
+    assert target.read_bytes() == expected([(V1, 1)])
+
+
+@pytest.mark.parametrize("align", [1, 8, 512, 4096])
+def test_a_guess_of_the_length_changes_nothing(target: Path, align: int) -> None:
+    payloads = [(data, 1) for data in GAMES] + [(b"", 16)]
+    whole = expected(payloads, align)
+    for expect in (0, 1, len(payloads) - 1, len(payloads), len(payloads) + 1, 500):
+        made = write(target, payloads, align=align, expect=expect, overwrite=True)
+        assert made == whole, expect
+        assert names(target.parent) == [target.name]
+
+
+def test_thousands_of_tiny_payloads(target: Path) -> None:
+    payloads = [(b"%d" % i, 16 + i % 3) for i in range(5000)]
+    made = write(target, payloads, align=1)
+    assert len(made) == len(expected(payloads[:1], 1)) - 1 + 32 * 4999 + sum(
+        len(p) for p, _ in payloads
+    ) + (len(runs.varint(5000)) - 1)
+    assert write(target, payloads, align=1, expect=5000, overwrite=True) == made
+
+
+def test_more_than_is_kept_in_memory(target: Path) -> None:
+    large = [(np.random.default_rng(i).bytes(1_500_000), 20) for i in range(4)]
+    write(target, [*large, (V1, 1), *large], align=64)
+
+
+def test_padding_is_not_kept_in_memory(target: Path) -> None:
+    """200 entries at multiples of 2 MiB would be 400 MiB with their padding."""
+    script = """
+import sys
+import stepwell as sw
+def peak():
+    with open("/proc/self/status") as status:
+        return int(next(line.split()[1] for line in status if line.startswith("VmHWM"))) >> 10
+before = peak()
+with sw.PackWriter(sys.argv[1], align=2**21) as writer:
+    for i in range(200):
+        writer.append(b"x", 16)
+print(peak() - before)
+"""
+    assert int(children.answer(script, target)) < 60
+    with sw.PackReader.open(target) as pack:
+        assert len(pack) == 200
+        assert bytes(pack.slice(199)) == b"x"
+
+
+# Options.
+
+
+@pytest.mark.parametrize("align", [0, 3, -1, -4096, 100, 2**31, 2**30 + 1])
+def test_alignments_that_are_refused(target: Path, align: int) -> None:
+    with pytest.raises(ValueError, match="align: expected a power of two"):
+        sw.PackWriter(target, align=align)
+    assert names(target.parent) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"compress": "gzip"}, "compress: expected one of none, zstd, lz4, zstd-dict, got 'gzip'"),
+        ({"compress": None}, "compress"),
+        ({"compress": "zstd", "level": 0}, "level: expected 1 to 22, got 0"),
+        ({"compress": "zstd", "level": 23}, "level: expected 1 to 22, got 23"),
+        ({"expect": -1}, "expect"),
+    ],
+)
+def test_options_that_are_refused(target: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sw.PackWriter(target, **options)
+    gc.collect()
+    assert names(target.parent) == []
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        sw.PackWriter(tmp_path / "absent" / "games.a2pack")
+
+
+# Compression.
+
+
+@pytest.mark.parametrize("compress", COMPRESS)
+@pytest.mark.parametrize("align", [1, 4096])
+def test_compressed_payloads_come_back(target: Path, compress: Any, align: int) -> None:
+    payloads: list[Payload] = [(data, 1) for data in GAMES]
+    payloads += [(V2, 2), (b"", 16), (os.urandom(3000), 17), (b"abc" * 5000, 18)]
+    made = write(target, payloads, compress=compress, align=align)
+    file = page.read_pack(made, verify=True)
+    assert file.version == 2
+    assert (file.dictionary is not None) == (compress == "zstd-dict")
+    codec = COMPRESS.index(compress)
+    for entry, (payload, kind) in zip(file.entries, payloads, strict=True):
+        assert entry.kind == kind
+        assert entry.codec in (0, codec)
+        if entry.codec:
+            assert entry.size == len(payload)
+            assert len(entry.stored) < len(payload)
+        else:
+            assert entry.stored == payload
+    assert file.entries[-1].codec == codec  # repeats shrink
+    assert file.entries[-2].codec == 0  # noise does not
+    assert file.entries[-3].codec == 0
+    assert file.stats == page.stats_of((kind, payload) for payload, kind in payloads)
+
+
+@pytest.mark.parametrize("compress", ["zstd", "lz4"])
+def test_what_does_not_shrink_is_stored_as_it_is(target: Path, compress: Any) -> None:
+    noise = sw.Run([0x0123_4567_89AB_CDEF], [2], 0x0123_4567_89AB_CDEF).to_bytes()
+    assert write(target, [(noise, 2)], compress=compress) == expected([(noise, 2)])
+    with sw.PackReader.open(target) as pack:
+        assert pack.version == 1
+
+
+@pytest.mark.parametrize("level", [1, 22])
+def test_levels(target: Path, level: int) -> None:
+    write(target, [(data, 1) for data in GAMES[:3]], compress="zstd", level=level)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_too_few_payloads_for_a_dictionary(target: Path, count: int) -> None:
+    writer = sw.PackWriter(target, compress="zstd-dict")
+    for _ in range(count):
+        writer.append(V1)
+    with pytest.raises(ValueError, match=f"no dictionary can be trained on {count} payloads"):
+        writer.close()
+    assert names(target.parent) == []
+
+
+def test_a_dictionary_that_cannot_be_trained_half_way(target: Path) -> None:
+    writer = sw.PackWriter(target, compress="zstd-dict")
+    with pytest.raises(ValueError, match="no dictionary can be trained on 1 payloads"):
+        writer.append(bytes(9 << 20), 16)
+    assert names(target.parent) == []
+    with pytest.raises(ValueError, match="closed"):
+        writer.append(V1)
+
+
+@pytest.mark.parametrize(
+    ("compress", "payload", "kind", "version"),
+    [
+        ("none", V1, 1, 1),
+        ("none", V2, 2, 1),
+        ("none", V1, 16, 2),
+        ("zstd", GAMES[0], 1, 2),
+        ("lz4", GAMES[0], 1, 2),
+    ],
+)
+def test_version_2_only_where_it_is_needed(
+    target: Path, compress: Any, payload: bytes, kind: int, version: int
+) -> None:
+    write(target, [(payload, kind)], compress=compress)
+    with sw.PackReader.open(target) as pack:
+        assert pack.version == version
+
+
+# Runs that do not decode.
+
+
+@pytest.mark.parametrize(
+    "bad", [b"", b"\0", V1[:-1], V2[:-1], V2 + b"\0", b"A2T1garbage", V1[:50] + b"\xff" + V1[51:]]
+)
+def test_a_run_that_does_not_decode_ends_the_pack(target: Path, bad: bytes) -> None:
+    writer = sw.PackWriter(target)
+    writer.append(V1)
+    writer.append(bad)
+    with pytest.raises(sw.FormatError) as caught:
+        writer.close()
+    assert "entry 1" in str(caught.value)
+    assert names(target.parent) == []
+    with pytest.raises(ValueError):
+        writer.close()  # it does not say that all is well
+    with pytest.raises(ValueError, match="closed"):
+        writer.append(V1)
+
+
+def test_a_run_that_does_not_decode_is_found_when_much_is_waiting(target: Path) -> None:
+    boards = np.arange(250_000, dtype=np.uint64)
+    large = sw.Run(boards, np.zeros(250_000, np.uint8), 0).to_bytes(1)
+    writer = sw.PackWriter(target)
+    writer.append(large)
+    with pytest.raises(sw.FormatError) as caught:
+        writer.append(large[:-1] + bytes([large[-1] ^ 1]))
+    assert "entry 1" in str(caught.value)
+    assert any(str(target) in note for note in caught.value.__notes__)
+    assert names(target.parent) == []
+
+
+def test_a_failure_that_is_swallowed_inside_the_block_is_not_forgotten(target: Path) -> None:
+    with pytest.raises(ValueError, match="given up"), sw.PackWriter(target) as writer:  # noqa: PT012
+        with pytest.raises(sw.FormatError):
+            writer.append(b"\xff" * (3 << 20), 2)
+        assert names(target.parent) == []
+    assert names(target.parent) == []
+
+
+# Its life.
+
+
+def test_an_existing_file_is_left_alone(target: Path) -> None:
+    target.write_bytes(b"precious")
+    with pytest.raises(FileExistsError, match=r"games\.a2pack exists"):
+        sw.PackWriter(target)
+    assert names(target.parent) == [target.name]
+    assert target.read_bytes() == b"precious"
+
+
+def test_a_file_that_appears_meanwhile_is_left_alone(target: Path) -> None:
+    writer = sw.PackWriter(target)
+    writer.append(V1)
+    target.write_bytes(b"precious")
+    with pytest.raises(FileExistsError):
+        writer.close()
+    assert names(target.parent) == [target.name]
+    assert target.read_bytes() == b"precious"
+
+
+def test_overwriting_does_not_disturb_readers(target: Path) -> None:
+    old = write(target, [(data, 1) for data in GAMES])
+    with sw.PackReader.open(target) as reader:
+        with sw.PackWriter(target, overwrite=True) as writer:
+            writer.append(V2)
+            assert target.read_bytes() == old
+        assert target.read_bytes() == expected([(V2, 2)])
+        assert [bytes(reader.slice(i)) for i in range(len(reader))] == GAMES
+        assert reader.verify() == []
+    assert names(target.parent) == [target.name]
+
+
+def test_two_writers_of_one_pack(target: Path) -> None:
+    first, second = sw.PackWriter(target), sw.PackWriter(target)
+    first.append(V1)
+    second.append(V2)
+    second.close()
+    with pytest.raises(FileExistsError):
+        first.close()
+    assert target.read_bytes() == expected([(V2, 2)])
+    third, fourth = (sw.PackWriter(target, overwrite=True) for _ in range(2))
+    third.append(V1)
+    fourth.append(V2)
+    fourth.append(V2)
+    fourth.close()
+    third.close()
+    assert target.read_bytes() == expected([(V1, 1)])
+    assert names(target.parent) == [target.name]
+
+
+def test_an_empty_pack_is_refused(target: Path) -> None:
+    with pytest.raises(ValueError, match="at least one entry"), sw.PackWriter(target):
+        pass
+    assert names(target.parent) == []
+    target.write_bytes(b"precious")
+    with (
+        pytest.raises(ValueError, match="at least one entry"),
+        sw.PackWriter(target, overwrite=True),
+    ):
+        pass
+    assert target.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_block_that_fails_leaves_nothing(target: Path, error: type[BaseException]) -> None:
+    with pytest.raises(error), sw.PackWriter(target) as writer:  # noqa: PT012
+        writer.append(b"x" * (3 << 20), 16)
+        assert len(names(target.parent)) == 1
+        raise error
+    assert names(target.parent) == []
+
+
+def test_a_writer_that_is_forgotten_leaves_nothing(target: Path) -> None:
+    descriptors = len(os.listdir("/proc/self/fd"))
+    writer = sw.PackWriter(target)
+    writer.append(V1)
+    assert names(target.parent) != [] and names(target.parent) != [target.name]  # noqa: PT018
+    del writer
+    gc.collect()
+    assert names(target.parent) == []
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_process_that_ends_leaves_nothing(target: Path) -> None:
+    script = """
+import sys
+import stepwell as sw
+writer = sw.PackWriter(sys.argv[1])
+writer.append(b"x", 16)
+print(len(writer))
+"""
+    assert children.answer(script, target) == "1"
+    assert names(target.parent) == []
+
+
+def test_a_forked_child_that_forgets_the_writer_leaves_it_alone(target: Path) -> None:
+    writer = sw.PackWriter(target)
+    writer.append(V1)
+    children.in_fork(writer.abort)
+    writer.append(V2)
+    writer.close()
+    assert target.read_bytes() == expected([(V1, 1), (V2, 2)])
+
+
+def test_close_twice_and_use_after_it(target: Path) -> None:
+    writer = sw.PackWriter(target)
+    writer.append(V1)
+    writer.close()
+    writer.close()
+    with pytest.raises(ValueError, match=r"the writer of .*games\.a2pack is closed"):
+        writer.append(V1)
+    writer.abort()
+    assert target.read_bytes() == expected([(V1, 1)])
+
+
+def test_abort(target: Path) -> None:
+    with sw.PackWriter(target) as writer:
+        writer.append(V1)
+        writer.abort()
+        assert names(target.parent) == []
+        writer.abort()
+    assert names(target.parent) == []
+
+
+def test_the_file_has_the_permissions_of_any_new_file(target: Path) -> None:
+    plain = target.with_name("plain")
+    plain.touch()
+    write(target, [(V1, 1)])
+    assert target.stat().st_mode == plain.stat().st_mode
+
+
+def test_a_relative_path(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(target.parent)
+    assert write(Path(target.name), [(V1, 1)]) == expected([(V1, 1)])
