@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 NATIVE := $(shell find native -name '*.[ch]pp') CMakeLists.txt pyproject.toml
 
-.PHONY: demo test lint bench sanitize stub wheel clean
+.PHONY: demo test lint kills bench sanitize stub wheel clean
 
 demo: $(VENV)/demo
 	$(BIN)/python -m benchmarks.demo
@@ -22,6 +22,10 @@ lint: $(VENV)/test
 	$(BIN)/lint-imports
 	$(BIN)/python -m nanobind.stubgen -q -m stepwell._core -o build/_core.pyi
 	cmp build/_core.pyi src/stepwell/_core.pyi || { echo "the stub is stale: make stub"; exit 1; }
+
+# Kills every writer 10,000 times, where the suite does it 100 times.
+kills: $(VENV)/test
+	STEPWELL_KILLS=10000 $(BIN)/python -m pytest tests/crash -k test_kills -o faulthandler_timeout=7200
 
 # Measures, then writes docs/performance.md and its plot.
 bench: $(VENV)/bench

@@ -96,6 +96,8 @@ def migrate_runs(
                 payload = file.read()
             migrated = Run.from_bytes(payload, path=path).to_bytes()
         except (FormatError, OSError) as error:
+            if isinstance(error, OSError):
+                error.filename = str(path)  # a read only knows its descriptor
             if not skip_bad:
                 raise
             report.skipped.append((path, str(error)))

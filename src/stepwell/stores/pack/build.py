@@ -208,6 +208,9 @@ def _read_into(path: Path, payload: NDArray[np.uint8]) -> None:
         while left and (count := os.readv(descriptor, [left])):
             left = left[count:]
         after = os.fstat(descriptor)
+    except OSError as error:
+        error.filename = str(path)  # a read only knows its descriptor
+        raise
     finally:
         os.close(descriptor)
     if left or after.st_size != len(payload) or before.st_mtime_ns != after.st_mtime_ns:

@@ -1,0 +1,1 @@
+"""Kills, power cuts and failing disks: what was acknowledged stays, what was not leaves no harm."""
