@@ -3,7 +3,8 @@
     python -m benchmarks.take      random rows of a table in memory: how near to the hardware?
     python -m benchmarks.loader    a whole shuffled epoch: against every other loader
     python -m benchmarks.shuffle   row numbers alone: against stored permutations
-    python -m benchmarks.report    all three, into docs/performance.md and its plot
+    python -m benchmarks.pack      runs of different lengths: files, LMDB, JSON, plain Python
+    python -m benchmarks.report    all four, into docs/performance.md and its plot
     python -m benchmarks.demo      what `make demo` shows
 
 The machines these run on are noisy, so candidates take turns in short rounds and only

@@ -9,7 +9,10 @@ from pathlib import Path
 
 from stepwell import _core
 
-_PACKAGES = ("stepwell", "numpy", "torch", "tensordict", "grain", "array_record")
+_PACKAGES = (
+    *("stepwell", "numpy", "torch", "tensordict", "grain", "array_record"),
+    *("lmdb", "orjson", "msgspec", "zstandard", "lz4"),
+)
 
 
 def describe() -> dict[str, str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks import machine, plot
 from benchmarks.results import Case, cells, number
 
-_SCRIPTS = ("take", "loader", "shuffle")
+_SCRIPTS = ("take", "loader", "shuffle", "pack")
 _DRAWN = ("raw take:", "one shuffled epoch", "row numbers of a shuffled epoch of 100,000,000")
 
 _INTRODUCTION = """\
@@ -37,6 +37,9 @@ rows ahead of time.
 Takes are measured many in a row, as a loop makes them. After a pause, or when another large
 table was read in between, the first ones are slower for everybody and stepwell's lead is
 smaller: the table of the first takes after a pause shows by how much.
+
+Packs are read from the page cache, as are all they are compared with. *Memory* is what is
+resident, which counts the mapped pages of a pack; *anonymous* leaves out what is a file's.
 """
 
 

@@ -40,6 +40,8 @@ class Measured:
     first_batch_s: float | None = None
     rss_bytes: int | None = None
     """Memory the candidate needed besides the data."""
+    anonymous_bytes: int | None = None
+    """The part of it that is not a file's."""
     note: str | None = None
 
     @classmethod
@@ -132,6 +134,11 @@ def publish(cases: Sequence[Case], json_path: Path | None) -> None:
     """Print every case as a table, and write the JSON where it is wanted."""
     for case in cases:
         _show(case)
+    save(cases, json_path)
+
+
+def save(cases: Sequence[Case], json_path: Path | None) -> None:
+    """Write the JSON where it is wanted."""
     if json_path is not None:
         json_path.write_text(json.dumps([case.to_json() for case in cases], indent=2) + "\n")
 
@@ -140,6 +147,7 @@ COLUMNS: dict[str, tuple[str, float]] = {
     "rows_per_s": ("million rows/s", 1e-6),
     "first_batch_s": ("first batch, ms", 1e3),
     "rss_bytes": ("memory, MiB", 2**-20),
+    "anonymous_bytes": ("anonymous, MiB", 2**-20),
 }
 """What is known of some candidates only: heading and scale."""
 
