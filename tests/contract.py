@@ -85,9 +85,12 @@ def assert_batch(got: Batch, want: Expected) -> None:
         if isinstance(values, list):
             assert isinstance(got[name], Ragged)
             assert got[name].offsets.dtype == np.int64
-            assert len(got[name]) == len(values)
-            for mine, theirs in zip(got[name], values, strict=True):
+            assert got[name].lengths.tolist() == [len(row) for row in values]
+            for mine, theirs in zip(got[name][:1], values[:1], strict=True):
                 assert_array(mine, theirs)
+            if values:  # all rows at once: there are tests with a hundred thousand of them
+                begin, end = got[name].offsets[[0, -1]]
+                assert_array(got[name].values[begin:end], np.concatenate(values))
         else:
             assert type(got[name]) is np.ndarray
             assert_array(got[name], values)

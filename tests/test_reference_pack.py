@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from tests.packs import changed, summed
 from tests.reference import runs
 from tests.reference.pack import (
     FOOTER,
-    HEADER,
     LZ4,
     ZSTD_DICTIONARY,
     Entry,
@@ -165,22 +165,6 @@ def test_the_three_forms_of_statistics() -> None:
 
 
 # What the page refuses.
-
-
-def summed(data: bytes) -> bytes:
-    """The pack with the sums of header, index and footer made right again."""
-    out = bytearray(data)
-    out[24:28] = struct.pack("<I", crc32c(bytes(out[:24])))
-    (count,) = struct.unpack_from("<Q", out, 16)
-    foot = len(out) - FOOTER
-    out[foot + 8 : foot + 12] = struct.pack("<I", crc32c(bytes(out[HEADER : HEADER + 32 * count])))
-    out[foot + 24 : foot + 28] = struct.pack("<I", crc32c(bytes(out[foot : foot + 24])))
-    return bytes(out)
-
-
-def changed(data: bytes, offset: int, new: bytes) -> bytes:
-    offset %= len(data)
-    return summed(data[:offset] + new + data[offset + len(new) :])
 
 
 @pytest.mark.parametrize("whole", [WHOLE_V1, WHOLE_V2], ids=["v1", "v2"])

@@ -1,0 +1,487 @@
+"""Reading a pack: runs in any order, by any number of threads, and the bytes they are made of."""
+
+import gc
+import os
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from stepwell import (
+    ChecksumError,
+    FormatError,
+    Loader,
+    PackReader,
+    Run,
+    StateError,
+    open as open_source,
+)
+from tests import children, packs, scaled
+from tests.packs import changed, reference_pack
+from tests.reference import pack as reference, runs
+from tests.runs import RUN_V1, RUN_V2, assert_run, random_payloads
+
+PAYLOADS = random_payloads(2, 150, most_steps=10)
+RUNS = [runs.decode(payload) for payload in PAYLOADS]
+V2 = [Run.from_bytes(payload).to_bytes() for payload in PAYLOADS]
+"""Every run as v2: how two runs are compared."""
+
+WORKERS = pytest.mark.parametrize("workers", [1, 2, 8, None])
+
+
+@pytest.fixture(scope="module", params=["none", "zstd"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reader")
+    return packs.write(folder / "p.a2pack", PAYLOADS, align=64, compress=request.param)
+
+
+@pytest.fixture
+def pack(path: Path) -> PackReader:
+    return PackReader.open(path)
+
+
+def as_v2(found: Any) -> list[bytes]:
+    return [run.to_bytes() for run in found]
+
+
+# Runs.
+
+
+def test_decode(pack: PackReader) -> None:
+    numbers: list[Any] = [0, 1, 149, np.int64(7), np.uint8(3)]
+    for i in numbers:
+        assert_run(pack.decode(i), RUNS[int(i)])
+
+
+@WORKERS
+def test_decode_batch(pack: PackReader, workers: int | None) -> None:
+    random = np.random.default_rng(3)
+    for count in (0, 1, 2, 500):
+        rows = random.integers(0, 150, count)
+        found = pack.decode_batch(rows, workers=workers)
+        assert as_v2(found) == [V2[i] for i in rows]
+    mask = np.arange(150) % 7 == 2
+    assert as_v2(pack.decode_batch(mask, workers=workers)) == V2[2::7]
+
+
+def test_iteration_in_any_order(pack: PackReader) -> None:
+    assert as_v2(pack) == V2
+    rows = [5, 5, 149, 0, *range(140)]
+    assert as_v2(pack.iter_indices(rows)) == [V2[i] for i in rows]
+    assert list(pack.iter_indices([])) == []
+
+
+@WORKERS
+def test_batches(pack: PackReader, workers: int | None) -> None:
+    for size in (1, 7, 150, 1000):
+        batches = list(pack.iter_batches(size, workers=workers))
+        assert {len(batch) for batch in batches[:-1]} <= {size}
+        assert as_v2(run for batch in batches for run in batch) == V2
+
+
+@WORKERS
+def test_shuffled_batches(pack: PackReader, workers: int | None) -> None:
+    def order(seed: int | None) -> list[bytes]:
+        batches = pack.iter_batches(32, shuffle=True, seed=seed, workers=workers)
+        return as_v2(run for batch in batches for run in batch)
+
+    assert order(3) == order(3) != V2
+    assert sorted(order(3)) == sorted(order(4)) == sorted(order(None)) == sorted(V2)
+    assert len({tuple(order(seed)) for seed in (3, 4, None, None)}) == 4
+
+
+def test_the_order_of_a_seed_is_for_ever(pack: PackReader) -> None:
+    names = {payload: i for i, payload in enumerate(V2)}
+    first = next(iter(pack.iter_batches(8, shuffle=True, seed=3)))
+    assert [names[payload] for payload in as_v2(first)] == [29, 140, 72, 130, 105, 30, 112, 146]
+
+
+@pytest.mark.parametrize("bad", [-1, 150, 10**12, 2**63, -(2**63)])
+def test_rows_outside_are_named(pack: PackReader, bad: int, tmp_path: Path) -> None:
+    for call in (
+        lambda: pack.decode(bad),
+        lambda: pack.kind(bad),
+        lambda: pack.slice(bad),
+        lambda: pack.decode_batch([0, bad]),
+        lambda: list(pack.iter_indices([0, bad])),
+        lambda: pack.slices([0, bad]),
+        lambda: pack.extract([0, bad], tmp_path),
+        lambda: pack.take([0, bad]),
+    ):
+        with pytest.raises(IndexError, match=f"row {bad} is outside a source of 150 rows"):
+            call()
+    assert os.listdir(tmp_path) == []
+
+
+def test_mistakes(pack: PackReader) -> None:
+    wrong: Any
+    for wrong in (1.0, "1", None, [1]):
+        with pytest.raises((TypeError, ValueError)):
+            pack.decode(wrong)
+    with pytest.raises(TypeError, match="whole numbers"):
+        pack.decode_batch([0.5])
+    for workers in (0, -1):
+        with pytest.raises(ValueError, match="workers must be at least 1"):
+            pack.decode_batch([0], workers=workers)
+        with pytest.raises(ValueError, match="workers must be at least 1"):
+            pack.iter_batches(4, workers=workers)
+    with pytest.raises(ValueError, match="batch_size"):
+        pack.iter_batches(0)
+    with pytest.raises(ValueError, match="fraction"):
+        pack.split(1.5)
+
+
+def ahead() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("stepwell-ahead")]
+
+
+def test_a_loop_that_is_left_leaves_no_threads(pack: PackReader) -> None:
+    begin: list[Callable[[], Iterator[Any]]] = [
+        lambda: iter(pack),
+        lambda: pack.iter_indices(range(100)),
+        lambda: pack.iter_batches(5, workers=8),
+    ]
+    for make in begin:
+        loop = make()
+        next(loop)
+        assert ahead()
+        del loop
+        gc.collect()
+        assert not ahead()
+    for _ in pack:
+        break
+    list(pack)
+    assert not ahead()
+
+
+def test_runs_that_are_kept_stay_as_they_were(pack: PackReader) -> None:
+    kept = [run for batch in pack.iter_batches(16) for run in batch[::5]]
+    copies = [run.copy() for run in kept]
+    for _ in range(5):
+        list(pack)
+    assert as_v2(kept) == as_v2(copies)
+
+
+# Bytes.
+
+
+def test_slices_are_the_payloads(pack: PackReader) -> None:
+    rows = [3, 3, 149, 0]
+    assert [bytes(view) for view in pack.slices(rows)] == [PAYLOADS[i] for i in rows]
+    assert pack.slices([]) == []
+    for i in rows:
+        view = pack.slice(i)
+        assert bytes(view) == PAYLOADS[i]
+        assert view.itemsize == 1
+        assert Run.from_bytes(view).to_bytes() == V2[i]
+
+
+def test_slices_of_a_plain_pack_are_the_file(tmp_path: Path) -> None:
+    plain = PackReader.open(packs.write(tmp_path / "p.a2pack", PAYLOADS))
+    for views in ([plain.slice(7)] * 2, plain.slices([7, 7]), [plain.slice(7), *plain.slices([7])]):
+        first, second = (np.frombuffer(view, np.uint8) for view in views)
+        assert first.ctypes.data == second.ctypes.data
+        assert not first.flags.writeable
+        assert views[0].readonly
+        with pytest.raises(TypeError):
+            views[0][0] = 0
+
+
+def test_kinds(pack: PackReader, tmp_path: Path) -> None:
+    kinds = [pack.kind(i) for i in range(len(pack))]
+    assert kinds == [f"v{runs.kind_of(payload)}" for payload in PAYLOADS]
+    raw = packs.write(tmp_path / "raw", [b"a", b"b", RUN_V1], [16, 65535, 1])
+    assert [PackReader.open(raw).kind(i) for i in range(3)] == ["raw:16", "raw:65535", "v1"]
+
+
+def test_extract(pack: PackReader, tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    paths = pack.extract([4, 0], folder)
+    assert [path.read_bytes() for path in paths] == [PAYLOADS[4], PAYLOADS[0]]
+    assert [Run.load(path).to_bytes() for path in paths] == [V2[4], V2[0]]
+    assert [path.suffix for path in paths] == [
+        {1: ".a2run", 2: ".a2run2"}[runs.kind_of(PAYLOADS[i])] for i in (4, 0)
+    ]
+    part = pack.where("run >= 100")
+    assert part.extract([0], folder)[0].read_bytes() == PAYLOADS[100]
+    assert len(list(folder.iterdir())) == 3
+    raw = packs.write(tmp_path / "raw", [b"abc"], [16])
+    assert PackReader.open(raw).extract([0], folder)[0].suffix == ".bin"
+
+
+# Parts.
+
+
+@given(fraction=st.floats(0, 1), seed=st.integers(0, 2**64 - 1))
+@settings(max_examples=20)
+def test_split(path: Path, fraction: float, seed: int) -> None:
+    packed = PackReader.open(path)
+    first, second = packed.split(fraction, seed)
+    assert len(first) == round(fraction * len(packed))
+    assert sorted([*first.numbers, *second.numbers]) == list(range(len(packed)))
+    assert list(first.numbers) == sorted(first.numbers)
+    again, _ = packed.split(fraction, seed)
+    assert list(first.numbers) == list(again.numbers)
+    assert as_v2(first) == [V2[i] for i in first.numbers]
+
+
+def test_parts_count_their_own(pack: PackReader) -> None:
+    part = pack.where("run < 20")
+    want = reference.stats_of((runs.kind_of(payload), payload) for payload in PAYLOADS[:20])
+    assert vars(part.stats)["total_steps"] == want.total_steps
+    assert part.stats.p90_len == want.p90
+    assert part.stats.engine_counts == dict(want.engine_counts or [])
+    assert part.stats.count == len(part) == 20
+    assert part.stored_bytes < pack.stored_bytes
+    empty = pack.where("run < 0")
+    assert len(empty) == 0
+    assert list(empty) == list(empty.iter_batches(3, shuffle=True)) == []
+    assert empty.stats.count == empty.stats.p99_len == 0
+    assert empty.verify() == []
+    assert [len(half) for half in empty.split(0.5)] == [0, 0]
+
+
+def test_fingerprints(path: Path, tmp_path: Path) -> None:
+    packed = PackReader.open(path)
+    assert PackReader.open(path).fingerprint == packed.fingerprint
+    parts = [*packed.split(0.5), *packed.split(0.5, seed=1), packed.where("run < 75")]
+    assert len({packed.fingerprint, *(part.fingerprint for part in parts)}) == 6
+    other = packs.write(tmp_path / "other", PAYLOADS[:-1] + PAYLOADS[:1])
+    assert PackReader.open(other).fingerprint != packed.fingerprint
+
+
+@pytest.mark.parametrize("data_crc", [True, False])
+def test_packs_of_v1_runs_are_told_apart(tmp_path: Path, data_crc: bool) -> None:
+    """Every v1 run has the same CRC, and leaves that of all data in the same state."""
+    other = runs.decode(RUN_V1)
+    other = replace(other, meta=replace(other.meta, max_score=1))
+    found = []
+    for name, last in (("a", RUN_V1), ("b", runs.encode_v1(other))):
+        data = reference_pack([RUN_V1, RUN_V1, last], 64, stats=None, data_crc=data_crc)
+        (tmp_path / name).write_bytes(data)
+        found.append(data)
+    assert found[0] != found[1]
+    assert found[0][-32:] == found[1][-32:]
+    first, second = (PackReader.open(tmp_path / name) for name in "ab")
+    assert first.fingerprint != second.fingerprint
+
+
+def test_repr_and_open(path: Path) -> None:
+    packed = open_source(path)
+    assert isinstance(packed, PackReader)
+    assert packed.path == path
+    assert f"path={str(path)!r}" in repr(packed)
+    assert repr(packed).startswith("PackReader(150 rows, ")
+
+
+# Closing.
+
+
+def test_after_close(path: Path) -> None:
+    packed = PackReader.open(path, checksums=False)
+    part = packed.where("run < 5")
+    view, runs_kept = packed.slice(3), packed.decode_batch([1, 2])
+    packed.close()
+    packed.close()
+    assert bytes(view) == PAYLOADS[3]
+    assert as_v2(runs_kept) == V2[1:3]
+    assert as_v2(part) == V2[:5]
+    for call in (
+        lambda: packed.slice(3),
+        lambda: packed.slices([3]),
+        lambda: packed.decode(3),
+        lambda: packed.decode_batch([3]),
+        lambda: packed.take([3]),
+        lambda: list(packed),
+        lambda: list(packed.iter_batches(2)),
+        lambda: packed.verify(),
+        lambda: packed.where("run < 3"),
+    ):
+        with pytest.raises(ValueError, match="closed"):
+            call()
+    assert len(packed) == 150
+    assert as_v2(pickle.loads(pickle.dumps(packed)))[:2] == V2[:2]
+
+
+def test_close_unmaps_the_file(tmp_path: Path) -> None:
+    path = packs.write(tmp_path / "closed.a2pack", PAYLOADS)
+    packed = PackReader.open(path)
+    list(packed)
+    view = packed.slice(0)
+    assert str(path) in Path("/proc/self/maps").read_text()
+    packed.close()
+    assert bytes(view) == PAYLOADS[0]
+    del view
+    gc.collect()
+    assert str(path) not in Path("/proc/self/maps").read_text()
+
+
+# Threads and processes.
+
+
+def test_eight_threads_at_once(pack: PackReader) -> None:
+    start = threading.Barrier(8)
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        random = np.random.default_rng(seed)
+        start.wait()
+        try:
+            for _ in range(scaled(5)):
+                rows = random.integers(0, 150, 60)
+                want = [V2[i] for i in rows]
+                assert as_v2(pack.decode_batch(rows, workers=int(random.integers(1, 9)))) == want
+                assert as_v2(pack.iter_indices(rows)) == want
+                assert bytes(pack.slice(int(rows[0]))) == PAYLOADS[rows[0]]
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_in_other_processes(pack: PackReader, child: ProcessPoolExecutor) -> None:
+    list(pack.iter_batches(10))  # threads are there when the process forks
+    assert children.in_fork(lambda: as_v2(pack)) == V2
+    part = pack.where("run < 30")
+    assert as_v2(child.submit(_decode, part).result(60)) == V2[:30]
+
+
+def _decode(packed: PackReader) -> list[Run]:
+    return packed.decode_batch(range(len(packed)))
+
+
+# The loader.
+
+
+def test_a_loader_gives_each_run_once_and_resumes(pack: PackReader) -> None:
+    whole = [batch["max_score"].tolist() for batch in Loader(pack, 16, seed=5)]
+    wanted = sorted(run.meta.max_score for run in RUNS)
+    assert sorted(score for batch in whole for score in batch) == wanted
+    for stop in (0, 1, 4, 9):
+        loader = Loader(pack, 16, seed=5, threads=3)
+        seen = [batch["max_score"].tolist() for _, batch in zip(range(stop), loader, strict=False)]
+        state = loader.state_dict()
+        loader.close()
+        resumed = Loader(pickle.loads(pickle.dumps(pack)), 16, seed=5, threads=1)
+        resumed.load_state_dict(state)
+        assert seen + [batch["max_score"].tolist() for batch in resumed] == whole
+    with pytest.raises(StateError):
+        Loader(pack.where("run < 149"), 16, seed=5).load_state_dict(state)
+
+
+# Broken runs.
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "zstd"])
+def broken(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A pack with damage of several sorts in the runs 66, 70 and 90, the worst in the last."""
+    path = packs.write(
+        tmp_path / "p.a2pack",
+        PAYLOADS,
+        align=1,
+        compress="zstd" if request.param else "none",
+    )
+    data = bytearray(path.read_bytes())
+    offsets = reference.read_pack(bytes(data)).offsets
+    ends = [*offsets[1:], offsets[-1]]
+    data[ends[66] - 1] ^= 0x10
+    data[offsets[70]] ^= 0xFF
+    data[offsets[90] : offsets[90] + 10] = b"\xff" * 10
+    path.write_bytes(data)
+    return path
+
+
+@WORKERS
+@pytest.mark.parametrize("checksums", [True, False])
+def test_the_first_broken_run_is_named(
+    broken: Path, workers: int | None, checksums: bool, tmp_path: Path
+) -> None:
+    packed = PackReader.open(broken, checksums=checksums)
+    first = 66 if checksums else 70
+    if not checksums:  # without the sum nobody can tell whether the other two are damaged
+        for i in (70, 90):
+            with pytest.raises(FormatError, match=f"entry {i}: "):
+                packed.decode(i)
+    rows = [*range(60, 66), *range(first, 100)]
+    for call in (
+        lambda: packed.decode_batch(rows, workers=workers),
+        lambda: packed.take(rows),
+        lambda: list(packed.iter_indices(rows)),
+        lambda: list(packed.select(rows).take(range(len(rows)))),
+    ):
+        with pytest.raises(FormatError, match=f"entry {first}: ") as info:
+            call()
+        assert info.value.path == str(broken)
+        assert info.value.offset is not None
+    if checksums:
+        assert isinstance(info.value, ChecksumError)
+        with pytest.raises(ChecksumError, match="entry 66: "):
+            packed.slices(range(60, 100))
+        with pytest.raises(ChecksumError, match="entry 66: "):
+            packed.to_jsonl(tmp_path / "out", workers=workers or 3)
+
+
+def test_an_iteration_never_ends_early(broken: Path) -> None:
+    packed = PackReader.open(broken)
+    for loop in (iter(packed), packed.iter_batches(5), packed.iter_batches(150)):
+        seen: list[Any] = []
+        with pytest.raises(ChecksumError, match="entry 66: "):
+            seen.extend(loop)
+        assert sum(len(item) if isinstance(item, list) else 1 for item in seen) <= 66
+    assert as_v2(packed.decode_batch(range(66))) == V2[:66]
+    assert len(list(packed.iter_indices([*range(66), *range(91, 150)]))) == 66 + 59
+
+
+def test_verify_names_every_broken_run(broken: Path) -> None:
+    for checksums in (True, False):
+        problems = PackReader.open(broken, checksums=checksums).verify()
+        named = [str(problem).split(":")[0] for problem in problems]
+        assert named[:3] == ["entry 66", "entry 70", "entry 90"]
+        assert set(named[3:]) == {"data"}
+        assert all(problem.path == str(broken) for problem in problems)
+    some = PackReader.open(broken).verify(sample=149)
+    assert 2 <= len(some) <= 3
+
+
+def test_the_loader_can_leave_broken_runs_out(broken: Path) -> None:
+    loader = Loader(PackReader.open(broken), 16, on_corrupt="skip")
+    scores = [score for batch in loader for score in batch["max_score"].tolist()]
+    wanted = [run.meta.max_score for i, run in enumerate(RUNS) if i not in (66, 70, 90)]
+    assert sorted(scores) == sorted(wanted)
+    assert sorted(row for row, _ in loader.corrupt) == [66, 70, 90]
+    with pytest.raises(ChecksumError):
+        list(Loader(PackReader.open(broken), 16))
+
+
+def test_without_checksums_bytes_are_as_they_are(tmp_path: Path) -> None:
+    data = packs.write(tmp_path / "p", [RUN_V2], align=64).read_bytes()
+    path = tmp_path / "q"
+    path.write_bytes(data.replace(RUN_V2, RUN_V2[:-1] + b"\x23"))
+    with pytest.raises(ChecksumError, match="entry 0"):
+        PackReader.open(path).decode(0)
+    packed = PackReader.open(path, checksums=False)
+    assert packed.decode(0).final_board == runs.decode(RUN_V2).final_board + (1 << 56)
+    assert bytes(packed.slice(0)) == RUN_V2[:-1] + b"\x23"
+    assert pickle.loads(pickle.dumps(packed)).decode(0) == packed.decode(0)
+    path.write_bytes(changed(path.read_bytes(), 44, bytes(4)))  # no sum was recorded
+    assert PackReader.open(path).decode(0) == packed.decode(0)
+
+
+def test_progress_of_verify(pack: PackReader) -> None:
+    seen: list[tuple[int, int]] = []
+    assert pack.verify(on_progress=lambda done, of: seen.append((done, of))) == []
+    assert seen[-1] == (150, 150)
+    assert seen == sorted(seen)
+    assert pack.verify(sample=10) == []
