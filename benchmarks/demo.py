@@ -1,8 +1,9 @@
 """What stepwell does, in half a minute: `make demo`.
 
-Two hundred games of 2048 are played and packed, and the pack is looked at. Then ten million steps are written and opened; a shuffled epoch is streamed, stopped in the middle, and
-resumed by a loader with another batch size and number of threads. Last, the same epoch is
-timed with stepwell, with NumPy and with torch.
+Two hundred games of 2048 are played and packed, and the pack is looked at. Then ten million
+steps are written and opened; a shuffled epoch is streamed, stopped in the middle, and resumed
+by a loader with another batch size and number of threads. Last, the same epoch is timed with
+stepwell, with NumPy and with torch.
 """
 
 import json

@@ -39,7 +39,9 @@ class Packer:
             if codec is Codec.ZSTD_DICT:
                 if dictionary is None:
                     raise ValueError("this codec needs a dictionary")
-                self._options["dict_data"] = zstandard.ZstdCompressionDict(dictionary)
+                words = zstandard.ZstdCompressionDict(dictionary)
+                words.precompute_compress(level=level)  # once, not for every payload
+                self._options["dict_data"] = words
         elif codec is Codec.LZ4:
             _lz4()
 

@@ -221,10 +221,11 @@ class PackReader(Source):
     def slice(self, i: int) -> memoryview:
         """The payload of entry `i`: the file's own memory, or unpacked if it is compressed."""
         row = self._row(i)
-        offset, length, _, flags, stored, *_ = self._entries[row].item()
-        if flags or (self._checksums and stored and self._sum(offset, length) != stored):
-            return self.slices([row])[0]  # which also knows what to say about damage
-        return memoryview(self._map)[offset : offset + length]
+        begins, ends, sums = self._places
+        begin, end = begins[row], ends[row]
+        if begin < 0 or (sums[row] and _core.crc32c(self._file[begin:end]) != sums[row]):
+            return self.slices([row])[0]  # unpacks, and knows what to say about damage
+        return memoryview(self._map)[begin:end]
 
     def slices(self, indices: ArrayLike) -> list[memoryview]:
         """The payloads of these entries, checked together, not copied unless compressed."""
@@ -437,7 +438,8 @@ class PackReader(Source):
     def close(self) -> None:
         """Forget the file; it is unmapped when no slice of it is left."""
         self._layout = replace(self._layout, index=self._layout.index.copy())
-        self.__dict__.pop("_entries", None)
+        for made in ("_entries", "_places"):
+            self.__dict__.pop(made, None)
         self._map = b""
         self._file = np.empty(0, np.uint8)
 
@@ -474,6 +476,17 @@ class PackReader(Source):
         return self._layout.index if self._is_whole else self._layout.index[self._numbers]
 
     @cached_property
+    def _places(self) -> tuple[memoryview, memoryview, memoryview]:
+        """Where each payload begins (-1: compressed) and ends, and the sum it is checked with.
+
+        Looking up a number costs Python a tenth of what a record of the index does.
+        """
+        begins = self._entries["offset"].astype(np.int64)
+        ends = begins + self._entries["length"]
+        sums = self._entries["crc32c"] * np.uint32(self._checksums)
+        return np.where(self._entries["flags"] == 0, begins, -1).data, ends.data, sums.data
+
+    @cached_property
     def _all_runs(self) -> bool:
         entries = self._entries if len(self) else self._layout.index
         return bool((entries["kind"] < FIRST_RAW_KIND).all())
@@ -508,9 +521,6 @@ class PackReader(Source):
             raise IndexError(f"row {i} is outside a source of {len(self)} rows")
         self._check_open()
         return i
-
-    def _sum(self, offset: int, length: int) -> int:
-        return _core.crc32c(self._file[offset : offset + length])
 
     def _decode(
         self, rows: Rows, *, threads: int | None = None, heads_only: bool = False
