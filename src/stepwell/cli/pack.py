@@ -204,7 +204,7 @@ def extract(
 ) -> None:
     """Write the payloads of some entries to files of their own."""
     try:
-        wanted = [int(part) for part in indices.split(",") if part.strip()]
+        wanted = [int(part) for part in indices.split(",")]
     except ValueError:
         raise ValueError(f"--indices: expected numbers like 0,5,42, got {indices!r}") from None
     with sw.PackReader.open(packfile) as opened:

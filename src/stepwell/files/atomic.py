@@ -1,5 +1,6 @@
 """Write beside, then rename: readers see the old thing, the new one, or nothing."""
 
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -7,12 +8,28 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["new_file", "publish", "sync_path", "temporary_name", "write_file"]
+__all__ = ["create_beside", "new_file", "publish", "sync_path", "temporary_name", "write_file"]
 
 
 def temporary_name(target: Path) -> Path:
     """A name beside `target` that nobody else uses."""
+    if not target.name:  # "." or "/"
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
     return target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+
+
+def create_beside(target: Path) -> tuple[int, Path]:
+    """A new file beside `target`, open for reading and writing, and its name.
+
+    Errors name the target: the other name means nothing to anyone.
+    """
+    beside = temporary_name(target)
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return os.open(beside, flags, 0o666), beside
+    except OSError as error:
+        error.filename = str(target)
+        raise
 
 
 @contextmanager
@@ -21,9 +38,9 @@ def new_file(target: Path) -> Iterator[BinaryIO]:
 
     When the block fails, `target` is what it was before and nothing is left behind.
     """
-    beside = temporary_name(target)
+    descriptor, beside = create_beside(target)
     try:
-        with beside.open("xb") as file:
+        with open(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

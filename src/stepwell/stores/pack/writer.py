@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.errors import FormatError
-from stepwell.files.atomic import sync_path, temporary_name
+from stepwell.files.atomic import create_beside, sync_path
 from stepwell.files.codecs import Codec, Packer, train_dictionary
 from stepwell.runs import ENTRY, Run, RunBatch
 from stepwell.stores.pack.layout import (
@@ -165,8 +165,7 @@ class PackWriter:
         self._data_crc = 0
         self._entries: list[NDArray[Any]] = []
         self._stats = StatsBuilder()
-        self._beside = temporary_name(self._path)
-        self._file = os.open(self._beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._file, self._beside = create_beside(self._path)
         self._forget = weakref.finalize(self, _discard, self._file, self._beside, os.getpid())
 
     def __len__(self) -> int:
@@ -329,8 +328,7 @@ class PackWriter:
 
     def _move_data(self, start: int) -> None:
         """Copy the data to a file in which it begins at `start`."""
-        beside = temporary_name(self._path)
-        file = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        file, beside = create_beside(self._path)
         try:
             at = self._start
             # The file ends before the data does when an empty payload is its last.
