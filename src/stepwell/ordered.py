@@ -19,9 +19,9 @@ def in_order(
 
     At most `ahead` items (`threads + 2` unless given) are begun and not yet taken, which
     bounds the memory. What `work` raises is raised at its place in the order. A loop that is left
-    waits for what has begun; with one thread and `ahead=0` nothing runs in the background.
+    waits for what has begun; with `ahead=0` nothing runs in the background.
     """
-    if threads <= 1 and ahead == 0:
+    if ahead == 0:
         yield from map(work, items)
         return
     waiting = iter(items)
