@@ -80,7 +80,11 @@ def unpack(
 
         def one(item: tuple[Any, int]) -> Any:
             data, length = item
-            return decompress(data, uncompressed_size=length) if length else b""
+            if length:
+                return decompress(data, uncompressed_size=length)
+            if bytes(data) != b"\0":  # the one block that is empty; the library takes no size 0
+                raise ValueError("expected 0 bytes, got more")
+            return b""
 
         work = list(zip(packed, lengths, strict=True))
         if threads > 1 and len(work) > 1:
@@ -131,7 +135,7 @@ def _unpack_zstd(
                 list(packed), decompressed_sizes=sizes.tobytes(), threads=threads
             )
             return [many[i] for i in range(len(many))]
-        except zstandard.ZstdError:
+        except (zstandard.ZstdError, ValueError):  # the latter for nothing but empty frames
             pass  # which one it was is found below
     results = []
     for i, (data, length) in enumerate(zip(packed, lengths, strict=True)):
