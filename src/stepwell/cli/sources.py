@@ -15,7 +15,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 import stepwell as sw
-from stepwell.cli.console import JsonOption, err, out
+from stepwell.cli.console import JsonOption, err, out, show
 
 __all__ = ["bench", "info"]
 
@@ -40,14 +40,15 @@ def info(path: PathArgument, as_json: JsonOption = False) -> None:
     if as_json:
         print(json.dumps(facts))
         return
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("store", escape(f"{facts['store']} at {path}"))
-    table.add_row("rows", f"{facts['rows']:,}")
     besides = ", ragged fields left out" if ragged else ""
-    table.add_row("bytes", f"{facts['bytes']:,} ({facts['row_bytes']:,} a row{besides})")
-    for i, (name, field) in enumerate(facts["fields"].items()):
-        table.add_row("fields" if i == 0 else "", escape(f"{name}: {field}"))
-    out.print(table, highlight=False)
+    show(
+        {
+            "store": f"{facts['store']} at {path}",
+            "rows": facts["rows"],
+            "bytes": f"{facts['bytes']:,} ({facts['row_bytes']:,} a row{besides})",
+            "fields": facts["fields"],
+        }
+    )
 
 
 def bench(
