@@ -1,5 +1,6 @@
 """docs/cli.md is made of the commands' own help: `python -m tests.cli_page` writes it."""
 
+import enum
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +14,44 @@ INTRODUCTION = """\
 # The command line
 
 Results go to standard output, progress bars and errors to standard error; off a terminal there
-are no bars. Exit codes: 0 all is well, 1 the data or the system is at fault, 2 the command line is.
-`--json` prints one object for scripts. `stepwell --version` prints the version.
+are no bars. Exit codes: 0 all is well, 1 the data or the system is at fault, 2 the command line is;
+a validation that fails also exits with 2. `--json` prints one object for scripts.
+`stepwell --version` prints the version.
 """
 
 
-def section(name: str, command: Any) -> str:
+GROUPS = {"pack": "`a2pack COMMAND` is the same as `stepwell pack COMMAND`."}
+
+
+def section(name: str, command: Any, heading: str = "##") -> str:
+    if hasattr(command, "commands"):
+        parts = [f"{heading} stepwell {name} COMMAND\n\n{command.help} {GROUPS[name]}\n"]
+        for inner, part in command.commands.items():
+            parts.append(section(f"{name} {inner}", part, heading + "#"))
+        return "\n".join(parts)
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option"]
-    usage = " ".join(["stepwell", name, *(p.name.upper() for p in arguments)])
-    lines = [f"## {usage}", "", command.help, ""]
-    for p in arguments:
-        lines.append(f"- `{p.name.upper()}`: {p.help}")
-    for p in options:
-        default = "" if p.default in (None, False) else f" Default: {p.default}."
-        lines.append(f"- `{p.opts[0]}`: {p.help}{default}")
+    needed = [f"{p.opts[0]} {p.name.upper()}" for p in options if p.required]
+    usage = " ".join(["stepwell", name, *map(_metavar, arguments), *needed])
+    lines = [f"{heading} {usage}", "", command.help, ""]
+    lines += [f"- `{_metavar(p)}`: {p.help}" for p in arguments]
+    lines += [_option(p) for p in options]
     return "\n".join(lines) + "\n"
+
+
+def _metavar(argument: Any) -> str:
+    return str(argument.metavar or argument.name.upper())
+
+
+def _option(p: Any) -> str:
+    names = " or ".join(f"`{name}`" for name in (*p.opts, *p.secondary_opts))
+    if p.default is None or p.default is False:
+        return f"- {names}: {p.help}"
+    default = p.opts[0] if p.default is True else p.default
+    if isinstance(default, enum.Enum):
+        choices = ", ".join(f"`{choice.value}`" for choice in type(default))
+        return f"- {names}: {p.help} One of {choices}. Default: {default.value}."
+    return f"- {names}: {p.help} Default: {default}."
 
 
 def page() -> str:

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 
 import stepwell as sw
+from stepwell import cli
 from tests.cli_page import PAGE, page
+from tests.reference import runs
 
 
 def stepwell(*args: str | Path) -> subprocess.CompletedProcess[str]:
@@ -41,6 +44,7 @@ def test_info(npy: Path) -> None:
     assert done.stderr == ""
     for text in ("ArraySource", "5,000", "120,000 (24 a row)", "board: uint64", "ev: float32[4]"):
         assert text in done.stdout
+    assert f"ArraySource at {npy}" in done.stdout  # on one line, however long
     facts = json.loads(stepwell("info", npy, "--json").stdout)
     assert facts == {
         "path": str(npy),
@@ -50,6 +54,28 @@ def test_info(npy: Path) -> None:
         "bytes": 120000,
         "fields": {"board": "uint64", "ev": "float32[4]"},
     }
+
+
+def test_info_and_bench_of_a_pack(tmp_path: Path) -> None:
+    pack = tmp_path / "games.a2pack"
+    pack.write_bytes(runs.file_of("pack.md", "pack-v1"))
+    done = stepwell("info", pack)
+    assert (done.returncode, done.stderr) == (0, "")
+    for text in (f"PackReader at {pack}", "rows    2", "ragged fields left out", "boards: "):
+        assert text in done.stdout
+    facts = json.loads(stepwell("info", pack, "--json").stdout)
+    assert (facts["store"], facts["rows"]) == ("PackReader", 2)
+    done = stepwell("bench", pack, "--seconds", "0.1", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["take"]["rows_per_s"] > 0
+
+
+def test_the_group_has_the_commands_of_a2pack() -> None:
+    commands = typer.main.get_command(cli.app).commands["pack"].commands  # type: ignore[attr-defined]
+    alone = typer.main.get_command(cli.pack.app).commands  # type: ignore[attr-defined]
+    assert list(commands) == list(alone)
+    for name in commands:
+        assert f"### stepwell pack {name} " in page()
 
 
 @pytest.mark.parametrize("how", [[], ["--map"]])
@@ -73,7 +99,7 @@ def test_what_is_wrong_with_the_data_is_one_line_and_exit_code_1(
     for path, text in [
         (tmp_path / "absent.npy", "No such file"),
         (tmp_path / "cut.npy", "expected 120000 bytes of data"),
-        (tmp_path, "expected a .npy file"),
+        (tmp_path, "expected a .npy or .a2pack file"),
     ]:
         done = stepwell(command, path)
         assert done.returncode == 1

@@ -1,0 +1,590 @@
+"""The commands about packs and games: what they print, and with which code they exit."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import stepwell as sw
+from stepwell import cli
+from stepwell.cli import pack as pack_cli
+from tests.reference import pack as page, runs
+
+V1 = runs.file_of("runs.md", "run-v1")
+V2 = runs.file_of("runs.md", "run-v2")
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        """The one object that was printed, and nothing else."""
+        assert (self.code, self.err) == (0, "")
+        assert self.out.count("\n") == 1
+        return json.loads(self.out)
+
+    def fails(self, code: int, text: str) -> None:
+        """Assert that it ended with one line about what is wrong."""
+        assert self.code == code
+        assert self.out == ""
+        assert self.err.startswith("error: ")
+        assert self.err.count("\n") == 1
+        assert text in self.err
+
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def stepwell(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    """The command `stepwell`, in this process."""
+    return _command(cli.main, monkeypatch, capfd)
+
+
+@pytest.fixture(params=["a2pack", "stepwell pack"])
+def a2pack(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> Command:
+    """The command `a2pack`, in this process, by both of its names."""
+    if request.param == "a2pack":
+        return _command(pack_cli.main, monkeypatch, capfd)
+    whole = _command(cli.main, monkeypatch, capfd)
+    return lambda *args: whole("pack", *args)
+
+
+def _command(
+    main: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> Command:
+    def run(*args: Any) -> Done:
+        monkeypatch.setattr(sys, "argv", ["command", *map(str, args)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        done = Done(int(ended.value.code or 0), *capfd.readouterr())
+        assert "Traceback" not in done.err
+        return done
+
+    return run
+
+
+def process(*args: str | Path) -> Done:
+    """An installed command in a process of its own."""
+    command = Path(sys.executable).with_name(str(args[0]))
+    done = subprocess.run([command, *args[1:]], capture_output=True, text=True, timeout=110)
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A directory with the two runs of the page."""
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    (folder / "a.a2run").write_bytes(V1)
+    (folder / "b.a2run2").write_bytes(V2)
+    return folder
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "games.a2pack"
+
+
+@pytest.fixture
+def games(target: Path) -> Path:
+    """The pack of the page."""
+    target.write_bytes(runs.file_of("pack.md", "pack-v1"))
+    return target
+
+
+@pytest.fixture
+def raw(target: Path) -> Path:
+    with sw.PackWriter(target) as writer:
+        writer.append(V1)
+        writer.append(b"hello", 77)
+    return target
+
+
+# pack
+
+
+def test_pack(a2pack: Command, folder: Path, target: Path) -> None:
+    done = a2pack("pack", "--input", folder, "--output", target, "--align", 64)
+    assert (done.code, done.err) == (0, "")
+    assert target.read_bytes() == runs.file_of("pack.md", "pack-v1")
+    for line in (f"packfile     {target}", "runs         2", "pack_bytes   453"):
+        assert line in done.out.splitlines()
+    assert {path.name for path in target.parent.iterdir()} == {"runs", target.name}
+
+
+def test_pack_does_not_replace_unless_forced(a2pack: Command, folder: Path, target: Path) -> None:
+    target.write_bytes(b"precious")
+    pack = ("pack", "--input", folder, "--output", target)
+    a2pack(*pack).fails(1, f"{target} exists")
+    assert target.read_bytes() == b"precious"
+    assert a2pack(*pack, "--force", "--json").json() == {
+        "packfile": str(target),
+        "runs": 2,
+        "skipped": 0,
+        "input_bytes": len(V1) + len(V2),
+        "pack_bytes": target.stat().st_size,
+    }
+
+
+def test_pack_options(a2pack: Command, folder: Path, target: Path) -> None:
+    for i in range(40):
+        (folder / f"c{i}.a2run2").write_bytes(V2)
+    pack = ("pack", "--input", folder, "--output", target, "--force", "--workers", 3)
+    made = {}
+    for compress in ("none", "zstd", "lz4", "zstd-dict"):
+        assert a2pack(*pack, "--compress", compress, "--level", 5).code == 0
+        with sw.PackReader.open(target) as opened:
+            assert opened.verify() == []
+            assert len(opened) == 42
+            made[compress] = opened.stored_bytes
+    assert made["zstd-dict"] < made["zstd"] < made["none"]
+    assert a2pack(*pack, "--index").code == 0
+    assert target.with_name(target.name + ".index").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--align", "100"], "align: expected a power of two up to 2**30, got 100"),
+        (["--align", "0"], "align"),
+    ],
+)
+def test_pack_refuses(
+    a2pack: Command, folder: Path, target: Path, options: list[str], text: str
+) -> None:
+    a2pack("pack", "--input", folder, "--output", target, *options).fails(2, text)
+    assert os.listdir(target.parent) == [folder.name]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--compress", "gzip"], ["--level", "0"], ["--level", "23"], ["--workers", "0"], ["--frob"]],
+)
+def test_pack_usage(a2pack: Command, folder: Path, target: Path, options: list[str]) -> None:
+    done = a2pack("pack", "--input", folder, "--output", target, *options)
+    assert (done.code, done.out) == (2, "")
+    assert os.listdir(target.parent) == [folder.name]
+
+
+def test_pack_and_files_that_are_no_runs(a2pack: Command, folder: Path, target: Path) -> None:
+    bad = folder / "aa.a2run2"
+    bad.write_bytes(b"garbage")
+    pack = ("pack", "--input", folder, "--output", target, "--align", 64)
+    a2pack(*pack).fails(1, str(bad))
+    done = a2pack(*pack, "--skip-bad")
+    assert done.code == 0
+    assert done.err.startswith(f"skipped: {bad}: ")
+    assert done.err.count("\n") == 1
+    assert "skipped      1" in done.out
+    assert target.read_bytes() == runs.file_of("pack.md", "pack-v1")
+    done = a2pack(*pack, "--skip-bad", "--force", "--json")
+    assert json.loads(done.out)["skipped"] == 1
+
+
+def test_pack_nothing(a2pack: Command, tmp_path: Path, target: Path) -> None:
+    a2pack("pack", "--input", tmp_path, "--output", target).fails(1, "no .a2run or .a2run2 file")
+    absent = tmp_path / "absent"
+    a2pack("pack", "--input", absent, "--output", target).fails(1, str(absent))
+
+
+def test_a_folder_for_the_output_that_is_not_there(
+    a2pack: Command, folder: Path, games: Path, tmp_path: Path
+) -> None:
+    where = tmp_path / "absent" / "out"
+    a2pack("pack", "--input", folder, "--output", where).fails(1, f"'{where}'")
+    a2pack("to-jsonl", "--packfile", games, "--output", where).fails(1, f"'{where}'")
+    a2pack("to-jsonl", "--packfile", games, "--output", "/").fails(1, "Is a directory: '/'")
+
+
+# validate
+
+
+def test_validate(a2pack: Command, games: Path) -> None:
+    for options in ([], ["--full"]):
+        done = a2pack("validate", "--packfile", games, *options)
+        assert done == (0, f"OK: {games} (2 entries, 2 read)\n", "")
+        facts = a2pack("validate", "--packfile", games, *options, "--json").json()
+        assert facts == {
+            "packfile": str(games),
+            "ok": True,
+            "entries": 2,
+            "checked": 2,
+            "problems": [],
+        }
+
+
+def test_validate_reads_a_sample_unless_asked_for_all(a2pack: Command, target: Path) -> None:
+    entries = [page.Entry(2, V2) for _ in range(300)]
+    target.write_bytes(page.write_pack(entries, 1, page.stats_of((2, V2) for _ in range(300))))
+    assert "(300 entries, 256 read)" in a2pack("validate", "--packfile", target).out
+    assert "(300 entries, 300 read)" in a2pack("validate", "--packfile", target, "--full").out
+
+
+def test_validate_lists_what_is_broken(a2pack: Command, games: Path) -> None:
+    data = bytearray(games.read_bytes())
+    data[140] ^= 1  # in the first payload
+    data[300] ^= 1  # in the second
+    games.write_bytes(data)
+    done = a2pack("validate", "--packfile", games)
+    assert (done.code, done.out) == (2, f"INVALID: {games} (2 problems)\n")
+    first, second = done.err.splitlines()
+    assert first.endswith(f" - at {games}:128") and "entry 0" in first  # noqa: PT018
+    assert second.endswith(f" - at {games}:256") and "entry 1" in second  # noqa: PT018
+    full = a2pack("validate", "--packfile", games, "--full")
+    assert full.code == 2
+    assert f"{games}:128" in full.err
+    assert f"({full.err.count(chr(10))} problems)" in full.out
+    facts = a2pack("validate", "--packfile", games, "--json")
+    assert (facts.code, facts.err) == (2, "")
+    found = json.loads(facts.out)
+    assert (found["ok"], found["entries"], found["checked"]) == (False, 2, 2)
+    assert [problem["offset"] for problem in found["problems"]] == [128, 256]
+
+
+def test_validate_what_does_not_even_open(a2pack: Command, games: Path) -> None:
+    whole = games.read_bytes()
+    for damaged in (b"", b"garbage", whole[:-1], whole[:40] + b"x" + whole[41:]):
+        games.write_bytes(damaged)
+        done = a2pack("validate", "--packfile", games)
+        assert (done.code, done.out) == (2, f"INVALID: {games} (1 problem)\n")
+        assert done.err.count("\n") == 1
+        assert str(games) in done.err
+        facts = a2pack("validate", "--packfile", games, "--json")
+        assert (facts.code, facts.err) == (2, "")
+        assert not json.loads(facts.out)["ok"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["validate"],
+        ["stats"],
+        ["stats", "--where", "steps > 1"],
+        ["to-jsonl", "--output", "x"],
+        ["to-parquet", "--output", "x"],
+        ["extract", "--indices", "0", "--output", "x"],
+        ["inspect", "--index", "0"],
+    ],
+)
+def test_a_pack_that_is_not_there(
+    a2pack: Command, tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    a2pack(*command, "--packfile", "absent.a2pack").fails(1, "No such file or directory: 'absent")
+    a2pack(*command, "--packfile", tmp_path).fails(1, "Is a directory")
+    if command[0] != "validate":
+        Path("bad.a2pack").write_bytes(b"PK\3\4")
+        a2pack(*command, "--packfile", "bad.a2pack").fails(1, "expected magic b'A2PACK")
+        Path("bad.a2pack").unlink()
+    assert os.listdir() == []
+
+
+# stats
+
+
+STATS = {
+    "version": 1,
+    "stored_bytes": len(V1) + len(V2),
+    "count": 2,
+    "total_steps": 5,
+    "min_len": 2,
+    "max_len": 3,
+    "mean_len": 2.5,
+    "p50_len": 3,
+    "p90_len": 3,
+    "p99_len": 3,
+    "highest_tile_hist": {"512": 1, "2048": 1},
+    "engine_counts": {"test-engine": 1, "test-engine-v2": 1},
+}
+
+
+def test_stats(a2pack: Command, games: Path) -> None:
+    assert a2pack("stats", "--packfile", games, "--json").json() == {
+        "packfile": str(games),
+        **STATS,
+    }
+    done = a2pack("stats", "--packfile", games)
+    assert (done.code, done.err) == (0, "")
+    assert [line.split()[0] for line in done.out.splitlines() if not line.startswith(" ")] == [
+        "packfile",
+        *STATS,
+    ]
+    for text in ("2.500", "512: 1", "2048: 1", "test-engine-v2: 1", str(games)):
+        assert text in done.out
+
+
+def test_stats_where(a2pack: Command, games: Path) -> None:
+    where = ("stats", "--packfile", games, "--where")
+    facts = a2pack(*where, "engine = 'test-engine-v2'", "--json").json()
+    assert (facts["count"], facts["total_steps"]) == (1, 3)
+    assert facts["highest_tile_hist"] == {"512": 1}
+    facts = a2pack(*where, "steps > 100", "--json").json()
+    assert (facts["count"], facts["engine_counts"]) == (0, {})
+    assert a2pack(*where, "steps > 100").code == 0
+    a2pack(*where, "frob > 1").fails(2, "no such column: frob; the columns are run, kind, steps")
+    a2pack(*where, "1; DROP TABLE runs").fails(2, "where")
+
+
+# to-jsonl, to-parquet
+
+
+def test_to_jsonl(a2pack: Command, games: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    export = ("to-jsonl", "--packfile", games, "--output", out)
+    by_run = runs.block("pack.md", "jsonl", "runs")
+    for options in (
+        [],
+        ["--runs-only"],
+        ["--no-parallel"],
+        ["--parallel", "--workers", "3"],
+        ["--boards", "number"],
+    ):
+        done = a2pack(*export, *options)
+        assert done == (0, f"{out}: 2 lines, {len(by_run):,} bytes\n", "")
+        assert out.read_text() == by_run
+    done = a2pack(*export, "--steps")
+    by_step = runs.block("pack.md", "jsonl", "steps")
+    assert done == (0, f"{out}: 5 lines, {len(by_step):,} bytes\n", "")
+    assert out.read_text() == by_step
+    assert a2pack(*export, "--boards", "hex", "--where", "kind = 1").out.startswith(
+        f"{out}: 1 line"
+    )
+    assert out.read_text() == runs.block("pack.md", "jsonl", "runs-hex")
+    assert ": 0 lines, 0 bytes" in a2pack(*export, "--where", "0").out
+    assert out.read_text() == ""
+
+
+def test_to_jsonl_refuses(a2pack: Command, games: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    export = ("to-jsonl", "--packfile", games, "--output", out)
+    a2pack(*export, "--steps", "--runs-only").fails(2, "give --steps or --runs-only, not both")
+    a2pack(*export, "--where", "frob").fails(2, "frob")
+    for options in (["--boards", "octal"], ["--workers", "0"]):
+        assert a2pack(*export, *options).code == 2
+    assert not out.exists()
+
+
+def test_only_runs_have_lines(a2pack: Command, raw: Path, tmp_path: Path) -> None:
+    for command in ("to-jsonl", "to-parquet"):
+        out = tmp_path / "out"
+        a2pack(command, "--packfile", raw, "--output", out).fails(1, "only runs have steps")
+        assert not out.exists()
+
+
+def test_to_parquet(a2pack: Command, games: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    ipc = pytest.importorskip("pyarrow.ipc")
+    export = ("to-parquet", "--packfile", games, "--output")
+    done = a2pack(*export, tmp_path / "steps.parquet")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith(f"{tmp_path / 'steps.parquet'}: 5 steps, ")
+    table = parquet.read_table(tmp_path / "steps.parquet")
+    assert table["run_idx"].to_pylist() == [0, 0, 1, 1, 1]
+    assert a2pack(*export, tmp_path / "steps.arrow", "--where", "kind = 2").code == 0
+    with ipc.open_file(tmp_path / "steps.arrow") as file:
+        assert file.read_all() == table.slice(2)
+
+
+# extract, inspect
+
+
+def test_extract(a2pack: Command, games: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "folder"
+    done = a2pack("extract", "--packfile", games, "--indices", "1, 0,1", "--output", out)
+    first, second = out / "run-000000.a2run", out / "run-000001.a2run2"
+    assert done == (0, f"{second}\n{first}\n{second}\n", "")
+    assert (first.read_bytes(), second.read_bytes()) == (V1, V2)
+
+
+def test_extract_other_payloads(a2pack: Command, raw: Path, tmp_path: Path) -> None:
+    a2pack("extract", "--packfile", raw, "--indices", "1", "--output", tmp_path)
+    assert (tmp_path / "run-000001.bin").read_bytes() == b"hello"
+
+
+@pytest.mark.parametrize("indices", ["", "x", "1,x", "1-2", "0,,1", "1.5", "9" * 30])
+def test_extract_refuses(a2pack: Command, games: Path, tmp_path: Path, indices: str) -> None:
+    out = tmp_path / "out"
+    a2pack("extract", "--packfile", games, "--indices", indices, "--output", out).fails(2, "")
+    assert not out.exists() or not list(out.iterdir())
+
+
+@pytest.mark.parametrize("index", [2, -1, 10**12])
+def test_an_entry_that_is_not_there(
+    a2pack: Command, games: Path, tmp_path: Path, index: int
+) -> None:
+    text = f"row {index} is outside a source of 2 rows"
+    a2pack("inspect", "--packfile", games, "--index", index).fails(2, text)
+    out = tmp_path / "out"
+    extract = ("extract", "--packfile", games, "--output", out)
+    a2pack(*extract, "--indices", f"0,{index}").fails(2, text)
+    assert not list(out.iterdir())
+
+
+def test_inspect(a2pack: Command, games: Path) -> None:
+    assert a2pack("inspect", "--packfile", games, "--index", 0, "--json").json() == {
+        "packfile": str(games),
+        "index": 0,
+        "kind": "v1",
+        "bytes": len(V1),
+        "steps": 2,
+        "start_unix_s": 1_700_000_000,
+        "elapsed_s": pytest.approx(12.34),
+        "max_score": 12345,
+        "highest_tile": 2048,
+        "engine": "test-engine",
+        "moves": {"up": 1, "down": 0, "left": 1, "right": 0},
+        "steps_with_branches": 0,
+        "final_board": "0x1100000000000000",
+    }
+    done = a2pack("inspect", "--packfile", games, "--index", 1)
+    assert (done.code, done.err) == (0, "")
+    for text in ("v2", "test-engine-v2", "down: 1", "0x2220000000000000", "4     4     4     ."):
+        assert text in done.out
+
+
+def test_inspect_other_payloads(a2pack: Command, raw: Path) -> None:
+    assert a2pack("inspect", "--packfile", raw, "--index", 1, "--json").json() == {
+        "packfile": str(raw),
+        "index": 1,
+        "kind": "raw:77",
+        "bytes": 5,
+    }
+    assert "raw:77" in a2pack("inspect", "--packfile", raw, "--index", 1).out
+
+
+# play, migrate
+
+
+def test_play(stepwell: Command, tmp_path: Path) -> None:
+    play = ("play", "--games", 3, "--depth", 1, "--seed", 5)
+    facts = stepwell(*play, "--out", tmp_path / "a", "--json").json()
+    made = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
+    assert len(made) == 3
+    assert facts.pop("seconds") >= 0
+    assert facts == {
+        "path": str(tmp_path / "a"),
+        "games": 3,
+        "bytes": sum(map(len, made.values())),
+    }
+    done = stepwell(*play, "--out", tmp_path / "b", "--workers", 2)
+    assert (done.code, done.err) == (0, "")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "b").iterdir()} == made
+
+    first = sorted((tmp_path / "b").iterdir())[0]
+    stamp = first.stat().st_mtime_ns
+    sorted((tmp_path / "b").iterdir())[1].unlink()
+    assert stepwell(*play, "--out", tmp_path / "b").code == 0  # continues
+    assert {path.name: path.read_bytes() for path in (tmp_path / "b").iterdir()} == made
+    assert first.stat().st_mtime_ns == stamp
+
+
+@pytest.mark.parametrize(
+    "options", [["--games", "0"], ["--depth", "7"], ["--seed", "-1"], ["--workers", "0"]]
+)
+def test_play_usage(stepwell: Command, tmp_path: Path, options: list[str]) -> None:
+    assert stepwell("play", "--out", tmp_path / "a", *options).code == 2
+    assert not (tmp_path / "a").exists()
+
+
+def test_play_where_nothing_can_be_written(stepwell: Command, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    stepwell("play", "--out", tmp_path / "file", "--games", 1, "--depth", 1).fails(
+        1, str(tmp_path / "file")
+    )
+    stepwell("play", "--out", tmp_path / "a", "--games", 1, "--seed", 2**64).fails(2, "seed")
+
+
+def test_migrate(stepwell: Command, folder: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new"
+    facts = stepwell("migrate", folder, new, "--json").json()
+    assert facts == {"migrated": 1, "copied": 1, "there": 0, "skipped": 0}
+    assert (new / "a.a2run2").read_bytes() == runs.encode_v2(runs.decode_v1(V1))
+    done = stepwell("migrate", folder, new)
+    assert done == (0, "migrated  0\ncopied    0\nthere     2\nskipped   0\n", "")
+    (folder / "c.a2run").write_bytes(b"garbage")
+    stepwell("migrate", folder, new).fails(1, str(folder / "c.a2run"))
+    done = stepwell("migrate", folder, new, "--skip-bad")
+    assert done.code == 0
+    assert done.err.startswith(f"skipped: {folder / 'c.a2run'}: ")
+    (new / "a.a2run2").write_bytes(b"precious")
+    stepwell("migrate", folder, new).fails(1, "exists and is not what")
+    stepwell("migrate", tmp_path / "absent", new).fails(1, "absent")
+
+
+# All of them.
+
+
+def test_help_and_version(a2pack: Command, stepwell: Command) -> None:
+    assert a2pack("--version") == (0, f"stepwell {sw.__version__}\n", "")
+    for args in (["--help"], ["pack", "--help"], ["validate", "--help"]):
+        done = a2pack(*args)
+        assert (done.code, done.err) == (0, "")
+        assert "Usage" in done.out
+    assert a2pack("frob").code == 2
+    assert a2pack("stats").code == 2
+    for name in ("play", "migrate", "pack"):
+        assert name in stepwell("--help").out
+
+
+def test_paths_are_printed_as_they_are(a2pack: Command, folder: Path, tmp_path: Path) -> None:
+    """Neither markup, nor emoji, nor 80 columns."""
+    target = tmp_path / ("long-name-" * 15 + "[bold]x[") / "red]:smile:.a2pack"
+    target.parent.mkdir()
+    done = a2pack("pack", "--input", folder, "--output", target)
+    assert f"packfile     {target}" in done.out.splitlines()
+    assert a2pack("validate", "--packfile", target).out.startswith(f"OK: {target} (")
+    assert f"packfile           {target}" in a2pack("stats", "--packfile", target).out.splitlines()
+    lines = tmp_path / "[a]:b:.jsonl"
+    done = a2pack("to-jsonl", "--packfile", target, "--output", lines)
+    assert done.out.startswith(f"{lines}: ")
+    done = a2pack("extract", "--packfile", target, "--indices", "0", "--output", tmp_path / "[e]")
+    assert done.out == f"{tmp_path / '[e]' / 'run-000000.a2run'}\n"
+    done = a2pack("stats", "--packfile", tmp_path / "[/x]:no:")
+    assert f"{tmp_path / '[/x]:no:'}" in done.err
+
+
+def test_as_processes(folder: Path, target: Path, tmp_path: Path) -> None:
+    done = process("a2pack", "pack", "--input", folder, "--output", target, "--align", "64")
+    assert (done.code, done.err) == (0, "")
+    assert target.read_bytes() == runs.file_of("pack.md", "pack-v1")
+    assert process("stepwell", "pack", "stats", "--packfile", target, "--json").json()["count"] == 2
+    target.write_bytes(target.read_bytes()[:-1])
+    done = process("a2pack", "validate", "--packfile", target)
+    assert done.code == 2
+    assert f"INVALID: {target}" in done.out
+    process("a2pack", "stats", "--packfile", target).fails(1, str(target))
+    process("a2pack", "stats", "--packfile", tmp_path / "absent").fails(1, "absent")
+
+
+def test_bars_are_for_terminals(folder: Path, target: Path) -> None:
+    """On a terminal there is a bar, on standard error; results are elsewhere all the same."""
+    command = Path(sys.executable).with_name("a2pack")
+    terminal, side = pty.openpty()
+    done = subprocess.run(
+        [command, "pack", "--input", folder, "--output", target, "--json"],
+        stdout=subprocess.PIPE,
+        stderr=side,
+        timeout=110,
+        env={**os.environ, "TERM": "xterm"},
+    )
+    os.close(side)
+    shown = os.read(terminal, 65536)
+    os.close(terminal)
+    assert b"packing" in shown
+    assert json.loads(done.stdout)["runs"] == 2
