@@ -5,6 +5,7 @@
         VersionError              they follow a version this build cannot read
         ChecksumError             they were changed after they were written
       SchemaError(ValueError)     rows do not match the store's fields
+      BusyError(OSError)          another process is writing here
       StateError(ValueError)      a loader state that is not of this data
 
 Mistakes in a call raise Python's own `IndexError`, `TypeError`, `ValueError`,
@@ -14,6 +15,7 @@ Mistakes in a call raise Python's own `IndexError`, `TypeError`, `ValueError`,
 from typing import Self
 
 __all__ = [
+    "BusyError",
     "ChecksumError",
     "FormatError",
     "SchemaError",
@@ -53,6 +55,10 @@ class ChecksumError(FormatError):
 
 class SchemaError(StepwellError, ValueError):
     """Rows or fields do not match what the source holds."""
+
+
+class BusyError(StepwellError, OSError):
+    """Another process, or another writer in this one, is writing here."""
 
 
 class StateError(StepwellError, ValueError):

@@ -6,6 +6,7 @@ import math
 import os
 import stat
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,7 +14,14 @@ import numpy as np
 
 from stepwell.errors import FormatError, VersionError
 
-__all__ = ["NpyHeader", "open_regular", "read_header"]
+__all__ = [
+    "NpyHeader",
+    "dtype_from_json",
+    "dtype_to_json",
+    "header_bytes",
+    "open_regular",
+    "read_header",
+]
 
 MAGIC = b"\x93NUMPY"
 MOST_HEADER_BYTES = 1 << 20
@@ -44,11 +52,12 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def read_header(file: BinaryIO, path: Path) -> NpyHeader:
+def read_header(file: BinaryIO, path: Path, *, whole: bool = True) -> NpyHeader:
     """Return the header of an open file whose rows (first axis) are contiguous.
 
     Raises `FormatError` for anything that is not such a file: wrong magic, a header that
-    does not parse, Python objects (never unpickled), Fortran order, a file that ends early.
+    does not parse, Python objects (never unpickled), Fortran order, a file that ends early
+    (unless the caller looks after that: `whole=False`).
     """
 
     def refuse(message: str, offset: int) -> FormatError:
@@ -90,13 +99,58 @@ def read_header(file: BinaryIO, path: Path) -> NpyHeader:
             text_at,
         )
     header = NpyHeader(dtype, shape, text_at + length)
-    if header.data_offset + header.data_bytes > size:
+    if whole and header.data_offset + header.data_bytes > size:
         raise refuse(
             f"expected {header.data_bytes} bytes of data for {dtype} {shape}, "
             f"got {size - header.data_offset}",
             size,
         )
     return header
+
+
+def header_bytes(dtype: np.dtype[Any], rows: int, size: int | None = None) -> bytes:
+    """Return the header of an array of `rows`, in the very bytes that NumPy would write.
+
+    NumPy leaves room for a longer number of rows; with `size` the header is made to fill
+    exactly so many bytes, so that one array's header can be replaced by a later one's. Raises
+    `ValueError` when it does not fit.
+    """
+    out = BytesIO()
+    np.lib.format.write_array_header_1_0(
+        out,
+        {
+            "descr": np.lib.format.dtype_to_descr(dtype),
+            "fortran_order": False,
+            "shape": (rows,),
+        },
+    )
+    made = out.getvalue()
+    if size is None or len(made) == size:
+        return made
+    text = made[10:].rstrip() + b"\n"
+    if 10 + len(text) > size:
+        raise ValueError(f"a header for {rows} rows needs {10 + len(text)} bytes, there are {size}")
+    return made[:8] + (size - 10).to_bytes(2, "little") + text[:-1].ljust(size - 11) + b"\n"
+
+
+def dtype_to_json(dtype: np.dtype[Any]) -> Any:
+    """A dtype as JSON can keep it. Raises `ValueError` for one that has no description."""
+    return np.lib.format.dtype_to_descr(dtype)
+
+
+def dtype_from_json(parts: Any) -> np.dtype[Any]:
+    """The dtype again, whose tuples JSON turned into lists."""
+    dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(_as_descr(parts))
+    return dtype
+
+
+def _as_descr(parts: Any) -> Any:
+    if not isinstance(parts, list):
+        return parts
+    return [
+        (tuple(name) if isinstance(name, list) else name, _as_descr(descr), *map(tuple, shape))
+        for name, descr, *shape in parts
+    ]
 
 
 def _parse(text: bytes, encoding: str, refuse: Any) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:

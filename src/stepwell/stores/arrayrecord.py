@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from stepwell.errors import FormatError, SchemaError, VersionError
 from stepwell.files.atomic import publish, temporary_name
+from stepwell.files.npy import dtype_from_json, dtype_to_json
 from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source, is_masked
 
 __all__ = ["ArrayRecordSource", "convert_to_arrayrecord"]
@@ -146,7 +147,7 @@ def convert_to_arrayrecord(
         raise SchemaError(f"expected rows of plain numbers, got {rows.dtype} {rows.shape}")
     about = {"format": "arrayrecord", "version": VERSION, "rows": len(rows)}
     try:
-        about["dtype"] = np.lib.format.dtype_to_descr(rows.dtype)
+        about["dtype"] = dtype_to_json(rows.dtype)
     except ValueError as error:  # overlapping fields
         raise SchemaError(f"{rows.dtype} cannot be written down: {error}") from None
     about["shape"] = rows.shape[1:]
@@ -192,22 +193,12 @@ def _read_about(path: Path) -> _About:
         shape, rows = about["shape"], about["rows"]
         if type(shape) is not list or not all(type(n) is int and n >= 0 for n in (rows, *shape)):
             raise ValueError(f"{rows!r} rows of shape {shape!r}")
-        dtype = np.lib.format.descr_to_dtype(_as_descr(about["dtype"]))
+        dtype = dtype_from_json(about["dtype"])
         return _About(_field_of(dtype, tuple(shape)), rows)
     except VersionError:
         raise
     except Exception as error:  # whatever nonsense makes Python or NumPy raise
         raise FormatError(f"does not describe records: {error!r}", path=str(path)) from None
-
-
-def _as_descr(parts: Any) -> Any:
-    """NumPy's description of a dtype, whose tuples JSON turned into lists."""
-    if not isinstance(parts, list):
-        return parts
-    return [
-        (tuple(name) if isinstance(name, list) else name, _as_descr(descr), *map(tuple, shape))
-        for name, descr, *shape in parts
-    ]
 
 
 def _field_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Field:

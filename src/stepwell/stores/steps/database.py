@@ -1,0 +1,180 @@
+"""The runs of a step dataset: a SQLite database whose transaction is the commit."""
+
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stepwell.errors import FormatError, VersionError
+from stepwell.files.catalog import open_readonly
+from stepwell.files.npy import dtype_from_json, dtype_to_json
+from stepwell.stores.steps.layout import VERSION
+
+__all__ = [
+    "OWN",
+    "Facts",
+    "RunColumn",
+    "append",
+    "column_names",
+    "create",
+    "facts",
+    "open_reader",
+    "open_writer",
+]
+
+OWN = ("id", "first_step_idx", "num_steps")
+"""Columns that every dataset has."""
+
+_SQL_TYPES = {int: "INTEGER", float: "REAL", str: "TEXT", bytes: "BLOB"}
+
+
+@dataclass(frozen=True, slots=True)
+class RunColumn:
+    """Something known of every run: a Python type, whether it may be missing, whether it is
+    asked for often."""
+
+    type: type
+    required: bool = False
+    indexed: bool = False
+
+    @property
+    def sql(self) -> str:
+        if self.type not in _SQL_TYPES:
+            known = ", ".join(kind.__name__ for kind in _SQL_TYPES)
+            raise ValueError(f"a run column is one of {known}, got {self.type!r}")
+        return _SQL_TYPES[self.type] + (" NOT NULL" if self.required else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a database says about the rows: their number is what was committed, no more."""
+
+    rows: int
+    runs: int
+    shard_rows: int
+    dtype: np.dtype[Any] | None
+    """None in a dataset of the original program, whose array alone knows."""
+
+
+def create(
+    path: Path, dtype: np.dtype[Any], columns: Mapping[str, RunColumn], shard_rows: int
+) -> None:
+    """Make an empty database; `path` must not exist."""
+    for name in columns:
+        if not name.isidentifier() or name.lower() in OWN or len(name) > 60:
+            raise ValueError(f"{name!r} cannot name a run column")
+    if len({name.lower() for name in columns}) < len(columns):
+        raise ValueError(f"run columns differ only in case: {', '.join(columns)}")
+    own = [
+        "id INTEGER PRIMARY KEY",
+        "first_step_idx INTEGER NOT NULL",
+        "num_steps INTEGER NOT NULL",
+    ]
+    declared = own + [f'"{name}" {column.sql}' for name, column in columns.items()]
+    with closing(_connect(path, create=True)) as database:
+        database.execute("BEGIN IMMEDIATE")
+        database.execute(f"CREATE TABLE runs ({', '.join(declared)})")
+        database.execute("CREATE INDEX runs_by_num_steps ON runs (num_steps)")
+        for name, column in columns.items():
+            if column.indexed:
+                database.execute(f'CREATE INDEX "runs_by_{name}" ON runs ("{name}")')
+        database.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
+        meta = {
+            "format_version": str(VERSION),
+            "dtype": json.dumps(dtype_to_json(dtype)),
+            "shard_rows": str(shard_rows),
+            "rows": "0",
+        }
+        database.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
+        database.execute("COMMIT")
+
+
+def open_writer(path: Path) -> sqlite3.Connection:
+    """A connection that commits durably."""
+    return _connect(path, create=False)
+
+
+def append(
+    database: sqlite3.Connection,
+    names: Sequence[str],
+    runs: Iterable[Sequence[Any]],
+    rows: int,
+) -> None:
+    """Add runs (id, first_step_idx, num_steps, then `names`) and the number of rows: the commit."""
+    quoted = ", ".join([*OWN, *(f'"{name}"' for name in names)])
+    marks = ", ".join("?" * (len(OWN) + len(names)))
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        database.executemany(f"INSERT INTO runs ({quoted}) VALUES ({marks})", runs)
+        database.execute(
+            "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)"
+        )
+        database.execute("INSERT OR REPLACE INTO meta VALUES ('rows', ?)", (str(rows),))
+        database.execute("COMMIT")
+    except BaseException:
+        if database.in_transaction:
+            database.execute("ROLLBACK")
+        raise
+
+
+def facts(database: sqlite3.Connection, path: Path) -> Facts:
+    """Read what there is. Raises `FormatError` when it is not the database of a dataset."""
+    try:
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+        if "runs" not in tables:
+            raise FormatError("expected a table of runs, there is none", path=str(path))
+        missing = set(OWN) - set(column_names(database))
+        if missing:
+            raise FormatError(f"runs: no column {', '.join(sorted(missing))}", path=str(path))
+        meta = dict(database.execute("SELECT key, value FROM meta")) if "meta" in tables else {}
+        count, end = database.execute(
+            "SELECT count(*), coalesce(max(first_step_idx + num_steps), 0) FROM runs"
+        ).fetchone()
+    except sqlite3.Error as error:
+        raise FormatError(f"SQLite: {error}", path=str(path)) from None
+    version = meta.get("format_version", str(VERSION))
+    if version != str(VERSION):
+        raise VersionError(f"expected version {VERSION}, got {version!r}", path=str(path))
+    try:
+        rows, shard_rows = int(meta.get("rows", end)), int(meta.get("shard_rows", 0))
+        dtype = None
+        if "dtype" in meta:
+            dtype = dtype_from_json(json.loads(meta["dtype"]))
+    except (ValueError, TypeError, SyntaxError) as error:
+        raise FormatError(f"meta: {error}", path=str(path)) from None
+    if rows != end or shard_rows < 0:
+        raise FormatError(
+            f"expected {end} rows, where the last run ends, got {rows}", path=str(path)
+        )
+    return Facts(rows, count, shard_rows, dtype)
+
+
+def column_names(database: sqlite3.Connection, *, required: bool = False) -> list[str]:
+    """The columns of the runs, in order; or only those that may not be missing."""
+    found = database.execute("PRAGMA table_info(runs)").fetchall()
+    return [name for _, name, _, not_null, *_ in found if not_null or not required]
+
+
+def open_reader(path: Path) -> sqlite3.Connection:
+    """A connection that cannot write. Raises `FileNotFoundError` when there is no database."""
+    path.stat()
+    return open_readonly(path)
+
+
+def _connect(path: Path, *, create: bool) -> sqlite3.Connection:
+    mode = "rwc" if create else "rw"
+    database = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None
+    )
+    try:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = FULL")  # a commit survives a power cut
+    except BaseException:
+        database.close()
+        raise
+    return database

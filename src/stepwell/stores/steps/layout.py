@@ -1,0 +1,95 @@
+"""Where things are in a step dataset (docs/formats/steps.md)."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from stepwell.errors import FormatError
+from stepwell.files.npy import NpyHeader, open_regular, read_header
+
+__all__ = [
+    "DATABASE",
+    "LOCK",
+    "MANIFEST",
+    "VERSION",
+    "Piece",
+    "check_dtype",
+    "open_piece",
+    "piece_path",
+    "pieces",
+]
+
+VERSION = 1
+DATABASE = "metadata.db"
+MANIFEST = "manifest.json"
+LOCK = "writer.lock"
+
+
+def piece_path(root: Path, number: int, shard_rows: int) -> Path:
+    """The file of a shard, or the only file of a dataset without shards."""
+    return root / "shards" / f"steps_{number:05}.npy" if shard_rows else root / "steps.npy"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive rows that are in one file."""
+
+    path: Path
+    first: int
+    rows: int
+
+
+def pieces(root: Path, rows: int, shard_rows: int, first: int = 0) -> list[Piece]:
+    """The rows from `first` to `rows`, file by file; the only file is there even if empty."""
+    if not shard_rows:
+        return [Piece(piece_path(root, 0, 0), first, rows - first)]
+    found = []
+    while first < rows:
+        number, inside = divmod(first, shard_rows)
+        count = min(shard_rows - inside, rows - first)
+        found.append(Piece(piece_path(root, number, shard_rows), first, count))
+        first += count
+    return found
+
+
+def open_piece(path: Path, dtype: np.dtype[Any] | None, rows: int) -> tuple[BinaryIO, NpyHeader]:
+    """Open a file of rows and check that it has this dtype and at least so many rows.
+
+    The shape in the header is not asked: a writer that was killed may have left it behind.
+    Raises `FormatError` for a file that is something else or too short.
+    """
+    file = open_regular(path)
+    try:
+        header = read_header(file, path, whole=False)
+        if len(header.shape) != 1:
+            raise FormatError(f"expected one axis of rows, got {header.shape}", path=str(path))
+        if dtype is not None and header.dtype != dtype:
+            raise FormatError(
+                f"expected rows of {dtype}, got {header.dtype}", path=str(path), offset=10
+            )
+        there = (os.fstat(file.fileno()).st_size - header.data_offset) // header.dtype.itemsize
+        if there < rows:
+            raise FormatError(
+                f"expected {rows} rows, as the database has, got {there}",
+                path=str(path),
+                offset=header.data_offset + there * header.dtype.itemsize,
+            )
+    except BaseException:
+        file.close()
+        raise
+    return file, header
+
+
+def check_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype if rows of it can be kept: packed fields of plain numbers."""
+    if not dtype.names:
+        raise ValueError(f"expected a dtype with fields, got {dtype}")
+    if dtype.hasobject:
+        raise ValueError(f"expected plain numbers, got {dtype}")
+    packed = np.dtype([(name, dtype[name]) for name in dtype.names])
+    if packed != dtype or dtype.itemsize == 0:
+        raise ValueError(f"expected packed fields, {packed.itemsize} bytes a row, got {dtype}")
+    return dtype

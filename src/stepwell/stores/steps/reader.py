@@ -1,0 +1,281 @@
+"""A step dataset, opened: rows from memory, runs from SQL."""
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell import _core
+from stepwell.files import catalog
+from stepwell.sampler import Shuffle
+from stepwell.source import Batch, Field, Rows, Schema, Source
+from stepwell.stores.steps import database
+from stepwell.stores.steps.layout import DATABASE, open_piece, pieces
+from stepwell.stores.steps.table import RunTable
+from stepwell.stores.steps.verify import find_problems
+
+__all__ = ["Memory", "StepDataset"]
+
+Memory = Literal["ram", "map"]
+Progress = Callable[[int, int], None]
+
+
+class _Chosen(NamedTuple):
+    """Some runs: their ids, and where their rows are."""
+
+    ids: Rows
+    starts: Rows
+    counts: Rows
+
+
+class StepDataset(Source):
+    """Steps of many runs: any rows at memory speed, filtered by SQL over the runs.
+
+        steps = StepDataset.open("games/")
+        good = steps.where("max_score >= ?", 20_000)
+        train, test = good.split(0.9, seed=7)
+
+    `memory="ram"` reads the rows into huge pages with all cores; `"map"` maps the files.
+    Filters keep ranges of rows, never a row number per row, and are step datasets themselves.
+    A dataset that is appended to keeps the rows it was opened with until `refresh`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        memory: Memory = "ram",
+        on_progress: Progress | None = None,
+    ) -> None:
+        if memory not in ("ram", "map"):
+            raise ValueError(f"memory: expected 'ram' or 'map', got {memory!r}")
+        self._path = Path(path)
+        self._memory = memory
+        with closing(database.open_reader(self._path / DATABASE)) as opened:
+            facts = database.facts(opened, self._path / DATABASE)
+        self._shard_rows = facts.shard_rows
+        self._length, self._run_count = facts.rows, facts.runs
+        self._chosen: _Chosen | None = None
+        self._segments = self._load(0, facts.rows, facts.dtype, on_progress)
+        self._dtype = self._segments[0].dtype
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        memory: Memory = "ram",
+        on_progress: Progress | None = None,
+    ) -> Self:
+        """Open a dataset. Raises `FormatError` when array and database do not agree."""
+        return cls(path, memory=memory, on_progress=on_progress)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self._path, self._memory, self._length, self._chosen)
+
+    def _with(self, chosen: _Chosen) -> "StepDataset":
+        """The same rows in memory, these runs only."""
+        part = StepDataset.__new__(StepDataset)
+        part.__dict__.update(
+            {k: v for k, v in self.__dict__.items() if k not in ("_reader", "_layouts", "_ranges")}
+        )
+        part._chosen = chosen
+        return part
+
+    # What it is.
+
+    def __len__(self) -> int:
+        return self._length if self._chosen is None else int(self._chosen.counts.sum())
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of a row as it is stored."""
+        return self._dtype
+
+    @cached_property
+    def schema(self) -> Schema:  # type: ignore[override]
+        fields = {}
+        for name in self._dtype.names or ():
+            dtype = self._dtype[name]
+            fields[name] = Field(dtype.base, dtype.shape)
+        return fields
+
+    @property
+    def runs(self) -> RunTable:
+        """The runs, as a table."""
+        if self._chosen is None:
+            return RunTable(self._path, None, self._run_count)
+        return RunTable(self._path, self._chosen.ids, len(self._chosen.ids))
+
+    def run(self, run_id: int) -> Batch:
+        """The steps of one run, by its id, one array per field."""
+        ids, starts, counts = self._ranges
+        found = np.flatnonzero(ids == run_id)
+        if not len(found):
+            raise IndexError(f"no run {run_id} here")
+        start = int(starts[found[0]])
+        whole = self if self._chosen is None else self._with_all()
+        return whole.take(np.arange(start, start + int(counts[found[0]])))
+
+    # Parts.
+
+    def where(self, condition: str, *values: Any) -> "StepDataset":
+        """The steps of the runs for which an SQL condition holds: `where("max_score >= ?", 20_000)`.
+
+        Raises `ValueError` naming the columns when it is not a condition over them.
+        """
+        found = self._select(condition, values)
+        if self._chosen is not None:
+            inside = np.isin(found.ids, self._chosen.ids)
+            found = _Chosen(*(column[inside] for column in found))
+        return self._with(found)
+
+    def filter_by_score(self, min_score: int, max_score: int | None = None) -> "StepDataset":
+        """The steps of runs with at least `min_score`, and at most `max_score` if it is given."""
+        if max_score is None:
+            return self.where("max_score >= ?", min_score)
+        return self.where("max_score BETWEEN ? AND ?", min_score, max_score)
+
+    def split(self, fraction: float, seed: int = 0) -> tuple["StepDataset", "StepDataset"]:
+        """Two datasets without a run in common, the first with `fraction` of the runs."""
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"fraction: expected 0 to 1, got {fraction}")
+        runs = self._ranges
+        count = len(runs.ids)
+        order = Shuffle(seed).order(count).rows(0, 0, count) if count else np.arange(0)
+        parts = np.split(order, [round(fraction * count)])
+        first, second = (_Chosen(*(c[np.sort(part)] for c in runs)) for part in parts)
+        return self._with(first), self._with(second)
+
+    def refresh(self) -> int:
+        """See what has been committed since; return how many rows are new.
+
+        Parts that were made before stay as they are.
+        """
+        if self._chosen is not None:
+            raise ValueError("a part of a dataset does not grow; refresh the dataset itself")
+        with closing(database.open_reader(self._path / DATABASE)) as opened:
+            facts = database.facts(opened, self._path / DATABASE)
+        new = facts.rows - self._length
+        if new < 0:
+            raise ValueError(f"{self._path} has become shorter; open it again")
+        if new:
+            self._segments = self._segments + self._load(
+                self._length, facts.rows, self._dtype, None
+            )
+        self._length, self._run_count = facts.rows, facts.runs
+        for made in ("_reader", "_layouts", "_ranges"):
+            self.__dict__.pop(made, None)
+        return new
+
+    def verify(self, *, on_progress: Progress | None = None) -> list[Any]:
+        """Compare every row with its run and every block with its sum; return what is wrong."""
+        return find_problems(self._path, self._dtype, self._length, self._stored, on_progress)
+
+    # A source.
+
+    def _native(self, names: Sequence[str]) -> _core.Reader | None:
+        fields = self._dtype.fields
+        assert fields is not None
+        layout = [(fields[name][1], self.schema[name].row_bytes) for name in names]
+        size = self._dtype.itemsize
+        tables = [
+            _core.table_reader(segment.view(np.uint8).reshape(-1, size), layout)
+            for segment in self._segments
+            if len(segment) or len(self._segments) == 1
+        ]
+        reader = tables[0] if len(tables) == 1 else _core.concat_reader(tables)
+        if self._chosen is None:
+            return reader
+        rows = _core.range_map(self._chosen.starts, self._chosen.counts, 1, 1)
+        return _core.mapped_reader(reader, rows)
+
+    def _runs(self) -> tuple[Rows, Rows]:
+        counts = self._ranges.counts
+        if self._chosen is None:
+            return self._ranges.starts, counts
+        return np.cumsum(counts) - counts, counts
+
+    # Below this line: for this package.
+
+    @cached_property
+    def _ranges(self) -> _Chosen:
+        return self._select("1", ()) if self._chosen is None else self._chosen
+
+    def _with_all(self) -> "StepDataset":
+        whole = self._with(_Chosen(*(np.empty(0, np.int64),) * 3))
+        whole._chosen = None
+        return whole
+
+    def _select(self, condition: str, values: Sequence[Any]) -> _Chosen:
+        with closing(database.open_reader(self._path / DATABASE)) as opened:
+            found = catalog.select_numbers(
+                opened,
+                "runs",
+                ("id", "first_step_idx", "num_steps"),
+                condition,
+                values,
+                order="first_step_idx, id",
+                columns=database.column_names(opened),
+            )
+        ids, starts, counts = np.ascontiguousarray(found.T)
+        there = starts + counts <= self._length  # what came after this was opened is not here
+        return _Chosen(ids[there], starts[there], counts[there])
+
+    def _load(
+        self, begin: int, end: int, dtype: np.dtype[Any] | None, on_progress: Progress | None
+    ) -> list[NDArray[Any]]:
+        """Rows from `begin` to `end`, file by file, as arrays."""
+        segments = []
+        for piece in pieces(self._path, end, self._shard_rows, begin):
+            inside = piece.first % self._shard_rows if self._shard_rows else piece.first
+            file, header = open_piece(piece.path, dtype, inside + piece.rows)
+            with file:
+                size = header.dtype.itemsize
+                offset = header.data_offset + inside * size
+                if not piece.rows:
+                    segments.append(np.empty(0, header.dtype))
+                elif self._memory == "map":
+                    segments.append(np.memmap(file, header.dtype, "r", offset, (piece.rows,)))
+                else:
+                    segments.append(
+                        self._read(
+                            file.fileno(), piece.path, offset, piece.rows * size, on_progress
+                        ).view(header.dtype)
+                    )
+            if on_progress is not None:
+                on_progress(piece.first + piece.rows - begin, end - begin)
+        return segments or [np.empty(0, dtype)]
+
+    def _read(
+        self, file: int, path: Path, offset: int, size: int, on_progress: Progress | None
+    ) -> NDArray[np.uint8]:
+        return _core.load(file, path, offset, size)
+
+    def _stored(self, begin: int, end: int) -> NDArray[Any]:
+        """Rows as they are stored."""
+        parts, at = [], 0
+        for segment in self._segments:
+            low, high = max(begin - at, 0), min(end - at, len(segment))
+            if low < high:
+                parts.append(np.asarray(segment[low:high]))
+            at += len(segment)
+        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, self._dtype), *parts])
+
+
+def _rebuild(
+    cls: type[StepDataset], path: Path, memory: Memory, length: int, chosen: _Chosen | None
+) -> StepDataset:
+    dataset = cls(path, memory=memory)
+    if chosen is not None:
+        return dataset._with(chosen)
+    return dataset

@@ -1,0 +1,382 @@
+"""Rows appended to a step dataset: crash-safe, and at the cost of the new rows alone.
+
+A commit is: rows written behind the last committed one and synced; one SQLite transaction,
+which is what counts; then the array's header and the manifest, which only follow. Whoever
+opens the dataset next for writing cuts what was not committed and mends what did not follow.
+"""
+
+import os
+import sqlite3
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from stepwell.errors import FormatError, SchemaError
+from stepwell.files.atomic import sync_path, write_all
+from stepwell.files.lock import WriterLock
+from stepwell.files.npy import header_bytes
+from stepwell.stores.steps import database
+from stepwell.stores.steps.database import RunColumn
+from stepwell.stores.steps.layout import (
+    DATABASE,
+    LOCK,
+    check_dtype,
+    open_piece,
+    piece_path,
+    pieces,
+)
+from stepwell.stores.steps.manifest import Manifest
+
+__all__ = ["StepWriter"]
+
+_FLUSH_BYTES = 1 << 23
+
+
+class StepWriter:
+    """Appends runs to a dataset, or begins one.
+
+        with StepWriter("games", dtype, columns={"max_score": int}) as writer:
+            writer.append_run(rows, max_score=20_412)
+
+    `dtype` has packed fields; `columns` are what is known of each run (int, float, str, bytes
+    or a `RunColumn`). Both are needed to begin a dataset and checked against one that is
+    there. Fields named `run_id` and `step_index` are filled in. Runs are there for others after
+    `commit`, which leaving the block does; what was appended since is dropped when the
+    block fails. `shard_rows` spreads the rows over files of so many.
+
+    One writer at a time: the second one gets a `BusyError`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        dtype: DTypeLike | None = None,
+        columns: Mapping[str, type | RunColumn] | None = None,
+        *,
+        shard_rows: int | None = None,
+    ) -> None:
+        self._root = Path(path)
+        self._root.mkdir(parents=True, exist_ok=True)
+        self._lock = WriterLock(self._root / LOCK)
+        self._database: sqlite3.Connection | None = None
+        try:
+            self._open(dtype, columns, shard_rows)
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _open(
+        self,
+        dtype: DTypeLike | None,
+        columns: Mapping[str, type | RunColumn] | None,
+        shard_rows: int | None,
+    ) -> None:
+        wanted = None if dtype is None else check_dtype(np.dtype(dtype))
+        path = self._root / DATABASE
+        if not path.exists():
+            self._begin(wanted, columns or {}, shard_rows or 0)
+        self._database = database.open_writer(path)
+        facts = database.facts(self._database, path)
+        self._shard_rows = facts.shard_rows
+        if shard_rows not in (None, facts.shard_rows):
+            raise SchemaError(f"shard_rows: the dataset has {facts.shard_rows}, got {shard_rows}")
+        first, header = open_piece(piece_path(self._root, 0, facts.shard_rows), facts.dtype, 0)
+        first.close()
+        self._dtype = header.dtype
+        if wanted not in (None, self._dtype):
+            raise SchemaError(f"expected rows of {self._dtype}, as the dataset has, got {wanted}")
+        names = database.column_names(self._database)
+        self._columns = [name for name in names if name not in database.OWN]
+        required = database.column_names(self._database, required=True)
+        self._required = [name for name in required if name not in database.OWN]
+        if columns is not None and set(columns) - set(self._columns):
+            unknown = ", ".join(sorted(set(columns) - set(self._columns)))
+            raise SchemaError(f"the dataset has no run column {unknown}")
+        self._rows, self._runs = facts.rows, facts.runs
+        last = self._database.execute("SELECT max(id) FROM runs").fetchone()[0]
+        self._next_run = 0 if last is None else last + 1
+        self._written = self._rows  # rows in the files, committed or not
+        self._pending: list[NDArray[Any]] = []
+        self._pending_bytes = 0
+        self._new_runs: list[tuple[Any, ...]] = []
+        self._failed = False
+        self._mend()
+
+    # Writing.
+
+    def append_run(self, rows: ArrayLike | Mapping[str, ArrayLike], **columns: Any) -> int:
+        """Add a run: a structured array, or one array per field; return its id.
+
+        Raises `SchemaError` when rows or columns are not those of the dataset; nothing has
+        been appended then.
+        """
+        self._check_open()
+        run_id = self._next_run
+        made = self._row_array(rows, run_id)
+        unknown = [name for name in columns if name not in self._columns]
+        if unknown:
+            raise SchemaError(
+                f"no run column {', '.join(unknown)}; there are {', '.join(self._columns)}"
+            )
+        missing = [name for name in self._required if columns.get(name) is None]
+        if missing:
+            raise SchemaError(f"run column {', '.join(missing)} is missing")
+        values = [_sqlite(name, columns.get(name)) for name in self._columns]
+        self._new_runs.append((run_id, self._end, len(made), *values))
+        self._pending.append(made)
+        self._pending_bytes += made.nbytes
+        self._next_run += 1
+        if self._pending_bytes >= _FLUSH_BYTES:
+            self._flush()
+        return run_id
+
+    def commit(self) -> None:
+        """From here on the runs are there for others, and survive a crash or a power cut."""
+        self._check_open()
+        if not self._new_runs:
+            return
+        assert self._database is not None
+        self._failed = True  # unless all goes well
+        self._flush()
+        for piece in pieces(self._root, self._written, self._shard_rows, self._rows):
+            sync_path(piece.path)
+        if self._shard_rows:
+            sync_path(self._root / "shards")
+        database.append(self._database, self._columns, self._new_runs, self._written)
+        self._runs += len(self._new_runs)
+        begin, self._rows = self._rows, self._written
+        self._new_runs = []
+        self._patch_headers(begin)
+        self._manifest.write(self._root, self._dtype, self._rows, self._runs)
+        self._failed = False
+
+    def close(self) -> None:
+        """Commit what there is and let others write."""
+        if self._lock is None:
+            return
+        try:
+            if not self._failed:
+                self.commit()
+        finally:
+            self._let_go()
+
+    def abort(self) -> None:
+        """Drop what was not committed and let others write."""
+        if self._lock is None:
+            return
+        try:
+            self._cut()
+        finally:
+            self._let_go()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *exc: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def __len__(self) -> int:
+        """Rows committed and appended."""
+        return self._end
+
+    # Below this line: for this package.
+
+    @property
+    def _end(self) -> int:
+        return self._written + sum(map(len, self._pending))
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._dtype
+
+    def _begin(
+        self,
+        dtype: np.dtype[Any] | None,
+        columns: Mapping[str, type | RunColumn],
+        shard_rows: int,
+    ) -> None:
+        """A dataset without rows: the array first, then the database, which makes it one."""
+        if dtype is None:
+            raise FileNotFoundError(f"no dataset at {self._root}; a new one needs a dtype")
+        if shard_rows < 0:
+            raise ValueError(f"shard_rows must be at least 1, got {shard_rows}")
+        file = piece_path(self._root, 0, shard_rows)
+        if file.exists() and file.stat().st_size > len(header_bytes(dtype, 0)):
+            raise FormatError("an array without its database", path=str(file))
+        _new_piece(file, dtype)
+        beside = self._root / f"{DATABASE}.new"
+        for left in self._root.glob(f"{beside.name}*"):
+            left.unlink()
+        made = {n: c if isinstance(c, RunColumn) else RunColumn(c) for n, c in columns.items()}
+        database.create(beside, dtype, made, shard_rows)
+        sync_path(beside)
+        beside.rename(self._root / DATABASE)
+        for left in self._root.glob(f"{beside.name}-*"):
+            left.unlink()
+        sync_path(self._root)
+
+    def _mend(self) -> None:
+        """Cut rows that were never committed; bring headers and sums up to those that were."""
+        self._cut()
+        found = None
+        with suppress(FormatError):  # damaged: made anew from the rows
+            found = Manifest.read(self._root, self._dtype.itemsize)
+        if found is None or found.rows > self._rows:
+            found = Manifest()
+        self._manifest = found
+        behind = found.covered // self._dtype.itemsize
+        for piece in pieces(self._root, self._rows, self._shard_rows, behind):
+            file, header = open_piece(piece.path, self._dtype, 0)
+            with file:
+                inside = piece.first % self._shard_rows if self._shard_rows else piece.first
+                at = header.data_offset + inside * self._dtype.itemsize
+                left = piece.rows * self._dtype.itemsize
+                while left:
+                    data = os.pread(file.fileno(), min(left, 1 << 24), at)
+                    if not data:
+                        raise FormatError("the rows end early", path=str(piece.path), offset=at)
+                    self._manifest.add(np.frombuffer(data, np.uint8))
+                    left, at = left - len(data), at + len(data)
+        self._patch_headers(0)
+
+    def _cut(self) -> None:
+        """Leave exactly the committed rows in the files."""
+        self._pending, self._pending_bytes, self._new_runs = [], 0, []
+        self._written = self._rows
+        count = len(pieces(self._root, self._rows, self._shard_rows)) or 1
+        for piece in pieces(self._root, self._rows, self._shard_rows)[-1:]:
+            file, header = open_piece(piece.path, self._dtype, piece.rows)
+            end = header.data_offset + piece.rows * self._dtype.itemsize
+            with file:
+                longer = os.fstat(file.fileno()).st_size > end
+            if longer:
+                os.truncate(piece.path, end)
+        if self._shard_rows:
+            for path in (self._root / "shards").glob("steps_*.npy"):
+                if int(path.stem.removeprefix("steps_")) >= count:
+                    path.unlink()
+
+    def _flush(self) -> None:
+        """Write pending rows behind those that are there; nobody sees them before a commit."""
+        if not self._pending:
+            return
+        rows = np.concatenate(self._pending)
+        data = np.frombuffer(rows, np.uint8)
+        at = 0
+        for piece in pieces(self._root, self._written + len(rows), self._shard_rows, self._written):
+            if not piece.path.exists():
+                _new_piece(piece.path, self._dtype)
+            file, header = open_piece(piece.path, self._dtype, 0)
+            file.close()
+            inside = piece.first % self._shard_rows if self._shard_rows else piece.first
+            size = piece.rows * self._dtype.itemsize
+            offset = header.data_offset + inside * self._dtype.itemsize
+            descriptor = os.open(piece.path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                write_all(descriptor, data[at : at + size], offset)
+            finally:
+                os.close(descriptor)
+            at += size
+        self._manifest.add(data)
+        self._written += len(rows)
+        self._pending, self._pending_bytes = [], 0
+
+    def _patch_headers(self, first: int) -> None:
+        """Make the shape in the files' headers that of the committed rows, from row `first` on."""
+        for piece in pieces(self._root, self._rows, self._shard_rows, first):
+            file, header = open_piece(piece.path, self._dtype, 0)
+            file.close()
+            inside = piece.first % self._shard_rows if self._shard_rows else piece.first
+            rows = inside + piece.rows
+            if header.shape == (rows,):
+                continue
+            text = header_bytes(self._dtype, rows, header.data_offset)
+            descriptor = os.open(piece.path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                write_all(descriptor, np.frombuffer(text, np.uint8), 0)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def _row_array(self, rows: ArrayLike | Mapping[str, ArrayLike], run_id: int) -> NDArray[Any]:
+        names = self._dtype.names
+        assert names is not None
+        if isinstance(rows, Mapping):
+            given = {name: np.asarray(values) for name, values in rows.items()}
+        else:
+            array = np.asarray(rows)
+            if array.dtype.names is None:
+                raise SchemaError(f"expected rows of {self._dtype}, got {array.dtype}")
+            given = {name: array[name] for name in array.dtype.names}
+        own = [name for name in ("run_id", "step_index") if name in names]
+        missing = [name for name in names if name not in given and name not in own]
+        unknown = [name for name in given if name not in names]
+        if missing or unknown:
+            problem = f"missing {missing}" if missing else f"unknown {unknown}"
+            raise SchemaError(f"fields: expected {list(names)}, got {list(given)}: {problem}")
+        lengths = {len(values) if values.ndim else None for values in given.values()}
+        if len(lengths) != 1 or None in lengths:
+            raise SchemaError(f"fields must have equal lengths, got {lengths}")
+        count = lengths.pop() or 0
+        made = np.zeros(count, self._dtype)
+        for name, values in given.items():
+            if name in own:
+                continue
+            want = made[name]
+            if values.shape != want.shape or not np.can_cast(values.dtype, want.dtype, "same_kind"):
+                raise SchemaError(
+                    f"{name}: expected {want.dtype} {want.shape}, got {values.dtype} {values.shape}"
+                )
+            want[...] = values
+        for name, last in (("run_id", run_id), ("step_index", count - 1)):
+            if name in own:
+                most = np.iinfo(self._dtype[name]).max
+                if last > most:
+                    raise SchemaError(
+                        f"run {run_id}: {name} {last} does not fit, {most} is the most"
+                    )
+        if "run_id" in own:
+            made["run_id"] = run_id
+        if "step_index" in own:
+            made["step_index"] = np.arange(count)
+        return made
+
+    def _check_open(self) -> None:
+        if self._lock is None:
+            raise ValueError(f"the writer of {self._root} is closed")
+        if self._failed:
+            raise ValueError(f"a commit to {self._root} failed; open it again to go on")
+
+    def _let_go(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None  # type: ignore[assignment]
+
+
+def _new_piece(path: Path, dtype: np.dtype[Any]) -> None:
+    """An array file without rows."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(header_bytes(dtype, 0))
+    sync_path(path)
+    sync_path(path.parent)
+
+
+def _sqlite(name: str, value: Any) -> Any:
+    """A value as SQLite keeps it."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise SchemaError(f"{name}: {value} is beyond the 64 bits of SQLite")
+    if not isinstance(value, int | float | str | bytes | None):
+        raise SchemaError(f"{name}: expected a number, text or bytes, got {type(value).__name__}")
+    return value
