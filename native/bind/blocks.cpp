@@ -24,21 +24,19 @@ void bind_blocks(nb::module_& m) {
       .def_prop_ro("idle_bytes", &BlockPool::idle_bytes);
   m.def("shared_blocks", &shared_blocks, "The pool that `take` uses.");
   m.def(
+      "allocate", [](std::size_t bytes) { return numpy_bytes(allocate(bytes), bytes); }, "bytes"_a,
+      "Fresh memory on huge pages, its content unspecified.");
+  m.def(
       "load",
-      [](int file, nb::object where, std::uint64_t offset, std::size_t bytes) {
+      [](int file, nb::object where, std::uint64_t offset, BytesOut out) {
         const std::string path = path_bytes(where);
-        BlockRef block;
-        {
-          const Unlocked unlocked;
-          block = allocate(bytes);
-          load(file, path, offset, {block.get(), bytes});
-        }
-        return numpy_bytes(std::move(block), bytes);
+        const Unlocked unlocked;
+        load(file, path, offset, span_of(out));
       },
-      nb::sig("def load(file: int, path: str | bytes | os.PathLike[str], offset: int, bytes: int)"
-              " -> NDArray[numpy.uint8]"),
-      "file"_a, "path"_a, "offset"_a, "bytes"_a,
-      "Part of an open file, read by all cores into huge pages; `path` is for messages.\n"
+      nb::sig("def load(file: int, path: str | bytes | os.PathLike[str], offset: int,"
+              " out: NDArray[numpy.uint8]) -> None"),
+      "file"_a, "path"_a, "offset"_a, "out"_a.noconvert(),
+      "Part of an open file, read into `out` by all cores; `path` is for messages.\n"
       "Raises FormatError when it ends early.");
 }
 

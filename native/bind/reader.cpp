@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "arrays.hpp"
+#include "bounded.hpp"
 
 namespace stepwell::bind {
 namespace {
@@ -68,6 +69,16 @@ void bind_reader(nb::module_& m) {
       .def("read", &read_into, "rows"_a.noconvert(), "outs"_a, "The rows into the caller's memory.");
   m.def("table_reader", &table, "rows"_a.noconvert(), "fields"_a,
         "Fields, as (offset, bytes), of the rows of a two-dimensional byte array.");
+  m.def(
+      "bounded_reader",
+      [](ReaderPtr base, const std::vector<BytesIn>& maps, std::size_t budget) {
+        auto keep = std::make_shared<std::vector<BytesIn>>(maps);
+        std::vector<std::span<const std::byte>> spans;
+        for (const BytesIn& map : maps) spans.push_back(span_of(map));
+        return bounded_reader(std::move(base), std::move(spans), budget, std::move(keep));
+      },
+      "base"_a, "maps"_a, "budget"_a,
+      "The same rows, read out of mapped files with about `budget` bytes of them resident.");
   m.def("mapped_reader", &mapped_reader, "base"_a, "map"_a);
   m.def("concat_reader", &concat_reader, "parts"_a);
   m.def("join_reader", &join_reader, "parts"_a);

@@ -36,9 +36,12 @@ class BlockPool:
 def shared_blocks() -> BlockPool:
     """The pool that `take` uses."""
 
-def load(file: int, path: str | bytes | os.PathLike[str], offset: int, bytes: int) -> NDArray[numpy.uint8]:
+def allocate(bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+    """Fresh memory on huge pages, its content unspecified."""
+
+def load(file: int, path: str | bytes | os.PathLike[str], offset: int, out: NDArray[numpy.uint8]) -> None:
     """
-    Part of an open file, read by all cores into huge pages; `path` is for messages.
+    Part of an open file, read into `out` by all cores; `path` is for messages.
     Raises FormatError when it ends early.
     """
 
@@ -100,6 +103,11 @@ class Reader:
 def table_reader(rows: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), device='cpu', writable=False)], fields: Sequence[tuple[int, int]]) -> Reader:
     """
     Fields, as (offset, bytes), of the rows of a two-dimensional byte array.
+    """
+
+def bounded_reader(base: Reader, maps: Sequence[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]], budget: int) -> Reader:
+    """
+    The same rows, read out of mapped files with about `budget` bytes of them resident.
     """
 
 def mapped_reader(base: Reader, map: RowMap) -> Reader: ...

@@ -139,5 +139,6 @@ def _open_npy(path: Path, memory: str) -> NDArray[Any]:
             return np.ndarray(header.shape, header.dtype)
         if memory == "map":
             return np.memmap(file, header.dtype, "r", header.data_offset, header.shape)
-        block = _core.load(file.fileno(), path, header.data_offset, header.data_bytes)
+        block = _core.allocate(header.data_bytes)
+        _core.load(file.fileno(), path, header.data_offset, block)
         return block.view(header.dtype).reshape(header.shape)

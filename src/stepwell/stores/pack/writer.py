@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.errors import FormatError
-from stepwell.files.atomic import create_beside, sync_path
+from stepwell.files.atomic import create_beside, sync_path, write_all
 from stepwell.files.codecs import Codec, Packer, train_dictionary
 from stepwell.runs import ENTRY, Run, RunBatch
 from stepwell.stores.pack.layout import (

@@ -38,7 +38,8 @@ class Piece:
     """Consecutive rows that are in one file."""
 
     path: Path
-    first: int
+    inside: int
+    """The first of the rows, counted in the file."""
     rows: int
 
 
@@ -50,7 +51,7 @@ def pieces(root: Path, rows: int, shard_rows: int, first: int = 0) -> list[Piece
     while first < rows:
         number, inside = divmod(first, shard_rows)
         count = min(shard_rows - inside, rows - first)
-        found.append(Piece(piece_path(root, number, shard_rows), first, count))
+        found.append(Piece(piece_path(root, number, shard_rows), inside, count))
         first += count
     return found
 

@@ -15,13 +15,14 @@ from stepwell.files import catalog
 from stepwell.sampler import Shuffle
 from stepwell.source import Batch, Field, Rows, Schema, Source
 from stepwell.stores.steps import database
-from stepwell.stores.steps.layout import DATABASE, open_piece, pieces
+from stepwell.stores.steps.layout import DATABASE, pieces
+from stepwell.stores.steps.memory import load_rows, map_rows
 from stepwell.stores.steps.table import RunTable
 from stepwell.stores.steps.verify import find_problems
 
 __all__ = ["Memory", "StepDataset"]
 
-Memory = Literal["ram", "map"]
+Memory = Literal["ram", "map", "shared"]
 Progress = Callable[[int, int], None]
 
 
@@ -40,7 +41,9 @@ class StepDataset(Source):
         good = steps.where("max_score >= ?", 20_000)
         train, test = good.split(0.9, seed=7)
 
-    `memory="ram"` reads the rows into huge pages with all cores; `"map"` maps the files.
+    `memory="ram"` reads the rows into huge pages with all cores, `"shared"` does so once for all
+    processes of the machine that ask for it, and `"map"` maps the files, of which about
+    `resident_bytes` are kept in memory at a time.
     Filters keep ranges of rows, never a row number per row, and are step datasets themselves.
     A dataset that is appended to keeps the rows it was opened with until `refresh`.
     """
@@ -50,12 +53,14 @@ class StepDataset(Source):
         path: str | os.PathLike[str],
         *,
         memory: Memory = "ram",
+        resident_bytes: int = 1 << 30,
         on_progress: Progress | None = None,
     ) -> None:
-        if memory not in ("ram", "map"):
-            raise ValueError(f"memory: expected 'ram' or 'map', got {memory!r}")
+        if memory not in ("ram", "map", "shared"):
+            raise ValueError(f"memory: expected 'ram', 'map' or 'shared', got {memory!r}")
         self._path = Path(path)
-        self._memory = memory
+        self._memory: Memory = memory
+        self._resident_bytes = resident_bytes
         with closing(database.open_reader(self._path / DATABASE)) as opened:
             facts = database.facts(opened, self._path / DATABASE)
         self._shard_rows = facts.shard_rows
@@ -70,13 +75,15 @@ class StepDataset(Source):
         path: str | os.PathLike[str],
         *,
         memory: Memory = "ram",
+        resident_bytes: int = 1 << 30,
         on_progress: Progress | None = None,
     ) -> Self:
         """Open a dataset. Raises `FormatError` when array and database do not agree."""
-        return cls(path, memory=memory, on_progress=on_progress)
+        return cls(path, memory=memory, resident_bytes=resident_bytes, on_progress=on_progress)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self._path, self._memory, self._length, self._chosen)
+        options = {"memory": self._memory, "resident_bytes": self._resident_bytes}
+        return _rebuild, (type(self), self._path, options, self._chosen)
 
     def _with(self, chosen: _Chosen) -> "StepDataset":
         """The same rows in memory, these runs only."""
@@ -102,7 +109,7 @@ class StepDataset(Source):
         return self._dtype
 
     @cached_property
-    def schema(self) -> Schema:  # type: ignore[override]
+    def schema(self) -> Schema:
         fields = {}
         for name in self._dtype.names or ():
             dtype = self._dtype[name]
@@ -129,7 +136,7 @@ class StepDataset(Source):
     # Parts.
 
     def where(self, condition: str, *values: Any) -> "StepDataset":
-        """The steps of the runs for which an SQL condition holds: `where("max_score >= ?", 20_000)`.
+        """The steps of the runs for which an SQL condition holds: `where("max_score > ?", 9)`.
 
         Raises `ValueError` naming the columns when it is not a condition over them.
         """
@@ -194,6 +201,9 @@ class StepDataset(Source):
             if len(segment) or len(self._segments) == 1
         ]
         reader = tables[0] if len(tables) == 1 else _core.concat_reader(tables)
+        if self._memory == "map":
+            maps = [segment.view(np.uint8) for segment in self._segments if len(segment)]
+            reader = _core.bounded_reader(reader, maps, self._resident_bytes)
         if self._chosen is None:
             return reader
         rows = _core.range_map(self._chosen.starts, self._chosen.counts, 1, 1)
@@ -234,32 +244,12 @@ class StepDataset(Source):
     def _load(
         self, begin: int, end: int, dtype: np.dtype[Any] | None, on_progress: Progress | None
     ) -> list[NDArray[Any]]:
-        """Rows from `begin` to `end`, file by file, as arrays."""
-        segments = []
-        for piece in pieces(self._path, end, self._shard_rows, begin):
-            inside = piece.first % self._shard_rows if self._shard_rows else piece.first
-            file, header = open_piece(piece.path, dtype, inside + piece.rows)
-            with file:
-                size = header.dtype.itemsize
-                offset = header.data_offset + inside * size
-                if not piece.rows:
-                    segments.append(np.empty(0, header.dtype))
-                elif self._memory == "map":
-                    segments.append(np.memmap(file, header.dtype, "r", offset, (piece.rows,)))
-                else:
-                    segments.append(
-                        self._read(
-                            file.fileno(), piece.path, offset, piece.rows * size, on_progress
-                        ).view(header.dtype)
-                    )
-            if on_progress is not None:
-                on_progress(piece.first + piece.rows - begin, end - begin)
-        return segments or [np.empty(0, dtype)]
-
-    def _read(
-        self, file: int, path: Path, offset: int, size: int, on_progress: Progress | None
-    ) -> NDArray[np.uint8]:
-        return _core.load(file, path, offset, size)
+        """Rows from `begin` to `end` as arrays: one, or one for each mapped file."""
+        found = pieces(self._path, end, self._shard_rows, begin)
+        if self._memory == "map":
+            return map_rows(found, dtype)
+        owner = str(self._path.resolve()) if self._memory == "shared" else None
+        return [load_rows(found, dtype, owner, on_progress)]
 
     def _stored(self, begin: int, end: int) -> NDArray[Any]:
         """Rows as they are stored."""
@@ -273,9 +263,7 @@ class StepDataset(Source):
 
 
 def _rebuild(
-    cls: type[StepDataset], path: Path, memory: Memory, length: int, chosen: _Chosen | None
+    cls: type[StepDataset], path: Path, options: dict[str, Any], chosen: _Chosen | None
 ) -> StepDataset:
-    dataset = cls(path, memory=memory)
-    if chosen is not None:
-        return dataset._with(chosen)
-    return dataset
+    dataset = cls(path, **options)
+    return dataset if chosen is None else dataset._with(chosen)

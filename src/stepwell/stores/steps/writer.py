@@ -61,7 +61,7 @@ class StepWriter:
     ) -> None:
         self._root = Path(path)
         self._root.mkdir(parents=True, exist_ok=True)
-        self._lock = WriterLock(self._root / LOCK)
+        self._lock: WriterLock | None = WriterLock(self._root / LOCK)
         self._database: sqlite3.Connection | None = None
         try:
             self._open(dtype, columns, shard_rows)
@@ -235,8 +235,7 @@ class StepWriter:
         for piece in pieces(self._root, self._rows, self._shard_rows, behind):
             file, header = open_piece(piece.path, self._dtype, 0)
             with file:
-                inside = piece.first % self._shard_rows if self._shard_rows else piece.first
-                at = header.data_offset + inside * self._dtype.itemsize
+                at = header.data_offset + piece.inside * self._dtype.itemsize
                 left = piece.rows * self._dtype.itemsize
                 while left:
                     data = os.pread(file.fileno(), min(left, 1 << 24), at)
@@ -275,9 +274,8 @@ class StepWriter:
                 _new_piece(piece.path, self._dtype)
             file, header = open_piece(piece.path, self._dtype, 0)
             file.close()
-            inside = piece.first % self._shard_rows if self._shard_rows else piece.first
             size = piece.rows * self._dtype.itemsize
-            offset = header.data_offset + inside * self._dtype.itemsize
+            offset = header.data_offset + piece.inside * self._dtype.itemsize
             descriptor = os.open(piece.path, os.O_WRONLY | os.O_CLOEXEC)
             try:
                 write_all(descriptor, data[at : at + size], offset)
@@ -293,8 +291,7 @@ class StepWriter:
         for piece in pieces(self._root, self._rows, self._shard_rows, first):
             file, header = open_piece(piece.path, self._dtype, 0)
             file.close()
-            inside = piece.first % self._shard_rows if self._shard_rows else piece.first
-            rows = inside + piece.rows
+            rows = piece.inside + piece.rows
             if header.shape == (rows,):
                 continue
             text = header_bytes(self._dtype, rows, header.data_offset)
@@ -360,7 +357,7 @@ class StepWriter:
             self._database = None
         if self._lock is not None:
             self._lock.release()
-            self._lock = None  # type: ignore[assignment]
+            self._lock = None
 
 
 def _new_piece(path: Path, dtype: np.dtype[Any]) -> None:

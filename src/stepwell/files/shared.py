@@ -1,0 +1,117 @@
+"""Memory that several processes of one machine fill once and map together.
+
+A block is a file in `/dev/shm`. Whoever comes first fills it while holding its lock alone;
+the others wait, then share the lock for as long as they use the block. The last one to let
+go removes it. A process that is killed lets go of its locks as well: a block that nobody
+holds any more is used again by the next who asks for it, or removed.
+"""
+
+import fcntl
+import mmap
+import os
+import tempfile
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["shared_block"]
+
+_READY = b"stepwell-ready\0\0"
+_HEAD = mmap.PAGESIZE  # says whether the block was filled; then the data
+
+
+def shared_block(
+    owner: str, version: str, size: int, fill: Callable[[NDArray[np.uint8]], None]
+) -> NDArray[np.uint8]:
+    """Return `size` bytes that every process asking with these words sees.
+
+    `fill` is called in one of them. Blocks of the same owner with another version that
+    nobody uses are removed.
+    """
+    folder = _folder()
+    prefix = f"stepwell-{os.getuid()}-{sha256(owner.encode()).hexdigest()[:16]}-"
+    path = folder / (prefix + sha256(version.encode()).hexdigest()[:16])
+    for other in folder.glob(prefix + "*"):
+        if other != path:
+            _remove_unused(other)
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            if not _is_at(file, path):
+                os.close(file)
+                continue  # removed by its last user while we waited
+            if os.pread(file, len(_READY), 0) != _READY:
+                fcntl.flock(file, fcntl.LOCK_EX)  # several may come here; one fills
+                if not _is_at(file, path):
+                    os.close(file)
+                    continue
+                if os.pread(file, len(_READY), 0) != _READY:
+                    os.ftruncate(file, 0)
+                    os.posix_fallocate(file, 0, _HEAD + size)  # ENOSPC now, not SIGBUS later
+                    with mmap.mmap(file, _HEAD + size) as memory:
+                        _huge(memory)
+                        data = np.frombuffer(memory, np.uint8, size, _HEAD)
+                        fill(data)
+                        del data
+                    os.pwrite(file, _READY, 0)
+                fcntl.flock(file, fcntl.LOCK_SH)
+            if os.fstat(file).st_size != _HEAD + size:
+                raise OSError(f"{path}: expected {_HEAD + size} bytes of shared memory")
+            mapped = mmap.mmap(file, _HEAD + size, access=mmap.ACCESS_READ)
+        except BaseException:
+            os.close(file)
+            _remove_unused(path)
+            raise
+        _huge(mapped)
+        block = np.frombuffer(mapped, np.uint8, size, _HEAD)
+        weakref.finalize(mapped, _let_go, file, path, os.getpid())
+        return block
+
+
+def _let_go(file: int, path: Path, process: int) -> None:
+    if os.getpid() != process:
+        return  # a forked child: the lock is its parent's
+    os.close(file)
+    _remove_unused(path)
+
+
+def _remove_unused(path: Path) -> None:
+    """Remove a block that nobody holds."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_at(file, path):
+            path.unlink()
+    except OSError:
+        pass  # in use
+    finally:
+        os.close(file)
+
+
+def _is_at(file: int, path: Path) -> bool:
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return False
+    mine = os.fstat(file)
+    return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+
+
+def _huge(memory: mmap.mmap) -> None:
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a wish, not a need
+            memory.madvise(mmap.MADV_HUGEPAGE)
+
+
+def _folder() -> Path:
+    shm = Path("/dev/shm")
+    return shm if shm.is_dir() else Path(tempfile.gettempdir())

@@ -1,0 +1,73 @@
+"""Rows of a dataset as arrays: mapped, read into memory, or read once for all processes."""
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell import _core
+from stepwell.files.shared import shared_block
+from stepwell.stores.steps.layout import Piece, open_piece
+
+__all__ = ["load_rows", "map_rows"]
+
+Progress = Callable[[int, int], None]
+
+_READ_BYTES = 1 << 28  # between two signs of progress
+
+
+def map_rows(pieces: list[Piece], dtype: np.dtype[Any] | None) -> list[NDArray[Any]]:
+    """An array over each file. The files must not shrink while the arrays are used."""
+    segments: list[NDArray[Any]] = []
+    for piece in pieces:
+        file, header = open_piece(piece.path, dtype, piece.inside + piece.rows)
+        with file:
+            if piece.rows:
+                offset = header.data_offset + piece.inside * header.dtype.itemsize
+                segments.append(np.memmap(file, header.dtype, "r", offset, (piece.rows,)))
+            elif not segments:
+                segments.append(np.empty(0, header.dtype))
+    return segments or [np.empty(0, dtype)]
+
+
+def load_rows(
+    pieces: list[Piece],
+    dtype: np.dtype[Any] | None,
+    owner: str | None,
+    on_progress: Progress | None,
+) -> NDArray[Any]:
+    """All rows in one array on huge pages; shared by all who name the same `owner`."""
+    rows = sum(piece.rows for piece in pieces)
+    with ExitStack() as stack:
+        opened = []
+        for piece in pieces:
+            file, header = open_piece(piece.path, dtype, piece.inside + piece.rows)
+            opened.append((stack.enter_context(file), header, piece))
+            dtype = header.dtype
+        kind = np.dtype(dtype)
+
+        def fill(block: NDArray[np.uint8]) -> None:
+            at = 0
+            for file, header, piece in opened:
+                begin = header.data_offset + piece.inside * kind.itemsize
+                end = begin + piece.rows * kind.itemsize
+                for offset in range(begin, end, _READ_BYTES):
+                    part = block[at : at + min(_READ_BYTES, end - offset)]
+                    _core.load(file.fileno(), piece.path, offset, part)
+                    at += len(part)
+                    if on_progress is not None:
+                        on_progress(at // kind.itemsize, rows)
+
+        size = rows * kind.itemsize
+        if owner is None or not size:
+            block = _core.allocate(size)
+            fill(block)
+        else:
+            stats = [os.fstat(file.fileno()) for file, _, _ in opened]
+            files = [(s.st_dev, s.st_ino) for s in stats]
+            places = [(piece.inside, piece.rows) for piece in pieces]
+            block = shared_block(owner, f"{kind} {files} {places}", size, fill)
+        return block.view(kind)
