@@ -5,7 +5,7 @@ from importlib.metadata import version
 import stepwell as sw
 from tests import children
 
-HEAVY = ["torch", "jax", "h5py", "sqlite3", "array_record", "typer", "rich", "multiprocessing"]
+HEAVY = ["torch", "jax", "h5py", "array_record", "typer", "rich", "multiprocessing"]
 
 
 def test_import_is_light() -> None:

@@ -116,6 +116,11 @@ def concat_reader(parts: Sequence[Reader]) -> Reader: ...
 
 def join_reader(parts: Sequence[Reader]) -> Reader: ...
 
+def decode_2048(boards: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], moves: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], legal: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], symmetries: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], cells: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], one_hot: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], out_moves: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], out_legal: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], out_values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """
+    Steps as a network wants them, into the caller's arrays; of cells and one_hot one is empty.
+    """
+
 def check_sums(file: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], entries: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], numbers: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], path: object, threads: int) -> None:
     """
     Raises ChecksumError for the first entry whose bytes are not those written.

@@ -3,6 +3,7 @@
 import errno
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ __all__ = [
     "create_beside",
     "new_file",
     "publish",
+    "publish_tree",
     "sync_path",
     "temporary_name",
     "write_all",
@@ -71,10 +73,21 @@ def write_file(target: Path, data: bytes) -> None:
 
 def publish(beside: Path, target: Path) -> None:
     """Give a finished folder its name, once everything in it is on the disk."""
-    for path in [*beside.iterdir(), beside]:
+    for path in [*beside.rglob("*"), beside]:
         sync_path(path)
     beside.rename(target)
     sync_path(target.parent)
+
+
+@contextmanager
+def publish_tree(beside: Path, target: Path) -> Iterator[None]:
+    """What the block puts into the folder `beside` becomes `target`, whole, or disappears."""
+    try:
+        yield
+        publish(beside, target)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
 
 
 def sync_path(path: Path) -> None:

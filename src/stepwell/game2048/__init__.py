@@ -5,7 +5,9 @@ from stepwell import game2048
 game2048.move(board, game2048.LEFT)             boards, one or millions
 game2048.choose(board, depth=3).move            what the player would do
 for run in game2048.play(100, seed=1): ...      whole games, the same on every machine
-game2048.play_to("games", 5000, seed=1)         the same as .a2run2 files
+game2048.play_to("runs", 5000, seed=1)          the same as .a2run2 files
+game2048.build_dataset("runs", "games")         their steps, ready to train on
+game2048.decode(batch)                          boards taken apart, values masked
 """
 
 from stepwell.game2048.board import (
@@ -21,15 +23,29 @@ from stepwell.game2048.board import (
     score,
     show,
 )
+from stepwell.game2048.dataset import (
+    STEP,
+    BuildReport,
+    append_runs,
+    build_dataset,
+    to_steps,
+)
+from stepwell.game2048.decode import Decode, decode
 from stepwell.game2048.player import Choice, choose, play, play_to
 
 __all__ = [
     "DOWN",
     "LEFT",
     "RIGHT",
+    "STEP",
     "UP",
+    "BuildReport",
     "Choice",
+    "Decode",
+    "append_runs",
+    "build_dataset",
     "choose",
+    "decode",
     "exponents",
     "from_exponents",
     "highest_tile",
@@ -39,4 +55,5 @@ __all__ = [
     "play_to",
     "score",
     "show",
+    "to_steps",
 ]

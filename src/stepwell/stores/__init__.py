@@ -9,6 +9,7 @@ from stepwell.source import Source
 from stepwell.stores.arrayrecord import ArrayRecordSource, convert_to_arrayrecord
 from stepwell.stores.arrays import ArraySource
 from stepwell.stores.pack import PackReader, PackReport, PackStats, PackWriter, pack_runs
+from stepwell.stores.steps import RunColumn, RunTable, StepDataset, StepWriter
 
 __all__ = [
     "ArrayRecordSource",
@@ -17,6 +18,10 @@ __all__ = [
     "PackReport",
     "PackStats",
     "PackWriter",
+    "RunColumn",
+    "RunTable",
+    "StepDataset",
+    "StepWriter",
     "convert_to_arrayrecord",
     "open",
     "pack_runs",
@@ -34,8 +39,11 @@ def open(path: str | os.PathLike[str], **options: Any) -> Source:
         return ArraySource(where, **options)
     if where.is_file() and where.suffix == ".a2pack":
         return PackReader(where, **options)
+    if where.is_dir() and (where / "metadata.db").is_file():
+        return StepDataset(where, **options)
     if where.is_dir() and any(where.glob("*.array_record")):
         return ArrayRecordSource(where, **options)
     raise FormatError(
-        "expected a .npy or .a2pack file or a directory of .array_record files", path=str(where)
+        "expected a .npy or .a2pack file, a step dataset or a directory of .array_record files",
+        path=str(where),
     )

@@ -1,0 +1,242 @@
+"""Step datasets of recorded games (docs/formats/steps.md)."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell import _core
+from stepwell.errors import FormatError
+from stepwell.files.atomic import publish_tree, temporary_name
+from stepwell.ordered import in_order
+from stepwell.run_files import find_runs
+from stepwell.runs import Run, RunMeta
+from stepwell.stores.pack import PackReader
+from stepwell.stores.steps import RunColumn, StepWriter
+
+__all__ = ["RUN_COLUMNS", "STEP", "BuildReport", "append_runs", "build_dataset", "to_steps"]
+
+STEP = np.dtype(
+    [
+        ("board", "<u8"),
+        ("move", "u1"),
+        ("ev_legal", "u1"),
+        ("ev_values", "<f4", (4,)),
+        ("run_id", "<u4"),
+        ("step_index", "<u2"),
+    ]
+)
+"""A step of 2048: 32 packed bytes."""
+
+RUN_COLUMNS = {
+    "max_score": RunColumn(int, required=True, indexed=True),
+    "highest_tile": RunColumn(int, required=True),
+    "engine": RunColumn(str),
+    "start_time": RunColumn(int),
+    "elapsed_s": RunColumn(float),
+    "final_board": RunColumn(int),
+    "source": RunColumn(str),
+}
+"""What is known of each game. A final board is kept in the 64 bits of a signed number."""
+
+_MOST_STEPS = 65_535
+_SHARD_BYTES = 1 << 30
+_CHUNK_RUNS = 32
+
+Runs = str | os.PathLike[str] | PackReader
+"""A directory of run files, a pack, or the path of one."""
+
+
+@dataclass
+class BuildReport:
+    """What became of the runs."""
+
+    path: Path
+    runs: int = 0
+    steps: int = 0
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    """Runs that were left out, by name, each with the reason."""
+
+
+def to_steps(run: Run) -> NDArray[Any]:
+    """The steps of a run as rows; `run_id` and `step_index` are left for the writer.
+
+    Raises `FormatError` for a run that cannot be rows: longer than 65,535 steps, or with a
+    step that has no branches.
+    """
+    if len(run) > _MOST_STEPS:
+        raise FormatError(f"{len(run)} steps; a run of a step dataset has at most {_MOST_STEPS}")
+    known = run.has_branches
+    if not known.all():
+        raise FormatError(f"step {int(known.argmin())} has no branches")
+    rows = np.zeros(len(run), STEP)
+    rows["board"], rows["move"], rows["ev_legal"] = run.boards, run.moves, run.ev_legal
+    legal = (run.ev_legal[:, None] >> np.arange(4, dtype=np.uint8) & 1).astype(bool)
+    values = np.where(legal, np.clip(run.ev_values, 0, 1), np.float32(0))
+    chosen = np.arange(len(run)), run.moves
+    values[chosen] = np.where(legal[chosen], np.float32(1), values[chosen])
+    rows["ev_values"] = values
+    return rows
+
+
+def build_dataset(
+    runs: Runs,
+    out: str | os.PathLike[str],
+    *,
+    shard_bytes: int | None = None,
+    skip_bad: bool = False,
+    workers: int | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> BuildReport:
+    """Make a step dataset of all runs; `out` appears when it is complete.
+
+    A run that does not decode or cannot be rows stops it with an error that names the run, or
+    is left out and listed when `skip_bad` is True. Rows are spread over files of
+    `shard_bytes`, by default only when they would not fit well into this machine's memory.
+    """
+    target = Path(out)
+    if target.exists():
+        raise FileExistsError(f"{target} exists; append_runs adds to a dataset")
+    source = _open(runs)
+    if shard_bytes is None:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        shard_bytes = _SHARD_BYTES if source.most_steps * STEP.itemsize > memory // 2 else 0
+    elif shard_bytes < STEP.itemsize:
+        raise ValueError(f"shard_bytes must be at least {STEP.itemsize}, got {shard_bytes}")
+    beside = temporary_name(target)
+    beside.parent.mkdir(parents=True, exist_ok=True)
+    report = BuildReport(target)
+    with publish_tree(beside, target):
+        shard_rows = shard_bytes // STEP.itemsize
+        with StepWriter(beside, STEP, RUN_COLUMNS, shard_rows=shard_rows) as writer:
+            _append(writer, source, report, skip_bad, workers, on_progress)
+        if not report.runs:
+            raise FormatError(f"none of {len(source.names)} runs can be rows", path=str(runs))
+    return report
+
+
+def append_runs(
+    dataset: str | os.PathLike[str],
+    runs: Runs,
+    *,
+    skip_bad: bool = False,
+    workers: int | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> BuildReport:
+    """Add all runs to a step dataset in one commit: all of them, or none."""
+    report = BuildReport(Path(dataset))
+    source = _open(runs)
+    if not (report.path / "metadata.db").exists():
+        raise FileNotFoundError(f"no step dataset at {report.path}; build_dataset makes one")
+    with StepWriter(dataset, STEP) as writer:
+        _append(writer, source, report, skip_bad, workers, on_progress)
+    return report
+
+
+class _Source(NamedTuple):
+    """Runs by name, and a function that loads some of them, or says what is wrong with each."""
+
+    names: Sequence[str]
+    most_steps: int
+    load: Callable[[range], list[Run | Exception]]
+
+
+def _open(runs: Runs) -> _Source:
+    if not isinstance(runs, PackReader) and Path(runs).is_dir():
+        found = find_runs(runs)
+        root = Path(runs)
+        names = [str(path.relative_to(root)) for path, _ in found]
+        steps = sum(size for _, size in found) // 3
+
+        def load_files(numbers: range) -> list[Run | Exception]:
+            return [_attempt(lambda i=i: Run.load(found[i][0])) for i in numbers]  # type: ignore[misc]
+
+        return _Source(names, steps, load_files)
+    pack = runs if isinstance(runs, PackReader) else PackReader.open(runs)
+    names = [f"{pack.path.name}#{number}" for number in pack.numbers]
+
+    def load_pack(numbers: range) -> list[Run | Exception]:
+        try:
+            return list(pack.decode_batch(np.arange(numbers.start, numbers.stop), workers=1))
+        except FormatError:
+            return [_attempt(lambda i=i: pack.decode(i)) for i in numbers]  # type: ignore[misc]
+
+    return _Source(names, pack.stats.total_steps, load_pack)
+
+
+def _attempt(load: Callable[[], Run]) -> Run | Exception:
+    try:
+        return load()
+    except (FormatError, OSError) as error:
+        return error
+
+
+class _Ready(NamedTuple):
+    number: int
+    rows: NDArray[Any] | None
+    meta: RunMeta | None
+    final_board: int
+    problem: Exception | None
+
+
+def _append(
+    writer: StepWriter,
+    source: _Source,
+    report: BuildReport,
+    skip_bad: bool,
+    workers: int | None,
+    on_progress: Callable[[int, int], None] | None,
+) -> None:
+    count = len(source.names)
+    threads = _core.usable_cores() if workers is None else workers
+    if threads < 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
+    chunks = (range(i, min(i + _CHUNK_RUNS, count)) for i in range(0, count, _CHUNK_RUNS))
+    for chunk in in_order(lambda numbers: list(_prepare(source, numbers)), chunks, threads):
+        for run in chunk:
+            name = source.names[run.number]
+            if run.problem is not None:
+                if not skip_bad:
+                    run.problem.add_note(f"in run {name}")
+                    raise _named(run.problem, name)
+                report.skipped.append((name, str(run.problem)))
+                continue
+            assert run.rows is not None
+            assert run.meta is not None
+            meta = run.meta
+            writer.append_run(
+                run.rows,
+                max_score=meta.max_score,
+                highest_tile=meta.highest_tile,
+                engine=meta.engine,
+                start_time=meta.start_unix_s,
+                elapsed_s=meta.elapsed_s,
+                final_board=run.final_board - (1 << 64) * (run.final_board >> 63),
+                source=name,
+            )
+            report.runs += 1
+            report.steps += len(run.rows)
+        if on_progress is not None:
+            on_progress(chunk[-1].number + 1, count)
+
+
+def _prepare(source: _Source, numbers: range) -> Iterator[_Ready]:
+    for number, run in zip(numbers, source.load(numbers), strict=True):
+        if isinstance(run, Exception):
+            yield _Ready(number, None, None, 0, run)
+            continue
+        try:
+            yield _Ready(number, to_steps(run), run.meta, run.final_board, None)
+        except FormatError as error:
+            yield _Ready(number, None, None, 0, error)
+
+
+def _named(problem: Exception, name: str) -> Exception:
+    """The same error, with the run it is about in its words."""
+    if isinstance(problem, FormatError) and problem.path is None:
+        return type(problem)(f"{name}: {problem.args[0]}", offset=problem.offset)
+    return problem

@@ -1,0 +1,105 @@
+"""Steps of 2048 as a network wants them.
+
+`decode(batch)` takes boards apart and masks values by legality; `Decode` is the same as a
+transform for the loader, with the eight symmetries of the board as augmentation. The work is
+done by the core, without the GIL.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from stepwell import _core
+from stepwell.source import Batch
+
+__all__ = ["SYMMETRIES", "Decode", "decode"]
+
+SYMMETRIES = 8
+"""A symmetry is a number: 4 exchanges rows and columns, then 1 mirrors, 2 turns upside down."""
+
+Boards = Literal["exponents", "one_hot"]
+
+
+def decode(
+    batch: Batch, *, boards: Boards = "exponents", symmetries: ArrayLike | int | None = None
+) -> Batch:
+    """Return the batch with `board`, `move`, `ev_legal` and `ev_values` made ready.
+
+    - `board`: 16 exponents (uint8), or with `boards="one_hot"` 16 cells of 16 classes (float32)
+    - `move`: 0 to 3
+    - `ev_legal`: four booleans instead of bits
+    - `ev_values`: 0 where a move was illegal
+
+    `symmetries`, one number or one for each step, turns the boards, and moves and values with
+    them. Other fields stay as they are; `batch` itself is not changed.
+    """
+    if boards not in ("exponents", "one_hot"):
+        raise ValueError(f"boards: expected 'exponents' or 'one_hot', got {boards!r}")
+    count = len(batch["board"])
+    turns = np.empty(0, np.uint8)
+    if symmetries is not None:
+        given = np.asarray(symmetries)
+        if given.dtype.kind not in "iu" or given.ndim > 1:
+            raise TypeError(f"symmetries: expected whole numbers, got {given.dtype} {given.shape}")
+        if given.size and not 0 <= given.min() <= given.max() < SYMMETRIES:
+            raise ValueError(f"symmetries: expected 0 to 7, got {given.min()} to {given.max()}")
+        turns = np.ascontiguousarray(np.broadcast_to(given, count), np.uint8)
+    cells = np.empty((count, 16) if boards == "exponents" else 0, np.uint8)
+    one_hot = np.empty((count, 16, 16) if boards == "one_hot" else 0, np.float32)
+    moves = np.empty(count, np.uint8)
+    legal = np.empty((count, 4), np.bool)
+    values = np.empty((count, 4), np.float32)
+    _core.decode_2048(
+        _column(batch, "board", np.uint64),
+        _column(batch, "move", np.uint8),
+        _column(batch, "ev_legal", np.uint8),
+        _column(batch, "ev_values", np.float32),
+        turns,
+        cells.reshape(-1),
+        one_hot.reshape(-1),
+        moves,
+        legal.view(np.uint8).reshape(-1),
+        values.reshape(-1),
+    )
+    ready = {"board": one_hot if boards == "one_hot" else cells, "move": moves}
+    return {**batch, **ready, "ev_legal": legal, "ev_values": values}
+
+
+@dataclass
+class Decode:
+    """`decode` as a transform: `Loader(steps, 4096, transform=Decode(augment=True))`.
+
+    With `augment` each step is turned by a symmetry that depends on seed, epoch, run and step
+    alone, so that batches are the same whichever thread makes them. Set `epoch` for other
+    turns in the next one.
+    """
+
+    boards: Boards = "exponents"
+    augment: bool = False
+    seed: int = 0
+    epoch: int = 0
+
+    def __call__(self, batch: Batch) -> Batch:
+        symmetries = self._draw(batch) if self.augment else None
+        return decode(batch, boards=self.boards, symmetries=symmetries)
+
+    def _draw(self, batch: Batch) -> NDArray[np.uint8]:
+        runs = np.asarray(batch["run_id"], np.uint64)
+        steps = np.asarray(batch["step_index"], np.uint64)
+        drawn = runs * np.uint64(1 << 32) + steps
+        key = (self.seed * 0x9E3779B97F4A7C15 + self.epoch * 0xD1B54A32D192ED03) % 2**64
+        drawn ^= np.uint64(key)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            drawn = (drawn ^ (drawn >> np.uint64(shift))) * np.uint64(factor)
+        return (drawn >> np.uint64(61)).astype(np.uint8)
+
+
+def _column(batch: Batch, name: str, dtype: Any) -> NDArray[Any]:
+    if name not in batch:
+        raise KeyError(f"a step of 2048 has a field {name!r}; this batch has {sorted(batch)}")
+    values = np.asarray(batch[name])
+    if values.dtype != dtype:
+        raise TypeError(f"{name}: expected {np.dtype(dtype)}, got {values.dtype}")
+    return np.ascontiguousarray(values).reshape(-1)
