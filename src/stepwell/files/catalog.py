@@ -38,7 +38,7 @@ def select_ids(
     question = f"SELECT {id_column} FROM {table} WHERE (\n{condition}\n) ORDER BY {id_column}"
     try:
         found = database.execute(question, tuple(values)).fetchall()
-    except (sqlite3.Error, sqlite3.Warning, OverflowError) as error:
+    except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError) as error:
         raise ValueError(
             f"where {condition!r}: {error}; the columns are {', '.join(columns)}"
         ) from None
