@@ -172,7 +172,7 @@ kinds_and_payloads = st.lists(
 aligns = st.integers(0, 12).map(lambda power: 1 << power)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(given=kinds_and_payloads, align=aligns, expect=st.integers(0, 12))
 def test_the_same_bytes_by_both(
     tmp_path: Path, given: list[tuple[int, bytes]], align: int, expect: int
@@ -186,7 +186,7 @@ def test_the_same_bytes_by_both(
     assert PackReader.open(path).verify() == []
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     given=kinds_and_payloads,
     align=aligns,

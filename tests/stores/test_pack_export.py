@@ -59,7 +59,7 @@ def test_the_lines_of_the_page(tmp_path: Path) -> None:
     assert as_hex[0] == runs.block("pack.md", "jsonl", "runs-hex")
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     found=st.lists(
         any_runs(nan=True).map(runs.encode_v2) | any_runs(v1=True, nan=True).map(runs.encode_v1),
