@@ -15,7 +15,7 @@ from tests.reference import pack as page, runs
 
 V1 = runs.file_of("runs.md", "run-v1")
 V2 = runs.file_of("runs.md", "run-v2")
-COMPRESS = ("none", "zstd", "lz4", "zstd-dict")
+COMPRESS: tuple[Any, ...] = ("none", "zstd", "lz4", "zstd-dict")
 
 Payload = tuple[bytes, int]
 
