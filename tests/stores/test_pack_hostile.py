@@ -169,7 +169,7 @@ def _verdicts(data: bytes, path: Path) -> str:
         return "both refuse it" if want is None else f"only ours refuses it: {error}"
     if want is None:
         return "only the reference refuses it"
-    assert [bytes(packed._file[o : o + 1]) for o in want.offsets] == [
+    assert [bytes(packed._opened.data[o : o + 1]) for o in want.offsets] == [
         data[o : o + 1] for o in want.offsets
     ]
     return "both open it"

@@ -119,8 +119,8 @@ def _is_sealed(path: Path) -> bool:
 def _identity(pack: "PackReader") -> dict[str, int]:
     return {
         "version": VERSION,
-        "pack_bytes": len(pack._file),
-        "pack_sum": pack._content_sum,
+        "pack_bytes": len(pack._opened.data),
+        "pack_sum": pack._opened.content_sum,
     }
 
 
