@@ -5,13 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import lz4.block
 import numpy as np
+import zstandard
 
-from stepwell import PackWriter
+from stepwell import FormatError, PackReader, PackWriter, StepwellError
 from tests.contract import Expected
 from tests.reference import pack, runs
 from tests.reference.pack import ENTRY, FOOTER, HEADER
-from tests.runs import columns_of
+from tests.runs import RUN_V1, RUN_V2, columns_of
 
 
 def write(path: Path, payloads: Sequence[bytes], kinds: Sequence[int] = (), **options: Any) -> Path:
@@ -77,3 +79,50 @@ def without_sums(data: bytes) -> bytes:
     for i in range(count):
         data = changed(data, HEADER + ENTRY * i + 16, bytes(4))
     return changed(data, -20, bytes(4))
+
+
+# Small packs to damage.
+
+PAYLOAD = b"many words, many words, many words, many words"
+WORDS = b"words that are many " * 8
+
+
+def dictionary_pack() -> bytes:
+    words = zstandard.ZstdCompressionDict(WORDS)
+    packed = zstandard.ZstdCompressor(dict_data=words).compress(PAYLOAD)
+    entries = [
+        pack.Entry(16, packed, pack.ZSTD_DICTIONARY, len(PAYLOAD)),
+        pack.Entry(17, zstandard.compress(PAYLOAD), pack.ZSTD, len(PAYLOAD)),
+        pack.Entry(2, lz4.block.compress(RUN_V2, store_size=False), pack.LZ4, len(RUN_V2)),
+        pack.Entry(18, b"as it is"),
+    ]
+    stats = pack.stats_of([(16, b""), (16, b""), (2, RUN_V2), (16, b"")])
+    return pack.write_pack(entries, 8, stats, WORDS)
+
+
+PACKS = {
+    "v1": runs.file_of("pack.md", "pack-v1"),
+    "v2": runs.file_of("pack.md", "pack-v2"),
+    "codecs": dictionary_pack(),
+    "no sums": without_sums(reference_pack([RUN_V1, RUN_V2], 32)),
+}
+
+
+def contents(packed: PackReader) -> tuple[Any, ...]:
+    """Everything a pack can be asked for."""
+    payloads = [bytes(view) for view in packed.slices(range(len(packed)))]
+    kinds = [packed.kind(i) for i in range(len(packed))]
+    decoded = [
+        packed.decode(i).to_bytes() if kind.startswith("v") else None
+        for i, kind in enumerate(kinds)
+    ]
+    rows = {name: repr(values) for name, values in packed[:].items()}
+    return payloads, kinds, decoded, rows, packed.stats
+
+
+def check_error(error: StepwellError, path: Path) -> None:
+    """An error says which file it is, and where in it."""
+    assert isinstance(error, FormatError)
+    assert error.path == str(path)
+    assert error.offset is not None
+    assert 0 <= error.offset <= path.stat().st_size

@@ -458,6 +458,14 @@ def test_inspect(a2pack: Command, games: Path) -> None:
         assert text in done.out
 
 
+def test_inspect_a_time_that_is_none(a2pack: Command, target: Path) -> None:
+    with sw.PackWriter(target) as writer:
+        writer.append(sw.Run([1], [0], 2, elapsed_s=float("nan")))
+    facts = a2pack("inspect", "--packfile", target, "--index", 0, "--json").json()
+    assert facts["elapsed_s"] is None
+    assert "nan" in a2pack("inspect", "--packfile", target, "--index", 0).out
+
+
 def test_inspect_other_payloads(a2pack: Command, raw: Path) -> None:
     assert a2pack("inspect", "--packfile", raw, "--index", 1, "--json").json() == {
         "packfile": str(raw),
@@ -557,6 +565,15 @@ def test_paths_are_printed_as_they_are(a2pack: Command, folder: Path, tmp_path: 
     assert done.out == f"{tmp_path / '[e]' / 'run-000000.a2run'}\n"
     done = a2pack("stats", "--packfile", tmp_path / "[/x]:no:")
     assert f"{tmp_path / '[/x]:no:'}" in done.err
+
+
+def test_paths_that_are_not_utf_8(folder: Path, tmp_path: Path) -> None:
+    target = os.fsencode(tmp_path) + b"/\xff.a2pack"
+    command = Path(sys.executable).with_name("a2pack")
+    for args in (["pack", "--input", folder, "--output", target], ["stats", "--packfile", target]):
+        done = subprocess.run([command, *args], capture_output=True, timeout=110)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert target in done.stdout
 
 
 def test_as_processes(folder: Path, target: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tests import ROOT, scaled
 
 __all__ = ["KILLS", "Victims"]
 
-KILLS = int(os.environ.get("STEPWELL_KILLS", scaled(100)))
+KILLS = int(os.environ.get("STEPWELL_KILLS", scaled(100, smallest=40)))
 """How often each writer is killed; `make kills` asks for 10,000."""
 
 

@@ -62,7 +62,7 @@ def test_something_else(tmp_path: Path, kind: str) -> None:
         path.mkdir()
     if kind == "directory":
         (path / "notes.txt").touch()
-    with pytest.raises(sw.FormatError, match=r"expected a \.npy file or a directory") as caught:
+    with pytest.raises(sw.FormatError, match=r"expected a \.npy or \.a2pack file") as caught:
         sw.open(path)
     assert caught.value.path == str(path)
 

@@ -19,7 +19,7 @@ from tests.reference import pack, runs
 from tests.reference.pack import Entry, read_pack, write_pack
 from tests.runs import RUN_V1, RUN_V2, any_runs, assert_run, random_payloads
 
-PAYLOADS = tuple(random_payloads(1, 40, most_steps=12))
+PAYLOADS = tuple(random_payloads(1, 32, most_steps=8))
 RAW = [
     *(
         (kind, bytes([65 + kind % 7]) * size)
@@ -102,7 +102,7 @@ class TestPart(TestPack):
     @pytest.fixture
     def source(self, folder: Path) -> PackReader:
         packed = PackReader.open(folder / "plain")
-        return packed.where("steps >= ?", 3).split(0.7, seed=4)[0].where("run != 7")
+        return packed.where("steps >= ?", 1).split(0.9, seed=4)[0].where("run != 7")
 
     @pytest.fixture
     def payloads(self, source: PackReader) -> tuple[bytes, ...]:
@@ -172,7 +172,7 @@ kinds_and_payloads = st.lists(
 aligns = st.integers(0, 12).map(lambda power: 1 << power)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(given=kinds_and_payloads, align=aligns, expect=st.integers(0, 12))
 def test_the_same_bytes_by_both(
     tmp_path: Path, given: list[tuple[int, bytes]], align: int, expect: int
@@ -186,7 +186,7 @@ def test_the_same_bytes_by_both(
     assert PackReader.open(path).verify() == []
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     given=kinds_and_payloads,
     align=aligns,

@@ -4,7 +4,9 @@ Results go to standard output, bars and errors to standard error. Exit codes: 0 
 1 the data or the system is at fault, 2 the command line is (or, of a validation, the file).
 """
 
+import io
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,6 +33,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 
 def run(app: typer.Typer) -> None:
     """Run a command line; what is wrong with the data becomes one line, not a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")  # paths need not be UTF-8
     try:
         app()
     except (sw.StepwellError, OSError, ImportError) as error:
@@ -79,7 +83,9 @@ def say(line: str) -> None:
 def show(facts: Mapping[str, Any], as_json: bool = False) -> None:
     """Print facts, one a line; a mapping among them has a line for each of its items."""
     if as_json:
-        print(json.dumps(facts, default=str))
+        # As in JSONL: there is no NaN in JSON.
+        finite = {k: None if _is_odd(value) else value for k, value in facts.items()}
+        print(json.dumps(finite, default=str, allow_nan=False))
         return
     width = max(map(len, facts))
     for name, value in facts.items():
@@ -94,6 +100,10 @@ def show_skipped(skipped: list[tuple[Path, str]]) -> None:
     """Print the files that were left out, each with the reason."""
     for path, reason in skipped:
         err.print(Text("skipped:", "yellow"), f"{path}: {reason}", markup=False, soft_wrap=True)
+
+
+def _is_odd(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _text(value: Any) -> str:

@@ -59,7 +59,7 @@ def select_numbers(
     )
     try:
         (found,) = database.execute(question, tuple(values)).fetchone()
-    except (sqlite3.Error, sqlite3.Warning, OverflowError) as error:
+    except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError) as error:
         raise ValueError(
             f"where {condition!r}: {error}; the columns are {', '.join(columns)}"
         ) from None

@@ -7,6 +7,7 @@ what comes out is known to the caller, and is checked.
 import enum
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ import numpy as np
 from stepwell.errors import FormatError
 
 __all__ = ["Codec", "Packer", "train_dictionary", "unpack"]
+
+
+_WORTH_A_THREAD = 1 << 18  # bytes; below, starting one costs more than it saves
 
 
 class Codec(enum.IntEnum):
@@ -76,28 +80,7 @@ def unpack(
     if not packed:
         return []
     if codec is Codec.LZ4:
-        decompress = _lz4().decompress
-
-        def one(item: tuple[Any, int]) -> Any:
-            data, length = item
-            if length:
-                return decompress(data, uncompressed_size=length)
-            if bytes(data) != b"\0":  # the one block that is empty; the library takes no size 0
-                raise ValueError("expected 0 bytes, got more")
-            return b""
-
-        work = list(zip(packed, lengths, strict=True))
-        if threads > 1 and len(work) > 1:
-            with ThreadPoolExecutor(threads) as pool:
-                results = list(pool.map(_guarded(one), work))
-        else:
-            results = list(map(_guarded(one), work))
-        for i, (result, length) in enumerate(zip(results, lengths, strict=True)):
-            if isinstance(result, Exception):
-                raise Damaged(i, f"lz4: {result}")
-            if len(result) != length:
-                raise Damaged(i, f"lz4: expected {length} bytes, got {len(result)}")
-        return results
+        return _unpack_lz4(packed, lengths, threads)
     return _unpack_zstd(packed, lengths, dictionary, threads)
 
 
@@ -119,6 +102,35 @@ def train_dictionary(samples: Sequence[Any], size: int = 112_640) -> bytes:
         raise ValueError(
             f"no dictionary can be trained on {len(samples)} payloads: {error}"
         ) from None
+
+
+def _unpack_lz4(packed: Sequence[Any], lengths: Sequence[int], threads: int) -> Sequence[Any]:
+    decompress = _lz4().decompress
+
+    def one(i: int) -> Any:
+        if not lengths[i]:
+            if (
+                bytes(packed[i]) != b"\0"
+            ):  # the one block that is empty; the library takes no size 0
+                raise Damaged(i, "lz4: expected 0 bytes, got more")
+            return b""
+        try:
+            result = decompress(packed[i], uncompressed_size=lengths[i])
+        except Exception as error:  # the library has no error class of its own to name
+            raise Damaged(i, f"lz4: {error}") from None
+        if len(result) != lengths[i]:
+            raise Damaged(i, f"lz4: expected {lengths[i]} bytes, got {len(result)}")
+        return result
+
+    def some(numbers: range) -> list[Any]:
+        return [one(i) for i in numbers]
+
+    count = len(packed)
+    if threads <= 1 or sum(lengths) < _WORTH_A_THREAD:
+        return some(range(count))
+    cuts = [k * count // threads for k in range(threads + 1)]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(chain.from_iterable(pool.map(some, map(range, cuts, cuts[1:]))))
 
 
 def _unpack_zstd(
@@ -150,16 +162,6 @@ def _unpack_zstd(
             raise Damaged(i, f"zstd: expected {length} bytes, got {len(result)}")
         results.append(result)
     return results
-
-
-def _guarded(call: Any) -> Any:
-    def guarded(item: Any) -> Any:
-        try:
-            return call(item)
-        except Exception as error:  # the library has no error class of its own to name
-            return error
-
-    return guarded
 
 
 def _lz4() -> Any:

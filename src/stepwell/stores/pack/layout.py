@@ -122,7 +122,8 @@ class _Checker:
         return version, flags, count
 
     def index(self, count: int) -> NDArray[Any]:
-        return self._file[INDEX_AT : INDEX_AT + ENTRY.itemsize * count].view(ENTRY)
+        # A copy: a closed pack still knows what it held.
+        return self._file[INDEX_AT : INDEX_AT + ENTRY.itemsize * count].view(ENTRY).copy()
 
     def footer(self, index: NDArray[Any]) -> tuple[int, int, int, int]:
         at = self._footer_at

@@ -1,11 +1,9 @@
 """A pack, opened."""
 
-import mmap
 import operator
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -14,17 +12,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stepwell import _core
-from stepwell.errors import ChecksumError, FormatError
+from stepwell.errors import FormatError
 from stepwell.files.atomic import write_file
-from stepwell.files.codecs import Codec, Damaged, unpack
-from stepwell.files.npy import open_regular
 from stepwell.ordered import in_order
-from stepwell.runs import ENTRY, Run, RunBatch
+from stepwell.runs import Run, RunBatch
 from stepwell.sampler import Shuffle
 from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source, as_rows
 from stepwell.stores.pack import export
-from stepwell.stores.pack.layout import FIRST_RAW_KIND, INDEX_AT, Layout
+from stepwell.stores.pack.file import PackFile, slices
+from stepwell.stores.pack.layout import FIRST_RAW_KIND
 from stepwell.stores.pack.stats import PackStats, ShortStats, StatsBuilder
+from stepwell.stores.pack.verify import find_problems
 from stepwell.stores.pack.where import select_runs
 
 if TYPE_CHECKING:
@@ -73,11 +71,8 @@ class PackReader(Source):
     def __init__(self, path: str | os.PathLike[str], *, checksums: bool = True) -> None:
         self._path = Path(path)
         self._checksums = checksums
-        with open_regular(self._path) as file:
-            size = os.fstat(file.fileno()).st_size
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-        self._file = np.frombuffer(self._map, np.uint8)
-        self._layout = Layout.read(self._file, str(self._path))
+        self._file: PackFile | None = PackFile(self._path, checksums)
+        self._layout = self._file.layout
         self._numbers: Rows = np.arange(len(self._layout.index), dtype=np.int64)
 
     @classmethod
@@ -96,10 +91,7 @@ class PackReader(Source):
         """The same file with these entries only."""
         part = PackReader.__new__(PackReader)
         part.__dict__.update(
-            {
-                name: self.__dict__[name]
-                for name in ("_path", "_checksums", "_map", "_file", "_layout")
-            }
+            {name: self.__dict__[name] for name in ("_path", "_checksums", "_file", "_layout")}
         )
         part._numbers = numbers
         return part
@@ -134,7 +126,7 @@ class PackReader(Source):
 
     @property
     def fingerprint(self) -> str:
-        whole = f"{self._content_sum:08x}-{len(self)}"
+        whole = f"{self._opened.content_sum:08x}-{len(self)}"
         return (
             whole if self._is_whole else f"{whole}-{_core.crc32c(self._numbers.view(np.uint8)):08x}"
         )
@@ -221,26 +213,23 @@ class PackReader(Source):
     def slice(self, i: int) -> memoryview:
         """The payload of entry `i`: the file's own memory, or unpacked if it is compressed."""
         row = self._row(i)
+        file = self._opened
         begins, ends, sums = self._places
         begin, end = begins[row], ends[row]
-        if begin < 0 or (sums[row] and _core.crc32c(self._file[begin:end]) != sums[row]):
+        if begin < 0 or (sums[row] and _core.crc32c(file.data[begin:end]) != sums[row]):
             return self.slices([row])[0]  # unpacks, and knows what to say about damage
-        return memoryview(self._map)[begin:end]
+        return memoryview(file.memory)[begin:end]
 
     def slices(self, indices: ArrayLike) -> list[memoryview]:
         """The payloads of these entries, checked together, not copied unless compressed."""
         rows = self._rows(indices)
-        entries = self._entries[rows]
+        file, entries, numbers = self._opened, self._entries[rows], self._numbers[rows]
         if entries["flags"].any():
-            file, entries = self._unpacked(entries, self._numbers[rows], _core.usable_cores())
-            view = file.data
-        else:
-            if self._checksums:
-                self._check_sums(entries, self._numbers[rows], _core.usable_cores())
-            view = memoryview(self._map)
-        begins = entries["offset"].tolist()
-        lengths = entries["length"].tolist()
-        return [view[b : b + n] for b, n in zip(begins, lengths, strict=True)]
+            plain, places = file.unpacked(entries, numbers, _core.usable_cores())
+            return slices(plain.data, places)
+        if self._checksums:
+            file.check_sums(entries, numbers, _core.usable_cores())
+        return file.slices(entries)
 
     def extract(self, indices: ArrayLike, directory: str | os.PathLike[str]) -> list[Path]:
         """Write payloads to files of their own, named by number and kind; return their paths."""
@@ -329,101 +318,16 @@ class PackReader(Source):
         Without `sample` the sum of all data, padding included, and the statistics are
         checked too. Sums are checked even when the pack was opened without.
         """
-        rows: Rows = np.arange(len(self))
-        if sample is not None and sample < len(self):
-            rows = np.sort(Shuffle(0).order(len(self)).rows(0, 0, sample))
-        problems: list[FormatError] = []
-        for at in range(0, len(rows), _SCAN_RUNS):
-            part = rows[at : at + _SCAN_RUNS]
-            problems += self._broken(part)
-            self._scanned(part)
-            if on_progress is not None:
-                on_progress(at + len(part), len(rows))
-        if sample is None and self._is_whole:
-            problems += self._broken_whole(all_read=not problems)
-        return problems
-
-    def _broken(self, rows: Rows) -> list[FormatError]:
-        entries, numbers = self._entries[rows], self._numbers[rows]
-        try:
-            self._check_sums(entries, numbers, _core.usable_cores())
-            runs = entries["kind"] < FIRST_RAW_KIND
-            self._decode(rows[runs])
-            self._unpacked(entries[~runs], numbers[~runs], _core.usable_cores())
-        except FormatError as error:
-            if len(rows) == 1:
-                return [error]
-            return [problem for row in rows for problem in self._broken(np.array([row]))]
-        return []
-
-    def _broken_whole(self, *, all_read: bool) -> list[FormatError]:
-        layout = self._layout
-        problems: list[FormatError] = []
-        if layout.data_crc:
-            found = self._sum_data()
-            if found != layout.data_crc:
-                problems.append(
-                    ChecksumError(
-                        f"data: expected CRC32C {layout.data_crc:08x}, got {found:08x}",
-                        path=str(self._path),
-                        offset=layout.data_start,
-                    )
-                )
-        problems += self._broken_padding()
-        if layout.stats is not None and all_read:
-            try:
-                problems += self._broken_stats(self._stored_stats())
-            except FormatError as error:
-                problems.append(error)
-        return problems
-
-    def _broken_padding(self) -> list[FormatError]:
-        # Looked at by itself: the sum of the data leaves some of it out, and may be absent.
-        index = self._layout.index
-        ends = index["offset"].astype(np.int64)
-        begins = np.append(INDEX_AT + index.nbytes, (ends + index["length"])[:-1])
-        gaps = begins < ends
-        problems = []
-        for begin, end in zip(begins[gaps].tolist(), ends[gaps].tolist(), strict=True):
-            if (padding := self._file[begin:end]).any():
-                at = begin + int(padding.argmax())
-                problems.append(
-                    FormatError("padding: expected zero bytes", path=str(self._path), offset=at)
-                )
-        return problems
-
-    def _sum_data(self) -> int:
-        """The sum of all data, by the stretch of memory."""
-        found, size = 0, 1 << 26
-        for begin in range(self._layout.data_start, self._layout.data_end, size):
-            end = min(begin + size, self._layout.data_end)
-            found = _core.crc32c(self._file[begin:end], found)
-            self._give_back(begin, end)
-        return found
-
-    def _broken_stats(self, stored: ShortStats) -> list[FormatError]:
-        counted = self._count_stats()
-        return [
-            FormatError(
-                f"statistics: expected {name} {getattr(counted, name)}, got {value}",
-                path=str(self._path),
-                offset=self._layout.data_end + 4,
-            )
-            for name, value in stored.__dict__.items()
-            if value != getattr(counted, name)
-        ]
+        return find_problems(self, sample, on_progress)
 
     # A source.
 
     def _fill(self, rows: Rows, out: Batch) -> None:
-        self._check_open()
         if not self._all_runs:
-            entries, numbers = self._entries[rows], self._numbers[rows]
-            file, plain = self._file, entries if self._checksums else _unchecked(entries)
-            if entries["flags"].any():
-                file, plain = self._unpacked(entries, numbers, _core.usable_cores())
+            numbers = self._numbers[rows]
+            file, entries = self._payloads(rows, _core.usable_cores())
             offsets, values = _core.copy_payloads(
-                file, plain.view(np.uint8), numbers, self._path, _core.usable_cores()
+                file, entries.view(np.uint8), numbers, self._path, _core.usable_cores()
             )
             out["payload"] = Ragged(values, offsets.view(np.int64))
             out["kind"][...] = entries["kind"]
@@ -436,33 +340,16 @@ class PackReader(Source):
         out["engine"] = Ragged(batch.engines, batch.engine_offsets)
 
     def close(self) -> None:
-        """Forget the file; it is unmapped when no slice of it is left."""
-        self._layout = replace(self._layout, index=self._layout.index.copy())
-        for made in ("_entries", "_places"):
-            self.__dict__.pop(made, None)
-        self._map = b""
-        self._file = np.empty(0, np.uint8)
+        """Forget the file; it is unmapped when no slice and no part of it is left."""
+        self._file = None
 
     # Below this line: for this package.
 
-    def _check_open(self) -> None:
-        if not self._map:
+    @property
+    def _opened(self) -> PackFile:
+        if self._file is None:
             raise ValueError(f"the pack {self._path} is closed")
-
-    @cached_property
-    def _content_sum(self) -> int:
-        """A sum that tells this pack from others.
-
-        The index has the sum of every entry, but a v1 run ends in its own CRC, so that all of
-        them have the same: theirs is read from where they end.
-        """
-        self._check_open()
-        layout = self._layout
-        found = _core.crc32c(np.array([layout.data_crc], "<u4").view(np.uint8), layout.index_crc)
-        v1 = (layout.index["kind"] == 1) & (layout.index["flags"] == Codec.NONE)
-        runs = layout.index[v1 & (layout.index["length"] >= 4)]
-        ends = runs["offset"].astype(np.int64) + runs["length"]
-        return _core.crc32c(self._file[ends[:, None] + np.arange(-4, 0)].reshape(-1), found)
+        return self._file
 
     @property
     def _is_whole(self) -> bool:
@@ -496,21 +383,11 @@ class PackReader(Source):
             yield np.arange(at, min(at + size, len(self)))
 
     def _scanned(self, rows: Rows) -> None:
-        """Give back the pages of neighbouring rows that a scan is done with.
-
-        They stay in the page cache; only this process stops counting them as its own.
-        """
-        entries = self._entries[rows[[0, -1]]]
-        self._give_back(int(entries["offset"][0]), int(entries["offset"][1] + entries["length"][1]))
-
-    def _give_back(self, begin: int, end: int) -> None:
-        begin = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = end // mmap.PAGESIZE * mmap.PAGESIZE
-        if isinstance(self._map, mmap.mmap) and begin < end:
-            self._map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+        """Give back the pages of neighbouring rows that a scan is done with."""
+        first, last = self._entries[rows[[0, -1]]]
+        self._opened.give_back(int(first["offset"]), int(last["offset"] + last["length"]))
 
     def _rows(self, indices: ArrayLike) -> Rows:
-        self._check_open()
         rows = as_rows(indices, len(self))
         _core.check_rows(rows, len(self))
         return rows
@@ -519,109 +396,18 @@ class PackReader(Source):
         i = operator.index(i)
         if not 0 <= i < len(self):
             raise IndexError(f"row {i} is outside a source of {len(self)} rows")
-        self._check_open()
         return i
 
     def _decode(
         self, rows: Rows, *, threads: int | None = None, heads_only: bool = False
     ) -> RunBatch:
         threads = _core.usable_cores() if threads is None else threads
-        try:
-            return self._decode_all(rows, threads, heads_only)
-        except FormatError:
-            if len(rows) == 1:
-                raise
-            # Sums, heads and steps are looked at in turn; the first broken run is to be named.
-            for row in rows:
-                self._decode_all(np.array([row]), 1, heads_only)
-            raise
-
-    def _decode_all(self, rows: Rows, threads: int, heads_only: bool) -> RunBatch:
-        file, entries = self._payloads(rows, threads)
-        try:
-            return RunBatch.decode(
-                file,
-                entries,
-                self._numbers[rows],
-                path=str(self._path),
-                threads=threads,
-                heads_only=heads_only,
-            )
-        except FormatError as error:
-            if file is self._file or len(rows) > 1:
-                raise
-            # The offset is one of the unpacked bytes; the file has only the entry's own.
-            raise type(error)(
-                f"{error.args[0]} (byte {error.offset} of the unpacked payload)",
-                path=error.path,
-                offset=int(self._entries["offset"][rows[0]]),
-            ) from None
+        return self._opened.decode(
+            self._entries[rows], self._numbers[rows], threads, heads_only=heads_only
+        )
 
     def _payloads(self, rows: Rows, threads: int) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-        """Where the core finds these payloads, and which sums it has to check."""
-        self._check_open()
-        entries = self._entries[rows]
-        if entries["flags"].any():
-            return self._unpacked(entries, self._numbers[rows], threads)
-        return self._file, entries if self._checksums else _unchecked(entries)
-
-    def _check_sums(self, entries: NDArray[Any], numbers: Rows, threads: int) -> None:
-        self._check_open()
-        _core.check_sums(self._file, entries.view(np.uint8), numbers, self._path, threads)
-
-    def _unpacked(
-        self, entries: NDArray[Any], numbers: Rows, threads: int
-    ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-        """These payloads unpacked into one array, and entries that point into it."""
-        try:
-            return self._unpacked_all(entries, numbers, threads)
-        except FormatError:
-            if len(entries) == 1:
-                raise
-            for i in range(len(entries)):  # the first broken one is to be named
-                self._unpacked_all(entries[i : i + 1], numbers[i : i + 1], 1)
-            raise
-
-    def _unpacked_all(
-        self, entries: NDArray[Any], numbers: Rows, threads: int
-    ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-        if self._checksums:
-            self._check_sums(entries, numbers, threads)
-        lengths = np.where(entries["flags"] == Codec.NONE, entries["length"], entries["reserved"])
-        plain = np.zeros(len(entries), ENTRY)
-        plain["length"], plain["kind"] = lengths, entries["kind"]
-        plain["offset"][1:] = np.cumsum(lengths[:-1], dtype=np.int64)
-        file = np.empty(int(lengths.sum(dtype=np.int64)), np.uint8)
-        view = memoryview(self._map)
-        for codec in Codec:
-            places = np.flatnonzero(entries["flags"] == codec)
-            stored = [
-                view[begin : begin + length]
-                for begin, length in zip(
-                    entries["offset"][places].tolist(),
-                    entries["length"][places].tolist(),
-                    strict=True,
-                )
-            ]
-            try:
-                payloads = unpack(
-                    codec,
-                    stored,
-                    lengths[places].tolist(),
-                    dictionary=self._layout.dictionary,
-                    threads=threads,
-                )
-            except Damaged as error:
-                place = places[error.position]
-                raise FormatError(
-                    f"entry {numbers[place]}: {error.args[0]}",
-                    path=str(self._path),
-                    offset=int(entries["offset"][place]),
-                ) from None
-            for place, payload in zip(places, payloads, strict=True):
-                begin = int(plain["offset"][place])
-                file[begin : begin + len(payload)] = np.frombuffer(payload, np.uint8)
-        return file, plain
+        return self._opened.payloads(self._entries[rows], self._numbers[rows], threads)
 
 
 def _rebuild(
@@ -632,12 +418,6 @@ def _rebuild(
         return pack
     _core.check_rows(numbers, len(pack))
     return pack._with(numbers)
-
-
-def _unchecked(entries: NDArray[Any]) -> NDArray[Any]:
-    copy = entries.copy()
-    copy["crc32c"] = 0
-    return copy
 
 
 def _threads(workers: int | None) -> int:

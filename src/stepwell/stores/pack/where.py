@@ -1,8 +1,8 @@
 """The index beside a pack: what runs say about themselves, in a table that SQL can ask.
 
 It is derived from the pack and may be deleted at any time. It carries the pack's size and
-a sum of its content; when they differ it is made anew. Where it cannot be written, the table
-is kept in memory.
+a sum of its content, and a sum of itself; when one of them differs it is made anew. Where it
+cannot be written, the table is kept in memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,12 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from stepwell import _core
+from stepwell.errors import FormatError
 from stepwell.files.atomic import temporary_name
+from stepwell.files.npy import open_regular
 from stepwell.source import Rows
 
 if TYPE_CHECKING:
@@ -32,6 +37,7 @@ _COLUMNS = {
     "highest_tile": "INTEGER NOT NULL",
     "engine": "TEXT",
 }
+_SEAL_AT = 60  # `user_version`
 _INDEXED = ("steps", "start_unix_s", "max_score", "highest_tile", "engine")
 
 
@@ -55,6 +61,7 @@ def write_index(pack: "PackReader") -> Path:
     try:
         with closing(_build(pack, str(beside))):
             pass
+        _seal(beside)
         beside.replace(target)
     except BaseException:
         with suppress(OSError):
@@ -71,15 +78,16 @@ def _open(pack: "PackReader") -> "sqlite3.Connection":
 
     path = index_path(pack.path)
     for attempt in range(2):
-        with suppress(sqlite3.Error):
-            database = catalog.open_readonly(path)
-            try:
-                if dict(database.execute("SELECT key, value FROM meta")) == _identity(pack):
-                    return database
-            except BaseException:
+        with suppress(OSError, FormatError, sqlite3.Error):
+            if _is_sealed(path):
+                database = catalog.open_readonly(path)
+                try:
+                    if dict(database.execute("SELECT key, value FROM meta")) == _identity(pack):
+                        return database
+                except BaseException:
+                    database.close()
+                    raise
                 database.close()
-                raise
-            database.close()
         if attempt == 0:
             try:
                 write_index(pack)
@@ -88,11 +96,31 @@ def _open(pack: "PackReader") -> "sqlite3.Connection":
     return _build(pack, ":memory:")
 
 
+def _seal(path: Path) -> None:
+    """Write the sum of a database into its header, where SQLite keeps a number of the user's.
+
+    SQLite notices few sorts of damage, and would answer from the rest.
+    """
+    with path.open("r+b") as file:
+        data = np.frombuffer(file.read(), np.uint8).copy()
+        data[_SEAL_AT : _SEAL_AT + 4] = 0
+        file.seek(_SEAL_AT)
+        file.write(_core.crc32c(data).to_bytes(4, "big"))
+
+
+def _is_sealed(path: Path) -> bool:
+    with open_regular(path) as file:
+        data = np.frombuffer(file.read(), np.uint8).copy()
+    stored = int.from_bytes(data[_SEAL_AT : _SEAL_AT + 4].tobytes(), "big")
+    data[_SEAL_AT : _SEAL_AT + 4] = 0
+    return len(data) > _SEAL_AT + 4 and _core.crc32c(data) == stored
+
+
 def _identity(pack: "PackReader") -> dict[str, int]:
     return {
         "version": VERSION,
-        "pack_bytes": len(pack._file),
-        "pack_sum": pack._content_sum,
+        "pack_bytes": len(pack._opened.data),
+        "pack_sum": pack._opened.content_sum,
     }
 
 

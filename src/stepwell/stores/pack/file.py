@@ -1,0 +1,166 @@
+"""A pack's file, mapped: payloads by their entries, checked and unpacked on the way."""
+
+import mmap
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell import _core
+from stepwell.errors import FormatError
+from stepwell.files.codecs import Codec, Damaged, unpack
+from stepwell.files.npy import open_regular
+from stepwell.runs import ENTRY, RunBatch
+from stepwell.source import Rows
+from stepwell.stores.pack.layout import Layout
+
+__all__ = ["PackFile", "slices"]
+
+
+class PackFile:
+    """Bytes of a pack whose structure was checked. It is unmapped with the last use of it.
+
+    `entries` are rows of the index, `numbers` what their entries are called in errors. Of
+    several that are broken the first is named, however many threads look.
+    """
+
+    def __init__(self, path: Path, checksums: bool) -> None:
+        self.path = path
+        self.checksums = checksums
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        self.data: NDArray[np.uint8] = np.frombuffer(self.memory, np.uint8)
+        self.layout = Layout.read(self.data, str(path))
+
+    @cached_property
+    def content_sum(self) -> int:
+        """A sum that tells this pack from others.
+
+        The index has the sum of every entry, but a v1 run ends in its own CRC, so that all of
+        them have the same: theirs is read from where they end.
+        """
+        layout = self.layout
+        found = _core.crc32c(np.array([layout.data_crc], "<u4").view(np.uint8), layout.index_crc)
+        v1 = (layout.index["kind"] == 1) & (layout.index["flags"] == Codec.NONE)
+        runs = layout.index[v1 & (layout.index["length"] >= 4)]
+        ends = runs["offset"].astype(np.int64) + runs["length"]
+        return _core.crc32c(self.data[ends[:, None] + np.arange(-4, 0)].reshape(-1), found)
+
+    def give_back(self, begin: int, end: int) -> None:
+        """Let go of pages that a scan is done with.
+
+        They stay in the page cache; only this process stops counting them as its own.
+        """
+        begin = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = end // mmap.PAGESIZE * mmap.PAGESIZE
+        if isinstance(self.memory, mmap.mmap) and begin < end:
+            self.memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
+    def check_sums(self, entries: NDArray[Any], numbers: Rows, threads: int) -> None:
+        """Raise `ChecksumError` for bytes that are not those that were written."""
+        _core.check_sums(self.data, entries.view(np.uint8), numbers, self.path, threads)
+
+    def payloads(
+        self, entries: NDArray[Any], numbers: Rows, threads: int
+    ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+        """Where payloads are in memory: this file, or what was unpacked of it.
+
+        The entries that come back point there, and have the sums that are still to be checked.
+        """
+        if entries["flags"].any():
+            return self.unpacked(entries, numbers, threads)
+        if self.checksums:
+            return self.data, entries
+        unchecked = entries.copy()
+        unchecked["crc32c"] = 0
+        return self.data, unchecked
+
+    def decode(
+        self, entries: NDArray[Any], numbers: Rows, threads: int, *, heads_only: bool = False
+    ) -> RunBatch:
+        """The runs at these entries."""
+        try:
+            return self._decode(entries, numbers, threads, heads_only)
+        except FormatError:
+            # Sums, heads and steps are looked at in turn; the first broken run is to be named.
+            if len(entries) > 1:
+                for i in range(len(entries)):
+                    self._decode(entries[i : i + 1], numbers[i : i + 1], 1, heads_only)
+            raise
+
+    def _decode(
+        self, entries: NDArray[Any], numbers: Rows, threads: int, heads_only: bool
+    ) -> RunBatch:
+        file, plain = self.payloads(entries, numbers, threads)
+        where = str(self.path)
+        try:
+            return RunBatch.decode(
+                file, plain, numbers, path=where, threads=threads, heads_only=heads_only
+            )
+        except FormatError as error:
+            if file is self.data or len(entries) > 1:
+                raise
+            # The offset is one of the unpacked bytes; the file has only the entry's own.
+            raise type(error)(
+                f"{error.args[0]} (byte {error.offset} of the unpacked payload)",
+                path=where,
+                offset=int(entries["offset"][0]),
+            ) from None
+
+    def unpacked(
+        self, entries: NDArray[Any], numbers: Rows, threads: int
+    ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+        """Payloads unpacked into one array, and entries that point into it."""
+        try:
+            return self._unpacked(entries, numbers, threads)
+        except FormatError:
+            if len(entries) > 1:
+                for i in range(len(entries)):
+                    self._unpacked(entries[i : i + 1], numbers[i : i + 1], 1)
+            raise
+
+    def _unpacked(
+        self, entries: NDArray[Any], numbers: Rows, threads: int
+    ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+        if self.checksums:
+            self.check_sums(entries, numbers, threads)
+        lengths = np.where(entries["flags"] == Codec.NONE, entries["length"], entries["reserved"])
+        plain = np.zeros(len(entries), ENTRY)
+        plain["length"], plain["kind"] = lengths, entries["kind"]
+        plain["offset"][1:] = np.cumsum(lengths[:-1], dtype=np.int64)
+        out = np.empty(int(lengths.sum(dtype=np.int64)), np.uint8)
+        for codec in Codec:
+            places = np.flatnonzero(entries["flags"] == codec)
+            try:
+                unpacked = unpack(
+                    codec,
+                    self.slices(entries[places]),
+                    lengths[places].tolist(),
+                    dictionary=self.layout.dictionary,
+                    threads=threads,
+                )
+            except Damaged as error:
+                place = places[error.position]
+                raise FormatError(
+                    f"entry {numbers[place]}: {error.args[0]}",
+                    path=str(self.path),
+                    offset=int(entries["offset"][place]),
+                ) from None
+            for place, payload in zip(places, unpacked, strict=True):
+                begin = int(plain["offset"][place])
+                out[begin : begin + len(payload)] = np.frombuffer(payload, np.uint8)
+        return out, plain
+
+    def slices(self, entries: NDArray[Any]) -> list[memoryview]:
+        """The stored bytes of entries, where they are."""
+        return slices(memoryview(self.memory), entries)
+
+
+def slices(view: memoryview, entries: NDArray[Any]) -> list[memoryview]:
+    """What entries point at in a view."""
+    begins, lengths = entries["offset"].tolist(), entries["length"].tolist()
+    return [view[b : b + n] for b, n in zip(begins, lengths, strict=True)]

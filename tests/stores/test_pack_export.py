@@ -1,0 +1,304 @@
+"""Packs as JSON lines, Parquet and Arrow: what others read is what is in the pack."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from stepwell import ChecksumError, PackReader, Run, SchemaError
+from stepwell.stores.pack import export
+from tests import packs, scaled
+from tests.reference import runs
+from tests.reference.pack import Number, read_pack, run_line, step_lines
+from tests.runs import RUN_V1, RUN_V2, any_runs, columns_of, random_payloads
+
+PAYLOADS = random_payloads(3, 90, most_steps=25)
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> PackReader:
+    return PackReader.open(packs.write(tmp_path_factory.mktemp("export") / "p.a2pack", PAYLOADS))
+
+
+def lines_of(
+    payloads: Sequence[bytes], *, steps: bool = False, hex_boards: bool = False, start: int = 0
+) -> bytes:
+    """The file that the page describes."""
+    lines: list[str] = []
+    for i, payload in enumerate(payloads, start):
+        if steps:
+            lines += step_lines(i, payload)
+        else:
+            lines.append(run_line(i, runs.decode(payload), hex_boards))
+    return "".join(line + "\n" for line in lines).encode()
+
+
+def written(packed: PackReader, path: Path, **options: Any) -> bytes:
+    packed.to_jsonl(path, **options)
+    return path.read_bytes()
+
+
+# JSON lines.
+
+
+def test_the_lines_of_the_page(tmp_path: Path) -> None:
+    packed = PackReader.open(packs.write(tmp_path / "p.a2pack", [RUN_V1, RUN_V2]))
+    out = tmp_path / "out.jsonl"
+    assert written(packed, out).decode() == runs.block("pack.md", "jsonl", "runs")
+    assert written(packed, out, steps=True).decode() == runs.block("pack.md", "jsonl", "steps")
+    as_hex = written(packed, out, boards="hex").decode().splitlines(keepends=True)
+    assert as_hex[0] == runs.block("pack.md", "jsonl", "runs-hex")
+
+
+@settings(max_examples=25)
+@given(
+    found=st.lists(
+        any_runs(nan=True).map(runs.encode_v2) | any_runs(v1=True, nan=True).map(runs.encode_v1),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_any_run(tmp_path: Path, found: list[bytes]) -> None:
+    packed = PackReader.open(packs.write(tmp_path / "p", found, align=1, overwrite=True))
+    out = tmp_path / "out.jsonl"
+    assert written(packed, out) == lines_of(found)
+    assert written(packed, out, boards="hex") == lines_of(found, hex_boards=True)
+    assert written(packed, out, steps=True) == lines_of(found, steps=True)
+    for line in out.read_text().splitlines():
+        json.loads(line)
+
+
+def test_names_and_branches_of_every_sort(tmp_path: Path) -> None:
+    engines = [None, "", *map(chr, range(0x80)), "\u2028", "\U0010ffff", '"' * 50, "\x00" * 50]
+    inf, nan = float("inf"), float("nan")
+    branches: list[runs.Branches | None] = [
+        None,
+        [None] * 4,
+        [nan, inf, -inf, -0.0],
+        [runs.BEST] * 4,
+        [1.0, 2.0, 0.9999985, None],
+    ]
+    random = Random(5)
+    found = []
+    for engine in engines:
+        steps = [runs.Step(2**64 - 1, m, random.choice(branches)) for m in (0, 1, 2, 3)]
+        steps = steps[: random.randrange(5)]
+        meta = runs.Meta(len(steps), 2**64 - 1, random.choice([nan, 1e-45, -inf]), 0, 0, engine)
+        found.append(runs.encode_v2(runs.Run(meta, steps, 2**64 - 1)))
+    packed = PackReader.open(packs.write(tmp_path / "p", found, align=1))
+    out = tmp_path / "out.jsonl"
+    assert written(packed, out) == lines_of(found)
+    assert written(packed, out, boards="hex") == lines_of(found, hex_boards=True)
+    assert written(packed, out, steps=True) == lines_of(found, steps=True)
+
+
+def test_floats_of_every_size(tmp_path: Path) -> None:
+    random = np.random.default_rng(7)
+    count = scaled(20_000)
+    powers = [np.float32(f"1e{e}") for e in range(-45, 39)]
+    values = np.concatenate(
+        [
+            random.integers(0, 2**32, count, np.uint32).view(np.float32),
+            (np.arange(512, dtype=np.uint32) << np.uint32(23)).view(np.float32),
+            np.array([*powers, *np.nextafter(powers, np.float32(0))], np.float32),
+            (10 ** random.uniform(-8, 16, count)).astype(np.float32),
+            random.integers(0, 2**31, 2000).astype(np.float32),
+            random.random(2000, np.float32),
+        ]
+    )
+    values = values[: len(values) // 4 * 4].reshape(-1, 4)
+    zeros = np.zeros(len(values), np.uint8)
+    run = Run(zeros, zeros, 0, ev_values=values, ev_legal=zeros + 15)
+    packed = PackReader.open(packs.write(tmp_path / "p", [run.to_bytes()]))
+    line = written(packed, tmp_path / "out.jsonl").decode()
+    text = line[line.index('"branches":[[') + 13 : -4].replace("],[", ",").split(",")
+    assert text == [Number(value).text() for value in values.flat]
+    back = np.array([np.nan if t == "null" else t for t in text], np.float32)
+    finite = np.isfinite(values.reshape(-1))
+    assert back[finite].tobytes() == values.reshape(-1)[finite].tobytes()
+
+
+@pytest.mark.parametrize("steps", [False, True], ids=["runs", "steps"])
+def test_threads_change_nothing(
+    pack: PackReader, tmp_path: Path, steps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = lines_of(PAYLOADS, steps=steps)
+    monkeypatch.setattr(export, "_TEXT_CHUNK_BYTES", 300)  # many chunks out of a small pack
+    assert written(pack, tmp_path / "serial", parallel=False, steps=steps) == want
+    for workers in (1, 3, 8, None):
+        assert written(pack, tmp_path / "out", workers=workers, steps=steps) == want
+    order = [
+        (line["run_idx"], line.get("step_idx", 0)) for line in map(json.loads, want.splitlines())
+    ]
+    assert order == sorted(order)
+
+
+@pytest.mark.parametrize("compress", ["zstd", "lz4", "zstd-dict"])
+def test_compression_changes_nothing(tmp_path: Path, compress: str) -> None:
+    packed = PackReader.open(packs.write(tmp_path / "p", PAYLOADS, compress=compress))
+    for steps in (False, True):
+        assert written(packed, tmp_path / "out", steps=steps) == lines_of(PAYLOADS, steps=steps)
+
+
+def test_a_part_keeps_its_numbers(pack: PackReader, tmp_path: Path) -> None:
+    part = pack.where("run >= 80")
+    for steps in (False, True):
+        want = lines_of(PAYLOADS[80:], steps=steps, start=80)
+        assert written(part, tmp_path / "out", steps=steps) == want
+    assert written(pack.where("run < 0"), tmp_path / "out") == b""
+
+
+def test_mistakes(pack: PackReader, tmp_path: Path) -> None:
+    wrong: Any = "octal"
+    with pytest.raises(ValueError, match="boards: expected 'number' or 'hex', got 'octal'"):
+        pack.to_jsonl(tmp_path / "out", boards=wrong)
+    with pytest.raises(ValueError, match="workers"):
+        pack.to_jsonl(tmp_path / "out", workers=0)
+    with pytest.raises(FileNotFoundError):
+        pack.to_jsonl(tmp_path / "no" / "out")
+    assert os.listdir(tmp_path) == []
+
+
+# Other payloads, and damage.
+
+
+def test_only_runs_are_exported(tmp_path: Path) -> None:
+    packed = PackReader.open(packs.write(tmp_path / "p", [RUN_V2, b"hello"], [2, 16]))
+    for export_to in (packed.to_jsonl, packed.to_parquet, packed.to_arrow):
+        with pytest.raises(SchemaError, match="only runs"):
+            export_to(tmp_path / "out")
+    with pytest.raises(SchemaError, match="only runs"):
+        packed.arrow_batches().read_all()
+    assert os.listdir(tmp_path) == ["p"]
+    assert written(packed.where("kind = 2"), tmp_path / "out") == lines_of([RUN_V2])
+
+
+def test_a_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = packs.write(tmp_path / "p", PAYLOADS, align=1)
+    data = bytearray(path.read_bytes())
+    data[read_pack(bytes(data)).offsets[70]] ^= 1
+    path.write_bytes(data)
+    monkeypatch.setattr(export, "_TEXT_CHUNK_BYTES", 300)
+    monkeypatch.setattr(export, "_ROW_GROUP_BYTES", 300)
+    packed = PackReader.open(path)
+    out = tmp_path / "out"
+    out.write_bytes(b"old")
+    for export_to in (packed.to_jsonl, packed.to_parquet, packed.to_arrow):
+        with pytest.raises(ChecksumError, match="entry 70: "):
+            export_to(out)
+        assert out.read_bytes() == b"old"
+
+    def stop(done: int, of: int) -> None:
+        if done > 20:
+            raise KeyboardInterrupt
+
+    good = PackReader.open(packs.write(tmp_path / "q", PAYLOADS))
+    for stopped in (good.to_jsonl, good.to_parquet, good.to_arrow):
+        with pytest.raises(KeyboardInterrupt):
+            stopped(out, on_progress=stop)
+        assert out.read_bytes() == b"old"
+    assert sorted(os.listdir(tmp_path)) == ["out", "p", "q"]
+
+
+def test_progress(pack: PackReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "_TEXT_CHUNK_BYTES", 900)
+    monkeypatch.setattr(export, "_ROW_GROUP_BYTES", 900)
+    for export_to in (pack.to_jsonl, pack.to_parquet, pack.to_arrow):
+        seen: list[tuple[int, int]] = []
+        export_to(tmp_path / "out", on_progress=lambda *now, seen=seen: seen.append(now))
+        assert seen[-1] == (90, 90)
+        assert len(seen) > 5
+        assert seen == sorted(seen)
+
+
+# Tables.
+
+
+def table_of(payloads: Sequence[bytes]) -> dict[str, np.ndarray[Any, Any]]:
+    """The steps of all runs, a column each."""
+    columns = [columns_of(runs.decode(payload)) for payload in payloads]
+    counts = [len(column["boards"]) for column in columns]
+    names = {"board": "boards", "move": "moves"}
+    return {
+        "run_idx": np.repeat(np.arange(len(payloads)), counts),
+        "step_idx": np.concatenate([np.arange(count, dtype=np.uint32) for count in counts]),
+        **{
+            name: np.concatenate([column[names.get(name, name)] for column in columns])
+            for name in ("board", "move", "ev_legal", "ev_values", "has_branches")
+        },
+    }
+
+
+def assert_table(table: pa.Table, want: dict[str, np.ndarray[Any, Any]]) -> None:
+    assert table.column_names == list(want)
+    for name, column in want.items():
+        found = table[name].combine_chunks()
+        if name == "ev_values":
+            assert found.type == pa.list_(pa.field("item", pa.float32(), nullable=False), 4)
+            found = found.flatten()
+        array = found.to_numpy(zero_copy_only=False)
+        assert array.dtype == column.dtype
+        assert array.tobytes() == column.tobytes()
+
+
+@pytest.mark.parametrize("group_bytes", [400, 1 << 24])
+def test_parquet_and_arrow(
+    pack: PackReader, tmp_path: Path, group_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "_ROW_GROUP_BYTES", group_bytes)
+    want = table_of(PAYLOADS)
+    pack.to_parquet(tmp_path / "p.parquet")
+    assert_table(pq.read_table(tmp_path / "p.parquet"), want)
+    groups = pq.ParquetFile(tmp_path / "p.parquet").num_row_groups
+    assert groups == 1 if group_bytes > 400 else groups > 10
+    pack.to_arrow(tmp_path / "p.arrow")
+    with pa.memory_map(str(tmp_path / "p.arrow")) as file:
+        assert_table(pa.ipc.open_file(file).read_all(), want)
+    assert_table(pack.arrow_batches().read_all(), want)
+    nothing = {name: column[:0] for name, column in want.items()}
+    assert_table(pack.where("run < 0").arrow_batches().read_all(), nothing)
+
+
+def test_duckdb_reads_all_of_it(pack: PackReader, tmp_path: Path) -> None:
+    pack.to_parquet(tmp_path / "steps.parquet")
+    pack.to_jsonl(tmp_path / "runs.jsonl", boards="hex")
+    pack.to_jsonl(tmp_path / "steps.jsonl", steps=True)
+    decoded = [runs.decode(payload) for payload in PAYLOADS]
+    steps = [step for run in decoded for step in run.steps]
+    with duckdb.connect() as database:
+        database.execute(f"SET home_directory = '{tmp_path}'")
+
+        def ask(question: str) -> Any:
+            return database.execute(question).fetchall()
+
+        table = f"read_parquet('{tmp_path}/steps.parquet')"
+        assert ask(f"SELECT count(*), max(run_idx), sum(move) FROM {table}") == [
+            (
+                len(steps),
+                max(i for i, r in enumerate(decoded) if r.steps),
+                sum(s.chosen for s in steps),
+            )
+        ]
+        assert ask(f"SELECT board FROM {table}") == [(step.pre_board,) for step in steps]
+        table = f"read_json_auto('{tmp_path}/runs.jsonl')"
+        found = ask(f"SELECT run_idx, steps, final_board, engine, len(states) FROM {table}")
+        assert found == [
+            (i, r.meta.steps, f"{r.final_board:016x}", r.meta.engine, len(r.steps) + 1)
+            for i, r in enumerate(decoded)
+        ]
+        table = f"read_json_auto('{tmp_path}/steps.jsonl')"
+        found = ask(f"SELECT pre_board, chosen, branches[1].legal FROM {table}")
+        assert [(cells, move) for cells, move, _ in found] == [
+            (runs.cells(step.pre_board), runs.MOVES[step.chosen]) for step in steps
+        ]
+        legal = [s.chosen == 0 if s.branches is None else s.branches[0] is not None for s in steps]
+        assert [first for _, _, first in found] == legal

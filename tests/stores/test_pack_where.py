@@ -1,0 +1,366 @@
+"""`where`: SQL against a filter in Python, and an index beside the pack that is never trusted."""
+
+import os
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from stepwell import ChecksumError, PackReader
+from stepwell.stores.pack.where import index_path
+from tests import packs, scaled
+from tests.packs import reference_pack
+from tests.reference import runs
+from tests.runs import RUN_V1, RUN_V2, random_run
+
+COLUMNS = "run, kind, steps, start_unix_s, elapsed_s, max_score, highest_tile, engine"
+
+
+@dataclass
+class Row:
+    """What SQL sees of a run; numbers that SQLite has no room for are floats there."""
+
+    run: int
+    kind: int
+    steps: int
+    start_unix_s: float
+    elapsed_s: float
+    max_score: float
+    highest_tile: int
+    engine: str | None
+
+
+def some_payloads(seed: int, count: int) -> list[bytes]:
+    random = Random(seed)
+    return [
+        runs.encode_v1(random_run(random, 9, v1=True))
+        if i % 3
+        else runs.encode_v2(random_run(random, 9))
+        for i in range(count)
+    ]
+
+
+PAYLOADS = some_payloads(6, 60)
+METAS = [runs.decode(payload).meta for payload in PAYLOADS]
+ROWS = [
+    Row(i, runs.kind_of(payload), *vars(meta).values())
+    for i, (payload, meta) in enumerate(zip(PAYLOADS, METAS, strict=True))
+]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return packs.write(tmp_path / "p.a2pack", PAYLOADS, align=1)
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> PackReader:
+    return PackReader.open(packs.write(tmp_path_factory.mktemp("where") / "p.a2pack", PAYLOADS))
+
+
+def numbers(packed: PackReader) -> list[int]:
+    found: list[int] = packed.numbers.tolist()
+    return found
+
+
+# Conditions.
+
+
+Condition = tuple[str, list[Any], Callable[[Row], bool]]
+
+
+@st.composite
+def comparisons(draw: st.DrawFn) -> Condition:
+    column = draw(
+        st.sampled_from(["run", "kind", "steps", "max_score", "highest_tile", "start_unix_s"])
+    )
+    value = draw(
+        st.sampled_from([getattr(row, column) for row in ROWS if getattr(row, column) < 2**63])
+    )
+    value = max(0, value + draw(st.integers(-1, 1)))
+    sign = draw(st.sampled_from(["<", "<=", "=", "!=", ">=", ">"]))
+    test = {
+        "<": lambda row: getattr(row, column) < value,
+        "<=": lambda row: getattr(row, column) <= value,
+        "=": lambda row: getattr(row, column) == value,
+        "!=": lambda row: getattr(row, column) != value,
+        ">=": lambda row: getattr(row, column) >= value,
+        ">": lambda row: getattr(row, column) > value,
+    }[sign]
+    if draw(st.booleans()):
+        return f"{column} {sign} ?", [value], test
+    return f"{column} {sign} {value}", [], test
+
+
+@st.composite
+def names(draw: st.DrawFn) -> Condition:
+    name = draw(st.sampled_from([row.engine for row in ROWS]))
+    return "engine IS ?", [name], lambda row: row.engine == name
+
+
+def both(one: Condition, other: Condition) -> Condition:
+    return f"({one[0]}) AND ({other[0]})", one[1] + other[1], lambda r: one[2](r) and other[2](r)
+
+
+def either(one: Condition, other: Condition) -> Condition:
+    return f"({one[0]}) OR ({other[0]})", one[1] + other[1], lambda r: one[2](r) or other[2](r)
+
+
+def negated(one: Condition) -> Condition:
+    return f"NOT ({one[0]})", one[1], lambda row: not one[2](row)
+
+
+conditions = st.recursive(
+    comparisons() | names(),
+    lambda inner: (
+        st.builds(both, inner, inner) | st.builds(either, inner, inner) | inner.map(negated)
+    ),
+    max_leaves=4,
+)
+
+
+@given(condition=conditions)
+def test_conditions(pack: PackReader, condition: Condition) -> None:
+    text, values, test = condition
+    found = pack.where(text, *values)
+    assert numbers(found) == [row.run for row in ROWS if test(row)]
+
+
+@given(first=conditions, second=conditions)
+def test_where_of_where(pack: PackReader, first: Condition, second: Condition) -> None:
+    found = pack.where(first[0], *first[1]).where(second[0], *second[1])
+    assert numbers(found) == [row.run for row in ROWS if first[2](row) and second[2](row)]
+
+
+def test_where_of_split_and_back(pack: PackReader) -> None:
+    one, other = pack.split(0.5, seed=9)
+    found = [*numbers(one.where("steps > 4")), *numbers(other.where("steps > 4"))]
+    assert sorted(found) == [row.run for row in ROWS if row.steps > 4]
+    chosen = pack.where("steps > 4")
+    halves = chosen.split(0.25)
+    assert sorted(numbers(halves[0]) + numbers(halves[1])) == numbers(chosen)
+    assert len(halves[0]) == round(len(chosen) / 4)
+    assert halves[0].decode(0).to_bytes() == pack.decode(halves[0].numbers[0]).to_bytes()
+
+
+@pytest.mark.parametrize(
+    ("condition", "values", "test"),
+    [
+        ("engine = 'expectimax'", [], lambda r: r.engine == "expectimax"),
+        ("engine LIKE 'EXPECT%'", [], lambda r: (r.engine or "").startswith("expect")),
+        ("engine IS NULL", [], lambda r: r.engine is None),
+        ("length(engine) > ?", [5], lambda r: len(r.engine or "") > 5),
+        ("steps BETWEEN 2 AND 4", [], lambda r: 2 <= r.steps <= 4),
+        ("kind IN (1, 7)", [], lambda r: r.kind == 1),
+        ("elapsed_s >= ?", [100.0], lambda r: r.elapsed_s >= 100),
+        ("run % 7 = 3 -- a comment", [], lambda r: r.run % 7 == 3),
+        ("steps = (SELECT max(steps) FROM runs)", [], lambda r: r.steps == 9),
+        ("1", [], lambda r: True),
+        ("0", [], lambda r: False),
+        ("NULL", [], lambda r: False),
+        ("max_score >= 9223372036854775808.0", [], lambda r: r.max_score >= 2**63),
+        ("start_unix_s >= ?", [float(2**63)], lambda r: r.start_unix_s >= 2**63),
+        ("max_score < ?", [2**63 - 1], lambda r: r.max_score < 2**63 - 1),
+    ],
+)
+def test_more_conditions(
+    pack: PackReader, condition: str, values: list[Any], test: Callable[[Row], bool]
+) -> None:
+    assert numbers(pack.where(condition, *values)) == [row.run for row in ROWS if test(row)]
+
+
+def test_large_numbers_are_there() -> None:
+    assert any(row.max_score >= 2**63 for row in ROWS)
+    assert any(row.start_unix_s >= 2**63 for row in ROWS)
+
+
+@pytest.mark.parametrize(
+    ("condition", "values"),
+    [
+        ("score > 3", []),
+        ("steps >", []),
+        ("", []),
+        ("steps > 3; DROP TABLE runs", []),
+        ("1); DELETE FROM runs; --", []),
+        ("1) ; SELECT (1", []),
+        ("ATTACH 'other.db' AS other", []),
+        ("PRAGMA writable_schema = 1", []),
+        ("1) UNION SELECT load_extension('x') WHERE (1", []),
+        ("(DELETE FROM runs)", []),
+        ("steps > ?", []),
+        ("steps > ?", [1, 2]),
+        ("max_score > ?", [2**63]),
+        ("max_score > ?", [-(2**63) - 1]),
+        ("engine = ?", [object()]),
+        ("engine = ?", [["x"]]),
+        ("run = readfile('/etc/passwd')", []),
+        ("steps > 3 LIMIT 1", []),
+        ("\x00", []),
+        ("steps > 3 -- \ud800", []),
+    ],
+)
+def test_what_is_no_condition(pack: PackReader, condition: str, values: list[Any]) -> None:
+    with pytest.raises(ValueError, match="where") as info:
+        pack.where(condition, *values)
+    assert COLUMNS in str(info.value)
+    assert numbers(pack.where("1")) == list(range(60))
+
+
+def test_a_row_is_there_once(pack: PackReader) -> None:
+    """Whoever breaks out of the parentheses still gets a part of the pack."""
+    for trick in ("1) UNION ALL SELECT run FROM runs WHERE (1", "1) UNION SELECT 999 WHERE (1"):
+        try:
+            found = numbers(pack.where(trick))
+        except ValueError:
+            continue
+        assert found == list(range(60))
+
+
+def test_payloads_that_are_not_runs_are_not_asked(tmp_path: Path) -> None:
+    packed = PackReader.open(
+        packs.write(tmp_path / "p", [b"raw", RUN_V1, b"", RUN_V2], [16, 1, 17, 2])
+    )
+    assert numbers(packed.where("1")) == [1, 3]
+    assert [packed.where("1").kind(i) for i in range(2)] == ["v1", "v2"]
+    assert len(packed.where("steps = 3").decode(0)) == 3
+
+
+def test_compressed(tmp_path: Path) -> None:
+    packed = PackReader.open(packs.write(tmp_path / "p", PAYLOADS, compress="zstd"))
+    assert numbers(packed.where("steps > 4")) == [row.run for row in ROWS if row.steps > 4]
+
+
+def test_floats_that_sql_has_not(tmp_path: Path) -> None:
+    metas = [
+        replace(METAS[0], elapsed_s=value, steps=0) for value in (float("nan"), float("inf"), 1.0)
+    ]
+    payloads = [runs.encode_v2(runs.Run(meta, [], 0)) for meta in metas]
+    packed = PackReader.open(packs.write(tmp_path / "p", payloads))
+    assert numbers(packed.where("elapsed_s IS NULL")) == [0]
+    assert numbers(packed.where("elapsed_s > 5")) == [1]
+
+
+# The index beside the pack.
+
+
+def test_it_is_made_once_and_used(path: Path) -> None:
+    beside = index_path(path)
+    assert beside == path.with_name("p.a2pack.index")
+    assert not beside.exists()
+    assert len(PackReader.open(path).where("1")) == 60
+    made = beside.stat()
+    with sqlite3.connect(f"{beside.as_uri()}?mode=ro", uri=True) as database:
+        question = f"SELECT {COLUMNS} FROM runs ORDER BY run"
+        assert len(database.execute(question).fetchall()) == 60
+    database.close()
+    assert len(PackReader.open(path).where("steps > 4").where("steps > 5")) > 0
+    assert (beside.stat().st_ino, beside.stat().st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
+    beside.unlink()
+    assert len(PackReader.open(path).where("1")) == 60
+    assert sorted(os.listdir(path.parent)) == ["p.a2pack", "p.a2pack.index"]
+
+
+def test_it_is_made_anew_for_another_pack(path: Path) -> None:
+    old = PackReader.open(path)
+    assert len(old.where("1")) == 60
+    packs.write(path, PAYLOADS[::-1], align=1, overwrite=True)
+    steps = [row.run for row in ROWS if row.steps > 4]
+    assert numbers(PackReader.open(path).where("steps > 4")) == sorted(59 - run for run in steps)
+    assert numbers(old.where("steps > 4")) == steps  # the file it has open is still the old one
+    assert numbers(PackReader.open(path).where("steps > 4")) == sorted(59 - run for run in steps)
+
+
+@pytest.mark.parametrize("data_crc", [True, False])
+def test_it_is_made_anew_for_runs_with_equal_sums(tmp_path: Path, data_crc: bool) -> None:
+    path = tmp_path / "p.a2pack"
+    run = runs.decode(RUN_V1)
+    for place in range(3):
+        payloads = [RUN_V1] * 3
+        payloads[place] = runs.encode_v1(replace(run, meta=replace(run.meta, max_score=7)))
+        path.write_bytes(reference_pack(payloads, 64, stats=None, data_crc=data_crc))
+        assert numbers(PackReader.open(path).where("max_score = 7")) == [place]
+
+
+def test_a_damaged_one_is_made_anew(path: Path) -> None:
+    beside = index_path(path)
+    packed = PackReader.open(path)
+    want = [row.run for row in ROWS if row.steps > 4]
+    assert numbers(packed.where("steps > 4")) == want
+    whole = beside.read_bytes()
+    for size in (*range(0, 120, 7), *range(120, len(whole), len(whole) // scaled(40, 5))):
+        beside.write_bytes(whole[:size])
+        assert numbers(packed.where("steps > 4")) == want, size
+    for junk in (b"", b"junk", bytes(4096), os.urandom(9000), whole + whole):
+        beside.write_bytes(junk)
+        assert numbers(packed.where("steps > 4")) == want
+    assert sorted(os.listdir(path.parent)) == ["p.a2pack", "p.a2pack.index"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *("DROP TABLE runs", "DROP TABLE meta", "DELETE FROM meta", "UPDATE meta SET value = 1"),
+        *("DELETE FROM runs WHERE run = 5", "UPDATE runs SET steps = 5"),
+    ],
+)
+def test_one_that_is_not_ours_is_made_anew(path: Path, change: str) -> None:
+    packed = PackReader.open(path)
+    assert len(packed.where("1")) == 60
+    with sqlite3.connect(index_path(path)) as database:
+        database.execute(change)
+    database.close()
+    assert len(packed.where("1")) == 60
+    assert numbers(packed.where("steps > 4")) == [row.run for row in ROWS if row.steps > 4]
+
+
+def test_damage_never_changes_the_answer(path: Path) -> None:
+    beside = index_path(path)
+    packed = PackReader.open(path)
+    want = [row.run for row in ROWS if row.max_score > 1000]
+    assert numbers(packed.where("max_score > 1000")) == want
+    whole = beside.read_bytes()
+    for page in range(len(whole) // 4096):
+        beside.write_bytes(whole[: 4096 * page] + bytes(4096) + whole[4096 * (page + 1) :])
+        assert numbers(packed.where("max_score > 1000")) == want, page
+    random = Random(8)
+    for place in (*range(100), *random.sample(range(len(whole)), scaled(100))):
+        data = bytearray(whole)
+        data[place] ^= 1 << random.randrange(8)
+        beside.write_bytes(data)
+        assert numbers(packed.where("max_score > 1000")) == want, place
+
+
+def test_where_nothing_can_be_written(path: Path) -> None:
+    index_path(path).mkdir()  # root may write anywhere, but not over a directory
+    packed = PackReader.open(path)
+    for _ in range(2):
+        assert numbers(packed.where("steps > 4")) == [row.run for row in ROWS if row.steps > 4]
+    assert sorted(os.listdir(path.parent)) == ["p.a2pack", "p.a2pack.index"]
+    assert os.listdir(index_path(path)) == []
+    index_path(path).rmdir()
+    os.mkfifo(index_path(path))  # would be waited for
+    assert len(packed.where("1")) == 60
+
+
+def test_names_with_odd_characters(tmp_path: Path) -> None:
+    for name in ("a b", "100%", "q?mode=memory", "h#1", "d&'\"", "\u00e9"):
+        packed = PackReader.open(packs.write(tmp_path / name, [RUN_V1, RUN_V2]))
+        assert numbers(packed.where("steps = 3")) == [1]
+        assert index_path(packed.path).exists()
+
+
+def test_a_broken_run_is_named(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-300] ^= 1
+    broken = path.with_name("broken.a2pack")
+    broken.write_bytes(data)
+    (problem, *_) = PackReader.open(broken).verify()
+    with pytest.raises(ChecksumError, match=str(problem).split(":")[0]):
+        PackReader.open(broken).where("1")
+    assert os.listdir(path.parent).count("broken.a2pack.index") == 0
+    assert len(os.listdir(path.parent)) == 2
