@@ -8,7 +8,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["create_beside", "new_file", "publish", "sync_path", "temporary_name", "write_file"]
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "create_beside",
+    "new_file",
+    "publish",
+    "sync_path",
+    "temporary_name",
+    "write_all",
+    "write_file",
+]
 
 
 def temporary_name(target: Path) -> Path:
@@ -73,3 +84,15 @@ def sync_path(path: Path) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+def write_all(file: int, data: NDArray[np.uint8], at: int, path: Path) -> None:
+    """Write all of `data` to a place in an open file; errors name `path`."""
+    view = data.data
+    while view:
+        try:
+            written = os.pwrite(file, view, at)
+        except OSError as error:
+            error.filename = str(path)
+            raise
+        view, at = view[written:], at + written

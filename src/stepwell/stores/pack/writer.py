@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.errors import FormatError
-from stepwell.files.atomic import create_beside, sync_path
+from stepwell.files.atomic import create_beside, sync_path, write_all
 from stepwell.files.codecs import Codec, Packer, train_dictionary
 from stepwell.runs import ENTRY, Run, RunBatch
 from stepwell.stores.pack.layout import (
@@ -278,7 +278,7 @@ class PackWriter:
         zeros = np.zeros(begin - self._end, np.uint8)
         for part in (zeros, made.image):
             self._data_crc = _core.crc32c(part, self._data_crc)
-        _write_all(self._file, made.image, begin)  # the gap before it reads as zeros
+        write_all(self._file, made.image, begin, self._path)  # the gap before it reads as zeros
         made.entries["offset"] += begin
         self._entries.append(made.entries)
         self._written += len(made.entries)
@@ -322,8 +322,8 @@ class PackWriter:
         raw = index.view(np.uint8)
         tail += footer(self._end, _core.crc32c(raw), self._data_crc, self._end)
         head = header(2 if needs_2 or flags else 1, flags, len(index))
-        _write_all(self._file, np.frombuffer(head + raw.tobytes(), np.uint8), 0)
-        _write_all(self._file, np.frombuffer(tail, np.uint8), self._end)
+        write_all(self._file, np.frombuffer(head + raw.tobytes(), np.uint8), 0, self._path)
+        write_all(self._file, np.frombuffer(tail, np.uint8), self._end, self._path)
         os.fsync(self._file)
 
     def _move_data(self, start: int) -> None:
@@ -333,7 +333,7 @@ class PackWriter:
             at = self._start
             # The file ends before the data does when an empty payload is its last.
             while part := os.pread(self._file, min(1 << 23, self._end - at), at):
-                _write_all(file, np.frombuffer(part, np.uint8), at - self._start + start)
+                write_all(file, np.frombuffer(part, np.uint8), at - self._start + start, self._path)
                 at += len(part)
         except BaseException:
             _discard(file, beside, os.getpid())
@@ -363,13 +363,6 @@ def _cut(pending: Sequence[tuple[Any, int]], align: int) -> Iterator[list[tuple[
             part, size = [], 0
     if part:
         yield part
-
-
-def _write_all(file: int, data: NDArray[np.uint8], at: int) -> None:
-    view = data.data
-    while view:
-        written = os.pwrite(file, view, at)
-        view, at = view[written:], at + written
 
 
 def _discard(file: int, path: Path, owner: int) -> None:
