@@ -99,9 +99,13 @@ def sync_path(path: Path) -> None:
         os.close(file)
 
 
-def write_all(file: int, data: NDArray[np.uint8], at: int) -> None:
-    """Write all of `data` to a place in an open file, however many calls that takes."""
+def write_all(file: int, data: NDArray[np.uint8], at: int, path: Path) -> None:
+    """Write all of `data` to a place in an open file; errors name `path`."""
     view = data.data
     while view:
-        written = os.pwrite(file, view, at)
+        try:
+            written = os.pwrite(file, view, at)
+        except OSError as error:
+            error.filename = str(path)
+            raise
         view, at = view[written:], at + written

@@ -278,7 +278,7 @@ class PackWriter:
         zeros = np.zeros(begin - self._end, np.uint8)
         for part in (zeros, made.image):
             self._data_crc = _core.crc32c(part, self._data_crc)
-        write_all(self._file, made.image, begin)  # the gap before it reads as zeros
+        write_all(self._file, made.image, begin, self._path)  # the gap before it reads as zeros
         made.entries["offset"] += begin
         self._entries.append(made.entries)
         self._written += len(made.entries)
@@ -322,8 +322,8 @@ class PackWriter:
         raw = index.view(np.uint8)
         tail += footer(self._end, _core.crc32c(raw), self._data_crc, self._end)
         head = header(2 if needs_2 or flags else 1, flags, len(index))
-        write_all(self._file, np.frombuffer(head + raw.tobytes(), np.uint8), 0)
-        write_all(self._file, np.frombuffer(tail, np.uint8), self._end)
+        write_all(self._file, np.frombuffer(head + raw.tobytes(), np.uint8), 0, self._path)
+        write_all(self._file, np.frombuffer(tail, np.uint8), self._end, self._path)
         os.fsync(self._file)
 
     def _move_data(self, start: int) -> None:
@@ -333,7 +333,7 @@ class PackWriter:
             at = self._start
             # The file ends before the data does when an empty payload is its last.
             while part := os.pread(self._file, min(1 << 23, self._end - at), at):
-                write_all(file, np.frombuffer(part, np.uint8), at - self._start + start)
+                write_all(file, np.frombuffer(part, np.uint8), at - self._start + start, self._path)
                 at += len(part)
         except BaseException:
             _discard(file, beside, os.getpid())

@@ -238,7 +238,8 @@ class StepDataset(Source):
                 columns=database.column_names(opened),
             )
         ids, starts, counts = np.ascontiguousarray(found.T)
-        there = starts + counts <= self._length  # what came after this was opened is not here
+        # What came after this was opened is not here.
+        there = (starts >= 0) & (counts >= 0) & (counts <= self._length - starts)
         return _Chosen(ids[there], starts[there], counts[there])
 
     def _load(

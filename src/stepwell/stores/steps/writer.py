@@ -278,7 +278,7 @@ class StepWriter:
             offset = header.data_offset + piece.inside * self._dtype.itemsize
             descriptor = os.open(piece.path, os.O_WRONLY | os.O_CLOEXEC)
             try:
-                write_all(descriptor, data[at : at + size], offset)
+                write_all(descriptor, data[at : at + size], offset, piece.path)
             finally:
                 os.close(descriptor)
             at += size
@@ -297,7 +297,7 @@ class StepWriter:
             text = header_bytes(self._dtype, rows, header.data_offset)
             descriptor = os.open(piece.path, os.O_WRONLY | os.O_CLOEXEC)
             try:
-                write_all(descriptor, np.frombuffer(text, np.uint8), 0)
+                write_all(descriptor, np.frombuffer(text, np.uint8), 0, piece.path)
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
