@@ -178,7 +178,8 @@ def _memory_case(games: Games) -> Case:
 
 
 def _orjson_line(step: Step) -> bytes:
-    return orjson.dumps(step, option=orjson.OPT_APPEND_NEWLINE)
+    line: bytes = orjson.dumps(step, option=orjson.OPT_APPEND_NEWLINE)
+    return line
 
 
 def _loop(out: BinaryIO, line: Callable[[Step], bytes], steps: Iterable[Step]) -> None:
