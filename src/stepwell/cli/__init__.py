@@ -2,7 +2,7 @@
 
 import typer
 
-from stepwell.cli import console, games, pack, sources
+from stepwell.cli import console, games, pack, sources, steps
 
 __all__ = ["app", "main"]
 
@@ -16,6 +16,11 @@ app.command()(sources.info)
 app.command()(sources.bench)
 app.command()(games.play)
 app.command()(games.migrate)
+app.command()(steps.build)
+app.command()(steps.append)
+app.command()(steps.verify)
+app.command()(steps.query)
+app.command()(steps.export)
 app.add_typer(pack.app, name="pack")
 
 

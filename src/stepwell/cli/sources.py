@@ -37,6 +37,9 @@ def info(path: PathArgument, as_json: JsonOption = False) -> None:
             "bytes": source.nbytes,
             "fields": {name: str(field) for name, field in source.schema.items()},
         }
+        if isinstance(source, sw.StepDataset):
+            facts["runs"] = len(source.runs)
+            facts["run_columns"] = source.runs.columns
     if as_json:
         print(json.dumps(facts))
         return
@@ -45,8 +48,10 @@ def info(path: PathArgument, as_json: JsonOption = False) -> None:
         {
             "store": f"{facts['store']} at {path}",
             "rows": facts["rows"],
+            **({"runs": facts["runs"]} if "runs" in facts else {}),
             "bytes": f"{facts['bytes']:,} ({facts['row_bytes']:,} a row{besides})",
             "fields": facts["fields"],
+            **({"run columns": ", ".join(facts["run_columns"])} if "run_columns" in facts else {}),
         }
     )
 
@@ -88,7 +93,8 @@ def bench(
 
 
 def _open(path: Path, *, mapped: bool) -> sw.Source:
-    options = {"memory": "map"} if mapped and path.suffix == ".npy" else {}
+    can_map = path.suffix == ".npy" or (path / "metadata.db").is_file()
+    options = {"memory": "map"} if mapped and can_map else {}
     return sw.open(path, **options)
 
 

@@ -16,6 +16,7 @@ from stepwell.errors import FormatError, VersionError
 
 __all__ = [
     "NpyHeader",
+    "array_header",
     "dtype_from_json",
     "dtype_to_json",
     "header_bytes",
@@ -108,6 +109,16 @@ def read_header(file: BinaryIO, path: Path, *, whole: bool = True) -> NpyHeader:
     return header
 
 
+def array_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """Return the header of an array in the very bytes that NumPy would write."""
+    out = BytesIO()
+    descr = np.lib.format.dtype_to_descr(dtype)
+    np.lib.format.write_array_header_1_0(
+        out, {"descr": descr, "fortran_order": False, "shape": shape}
+    )
+    return out.getvalue()
+
+
 def header_bytes(dtype: np.dtype[Any], rows: int, size: int | None = None) -> bytes:
     """Return the header of an array of `rows`, in the very bytes that NumPy would write.
 
@@ -115,16 +126,7 @@ def header_bytes(dtype: np.dtype[Any], rows: int, size: int | None = None) -> by
     exactly so many bytes, so that one array's header can be replaced by a later one's. Raises
     `ValueError` when it does not fit.
     """
-    out = BytesIO()
-    np.lib.format.write_array_header_1_0(
-        out,
-        {
-            "descr": np.lib.format.dtype_to_descr(dtype),
-            "fortran_order": False,
-            "shape": (rows,),
-        },
-    )
-    made = out.getvalue()
+    made = array_header(dtype, (rows,))
     if size is None or len(made) == size:
         return made
     text = made[10:].rstrip() + b"\n"

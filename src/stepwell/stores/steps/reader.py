@@ -14,7 +14,7 @@ from stepwell import _core
 from stepwell.files import catalog
 from stepwell.sampler import Shuffle
 from stepwell.source import Batch, Field, Rows, Schema, Source
-from stepwell.stores.steps import database
+from stepwell.stores.steps import database, export
 from stepwell.stores.steps.layout import DATABASE, pieces
 from stepwell.stores.steps.memory import load_rows, map_rows
 from stepwell.stores.steps.table import RunTable
@@ -187,6 +187,30 @@ class StepDataset(Source):
     def verify(self, *, on_progress: Progress | None = None) -> list[Any]:
         """Compare every row with its run and every block with its sum; return what is wrong."""
         return find_problems(self._path, self._dtype, self._length, self._stored, on_progress)
+
+    # Questions and exports.
+
+    def query(self, sql: str, *values: Any) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """Ask the database anything that does not change it: names of columns, and rows.
+
+        Raises `ValueError` for SQL that is wrong or would write.
+        """
+        with closing(database.open_reader(self._path / DATABASE)) as opened:
+            return catalog.query(opened, sql, values)
+
+    def to_parquet(
+        self, path: str | os.PathLike[str], *, on_progress: Progress | None = None
+    ) -> None:
+        """Write the steps as a Parquet file (extra `parquet`)."""
+        export.to_parquet(self, Path(path), on_progress)
+
+    def to_npz(self, path: str | os.PathLike[str], *, on_progress: Progress | None = None) -> None:
+        """Write the steps as an NPZ file, an array for each field."""
+        export.to_npz(self, Path(path), on_progress)
+
+    def runs_to_csv(self, path: str | os.PathLike[str]) -> None:
+        """Write the runs as a CSV file."""
+        export.runs_to_csv(self, Path(path))
 
     # A source.
 

@@ -1,0 +1,149 @@
+"""`stepwell build`, `append`, `verify`, `query` and `export`: step datasets."""
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+import stepwell as sw
+from stepwell.cli.console import (
+    JsonOption,
+    err,
+    out,
+    progress,
+    show,
+    show_skipped,
+)
+from stepwell.cli.games import SkipOption
+from stepwell.game2048 import BuildReport, append_runs, build_dataset
+
+__all__ = ["append", "build", "export", "query", "verify"]
+
+RunsArgument = Annotated[
+    Path, typer.Argument(metavar="RUNS", help="A directory of run files, or a pack.")
+]
+DatasetArgument = Annotated[Path, typer.Argument(metavar="DATASET", help="A step dataset.")]
+WorkersOption = Annotated[int | None, typer.Option(min=1, help="Threads; all cores by default.")]
+
+
+def build(
+    runs: RunsArgument,
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="Directory for the dataset.")],
+    shard_bytes: Annotated[
+        int | None, typer.Option(min=32, help="Spread the rows over files of this size.")
+    ] = None,
+    skip_bad: SkipOption = False,
+    workers: WorkersOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a step dataset of recorded runs. It appears when it is complete."""
+    begin = time.perf_counter()
+    with progress("building") as on_progress:
+        report = build_dataset(
+            runs,
+            output,
+            shard_bytes=shard_bytes,
+            skip_bad=skip_bad,
+            workers=workers,
+            on_progress=on_progress,
+        )
+    _report(report, begin, as_json)
+
+
+def append(
+    dataset: DatasetArgument,
+    runs: RunsArgument,
+    skip_bad: SkipOption = False,
+    workers: WorkersOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add recorded runs to a step dataset: all of them, or none."""
+    begin = time.perf_counter()
+    with progress("appending") as on_progress:
+        report = append_runs(
+            dataset, runs, skip_bad=skip_bad, workers=workers, on_progress=on_progress
+        )
+    _report(report, begin, as_json)
+
+
+def _report(report: BuildReport, begin: float, as_json: bool) -> None:
+    show_skipped([(Path(name), reason) for name, reason in report.skipped])
+    facts = {
+        "path": str(report.path),
+        "runs": report.runs,
+        "steps": report.steps,
+        "skipped": len(report.skipped),
+        "seconds": round(time.perf_counter() - begin, 3),
+    }
+    show(facts, as_json)
+
+
+def verify(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A step dataset or a pack.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Check everything. Exit code 2 when something is broken, with a list of what."""
+    problems: list[sw.FormatError]
+    try:
+        options: dict[str, Any] = {"memory": "map"} if path.is_dir() else {}
+        with sw.open(path, **options) as source, progress("verifying") as on_progress:
+            if not isinstance(source, sw.StepDataset | sw.PackReader):
+                raise ValueError(f"{path}: only step datasets and packs carry sums")
+            problems = source.verify(on_progress=on_progress)
+    except sw.FormatError as error:
+        problems = [error]
+    if as_json:
+        broken = [{"offset": p.offset, "problem": p.args[0]} for p in problems]
+        show({"path": str(path), "ok": not problems, "problems": broken}, as_json)
+    else:
+        for problem in problems:
+            err.print(str(problem), markup=False, soft_wrap=True)
+        verdict = "INVALID" if problems else "OK"
+        out.print(f"{verdict}: {path}", markup=False, soft_wrap=True)
+    if problems:
+        raise typer.Exit(2)
+
+
+def query(
+    dataset: DatasetArgument,
+    sql: Annotated[str, typer.Argument(metavar="SQL", help="SELECT ... FROM runs")],
+    as_json: JsonOption = False,
+) -> None:
+    """Ask the runs of a dataset anything, read-only: "SELECT engine, count(*) FROM runs"."""
+    with sw.StepDataset.open(dataset, memory="map") as opened:
+        names, rows = opened.query(sql)
+    if as_json:
+        print(json.dumps([dict(zip(names, row, strict=True)) for row in rows], default=str))
+        return
+    table = Table(*(escape(name) for name in names))
+    for row in rows:
+        table.add_row(*(escape("" if value is None else str(value)) for value in row))
+    out.print(table)
+
+
+def export(
+    dataset: DatasetArgument,
+    output: Annotated[
+        Path, typer.Argument(metavar="OUT", help="FILE.parquet or FILE.npz: steps; FILE.csv: runs.")
+    ],
+    where: Annotated[
+        str | None, typer.Option("--where", help="Only runs for which this holds.")
+    ] = None,
+) -> None:
+    """Write the steps as Parquet or NPZ, or the runs as CSV; the name says which."""
+    kinds = (".parquet", ".npz", ".csv")
+    if output.suffix not in kinds:
+        raise ValueError(f"{output}: expected a name that ends in {', '.join(kinds)}")
+    with sw.StepDataset.open(dataset, memory="map") as opened, progress("writing") as on_progress:
+        part = opened if where is None else opened.where(where)
+        if output.suffix == ".csv":
+            part.runs_to_csv(output)
+        elif output.suffix == ".npz":
+            part.to_npz(output, on_progress=on_progress)
+        else:
+            part.to_parquet(output, on_progress=on_progress)
+    out.print(f"{output}: {output.stat().st_size:,} bytes", markup=False, soft_wrap=True)
