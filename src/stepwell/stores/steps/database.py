@@ -163,7 +163,10 @@ def column_names(database: sqlite3.Connection, *, required: bool = False) -> lis
 def open_reader(path: Path) -> sqlite3.Connection:
     """A connection that cannot write. Raises `FileNotFoundError` when there is no database."""
     path.stat()
-    return open_readonly(path)
+    try:
+        return open_readonly(path)
+    except sqlite3.Error as error:
+        raise FormatError(f"SQLite: {error}", path=str(path)) from None
 
 
 def _connect(path: Path, *, create: bool) -> sqlite3.Connection:
