@@ -31,6 +31,10 @@ kills: $(VENV)/test
 bench: $(VENV)/bench
 	$(BIN)/python -m benchmarks.report
 
+# A billion steps where they fit, fewer where they do not.
+scale: $(VENV)/bench
+	$(BIN)/python -m benchmarks.scale
+
 # The suite with the core under ASan and UBSan, in a second environment that borrows the
 # packages of the first; before it the core's threads against each other under TSan, and its
 # decoders against damaged payloads.

@@ -23,8 +23,8 @@ FIELDS: tuple[str, ...] = ROW.names or ()
 
 FOLDER = Path("bench-data")
 
-_RUN_STEPS = 1000
-_CHUNK_ROWS = 1 << 20
+RUN_STEPS = 1000
+CHUNK_ROWS = 1 << 20
 
 
 @contextmanager
@@ -53,8 +53,8 @@ def write_steps(path: Path, rows: int) -> None:
         with beside.open("wb") as file:
             header = {"descr": ROW.descr, "fortran_order": False, "shape": (rows,)}
             np.lib.format.write_array_header_1_0(file, header)
-            for begin in range(0, rows, _CHUNK_ROWS):
-                _steps(rng, begin, min(rows, begin + _CHUNK_ROWS)).tofile(file)
+            for begin in range(0, rows, CHUNK_ROWS):
+                steps_of(rng, begin, min(rows, begin + CHUNK_ROWS)).tofile(file)
             os.fsync(file.fileno())
         beside.rename(path)
     finally:
@@ -64,7 +64,7 @@ def write_steps(path: Path, rows: int) -> None:
 def row_numbers(batch: Mapping[str, Any]) -> NDArray[np.int64]:
     """Which rows of the file a batch holds: what proves that an epoch has seen each once."""
     run, step = np.asarray(batch["run_id"]), np.asarray(batch["step_index"])
-    return run.astype(np.int64) * _RUN_STEPS + step.astype(np.int64)
+    return run.astype(np.int64) * RUN_STEPS + step.astype(np.int64)
 
 
 def as_void(array: NDArray[Any]) -> NDArray[np.void]:
@@ -77,7 +77,8 @@ def split(packed: NDArray[Any]) -> dict[str, NDArray[Any]]:
     return {name: np.ascontiguousarray(packed[name]) for name in FIELDS}
 
 
-def _steps(rng: np.random.Generator, begin: int, end: int) -> NDArray[Any]:
+def steps_of(rng: np.random.Generator, begin: int, end: int) -> NDArray[Any]:
+    """The steps numbered from `begin` to `end`."""
     count = end - begin
     steps = np.empty(count, ROW)
     number = np.arange(begin, end)
@@ -85,8 +86,8 @@ def _steps(rng: np.random.Generator, begin: int, end: int) -> NDArray[Any]:
     steps["move"] = rng.integers(0, 4, count, np.uint8)
     steps["ev_legal"] = rng.integers(0, 16, count, np.uint8)
     steps["ev_values"] = rng.random((count, 4), np.float32)
-    steps["run_id"] = number // _RUN_STEPS
-    steps["step_index"] = number % _RUN_STEPS
+    steps["run_id"] = number // RUN_STEPS
+    steps["step_index"] = number % RUN_STEPS
     return steps
 
 
