@@ -10,20 +10,33 @@ __all__ = ["WriterLock"]
 
 
 class WriterLock:
-    """Held from here on by this object, until it is released or its process ends."""
+    """Held from here on by this object, until it is released, forgotten or its process ends."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._process = os.getpid()
+        self._file = -1
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(self._file)
+            os.close(file)
             raise BusyError(f"another writer is at work in {path.parent}") from None
         except BaseException:
-            os.close(self._file)
+            os.close(file)
             raise
+        self._file = file
+
+    @property
+    def held(self) -> bool:
+        """Whether it is this process that holds it; a forked child only has a copy."""
+        return self._file >= 0 and self._process == os.getpid()
 
     def release(self) -> None:
         if self._file >= 0:
-            os.close(self._file)  # which lets go of the lock
+            if self.held:
+                fcntl.flock(self._file, fcntl.LOCK_UN)  # for the copies of forked children too
+            os.close(self._file)
             self._file = -1
+
+    def __del__(self) -> None:
+        self.release()
