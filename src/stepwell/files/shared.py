@@ -6,6 +6,7 @@ go removes it. A process that is killed lets go of its locks as well: a block th
 holds any more is used again by the next who asks for it, or removed.
 """
 
+import errno
 import fcntl
 import mmap
 import os
@@ -42,6 +43,8 @@ def shared_block(
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
+            if os.fstat(file).st_uid != os.geteuid():
+                raise PermissionError(errno.EACCES, "put there by another user", str(path))
             fcntl.flock(file, fcntl.LOCK_SH)
             if not _is_at(file, path):
                 os.close(file)
@@ -70,14 +73,12 @@ def shared_block(
             raise
         _huge(mapped)
         block = np.frombuffer(mapped, np.uint8, size, _HEAD)
-        weakref.finalize(mapped, _let_go, file, path, os.getpid())
+        weakref.finalize(mapped, _let_go, file, path)
         return block
 
 
-def _let_go(file: int, path: Path, process: int) -> None:
-    if os.getpid() != process:
-        return  # a forked child: the lock is its parent's
-    os.close(file)
+def _let_go(file: int, path: Path) -> None:
+    os.close(file)  # parent and forked children share the lock until the last of them does so
     _remove_unused(path)
 
 
