@@ -1,15 +1,19 @@
 """SQLite, one way: read-only questions about rows that the asker may phrase freely."""
 
+import errno
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["open_readonly", "query", "select_ids", "select_numbers"]
+from stepwell.errors import BusyError, FormatError
+
+__all__ = ["open_readonly", "query", "select_ids", "select_numbers", "translated"]
 
 _ALLOWED = {
     sqlite3.SQLITE_SELECT,
@@ -17,6 +21,25 @@ _ALLOWED = {
     sqlite3.SQLITE_FUNCTION,
     sqlite3.SQLITE_RECURSIVE,
 }
+_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_SYSTEM = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
+_NOT_THE_ASKER = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, *_BUSY, *_SYSTEM}
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """What SQLite raises in the block, as an error of this package or of the system."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = _code(error)
+        if code == sqlite3.SQLITE_FULL:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
+        if code in _BUSY:
+            raise BusyError(f"SQLite: {error} - at {path}") from None
+        if code in _SYSTEM:
+            raise OSError(f"SQLite: {error} - at {path}") from None
+        raise FormatError(f"SQLite: {error}", path=str(path)) from None
 
 
 def open_readonly(path: Path) -> sqlite3.Connection:
@@ -49,6 +72,8 @@ def query(
             raise ValueError(f"expected a question, got {sql!r}")
         return [name for name, *_ in found.description], found.fetchall()
     except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError) as error:
+        if _code(error) in _NOT_THE_ASKER:
+            raise
         raise ValueError(f"{sql!r}: {error}") from None
     finally:
         database.set_authorizer(None)
@@ -81,26 +106,38 @@ def select_numbers(
     """Return some whole-number columns of the rows for which an SQL condition holds.
 
     `values` stand for the question marks. Raises `ValueError` for anything that is not a
-    condition over `columns`.
+    condition over `columns`, and SQLite's own error for a damaged database.
     """
     _allow_questions(database)
     # The condition stands in parentheses and on lines of its own: a comment must not swallow the
     # rest. The numbers come as one text, which NumPy reads far faster than Python makes tuples.
     each = " || ' ' || ".join(wanted)
     question = (
-        f"SELECT group_concat(numbers, ' ') FROM (SELECT {each} AS numbers FROM {table} WHERE (\n"
-        f"{condition}\n) ORDER BY {order})"
+        "SELECT count(*), group_concat(numbers, ' ') FROM "
+        f"(SELECT {each} AS numbers FROM {table} WHERE (\n{condition}\n) ORDER BY {order})"
     )
     try:
-        (found,) = database.execute(question, tuple(values)).fetchone()
+        # What closes the parentheses to open others makes sense in one place, never in two.
+        database.execute(f"EXPLAIN SELECT (\n{condition}\n) FROM {table}", tuple(values))
+        count, found = database.execute(question, tuple(values)).fetchone()
     except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError) as error:
+        if _code(error) in _NOT_THE_ASKER:
+            raise
         raise ValueError(
             f"where {condition!r}: {error}; the columns are {', '.join(columns)}"
         ) from None
     finally:
         database.set_authorizer(None)
-    numbers = np.fromstring(found or "", np.int64, sep=" ")
-    return numbers.reshape(-1, len(wanted))
+    try:
+        numbers = np.fromstring(found or "", np.int64, sep=" ")
+        return numbers.reshape(count, len(wanted))
+    except ValueError:
+        raise sqlite3.DatabaseError(f"{', '.join(wanted)}: not all whole numbers") from None
+
+
+def _code(error: Exception) -> int:
+    """What SQLite calls an error; 0 where it did not come from there."""
+    return int(getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
 
 
 def _allow_questions(database: sqlite3.Connection) -> None:

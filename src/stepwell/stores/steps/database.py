@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from stepwell.errors import FormatError, VersionError
-from stepwell.files.catalog import open_readonly
+from stepwell.files.catalog import open_readonly, translated
 from stepwell.files.npy import dtype_from_json, dtype_to_json
 from stepwell.stores.steps.layout import VERSION
 
@@ -20,11 +21,14 @@ __all__ = [
     "Facts",
     "RunColumn",
     "append",
+    "check_columns",
     "column_names",
+    "column_types",
     "create",
     "facts",
     "open_reader",
     "open_writer",
+    "quoted",
 ]
 
 OWN = ("id", "first_step_idx", "num_steps")
@@ -56,6 +60,8 @@ class Facts:
 
     rows: int
     runs: int
+    last_run: int
+    """The highest id of a run, -1 where there is none; later runs have higher ones."""
     shard_rows: int
     dtype: np.dtype[Any] | None
     """None in a dataset of the original program, whose array alone knows."""
@@ -65,11 +71,7 @@ def create(
     path: Path, dtype: np.dtype[Any], columns: Mapping[str, RunColumn], shard_rows: int
 ) -> None:
     """Make an empty database; `path` must not exist."""
-    for name in columns:
-        if not name.isidentifier() or name.lower() in OWN or len(name) > 60:
-            raise ValueError(f"{name!r} cannot name a run column")
-    if len({name.lower() for name in columns}) < len(columns):
-        raise ValueError(f"run columns differ only in case: {', '.join(columns)}")
+    check_columns(columns)
     own = [
         "id INTEGER PRIMARY KEY",
         "first_step_idx INTEGER NOT NULL",
@@ -94,9 +96,21 @@ def create(
         database.execute("COMMIT")
 
 
+def check_columns(columns: Mapping[str, RunColumn]) -> None:
+    """Raise `ValueError` for columns that a database cannot have."""
+    for name, column in columns.items():
+        if not name.isidentifier() or name.lower() in OWN or len(name) > 60:
+            raise ValueError(f"{name!r} cannot name a run column")
+        _ = column.sql
+    if len({name.lower() for name in columns}) < len(columns):
+        raise ValueError(f"run columns differ only in case: {', '.join(columns)}")
+
+
 def open_writer(path: Path) -> sqlite3.Connection:
     """A connection that commits durably."""
-    return _connect(path, create=False)
+    _check_plain(path)
+    with translated(path):
+        return _connect(path, create=False)
 
 
 def append(
@@ -106,11 +120,11 @@ def append(
     rows: int,
 ) -> None:
     """Add runs (id, first_step_idx, num_steps, then `names`) and the number of rows: the commit."""
-    quoted = ", ".join([*OWN, *(f'"{name}"' for name in names)])
+    every = ", ".join(map(quoted, [*OWN, *names]))
     marks = ", ".join("?" * (len(OWN) + len(names)))
     database.execute("BEGIN IMMEDIATE")
     try:
-        database.executemany(f"INSERT INTO runs ({quoted}) VALUES ({marks})", runs)
+        database.executemany(f"INSERT INTO runs ({every}) VALUES ({marks})", runs)
         database.execute(
             "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)"
         )
@@ -124,19 +138,13 @@ def append(
 
 def facts(database: sqlite3.Connection, path: Path) -> Facts:
     """Read what there is. Raises `FormatError` when it is not the database of a dataset."""
-    try:
-        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
-        if "runs" not in tables:
-            raise FormatError("expected a table of runs, there is none", path=str(path))
-        missing = set(OWN) - set(column_names(database))
-        if missing:
-            raise FormatError(f"runs: no column {', '.join(sorted(missing))}", path=str(path))
-        meta = dict(database.execute("SELECT key, value FROM meta")) if "meta" in tables else {}
-        count, end = database.execute(
-            "SELECT count(*), coalesce(max(first_step_idx + num_steps), 0) FROM runs"
-        ).fetchone()
-    except sqlite3.Error as error:
-        raise FormatError(f"SQLite: {error}", path=str(path)) from None
+    with translated(path):
+        database.execute("BEGIN")  # a writer may commit between one question and the next
+        try:
+            meta, (count, end, last) = _asked(database, path)
+        finally:
+            if database.in_transaction:
+                database.execute("ROLLBACK")
     version = meta.get("format_version", str(VERSION))
     if version != str(VERSION):
         raise VersionError(f"expected version {VERSION}, got {version!r}", path=str(path))
@@ -145,13 +153,41 @@ def facts(database: sqlite3.Connection, path: Path) -> Facts:
         dtype = None
         if "dtype" in meta:
             dtype = dtype_from_json(json.loads(meta["dtype"]))
-    except (ValueError, TypeError, SyntaxError) as error:
-        raise FormatError(f"meta: {error}", path=str(path)) from None
-    if rows != end or shard_rows < 0:
+    except Exception as error:  # whatever a damaged literal makes JSON or NumPy raise
+        raise FormatError(f"meta: {error!r}", path=str(path)) from None
+    if type(end) is not int or rows != end or rows < 0:
         raise FormatError(
             f"expected {end} rows, where the last run ends, got {rows}", path=str(path)
         )
-    return Facts(rows, count, shard_rows, dtype)
+    if type(last) is not int or shard_rows < 0:
+        raise FormatError(f"{shard_rows} rows a shard, last run {last!r}", path=str(path))
+    return Facts(rows, count, last, shard_rows, dtype)
+
+
+def _asked(database: sqlite3.Connection, path: Path) -> tuple[dict[Any, Any], tuple[Any, Any, Any]]:
+    tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+    if "runs" not in tables:
+        raise FormatError("expected a table of runs, there is none", path=str(path))
+    missing = set(OWN) - set(column_names(database))
+    if missing:
+        raise FormatError(f"runs: no column {', '.join(sorted(missing))}", path=str(path))
+    meta = dict(database.execute("SELECT key, value FROM meta")) if "meta" in tables else {}
+    sums = database.execute(
+        "SELECT count(*), coalesce(max(first_step_idx + num_steps), 0), coalesce(max(id), -1) "
+        "FROM runs"
+    )
+    return meta, sums.fetchone()
+
+
+def column_types(database: sqlite3.Connection) -> dict[str, str]:
+    """The declared SQL type of each column of the runs."""
+    found = database.execute("PRAGMA table_info(runs)").fetchall()
+    return {name: kind.upper() for _, name, kind, *_ in found}
+
+
+def quoted(name: str) -> str:
+    """A name as SQL has it, whatever is in it."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 def column_names(database: sqlite3.Connection, *, required: bool = False) -> list[str]:
@@ -162,11 +198,15 @@ def column_names(database: sqlite3.Connection, *, required: bool = False) -> lis
 
 def open_reader(path: Path) -> sqlite3.Connection:
     """A connection that cannot write. Raises `FileNotFoundError` when there is no database."""
-    path.stat()
-    try:
+    _check_plain(path)
+    with translated(path):
         return open_readonly(path)
-    except sqlite3.Error as error:
-        raise FormatError(f"SQLite: {error}", path=str(path)) from None
+
+
+def _check_plain(path: Path) -> None:
+    """SQLite would wait for a pipe for ever."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise FormatError("expected a plain file", path=str(path))
 
 
 def _connect(path: Path, *, create: bool) -> sqlite3.Connection:

@@ -12,6 +12,7 @@ from stepwell.files.npy import NpyHeader, open_regular, read_header
 
 __all__ = [
     "DATABASE",
+    "FILLED",
     "LOCK",
     "MANIFEST",
     "VERSION",
@@ -26,6 +27,8 @@ VERSION = 1
 DATABASE = "metadata.db"
 MANIFEST = "manifest.json"
 LOCK = "writer.lock"
+FILLED = ("run_id", "step_index")
+"""Fields that a writer fills in, where rows have them."""
 
 
 def piece_path(root: Path, number: int, shard_rows: int) -> Path:
@@ -67,6 +70,10 @@ def open_piece(path: Path, dtype: np.dtype[Any] | None, rows: int) -> tuple[Bina
         header = read_header(file, path, whole=False)
         if len(header.shape) != 1:
             raise FormatError(f"expected one axis of rows, got {header.shape}", path=str(path))
+        if not header.dtype.names or not header.dtype.itemsize:
+            raise FormatError(
+                f"expected rows with fields, got {header.dtype}", path=str(path), offset=10
+            )
         if dtype is not None and header.dtype != dtype:
             raise FormatError(
                 f"expected rows of {dtype}, got {header.dtype}", path=str(path), offset=10
@@ -85,7 +92,10 @@ def open_piece(path: Path, dtype: np.dtype[Any] | None, rows: int) -> tuple[Bina
 
 
 def check_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype if rows of it can be kept: packed fields of plain numbers."""
+    """Return the dtype if rows of it can be kept: packed fields of plain numbers.
+
+    The fields that a writer fills in must be whole numbers.
+    """
     if not dtype.names:
         raise ValueError(f"expected a dtype with fields, got {dtype}")
     if dtype.hasobject:
@@ -93,4 +103,7 @@ def check_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     packed = np.dtype([(name, dtype[name]) for name in dtype.names])
     if packed != dtype or dtype.itemsize == 0:
         raise ValueError(f"expected packed fields, {packed.itemsize} bytes a row, got {dtype}")
+    for name in FILLED:
+        if name in dtype.names and dtype[name].kind not in "iu":
+            raise ValueError(f"{name} is filled in: expected a whole number, got {dtype[name]}")
     return dtype

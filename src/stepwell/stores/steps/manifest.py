@@ -73,15 +73,17 @@ class Manifest:
                     f"expected version {VERSION}, got {text['version']!r}", path=str(path)
                 )
             rows, blocks = text["rows"], [int(crc, 16) for crc in text["blocks"]]
-            covered = rows * row_bytes
             if type(rows) is not int or text["block_bytes"] != BLOCK_BYTES:
                 raise ValueError(f"{rows!r} rows in blocks of {text['block_bytes']!r} bytes")
+            covered = rows * row_bytes
             if rows < 0 or len(blocks) != -(-covered // BLOCK_BYTES):
                 raise ValueError(f"{len(blocks)} blocks for {rows} rows")
+            if not all(0 <= crc < 1 << 32 for crc in blocks):
+                raise ValueError("a CRC32C has 32 bits")
             return cls(str(text["created"]), rows, covered, blocks)
         except FileNotFoundError:
             return None
         except VersionError:
             raise
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise FormatError(f"not a manifest: {error!r}", path=str(path)) from None

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell import _core
+from stepwell.errors import FormatError
 from stepwell.files import catalog
 from stepwell.sampler import Shuffle
 from stepwell.source import Batch, Field, Rows, Schema, Source
@@ -24,6 +25,14 @@ __all__ = ["Memory", "StepDataset"]
 
 Memory = Literal["ram", "map", "shared"]
 Progress = Callable[[int, int], None]
+
+
+class _Seen(NamedTuple):
+    """How far a dataset reached when it was opened or refreshed."""
+
+    rows: int
+    runs: int
+    last_run: int
 
 
 class _Chosen(NamedTuple):
@@ -61,13 +70,11 @@ class StepDataset(Source):
         self._path = Path(path)
         self._memory: Memory = memory
         self._resident_bytes = resident_bytes
-        with closing(database.open_reader(self._path / DATABASE)) as opened:
-            facts = database.facts(opened, self._path / DATABASE)
-        self._shard_rows = facts.shard_rows
-        self._length, self._run_count = facts.rows, facts.runs
         self._chosen: _Chosen | None = None
-        self._segments = self._load(0, facts.rows, facts.dtype, on_progress)
-        self._dtype = self._segments[0].dtype
+        self._seen: _Seen
+        self._segments: list[NDArray[Any]]
+        self._dtype: np.dtype[Any]
+        self._open(None, on_progress)
 
     @classmethod
     def open(
@@ -83,7 +90,7 @@ class StepDataset(Source):
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = {"memory": self._memory, "resident_bytes": self._resident_bytes}
-        return _rebuild, (type(self), self._path, options, self._chosen)
+        return _rebuild, (type(self), self._path, options, self._seen, self._chosen)
 
     def _with(self, chosen: _Chosen) -> "StepDataset":
         """The same rows in memory, these runs only."""
@@ -97,7 +104,7 @@ class StepDataset(Source):
     # What it is.
 
     def __len__(self) -> int:
-        return self._length if self._chosen is None else int(self._chosen.counts.sum())
+        return self._seen.rows if self._chosen is None else int(self._chosen.counts.sum())
 
     @property
     def path(self) -> Path:
@@ -120,8 +127,9 @@ class StepDataset(Source):
     def runs(self) -> RunTable:
         """The runs, as a table."""
         if self._chosen is None:
-            return RunTable(self._path, None, self._run_count)
-        return RunTable(self._path, self._chosen.ids, len(self._chosen.ids))
+            return RunTable(self._path, None, self._seen.runs, self._seen.last_run)
+        ids = self._chosen.ids
+        return RunTable(self._path, ids, len(ids), self._seen.last_run)
 
     def run(self, run_id: int) -> Batch:
         """The steps of one run, by its id, one array per field."""
@@ -170,23 +178,25 @@ class StepDataset(Source):
         """
         if self._chosen is not None:
             raise ValueError("a part of a dataset does not grow; refresh the dataset itself")
-        with closing(database.open_reader(self._path / DATABASE)) as opened:
-            facts = database.facts(opened, self._path / DATABASE)
-        new = facts.rows - self._length
+        facts = self._facts()
+        new = facts.rows - self._seen.rows
         if new < 0:
             raise ValueError(f"{self._path} has become shorter; open it again")
         if new:
             self._segments = self._segments + self._load(
-                self._length, facts.rows, self._dtype, None
+                self._seen.rows, facts.rows, self._dtype, None
             )
-        self._length, self._run_count = facts.rows, facts.runs
+        self._seen = _Seen(facts.rows, facts.runs, facts.last_run)
         for made in ("_reader", "_layouts", "_ranges"):
             self.__dict__.pop(made, None)
         return new
 
     def verify(self, *, on_progress: Progress | None = None) -> list[Any]:
         """Compare every row with its run and every block with its sum; return what is wrong."""
-        return find_problems(self._path, self._dtype, self._length, self._stored, on_progress)
+        seen = self._seen
+        return find_problems(
+            self._path, self._dtype, seen.rows, seen.last_run, self._stored, on_progress
+        )
 
     # Questions and exports.
 
@@ -195,7 +205,8 @@ class StepDataset(Source):
 
         Raises `ValueError` for SQL that is wrong or would write.
         """
-        with closing(database.open_reader(self._path / DATABASE)) as opened:
+        path = self._path / DATABASE
+        with closing(database.open_reader(path)) as opened, catalog.translated(path):
             return catalog.query(opened, sql, values)
 
     def to_parquet(
@@ -251,7 +262,8 @@ class StepDataset(Source):
         return whole
 
     def _select(self, condition: str, values: Sequence[Any]) -> _Chosen:
-        with closing(database.open_reader(self._path / DATABASE)) as opened:
+        path = self._path / DATABASE
+        with closing(database.open_reader(path)) as opened, catalog.translated(path):
             found = catalog.select_numbers(
                 opened,
                 "runs",
@@ -263,8 +275,26 @@ class StepDataset(Source):
             )
         ids, starts, counts = np.ascontiguousarray(found.T)
         # What came after this was opened is not here.
-        there = (starts >= 0) & (counts >= 0) & (counts <= self._length - starts)
+        there = (starts >= 0) & (counts >= 0) & (counts <= self._seen.rows - starts)
+        there &= ids <= self._seen.last_run
         return _Chosen(ids[there], starts[there], counts[there])
+
+    def _open(self, seen: "_Seen | None", on_progress: Progress | None) -> None:
+        """Load what there is, or what was there when `seen` was."""
+        facts = self._facts()
+        self._seen = seen or _Seen(facts.rows, facts.runs, facts.last_run)
+        if self._seen.rows > facts.rows:
+            raise FormatError(
+                f"expected {self._seen.rows} rows, as there were, got {facts.rows}",
+                path=str(self._path),
+            )
+        self._shard_rows = facts.shard_rows
+        self._segments = self._load(0, self._seen.rows, facts.dtype, on_progress)
+        self._dtype = self._segments[0].dtype
+
+    def _facts(self) -> database.Facts:
+        with closing(database.open_reader(self._path / DATABASE)) as opened:
+            return database.facts(opened, self._path / DATABASE)
 
     def _load(
         self, begin: int, end: int, dtype: np.dtype[Any] | None, on_progress: Progress | None
@@ -288,7 +318,15 @@ class StepDataset(Source):
 
 
 def _rebuild(
-    cls: type[StepDataset], path: Path, options: dict[str, Any], chosen: _Chosen | None
+    cls: type[StepDataset],
+    path: Path,
+    options: dict[str, Any],
+    seen: _Seen,
+    chosen: _Chosen | None,
 ) -> StepDataset:
-    dataset = cls(path, **options)
+    """The same rows again, though others may have been appended since."""
+    dataset = cls.__new__(cls)
+    dataset._path, dataset._chosen = path, None
+    dataset._memory, dataset._resident_bytes = options["memory"], options["resident_bytes"]
+    dataset._open(seen, None)
     return dataset if chosen is None else dataset._with(chosen)

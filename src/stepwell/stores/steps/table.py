@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell.files.catalog import translated
 from stepwell.stores.steps import database
 from stepwell.stores.steps.layout import DATABASE
 
@@ -21,17 +22,21 @@ __all__ = ["RunTable"]
 class RunTable(Sequence[dict[str, Any]]):
     """What is known of each run: `runs[7]`, `runs["max_score"]`, iteration, pandas, Arrow."""
 
-    def __init__(self, root: Path, ids: NDArray[np.int64] | None, count: int) -> None:
+    def __init__(
+        self, root: Path, ids: NDArray[np.int64] | None, count: int, last_run: int
+    ) -> None:
         self._root = root
         self._ids = ids
         self._count = count
+        self._last_run = last_run
 
     def __len__(self) -> int:
         return self._count
 
     @property
     def columns(self) -> list[str]:
-        with closing(database.open_reader(self._root / DATABASE)) as opened:
+        path = self._root / DATABASE
+        with closing(database.open_reader(path)) as opened, translated(path):
             return database.column_names(opened)
 
     def __getitem__(self, key: Any) -> Any:
@@ -60,13 +65,15 @@ class RunTable(Sequence[dict[str, Any]]):
         return pyarrow.Table.from_pylist(list(self))
 
     def _select(self, names: list[str]) -> list[tuple[Any, ...]]:
-        quoted = ", ".join(f'"{name}"' for name in names)
-        with closing(database.open_reader(self._root / DATABASE)) as opened:
-            question = f"SELECT id, {quoted} FROM runs ORDER BY first_step_idx, id LIMIT ?"
+        path = self._root / DATABASE
+        every = ", ".join(map(database.quoted, names))
+        question = f"SELECT id, {every} FROM runs WHERE id <= ? ORDER BY first_step_idx, id"
+        with closing(database.open_reader(path)) as opened, translated(path):
+            found = opened.execute(question, (self._last_run,))
             if self._ids is None:
-                return [row[1:] for row in opened.execute(question, (self._count,))]
+                return [row[1:] for row in found]
             chosen = set(self._ids.tolist())
-            return [row[1:] for row in opened.execute(question, (-1,)) if row[0] in chosen]
+            return [row[1:] for row in found if row[0] in chosen]
 
     def __repr__(self) -> str:
         return f"RunTable({len(self):,} runs, {', '.join(self.columns)})"

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError
+from stepwell.files.catalog import translated
 from stepwell.stores.steps import database
 from stepwell.stores.steps.layout import DATABASE
 from stepwell.stores.steps.manifest import BLOCK_BYTES, Manifest
@@ -24,30 +25,42 @@ def find_problems(
     root: Path,
     dtype: np.dtype[Any],
     rows: int,
+    last_run: int,
     read: Read,
     on_progress: Callable[[int, int], None] | None,
 ) -> list[FormatError]:
-    """Compare rows with runs and sums; return what does not agree."""
+    """Compare rows with runs and sums; return what does not agree.
+
+    Only the first `rows` and the runs up to `last_run` are looked at: more may be appended.
+    """
     problems = _broken_database(root)
     if problems:
         return problems
     with closing(database.open_reader(root / DATABASE)) as opened:
-        runs = np.array(
-            opened.execute(
-                "SELECT first_step_idx, num_steps, id FROM runs ORDER BY first_step_idx, id"
-            ).fetchall(),
-            np.int64,
-        ).reshape(-1, 3)
-    runs = runs[runs[:, 0] + runs[:, 1] <= rows]
+        found = opened.execute(
+            "SELECT first_step_idx, num_steps, id FROM runs WHERE id <= ? "
+            "ORDER BY first_step_idx, id",
+            (last_run,),
+        ).fetchall()
+    for run in found:
+        if not all(type(number) is int for number in run):
+            message = f"run {run[2]}: expected whole numbers, got {run[0]!r} and {run[1]!r}"
+            return [FormatError(message, path=str(root / DATABASE))]
+    runs = np.array(found, np.int64).reshape(-1, 3)
     problems += _broken_ranges(root, runs)
+    if problems:
+        runs = runs[:0]  # which row belongs to which run is anyone's guess
     problems += _broken_rows(root, dtype, rows, runs, read, on_progress)
     return problems
 
 
 def _broken_database(root: Path) -> list[FormatError]:
     path = root / DATABASE
-    with closing(database.open_reader(path)) as opened:
-        said = [text for (text,) in opened.execute("PRAGMA integrity_check")]
+    try:
+        with closing(database.open_reader(path)) as opened, translated(path):
+            said = [text for (text,) in opened.execute("PRAGMA integrity_check")]
+    except FormatError as error:
+        return [error]
     return (
         [] if said == ["ok"] else [FormatError(f"SQLite: {text}", path=str(path)) for text in said]
     )
@@ -72,7 +85,11 @@ def _broken_rows(
     on_progress: Callable[[int, int], None] | None,
 ) -> list[FormatError]:
     problems: list[FormatError] = []
-    manifest = Manifest.read(root, dtype.itemsize)
+    manifest = None
+    try:
+        manifest = Manifest.read(root, dtype.itemsize)
+    except FormatError as error:
+        problems.append(error)
     blocks = [] if manifest is None else manifest.blocks
     covered = 0 if manifest is None else min(manifest.rows, rows)
     # A block of the manifest at a time; it ends inside a row where rows do not divide it.
