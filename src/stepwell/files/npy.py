@@ -113,9 +113,12 @@ def array_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     """Return the header of an array in the very bytes that NumPy would write."""
     out = BytesIO()
     descr = np.lib.format.dtype_to_descr(dtype)
-    np.lib.format.write_array_header_1_0(
-        out, {"descr": descr, "fortran_order": False, "shape": shape}
-    )
+    try:
+        np.lib.format.write_array_header_1_0(
+            out, {"descr": descr, "fortran_order": False, "shape": shape}
+        )
+    except UnicodeError:
+        raise ValueError(f"names of fields must be Latin-1, got {dtype.names}") from None
     return out.getvalue()
 
 
@@ -130,7 +133,7 @@ def header_bytes(dtype: np.dtype[Any], rows: int, size: int | None = None) -> by
     if size is None or len(made) == size:
         return made
     text = made[10:].rstrip() + b"\n"
-    if 10 + len(text) > size:
+    if not 10 + len(text) <= size < 1 << 16:
         raise ValueError(f"a header for {rows} rows needs {10 + len(text)} bytes, there are {size}")
     return made[:8] + (size - 10).to_bytes(2, "little") + text[:-1].ljust(size - 11) + b"\n"
 

@@ -17,13 +17,16 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from stepwell.errors import FormatError, SchemaError
 from stepwell.files.atomic import sync_path, write_all
+from stepwell.files.catalog import translated
 from stepwell.files.lock import WriterLock
-from stepwell.files.npy import header_bytes
+from stepwell.files.npy import NpyHeader, header_bytes
 from stepwell.stores.steps import database
 from stepwell.stores.steps.database import RunColumn
 from stepwell.stores.steps.layout import (
     DATABASE,
+    FILLED,
     LOCK,
+    Piece,
     check_dtype,
     open_piece,
     piece_path,
@@ -60,7 +63,9 @@ class StepWriter:
         shard_rows: int | None = None,
     ) -> None:
         self._root = Path(path)
-        self._root.mkdir(parents=True, exist_ok=True)
+        if dtype is None and not (self._root / DATABASE).exists():
+            raise FileNotFoundError(f"no dataset at {self._root}; a new one needs a dtype")
+        _make_folder(self._root)
         self._lock: WriterLock | None = WriterLock(self._root / LOCK)
         self._database: sqlite3.Connection | None = None
         try:
@@ -89,30 +94,30 @@ class StepWriter:
         self._dtype = header.dtype
         if wanted not in (None, self._dtype):
             raise SchemaError(f"expected rows of {self._dtype}, as the dataset has, got {wanted}")
-        names = database.column_names(self._database)
-        self._columns = [name for name in names if name not in database.OWN]
+        self._most_rows = 1 << 62 if facts.shard_rows else _most_rows(header)
+        self._kinds = database.column_types(self._database)
+        self._columns = [name for name in self._kinds if name not in database.OWN]
         required = database.column_names(self._database, required=True)
         self._required = [name for name in required if name not in database.OWN]
         if columns is not None and set(columns) - set(self._columns):
             unknown = ", ".join(sorted(set(columns) - set(self._columns)))
             raise SchemaError(f"the dataset has no run column {unknown}")
         self._rows, self._runs = facts.rows, facts.runs
-        last = self._database.execute("SELECT max(id) FROM runs").fetchone()[0]
-        self._next_run = 0 if last is None else last + 1
+        self._next_run = facts.last_run + 1
         self._written = self._rows  # rows in the files, committed or not
         self._pending: list[NDArray[Any]] = []
-        self._pending_bytes = 0
+        self._pending_rows = 0
         self._new_runs: list[tuple[Any, ...]] = []
         self._failed = False
         self._mend()
 
     # Writing.
 
-    def append_run(self, rows: ArrayLike | Mapping[str, ArrayLike], **columns: Any) -> int:
+    def append_run(self, rows: ArrayLike | Mapping[str, ArrayLike], /, **columns: Any) -> int:
         """Add a run: a structured array, or one array per field; return its id.
 
-        Raises `SchemaError` when rows or columns are not those of the dataset; nothing has
-        been appended then.
+        Raises `SchemaError` when rows or columns are not those of the dataset. After any error
+        nothing has been appended.
         """
         self._check_open()
         run_id = self._next_run
@@ -122,16 +127,29 @@ class StepWriter:
             raise SchemaError(
                 f"no run column {', '.join(unknown)}; there are {', '.join(self._columns)}"
             )
-        missing = [name for name in self._required if columns.get(name) is None]
+        values = {
+            name: _sqlite(name, columns.get(name), self._kinds[name]) for name in self._columns
+        }
+        missing = [name for name in self._required if values[name] is None]
         if missing:
             raise SchemaError(f"run column {', '.join(missing)} is missing")
-        values = [_sqlite(name, columns.get(name)) for name in self._columns]
-        self._new_runs.append((run_id, self._end, len(made), *values))
+        if len(self) + len(made) > self._most_rows:
+            raise FormatError(
+                f"the header has no room for more than {self._most_rows} rows; "
+                "save the array again with np.save",
+                path=str(piece_path(self._root, 0, self._shard_rows)),
+            )
+        self._new_runs.append((run_id, len(self), len(made), *values.values()))
         self._pending.append(made)
-        self._pending_bytes += made.nbytes
+        self._pending_rows += len(made)
+        if self._pending_rows * self._dtype.itemsize >= _FLUSH_BYTES:
+            try:
+                self._flush()
+            except BaseException:
+                self._new_runs.pop()
+                self._pending_rows -= len(self._pending.pop())
+                raise
         self._next_run += 1
-        if self._pending_bytes >= _FLUSH_BYTES:
-            self._flush()
         return run_id
 
     def commit(self) -> None:
@@ -146,7 +164,8 @@ class StepWriter:
             sync_path(piece.path)
         if self._shard_rows:
             sync_path(self._root / "shards")
-        database.append(self._database, self._columns, self._new_runs, self._written)
+        with translated(self._root / DATABASE):
+            database.append(self._database, self._columns, self._new_runs, self._written)
         self._runs += len(self._new_runs)
         begin, self._rows = self._rows, self._written
         self._new_runs = []
@@ -156,7 +175,7 @@ class StepWriter:
 
     def close(self) -> None:
         """Commit what there is and let others write."""
-        if self._lock is None:
+        if self._lock is None or not self._lock.held:
             return
         try:
             if not self._failed:
@@ -166,10 +185,11 @@ class StepWriter:
 
     def abort(self) -> None:
         """Drop what was not committed and let others write."""
-        if self._lock is None:
+        if self._lock is None or not self._lock.held:
             return
         try:
-            self._cut()
+            if not self._failed:  # or the database alone knows; whoever opens it next will ask
+                self._cut()
         finally:
             self._let_go()
 
@@ -184,17 +204,13 @@ class StepWriter:
 
     def __len__(self) -> int:
         """Rows committed and appended."""
-        return self._end
-
-    # Below this line: for this package.
-
-    @property
-    def _end(self) -> int:
-        return self._written + sum(map(len, self._pending))
+        return self._written + self._pending_rows
 
     @property
     def dtype(self) -> np.dtype[Any]:
         return self._dtype
+
+    # Below this line: for this package.
 
     def _begin(
         self,
@@ -207,15 +223,20 @@ class StepWriter:
             raise FileNotFoundError(f"no dataset at {self._root}; a new one needs a dtype")
         if shard_rows < 0:
             raise ValueError(f"shard_rows must be at least 1, got {shard_rows}")
+        made = {n: c if isinstance(c, RunColumn) else RunColumn(c) for n, c in columns.items()}
+        database.check_columns(made)
         file = piece_path(self._root, 0, shard_rows)
         if file.exists() and file.stat().st_size > len(header_bytes(dtype, 0)):
-            raise FormatError("an array without its database", path=str(file))
+            opened, header = open_piece(file, None, 0)
+            opened.close()
+            if file.stat().st_size > header.data_offset:
+                raise FormatError("an array without its database", path=str(file))
         _new_piece(file, dtype)
         beside = self._root / f"{DATABASE}.new"
         for left in self._root.glob(f"{beside.name}*"):
             left.unlink()
-        made = {n: c if isinstance(c, RunColumn) else RunColumn(c) for n, c in columns.items()}
-        database.create(beside, dtype, made, shard_rows)
+        with translated(beside):
+            database.create(beside, dtype, made, shard_rows)
         sync_path(beside)
         beside.rename(self._root / DATABASE)
         for left in self._root.glob(f"{beside.name}-*"):
@@ -247,20 +268,23 @@ class StepWriter:
 
     def _cut(self) -> None:
         """Leave exactly the committed rows in the files."""
-        self._pending, self._pending_bytes, self._new_runs = [], 0, []
+        self._pending, self._pending_rows, self._new_runs = [], 0, []
         self._written = self._rows
-        count = len(pieces(self._root, self._rows, self._shard_rows)) or 1
-        for piece in pieces(self._root, self._rows, self._shard_rows)[-1:]:
-            file, header = open_piece(piece.path, self._dtype, piece.rows)
-            end = header.data_offset + piece.rows * self._dtype.itemsize
-            with file:
-                longer = os.fstat(file.fileno()).st_size > end
-            if longer:
-                os.truncate(piece.path, end)
-        if self._shard_rows:
-            for path in (self._root / "shards").glob("steps_*.npy"):
-                if int(path.stem.removeprefix("steps_")) >= count:
-                    path.unlink()
+        committed = pieces(self._root, self._rows, self._shard_rows)
+        if not committed:  # the first shard is there from the beginning
+            committed = [Piece(piece_path(self._root, 0, self._shard_rows), 0, 0)]
+        last = committed[-1]
+        file, header = open_piece(last.path, self._dtype, last.rows)
+        end = header.data_offset + last.rows * self._dtype.itemsize
+        with file:
+            longer = os.fstat(file.fileno()).st_size > end
+        if longer:
+            with open(last.path, "r+b") as writable:
+                os.ftruncate(writable.fileno(), end)
+        number = len(committed)
+        while self._shard_rows and (path := piece_path(self._root, number, 1)).exists():
+            path.unlink()
+            number += 1
 
     def _flush(self) -> None:
         """Write pending rows behind those that are there; nobody sees them before a commit."""
@@ -284,7 +308,7 @@ class StepWriter:
             at += size
         self._manifest.add(data)
         self._written += len(rows)
-        self._pending, self._pending_bytes = [], 0
+        self._pending, self._pending_rows = [], 0
 
     def _patch_headers(self, first: int) -> None:
         """Make the shape in the files' headers that of the committed rows, from row `first` on."""
@@ -312,7 +336,7 @@ class StepWriter:
             if array.dtype.names is None:
                 raise SchemaError(f"expected rows of {self._dtype}, got {array.dtype}")
             given = {name: array[name] for name in array.dtype.names}
-        own = [name for name in ("run_id", "step_index") if name in names]
+        own = [name for name in FILLED if name in names and self._dtype[name].kind in "iu"]
         missing = [name for name in names if name not in given and name not in own]
         unknown = [name for name in given if name not in names]
         if missing or unknown:
@@ -326,12 +350,7 @@ class StepWriter:
         for name, values in given.items():
             if name in own:
                 continue
-            want = made[name]
-            if values.shape != want.shape or not np.can_cast(values.dtype, want.dtype, "same_kind"):
-                raise SchemaError(
-                    f"{name}: expected {want.dtype} {want.shape}, got {values.dtype} {values.shape}"
-                )
-            want[...] = values
+            _put(name, values, made[name])
         for name, last in (("run_id", run_id), ("step_index", count - 1)):
             if name in own:
                 most = np.iinfo(self._dtype[name]).max
@@ -348,6 +367,8 @@ class StepWriter:
     def _check_open(self) -> None:
         if self._lock is None:
             raise ValueError(f"the writer of {self._root} is closed")
+        if not self._lock.held:
+            raise ValueError(f"{self._root} is written to by the process this one was forked from")
         if self._failed:
             raise ValueError(f"a commit to {self._root} failed; open it again to go on")
 
@@ -368,12 +389,60 @@ def _new_piece(path: Path, dtype: np.dtype[Any]) -> None:
     sync_path(path.parent)
 
 
-def _sqlite(name: str, value: Any) -> Any:
-    """A value as SQLite keeps it."""
+def _make_folder(path: Path) -> None:
+    """A folder that is still there after a power cut, and so are those above it."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in reversed(missing):
+        sync_path(folder.parent)
+
+
+def _most_rows(header: NpyHeader) -> int:
+    """The highest number that the header of an array has room for."""
+    room = header.data_offset - len(header_bytes(header.dtype, 0, None).rstrip()) - 1
+    return int(min(10.0 ** (room + 1), 1 << 62)) - 1
+
+
+def _put(name: str, values: NDArray[Any], want: NDArray[Any]) -> None:
+    """Copy values into a field that can hold each of them."""
+    given, kept = values.dtype, want.dtype
+    whole = given.kind in "iu" and kept.kind in "iu"
+    castable = whole or np.can_cast(given, kept, "same_kind")
+    if given.names or kept.names:
+        castable = given == kept
+    elif kept.kind in "SU":
+        castable = given.kind == kept.kind
+    if values.shape != want.shape or not castable:
+        raise SchemaError(f"{name}: expected {kept} {want.shape}, got {given} {values.shape}")
+    want[...] = values
+    if kept.kind in "iuSU" and not np.can_cast(given, kept, "safe"):
+        changed = np.asarray(want != values)
+        if changed.any():
+            value = values[changed].flat[0]
+            raise SchemaError(f"{name}: {value!r} does not fit {kept}")
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "INTEGER": (int,),
+    "REAL": (int, float),
+    "TEXT": (str,),
+    "BLOB": (bytes,),
+}
+
+
+def _sqlite(name: str, value: Any, kind: str) -> Any:
+    """A value as SQLite keeps it in a column of this type; NaN is no value to it."""
     if isinstance(value, np.generic):
         value = value.item()
+    if value is None or value != value:
+        return None
+    if not isinstance(value, _KINDS.get(kind, (int, float, str, bytes))):
+        raise SchemaError(f"{name}: expected {kind}, got {type(value).__name__}")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise SchemaError(f"{name}: {value} is beyond the 64 bits of SQLite")
-    if not isinstance(value, int | float | str | bytes | None):
-        raise SchemaError(f"{name}: expected a number, text or bytes, got {type(value).__name__}")
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise SchemaError(f"{name}: {value!r} is not text that SQLite can keep") from None
     return value
