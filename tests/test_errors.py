@@ -14,6 +14,7 @@ from stepwell import (
     VersionError,
     errors,
 )
+from tests import children
 
 
 def test_hierarchy() -> None:
@@ -77,3 +78,16 @@ def test_from_another_process(child: ProcessPoolExecutor) -> None:
     with pytest.raises(ChecksumError, match="changed - at x:6") as caught:
         child.submit(fail).result(60)
     assert (caught.value.path, caught.value.offset) == ("x", 6)
+
+
+def test_other_compiled_packages_do_not_translate_our_errors() -> None:
+    # DuckDB is made with nanobind as well, and has an error of its own for a lack of memory.
+    script = """
+import duckdb
+from stepwell import _core
+try:
+    _core.shared_blocks().take(2**62)
+except MemoryError as error:
+    print(type(error).__name__)
+"""
+    assert children.answer(script) == "MemoryError"
