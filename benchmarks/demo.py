@@ -1,12 +1,13 @@
-"""What stepwell does, in half a minute: `make demo`.
+"""What stepwell does, in a minute: `make demo`.
 
-Two hundred games of 2048 are played and packed, and the pack is looked at. Then ten million
-steps are written and opened; a shuffled epoch is streamed, stopped in the middle, and resumed
-by a loader with another batch size and number of threads. Last, the same epoch is timed with
-stepwell, with NumPy and with torch.
+Two thousand games of 2048 are played and packed, and their steps become a dataset. A shuffled
+epoch of it is streamed, stopped in the middle, and resumed by a loader with another batch
+size and number of threads. Last, the same epoch is timed with stepwell, with NumPy and with
+torch.
 """
 
 import json
+import shutil
 import time
 from itertools import islice
 from pathlib import Path
@@ -17,10 +18,10 @@ from rich.table import Table
 import stepwell as sw
 from benchmarks.loader import GETITEMS, NUMPY, OURS, OURS_TORCH, installed, measured, run_epochs
 from benchmarks.results import console, number
-from benchmarks.rows import row_numbers, write_steps
+from benchmarks.rows import row_numbers
+from stepwell import game2048
 
-_GAMES = 200
-_ROWS = 10_000_000
+_GAMES = 2000
 _BATCH = 4096
 _FOLDER = Path("demo-data")
 _COMPARED = {
@@ -32,25 +33,19 @@ _COMPARED = {
 
 
 def main() -> None:
-    _play_and_pack()
-    path = _FOLDER / "steps.npy"
-    begin = time.perf_counter()
-    write_steps(path, _ROWS)
-    _say("written", f"{_ROWS:,} steps in {path}, {_since(begin)}")
-    begin = time.perf_counter()
-    source = sw.ArraySource(path)
-    _say("opened", f"{source.nbytes / 1e6:,.0f} MB of {', '.join(source.schema)}, {_since(begin)}")
-    _stream(source)
-    _stop_and_resume(source)
-    _compare(path)
+    pack = _play_and_pack()
+    steps = _build(pack)
+    _stream(steps)
+    _stop_and_resume(steps)
+    _compare(steps)
 
 
-def _play_and_pack() -> None:
+def _play_and_pack() -> sw.PackReader:
     """Games by the built-in player, in one file, and what that file says about them."""
     runs, path = _FOLDER / "runs", _FOLDER / "games.a2pack"
     begin = time.perf_counter()
-    sw.game2048.play_to(runs, _GAMES, depth=2, seed=1)
-    _say("played", f"{_GAMES} games of 2048 into {runs}, {_since(begin)}")
+    game2048.play_to(runs, _GAMES, depth=2, seed=1)
+    _say("played", f"{_GAMES:,} games of 2048 into {runs}, {_since(begin)}")
     begin = time.perf_counter()
     report = sw.pack_runs(runs, path, overwrite=True)
     _say("packed", f"{report.bytes / 1e6:,.1f} MB into {path}, {_since(begin)}")
@@ -67,53 +62,72 @@ def _play_and_pack() -> None:
     for _ in range(10):
         pack.decode_batch(random.integers(len(pack), size=256))
     _say("decoded", f"10 times 256 random runs, {_since(begin)}")
-    good = pack.where("highest_tile >= ?", 4096)
-    mean = good.stats.mean_len
-    _say("filtered", f"{len(good)} runs that reached 4,096, {mean:,.0f} steps each on average\n")
+    return pack
 
 
-def _stream(source: sw.Source) -> None:
+def _build(pack: sw.PackReader) -> sw.StepDataset:
+    """The steps of all games, ready to train on; some of them by a question."""
+    path = _FOLDER / "steps"
+    shutil.rmtree(path, ignore_errors=True)
+    begin = time.perf_counter()
+    game2048.build_dataset(pack, path)
+    _say("built", f"a dataset in {path}, {_since(begin)}")
+    begin = time.perf_counter()
+    steps = sw.StepDataset.open(path)
+    _say("opened", f"{len(steps):,} steps, {steps.nbytes / 1e6:,.0f} MB, {_since(begin)}")
+    begin = time.perf_counter()
+    good = steps.where("highest_tile >= ?", 4096)
+    _say("filtered", f"{len(good):,} steps of {len(good.runs)} runs to 4,096, {_since(begin)}")
+    return steps
+
+
+def _stream(steps: sw.StepDataset) -> None:
     """One shuffled epoch, as a training loop would see it."""
     begin = time.perf_counter()
-    loader = sw.Loader(source, _BATCH, seed=7)
+    loader = sw.Loader(steps, _BATCH, seed=7)
     for _ in loader:
         pass
     _say("streamed", f"{len(loader):,} shuffled batches of {_BATCH:,}, {_since(begin)}")
 
 
-def _stop_and_resume(source: sw.Source) -> None:
+def _stop_and_resume(steps: sw.StepDataset) -> None:
     """One epoch by two loaders that have only a few numbers in common."""
-    seen = np.zeros(len(source), np.int64)
-    loader = sw.Loader(source, _BATCH, seed=7)
+    firsts = steps.runs["first_step_idx"]
+    seen = np.zeros(len(steps), np.int64)
+
+    def see(batch: sw.Batch) -> None:
+        np.add.at(seen, row_numbers(batch, firsts), 1)
+
+    loader = sw.Loader(steps, _BATCH, seed=7)
     for batch in islice(loader, len(loader) // 2):
-        np.add.at(seen, row_numbers(batch), 1)
+        see(batch)
     state = _FOLDER / "state.json"
     state.write_text(json.dumps(loader.state_dict()))
     _say("stopped", f"after {seen.sum():,} rows; state in {state}, {state.stat().st_size} bytes")
 
-    other = sw.Loader(source, 1000, seed=7, threads=1)
+    other = sw.Loader(steps, 1000, seed=7, threads=1)
     other.load_state_dict(json.loads(state.read_text()))
     for batch in other:
-        np.add.at(seen, row_numbers(batch), 1)
+        see(batch)
     once = int((seen == 1).sum())
     _say("resumed", "with batches of 1,000 and one thread")
-    _say("checked", f"{once:,} of {len(source):,} rows were seen exactly once")
-    if once != len(source):
+    _say("checked", f"{once:,} of {len(steps):,} rows were seen exactly once")
+    if once != len(steps):
         raise SystemExit("rows were lost or repeated")
 
 
-def _compare(path: Path) -> None:
+def _compare(steps: sw.StepDataset) -> None:
     """The same epoch by everybody, each in a fresh process."""
     names = [name for name in _COMPARED if installed(name)]
     with console.status("timing the same epoch with NumPy and torch"):
-        epochs = run_epochs(names, path, _ROWS, _BATCH, rounds=1)
+        epochs = run_epochs(names, steps.path / "steps.npy", len(steps), _BATCH, rounds=1)
     table = Table()
     table.add_column("")
     for heading in ("million rows/s", "first batch, ms", "memory above the data, MB"):
         table.add_column(heading, justify="right")
     for name in names:
         shown = _COMPARED[name]
-        found = measured(epochs[name], _ROWS)
+        found = measured(epochs[name], len(steps))
         known = (found.rows_per_s or 0) / 1e6, (found.first_batch_s or 0) * 1e3
         memory = (found.rss_bytes or 0) / 1e6
         style = "bold green" if shown.startswith("stepwell") else None

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks import measure
 from benchmarks.loader_peers import LOADERS
-from benchmarks.rows import row_numbers
+from benchmarks.rows import first_rows, row_numbers
 
 _CHECKED_ROWS = 20_000
 _PRIMED_BYTES = 1 << 30
@@ -52,7 +53,7 @@ def main() -> None:
     if found.rows != args.rows:
         raise SystemExit(f"{args.name}: expected {args.rows} rows, got {found.rows}")
     small = min(args.rows, _CHECKED_ROWS)
-    check(prepare(args.file, small, args.batch), small)
+    check(prepare(args.file, small, args.batch), first_rows(args.file, small), small)
     print(json.dumps(asdict(found)))
 
 
@@ -75,11 +76,11 @@ def run(begin: Callable[[], Iterator[Any]], busy_s: float) -> Epoch:
     return Epoch(rows, seconds, first, waiting, measure.peak_bytes() - resident)
 
 
-def check(begin: Callable[[], Iterator[Any]], rows: int) -> None:
+def check(begin: Callable[[], Iterator[Any]], firsts: NDArray[np.int64], rows: int) -> None:
     """Fail unless the epoch has each row once."""
     seen = np.zeros(rows, np.int64)
     for batch in begin():
-        np.add.at(seen, row_numbers(batch), 1)
+        np.add.at(seen, row_numbers(batch, firsts), 1)
     if not (seen == 1).all():
         raise SystemExit(f"rows missed or repeated: {np.flatnonzero(seen != 1)[:10]}")
 

@@ -61,10 +61,15 @@ def write_steps(path: Path, rows: int) -> None:
         beside.unlink(missing_ok=True)
 
 
-def row_numbers(batch: Mapping[str, Any]) -> NDArray[np.int64]:
+def first_rows(path: Path, rows: int) -> NDArray[np.int64]:
+    """The first row of each run among the first `rows` of a file."""
+    return np.flatnonzero(np.load(path, mmap_mode="r")[:rows]["step_index"] == 0)
+
+
+def row_numbers(batch: Mapping[str, Any], firsts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Which rows of the file a batch holds: what proves that an epoch has seen each once."""
     run, step = np.asarray(batch["run_id"]), np.asarray(batch["step_index"])
-    return run.astype(np.int64) * RUN_STEPS + step.astype(np.int64)
+    return firsts[run] + step.astype(np.int64)
 
 
 def as_void(array: NDArray[Any]) -> NDArray[np.void]:
