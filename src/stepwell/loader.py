@@ -51,8 +51,10 @@ class Loader:
     leaves it out.
 
     A loop that is left early is continued by the next one. `transform` is applied to each
-    batch in one of several threads, so batches reach it in no fixed order. With
-    `on_corrupt="skip"` damaged rows are left out of their batch and listed in `corrupt`.
+    batch in one of several threads, so batches reach it in no fixed order; one that has a method
+    `in_epoch(epoch)` is asked for the transform of the batch's epoch, which it gives without
+    changing itself. With `on_corrupt="skip"` damaged rows are left out of their batch and
+    listed in `corrupt`.
     """
 
     def __init__(
@@ -319,7 +321,12 @@ class _Fetch:
             if not self.skip_corrupt:
                 raise
             batch = self.source.take(np.concatenate(list(self._sound(rows))))
-        return batch if self.transform is None else self.transform(batch)
+        if self.transform is None:
+            return batch
+        # Batches of the next epoch are made while the last ones of this are still handed over, so
+        # a transform cannot be told the epoch from outside.
+        of_epoch = getattr(self.transform, "in_epoch", None)
+        return self.transform(batch) if of_epoch is None else of_epoch(epoch)(batch)
 
     def _rows(self, epoch: int, start: int, count: int) -> Rows:
         """Rows of `count` positions from `start` on, around the end of the epoch."""

@@ -5,7 +5,7 @@ transform for the loader, with the eight symmetries of the board as augmentation
 done by the core, without the GIL.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -33,33 +33,39 @@ def decode(
     - `ev_values`: 0 where a move was illegal
 
     `symmetries`, one number or one for each step, turns the boards, and moves and values with
-    them. Other fields stay as they are; `batch` itself is not changed.
+    them. Steps may be rows or windows of rows. Other fields stay as they are; `batch` itself is
+    not changed.
+
+    Raises `KeyError`, `TypeError` or `ValueError` naming the field that is not one of 2048.
     """
     if boards not in ("exponents", "one_hot"):
         raise ValueError(f"boards: expected 'exponents' or 'one_hot', got {boards!r}")
-    count = len(batch["board"])
+    packed = _column(batch, "board", np.uint64)
+    shape = packed.shape
     turns = np.empty(0, np.uint8)
     if symmetries is not None:
         given = np.asarray(symmetries)
-        if given.dtype.kind not in "iu" or given.ndim > 1:
-            raise TypeError(f"symmetries: expected whole numbers, got {given.dtype} {given.shape}")
+        if given.dtype.kind not in "iu" or given.shape not in ((), shape):
+            raise TypeError(
+                f"symmetries: expected a whole number or {shape}, got {given.dtype} {given.shape}"
+            )
         if given.size and not 0 <= given.min() <= given.max() < SYMMETRIES:
             raise ValueError(f"symmetries: expected 0 to 7, got {given.min()} to {given.max()}")
-        turns = np.ascontiguousarray(np.broadcast_to(given, count), np.uint8)
-    cells = np.empty((count, 16) if boards == "exponents" else 0, np.uint8)
-    one_hot = np.empty((count, 16, 16) if boards == "one_hot" else 0, np.float32)
-    moves = np.empty(count, np.uint8)
-    legal = np.empty((count, 4), np.bool)
-    values = np.empty((count, 4), np.float32)
+        turns = np.ascontiguousarray(np.broadcast_to(given, shape), np.uint8)
+    cells = np.empty((*shape, 16) if boards == "exponents" else 0, np.uint8)
+    one_hot = np.empty((*shape, 16, 16) if boards == "one_hot" else 0, np.float32)
+    moves = np.empty(shape, np.uint8)
+    legal = np.empty((*shape, 4), np.bool)
+    values = np.empty((*shape, 4), np.float32)
     _core.decode_2048(
-        _column(batch, "board", np.uint64),
-        _column(batch, "move", np.uint8),
-        _column(batch, "ev_legal", np.uint8),
-        _column(batch, "ev_values", np.float32),
-        turns,
+        packed.reshape(-1),
+        _column(batch, "move", np.uint8, shape).reshape(-1),
+        _column(batch, "ev_legal", np.uint8, shape).reshape(-1),
+        _column(batch, "ev_values", np.float32, (*shape, 4)).reshape(-1),
+        turns.reshape(-1),
         cells.reshape(-1),
         one_hot.reshape(-1),
-        moves,
+        moves.reshape(-1),
         legal.view(np.uint8).reshape(-1),
         values.reshape(-1),
     )
@@ -67,13 +73,13 @@ def decode(
     return {**batch, **ready, "ev_legal": legal, "ev_values": values}
 
 
-@dataclass
+@dataclass(frozen=True)
 class Decode:
     """`decode` as a transform: `Loader(steps, 4096, transform=Decode(augment=True))`.
 
     With `augment` each step is turned by a symmetry that depends on seed, epoch, run and step
-    alone, so that batches are the same whichever thread makes them. Set `epoch` for other
-    turns in the next one.
+    alone, so that batches are the same whichever thread makes them. A loader asks for the
+    transform of each epoch, so a step is turned another way in the next one.
     """
 
     boards: Boards = "exponents"
@@ -85,9 +91,13 @@ class Decode:
         symmetries = self._draw(batch) if self.augment else None
         return decode(batch, boards=self.boards, symmetries=symmetries)
 
+    def in_epoch(self, epoch: int) -> "Decode":
+        """The same with the draws of another epoch."""
+        return replace(self, epoch=epoch)
+
     def _draw(self, batch: Batch) -> NDArray[np.uint8]:
-        runs = np.asarray(batch["run_id"], np.uint64)
-        steps = np.asarray(batch["step_index"], np.uint64)
+        runs = _column(batch, "run_id", np.uint32).astype(np.uint64)
+        steps = _column(batch, "step_index", np.uint16).astype(np.uint64)
         drawn = runs * np.uint64(1 << 32) + steps
         key = (self.seed * 0x9E3779B97F4A7C15 + self.epoch * 0xD1B54A32D192ED03) % 2**64
         drawn ^= np.uint64(key)
@@ -96,10 +106,14 @@ class Decode:
         return (drawn >> np.uint64(61)).astype(np.uint8)
 
 
-def _column(batch: Batch, name: str, dtype: Any) -> NDArray[Any]:
+def _column(
+    batch: Batch, name: str, dtype: Any, shape: tuple[int, ...] | None = None
+) -> NDArray[Any]:
     if name not in batch:
         raise KeyError(f"a step of 2048 has a field {name!r}; this batch has {sorted(batch)}")
     values = np.asarray(batch[name])
     if values.dtype != dtype:
         raise TypeError(f"{name}: expected {np.dtype(dtype)}, got {values.dtype}")
-    return np.ascontiguousarray(values).reshape(-1)
+    if shape is not None and values.shape != shape:
+        raise ValueError(f"{name}: expected the shape {shape}, got {values.shape}")
+    return np.ascontiguousarray(values)
