@@ -14,7 +14,7 @@ from stepwell.errors import FormatError
 from stepwell.files.atomic import publish_tree, temporary_name
 from stepwell.ordered import in_order
 from stepwell.run_files import find_runs
-from stepwell.runs import Run, RunMeta
+from stepwell.runs import Run
 from stepwell.stores.pack import PackReader
 from stepwell.stores.steps import RunColumn, StepWriter
 
@@ -165,7 +165,11 @@ def _open(runs: Runs) -> _Source:
         except FormatError:
             return [_attempt(lambda i=i: pack.decode(i)) for i in numbers]  # type: ignore[misc]
 
-    return _Source(names, pack.stats.total_steps, load_pack)
+    try:
+        steps = pack.stats.total_steps
+    except FormatError:  # of a part they are counted, and a run that is damaged has its turn later
+        steps = pack.stored_bytes // 3
+    return _Source(names, steps, load_pack)
 
 
 def _attempt(load: Callable[[], Run]) -> Run | Exception:
@@ -176,11 +180,12 @@ def _attempt(load: Callable[[], Run]) -> Run | Exception:
 
 
 class _Ready(NamedTuple):
+    """A run as it goes into the dataset, or what is wrong with it."""
+
     number: int
-    rows: NDArray[Any] | None
-    meta: RunMeta | None
-    final_board: int
-    problem: Exception | None
+    rows: NDArray[Any]
+    columns: dict[str, Any]
+    problem: Exception | None = None
 
 
 def _append(
@@ -195,6 +200,7 @@ def _append(
     threads = _core.usable_cores() if workers is None else workers
     if threads < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
+    known = writer._columns  # a dataset of the original program has fewer
     chunks = (range(i, min(i + _CHUNK_RUNS, count)) for i in range(0, count, _CHUNK_RUNS))
     for chunk in in_order(lambda numbers: list(_prepare(source, numbers)), chunks, threads):
         for run in chunk:
@@ -205,19 +211,8 @@ def _append(
                     raise _named(run.problem, name)
                 report.skipped.append((name, str(run.problem)))
                 continue
-            assert run.rows is not None
-            assert run.meta is not None
-            meta = run.meta
-            writer.append_run(
-                run.rows,
-                max_score=meta.max_score,
-                highest_tile=meta.highest_tile,
-                engine=meta.engine,
-                start_time=meta.start_unix_s,
-                elapsed_s=meta.elapsed_s,
-                final_board=run.final_board - (1 << 64) * (run.final_board >> 63),
-                source=name,
-            )
+            columns = {**run.columns, "source": name}
+            writer.append_run(run.rows, **{key: columns[key] for key in known if key in columns})
             report.runs += 1
             report.steps += len(run.rows)
         if on_progress is not None:
@@ -226,13 +221,28 @@ def _append(
 
 def _prepare(source: _Source, numbers: range) -> Iterator[_Ready]:
     for number, run in zip(numbers, source.load(numbers), strict=True):
-        if isinstance(run, Exception):
-            yield _Ready(number, None, None, 0, run)
-            continue
         try:
-            yield _Ready(number, to_steps(run), run.meta, run.final_board, None)
-        except FormatError as error:
-            yield _Ready(number, None, None, 0, error)
+            if isinstance(run, Exception):
+                raise run
+            yield _Ready(number, to_steps(run), _columns(run))
+        except (FormatError, OSError) as problem:
+            yield _Ready(number, np.empty(0, STEP), {}, problem)
+
+
+def _columns(run: Run) -> dict[str, Any]:
+    """What the database is told of a run."""
+    meta = run.meta
+    for name in ("max_score", "start_unix_s"):
+        if getattr(meta, name) >= 1 << 63:
+            raise FormatError(f"{name} {getattr(meta, name)} is beyond the numbers of SQLite")
+    return {
+        "max_score": meta.max_score,
+        "highest_tile": meta.highest_tile,
+        "engine": meta.engine,
+        "start_time": meta.start_unix_s,
+        "elapsed_s": meta.elapsed_s,
+        "final_board": run.final_board - (1 << 64) * (run.final_board >> 63),
+    }
 
 
 def _named(problem: Exception, name: str) -> Exception:
