@@ -312,9 +312,10 @@ class StepDataset(Source):
         for segment in self._segments:
             low, high = max(begin - at, 0), min(end - at, len(segment))
             if low < high:
-                parts.append(np.asarray(segment[low:high]))
+                parts.append(np.asarray(segment[low:high]).view(np.uint8))
             at += len(segment)
-        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, self._dtype), *parts])
+        data = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint8), *parts])
+        return data.view(self._dtype)
 
 
 def _rebuild(

@@ -290,10 +290,10 @@ class StepWriter:
         """Write pending rows behind those that are there; nobody sees them before a commit."""
         if not self._pending:
             return
-        rows = np.concatenate(self._pending)
-        data = np.frombuffer(rows, np.uint8)
-        at = 0
-        for piece in pieces(self._root, self._written + len(rows), self._shard_rows, self._written):
+        # As bytes: joined as rows, big-endian numbers would change.
+        data = np.concatenate([rows.view(np.uint8) for rows in self._pending])
+        end, at = len(self), 0
+        for piece in pieces(self._root, end, self._shard_rows, self._written):
             if not piece.path.exists():
                 _new_piece(piece.path, self._dtype)
             file, header = open_piece(piece.path, self._dtype, 0)
@@ -307,7 +307,7 @@ class StepWriter:
                 os.close(descriptor)
             at += size
         self._manifest.add(data)
-        self._written += len(rows)
+        self._written = end
         self._pending, self._pending_rows = [], 0
 
     def _patch_headers(self, first: int) -> None:
