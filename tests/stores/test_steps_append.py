@@ -1,0 +1,323 @@
+"""Step datasets that are written again: by others, after others, and interrupted."""
+
+import gc
+import os
+import sqlite3
+import sys
+import warnings
+from itertools import count
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepwell import BusyError, FormatError, SchemaError, StepDataset, StepWriter
+from stepwell.files.npy import header_bytes
+from tests import children
+from tests.contract import assert_batch
+from tests.steps import (
+    COLUMNS,
+    LENGTHS,
+    STEP,
+    build,
+    columns,
+    fields,
+    original,
+    rows_of,
+    rows_of_all,
+    tampered,
+)
+
+# One writer at a time.
+
+WRITE = """
+import sys
+from stepwell import BusyError, StepWriter
+from tests.steps import build
+try:
+    build(sys.argv[1])
+    print("written")
+except BusyError as error:
+    print(error)
+"""
+
+
+def test_the_second_writer_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with StepWriter(path, STEP, COLUMNS) as writer:
+        for _ in range(2):
+            with pytest.raises(BusyError, match=f"another writer is at work in {path}"):
+                StepWriter(path)
+        assert children.answer(WRITE, path) == f"another writer is at work in {path}"
+        writer.append_run(rows_of(0, LENGTHS[0]), **columns(0))
+    assert children.answer(WRITE, path) == "written"
+    assert_batch(StepDataset.open(path)[:], fields(rows_of_all()))
+
+
+def test_a_writer_that_could_not_open_lets_go(tmp_path: Path) -> None:
+    build(tmp_path / "a")
+    for _ in range(2):
+        with pytest.raises(SchemaError):
+            StepWriter(tmp_path / "a", [("x", "f4")])
+    with StepWriter(tmp_path / "a"):
+        pass
+
+
+def test_a_writer_that_was_forgotten_lets_go(tmp_path: Path) -> None:
+    writer = StepWriter(tmp_path / "a", STEP, COLUMNS)
+    writer.append_run(rows_of(0, 3), **columns(0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # SQLite's connection, from Python 3.13
+        del writer
+        gc.collect()
+    build(tmp_path / "a")
+    assert_batch(StepDataset.open(tmp_path / "a")[:], fields(rows_of_all()))
+
+
+def test_a_forked_child_does_not_write(tmp_path: Path) -> None:
+    with StepWriter(tmp_path / "a", STEP, COLUMNS) as writer:
+        writer.append_run(rows_of(0, LENGTHS[0]), **columns(0))
+
+        def in_child() -> list[str]:
+            said = []
+            for call in (writer.commit, lambda: writer.append_run(rows_of(1, 1), max_score=1)):
+                try:
+                    call()
+                except ValueError as error:
+                    said.append(str(error))
+            writer.abort()
+            writer.close()
+            return said
+
+        for text in children.in_fork(in_child):
+            assert "by the process this one was forked from" in text
+        with pytest.raises(BusyError):
+            StepWriter(tmp_path / "a")
+    build(tmp_path / "a")
+    assert_batch(StepDataset.open(tmp_path / "a")[:], fields(rows_of_all()))
+
+
+def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
+    writer = StepWriter(tmp_path / "a", STEP, COLUMNS)
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads
+        child = os.fork()
+    if child == 0:
+        os.read(reading, 1)
+        os._exit(0)
+    writer.close()
+    build(tmp_path / "a")
+    os.write(writing, b"x")
+    os.waitpid(child, 0)
+    os.close(reading)
+    os.close(writing)
+
+
+def test_readers_do_not_disturb_and_are_not_disturbed(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    build(path, LENGTHS[:3])
+    readers = [StepDataset.open(path, memory=memory) for memory in ("ram", "map", "shared")]
+    with sqlite3.connect(path / "metadata.db") as open_question:
+        open_question.execute("BEGIN")
+        assert open_question.execute("SELECT count(*) FROM runs").fetchone() == (3,)
+        build(path)
+        assert open_question.execute("SELECT count(*) FROM runs").fetchone() == (3,)
+    open_question.close()
+    for reader in readers:
+        assert_batch(reader[:], fields(rows_of_all(LENGTHS[:3])))
+        assert len(reader.runs) == len(list(reader.runs)) == 3
+
+
+# Beginning and going on.
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="a new one needs a dtype"):
+        StepWriter(tmp_path / "typo")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_are_made(tmp_path: Path) -> None:
+    build(tmp_path / "x" / "y" / "z")
+    assert StepDataset.open(tmp_path / "x" / "y" / "z").verify() == []
+
+
+def test_reopening_asks_for_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    build(path, LENGTHS[:2], shard_rows=8)
+    wrongs: list[tuple[dict[str, Any], str]] = [
+        ({"dtype": [("x", "f4")]}, "expected rows of"),
+        ({"columns": {"moves": int}}, "no run column moves"),
+        ({"shard_rows": 9}, "shard_rows: the dataset has 8, got 9"),
+        ({"shard_rows": 0}, "shard_rows: the dataset has 8, got 0"),
+    ]
+    for wrong, message in wrongs:
+        with pytest.raises(SchemaError, match=message):
+            StepWriter(path, **wrong)
+    with pytest.raises(ValueError, match="at least 1"):
+        StepWriter(tmp_path / "b", STEP, shard_rows=-1)
+    StepWriter(path).close()
+    StepWriter(path, columns={}).close()
+    StepWriter(path, STEP, COLUMNS, shard_rows=8).close()
+    build(path)
+    assert_batch(StepDataset.open(path)[:], fields(rows_of_all()))
+
+
+def test_a_beginning_that_was_killed(tmp_path: Path) -> None:
+    """An array without rows and half a database: begun again, with another dtype too."""
+    path = tmp_path / "a"
+    path.mkdir()
+    wide = np.dtype([(f"a_long_name_of_a_field_{i}", "f8") for i in range(20)])
+    for left in (header_bytes(wide, 0), header_bytes(STEP, 0)[:50], b"", header_bytes(STEP, 0)):
+        (path / "steps.npy").write_bytes(left)
+        (path / "metadata.db.new").write_bytes(b"half")
+        (path / "metadata.db.new-wal").write_bytes(b"half")
+        build(path)
+        assert_batch(StepDataset.open(path)[:], fields(rows_of_all()))
+        assert not list(path.glob("*.new*"))
+        for file in path.iterdir():
+            file.unlink()
+
+
+def test_an_array_without_its_database_is_not_overwritten(tmp_path: Path) -> None:
+    rows = rows_of_all()
+    (tmp_path / "a").mkdir()
+    np.save(tmp_path / "a" / "steps.npy", rows)
+    with pytest.raises(FormatError, match="an array without its database"):
+        build(tmp_path / "a")
+    assert np.load(tmp_path / "a" / "steps.npy").tobytes() == rows.tobytes()
+
+
+def test_other_files_stay(tmp_path: Path) -> None:
+    build(tmp_path / "a", LENGTHS[:3], shard_rows=4)
+    for name in ("shards/steps_backup.npy", "shards/notes.txt", "notes.txt"):
+        (tmp_path / "a" / name).write_text("mine")
+    build(tmp_path / "a", shard_rows=4)
+    assert (tmp_path / "a" / "shards" / "steps_backup.npy").read_text() == "mine"
+    assert_batch(StepDataset.open(tmp_path / "a")[:], fields(rows_of_all()))
+
+
+# Datasets of the original program.
+
+
+def test_the_original_program_s(tmp_path: Path) -> None:
+    original(tmp_path / "a", LENGTHS[:4])
+    dataset = StepDataset.open(tmp_path / "a")
+    assert_batch(dataset[:], fields(rows_of_all(LENGTHS[:4])))
+    assert len(dataset.filter_by_score(10, 20)) == 1
+    assert dataset.verify() == []
+    with StepWriter(tmp_path / "a", STEP) as writer:
+        for run in (4, 5):
+            known = {name: columns(run)[name] for name in ("max_score", "engine")}
+            assert writer.append_run(rows_of(run, LENGTHS[run]), **known) == run
+    assert dataset.refresh() == LENGTHS[4] + LENGTHS[5]
+    for again in (dataset, StepDataset.open(tmp_path / "a", memory="map")):
+        assert_batch(again[:], fields(rows_of_all()))
+        assert again.verify() == []
+        assert again.runs["engine"].tolist() == ["quick", "slow", None] * 2
+    assert np.load(tmp_path / "a" / "steps.npy").tobytes() == rows_of_all().tobytes()
+
+
+@pytest.mark.parametrize("room", [0, 1, 2])
+def test_a_header_without_room(tmp_path: Path, room: int) -> None:
+    """Some programs leave none: the number of rows can grow only by so many digits."""
+    path = tmp_path / "a"
+    rows = original(path, [5])
+    text = header_bytes(STEP, 5)[10:].rstrip() + b" " * room + b"\n"
+    header = b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text
+    (path / "steps.npy").write_bytes(header + rows.tobytes())
+    most = 10 ** (room + 1) - 1
+    with StepWriter(path) as writer:
+        for run in range(1, most - 5 + 1):
+            if run > 15:
+                break
+            writer.append_run(rows_of(run, 1), max_score=0)
+        if room < 2:
+            if room == 1:
+                writer.append_run(rows_of(16, most - len(writer)), max_score=0)
+            with pytest.raises(FormatError, match=f"no room for more than {most} rows") as caught:
+                writer.append_run(rows_of(17, 1), max_score=0)
+            assert caught.value.path == str(path / "steps.npy")
+            assert len(writer) == most
+    dataset = StepDataset.open(path)
+    assert len(np.load(path / "steps.npy")) == len(dataset)
+    assert dataset.verify() == []
+
+
+def test_a_header_of_another_version(tmp_path: Path) -> None:
+    rows = original(tmp_path / "a", LENGTHS[:4])
+    text = header_bytes(STEP, len(rows))[10:]
+    header = b"\x93NUMPY\2\0" + len(text).to_bytes(4, "little") + text
+    (tmp_path / "a" / "steps.npy").write_bytes(header + rows.tobytes())
+    with StepWriter(tmp_path / "a") as writer:
+        writer.append_run(rows_of(4, 2), max_score=0)
+    want = np.concatenate([rows, rows_of(4, 2)])
+    assert np.load(tmp_path / "a" / "steps.npy").tobytes() == want.tobytes()
+
+
+def test_a_database_of_others_with_odd_names(tmp_path: Path) -> None:
+    original(tmp_path / "a", [3])
+    with tampered(tmp_path / "a") as database:
+        database.execute('ALTER TABLE runs ADD COLUMN "a ""quoted"" name" ANY')
+    with StepWriter(tmp_path / "a") as writer:
+        writer.append_run(rows_of(1, 2), **{"max_score": 3, 'a "quoted" name': b"any"})
+    runs = StepDataset.open(tmp_path / "a").runs
+    assert runs['a "quoted" name'].tolist() == [None, b"any"]
+    assert "quoted" in repr(runs)
+
+
+# Interruptions.
+
+
+def test_ctrl_c_at_any_line_of_a_commit(tmp_path: Path) -> None:
+    """The old rows or the new ones, never some; and the next writer goes on from there."""
+    found = set()
+    for number in count():
+        path = tmp_path / str(number)
+        build(path, LENGTHS[:1])
+        interrupted = False
+        try:
+            with StepWriter(path) as writer:
+                for run in (1, 2, 3):
+                    writer.append_run(rows_of(run, LENGTHS[run]), **columns(run))
+                sys.settrace(_interrupt_at(number))
+                try:
+                    writer.commit()
+                finally:
+                    sys.settrace(None)
+        except KeyboardInterrupt:
+            interrupted = True
+        there = len(StepDataset.open(path).runs)
+        found.add(there)
+        assert there in ((1, 4) if interrupted else (4,))
+        assert_batch(StepDataset.open(path)[:], fields(rows_of_all(LENGTHS[:there])))
+        assert len(np.load(path / "steps.npy")) in (7, len(StepDataset.open(path)))
+        build(path, LENGTHS[:5])
+        assert_batch(StepDataset.open(path)[:], fields(rows_of_all(LENGTHS[:5])))
+        if not interrupted:
+            break
+    assert found == {1, 4}
+    assert number > 20
+
+
+def _interrupt_at(number: int) -> Any:
+    """Raise KeyboardInterrupt before the n-th line of the commit itself or of its transaction."""
+    seen = 0
+
+    def line(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal seen
+        if event == "line":
+            seen += 1
+            if seen > number:
+                raise KeyboardInterrupt
+        return line
+
+    def call(frame: FrameType, *_: Any) -> Any:
+        code = frame.f_code
+        ours = "stores/steps" in code.co_filename and code.co_name in ("commit", "append")
+        return line if ours else None
+
+    return call

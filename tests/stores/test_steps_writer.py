@@ -1,0 +1,392 @@
+"""Writing step datasets: what may be written, by whom, and what is there afterwards."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepwell import FormatError, RunColumn, SchemaError, StepDataset, StepWriter
+from stepwell.stores.steps import writer as writer_module
+from tests.arrays import STRUCTURES, random_array
+from tests.contract import assert_batch
+from tests.steps import (
+    COLUMNS,
+    LENGTHS,
+    STEP,
+    build,
+    columns,
+    fields,
+    ranges,
+    rows_of,
+    rows_of_all,
+    tampered,
+)
+
+PACKED = {
+    name: dtype
+    for name, dtype in STRUCTURES.items()
+    if name not in ("padding", "overlapping", "out of order", "only empty fields", "titles")
+}
+PLAIN = np.dtype([("x", "<i4"), ("y", "<f4", (2,))])
+
+
+def state(path: Path) -> dict[str, bytes]:
+    """Every byte of a dataset that matters to a reader."""
+    rows = {str(p): p.read_bytes() for p in sorted(path.rglob("*.npy"))}
+    with tampered(path) as database:
+        return {**rows, "dump": "\n".join(database.iterdump()).encode()}
+
+
+# What goes in comes out.
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("shard_rows", [None, 7])
+def test_any_packed_dtype(tmp_path: Path, name: str, shard_rows: int | None) -> None:
+    rows = random_array(PACKED[name], 20)
+    with StepWriter(tmp_path / "a", PACKED[name], shard_rows=shard_rows) as writer:
+        assert writer.dtype == PACKED[name]
+        assert writer.append_run(rows[:5]) == 0
+        assert writer.append_run({f: rows[f][5:] for f in rows.dtype.names or ()}) == 1
+    for memory in ("ram", "map"):
+        dataset = StepDataset.open(tmp_path / "a", memory=memory)
+        assert dataset.dtype == PACKED[name]
+        assert dataset.verify() == []
+        assert_batch(dataset[:], fields(rows))
+    files = sorted(tmp_path.rglob("*.npy"))
+    assert b"".join(np.load(file).tobytes() for file in files) == rows.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "message"),
+    [
+        ("<i4", "with fields"),
+        ([("x", "O")], "plain numbers"),
+        (STRUCTURES["padding"], "packed fields, 11 bytes a row"),
+        (STRUCTURES["overlapping"], "packed fields"),
+        (STRUCTURES["only empty fields"], "packed fields"),
+        ([("x", "f4"), ("run_id", "f4")], "run_id is filled in: expected a whole number"),
+        ([("step_index", "u2", (2,))], "step_index is filled in"),
+        ([("δ", "f4")], "Latin-1"),
+    ],
+)
+def test_no_other_dtype(tmp_path: Path, dtype: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        StepWriter(tmp_path / "a", dtype)
+    assert not list(tmp_path.rglob("*.npy"))
+    with StepWriter(tmp_path / "a", PLAIN):  # nothing is in the way
+        pass
+
+
+def test_run_and_step_are_filled_in(tmp_path: Path) -> None:
+    rows = rows_of_all()
+    for given in ({"run_id": 77, "step_index": 9}, {}):
+        path = tmp_path / str(len(given))
+        with StepWriter(path, STEP, COLUMNS) as writer:
+            for run, places in enumerate(ranges()):
+                part = fields(rows[places.start : places.stop])
+                for name in ("run_id", "step_index"):
+                    if name in given:
+                        part[name] = np.full(len(places), given[name])
+                    else:
+                        del part[name]
+                writer.append_run(part, **columns(run))
+        assert_batch(StepDataset.open(path)[:], fields(rows))
+
+
+def test_numbers_of_another_type_that_fit(tmp_path: Path) -> None:
+    with StepWriter(
+        tmp_path / "a", [("u", "u1"), ("i", ">i2"), ("f", "<f4"), ("s", "S3")]
+    ) as writer:
+        writer.append_run(
+            {"u": [0, 255], "i": np.array([1, 2], "u8"), "f": [1, 2], "s": [b"a", b"b"]}
+        )
+        writer.append_run(
+            np.array([(7, -3, 0.5, b"abc")], "i8,i8,f8,S5").view(
+                [("u", "i8"), ("i", "i8"), ("f", "f8"), ("s", "S5")]
+            )
+        )
+    got = StepDataset.open(tmp_path / "a")[:]
+    assert got["u"].tolist() == [0, 255, 7]
+    assert got["i"].tolist() == [1, 2, -3]
+    assert got["f"].tolist() == [1, 2, 0.5]
+    assert got["s"].tolist() == [b"a", b"b", b"abc"]
+
+
+# What is refused, before anything is written.
+
+GOOD = {"x": np.arange(3, dtype="i4"), "y": np.zeros((3, 2), "f4")}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ({}, r"missing \['x', 'y'\]"),
+        ({"x": GOOD["x"]}, r"missing \['y'\]"),
+        ({**GOOD, "z": GOOD["x"]}, r"unknown \['z'\]"),
+        ({**GOOD, "x": GOOD["x"][:2]}, "equal lengths"),
+        ({**GOOD, "x": 5}, "equal lengths"),
+        ({**GOOD, "x": GOOD["y"]}, r"x: expected int32 \(3,\), got float32 \(3, 2\)"),
+        ({**GOOD, "x": np.arange(3.0)}, "x: expected int32"),
+        ({**GOOD, "x": np.zeros(3, "?") * 1j}, "x: expected int32"),
+        ({**GOOD, "x": np.array(["a"] * 3)}, "x: expected int32"),
+        ({**GOOD, "x": np.array([None] * 3)}, "x: expected int32"),
+        ({**GOOD, "x": [0, 2**31, 0]}, "x: .*2147483648.* does not fit int32"),
+        ({**GOOD, "x": np.full(3, 2**64 - 1, "u8")}, "x: .*18446744073709551615.* does not fit"),
+        ({**GOOD, "y": np.zeros(3, "f4")}, r"y: expected float32 \(3, 2\)"),
+        ({**GOOD, "y": np.zeros((3, 2), "M8[s]")}, "y: expected float32"),
+        (np.zeros(3), "expected rows of"),
+        (np.zeros((3, 2), PLAIN), r"x: expected int32 \(3,\), got int32 \(3, 2\)"),
+        (np.zeros(3, [("x", "i4")]), "missing"),
+        ([1, 2], "expected rows of"),
+        (None, "expected rows of"),
+    ],
+)
+def test_rows_of_another_kind(tmp_path: Path, rows: Any, message: str) -> None:
+    with StepWriter(tmp_path / "a", PLAIN) as writer:
+        writer.append_run(GOOD)
+        with pytest.raises(SchemaError, match=message):
+            writer.append_run(rows)
+        assert len(writer) == 3
+        assert writer.append_run(GOOD) == 1
+    assert len(StepDataset.open(tmp_path / "a")) == 6
+
+
+def test_text_that_does_not_fit(tmp_path: Path) -> None:
+    with StepWriter(tmp_path / "a", [("s", "S2"), ("n", [("a", "i4")])]) as writer:
+        nested = np.zeros(1, [("a", "i4")])
+        with pytest.raises(SchemaError, match=r"s: .*abc.* does not fit"):
+            writer.append_run({"s": [b"abc"], "n": nested})
+        for wrong in ([5], ["ab"], [b"ab"]):
+            with pytest.raises(SchemaError):
+                writer.append_run({"s": wrong, "n": np.zeros(1, [("b", "f4")])})
+        writer.append_run({"s": [b"ab"], "n": nested})
+
+
+@pytest.mark.parametrize(
+    ("known", "message"),
+    [
+        ({}, "run column max_score is missing"),
+        ({"max_score": None}, "max_score is missing"),
+        ({"max_score": float("nan")}, "max_score is missing"),
+        ({"max_score": 1, "moves": 3}, "no run column moves; there are max_score, engine"),
+        ({"max_score": 1, "id": 3}, "no run column id"),
+        ({"max_score": 2**63}, "max_score: 9223372036854775808 is beyond the 64 bits"),
+        ({"max_score": -(2**63) - 1}, "beyond the 64 bits"),
+        ({"max_score": np.uint64(2**64 - 1)}, "beyond the 64 bits"),
+        ({"max_score": "many"}, "max_score: expected INTEGER, got str"),
+        ({"max_score": 1.5}, "max_score: expected INTEGER, got float"),
+        ({"max_score": [1]}, "expected INTEGER, got list"),
+        ({"max_score": 1, "engine": 5}, "engine: expected TEXT, got int"),
+        ({"max_score": 1, "engine": b"x"}, "engine: expected TEXT, got bytes"),
+        ({"max_score": 1, "engine": "\ud800"}, "engine: .* not text that SQLite can keep"),
+        ({"max_score": 1, "elapsed_s": "1"}, "elapsed_s: expected REAL, got str"),
+    ],
+)
+def test_columns_of_another_kind(tmp_path: Path, known: dict[str, Any], message: str) -> None:
+    with StepWriter(tmp_path / "a", STEP, COLUMNS) as writer:
+        with pytest.raises(SchemaError, match=message):
+            writer.append_run(rows_of(0, 3), **known)
+        assert len(writer) == 0
+        assert writer.append_run(rows_of(0, 3), max_score=1) == 0
+    assert StepDataset.open(tmp_path / "a").runs[0]["max_score"] == 1
+
+
+def test_columns_of_every_kind(tmp_path: Path) -> None:
+    kinds: dict[str, type | RunColumn] = {"i": int, "f": float, "s": str, "b": bytes, "rows": int}
+    values: list[dict[str, Any]] = [
+        {"i": -(2**63), "f": 0.1, "s": "ä\0b", "b": b"\0\xff", "rows": 2**63 - 1},
+        {
+            "i": np.int8(-3),
+            "f": np.float32(0.5),
+            "s": np.str_("x"),
+            "b": np.bytes_(b"y"),
+            "rows": True,
+        },
+        {"f": float("nan")},
+        {"f": float("inf"), "i": None},
+    ]
+    with StepWriter(tmp_path / "a", PLAIN, kinds) as writer:
+        for known in values:
+            writer.append_run(GOOD, **known)
+    got = list(StepDataset.open(tmp_path / "a").runs)
+    for run, known in zip(got, values, strict=True):
+        for name in kinds:
+            want = known.get(name)
+            assert run[name] == (None if want != want else want)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"a b": int}, "cannot name"),
+        ({"": int}, "cannot name"),
+        ({'x"y': int}, "cannot name"),
+        ({"ID": int}, "cannot name"),
+        ({"num_steps": int}, "cannot name"),
+        ({"x" * 61: int}, "cannot name"),
+        ({"a": int, "A": int}, "differ only in case"),
+        ({"a": complex}, "one of int, float, str, bytes"),
+    ],
+)
+def test_columns_that_cannot_be(tmp_path: Path, names: dict[str, type], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        StepWriter(tmp_path / "a", PLAIN, names)
+    assert not (tmp_path / "a" / "metadata.db").exists()
+
+
+def test_words_of_sql_are_names_too(tmp_path: Path) -> None:
+    with StepWriter(
+        tmp_path / "a", PLAIN, {"select": RunColumn(int, indexed=True), "from": str}
+    ) as w:
+        w.append_run(GOOD, **{"select": 4, "from": "x"})
+    assert len(StepDataset.open(tmp_path / "a").where('"select" = 4')) == 3
+
+
+@pytest.mark.parametrize("length", [256, 257])
+def test_a_run_longer_than_its_step_index(tmp_path: Path, length: int) -> None:
+    with StepWriter(tmp_path / "a", STEP, COLUMNS) as writer:
+        rows = np.zeros(length, STEP)
+        if length == 256:
+            writer.append_run(rows, max_score=0)
+        else:
+            with pytest.raises(SchemaError, match="run 0: step_index 256 does not fit, 255"):
+                writer.append_run(rows, max_score=0)
+            assert len(writer) == 0
+
+
+def test_more_runs_than_run_id_can_name(tmp_path: Path) -> None:
+    dtype = np.dtype([("run_id", "u1"), ("x", "u1")])
+    with StepWriter(tmp_path / "a", dtype) as writer:
+        for run in range(256):
+            assert writer.append_run({"x": [run]}) == run
+        with pytest.raises(SchemaError, match="run_id 256 does not fit"):
+            writer.append_run({"x": [0]})
+    got = StepDataset.open(tmp_path / "a")[:]
+    assert got["run_id"].tolist() == got["x"].tolist() == list(range(256))
+
+
+# Commits.
+
+
+def test_others_see_commits_and_nothing_else(tmp_path: Path) -> None:
+    rows = rows_of_all()
+    with StepWriter(tmp_path / "a", STEP, COLUMNS) as writer:
+        assert len(StepDataset.open(tmp_path / "a")) == 0
+        for run, places in enumerate(ranges()):
+            before = state(tmp_path / "a")
+            writer.append_run(rows[places.start : places.stop], **columns(run))
+            assert len(writer) == places.stop
+            assert state(tmp_path / "a") == before
+            writer.commit()
+            assert_batch(StepDataset.open(tmp_path / "a")[:], fields(rows[: places.stop]))
+            assert len(np.load(tmp_path / "a" / "steps.npy")) == places.stop
+            assert json.loads((tmp_path / "a" / "manifest.json").read_text())["rows"] == places.stop
+        writer.commit()  # nothing new: nothing to do
+    assert StepDataset.open(tmp_path / "a").verify() == []
+
+
+@pytest.mark.parametrize("shard_rows", [None, 3, 70, 1000])
+@pytest.mark.parametrize("flush", [1, 1 << 23])
+def test_rows_are_the_same_however_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard_rows: int | None, flush: int
+) -> None:
+    monkeypatch.setattr(writer_module, "_FLUSH_BYTES", flush)
+    rows = rows_of_all()
+    for count in (0, 1, 4, len(LENGTHS)):
+        build(tmp_path / "a", LENGTHS[:count], shard_rows=shard_rows)
+    dataset = StepDataset.open(tmp_path / "a")
+    assert_batch(dataset[:], fields(rows))
+    assert dataset.verify() == []
+    files = sorted((tmp_path / "a" / "shards").glob("*")) or [tmp_path / "a" / "steps.npy"]
+    loaded = [np.load(file) for file in files]
+    assert np.concatenate(loaded).tobytes() == rows.tobytes()
+    if shard_rows:
+        assert {len(part) for part in loaded[:-1]} <= {shard_rows}
+        assert [f.name for f in files] == [f"steps_{i:05}.npy" for i in range(len(files))]
+
+
+def test_appending_recomputes_only_the_last_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sums over what was there before are taken over, be they right or wrong."""
+    build(tmp_path / "a", LENGTHS[:3])
+    path = tmp_path / "a" / "manifest.json"
+    text = json.loads(path.read_text())
+    text["blocks"] = ["00000000"]
+    path.write_text(json.dumps(text))
+    build(tmp_path / "a")
+    assert [type(p).__name__ for p in StepDataset.open(tmp_path / "a").verify()] == [
+        "ChecksumError"
+    ]
+    path.unlink()
+    build(tmp_path / "a", [*LENGTHS, 1])
+    assert StepDataset.open(tmp_path / "a").verify() == []
+
+
+def test_abort(tmp_path: Path) -> None:
+    for shard_rows in (None, 4):
+        path = tmp_path / str(shard_rows)
+        build(path, LENGTHS[:4], shard_rows=shard_rows)
+        before = state(path)
+        writer = StepWriter(path)
+        for run in range(4, 6):
+            assert writer.append_run(rows_of(run, LENGTHS[run]), **columns(run)) == run
+        writer._flush()
+        assert state(path) != before
+        writer.abort()
+        writer.abort()
+        writer.close()
+        assert state(path) == before
+        build(path)
+        assert_batch(StepDataset.open(path)[:], fields(rows_of_all()))
+
+
+def test_abort_before_the_first_commit(tmp_path: Path) -> None:
+    for shard_rows in (None, 4):
+        writer = StepWriter(tmp_path / str(shard_rows), STEP, COLUMNS, shard_rows=shard_rows)
+        empty = state(tmp_path / str(shard_rows))
+        writer.append_run(rows_of(0, 30), **columns(0))
+        writer._flush()
+        writer.abort()
+        assert state(tmp_path / str(shard_rows)) == empty
+
+
+def test_a_block_that_fails_drops_what_was_not_committed(tmp_path: Path) -> None:
+    def fail() -> None:
+        with StepWriter(tmp_path / "a", STEP, COLUMNS) as writer:
+            writer.append_run(rows_of(0, 7), **columns(0))
+            writer.commit()
+            writer.append_run(rows_of(1, 5), **columns(1))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert_batch(StepDataset.open(tmp_path / "a")[:], fields(rows_of(0, 7)))
+    assert np.load(tmp_path / "a" / "steps.npy").tobytes() == rows_of(0, 7).tobytes()
+
+
+def test_close_twice(tmp_path: Path) -> None:
+    writer = StepWriter(tmp_path / "a", PLAIN)
+    writer.append_run(GOOD)
+    writer.close()
+    writer.close()
+    writer.abort()
+    assert len(StepDataset.open(tmp_path / "a")) == 3
+    for call in (writer.commit, lambda: writer.append_run(GOOD)):
+        with pytest.raises(ValueError, match="is closed"):
+            call()
+
+
+def test_after_a_commit_that_failed(tmp_path: Path) -> None:
+    writer = StepWriter(tmp_path / "a", PLAIN)
+    writer.append_run(GOOD)
+    with tampered(tmp_path / "a") as database:
+        database.execute("DROP TABLE runs")
+    with pytest.raises(FormatError, match="no such table"):
+        writer.commit()
+    with pytest.raises(ValueError, match=r"a commit to .* failed; open it again"):
+        writer.append_run(GOOD)
+    writer.close()
