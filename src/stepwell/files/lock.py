@@ -32,11 +32,12 @@ class WriterLock:
         return self._file >= 0 and self._process == os.getpid()
 
     def release(self) -> None:
-        if self._file >= 0:
-            if self.held:
-                fcntl.flock(self._file, fcntl.LOCK_UN)  # for the copies of forked children too
-            os.close(self._file)
-            self._file = -1
+        if self._file < 0:
+            return
+        if self.held:
+            fcntl.flock(self._file, fcntl.LOCK_UN)  # for the copies of forked children too
+        file, self._file = self._file, -1
+        os.close(file)
 
     def __del__(self) -> None:
         self.release()

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from stepwell.errors import FormatError, SchemaError
-from stepwell.files.atomic import sync_path, write_all
+from stepwell.files.atomic import sync_path, write_all, write_file
 from stepwell.files.catalog import translated
 from stepwell.files.lock import WriterLock
 from stepwell.files.npy import NpyHeader, header_bytes
@@ -245,6 +245,9 @@ class StepWriter:
 
     def _mend(self) -> None:
         """Cut rows that were never committed; bring headers and sums up to those that were."""
+        for left in (*self._root.glob(".*.tmp"), *self._root.glob("shards/.*.tmp")):
+            if left.name.startswith((".steps", ".manifest")):  # of a writer that was killed
+                left.unlink()
         self._cut()
         found = None
         with suppress(FormatError):  # damaged: made anew from the rows
@@ -265,6 +268,8 @@ class StepWriter:
                     self._manifest.add(np.frombuffer(data, np.uint8))
                     left, at = left - len(data), at + len(data)
         self._patch_headers(0)
+        if found.rows != self._rows:
+            found.write(self._root, self._dtype, self._rows, self._runs)
 
     def _cut(self) -> None:
         """Leave exactly the committed rows in the files."""
@@ -382,11 +387,9 @@ class StepWriter:
 
 
 def _new_piece(path: Path, dtype: np.dtype[Any]) -> None:
-    """An array file without rows."""
+    """An array file without rows; NumPy finds no file or a whole one."""
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(header_bytes(dtype, 0))
-    sync_path(path)
-    sync_path(path.parent)
+    write_file(path, header_bytes(dtype, 0))
 
 
 def _make_folder(path: Path) -> None:
