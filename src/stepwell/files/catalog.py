@@ -40,6 +40,8 @@ def translated(path: Path) -> Iterator[None]:
         if code in _SYSTEM:
             raise OSError(f"SQLite: {error} - at {path}") from None
         raise FormatError(f"SQLite: {error}", path=str(path)) from None
+    except UnicodeDecodeError as error:  # names and messages that were damaged
+        raise FormatError(f"SQLite: {error}", path=str(path)) from None
 
 
 def open_readonly(path: Path) -> sqlite3.Connection:

@@ -204,9 +204,12 @@ def open_reader(path: Path) -> sqlite3.Connection:
 
 
 def _check_plain(path: Path) -> None:
-    """SQLite would wait for a pipe for ever."""
-    if not stat.S_ISREG(path.stat().st_mode):
+    """SQLite would wait for a pipe for ever, and make a database of an empty file."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
         raise FormatError("expected a plain file", path=str(path))
+    if not found.st_size:
+        raise FormatError("expected a database, the file is empty", path=str(path))
 
 
 def _connect(path: Path, *, create: bool) -> sqlite3.Connection:

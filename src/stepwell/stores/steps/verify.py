@@ -36,7 +36,8 @@ def find_problems(
     problems = _broken_database(root)
     if problems:
         return problems
-    with closing(database.open_reader(root / DATABASE)) as opened:
+    path = root / DATABASE
+    with closing(database.open_reader(path)) as opened, translated(path):
         found = opened.execute(
             "SELECT first_step_idx, num_steps, id FROM runs WHERE id <= ? "
             "ORDER BY first_step_idx, id",

@@ -245,9 +245,9 @@ class StepWriter:
 
     def _mend(self) -> None:
         """Cut rows that were never committed; bring headers and sums up to those that were."""
-        for left in (*self._root.glob(".*.tmp"), *self._root.glob("shards/.*.tmp")):
-            if left.name.startswith((".steps", ".manifest")):  # of a writer that was killed
-                left.unlink()
+        for stale in (*self._root.glob(".*.tmp"), *self._root.glob("shards/.*.tmp")):
+            if stale.name.startswith((".steps", ".manifest")):  # of a writer that was killed
+                stale.unlink()
         self._cut()
         found = None
         with suppress(FormatError):  # damaged: made anew from the rows
