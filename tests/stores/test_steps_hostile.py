@@ -1,0 +1,342 @@
+"""Damaged and contradictory step datasets: the exact rows, or an error that says where."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepwell import (
+    ChecksumError,
+    FormatError,
+    StepDataset,
+    StepwellError,
+    StepWriter,
+    VersionError,
+)
+from stepwell.files.npy import header_bytes
+from tests import scaled
+from tests.contract import assert_batch
+from tests.steps import LENGTHS, STEP, build, columns, fields, rows_of, rows_of_all, tampered
+
+ROWS = rows_of_all()
+HEADER = len(header_bytes(STEP, 0))
+
+
+@pytest.fixture
+def path(quick_path: Path) -> Path:
+    build(quick_path / "a")
+    for left in quick_path.glob("a/metadata.db-*"):
+        left.unlink()
+    return quick_path / "a"
+
+
+def sql(text: str, *values: Any) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        with tampered(path) as database:
+            database.execute(text, values)
+
+    return change
+
+
+def refused(path: Path, message: str, kind: type[Exception] = FormatError) -> Exception:
+    """Readers and writers refuse a dataset in the same words, and change nothing."""
+    before = {f: f.read_bytes() for f in path.rglob("*") if f.is_file() and "-shm" not in f.name}
+    for memory in ("ram", "map", "shared"):
+        with pytest.raises(kind, match=message) as caught:
+            StepDataset.open(path, memory=memory)
+    with pytest.raises(kind, match=message):
+        StepWriter(path)
+    for file, data in before.items():
+        assert "-wal" in file.name or file.read_bytes() == data
+    if isinstance(caught.value, FormatError):
+        assert caught.value.path is not None
+        assert caught.value.path.startswith(str(path))
+    return caught.value
+
+
+# Files that are missing or something else.
+
+
+def test_no_database(path: Path) -> None:
+    (path / "metadata.db").unlink()
+    for memory in ("ram", "map"):
+        with pytest.raises(FileNotFoundError, match=r"metadata\.db"):
+            StepDataset.open(path, memory=memory)
+    with pytest.raises(FormatError, match="an array without its database"):
+        StepWriter(path, STEP)
+    assert np.load(path / "steps.npy").tobytes() == ROWS.tobytes()
+
+
+def test_no_array(path: Path) -> None:
+    (path / "steps.npy").unlink()
+    refused(path, r"steps\.npy", FileNotFoundError)
+
+
+def test_no_shard(quick_path: Path) -> None:
+    build(quick_path / "b", shard_rows=9)
+    for number in (7, 3):
+        (quick_path / "b" / "shards" / f"steps_0000{number}.npy").unlink()
+        for memory in ("ram", "map"):
+            with pytest.raises(FileNotFoundError, match=f"steps_0000{number}"):
+                StepDataset.open(quick_path / "b", memory=memory)
+
+
+@pytest.mark.parametrize("name", ["metadata.db", "steps.npy"])
+def test_something_that_is_no_file(path: Path, name: str) -> None:
+    (path / name).unlink()
+    os.mkfifo(path / name)  # to open it would wait for ever
+    refused(path, "expected a plain file")
+    (path / name).unlink()
+    (path / name).mkdir()
+    refused(path, "expected a plain file|Is a directory", Exception)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", bytes(4096), b"SQLite format 3\0" + bytes(200)])
+def test_a_database_that_is_none(path: Path, content: bytes) -> None:
+    (path / "metadata.db").write_bytes(content)
+    refused(path, "SQLite: |table of runs|is empty")
+
+
+# The array.
+
+
+@pytest.mark.parametrize(
+    "lost", [1, STEP.itemsize, 5 * STEP.itemsize + 3, len(ROWS) * STEP.itemsize]
+)
+def test_an_array_shorter_than_the_database(path: Path, lost: int) -> None:
+    size = (path / "steps.npy").stat().st_size
+    with (path / "steps.npy").open("r+b") as file:
+        file.truncate(size - lost)
+    there = (size - lost - HEADER) // STEP.itemsize
+    error = refused(path, f"expected {len(ROWS)} rows, as the database has, got {there}")
+    assert isinstance(error, FormatError)
+    assert error.offset == HEADER + there * STEP.itemsize
+
+
+@pytest.mark.parametrize("more", [1, STEP.itemsize, 1000])
+def test_an_array_longer_than_the_database(path: Path, more: int) -> None:
+    with (path / "steps.npy").open("ab") as file:
+        file.write(b"x" * more)
+    for memory in ("ram", "map", "shared"):
+        dataset = StepDataset.open(path, memory=memory)
+        assert_batch(dataset[:], fields(ROWS))
+        assert dataset.verify() == []
+    assert np.load(path / "steps.npy").tobytes() == ROWS.tobytes()
+    build(path, [*LENGTHS, 2])
+    assert_batch(StepDataset.open(path)[:], fields(rows_of_all([*LENGTHS, 2])))
+
+
+@pytest.mark.parametrize("rows", [0, 3, len(ROWS) - 1, len(ROWS) + 1, 10**9, 10**17])
+def test_a_header_that_is_stale(path: Path, rows: int) -> None:
+    with (path / "steps.npy").open("r+b") as file:
+        file.write(header_bytes(STEP, rows))
+    for memory in ("ram", "map"):
+        assert_batch(StepDataset.open(path, memory=memory)[:], fields(ROWS))
+    StepWriter(path).close()  # mends it
+    assert np.load(path / "steps.npy").tobytes() == ROWS.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros(70, "<i4"), "expected rows"),
+        (np.zeros(70, [("x", "<i4")]), "expected rows of"),
+        (np.zeros(70, STEP.newbyteorder(">")), "expected rows of"),
+        (np.zeros((70, 1), STEP), "one axis"),
+        (np.zeros((), STEP), "got a single value"),
+        (np.zeros(70, "V0"), "expected rows"),
+        (np.array([None] * 70), "Python objects"),
+    ],
+)
+def test_an_array_of_something_else(path: Path, array: Any, message: str) -> None:
+    np.save(path / "steps.npy", array)
+    refused(path, message)
+    if array.ndim == 1 and array.dtype.kind in "iV" and not array.dtype.names:
+        sql("DELETE FROM meta WHERE key = 'dtype'")(path)
+        refused(path, "expected rows with fields")
+
+
+def test_every_length_of_the_array(path: Path) -> None:
+    whole = (path / "steps.npy").read_bytes()
+    for size in range(len(whole)):
+        (path / "steps.npy").write_bytes(whole[:size])
+        with pytest.raises(FormatError) as caught:
+            StepDataset.open(path, memory="map" if size % 2 else "ram")
+        assert caught.value.path == str(path / "steps.npy")
+    (path / "steps.npy").write_bytes(whole)
+    assert_batch(StepDataset.open(path)[:], fields(ROWS))
+
+
+# The database.
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (sql("DROP TABLE runs"), "expected a table of runs"),
+        (sql("ALTER TABLE runs RENAME COLUMN num_steps TO n"), "runs: no column num_steps"),
+        (sql("UPDATE meta SET value = '71' WHERE key = 'rows'"), "expected 70 rows.* got 71"),
+        (sql("UPDATE meta SET value = 'x' WHERE key = 'rows'"), "meta: ValueError"),
+        (sql("UPDATE meta SET value = '-1' WHERE key = 'shard_rows'"), "-1 rows a shard"),
+        (sql("UPDATE meta SET value = x'ff' WHERE key = 'rows'"), "meta: "),
+        (sql("UPDATE meta SET value = '' WHERE key = 'dtype'"), "meta: JSONDecodeError"),
+        (sql("UPDATE meta SET value = '{}' WHERE key = 'dtype'"), "meta: |expected rows of"),
+        (sql("UPDATE meta SET value = '[[1, 2]]' WHERE key = 'dtype'"), "meta: "),
+        (sql("UPDATE meta SET value = '\"O\"' WHERE key = 'dtype'"), "expected rows of object"),
+        (sql("UPDATE meta SET value = ? WHERE key = 'dtype'", "[" * 10**5), "meta: RecursionError"),
+        (sql("DELETE FROM runs"), "expected 0 rows, where the last run ends, got 70"),
+        (sql("DELETE FROM runs WHERE id = 5"), "expected 50 rows"),
+        (sql("UPDATE runs SET num_steps = 9223372036854775807 WHERE id = 5"), "rows, where"),
+        (sql("UPDATE runs SET num_steps = 9e999 WHERE id = 5"), "rows, where"),
+        (sql("UPDATE runs SET num_steps = 20.5 WHERE id = 5"), "expected 70.5 rows"),
+    ],
+)
+def test_a_database_that_is_wrong(path: Path, change: Callable[[Path], None], message: str) -> None:
+    change(path)
+    refused(path, message)
+
+
+def test_a_version_that_is_not_known(path: Path) -> None:
+    for version in ("2", "", "1.0"):
+        sql("UPDATE meta SET value = ? WHERE key = 'format_version'", version)(path)
+        refused(path, f"expected version 1, got '{version}'", VersionError)
+
+
+def test_a_run_of_fewer_than_no_rows(path: Path) -> None:
+    with tampered(path) as database:
+        database.execute("DELETE FROM runs")
+        database.execute(
+            "INSERT INTO runs (id, first_step_idx, num_steps, max_score) VALUES (0, 5, -9, 0)"
+        )
+        database.execute("UPDATE meta SET value = '-4' WHERE key = 'rows'")
+    refused(path, "expected -4 rows")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("num_steps = -3 WHERE id = 1", "run "),
+        ("first_step_idx = -9223372036854775807 WHERE id = 1", "run 1"),
+        ("first_step_idx = 3 WHERE id = 1", "run 1: expected to begin at row 7, got 3"),
+        ("first_step_idx = 9 WHERE id = 3", "run 3: expected to begin at row 8, got 9"),
+        ("num_steps = 29 WHERE id = 3", "run 4: expected to begin at row 37, got 38"),
+        ("num_steps = 31 WHERE id = 3", "run 4: expected to begin at row 39, got 38"),
+    ],
+)
+def test_ranges_that_overlap_or_leave_gaps(path: Path, change: str, message: str) -> None:
+    sql(f"UPDATE runs SET {change}")(path)
+    for memory in ("ram", "map"):
+        dataset = StepDataset.open(path, memory=memory)
+        assert_batch(dataset[:], fields(ROWS))
+        # Whatever the ranges are, the rows are rows of the dataset.
+        assert len(dataset.where("1")[:]["board"]) == len(dataset.where("1"))
+        assert len(dataset.windows(2)[:]["board"]) == len(dataset.windows(2))
+        (problem,) = dataset.verify()
+        assert type(problem) is FormatError
+        assert message in str(problem)
+        assert str(path / "metadata.db") in str(problem)
+
+
+@pytest.mark.parametrize("value", ["'x'", "2.5", "x'00'"])
+def test_numbers_that_are_none(path: Path, value: str) -> None:
+    sql(f"UPDATE runs SET num_steps = {value} WHERE id = 1")(path)
+    dataset = StepDataset.open(path)
+    assert_batch(dataset[:], fields(ROWS))
+    for call in (lambda: dataset.where("1"), lambda: dataset.windows(2), lambda: dataset.run(0)):
+        with pytest.raises(FormatError, match="not all whole numbers"):
+            call()
+    (problem,) = dataset.verify()
+    assert "run 1: expected whole numbers" in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("run_id", 6, "row 40: expected run_id 4, got 6 (1 such rows here)"),
+        ("run_id", 2**32 - 1, "row 40: expected run_id 4, got 4294967295"),
+        ("step_index", 0, "row 40: expected step_index 2, got 0"),
+    ],
+)
+def test_rows_of_another_run(path: Path, field: str, value: int, message: str) -> None:
+    rows = ROWS.copy()
+    rows[field][40] = value
+    (path / "steps.npy").write_bytes(header_bytes(STEP, len(rows)) + rows.tobytes())
+    problems = StepDataset.open(path).verify()
+    assert message in str(problems[0])
+    assert [type(problem) for problem in problems] == [FormatError, ChecksumError]
+
+
+def test_every_length_of_the_database(path: Path) -> None:
+    whole = (path / "metadata.db").read_bytes()
+    sizes = [*range(0, len(whole), scaled(257)), *range(0, 120, 7), len(whole) - 1]
+    for size in sizes:
+        _exact_or_refused(path, whole[:size])
+
+
+def test_a_database_with_damage(path: Path) -> None:
+    whole = (path / "metadata.db").read_bytes()
+    chance = np.random.default_rng(1)
+    for _ in range(scaled(300)):
+        damaged = bytearray(whole)
+        for at in chance.integers(0, len(whole), chance.integers(1, 40)):
+            damaged[at] = chance.integers(256)
+        _exact_or_refused(path, bytes(damaged), same=False)
+
+
+def _exact_or_refused(path: Path, content: bytes, *, same: bool = True) -> None:
+    """Rows never change by what is wrong with the database; which runs they are may."""
+    for left in path.glob("metadata.db-*"):
+        left.unlink()
+    (path / "metadata.db").write_bytes(content)
+    try:
+        dataset = StepDataset.open(path, memory="map")
+        assert dataset[:]["board"].tobytes() == ROWS["board"].tobytes()[: len(dataset) * 8]
+        part = dataset.where("max_score >= 0")
+        assert len(part[:]["board"]) == len(part)
+        list(dataset.runs)
+        dataset.windows(3)
+        dataset.verify()
+        if same:
+            assert_batch(dataset[:], fields(ROWS))
+    except (StepwellError, OSError):
+        pass
+
+
+# Steps of a commit, one by one: what a crash leaves between any two of them.
+
+
+def test_numpy_reads_a_consistent_array_at_each_stage(quick_path: Path) -> None:
+    old, new, path = (quick_path / name for name in ("old", "new", "path"))
+    build(old, LENGTHS[:4])
+    shutil.copytree(old, new)
+    build(new)
+    few, many = rows_of_all(LENGTHS[:4]), ROWS
+    torn = (old / "steps.npy").read_bytes() + many[len(few) :].tobytes()[:33]
+    rows = (old / "steps.npy").read_bytes() + many[len(few) :].tobytes()
+    stages = [
+        (old, torn, old, few, few),
+        (old, rows, old, few, few),
+        (new, rows, old, many, few),
+        (new, (new / "steps.npy").read_bytes(), old, many, many),
+        (new, (new / "steps.npy").read_bytes(), new, many, many),
+    ]
+    for database, array, sums, ours, numpy in stages:
+        shutil.copytree(database, path)
+        (path / "steps.npy").write_bytes(array)
+        shutil.copy(sums / "manifest.json", path)
+        assert_batch(StepDataset.open(path)[:], fields(ours))
+        assert StepDataset.open(path).verify() == []
+        assert np.load(path / "steps.npy").tobytes() == numpy.tobytes()
+        with StepWriter(path) as writer:
+            assert len(writer) == len(ours)
+            assert np.load(path / "steps.npy").tobytes() == ours.tobytes()
+            run = len(StepDataset.open(path).runs)
+            assert writer.append_run(rows_of(run, 3), **columns(run)) == run
+        want = np.concatenate([ours, rows_of(run, 3)])
+        assert np.load(path / "steps.npy").tobytes() == want.tobytes()
+        assert StepDataset.open(path).verify() == []
+        shutil.rmtree(path)

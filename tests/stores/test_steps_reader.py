@@ -1,0 +1,377 @@
+"""Reading step datasets: parts by SQL, runs, windows, rows that are appended meanwhile."""
+
+import importlib.util
+import os
+import pickle
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from stepwell import StepDataset, StepWriter
+from tests import children, scaled
+from tests.contract import assert_batch, windows
+from tests.steps import COLUMNS, LENGTHS, STEP, build, columns, fields, ranges, rows_of_all
+
+ROWS = rows_of_all()
+RUNS = [{"id": i, "num_steps": n, **columns(i)} for i, n in enumerate(LENGTHS)]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("steps") / "a"
+    build(path)
+    return path
+
+
+@pytest.fixture(params=["ram", "map", "shared"])
+def dataset(request: pytest.FixtureRequest, path: Path) -> StepDataset:
+    return StepDataset.open(path, memory=request.param)
+
+
+def rows_of_runs(ids: list[int]) -> Any:
+    parts = [ROWS[r.start : r.stop] for i, r in enumerate(ranges()) if i in ids]
+    return np.concatenate([ROWS[:0], *parts])
+
+
+def ids_of(dataset: StepDataset) -> list[int]:
+    return [run["id"] for run in dataset.runs]
+
+
+# Parts.
+
+
+@pytest.mark.parametrize(
+    ("condition", "values", "want"),
+    [
+        ("1", [], [0, 1, 2, 3, 4, 5]),
+        ("0", [], []),
+        ("NULL", [], []),
+        ("max_score >= ?", [30], [3, 4, 5]),
+        ("max_score BETWEEN ? AND ?", [10, 30], [1, 2, 3]),
+        ("engine = ?", ["quick"], [0, 3]),
+        ("engine IS NULL", [], [2, 5]),
+        ("num_steps = 0", [], [2]),
+        ("elapsed_s > ? OR id = ?", [0.9, 0], [0, 4, 5]),
+        ("max_score > (SELECT avg(max_score) FROM runs)", [], [3, 4, 5]),
+        ("id % 2 = 1 -- every other", [], [1, 3, 5]),
+        ("engine LIKE '%ow' /* slow */", [], [1, 4]),
+        ("engine IN ('quick', ')') OR '(' = ')'", [], [0, 3]),
+        ("max_score > ? AND max_score < ?", [np.int64(10).item(), 1e30], [2, 3, 4, 5]),
+    ],
+)
+def test_where(dataset: StepDataset, condition: str, values: list[Any], want: list[int]) -> None:
+    part = dataset.where(condition, *values)
+    assert type(part) is StepDataset
+    assert ids_of(part) == want
+    assert len(part.runs) == len(want)
+    assert_batch(part[:], fields(rows_of_runs(want)))
+    # A part of a part is what both conditions choose.
+    again = part.where("id IN (0, 3, 5)")
+    assert ids_of(again) == [i for i in want if i in (0, 3, 5)]
+    assert_batch(again[:], fields(rows_of_runs(ids_of(again))))
+    assert len(dataset) == len(ROWS)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "",
+        "score > 3",
+        "max_score >",
+        "max_score > ? AND",
+        "max_score = 'x",
+        "/* no end",
+        "1; DROP TABLE runs",
+        "1) --",
+        "count(*) > 1",
+        "DELETE FROM runs",
+        "ATTACH 'other.db' AS other",
+        "PRAGMA user_version = 3",
+        "id IN (DELETE FROM runs RETURNING id)",
+        "1) UNION SELECT 5 WHERE (1",
+        "1) UNION SELECT id AS first_step_idx FROM runs WHERE (1",
+        "1) UNION ALL SELECT '0 0 999' AS first_step_idx FROM runs WHERE (1",
+        "1) ORDER BY id) UNION SELECT '9 9 9' FROM (SELECT 1 WHERE (1",
+        "1) LIMIT (1",
+        "1) OR (0) GROUP BY (id",
+        "load_extension('x')",
+        "no_such_function(3)",
+        "\ud800",
+        "a\0b",
+    ],
+)
+def test_where_wants_a_condition(path: Path, condition: str) -> None:
+    dataset = StepDataset.open(path)
+    with pytest.raises(ValueError, match="where "):
+        dataset.where(condition)
+    assert next(iter(dataset.runs))["id"] == 0
+    assert len(StepDataset.open(path)) == len(ROWS)
+    assert not (path.parent / "other.db").exists()
+
+
+@pytest.mark.parametrize("values", [[], [1, 2], [2**63], [object()], [[1]], [b"\xff", 1]])
+def test_where_wants_the_right_values(path: Path, values: list[Any]) -> None:
+    with pytest.raises(
+        ValueError, match="the columns are id, first_step_idx, num_steps, max_score"
+    ):
+        StepDataset.open(path).where("max_score > ?", *values)
+
+
+@given(data=st.data())
+@settings(max_examples=scaled(60, smallest=10))
+def test_where_is_a_filter(path: Path, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(["id", "num_steps", "max_score", "elapsed_s"]))
+    sign = data.draw(st.sampled_from(["<", "<=", "=", "!=", ">", ">="]))
+    value = data.draw(st.integers(-5, 60) | st.floats(-5, 60))
+    python = {"<": "__lt__", "<=": "__le__", "=": "__eq__", "!=": "__ne__"}.get(
+        sign, "__gt__" if sign == ">" else "__ge__"
+    )
+    want = [run["id"] for run in RUNS if getattr(float(run[name]), python)(float(value))]
+    part = StepDataset.open(path, memory="map").where(f"{name} {sign} ?", value)
+    assert ids_of(part) == want
+    assert_batch(part[:], fields(rows_of_runs(want)))
+
+
+def test_filter_by_score(dataset: StepDataset) -> None:
+    assert ids_of(dataset.filter_by_score(20)) == [2, 3, 4, 5]
+    assert ids_of(dataset.filter_by_score(20, 40)) == [2, 3, 4]
+    assert len(dataset.filter_by_score(1000)) == 0
+    assert dataset.filter_by_score(1000).take([])["board"].shape == (0,)
+
+
+def test_split(dataset: StepDataset) -> None:
+    seen = set()
+    for seed in range(8):
+        for fraction, count in ((0, 0), (0.5, 3), (0.7, 4), (1, 6)):
+            first, second = dataset.split(fraction, seed)
+            assert len(first.runs) == count
+            assert sorted(ids_of(first) + ids_of(second)) == list(range(6))
+            assert ids_of(first) == sorted(ids_of(first))
+            assert_batch(first[:], fields(rows_of_runs(ids_of(first))))
+            assert_batch(second[:], fields(rows_of_runs(ids_of(second))))
+            assert ids_of(dataset.split(fraction, seed)[0]) == ids_of(first)
+        seen.add(tuple(ids_of(dataset.split(0.5, seed)[0])))
+    assert len(seen) > 3
+    part = dataset.where("id > 2")
+    assert sorted(ids_of(part.split(0.4)[0]) + ids_of(part.split(0.4)[1])) == [3, 4, 5]
+    for wrong in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match="fraction"):
+            dataset.split(wrong)
+
+
+def test_windows_stay_inside_runs(dataset: StepDataset) -> None:
+    for length, stride in ((1, 1), (7, 2), (12, 5), (31, 1)):
+        want = windows(fields(ROWS), ranges(), length, stride)
+        assert_batch(dataset.windows(length, stride)[:], want)
+        part = dataset.where("id >= 3")
+        inside = windows(fields(rows_of_runs([3, 4, 5])), ranges(LENGTHS[3:]), length, stride)
+        assert_batch(part.windows(length, stride)[:], inside)
+
+
+# Runs.
+
+
+def test_run(dataset: StepDataset) -> None:
+    for i, places in enumerate(ranges()):
+        want = fields(ROWS[places.start : places.stop])
+        assert_batch(dataset.run(i), want)
+        part = dataset.where("id = ?", i)
+        assert_batch(part.run(i), want)
+        with pytest.raises(IndexError, match=f"no run {i + 1} here"):
+            part.run(i + 1)
+    for missing in (-1, 6, 10**30):
+        with pytest.raises(IndexError, match="no run"):
+            dataset.run(missing)
+
+
+def test_the_table_of_runs(dataset: StepDataset) -> None:
+    table = dataset.runs
+    names = ["id", "first_step_idx", "num_steps", *COLUMNS]
+    assert table.columns == names
+    assert len(table) == 6
+    assert [{k: run[k] for k in RUNS[0]} for run in table] == RUNS
+    assert table[0] == next(iter(table))
+    assert table[-1]["id"] == 5
+    assert [run["id"] for run in table[1:5:2]] == [1, 3]
+    assert table["max_score"].tolist() == [0, 10, 20, 30, 40, 50]
+    assert table["max_score"].dtype.kind == "i"
+    assert table["engine"].tolist() == ["quick", "slow", None] * 2
+    assert repr(table) == f"RunTable(6 runs, {', '.join(names)})"
+    with pytest.raises(KeyError, match="no run column 'score'; there are id"):
+        table["score"]
+    for outside in (6, -7):
+        with pytest.raises(IndexError):
+            table[outside]
+    part = dataset.where("id IN (1, 4)").runs
+    assert [run["id"] for run in part] == part["id"].tolist() == [1, 4]
+    assert part[1]["id"] == 4
+
+
+def test_the_table_in_arrow(dataset: StepDataset) -> None:
+    pytest.importorskip("pyarrow")
+    table = dataset.where("id > 0").runs.to_arrow()
+    assert table.column_names == dataset.runs.columns
+    assert table.to_pylist() == list(dataset.runs)[1:]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="pandas is not here")
+def test_the_table_in_pandas(dataset: StepDataset) -> None:
+    frame = dataset.where("id > 0").runs.to_pandas()
+    assert list(frame.columns) == dataset.runs.columns
+    assert frame["max_score"].tolist() == [10, 20, 30, 40, 50]
+
+
+def test_query(dataset: StepDataset) -> None:
+    names, rows = dataset.query(
+        "SELECT engine, sum(num_steps) AS n FROM runs GROUP BY 1 ORDER BY n"
+    )
+    assert (names, rows) == (["engine", "n"], [("slow", 13), (None, 20), ("quick", 37)])
+    for wrong in (
+        "DELETE FROM runs",
+        "SELECT",
+        "",
+        "CREATE TABLE x (y)",
+        "PRAGMA user_version = 1",
+    ):
+        with pytest.raises(ValueError):
+            dataset.query(wrong)
+    assert len(dataset.runs) == 6
+
+
+# Rows that are appended.
+
+
+@pytest.mark.parametrize("memory", ["ram", "map", "shared"])
+@pytest.mark.parametrize("shard_rows", [None, 8])
+def test_refresh(quick_path: Path, memory: Any, shard_rows: int | None) -> None:
+    path = quick_path / "a"
+    build(path, [], shard_rows=shard_rows)
+    dataset = StepDataset.open(path, memory=memory)
+    parts: list[tuple[StepDataset, list[int]]] = []
+    for count in (0, 1, 3, 3, 4, 6):
+        build(path, LENGTHS[:count])
+        before = len(dataset)
+        copy = pickle.loads(pickle.dumps(dataset))
+        for old in (dataset, copy):
+            assert len(old) == before == len(old[:]["board"])
+            assert len(old.runs) == len(list(old.runs)) == len(old.split(1)[0].runs)
+        want = rows_of_all(LENGTHS[:count])
+        assert dataset.refresh() == len(want) - before
+        assert dataset.refresh() == 0
+        assert_batch(dataset[:], fields(want))
+        assert ids_of(dataset) == list(range(count))
+        assert_batch(dataset.windows(2)[:], windows(fields(want), ranges(LENGTHS[:count]), 2, 1))
+        for part, ids in parts:
+            assert ids_of(part) == ids
+            assert_batch(part[:], fields(rows_of_runs(ids)))
+            assert_batch(pickle.loads(pickle.dumps(part))[:], fields(rows_of_runs(ids)))
+        part = dataset.where("id != 1")
+        parts.append((part, ids_of(part)))
+        assert dataset.verify() == []
+    with pytest.raises(ValueError, match="a part of a dataset does not grow"):
+        parts[0][0].refresh()
+
+
+def test_an_old_reader_can_verify(quick_path: Path) -> None:
+    build(quick_path / "a", LENGTHS[:3])
+    old = StepDataset.open(quick_path / "a")
+    build(quick_path / "a")
+    assert old.verify() == []
+    assert ids_of(old.where("1")) == [0, 1, 2]
+
+
+def test_progress_is_told(path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    dataset = StepDataset.open(path, on_progress=lambda done, rows: seen.append((done, rows)))
+    assert seen[-1] == (len(ROWS), len(ROWS))
+    seen.clear()
+    assert dataset.verify(on_progress=lambda done, rows: seen.append((done, rows))) == []
+    assert seen[-1] == (len(ROWS), len(ROWS))
+
+
+READ = """
+import sys
+import numpy as np
+from stepwell import StepDataset
+dataset = StepDataset.open(sys.argv[1], memory="map")
+while len(dataset.runs) < 60:
+    StepDataset.open(sys.argv[1])
+    dataset.refresh()
+    batch = dataset[:]
+    lengths = dataset.runs["num_steps"]
+    assert batch["run_id"].tolist() == np.repeat(np.arange(len(lengths)), lengths).tolist()
+    assert lengths.tolist() == (np.arange(len(lengths)) % 5 + 1).tolist()
+print("whole")
+"""
+
+
+def test_readers_beside_a_writer_see_whole_commits(quick_path: Path) -> None:
+    path = quick_path / "a"
+    build(path, [])
+    said: list[str] = []
+    readers = [
+        threading.Thread(target=lambda: said.append(children.answer(READ, path))) for _ in range(2)
+    ]
+    for reader in readers:
+        reader.start()
+    with StepWriter(path) as writer:
+        for run in range(60):
+            writer.append_run(np.zeros(run % 5 + 1, STEP), max_score=run)
+            writer.commit()
+    for reader in readers:
+        reader.join()
+    assert said == ["whole", "whole"]
+
+
+# Threads and processes; the exam of every source has more.
+
+
+def test_parts_in_other_processes(dataset: StepDataset, child: ProcessPoolExecutor) -> None:
+    part = dataset.where("id > 2")
+    rows = np.arange(len(part))[::-3]
+    want = fields(rows_of_runs([3, 4, 5])[rows])
+    assert_batch(child.submit(children.read, part, rows).result(60), want)
+    assert_batch(children.in_fork(lambda: part.take(rows)), want)
+    assert children.in_fork(lambda: ids_of(part.where("id < 5"))) == [3, 4]
+    assert_batch(children.in_fork(lambda: dataset.run(3)), fields(rows_of_runs([3])))
+
+
+def test_sql_from_many_threads(dataset: StepDataset) -> None:
+    failures: list[BaseException] = []
+
+    def ask(run: int) -> None:
+        try:
+            for _ in range(scaled(20)):
+                assert_batch(dataset.where("id = ?", run)[:], fields(rows_of_runs([run])))
+                assert dataset.runs[run]["id"] == run
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=ask, args=(run,)) for run in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_nothing_stays_open(path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for memory in ("ram", "map", "shared"):
+        dataset = StepDataset.open(path, memory=memory)
+        dataset.where("1").take([0])
+        list(dataset.runs)
+        dataset.verify()
+        del dataset
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_options(path: Path) -> None:
+    wrong: Any = "gpu"
+    with pytest.raises(ValueError, match="memory: expected 'ram', 'map' or 'shared', got 'gpu'"):
+        StepDataset.open(path, memory=wrong)

@@ -1,0 +1,122 @@
+"""The manifest of a step dataset: damage to it, and damage that it finds."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepwell import ChecksumError, StepDataset, StepWriter, VersionError
+from stepwell.files.npy import header_bytes
+from stepwell.stores.steps import manifest, verify
+from tests.contract import assert_batch
+from tests.steps import LENGTHS, STEP, build, fields, rows_of_all
+
+ROWS = rows_of_all()
+HEADER = len(header_bytes(STEP, 0))
+
+
+@pytest.fixture
+def path(quick_path: Path) -> Path:
+    build(quick_path / "a")
+    for left in quick_path.glob("a/metadata.db-*"):
+        left.unlink()
+    return quick_path / "a"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"format": "stepwell-steps"}',
+        b'{"format": "stepwell-steps", "version": 1, "rows": "70"}',
+    ],
+)
+def test_a_manifest_that_is_none(path: Path, content: bytes) -> None:
+    (path / "manifest.json").write_bytes(content)
+    dataset = StepDataset.open(path)
+    assert_batch(dataset[:], fields(ROWS))
+    (problem,) = dataset.verify()
+    assert "not a manifest" in str(problem)
+    assert str(path / "manifest.json") in str(problem)
+    StepWriter(path).close()
+    assert StepDataset.open(path).verify() == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rows": -1},
+        {"rows": 10**30},
+        {"rows": 70.0},
+        {"rows": True},
+        {"blocks": []},
+        {"blocks": ["x"]},
+        {"blocks": [5]},
+        {"blocks": ["100000000"]},
+        {"blocks": ["-1"]},
+        {"blocks": ["0", "0"]},
+        {"blocks": None},
+        {"block_bytes": 5},
+        {"version": 2},
+    ],
+)
+def test_a_manifest_that_is_wrong(path: Path, change: dict[str, Any]) -> None:
+    text = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**text, **change}))
+    dataset = StepDataset.open(path)
+    (problem,) = dataset.verify()
+    assert isinstance(problem, VersionError) == ("version" in change)
+    build(path, [*LENGTHS, 4])
+    dataset = StepDataset.open(path)
+    assert_batch(dataset[:], fields(rows_of_all([*LENGTHS, 4])))
+    assert dataset.verify() == []
+
+
+def test_no_manifest_or_another_program_s(path: Path) -> None:
+    for content in (None, b'{"total_steps": 70}', b"[1, 2]"):
+        (path / "manifest.json").unlink()
+        if content:
+            (path / "manifest.json").write_bytes(content)
+        assert StepDataset.open(path).verify() == []
+        StepWriter(path).close()
+        assert json.loads((path / "manifest.json").read_text())["rows"] == len(ROWS)
+
+
+def test_a_manifest_that_is_behind(path: Path) -> None:
+    before = (path / "manifest.json").read_bytes()
+    build(path, [*LENGTHS, 4])
+    (path / "manifest.json").write_bytes(before)
+    assert StepDataset.open(path).verify() == []
+    StepWriter(path).close()
+    assert json.loads((path / "manifest.json").read_text())["rows"] == len(ROWS) + 4
+    assert StepDataset.open(path).verify() == []
+
+
+@pytest.mark.parametrize("shard_rows", [None, 9])
+def test_a_flipped_bit_in_every_block(
+    quick_path: Path, monkeypatch: pytest.MonkeyPatch, shard_rows: int | None
+) -> None:
+    """With blocks of 100 bytes, which end inside rows of 22 and inside shards."""
+    for module in (manifest, verify):
+        monkeypatch.setattr(module, "BLOCK_BYTES", 100)
+    path = quick_path / "b"
+    for count in (1, 4, len(LENGTHS)):
+        build(path, LENGTHS[:count], shard_rows=shard_rows)
+    files = sorted(path.rglob("*.npy"))
+    stored = [file.read_bytes() for file in files]
+    size = STEP.itemsize * (shard_rows or len(ROWS))
+    assert StepDataset.open(path).verify() == []
+    for at in range(0, ROWS.nbytes, 7):
+        number, inside = divmod(at, size)
+        damaged = bytearray(stored[number])
+        damaged[HEADER + inside] ^= 1 << at % 8
+        files[number].write_bytes(damaged)
+        problems = StepDataset.open(path, memory="map").verify()
+        files[number].write_bytes(stored[number])
+        (wrong,) = [str(p) for p in problems if isinstance(p, ChecksumError)]
+        first, last = at // 100 * 100 // 22, (at // 100 * 100 + 99) // 22
+        assert wrong.startswith(f"block {at // 100} (rows {first} to {last}): expected CRC32C ")
