@@ -1,6 +1,8 @@
 """The programs in examples/ do what they say."""
 
+import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,3 +23,47 @@ def test_training_killed_and_resumed_sees_every_row_once(tmp_path: Path) -> None
     first, *_, last = done.stdout.splitlines()
     assert not first.startswith("epoch 0 row 256 ")  # it did not start over
     assert last == "every row exactly once in each of 3 epochs: True"
+
+
+def test_a_policy_killed_and_resumed_learns_the_same(tmp_path: Path) -> None:
+    """Ten games, small layers: the way is the same, the accuracy is not the one it states."""
+    options = ["--games", "10", "--epochs", "2", "--batch-size", "512", "--width", "32"]
+    command = [sys.executable, str(EXAMPLES / "train_2048.py"), str(tmp_path), *options]
+    command += ["--every", "8", "--checkpoint"]
+
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # other tests may want the other cores
+
+    def finish(checkpoint: str) -> list[str]:
+        run = [*command, str(tmp_path / checkpoint)]
+        done = subprocess.run(
+            run, capture_output=True, text=True, check=True, timeout=110, env=alone
+        )
+        return done.stdout.splitlines()
+
+    whole = finish("whole.pt")
+    run = [*command, str(tmp_path / "killed.pt")]
+    with subprocess.Popen(run, stdout=subprocess.PIPE, text=True, env=alone) as child:
+        assert child.stdout is not None
+        seen = [child.stdout.readline() for _ in range(5)]
+        child.kill()
+        seen += child.stdout.readlines()  # what it printed before it died
+    seen += finish("killed.pt")
+    assert sum(line.startswith("goes on after step") for line in seen) == 1
+    assert losses(seen).keys() == losses(whole).keys()
+    for step, loss in losses(whole).items():
+        assert abs(losses(seen)[step] - loss) < 1e-3  # sums may be taken in another order
+    values = list(losses(whole).values())
+    assert values[-1] < values[0] - 0.05
+    last = r"(\d+) steps, accuracy (\S+)% on held-out games, .*% of the training spent waiting"
+    ends = [re.match(last, lines[-1]) for lines in (whole, seen)]
+    assert ends[0] is not None
+    assert ends[1] is not None
+    assert ends[0][1] == ends[1][1]
+    assert abs(float(ends[0][2]) - float(ends[1][2])) < 0.3
+    assert float(ends[0][2]) > 40
+
+
+def losses(lines: list[str]) -> dict[int, float]:
+    """The loss that was printed at each step."""
+    found = [re.match(r"step (\d+) of \d+: loss ([0-9.]+)", line) for line in lines]
+    return {int(match[1]): float(match[2]) for match in found if match}
