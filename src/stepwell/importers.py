@@ -315,7 +315,7 @@ def _import(
     if not everything:
         raise FormatError("there are no arrays", path=str(path))
     if _OBSERVATIONS not in everything:
-        names = ", ".join(sorted(everything))
+        names = ", ".join(sorted(everything)[:8]) + (", …" if len(everything) > 8 else "")
         raise FormatError(
             f"expected an array {_OBSERVATIONS!r}, got {names}; from_arrays takes any names",
             path=str(path),
