@@ -57,21 +57,21 @@ def shared_block(
                 if os.pread(file, len(_READY), 0) != _READY:
                     os.ftruncate(file, 0)
                     os.posix_fallocate(file, 0, _HEAD + size)  # ENOSPC now, not SIGBUS later
-                    with mmap.mmap(file, _HEAD + size) as memory:
-                        _huge(memory)
-                        data = np.frombuffer(memory, np.uint8, size, _HEAD)
-                        fill(data)
-                        del data
+                    memory = _map(path, _HEAD + size, mmap.ACCESS_WRITE)
+                    fill(np.frombuffer(memory, np.uint8, size, _HEAD))
+                    del memory
                     os.pwrite(file, _READY, 0)
-                fcntl.flock(file, fcntl.LOCK_SH)
+                fcntl.flock(file, fcntl.LOCK_SH)  # lets go for a moment
+                if not _is_at(file, path):
+                    os.close(file)
+                    continue
             if os.fstat(file).st_size != _HEAD + size:
                 raise OSError(f"{path}: expected {_HEAD + size} bytes of shared memory")
-            mapped = mmap.mmap(file, _HEAD + size, access=mmap.ACCESS_READ)
+            mapped = _map(path, _HEAD + size, mmap.ACCESS_READ)
         except BaseException:
             os.close(file)
             _remove_unused(path)
             raise
-        _huge(mapped)
         block = np.frombuffer(mapped, np.uint8, size, _HEAD)
         weakref.finalize(mapped, _let_go, file, path)
         return block
@@ -107,10 +107,21 @@ def _is_at(file: int, path: Path) -> bool:
     return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
 
 
-def _huge(memory: mmap.mmap) -> None:
+def _map(path: Path, size: int, access: int) -> mmap.mmap:
+    """Map a block that is locked, by a descriptor of its own.
+
+    A mapping keeps a copy of its descriptor. Were it the one with the lock, the block would stay
+    locked, and be left behind, by whoever ends with a reference to it.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        memory = mmap.mmap(file, size, access=access)
+    finally:
+        os.close(file)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a wish, not a need
             memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def _folder() -> Path:
