@@ -28,6 +28,7 @@ from tests.crash.kills import KILLS, Victims
 from tests.steps import COLUMNS, STEP, build, columns, fields, rows_of, rows_of_all
 
 SHARD_ROWS = 16
+LARGE_SHARD_ROWS = 128
 
 
 def length(run: int) -> int:
@@ -53,7 +54,7 @@ def work(folder: Path, first: int) -> Iterator[int]:
 
 
 def work_on_shards(folder: Path, first: int) -> Iterator[int]:
-    return _work(folder, first, SHARD_ROWS)
+    return _work(folder, first, LARGE_SHARD_ROWS)
 
 
 def _work(folder: Path, first: int, shard_rows: int | None) -> Iterator[int]:
@@ -83,7 +84,7 @@ def runs_of(path: Path) -> int:
     # Plain NumPy sees them too, but maybe for the last one: the header follows.
     run_ids = np.repeat(ids, steps)
     files = sorted((path / "shards").glob("*.npy"))
-    size = SHARD_ROWS if files else len(rows)
+    size = LARGE_SHARD_ROWS if files else len(rows)
     for number, file in enumerate(files or [path / "steps.npy"]):
         loaded = np.load(file)
         begin, end = number * size, number * size + len(loaded)

@@ -44,8 +44,8 @@ except BusyError as error:
 """
 
 
-def test_the_second_writer_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "a"
+def test_the_second_writer_is_told(quick_path: Path) -> None:
+    path = quick_path / "a"
     with StepWriter(path, STEP, COLUMNS) as writer:
         for _ in range(2):
             with pytest.raises(BusyError, match=f"another writer is at work in {path}"):
@@ -56,28 +56,28 @@ def test_the_second_writer_is_told(tmp_path: Path) -> None:
     assert_batch(StepDataset.open(path)[:], fields(rows_of_all()))
 
 
-def test_a_writer_that_could_not_open_lets_go(tmp_path: Path) -> None:
-    build(tmp_path / "a")
+def test_a_writer_that_could_not_open_lets_go(quick_path: Path) -> None:
+    build(quick_path / "a")
     for _ in range(2):
         with pytest.raises(SchemaError):
-            StepWriter(tmp_path / "a", [("x", "f4")])
-    with StepWriter(tmp_path / "a"):
+            StepWriter(quick_path / "a", [("x", "f4")])
+    with StepWriter(quick_path / "a"):
         pass
 
 
-def test_a_writer_that_was_forgotten_lets_go(tmp_path: Path) -> None:
-    writer = StepWriter(tmp_path / "a", STEP, COLUMNS)
+def test_a_writer_that_was_forgotten_lets_go(quick_path: Path) -> None:
+    writer = StepWriter(quick_path / "a", STEP, COLUMNS)
     writer.append_run(rows_of(0, 3), **columns(0))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # SQLite's connection, from Python 3.13
         del writer
         gc.collect()
-    build(tmp_path / "a")
-    assert_batch(StepDataset.open(tmp_path / "a")[:], fields(rows_of_all()))
+    build(quick_path / "a")
+    assert_batch(StepDataset.open(quick_path / "a")[:], fields(rows_of_all()))
 
 
-def test_a_forked_child_does_not_write(tmp_path: Path) -> None:
-    with StepWriter(tmp_path / "a", STEP, COLUMNS) as writer:
+def test_a_forked_child_does_not_write(quick_path: Path) -> None:
+    with StepWriter(quick_path / "a", STEP, COLUMNS) as writer:
         writer.append_run(rows_of(0, LENGTHS[0]), **columns(0))
 
         def in_child() -> list[str]:
@@ -94,13 +94,13 @@ def test_a_forked_child_does_not_write(tmp_path: Path) -> None:
         for text in children.in_fork(in_child):
             assert "by the process this one was forked from" in text
         with pytest.raises(BusyError):
-            StepWriter(tmp_path / "a")
-    build(tmp_path / "a")
-    assert_batch(StepDataset.open(tmp_path / "a")[:], fields(rows_of_all()))
+            StepWriter(quick_path / "a")
+    build(quick_path / "a")
+    assert_batch(StepDataset.open(quick_path / "a")[:], fields(rows_of_all()))
 
 
-def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
-    writer = StepWriter(tmp_path / "a", STEP, COLUMNS)
+def test_a_forked_child_does_not_keep_the_lock(quick_path: Path) -> None:
+    writer = StepWriter(quick_path / "a", STEP, COLUMNS)
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads
@@ -109,15 +109,15 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
         os.read(reading, 1)
         os._exit(0)
     writer.close()
-    build(tmp_path / "a")
+    build(quick_path / "a")
     os.write(writing, b"x")
     os.waitpid(child, 0)
     os.close(reading)
     os.close(writing)
 
 
-def test_readers_do_not_disturb_and_are_not_disturbed(tmp_path: Path) -> None:
-    path = tmp_path / "a"
+def test_readers_do_not_disturb_and_are_not_disturbed(quick_path: Path) -> None:
+    path = quick_path / "a"
     build(path, LENGTHS[:3])
     readers = [StepDataset.open(path, memory=memory) for memory in ("ram", "map", "shared")]
     with sqlite3.connect(path / "metadata.db") as open_question:
@@ -134,19 +134,19 @@ def test_readers_do_not_disturb_and_are_not_disturbed(tmp_path: Path) -> None:
 # Beginning and going on.
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_nothing_there(quick_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="a new one needs a dtype"):
-        StepWriter(tmp_path / "typo")
-    assert list(tmp_path.iterdir()) == []
+        StepWriter(quick_path / "typo")
+    assert list(quick_path.iterdir()) == []
 
 
-def test_folders_are_made(tmp_path: Path) -> None:
-    build(tmp_path / "x" / "y" / "z")
-    assert StepDataset.open(tmp_path / "x" / "y" / "z").verify() == []
+def test_folders_are_made(quick_path: Path) -> None:
+    build(quick_path / "x" / "y" / "z")
+    assert StepDataset.open(quick_path / "x" / "y" / "z").verify() == []
 
 
-def test_reopening_asks_for_the_same(tmp_path: Path) -> None:
-    path = tmp_path / "a"
+def test_reopening_asks_for_the_same(quick_path: Path) -> None:
+    path = quick_path / "a"
     build(path, LENGTHS[:2], shard_rows=8)
     wrongs: list[tuple[dict[str, Any], str]] = [
         ({"dtype": [("x", "f4")]}, "expected rows of"),
@@ -158,7 +158,7 @@ def test_reopening_asks_for_the_same(tmp_path: Path) -> None:
         with pytest.raises(SchemaError, match=message):
             StepWriter(path, **wrong)
     with pytest.raises(ValueError, match="at least 1"):
-        StepWriter(tmp_path / "b", STEP, shard_rows=-1)
+        StepWriter(quick_path / "b", STEP, shard_rows=-1)
     StepWriter(path).close()
     StepWriter(path, columns={}).close()
     StepWriter(path, STEP, COLUMNS, shard_rows=8).close()
@@ -166,9 +166,9 @@ def test_reopening_asks_for_the_same(tmp_path: Path) -> None:
     assert_batch(StepDataset.open(path)[:], fields(rows_of_all()))
 
 
-def test_a_beginning_that_was_killed(tmp_path: Path) -> None:
+def test_a_beginning_that_was_killed(quick_path: Path) -> None:
     """An array without rows and half a database: begun again, with another dtype too."""
-    path = tmp_path / "a"
+    path = quick_path / "a"
     path.mkdir()
     wide = np.dtype([(f"a_long_name_of_a_field_{i}", "f8") for i in range(20)])
     for left in (header_bytes(wide, 0), header_bytes(STEP, 0)[:50], b"", header_bytes(STEP, 0)):
@@ -182,49 +182,49 @@ def test_a_beginning_that_was_killed(tmp_path: Path) -> None:
             file.unlink()
 
 
-def test_an_array_without_its_database_is_not_overwritten(tmp_path: Path) -> None:
+def test_an_array_without_its_database_is_not_overwritten(quick_path: Path) -> None:
     rows = rows_of_all()
-    (tmp_path / "a").mkdir()
-    np.save(tmp_path / "a" / "steps.npy", rows)
+    (quick_path / "a").mkdir()
+    np.save(quick_path / "a" / "steps.npy", rows)
     with pytest.raises(FormatError, match="an array without its database"):
-        build(tmp_path / "a")
-    assert np.load(tmp_path / "a" / "steps.npy").tobytes() == rows.tobytes()
+        build(quick_path / "a")
+    assert np.load(quick_path / "a" / "steps.npy").tobytes() == rows.tobytes()
 
 
-def test_other_files_stay(tmp_path: Path) -> None:
-    build(tmp_path / "a", LENGTHS[:3], shard_rows=4)
+def test_other_files_stay(quick_path: Path) -> None:
+    build(quick_path / "a", LENGTHS[:3], shard_rows=4)
     for name in ("shards/steps_backup.npy", "shards/notes.txt", "notes.txt"):
-        (tmp_path / "a" / name).write_text("mine")
-    build(tmp_path / "a", shard_rows=4)
-    assert (tmp_path / "a" / "shards" / "steps_backup.npy").read_text() == "mine"
-    assert_batch(StepDataset.open(tmp_path / "a")[:], fields(rows_of_all()))
+        (quick_path / "a" / name).write_text("mine")
+    build(quick_path / "a", shard_rows=4)
+    assert (quick_path / "a" / "shards" / "steps_backup.npy").read_text() == "mine"
+    assert_batch(StepDataset.open(quick_path / "a")[:], fields(rows_of_all()))
 
 
 # Datasets of the original program.
 
 
-def test_the_original_program_s(tmp_path: Path) -> None:
-    original(tmp_path / "a", LENGTHS[:4])
-    dataset = StepDataset.open(tmp_path / "a")
+def test_the_original_program_s(quick_path: Path) -> None:
+    original(quick_path / "a", LENGTHS[:4])
+    dataset = StepDataset.open(quick_path / "a")
     assert_batch(dataset[:], fields(rows_of_all(LENGTHS[:4])))
     assert len(dataset.filter_by_score(10, 20)) == 1
     assert dataset.verify() == []
-    with StepWriter(tmp_path / "a", STEP) as writer:
+    with StepWriter(quick_path / "a", STEP) as writer:
         for run in (4, 5):
             known = {name: columns(run)[name] for name in ("max_score", "engine")}
             assert writer.append_run(rows_of(run, LENGTHS[run]), **known) == run
     assert dataset.refresh() == LENGTHS[4] + LENGTHS[5]
-    for again in (dataset, StepDataset.open(tmp_path / "a", memory="map")):
+    for again in (dataset, StepDataset.open(quick_path / "a", memory="map")):
         assert_batch(again[:], fields(rows_of_all()))
         assert again.verify() == []
         assert again.runs["engine"].tolist() == ["quick", "slow", None] * 2
-    assert np.load(tmp_path / "a" / "steps.npy").tobytes() == rows_of_all().tobytes()
+    assert np.load(quick_path / "a" / "steps.npy").tobytes() == rows_of_all().tobytes()
 
 
 @pytest.mark.parametrize("room", [0, 1, 2])
-def test_a_header_without_room(tmp_path: Path, room: int) -> None:
+def test_a_header_without_room(quick_path: Path, room: int) -> None:
     """Some programs leave none: the number of rows can grow only by so many digits."""
-    path = tmp_path / "a"
+    path = quick_path / "a"
     rows = original(path, [5])
     text = header_bytes(STEP, 5)[10:].rstrip() + b" " * room + b"\n"
     header = b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text
@@ -247,24 +247,24 @@ def test_a_header_without_room(tmp_path: Path, room: int) -> None:
     assert dataset.verify() == []
 
 
-def test_a_header_of_another_version(tmp_path: Path) -> None:
-    rows = original(tmp_path / "a", LENGTHS[:4])
+def test_a_header_of_another_version(quick_path: Path) -> None:
+    rows = original(quick_path / "a", LENGTHS[:4])
     text = header_bytes(STEP, len(rows))[10:]
     header = b"\x93NUMPY\2\0" + len(text).to_bytes(4, "little") + text
-    (tmp_path / "a" / "steps.npy").write_bytes(header + rows.tobytes())
-    with StepWriter(tmp_path / "a") as writer:
+    (quick_path / "a" / "steps.npy").write_bytes(header + rows.tobytes())
+    with StepWriter(quick_path / "a") as writer:
         writer.append_run(rows_of(4, 2), max_score=0)
     want = np.concatenate([rows, rows_of(4, 2)])
-    assert np.load(tmp_path / "a" / "steps.npy").tobytes() == want.tobytes()
+    assert np.load(quick_path / "a" / "steps.npy").tobytes() == want.tobytes()
 
 
-def test_a_database_of_others_with_odd_names(tmp_path: Path) -> None:
-    original(tmp_path / "a", [3])
-    with tampered(tmp_path / "a") as database:
+def test_a_database_of_others_with_odd_names(quick_path: Path) -> None:
+    original(quick_path / "a", [3])
+    with tampered(quick_path / "a") as database:
         database.execute('ALTER TABLE runs ADD COLUMN "a ""quoted"" name" ANY')
-    with StepWriter(tmp_path / "a") as writer:
+    with StepWriter(quick_path / "a") as writer:
         writer.append_run(rows_of(1, 2), **{"max_score": 3, 'a "quoted" name': b"any"})
-    runs = StepDataset.open(tmp_path / "a").runs
+    runs = StepDataset.open(quick_path / "a").runs
     assert runs['a "quoted" name'].tolist() == [None, b"any"]
     assert "quoted" in repr(runs)
 
@@ -272,11 +272,11 @@ def test_a_database_of_others_with_odd_names(tmp_path: Path) -> None:
 # Interruptions.
 
 
-def test_ctrl_c_at_any_line_of_a_commit(tmp_path: Path) -> None:
+def test_ctrl_c_at_any_line_of_a_commit(quick_path: Path) -> None:
     """The old rows or the new ones, never some; and the next writer goes on from there."""
     found = set()
     for number in count():
-        path = tmp_path / str(number)
+        path = quick_path / str(number)
         build(path, LENGTHS[:1])
         interrupted = False
         try:

@@ -162,7 +162,7 @@ def test_an_array_of_something_else(path: Path, array: Any, message: str) -> Non
 
 def test_every_length_of_the_array(path: Path) -> None:
     whole = (path / "steps.npy").read_bytes()
-    for size in range(len(whole)):
+    for size in (*range(HEADER + 50), *range(HEADER + 50, len(whole), 7), len(whole) - 1):
         (path / "steps.npy").write_bytes(whole[:size])
         with pytest.raises(FormatError) as caught:
             StepDataset.open(path, memory="map" if size % 2 else "ram")
@@ -280,7 +280,7 @@ def test_every_length_of_the_database(path: Path) -> None:
 def test_a_database_with_damage(path: Path) -> None:
     whole = (path / "metadata.db").read_bytes()
     chance = np.random.default_rng(1)
-    for _ in range(scaled(300)):
+    for _ in range(scaled(150)):
         damaged = bytearray(whole)
         for at in chance.integers(0, len(whole), chance.integers(1, 40)):
             damaged[at] = chance.integers(256)

@@ -156,4 +156,4 @@ class StepMachine(RuleBasedStateMachine):
 
 
 TestStepMachine = StepMachine.TestCase
-TestStepMachine.settings = settings(max_examples=scaled(40, smallest=8), stateful_step_count=25)
+TestStepMachine.settings = settings(max_examples=scaled(25, smallest=8), stateful_step_count=25)

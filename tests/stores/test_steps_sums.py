@@ -110,7 +110,7 @@ def test_a_flipped_bit_in_every_block(
     stored = [file.read_bytes() for file in files]
     size = STEP.itemsize * (shard_rows or len(ROWS))
     assert StepDataset.open(path).verify() == []
-    for at in range(0, ROWS.nbytes, 7):
+    for at in range(0, ROWS.nbytes, 17):
         number, inside = divmod(at, size)
         damaged = bytearray(stored[number])
         damaged[HEADER + inside] ^= 1 << at % 8

@@ -44,18 +44,18 @@ def state(path: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", PACKED)
 @pytest.mark.parametrize("shard_rows", [None, 7])
-def test_any_packed_dtype(tmp_path: Path, name: str, shard_rows: int | None) -> None:
+def test_any_packed_dtype(quick_path: Path, name: str, shard_rows: int | None) -> None:
     rows = random_array(PACKED[name], 20)
-    with StepWriter(tmp_path / "a", PACKED[name], shard_rows=shard_rows) as writer:
+    with StepWriter(quick_path / "a", PACKED[name], shard_rows=shard_rows) as writer:
         assert writer.dtype == PACKED[name]
         assert writer.append_run(rows[:5]) == 0
         assert writer.append_run({f: rows[f][5:] for f in rows.dtype.names or ()}) == 1
     for memory in ("ram", "map"):
-        dataset = StepDataset.open(tmp_path / "a", memory=memory)
+        dataset = StepDataset.open(quick_path / "a", memory=memory)
         assert dataset.dtype == PACKED[name]
         assert dataset.verify() == []
         assert_batch(dataset[:], fields(rows))
-    files = sorted(tmp_path.rglob("*.npy"))
+    files = sorted(quick_path.rglob("*.npy"))
     assert b"".join(np.load(file).tobytes() for file in files) == rows.tobytes()
 
 
@@ -72,18 +72,18 @@ def test_any_packed_dtype(tmp_path: Path, name: str, shard_rows: int | None) -> 
         ([("δ", "f4")], "Latin-1"),
     ],
 )
-def test_no_other_dtype(tmp_path: Path, dtype: Any, message: str) -> None:
+def test_no_other_dtype(quick_path: Path, dtype: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        StepWriter(tmp_path / "a", dtype)
-    assert not list(tmp_path.rglob("*.npy"))
-    with StepWriter(tmp_path / "a", PLAIN):  # nothing is in the way
+        StepWriter(quick_path / "a", dtype)
+    assert not list(quick_path.rglob("*.npy"))
+    with StepWriter(quick_path / "a", PLAIN):  # nothing is in the way
         pass
 
 
-def test_run_and_step_are_filled_in(tmp_path: Path) -> None:
+def test_run_and_step_are_filled_in(quick_path: Path) -> None:
     rows = rows_of_all()
     for given in ({"run_id": 77, "step_index": 9}, {}):
-        path = tmp_path / str(len(given))
+        path = quick_path / str(len(given))
         with StepWriter(path, STEP, COLUMNS) as writer:
             for run, places in enumerate(ranges()):
                 part = fields(rows[places.start : places.stop])
@@ -96,9 +96,9 @@ def test_run_and_step_are_filled_in(tmp_path: Path) -> None:
         assert_batch(StepDataset.open(path)[:], fields(rows))
 
 
-def test_numbers_of_another_type_that_fit(tmp_path: Path) -> None:
+def test_numbers_of_another_type_that_fit(quick_path: Path) -> None:
     with StepWriter(
-        tmp_path / "a", [("u", "u1"), ("i", ">i2"), ("f", "<f4"), ("s", "S3")]
+        quick_path / "a", [("u", "u1"), ("i", ">i2"), ("f", "<f4"), ("s", "S3")]
     ) as writer:
         writer.append_run(
             {"u": [0, 255], "i": np.array([1, 2], "u8"), "f": [1, 2], "s": [b"a", b"b"]}
@@ -108,7 +108,7 @@ def test_numbers_of_another_type_that_fit(tmp_path: Path) -> None:
                 [("u", "i8"), ("i", "i8"), ("f", "f8"), ("s", "S5")]
             )
         )
-    got = StepDataset.open(tmp_path / "a")[:]
+    got = StepDataset.open(quick_path / "a")[:]
     assert got["u"].tolist() == [0, 255, 7]
     assert got["i"].tolist() == [1, 2, -3]
     assert got["f"].tolist() == [1, 2, 0.5]
@@ -144,18 +144,18 @@ GOOD = {"x": np.arange(3, dtype="i4"), "y": np.zeros((3, 2), "f4")}
         (None, "expected rows of"),
     ],
 )
-def test_rows_of_another_kind(tmp_path: Path, rows: Any, message: str) -> None:
-    with StepWriter(tmp_path / "a", PLAIN) as writer:
+def test_rows_of_another_kind(quick_path: Path, rows: Any, message: str) -> None:
+    with StepWriter(quick_path / "a", PLAIN) as writer:
         writer.append_run(GOOD)
         with pytest.raises(SchemaError, match=message):
             writer.append_run(rows)
         assert len(writer) == 3
         assert writer.append_run(GOOD) == 1
-    assert len(StepDataset.open(tmp_path / "a")) == 6
+    assert len(StepDataset.open(quick_path / "a")) == 6
 
 
-def test_text_that_does_not_fit(tmp_path: Path) -> None:
-    with StepWriter(tmp_path / "a", [("s", "S2"), ("n", [("a", "i4")])]) as writer:
+def test_text_that_does_not_fit(quick_path: Path) -> None:
+    with StepWriter(quick_path / "a", [("s", "S2"), ("n", [("a", "i4")])]) as writer:
         nested = np.zeros(1, [("a", "i4")])
         with pytest.raises(SchemaError, match=r"s: .*abc.* does not fit"):
             writer.append_run({"s": [b"abc"], "n": nested})
@@ -185,16 +185,16 @@ def test_text_that_does_not_fit(tmp_path: Path) -> None:
         ({"max_score": 1, "elapsed_s": "1"}, "elapsed_s: expected REAL, got str"),
     ],
 )
-def test_columns_of_another_kind(tmp_path: Path, known: dict[str, Any], message: str) -> None:
-    with StepWriter(tmp_path / "a", STEP, COLUMNS) as writer:
+def test_columns_of_another_kind(quick_path: Path, known: dict[str, Any], message: str) -> None:
+    with StepWriter(quick_path / "a", STEP, COLUMNS) as writer:
         with pytest.raises(SchemaError, match=message):
             writer.append_run(rows_of(0, 3), **known)
         assert len(writer) == 0
         assert writer.append_run(rows_of(0, 3), max_score=1) == 0
-    assert StepDataset.open(tmp_path / "a").runs[0]["max_score"] == 1
+    assert StepDataset.open(quick_path / "a").runs[0]["max_score"] == 1
 
 
-def test_columns_of_every_kind(tmp_path: Path) -> None:
+def test_columns_of_every_kind(quick_path: Path) -> None:
     kinds: dict[str, type | RunColumn] = {"i": int, "f": float, "s": str, "b": bytes, "rows": int}
     values: list[dict[str, Any]] = [
         {"i": -(2**63), "f": 0.1, "s": "ä\0b", "b": b"\0\xff", "rows": 2**63 - 1},
@@ -208,10 +208,10 @@ def test_columns_of_every_kind(tmp_path: Path) -> None:
         {"f": float("nan")},
         {"f": float("inf"), "i": None},
     ]
-    with StepWriter(tmp_path / "a", PLAIN, kinds) as writer:
+    with StepWriter(quick_path / "a", PLAIN, kinds) as writer:
         for known in values:
             writer.append_run(GOOD, **known)
-    got = list(StepDataset.open(tmp_path / "a").runs)
+    got = list(StepDataset.open(quick_path / "a").runs)
     for run, known in zip(got, values, strict=True):
         for name in kinds:
             want = known.get(name)
@@ -231,23 +231,23 @@ def test_columns_of_every_kind(tmp_path: Path) -> None:
         ({"a": complex}, "one of int, float, str, bytes"),
     ],
 )
-def test_columns_that_cannot_be(tmp_path: Path, names: dict[str, type], message: str) -> None:
+def test_columns_that_cannot_be(quick_path: Path, names: dict[str, type], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        StepWriter(tmp_path / "a", PLAIN, names)
-    assert not (tmp_path / "a" / "metadata.db").exists()
+        StepWriter(quick_path / "a", PLAIN, names)
+    assert not (quick_path / "a" / "metadata.db").exists()
 
 
-def test_words_of_sql_are_names_too(tmp_path: Path) -> None:
+def test_words_of_sql_are_names_too(quick_path: Path) -> None:
     with StepWriter(
-        tmp_path / "a", PLAIN, {"select": RunColumn(int, indexed=True), "from": str}
+        quick_path / "a", PLAIN, {"select": RunColumn(int, indexed=True), "from": str}
     ) as w:
         w.append_run(GOOD, **{"select": 4, "from": "x"})
-    assert len(StepDataset.open(tmp_path / "a").where('"select" = 4')) == 3
+    assert len(StepDataset.open(quick_path / "a").where('"select" = 4')) == 3
 
 
 @pytest.mark.parametrize("length", [256, 257])
-def test_a_run_longer_than_its_step_index(tmp_path: Path, length: int) -> None:
-    with StepWriter(tmp_path / "a", STEP, COLUMNS) as writer:
+def test_a_run_longer_than_its_step_index(quick_path: Path, length: int) -> None:
+    with StepWriter(quick_path / "a", STEP, COLUMNS) as writer:
         rows = np.zeros(length, STEP)
         if length == 256:
             writer.append_run(rows, max_score=0)
@@ -257,50 +257,52 @@ def test_a_run_longer_than_its_step_index(tmp_path: Path, length: int) -> None:
             assert len(writer) == 0
 
 
-def test_more_runs_than_run_id_can_name(tmp_path: Path) -> None:
+def test_more_runs_than_run_id_can_name(quick_path: Path) -> None:
     dtype = np.dtype([("run_id", "u1"), ("x", "u1")])
-    with StepWriter(tmp_path / "a", dtype) as writer:
+    with StepWriter(quick_path / "a", dtype) as writer:
         for run in range(256):
             assert writer.append_run({"x": [run]}) == run
         with pytest.raises(SchemaError, match="run_id 256 does not fit"):
             writer.append_run({"x": [0]})
-    got = StepDataset.open(tmp_path / "a")[:]
+    got = StepDataset.open(quick_path / "a")[:]
     assert got["run_id"].tolist() == got["x"].tolist() == list(range(256))
 
 
 # Commits.
 
 
-def test_others_see_commits_and_nothing_else(tmp_path: Path) -> None:
+def test_others_see_commits_and_nothing_else(quick_path: Path) -> None:
     rows = rows_of_all()
-    with StepWriter(tmp_path / "a", STEP, COLUMNS) as writer:
-        assert len(StepDataset.open(tmp_path / "a")) == 0
+    with StepWriter(quick_path / "a", STEP, COLUMNS) as writer:
+        assert len(StepDataset.open(quick_path / "a")) == 0
         for run, places in enumerate(ranges()):
-            before = state(tmp_path / "a")
+            before = state(quick_path / "a")
             writer.append_run(rows[places.start : places.stop], **columns(run))
             assert len(writer) == places.stop
-            assert state(tmp_path / "a") == before
+            assert state(quick_path / "a") == before
             writer.commit()
-            assert_batch(StepDataset.open(tmp_path / "a")[:], fields(rows[: places.stop]))
-            assert len(np.load(tmp_path / "a" / "steps.npy")) == places.stop
-            assert json.loads((tmp_path / "a" / "manifest.json").read_text())["rows"] == places.stop
+            assert_batch(StepDataset.open(quick_path / "a")[:], fields(rows[: places.stop]))
+            assert len(np.load(quick_path / "a" / "steps.npy")) == places.stop
+            assert (
+                json.loads((quick_path / "a" / "manifest.json").read_text())["rows"] == places.stop
+            )
         writer.commit()  # nothing new: nothing to do
-    assert StepDataset.open(tmp_path / "a").verify() == []
+    assert StepDataset.open(quick_path / "a").verify() == []
 
 
 @pytest.mark.parametrize("shard_rows", [None, 3, 70, 1000])
 @pytest.mark.parametrize("flush", [1, 1 << 23])
 def test_rows_are_the_same_however_they_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard_rows: int | None, flush: int
+    quick_path: Path, monkeypatch: pytest.MonkeyPatch, shard_rows: int | None, flush: int
 ) -> None:
     monkeypatch.setattr(writer_module, "_FLUSH_BYTES", flush)
     rows = rows_of_all()
     for count in (0, 1, 4, len(LENGTHS)):
-        build(tmp_path / "a", LENGTHS[:count], shard_rows=shard_rows)
-    dataset = StepDataset.open(tmp_path / "a")
+        build(quick_path / "a", LENGTHS[:count], shard_rows=shard_rows)
+    dataset = StepDataset.open(quick_path / "a")
     assert_batch(dataset[:], fields(rows))
     assert dataset.verify() == []
-    files = sorted((tmp_path / "a" / "shards").glob("*")) or [tmp_path / "a" / "steps.npy"]
+    files = sorted((quick_path / "a" / "shards").glob("*")) or [quick_path / "a" / "steps.npy"]
     loaded = [np.load(file) for file in files]
     assert np.concatenate(loaded).tobytes() == rows.tobytes()
     if shard_rows:
@@ -309,26 +311,26 @@ def test_rows_are_the_same_however_they_are_written(
 
 
 def test_appending_recomputes_only_the_last_block(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quick_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sums over what was there before are taken over, be they right or wrong."""
-    build(tmp_path / "a", LENGTHS[:3])
-    path = tmp_path / "a" / "manifest.json"
+    build(quick_path / "a", LENGTHS[:3])
+    path = quick_path / "a" / "manifest.json"
     text = json.loads(path.read_text())
     text["blocks"] = ["00000000"]
     path.write_text(json.dumps(text))
-    build(tmp_path / "a")
-    assert [type(p).__name__ for p in StepDataset.open(tmp_path / "a").verify()] == [
+    build(quick_path / "a")
+    assert [type(p).__name__ for p in StepDataset.open(quick_path / "a").verify()] == [
         "ChecksumError"
     ]
     path.unlink()
-    build(tmp_path / "a", [*LENGTHS, 1])
-    assert StepDataset.open(tmp_path / "a").verify() == []
+    build(quick_path / "a", [*LENGTHS, 1])
+    assert StepDataset.open(quick_path / "a").verify() == []
 
 
-def test_abort(tmp_path: Path) -> None:
+def test_abort(quick_path: Path) -> None:
     for shard_rows in (None, 4):
-        path = tmp_path / str(shard_rows)
+        path = quick_path / str(shard_rows)
         build(path, LENGTHS[:4], shard_rows=shard_rows)
         before = state(path)
         writer = StepWriter(path)
@@ -344,19 +346,19 @@ def test_abort(tmp_path: Path) -> None:
         assert_batch(StepDataset.open(path)[:], fields(rows_of_all()))
 
 
-def test_abort_before_the_first_commit(tmp_path: Path) -> None:
+def test_abort_before_the_first_commit(quick_path: Path) -> None:
     for shard_rows in (None, 4):
-        writer = StepWriter(tmp_path / str(shard_rows), STEP, COLUMNS, shard_rows=shard_rows)
-        empty = state(tmp_path / str(shard_rows))
+        writer = StepWriter(quick_path / str(shard_rows), STEP, COLUMNS, shard_rows=shard_rows)
+        empty = state(quick_path / str(shard_rows))
         writer.append_run(rows_of(0, 30), **columns(0))
         writer._flush()
         writer.abort()
-        assert state(tmp_path / str(shard_rows)) == empty
+        assert state(quick_path / str(shard_rows)) == empty
 
 
-def test_a_block_that_fails_drops_what_was_not_committed(tmp_path: Path) -> None:
+def test_a_block_that_fails_drops_what_was_not_committed(quick_path: Path) -> None:
     def fail() -> None:
-        with StepWriter(tmp_path / "a", STEP, COLUMNS) as writer:
+        with StepWriter(quick_path / "a", STEP, COLUMNS) as writer:
             writer.append_run(rows_of(0, 7), **columns(0))
             writer.commit()
             writer.append_run(rows_of(1, 5), **columns(1))
@@ -364,26 +366,26 @@ def test_a_block_that_fails_drops_what_was_not_committed(tmp_path: Path) -> None
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert_batch(StepDataset.open(tmp_path / "a")[:], fields(rows_of(0, 7)))
-    assert np.load(tmp_path / "a" / "steps.npy").tobytes() == rows_of(0, 7).tobytes()
+    assert_batch(StepDataset.open(quick_path / "a")[:], fields(rows_of(0, 7)))
+    assert np.load(quick_path / "a" / "steps.npy").tobytes() == rows_of(0, 7).tobytes()
 
 
-def test_close_twice(tmp_path: Path) -> None:
-    writer = StepWriter(tmp_path / "a", PLAIN)
+def test_close_twice(quick_path: Path) -> None:
+    writer = StepWriter(quick_path / "a", PLAIN)
     writer.append_run(GOOD)
     writer.close()
     writer.close()
     writer.abort()
-    assert len(StepDataset.open(tmp_path / "a")) == 3
+    assert len(StepDataset.open(quick_path / "a")) == 3
     for call in (writer.commit, lambda: writer.append_run(GOOD)):
         with pytest.raises(ValueError, match="is closed"):
             call()
 
 
-def test_after_a_commit_that_failed(tmp_path: Path) -> None:
-    writer = StepWriter(tmp_path / "a", PLAIN)
+def test_after_a_commit_that_failed(quick_path: Path) -> None:
+    writer = StepWriter(quick_path / "a", PLAIN)
     writer.append_run(GOOD)
-    with tampered(tmp_path / "a") as database:
+    with tampered(quick_path / "a") as database:
         database.execute("DROP TABLE runs")
     with pytest.raises(FormatError, match="no such table"):
         writer.commit()
