@@ -4,8 +4,8 @@ python examples/train_2048.py data/
 
 The games are played first, by an expectimax player that looks two moves ahead; the network learns
 to choose as it does from the board alone. With the defaults it makes the player's move in 69 % of
-the steps of games it has never seen, after a minute or two on two cores; a guess among the
-legal moves is right in 29 %.
+the steps of games it has never seen, after a minute or two on two idle cores; a guess among
+the legal moves is right in 29 %.
 """
 
 import argparse
