@@ -1,6 +1,8 @@
 """SQLite, one way: read-only questions about rows that the asker may phrase freely."""
 
+import os
 import sqlite3
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["open_readonly", "select_ids"]
+__all__ = ["in_turn", "open_readonly", "select_ids"]
+
+in_turn = threading.RLock()
+"""Held by whoever is inside SQLite, and by whoever forks.
+
+A process that is forked while another of its threads holds one of SQLite's own locks would wait
+for that lock for ever.
+"""
+os.register_at_fork(
+    before=in_turn.acquire, after_in_parent=in_turn.release, after_in_child=in_turn.release
+)
 
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION}
 
@@ -37,7 +49,7 @@ def select_ids(
     # Inside parentheses and on lines of its own: a comment must not swallow the rest.
     question = f"SELECT {id_column} FROM {table} WHERE (\n{condition}\n) ORDER BY {id_column}"
     try:
-        found = database.execute(question, tuple(values)).fetchall()
+        found = database.execute(question, [_plain(value) for value in values]).fetchall()
     except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError) as error:
         raise ValueError(
             f"where {condition!r}: {error}; the columns are {', '.join(columns)}"
@@ -45,3 +57,12 @@ def select_ids(
     finally:
         database.set_authorizer(None)
     return np.array(found, np.int64).reshape(-1)
+
+
+def _plain(value: Any) -> Any:
+    """A value as SQLite understands it; it would take a NumPy number for a heap of bytes."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if not isinstance(value, int | float | str | bytes | None):
+        raise TypeError(f"expected a number, text, bytes or None, got {type(value).__name__}")
+    return value

@@ -132,7 +132,7 @@ class PackFile:
         plain = np.zeros(len(entries), ENTRY)
         plain["length"], plain["kind"] = lengths, entries["kind"]
         plain["offset"][1:] = np.cumsum(lengths[:-1], dtype=np.int64)
-        out = np.empty(int(lengths.sum(dtype=np.int64)), np.uint8)
+        found: list[tuple[int, Any]] = []
         for codec in Codec:
             places = np.flatnonzero(entries["flags"] == codec)
             try:
@@ -150,9 +150,11 @@ class PackFile:
                     path=str(self.path),
                     offset=int(entries["offset"][place]),
                 ) from None
-            for place, payload in zip(places, unpacked, strict=True):
-                begin = int(plain["offset"][place])
-                out[begin : begin + len(payload)] = np.frombuffer(payload, np.uint8)
+            found += zip(places.tolist(), unpacked, strict=True)
+        out = np.empty(int(lengths.sum(dtype=np.int64)), np.uint8)  # as long as they really are
+        for place, payload in found:
+            begin = int(plain["offset"][place])
+            out[begin : begin + len(payload)] = np.frombuffer(payload, np.uint8)
         return out, plain
 
     def slices(self, entries: NDArray[Any]) -> list[memoryview]:
