@@ -28,13 +28,13 @@ class PackFile:
     """
 
     def __init__(self, path: Path, checksums: bool) -> None:
-        self.path = path
         self.checksums = checksums
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         self.data: NDArray[np.uint8] = np.frombuffer(self.memory, np.uint8)
         self.layout = Layout.read(self.data, str(path))
+        self.path = path.absolute()  # wherever the process goes later
 
     @cached_property
     def content_sum(self) -> int:

@@ -71,9 +71,9 @@ class PackReader(Source):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, checksums: bool = True) -> None:
-        self._path = Path(os.path.abspath(path))  # wherever the process goes later
         self._checksums = checksums
-        self._file: PackFile | None = PackFile(self._path, checksums)
+        self._file: PackFile | None = PackFile(Path(path), checksums)
+        self._path = self._file.path
         self._layout = self._file.layout
         self._numbers: Rows = np.arange(len(self._layout.index), dtype=np.int64)
 
