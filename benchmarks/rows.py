@@ -63,7 +63,9 @@ def write_steps(path: Path, rows: int) -> None:
 
 def first_rows(path: Path, rows: int) -> NDArray[np.int64]:
     """The first row of each run among the first `rows` of a file."""
-    return np.flatnonzero(np.load(path, mmap_mode="r")[:rows]["step_index"] == 0)
+    steps: NDArray[Any] = np.load(path, mmap_mode="r")[:rows]["step_index"]
+    firsts: NDArray[np.int64] = np.flatnonzero(steps == 0)
+    return firsts
 
 
 def row_numbers(batch: Mapping[str, Any], firsts: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -89,7 +89,8 @@ void check_at_most(std::span<const std::uint8_t> values, std::uint8_t most, cons
 }  // namespace
 
 const RowTables& row_tables() {
-  static const RowTables tables = built();
+  // Never destroyed: a thread may still be at work when the process ends.
+  static const RowTables& tables = *new RowTables(built());
   return tables;
 }
 

@@ -85,15 +85,16 @@ struct Line {
 };
 
 const Line* lines() {
-  static const std::vector<Line> table = [] {
-    std::vector<Line> made(65536);
+  // Never destroyed: a game may still be played by a thread when the process ends.
+  static const std::vector<Line>& table = *[] {
+    auto& made = *new std::vector<Line>(65536);
     for (std::uint32_t line = 0; line < 65536; ++line) made[line].points = points(line);
     for (std::uint32_t line = 0; line < 65536; ++line)
       for (int shift = 0; shift < 16; shift += 4)
         if ((line >> shift & 15) == 0)
           made[line].spawns += 9 * made[line | 1u << shift].points +
                                made[line | 2u << shift].points - 10 * made[line].points;
-    return made;
+    return &made;
   }();
   return table.data();
 }

@@ -25,6 +25,7 @@ def test_hierarchy() -> None:
         "VersionError": (FormatError,),
         "ChecksumError": (FormatError,),
         "SchemaError": (StepwellError, ValueError),
+        "BusyError": (StepwellError, OSError),
         "StateError": (StepwellError, ValueError),
     }
     assert errors.__doc__ is not None

@@ -223,12 +223,15 @@ def test_after_fork(owner: str) -> None:
         reading, writing = os.pipe()
         child = os.fork()
     if child == 0:
-        os.close(writing)
-        os.read(reading, 1)
-        (path,) = blocks(owner)  # the parent has let go, the child has not
-        assert_counted(block)
-        del block
-        os._exit(path.exists())
+        try:
+            os.close(writing)
+            os.read(reading, 1)
+            (path,) = blocks(owner)  # the parent has let go, the child has not
+            assert_counted(block)
+            del block
+            os._exit(path.exists())
+        finally:
+            os._exit(2)  # never back into pytest
     os.close(reading)
     del block
     assert len(blocks(owner)) == 1

@@ -24,6 +24,7 @@ def find_runs(directory: str | os.PathLike[str]) -> Files:
     Raises `FileNotFoundError` when there is none.
     """
     root = os.fsencode(directory)
+    os.stat(directory)  # a missing one is named as it was given
     found: list[tuple[bytes, int]] = []
     folders = [root]
     while folders:

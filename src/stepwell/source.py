@@ -141,7 +141,8 @@ def as_rows(rows: ArrayLike, length: int) -> Rows:
     if array.dtype.kind == "O" and all(hasattr(row, "__index__") for row in array):
         array = np.array([operator.index(row) for row in array], object)
     elif array.dtype.kind not in "iu":
-        raise TypeError(f"expected whole numbers as rows, got {array.dtype}")
+        kind = np.asarray(rows).dtype
+        raise TypeError(f"expected whole numbers as rows, got {kind}")
     if array.dtype.kind in "Ou":  # named here: beyond 63 bits the core would see another row
         outside = (array < 0) | (array >= length)
         if outside.any():
@@ -182,6 +183,15 @@ class Source(ABC):
         `out` has an array for each field of fixed shape; a ragged field is added to it.
         """
         raise TypeError(f"{type(self).__name__} defines neither _fill nor _native")
+
+    def _fill_columns(self, rows: Rows, out: Batch, names: Sequence[str]) -> None:
+        """The same for some fields; a store may know how to leave the others alone."""
+        taken = self.take(rows)
+        for name in names:
+            if self.schema[name].ragged:
+                out[name] = taken[name]
+            else:
+                out[name][...] = taken[name]
 
     def _native(self, names: Sequence[str]) -> _core.Reader | None:
         """Return a reader of these fields that needs no Python, or None."""

@@ -166,12 +166,7 @@ class Columns(Source):
         return self._base._native(names)
 
     def _fill(self, rows: Rows, out: Batch) -> None:
-        taken = self._base.take(rows)
-        for name, field in self.schema.items():
-            if field.ragged:
-                out[name] = taken[name]
-            else:
-                out[name][...] = taken[name]
+        self._base._fill_columns(rows, out, self._names)
 
     def _runs(self) -> tuple[Rows, Rows]:
         return self._base._runs()

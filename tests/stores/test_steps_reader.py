@@ -114,12 +114,15 @@ def test_where_wants_a_condition(path: Path, condition: str) -> None:
     assert not (path.parent / "other.db").exists()
 
 
-@pytest.mark.parametrize("values", [[], [1, 2], [2**63], [object()], [[1]], [b"\xff", 1]])
+@pytest.mark.parametrize("values", [[], [1, 2], [2**63], [b"\xff", 1]])
 def test_where_wants_the_right_values(path: Path, values: list[Any]) -> None:
     with pytest.raises(
         ValueError, match="the columns are id, first_step_idx, num_steps, max_score"
     ):
         StepDataset.open(path).where("max_score > ?", *values)
+    for value in (object(), [1]):
+        with pytest.raises(TypeError, match="expected a number, text"):
+            StepDataset.open(path).where("max_score > ?", value)
 
 
 @given(data=st.data())

@@ -49,8 +49,14 @@ def create_beside(target: Path) -> tuple[int, Path]:
 def new_file(target: Path) -> Iterator[BinaryIO]:
     """A file to write to, which becomes `target` at the end of the block, whole and on disk.
 
-    When the block fails, `target` is what it was before and nothing is left behind.
+    When the block fails, `target` is what it was before and nothing is left behind. A link is
+    followed; what is no plain file (a device, a FIFO) is not replaced but written to.
     """
+    target = Path(os.path.realpath(target))
+    if target.exists() and not target.is_file():
+        with target.open("wb") as file:
+            yield file
+        return
     descriptor, beside = create_beside(target)
     try:
         with open(descriptor, "wb") as file:

@@ -3,17 +3,52 @@
 import errno
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.errors import BusyError, FormatError
 
-__all__ = ["open_readonly", "query", "select_ids", "select_numbers", "translated"]
+__all__ = [
+    "in_turn",
+    "open_readonly",
+    "query",
+    "select_ids",
+    "select_numbers",
+    "taking_turns",
+    "translated",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+in_turn = threading.RLock()
+"""Held by whoever is inside SQLite, and by whoever forks.
+
+A process that is forked while another of its threads holds one of SQLite's own locks would wait
+for that lock for ever.
+"""
+os.register_at_fork(
+    before=in_turn.acquire, after_in_parent=in_turn.release, after_in_child=in_turn.release
+)
+
+
+def taking_turns(work: Callable[P, R]) -> Callable[P, R]:
+    """A function that nobody is inside of while the process forks."""
+
+    @wraps(work)
+    def alone(*args: P.args, **kwargs: P.kwargs) -> R:
+        with in_turn:
+            return work(*args, **kwargs)
+
+    return alone
+
 
 _ALLOWED = {
     sqlite3.SQLITE_SELECT,
@@ -69,7 +104,7 @@ def query(
     """Return the columns and rows that a question gives; only questions are allowed."""
     _allow_questions(database)
     try:
-        found = database.execute(sql, tuple(values))
+        found = database.execute(sql, [_plain(value) for value in values])
         if found.description is None:
             raise ValueError(f"expected a question, got {sql!r}")
         return [name for name, *_ in found.description], found.fetchall()
@@ -119,9 +154,10 @@ def select_numbers(
         f"(SELECT {each} AS numbers FROM {table} WHERE (\n{condition}\n) ORDER BY {order})"
     )
     try:
+        bound = [_plain(value) for value in values]
         # What closes the parentheses to open others makes sense in one place, never in two.
-        database.execute(f"EXPLAIN SELECT (\n{condition}\n) FROM {table}", tuple(values))
-        count, found = database.execute(question, tuple(values)).fetchone()
+        database.execute(f"EXPLAIN SELECT (\n{condition}\n) FROM {table}", bound)
+        count, found = database.execute(question, bound).fetchone()
     except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError) as error:
         if _code(error) in _NOT_THE_ASKER:
             raise
@@ -147,3 +183,12 @@ def _allow_questions(database: sqlite3.Connection) -> None:
     database.set_authorizer(
         lambda action, *_: sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY
     )
+
+
+def _plain(value: Any) -> Any:
+    """A value as SQLite understands it; it would take a NumPy number for a heap of bytes."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if not isinstance(value, int | float | str | bytes | None):
+        raise TypeError(f"expected a number, text, bytes or None, got {type(value).__name__}")
+    return value

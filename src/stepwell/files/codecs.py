@@ -17,6 +17,7 @@ from stepwell.errors import FormatError
 __all__ = ["Codec", "Packer", "train_dictionary", "unpack"]
 
 
+_AT_ONCE = 1 << 30  # bytes unpacked by one call; what claims more is looked at one by one
 _WORTH_A_THREAD = 1 << 18  # bytes; below, starting one costs more than it saves
 
 
@@ -138,23 +139,29 @@ def _unpack_zstd(
 ) -> Sequence[Any]:
     import zstandard
 
-    words = None if dictionary is None else zstandard.ZstdCompressionDict(dictionary)
-    decompressor = zstandard.ZstdDecompressor(dict_data=words)
-    sizes = np.array(lengths, "<u8")
-    if sizes.min() > 0:
+    for i, (data, length) in enumerate(zip(packed, lengths, strict=True)):
         try:
+            stated = zstandard.frame_content_size(data)  # trusted by what follows
+        except zstandard.ZstdError as error:
+            raise Damaged(i, f"zstd: {error}") from None
+        if stated not in (-1, length):
+            raise Damaged(i, f"zstd: expected {length} bytes, the frame has {stated}")
+    try:
+        words = None if dictionary is None else zstandard.ZstdCompressionDict(dictionary)
+        decompressor = zstandard.ZstdDecompressor(dict_data=words)
+        sizes = np.array(lengths, "<u8")
+        if sizes.min() > 0 and sizes.sum() < _AT_ONCE:
             many: Any = decompressor.multi_decompress_to_buffer(
                 list(packed), decompressed_sizes=sizes.tobytes(), threads=threads
             )
             return [many[i] for i in range(len(many))]
-        except (zstandard.ZstdError, ValueError):  # the latter for nothing but empty frames
-            pass  # which one it was is found below
+    except (zstandard.ZstdError, ValueError):  # the latter for nothing but empty frames
+        pass  # which one it was is found below
     results = []
     for i, (data, length) in enumerate(zip(packed, lengths, strict=True)):
         try:
-            stated = zstandard.frame_content_size(data)  # trusted by what follows
-            if stated not in (-1, length):
-                raise Damaged(i, f"zstd: expected {length} bytes, the frame has {stated}")
+            words = None if dictionary is None else zstandard.ZstdCompressionDict(dictionary)
+            decompressor = zstandard.ZstdDecompressor(dict_data=words)
             result = decompressor.decompress(data, max_output_size=max(length, 1))
         except zstandard.ZstdError as error:
             raise Damaged(i, f"zstd: {error}") from None

@@ -10,7 +10,9 @@ import errno
 import fcntl
 import mmap
 import os
+import random
 import tempfile
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -45,26 +47,25 @@ def shared_block(
         try:
             if os.fstat(file).st_uid != os.geteuid():
                 raise PermissionError(errno.EACCES, "put there by another user", str(path))
-            fcntl.flock(file, fcntl.LOCK_SH)
-            if not _is_at(file, path):
-                os.close(file)
-                continue  # removed by its last user while we waited
-            if os.pread(file, len(_READY), 0) != _READY:
-                fcntl.flock(file, fcntl.LOCK_EX)  # several may come here; one fills
-                if not _is_at(file, path):
-                    os.close(file)
-                    continue
-                if os.pread(file, len(_READY), 0) != _READY:
+            alone = _try_alone(file)
+            if not alone:
+                fcntl.flock(file, fcntl.LOCK_SH)  # waits while another one fills
+            ready = os.pread(file, len(_READY), 0) == _READY
+            if alone:
+                if not ready and _is_at(file, path):
                     os.ftruncate(file, 0)
                     os.posix_fallocate(file, 0, _HEAD + size)  # ENOSPC now, not SIGBUS later
                     memory = _map(path, _HEAD + size, mmap.ACCESS_WRITE)
                     fill(np.frombuffer(memory, np.uint8, size, _HEAD))
                     del memory
                     os.pwrite(file, _READY, 0)
+                    ready = True
                 fcntl.flock(file, fcntl.LOCK_SH)  # lets go for a moment
-                if not _is_at(file, path):
-                    os.close(file)
-                    continue
+            if not ready or not _is_at(file, path):
+                # Removed by its last user, or whoever filled it failed: one of us is next.
+                os.close(file)
+                time.sleep(random.uniform(0, 0.01))
+                continue
             if os.fstat(file).st_size != _HEAD + size:
                 raise OSError(f"{path}: expected {_HEAD + size} bytes of shared memory")
             mapped = _map(path, _HEAD + size, mmap.ACCESS_READ)
@@ -75,6 +76,15 @@ def shared_block(
         block = np.frombuffer(mapped, np.uint8, size, _HEAD)
         weakref.finalize(mapped, _let_go, file, path)
         return block
+
+
+def _try_alone(file: int) -> bool:
+    """Lock a block for oneself, unless others have it: who is done keeps it for long."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _let_go(file: int, path: Path) -> None:

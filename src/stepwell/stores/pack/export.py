@@ -34,6 +34,7 @@ def to_jsonl(
     hex_boards: bool,
     on_progress: Progress | None,
 ) -> None:
+    _refuse_self(pack, path)
     _only_runs(pack)
 
     def lines(rows: Rows) -> tuple[int, Any]:
@@ -61,6 +62,7 @@ def to_jsonl(
 
 def to_parquet(pack: "PackReader", path: Path, on_progress: Progress | None) -> None:
     parquet = _library("pyarrow.parquet")
+    _refuse_self(pack, path)
     with new_file(path) as out, parquet.ParquetWriter(out, _arrow_schema()) as writer:
         for batch in _record_batches(pack, on_progress):
             writer.write_batch(batch, row_group_size=max(len(batch), 1))
@@ -68,6 +70,7 @@ def to_parquet(pack: "PackReader", path: Path, on_progress: Progress | None) -> 
 
 def to_arrow(pack: "PackReader", path: Path, on_progress: Progress | None) -> None:
     ipc = _library("pyarrow.ipc")
+    _refuse_self(pack, path)
     with new_file(path) as out, ipc.new_file(out, _arrow_schema()) as writer:
         for batch in _record_batches(pack, on_progress):
             writer.write_batch(batch)
@@ -130,6 +133,11 @@ def _chunks(pack: "PackReader", size: int) -> Iterator[Rows]:
         entries = pack._entries[rows]
         ends = np.cumsum(np.maximum(entries["length"], entries["reserved"]), dtype=np.int64)
         yield from np.split(rows, np.flatnonzero(np.diff(ends // size)) + 1)
+
+
+def _refuse_self(pack: "PackReader", path: Path) -> None:
+    if path.exists() and path.samefile(pack.path):
+        raise ValueError(f"{path} is the pack itself")
 
 
 def _only_runs(pack: "PackReader") -> None:

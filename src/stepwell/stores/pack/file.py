@@ -28,13 +28,13 @@ class PackFile:
     """
 
     def __init__(self, path: Path, checksums: bool) -> None:
-        self.path = path
         self.checksums = checksums
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         self.data: NDArray[np.uint8] = np.frombuffer(self.memory, np.uint8)
         self.layout = Layout.read(self.data, str(path))
+        self.path = path.absolute()  # wherever the process goes later
 
     @cached_property
     def content_sum(self) -> int:
@@ -132,7 +132,7 @@ class PackFile:
         plain = np.zeros(len(entries), ENTRY)
         plain["length"], plain["kind"] = lengths, entries["kind"]
         plain["offset"][1:] = np.cumsum(lengths[:-1], dtype=np.int64)
-        out = np.empty(int(lengths.sum(dtype=np.int64)), np.uint8)
+        found: list[tuple[int, Any]] = []
         for codec in Codec:
             places = np.flatnonzero(entries["flags"] == codec)
             try:
@@ -150,9 +150,11 @@ class PackFile:
                     path=str(self.path),
                     offset=int(entries["offset"][place]),
                 ) from None
-            for place, payload in zip(places, unpacked, strict=True):
-                begin = int(plain["offset"][place])
-                out[begin : begin + len(payload)] = np.frombuffer(payload, np.uint8)
+            found += zip(places.tolist(), unpacked, strict=True)
+        out = np.empty(int(lengths.sum(dtype=np.int64)), np.uint8)  # as long as they really are
+        for place, payload in found:
+            begin = int(plain["offset"][place])
+            out[begin : begin + len(payload)] = np.frombuffer(payload, np.uint8)
         return out, plain
 
     def slices(self, entries: NDArray[Any]) -> list[memoryview]:

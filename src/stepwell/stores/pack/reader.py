@@ -3,7 +3,7 @@
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -46,6 +46,8 @@ _PER_RUN = {
     "highest_tile": Field(np.dtype(np.uint32)),
 }
 _RUN_SCHEMA = {**_PER_STEP, **_PER_RUN, "engine": Field(np.dtype(np.uint8), ragged=True)}
+_IN_HEAD = {"engine", *_PER_RUN} - {"final_board"}
+"""Fields that stand before the steps of a run, and can be read without them."""
 _RAW_SCHEMA = {
     "payload": Field(np.dtype(np.uint8), ragged=True),
     "kind": Field(np.dtype(np.uint16)),
@@ -69,9 +71,9 @@ class PackReader(Source):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, checksums: bool = True) -> None:
-        self._path = Path(path)
         self._checksums = checksums
-        self._file: PackFile | None = PackFile(self._path, checksums)
+        self._file: PackFile | None = PackFile(Path(path), checksums)
+        self._path = self._file.path
         self._layout = self._file.layout
         self._numbers: Rows = np.arange(len(self._layout.index), dtype=np.int64)
 
@@ -84,8 +86,8 @@ class PackReader(Source):
         return cls(path, checksums=checksums)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        rows = None if self._is_whole else self._numbers
-        return _rebuild, (type(self), self._path, self._checksums, rows)
+        part = None if self._is_whole else (self._numbers, self._opened.content_sum)
+        return _rebuild, (type(self), self._path, self._checksums, part)
 
     def _with(self, numbers: Rows) -> "PackReader":
         """The same file with these entries only."""
@@ -233,10 +235,11 @@ class PackReader(Source):
 
     def extract(self, indices: ArrayLike, directory: str | os.PathLike[str]) -> list[Path]:
         """Write payloads to files of their own, named by number and kind; return their paths."""
-        folder = Path(directory)
+        rows, folder = self._rows(indices), Path(directory)
+        self._check_open()
         folder.mkdir(parents=True, exist_ok=True)
         paths = []
-        for row in self._rows(indices):
+        for row in rows:
             suffix = {"v1": ".a2run", "v2": ".a2run2"}.get(self.kind(row), ".bin")
             paths.append(folder / f"run-{self._numbers[row]:06}{suffix}")
             write_file(paths[-1], bytes(self.slice(row)))
@@ -332,12 +335,13 @@ class PackReader(Source):
             out["payload"] = Ragged(values, offsets.view(np.int64))
             out["kind"][...] = entries["kind"]
             return
-        batch = self._decode(rows)
-        for name in _PER_STEP:
-            out[name] = Ragged(getattr(batch, name), batch.offsets)
-        for name in _PER_RUN:
-            out[name][...] = batch.records[name]
-        out["engine"] = Ragged(batch.engines, batch.engine_offsets)
+        _fill_fields(self._decode(rows), out, list(_RUN_SCHEMA))
+
+    def _fill_columns(self, rows: Rows, out: Batch, names: Sequence[str]) -> None:
+        if self._all_runs and set(names) <= _IN_HEAD:
+            _fill_fields(self._decode(rows, heads_only=True), out, names)
+        else:
+            super()._fill_columns(rows, out, names)
 
     def close(self) -> None:
         """Forget the file; it is unmapped when no slice and no part of it is left."""
@@ -347,9 +351,13 @@ class PackReader(Source):
 
     @property
     def _opened(self) -> PackFile:
+        self._check_open()
+        assert self._file is not None
+        return self._file
+
+    def _check_open(self) -> None:
         if self._file is None:
             raise ValueError(f"the pack {self._path} is closed")
-        return self._file
 
     @property
     def _is_whole(self) -> bool:
@@ -410,13 +418,25 @@ class PackReader(Source):
         return self._opened.payloads(self._entries[rows], self._numbers[rows], threads)
 
 
+def _fill_fields(batch: RunBatch, out: Batch, names: Sequence[str]) -> None:
+    for name in names:
+        if name in _PER_STEP:
+            out[name] = Ragged(getattr(batch, name), batch.offsets)
+        elif name in _PER_RUN:
+            out[name][...] = batch.records[name]
+        else:
+            out[name] = Ragged(batch.engines, batch.engine_offsets)
+
+
 def _rebuild(
-    cls: type[PackReader], path: Path, checksums: bool, numbers: Rows | None
+    cls: type[PackReader], path: Path, checksums: bool, part: tuple[Rows, int] | None
 ) -> PackReader:
     pack = cls(path, checksums=checksums)
-    if numbers is None:
+    if part is None:
         return pack
-    _core.check_rows(numbers, len(pack))
+    numbers, content_sum = part
+    if pack._opened.content_sum != content_sum:
+        raise FormatError("this is not the pack that a part was taken of", path=str(path))
     return pack._with(numbers)
 
 

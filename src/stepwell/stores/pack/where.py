@@ -50,16 +50,18 @@ def select_runs(pack: "PackReader", condition: str, values: Sequence[Any]) -> Ro
     """Return the numbers of the runs for which `condition` holds, ascending."""
     from stepwell.files import catalog
 
-    with closing(_open(pack)) as database:
+    with catalog.in_turn, closing(_open(pack)) as database:
         return catalog.select_ids(database, "runs", "run", list(_COLUMNS), condition, values)
 
 
 def write_index(pack: "PackReader") -> Path:
     """Make the index of a pack, or make it anew, and return its path."""
+    from stepwell.files import catalog
+
     target = index_path(pack.path)
     beside = temporary_name(target)
     try:
-        with closing(_build(pack, str(beside))):
+        with catalog.in_turn, closing(_build(pack, str(beside))):
             pass
         _seal(beside)
         beside.replace(target)

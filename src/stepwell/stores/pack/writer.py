@@ -147,7 +147,7 @@ class PackWriter:
             raise ValueError(f"compress: expected one of {', '.join(_CODECS)}, got {compress!r}")
         if expect < 0:
             raise ValueError(f"expect: expected 0 or more entries, got {expect}")
-        self._path = Path(path)
+        self._path = Path(os.path.realpath(path))  # through a link, to what it names
         self._overwrite = overwrite
         self._refuse_existing()
         self._align = align
@@ -343,8 +343,9 @@ class PackWriter:
         self._forget = weakref.finalize(self, _discard, file, beside, os.getpid())
 
     def _refuse_existing(self) -> None:
-        if not self._overwrite and self._path.exists():
-            raise FileExistsError(f"{self._path} exists")
+        if self._path.exists() and not (self._overwrite and self._path.is_file()):
+            why = "exists" if self._path.is_file() else "exists and is no plain file"
+            raise FileExistsError(f"{self._path} {why}")
 
     def _check_open(self) -> None:
         if not self._forget.alive:

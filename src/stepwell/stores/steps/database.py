@@ -3,8 +3,8 @@
 import json
 import sqlite3
 import stat
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from stepwell.errors import FormatError, VersionError
-from stepwell.files.catalog import open_readonly, translated
+from stepwell.files.catalog import in_turn, open_readonly, taking_turns, translated
 from stepwell.files.npy import dtype_from_json, dtype_to_json
 from stepwell.stores.steps.layout import VERSION
 
@@ -26,9 +26,9 @@ __all__ = [
     "column_types",
     "create",
     "facts",
-    "open_reader",
     "open_writer",
     "quoted",
+    "reading",
 ]
 
 OWN = ("id", "first_step_idx", "num_steps")
@@ -109,10 +109,11 @@ def check_columns(columns: Mapping[str, RunColumn]) -> None:
 def open_writer(path: Path) -> sqlite3.Connection:
     """A connection that commits durably."""
     _check_plain(path)
-    with translated(path):
+    with in_turn, translated(path):
         return _connect(path, create=False)
 
 
+@taking_turns
 def append(
     database: sqlite3.Connection,
     names: Sequence[str],
@@ -196,11 +197,15 @@ def column_names(database: sqlite3.Connection, *, required: bool = False) -> lis
     return [name for _, name, _, not_null, *_ in found if not_null or not required]
 
 
-def open_reader(path: Path) -> sqlite3.Connection:
-    """A connection that cannot write. Raises `FileNotFoundError` when there is no database."""
+@contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection that cannot write, for the block; what SQLite raises is translated.
+
+    Raises `FileNotFoundError` when there is no database.
+    """
     _check_plain(path)
-    with translated(path):
-        return open_readonly(path)
+    with in_turn, translated(path), closing(open_readonly(path)) as opened:
+        yield opened
 
 
 def _check_plain(path: Path) -> None:

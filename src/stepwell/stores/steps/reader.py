@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -206,7 +205,7 @@ class StepDataset(Source):
         Raises `ValueError` for SQL that is wrong or would write.
         """
         path = self._path / DATABASE
-        with closing(database.open_reader(path)) as opened, catalog.translated(path):
+        with database.reading(path) as opened:
             return catalog.query(opened, sql, values)
 
     def to_parquet(
@@ -263,7 +262,7 @@ class StepDataset(Source):
 
     def _select(self, condition: str, values: Sequence[Any]) -> _Chosen:
         path = self._path / DATABASE
-        with closing(database.open_reader(path)) as opened, catalog.translated(path):
+        with database.reading(path) as opened:
             found = catalog.select_numbers(
                 opened,
                 "runs",
@@ -293,7 +292,7 @@ class StepDataset(Source):
         self._dtype = self._segments[0].dtype
 
     def _facts(self) -> database.Facts:
-        with closing(database.open_reader(self._path / DATABASE)) as opened:
+        with database.reading(self._path / DATABASE) as opened:
             return database.facts(opened, self._path / DATABASE)
 
     def _load(

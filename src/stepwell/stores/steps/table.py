@@ -1,14 +1,12 @@
 """The runs of a dataset as a table."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.files.catalog import translated
 from stepwell.stores.steps import database
 from stepwell.stores.steps.layout import DATABASE
 
@@ -36,7 +34,7 @@ class RunTable(Sequence[dict[str, Any]]):
     @property
     def columns(self) -> list[str]:
         path = self._root / DATABASE
-        with closing(database.open_reader(path)) as opened, translated(path):
+        with database.reading(path) as opened:
             return database.column_names(opened)
 
     def __getitem__(self, key: Any) -> Any:
@@ -68,7 +66,7 @@ class RunTable(Sequence[dict[str, Any]]):
         path = self._root / DATABASE
         every = ", ".join(map(database.quoted, names))
         question = f"SELECT id, {every} FROM runs WHERE id <= ? ORDER BY first_step_idx, id"
-        with closing(database.open_reader(path)) as opened, translated(path):
+        with database.reading(path) as opened:
             found = opened.execute(question, (self._last_run,))
             if self._ids is None:
                 return [row[1:] for row in found]

@@ -1,7 +1,6 @@
 """Everything that can be wrong with a step dataset, looked for."""
 
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError
-from stepwell.files.catalog import translated
 from stepwell.stores.steps import database
 from stepwell.stores.steps.layout import DATABASE
 from stepwell.stores.steps.manifest import BLOCK_BYTES, Manifest
@@ -37,7 +35,7 @@ def find_problems(
     if problems:
         return problems
     path = root / DATABASE
-    with closing(database.open_reader(path)) as opened, translated(path):
+    with database.reading(path) as opened:
         found = opened.execute(
             "SELECT first_step_idx, num_steps, id FROM runs WHERE id <= ? "
             "ORDER BY first_step_idx, id",
@@ -58,7 +56,7 @@ def find_problems(
 def _broken_database(root: Path) -> list[FormatError]:
     path = root / DATABASE
     try:
-        with closing(database.open_reader(path)) as opened, translated(path):
+        with database.reading(path) as opened:
             said = [text for (text,) in opened.execute("PRAGMA integrity_check")]
     except FormatError as error:
         return [error]
