@@ -63,15 +63,14 @@ def write_steps(path: Path, rows: int) -> None:
 
 def first_rows(path: Path, rows: int) -> NDArray[np.int64]:
     """The first row of each run among the first `rows` of a file."""
-    steps: NDArray[Any] = np.load(path, mmap_mode="r")[:rows]["step_index"]
-    firsts: NDArray[np.int64] = np.flatnonzero(steps == 0)
-    return firsts
+    return np.flatnonzero(np.load(path, mmap_mode="r")[:rows]["step_index"] == 0)
 
 
 def row_numbers(batch: Mapping[str, Any], firsts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Which rows of the file a batch holds: what proves that an epoch has seen each once."""
     run, step = np.asarray(batch["run_id"]), np.asarray(batch["step_index"])
-    return firsts[run] + step.astype(np.int64)
+    numbers: NDArray[np.int64] = firsts[run] + step.astype(np.int64)
+    return numbers
 
 
 def as_void(array: NDArray[Any]) -> NDArray[np.void]:
