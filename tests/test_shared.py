@@ -219,7 +219,7 @@ def test_after_fork(owner: str) -> None:
     del total
     assert len(blocks(owner)) == 1  # the child's end is not ours
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads
+        warnings.simplefilter("ignore")  # of a fork beside threads: Python, JAX
         reading, writing = os.pipe()
         child = os.fork()
     if child == 0:
