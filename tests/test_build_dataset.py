@@ -212,7 +212,7 @@ def test_an_append_is_all_or_nothing(files: Path, runs: list[Run], tmp_path: Pat
 
 
 def test_there_must_be_something_to_append_to(files: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="build_dataset makes one"):
+    with pytest.raises(FileNotFoundError, match="it has to be built first"):
         append_runs(tmp_path / "out", files)
     assert list(tmp_path.iterdir()) == []
     with sw.StepWriter(tmp_path / "other", [("x", "f4")]) as writer:
@@ -352,7 +352,7 @@ def test_what_exists_is_not_touched(there: str, files: Path, tmp_path: Path) -> 
     else:
         target.write_bytes(b"mine")
     before = contents(tmp_path)
-    with pytest.raises(FileExistsError, match="append_runs adds to a dataset"):
+    with pytest.raises(FileExistsError, match="runs are added to a dataset"):
         build_dataset(files, target)
     assert contents(tmp_path) == before
 

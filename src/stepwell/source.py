@@ -16,7 +16,6 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, overload
 
@@ -25,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from stepwell import _core
 from stepwell.errors import SchemaError
+from stepwell.lazy import lazy
 
 if TYPE_CHECKING:
     from stepwell.views import Columns, Concat, Map, Select, Windows
@@ -330,11 +330,11 @@ class Source(ABC):
 
     # Below this line: for this package.
 
-    @cached_property
+    @lazy
     def _reader(self) -> _core.Reader | None:
         return self._native(list(self.schema))
 
-    @cached_property
+    @lazy
     def _layouts(self) -> dict[int, list[tuple[str, np.dtype[Any], tuple[int, ...], int]]]:
         return {}
 

@@ -180,6 +180,7 @@ def _write_database(path: Path, steps: Steps) -> None:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute(f"CREATE TABLE runs ({', '.join(declared)})")
         database.execute("CREATE INDEX runs_by_num_steps ON runs (num_steps)")
+        database.execute("CREATE INDEX runs_by_first_step_idx ON runs (first_step_idx)")
         database.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
         database.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
         for run in place(steps.runs):

@@ -295,8 +295,9 @@ def _exact_or_refused(path: Path, content: bytes, *, same: bool = True) -> None:
     try:
         dataset = StepDataset.open(path, memory="map")
         assert dataset[:]["board"].tobytes() == ROWS["board"].tobytes()[: len(dataset) * 8]
-        part = dataset.where("max_score >= 0")
-        assert len(part[:]["board"]) == len(part)
+        if "max_score" in dataset.runs.columns:  # or its name is what was damaged
+            part = dataset.where("max_score >= 0")
+            assert len(part[:]["board"]) == len(part)
         list(dataset.runs)
         dataset.windows(3)
         dataset.verify()

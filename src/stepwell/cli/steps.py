@@ -119,6 +119,11 @@ def query(
     if as_json:
         print(json.dumps([dict(zip(names, row, strict=True)) for row in rows], default=str))
         return
+    if not out.is_terminal:  # for other programs: nothing cut, nothing drawn
+        print("\t".join(names))
+        for row in rows:
+            print("\t".join("" if value is None else str(value) for value in row))
+        return
     table = Table(*(escape(name) for name in names))
     for row in rows:
         table.add_row(*(escape("" if value is None else str(value)) for value in row))

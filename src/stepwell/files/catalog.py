@@ -103,6 +103,8 @@ def query(
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Return the columns and rows that a question gives; only questions are allowed."""
     _allow_questions(database)
+    # Python gets a word in now and then, so that Ctrl-C ends a question that never would.
+    database.set_progress_handler(lambda: 0, 1_000_000)
     try:
         found = database.execute(sql, [_plain(value) for value in values])
         if found.description is None:

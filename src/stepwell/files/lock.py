@@ -13,6 +13,7 @@ class WriterLock:
     """Held from here on by this object, until it is released, forgotten or its process ends."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._process = os.getpid()
         self._file = -1
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -30,6 +31,16 @@ class WriterLock:
     def held(self) -> bool:
         """Whether it is this process that holds it; a forked child only has a copy."""
         return self._file >= 0 and self._process == os.getpid()
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the file that is locked is still the one at its path."""
+        try:
+            there = os.stat(self._path)
+        except FileNotFoundError:
+            return False
+        mine = os.fstat(self._file)
+        return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
 
     def release(self) -> None:
         if self._file < 0:

@@ -100,7 +100,7 @@ def build_dataset(
     """
     target = Path(out)
     if target.exists():
-        raise FileExistsError(f"{target} exists; append_runs adds to a dataset")
+        raise FileExistsError(f"{target} exists; runs are added to a dataset by appending them")
     source = _open(runs)
     if shard_bytes is None:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -131,7 +131,7 @@ def append_runs(
     report = BuildReport(Path(dataset))
     source = _open(runs)
     if not (report.path / "metadata.db").exists():
-        raise FileNotFoundError(f"no step dataset at {report.path}; build_dataset makes one")
+        raise FileNotFoundError(f"no step dataset at {report.path}; it has to be built first")
     with StepWriter(dataset, STEP) as writer:
         _append(writer, source, report, skip_bad, workers, on_progress)
     return report
@@ -149,7 +149,7 @@ def _open(runs: Runs) -> _Source:
     if not isinstance(runs, PackReader) and Path(runs).is_dir():
         found = find_runs(runs)
         root = Path(runs)
-        names = [str(path.relative_to(root)) for path, _ in found]
+        names = [_text(path.relative_to(root)) for path, _ in found]
         steps = sum(size for _, size in found) // 3
 
         def load_files(numbers: range) -> list[Run | Exception]:
@@ -157,7 +157,7 @@ def _open(runs: Runs) -> _Source:
 
         return _Source(names, steps, load_files)
     pack = runs if isinstance(runs, PackReader) else PackReader.open(runs)
-    names = [f"{pack.path.name}#{number}" for number in pack.numbers]
+    names = [f"{_text(pack.path.name)}#{number}" for number in pack.numbers]
 
     def load_pack(numbers: range) -> list[Run | Exception]:
         try:
@@ -170,6 +170,11 @@ def _open(runs: Runs) -> _Source:
     except FormatError:  # of a part they are counted, and a run that is damaged has its turn later
         steps = pack.stored_bytes // 3
     return _Source(names, steps, load_pack)
+
+
+def _text(name: str | os.PathLike[str]) -> str:
+    """A name as text, whatever its bytes."""
+    return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def _attempt(load: Callable[[], Run]) -> Run | Exception:

@@ -10,7 +10,6 @@ import math
 import os
 import shutil
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from stepwell.errors import FormatError, SchemaError, VersionError
 from stepwell.files.atomic import publish, temporary_name
 from stepwell.files.npy import dtype_from_json, dtype_to_json
+from stepwell.lazy import lazy
 from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source, is_masked
 
 __all__ = ["ArrayRecordSource", "convert_to_arrayrecord"]
@@ -80,7 +80,7 @@ class ArrayRecordSource(Source):
     def path(self) -> Path:
         return self._path
 
-    @cached_property
+    @lazy
     def _open(self) -> dict[int, list[Any]]:
         return {}
 

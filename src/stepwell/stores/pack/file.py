@@ -2,7 +2,6 @@
 
 import mmap
 import os
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from stepwell import _core
 from stepwell.errors import FormatError
 from stepwell.files.codecs import Codec, Damaged, unpack
 from stepwell.files.npy import open_regular
+from stepwell.lazy import lazy
 from stepwell.runs import ENTRY, RunBatch
 from stepwell.source import Rows
 from stepwell.stores.pack.layout import Layout
@@ -36,7 +36,7 @@ class PackFile:
         self.layout = Layout.read(self.data, str(path))
         self.path = path.absolute()  # wherever the process goes later
 
-    @cached_property
+    @lazy
     def content_sum(self) -> int:
         """A sum that tells this pack from others.
 

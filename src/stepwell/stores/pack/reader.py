@@ -4,7 +4,7 @@ import operator
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from stepwell import _core
 from stepwell.errors import FormatError
 from stepwell.files.atomic import write_file
+from stepwell.lazy import lazy
 from stepwell.ordered import in_order
 from stepwell.runs import Run, RunBatch
 from stepwell.sampler import Shuffle
@@ -138,7 +139,7 @@ class PackReader(Source):
         kind = int(self._entries["kind"][self._row(i)])
         return f"v{kind}" if kind < FIRST_RAW_KIND else f"raw:{kind}"
 
-    @cached_property
+    @lazy
     def stats(self) -> PackStats:
         """Counts, lengths, tiles and engines: from the file where it has them, else counted."""
         if self._is_whole and self._layout.stats is not None:
@@ -366,11 +367,11 @@ class PackReader(Source):
     def _whole(self) -> "PackReader":
         return self if self._is_whole else self._with(np.arange(len(self._layout.index)))
 
-    @cached_property
+    @lazy
     def _entries(self) -> NDArray[Any]:
         return self._layout.index if self._is_whole else self._layout.index[self._numbers]
 
-    @cached_property
+    @lazy
     def _places(self) -> tuple[memoryview, memoryview, memoryview]:
         """Where each payload begins (-1: compressed) and ends, and the sum it is checked with.
 
@@ -381,7 +382,7 @@ class PackReader(Source):
         sums = self._entries["crc32c"] * np.uint32(self._checksums)
         return np.where(self._entries["flags"] == 0, begins, -1).data, ends.data, sums.data
 
-    @cached_property
+    @lazy
     def _all_runs(self) -> bool:
         entries = self._entries if len(self) else self._layout.index
         return bool((entries["kind"] < FIRST_RAW_KIND).all())

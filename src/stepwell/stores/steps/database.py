@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from stepwell import _core
 from stepwell.errors import FormatError, VersionError
 from stepwell.files.catalog import in_turn, open_readonly, taking_turns, translated
 from stepwell.files.npy import dtype_from_json, dtype_to_json
@@ -20,6 +21,7 @@ __all__ = [
     "OWN",
     "Facts",
     "RunColumn",
+    "Seen",
     "append",
     "check_columns",
     "column_names",
@@ -30,6 +32,8 @@ __all__ = [
     "quoted",
     "reading",
 ]
+
+_TELLING_RUNS = 16
 
 OWN = ("id", "first_step_idx", "num_steps")
 """Columns that every dataset has."""
@@ -65,6 +69,21 @@ class Facts:
     shard_rows: int
     dtype: np.dtype[Any] | None
     """None in a dataset of the original program, whose array alone knows."""
+    identity: str
+    """Which dataset this is, whatever its path: how many of its first runs, and their sum."""
+
+
+class Seen(NamedTuple):
+    """How far a dataset reached when it was opened or refreshed, and which one it was."""
+
+    rows: int
+    runs: int
+    last_run: int
+    identity: str
+
+    @classmethod
+    def of(cls, facts: Facts) -> "Seen":
+        return cls(facts.rows, facts.runs, facts.last_run, facts.identity)
 
 
 def create(
@@ -82,6 +101,7 @@ def create(
         database.execute("BEGIN IMMEDIATE")
         database.execute(f"CREATE TABLE runs ({', '.join(declared)})")
         database.execute("CREATE INDEX runs_by_num_steps ON runs (num_steps)")
+        database.execute("CREATE INDEX runs_by_first_step_idx ON runs (first_step_idx)")
         for name, column in columns.items():
             if column.indexed:
                 database.execute(f'CREATE INDEX "runs_by_{name}" ON runs ("{name}")')
@@ -143,6 +163,7 @@ def facts(database: sqlite3.Connection, path: Path) -> Facts:
         database.execute("BEGIN")  # a writer may commit between one question and the next
         try:
             meta, (count, end, last) = _asked(database, path)
+            identity = _identity(database, min(count, _TELLING_RUNS))
         finally:
             if database.in_transaction:
                 database.execute("ROLLBACK")
@@ -162,7 +183,7 @@ def facts(database: sqlite3.Connection, path: Path) -> Facts:
         )
     if type(last) is not int or shard_rows < 0:
         raise FormatError(f"{shard_rows} rows a shard, last run {last!r}", path=str(path))
-    return Facts(rows, count, last, shard_rows, dtype)
+    return Facts(rows, count, last, shard_rows, dtype, identity)
 
 
 def _asked(database: sqlite3.Connection, path: Path) -> tuple[dict[Any, Any], tuple[Any, Any, Any]]:
@@ -198,14 +219,23 @@ def column_names(database: sqlite3.Connection, *, required: bool = False) -> lis
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[sqlite3.Connection]:
+def reading(path: Path, identity: str = "") -> Iterator[sqlite3.Connection]:
     """A connection that cannot write, for the block; what SQLite raises is translated.
 
-    Raises `FileNotFoundError` when there is no database.
+    Raises `FileNotFoundError` when there is no database, and `FormatError` when it is that of
+    another dataset than the one with this identity.
     """
     _check_plain(path)
     with in_turn, translated(path), closing(open_readonly(path)) as opened:
+        if identity and _identity(opened, int(identity.partition(":")[0])) != identity:
+            raise FormatError("another dataset is here now; open it anew", path=str(path))
         yield opened
+
+
+def _identity(database: sqlite3.Connection, runs: int) -> str:
+    """The first runs tell one dataset from another, and no append changes them."""
+    found = database.execute("SELECT * FROM runs ORDER BY id LIMIT ?", (runs,)).fetchall()
+    return f"{runs}:{_core.crc32c(np.frombuffer(repr(found).encode(), np.uint8)):08x}"
 
 
 def _check_plain(path: Path) -> None:

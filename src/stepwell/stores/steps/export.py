@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell.errors import SchemaError
 from stepwell.files.atomic import new_file
 from stepwell.files.npy import array_header
 from stepwell.source import Batch, Field
@@ -34,7 +35,7 @@ def to_parquet(steps: "StepDataset", path: Path, on_progress: Progress | None) -
     except ImportError as error:
         raise ImportError("this needs an extra: pip install 'stepwell[parquet]'") from error
     schema = arrow.schema(
-        [arrow.field(n, _arrow_type(arrow, f), nullable=False) for n, f in steps.schema.items()]
+        [arrow.field(n, _arrow_type(arrow, n, f), nullable=False) for n, f in steps.schema.items()]
     )
     with new_file(path) as out, parquet.ParquetWriter(out, schema) as writer:
         for batch in _batches(steps, on_progress):
@@ -81,8 +82,13 @@ def _batches(source: Any, on_progress: Progress | None) -> Iterator[Batch]:
             on_progress(end, len(source))
 
 
-def _arrow_type(arrow: Any, field: Field) -> "pa.DataType":
-    kind = arrow.from_numpy_dtype(field.dtype.newbyteorder("="))
+def _arrow_type(arrow: Any, name: str, field: Field) -> "pa.DataType":
+    try:
+        kind = arrow.from_numpy_dtype(field.dtype.newbyteorder("="))
+    except arrow.ArrowNotImplementedError:
+        raise SchemaError(f"{name}: Parquet has no type for {field}") from None
+    if 0 in field.shape:
+        raise SchemaError(f"{name}: Parquet has no type for {field}")
     for size in reversed(field.shape):
         kind = arrow.list_(arrow.field("item", kind, nullable=False), size)
     return kind

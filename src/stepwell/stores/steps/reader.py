@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -12,9 +11,11 @@ from numpy.typing import NDArray
 from stepwell import _core
 from stepwell.errors import FormatError
 from stepwell.files import catalog
+from stepwell.lazy import lazy
 from stepwell.sampler import Shuffle
 from stepwell.source import Batch, Field, Rows, Schema, Source
 from stepwell.stores.steps import database, export
+from stepwell.stores.steps.database import Seen
 from stepwell.stores.steps.layout import DATABASE, pieces
 from stepwell.stores.steps.memory import load_rows, map_rows
 from stepwell.stores.steps.table import RunTable
@@ -24,14 +25,6 @@ __all__ = ["Memory", "StepDataset"]
 
 Memory = Literal["ram", "map", "shared"]
 Progress = Callable[[int, int], None]
-
-
-class _Seen(NamedTuple):
-    """How far a dataset reached when it was opened or refreshed."""
-
-    rows: int
-    runs: int
-    last_run: int
 
 
 class _Chosen(NamedTuple):
@@ -66,11 +59,11 @@ class StepDataset(Source):
     ) -> None:
         if memory not in ("ram", "map", "shared"):
             raise ValueError(f"memory: expected 'ram', 'map' or 'shared', got {memory!r}")
-        self._path = Path(path)
+        self._path = Path(path).absolute()  # wherever the process goes later
         self._memory: Memory = memory
         self._resident_bytes = resident_bytes
         self._chosen: _Chosen | None = None
-        self._seen: _Seen
+        self._seen: Seen
         self._segments: list[NDArray[Any]]
         self._dtype: np.dtype[Any]
         self._open(None, on_progress)
@@ -114,7 +107,7 @@ class StepDataset(Source):
         """The dtype of a row as it is stored."""
         return self._dtype
 
-    @cached_property
+    @lazy
     def schema(self) -> Schema:
         fields = {}
         for name in self._dtype.names or ():
@@ -126,9 +119,9 @@ class StepDataset(Source):
     def runs(self) -> RunTable:
         """The runs, as a table."""
         if self._chosen is None:
-            return RunTable(self._path, None, self._seen.runs, self._seen.last_run)
+            return RunTable(self._path, None, self._seen)
         ids = self._chosen.ids
-        return RunTable(self._path, ids, len(ids), self._seen.last_run)
+        return RunTable(self._path, ids, self._seen)
 
     def run(self, run_id: int) -> Batch:
         """The steps of one run, by its id, one array per field."""
@@ -177,7 +170,7 @@ class StepDataset(Source):
         """
         if self._chosen is not None:
             raise ValueError("a part of a dataset does not grow; refresh the dataset itself")
-        facts = self._facts()
+        facts = self._facts(self._seen.identity)
         new = facts.rows - self._seen.rows
         if new < 0:
             raise ValueError(f"{self._path} has become shorter; open it again")
@@ -185,7 +178,7 @@ class StepDataset(Source):
             self._segments = self._segments + self._load(
                 self._seen.rows, facts.rows, self._dtype, None
             )
-        self._seen = _Seen(facts.rows, facts.runs, facts.last_run)
+        self._seen = Seen.of(facts)
         for made in ("_reader", "_layouts", "_ranges"):
             self.__dict__.pop(made, None)
         return new
@@ -251,7 +244,7 @@ class StepDataset(Source):
 
     # Below this line: for this package.
 
-    @cached_property
+    @lazy
     def _ranges(self) -> _Chosen:
         return self._select("1", ()) if self._chosen is None else self._chosen
 
@@ -262,7 +255,7 @@ class StepDataset(Source):
 
     def _select(self, condition: str, values: Sequence[Any]) -> _Chosen:
         path = self._path / DATABASE
-        with database.reading(path) as opened:
+        with database.reading(path, self._seen.identity) as opened:
             found = catalog.select_numbers(
                 opened,
                 "runs",
@@ -278,10 +271,10 @@ class StepDataset(Source):
         there &= ids <= self._seen.last_run
         return _Chosen(ids[there], starts[there], counts[there])
 
-    def _open(self, seen: "_Seen | None", on_progress: Progress | None) -> None:
+    def _open(self, seen: Seen | None, on_progress: Progress | None) -> None:
         """Load what there is, or what was there when `seen` was."""
-        facts = self._facts()
-        self._seen = seen or _Seen(facts.rows, facts.runs, facts.last_run)
+        facts = self._facts(seen.identity if seen else "")
+        self._seen = seen or Seen.of(facts)
         if self._seen.rows > facts.rows:
             raise FormatError(
                 f"expected {self._seen.rows} rows, as there were, got {facts.rows}",
@@ -291,8 +284,8 @@ class StepDataset(Source):
         self._segments = self._load(0, self._seen.rows, facts.dtype, on_progress)
         self._dtype = self._segments[0].dtype
 
-    def _facts(self) -> database.Facts:
-        with database.reading(self._path / DATABASE) as opened:
+    def _facts(self, identity: str = "") -> database.Facts:
+        with database.reading(self._path / DATABASE, identity) as opened:
             return database.facts(opened, self._path / DATABASE)
 
     def _load(
@@ -321,7 +314,7 @@ def _rebuild(
     cls: type[StepDataset],
     path: Path,
     options: dict[str, Any],
-    seen: _Seen,
+    seen: Seen,
     chosen: _Chosen | None,
 ) -> StepDataset:
     """The same rows again, though others may have been appended since."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError
 from stepwell.stores.steps import database
-from stepwell.stores.steps.layout import DATABASE
+from stepwell.stores.steps.layout import DATABASE, MANIFEST, open_piece, pieces
 from stepwell.stores.steps.manifest import BLOCK_BYTES, Manifest
 
 __all__ = ["find_problems"]
@@ -50,6 +50,30 @@ def find_problems(
     if problems:
         runs = runs[:0]  # which row belongs to which run is anyone's guess
     problems += _broken_rows(root, dtype, rows, runs, read, on_progress)
+    return problems + _ahead_of_the_database(root, dtype)
+
+
+def _ahead_of_the_database(root: Path, dtype: np.dtype[Any]) -> list[FormatError]:
+    """Headers and sums may be behind what was committed, where a writer was killed; never ahead."""
+    try:
+        manifest = Manifest.read(root, dtype.itemsize)
+        with database.reading(root / DATABASE) as opened:
+            facts = database.facts(opened, root / DATABASE)
+        headers = []
+        for piece in pieces(root, facts.rows, facts.shard_rows):
+            file, header = open_piece(piece.path, None, 0)
+            file.close()
+            headers.append((piece, header.shape[0]))
+    except FormatError as error:
+        return [error] if error.path != str(root / MANIFEST) else []  # which was said before
+    problems = []
+    if manifest is not None and manifest.rows > facts.rows:
+        message = f"expected at most {facts.rows} rows, as the database has, got {manifest.rows}"
+        problems.append(FormatError(message, path=str(root / MANIFEST)))
+    for piece, stated in headers:
+        if stated > piece.rows:
+            message = f"header: expected at most {piece.rows} rows, got {stated}"
+            problems.append(FormatError(message, path=str(piece.path), offset=10))
     return problems
 
 

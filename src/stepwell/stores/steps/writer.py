@@ -15,11 +15,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from stepwell.errors import FormatError, SchemaError
+from stepwell.errors import BusyError, FormatError, SchemaError
 from stepwell.files.atomic import sync_path, write_all, write_file
 from stepwell.files.catalog import translated
 from stepwell.files.lock import WriterLock
 from stepwell.files.npy import NpyHeader, header_bytes
+from stepwell.source import is_masked
 from stepwell.stores.steps import database
 from stepwell.stores.steps.database import RunColumn
 from stepwell.stores.steps.layout import (
@@ -62,7 +63,7 @@ class StepWriter:
         *,
         shard_rows: int | None = None,
     ) -> None:
-        self._root = Path(path)
+        self._root = Path(path).absolute()  # wherever the process goes later
         if dtype is None and not (self._root / DATABASE).exists():
             raise FileNotFoundError(f"no dataset at {self._root}; a new one needs a dtype")
         _make_folder(self._root)
@@ -117,7 +118,7 @@ class StepWriter:
         """Add a run: a structured array, or one array per field; return its id.
 
         Raises `SchemaError` when rows or columns are not those of the dataset. After any error
-        nothing has been appended.
+        nothing has been appended; after a Ctrl-C the writer may have to be opened anew.
         """
         self._check_open()
         run_id = self._next_run
@@ -139,17 +140,21 @@ class StepWriter:
                 "save the array again with np.save",
                 path=str(piece_path(self._root, 0, self._shard_rows)),
             )
+        self._failed = True  # a Ctrl-C between these lines must not be overlooked
         self._new_runs.append((run_id, len(self), len(made), *values.values()))
         self._pending.append(made)
         self._pending_rows += len(made)
+        self._next_run += 1
+        self._failed = False
         if self._pending_rows * self._dtype.itemsize >= _FLUSH_BYTES:
             try:
                 self._flush()
             except BaseException:
-                self._new_runs.pop()
-                self._pending_rows -= len(self._pending.pop())
+                if not self._failed:
+                    self._new_runs.pop()
+                    self._pending_rows -= len(self._pending.pop())
+                    self._next_run -= 1
                 raise
-        self._next_run += 1
         return run_id
 
     def commit(self) -> None:
@@ -158,8 +163,9 @@ class StepWriter:
         if not self._new_runs:
             return
         assert self._database is not None
-        self._failed = True  # unless all goes well
         self._flush()
+        self._check_lock()
+        self._failed = True  # unless all goes well
         for piece in pieces(self._root, self._written, self._shard_rows, self._rows):
             sync_path(piece.path)
         if self._shard_rows:
@@ -188,7 +194,8 @@ class StepWriter:
         if self._lock is None or not self._lock.held:
             return
         try:
-            if not self._failed:  # or the database alone knows; whoever opens it next will ask
+            # Else the database alone knows, and whoever opens it next will ask; or it is not ours.
+            if not self._failed and self._lock.in_place:
                 self._cut()
         finally:
             self._let_go()
@@ -295,11 +302,12 @@ class StepWriter:
         """Write pending rows behind those that are there; nobody sees them before a commit."""
         if not self._pending:
             return
+        self._check_lock()
         # As bytes: joined as rows, big-endian numbers would change.
         data = np.concatenate([rows.view(np.uint8) for rows in self._pending])
         end, at = len(self), 0
         for piece in pieces(self._root, end, self._shard_rows, self._written):
-            if not piece.path.exists():
+            if self._shard_rows and piece.inside == 0 and not piece.path.exists():
                 _new_piece(piece.path, self._dtype)
             file, header = open_piece(piece.path, self._dtype, 0)
             file.close()
@@ -311,9 +319,11 @@ class StepWriter:
             finally:
                 os.close(descriptor)
             at += size
+        self._failed = True  # a Ctrl-C between these lines must not be overlooked
         self._manifest.add(data)
         self._written = end
         self._pending, self._pending_rows = [], 0
+        self._failed = False
 
     def _patch_headers(self, first: int) -> None:
         """Make the shape in the files' headers that of the committed rows, from row `first` on."""
@@ -335,8 +345,12 @@ class StepWriter:
         names = self._dtype.names
         assert names is not None
         if isinstance(rows, Mapping):
+            if any(map(is_masked, rows.values())):
+                raise TypeError("a masked array would lose its mask; fill it first")
             given = {name: np.asarray(values) for name, values in rows.items()}
         else:
+            if is_masked(rows):
+                raise TypeError("a masked array would lose its mask; fill it first")
             array = np.asarray(rows)
             if array.dtype.names is None:
                 raise SchemaError(f"expected rows of {self._dtype}, got {array.dtype}")
@@ -376,6 +390,11 @@ class StepWriter:
             raise ValueError(f"{self._root} is written to by the process this one was forked from")
         if self._failed:
             raise ValueError(f"a commit to {self._root} failed; open it again to go on")
+
+    def _check_lock(self) -> None:
+        """What is written goes where the lock is: not to a dataset that was moved or replaced."""
+        if self._lock is None or not self._lock.in_place:
+            raise BusyError(f"{self._root} was moved or replaced while it was written to")
 
     def _let_go(self) -> None:
         if self._database is not None:
@@ -417,7 +436,14 @@ def _put(name: str, values: NDArray[Any], want: NDArray[Any]) -> None:
         castable = given.kind == kept.kind
     if values.shape != want.shape or not castable:
         raise SchemaError(f"{name}: expected {kept} {want.shape}, got {given} {values.shape}")
-    want[...] = values
+    with np.errstate(over="ignore"):
+        want[...] = values
+    if kept.kind in "fc" and given.kind in "fc" and given != kept:
+        lost = np.isfinite(values) & ~np.isfinite(want)
+        if lost.any():
+            raise SchemaError(f"{name}: {values[lost].flat[0]!r} does not fit {kept}")
+    if kept.kind in "mM" and given != kept and (want.astype(given) != values).any():
+        raise SchemaError(f"{name}: not every {given} fits {kept}")
     if kept.kind in "iuSU" and not np.can_cast(given, kept, "safe"):
         changed = np.asarray(want != values)
         if changed.any():

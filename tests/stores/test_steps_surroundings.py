@@ -1,0 +1,245 @@
+"""Step datasets in a world that moves: other folders, other datasets, Ctrl-C, odd names."""
+
+import json
+import pickle
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stepwell as sw
+from stepwell import BusyError, FormatError, SchemaError, StepDataset, StepWriter
+from stepwell.game2048 import build_dataset, play_to
+from tests import children, scaled
+
+STEP = np.dtype([("x", "<f4"), ("run_id", "<u4"), ("step_index", "<u2")])
+
+
+def build(path: Path, runs: int, first: float = 0, length: int = 4) -> StepDataset:
+    with StepWriter(path, STEP, {"s": int}) as writer:
+        for run in range(runs):
+            writer.append_run({"x": np.full(length, first + run, "f4")}, s=int(first) + run)
+    return StepDataset.open(path)
+
+
+# A writer whose dataset is not where it was.
+
+
+def test_a_writer_stays_where_it_was_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    writer = StepWriter("v", STEP, {"s": int})
+    writer.append_run({"x": np.zeros(3, "f4")}, s=0)
+    writer.commit()
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    writer.append_run({"x": np.ones(3, "f4")}, s=1)
+    writer.close()
+    assert list((tmp_path / "sub").iterdir()) == []
+    dataset = StepDataset.open(tmp_path / "v")
+    assert dataset[:]["x"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert dataset.verify() == []
+
+
+@pytest.mark.parametrize("change", ["moved", "removed", "replaced", "lock removed"])
+def test_a_dataset_that_is_taken_away_from_its_writer(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "v"
+    build(path, 3)
+    writer = StepWriter(path)
+    writer.append_run({"x": np.zeros(5, "f4")}, s=9)
+    if change == "lock removed":
+        (path / "writer.lock").unlink()
+    else:
+        path.rename(tmp_path / "before")
+    if change == "removed":
+        shutil.rmtree(tmp_path / "before")
+    if change == "replaced":
+        build(path, 7)
+    with pytest.raises((BusyError, FileNotFoundError)):
+        writer.commit()
+    writer.abort()
+    if change == "moved":
+        assert not path.exists()
+        assert len(StepDataset.open(tmp_path / "before").runs) == 3
+    if change == "replaced":
+        assert len(StepDataset.open(path).runs) == 7
+        assert StepDataset.open(path).verify() == []
+
+
+# A reader whose dataset is another one now.
+
+
+@pytest.mark.parametrize("memory", ["ram", "map", "shared"])
+def test_a_replaced_dataset_is_noticed(tmp_path: Path, memory: Any) -> None:
+    path = tmp_path / "v"
+    build(path, 5)
+    dataset = StepDataset.open(path, memory=memory)
+    part = dataset.where("s >= 2")
+    pickled = pickle.dumps(dataset), pickle.dumps(part)
+    path.rename(tmp_path / "before")
+    build(path, 9, first=50, length=6)
+    for ask in (lambda: dataset.where("1"), dataset.refresh, lambda: list(dataset.runs)):
+        with pytest.raises(FormatError, match="another dataset is here now"):
+            ask()
+    for data in pickled:
+        with pytest.raises(FormatError, match="another dataset is here now"):
+            pickle.loads(data)
+    assert part[:]["x"].tolist() == np.repeat([2, 3, 4], 4).tolist()  # what it has, it has
+
+
+def test_a_dataset_that_grew_is_the_same_one(tmp_path: Path) -> None:
+    for runs in (1, 5, 30):
+        path = tmp_path / str(runs)
+        dataset = build(path, runs)
+        with StepWriter(path) as writer:
+            for run in range(40):
+                writer.append_run({"x": np.zeros(2, "f4")}, s=100 + run)
+        assert len(dataset.where("1")) == len(dataset) == 4 * runs
+        assert dataset.refresh() == 80
+        assert len(dataset.runs) == runs + 40
+
+
+def test_a_dataset_is_found_again_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    build(tmp_path / "v", 3)
+    dataset = StepDataset.open("v")
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    assert len(dataset.where("s = 1")) == 4
+    assert len(pickle.loads(pickle.dumps(dataset))) == 12
+    assert dataset.verify() == []
+
+
+# Interruptions.
+
+
+def test_ctrl_c_anywhere_in_append_run(tmp_path: Path) -> None:
+    """Whoever catches it and goes on has whole runs and right sums, or is told to stop."""
+    script = """
+import os, signal, sys, threading, time
+import numpy as np, stepwell as sw
+step = np.dtype([("x", "<f4", (900,)), ("run_id", "<u4"), ("step_index", "<u2")])
+stop = threading.Event()
+def disturb():
+    while not stop.wait(0.002):
+        os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+writer = sw.StepWriter(sys.argv[1], step, {"s": int})
+threading.Thread(target=disturb).start()
+done = 0
+while done < 300:
+    try:
+        writer.append_run({"x": np.full((100, 900), done, "f4")}, s=done)
+        done += 1
+    except KeyboardInterrupt:
+        continue
+    except ValueError as error:
+        assert "open it again" in str(error)
+        break
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+stop.set()
+writer.close()
+"""
+    for turn in range(scaled(3)):
+        path = tmp_path / str(turn)
+        children.answer(script, path)
+        with StepWriter(path):
+            pass
+        assert StepDataset.open(path, memory="map").verify() == []
+
+
+def test_a_fork_beside_threads_that_filter(tmp_path: Path) -> None:
+    dataset = build(tmp_path / "v", 20)
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            dataset.where("s > 3").take([1])
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(scaled(15)):
+            assert children.in_fork(lambda: len(dataset.where("s > 3").take([1])["x"])) == 1
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+# What is kept, and what is not.
+
+
+def test_headers_and_sums_are_never_ahead(tmp_path: Path) -> None:
+    path = tmp_path / "v"
+    build(path, 3)
+    whole = (path / "manifest.json").read_bytes()
+    manifest = json.loads(whole)
+    (path / "manifest.json").write_text(json.dumps({**manifest, "rows": 13}))
+    (problem,) = StepDataset.open(path).verify()
+    assert "at most 12 rows" in str(problem)
+    (path / "manifest.json").write_bytes(whole)
+    data = bytearray((path / "steps.npy").read_bytes())
+    at = data.index(b"(12,)")
+    data[at : at + 5] = b"(99,)"
+    (path / "steps.npy").write_bytes(data)
+    (problem,) = StepDataset.open(path).verify()
+    assert "header: expected at most 12 rows, got 99" in str(problem)
+
+
+def test_values_that_would_change_are_refused(tmp_path: Path) -> None:
+    dtype = np.dtype([("f", "<f4"), ("t", "<M8[ns]")])
+    times = np.zeros(2, "M8[ns]")
+    with StepWriter(tmp_path / "v", dtype) as writer:
+        for rows in (
+            {"f": np.array([1.0, 1e300]), "t": times},
+            {"f": np.zeros(2), "t": np.array(["2000-01-01", "3000-01-01"], "M8[s]")},
+        ):
+            with pytest.raises(SchemaError, match="fit"):
+                writer.append_run(rows)
+        with pytest.raises(TypeError, match="mask"):
+            writer.append_run({"f": np.ma.masked_array([1.0, 2.0], [False, True]), "t": times})
+        writer.append_run({"f": np.array([np.inf, np.nan]), "t": times})
+    assert len(StepDataset.open(tmp_path / "v")) == 2
+
+
+def test_fields_that_parquet_does_not_know(tmp_path: Path) -> None:
+    for i, kind in enumerate([("<f4", (0,)), ("<c8",), ("V3",)]):
+        dtype = np.dtype([("odd", *kind), ("b", "u1")])
+        with StepWriter(tmp_path / str(i), dtype) as writer:
+            writer.append_run(np.zeros(3, dtype))
+        with pytest.raises(SchemaError, match="odd: Parquet has no type"):
+            StepDataset.open(tmp_path / str(i)).to_parquet(tmp_path / "x.parquet")
+        assert not (tmp_path / "x.parquet").exists()
+
+
+def test_runs_in_files_with_odd_names(tmp_path: Path) -> None:
+    (path,) = play_to(tmp_path / "runs", 1, depth=1)
+    path.with_name("bad\udcff.a2run2").write_bytes(path.read_bytes())
+    build_dataset(tmp_path / "runs", tmp_path / "out")
+    sources = sw.StepDataset.open(tmp_path / "out").runs["source"].tolist()
+    assert sources == ["bad\\xff.a2run2", path.name]
+
+
+def test_one_run_of_many(tmp_path: Path) -> None:
+    dataset = build(tmp_path / "v", 30)
+    every = list(dataset.runs)
+    part = dataset.where("s % 3 = 1")
+    chosen = list(part.runs)
+    for i in (0, 7, 29, -1, -30):
+        assert dataset.runs[i] == every[i]
+    for i in (0, 9, -1):
+        assert part.runs[i] == chosen[i]
+    for cut in (slice(3, 8), slice(None, 4), slice(25, 99), slice(0, 30, 7), slice(8, 3)):
+        assert dataset.runs[cut] == every[cut]
+        assert part.runs[cut] == chosen[cut]
+    for table in (dataset.runs, part.runs):
+        with pytest.raises(IndexError, match="there are"):
+            table[len(table)]
