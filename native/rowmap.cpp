@@ -4,6 +4,8 @@
 #include <new>
 #include <stdexcept>
 
+#include "blocks.hpp"
+
 namespace stepwell {
 namespace {
 
@@ -31,53 +33,63 @@ struct Range {
 
 class RangeMap final : public RowMap {
  public:
-  RangeMap(std::vector<Range> ranges, std::int64_t step, std::int64_t width)
-      : RowMap(ranges.empty() ? 0 : ranges.back().end, width),
-        ranges_(std::move(ranges)),
-        step_(step) {
-    if (ranges_.empty()) return;
-    const auto last = static_cast<std::uint64_t>(ranges_.back().end - 1);
-    while ((last >> shift_) / 2 >= ranges_.size()) ++shift_;
-    stretches_.reserve((last >> shift_) + 1);
-    std::size_t range = 0;
-    for (std::uint64_t k = 0; k <= last >> shift_; ++k) {
-      while (ranges_[range].end <= static_cast<std::int64_t>(k << shift_)) ++range;
-      stretches_.push_back({ranges_[range], ranges_[std::min(range + 1, ranges_.size() - 1)]});
+  RangeMap(const std::vector<Range>& ranges, std::int64_t step, std::int64_t width)
+      : RowMap(ranges.empty() ? 0 : ranges.back().end, width), count_(ranges.size()), step_(step) {
+    if (ranges.empty()) return;
+    const auto last = static_cast<std::uint64_t>(ranges.back().end - 1);
+    while ((last >> shift_) / 2 >= count_) ++shift_;
+    const std::uint64_t stretches = (last >> shift_) + 1;
+    // On huge pages, if there is much of it: the rows that are read between two questions have
+    // the page tables of small ones out of the caches every time.
+    const std::size_t bytes = count_ * sizeof(Range) + stretches * sizeof(std::uint32_t);
+    memory_ = allocate(bytes > kSmall ? std::max(bytes, kHuge) : bytes);
+    auto* table = reinterpret_cast<Range*>(memory_.get());
+    std::copy(ranges.begin(), ranges.end(), table);
+    auto* first_of = reinterpret_cast<std::uint32_t*>(table + count_);
+    std::uint32_t range = 0;
+    for (std::uint64_t k = 0; k < stretches; ++k) {
+      while (ranges[range].end <= static_cast<std::int64_t>(k << shift_)) ++range;
+      first_of[k] = range;
     }
   }
 
  private:
-  // The first two ranges that a stretch of 2**shift_ view rows meets. There are at most twice as
-  // many stretches as ranges, so few meet more: most rows are found in one cache line instead of
-  // by a search through all ranges.
-  struct alignas(32) Stretch {
-    Range first, second;
-  };
-  static constexpr std::size_t kAhead = 24;
+  static constexpr std::size_t kSmall = std::size_t{1} << 16;
+  static constexpr std::size_t kHuge = std::size_t{1} << 21;
+  static constexpr std::size_t kBlock = 64;
 
   void first_rows(std::span<const std::int64_t> rows, std::span<std::int64_t> out) const override {
-    const Stretch* const stretches = stretches_.data();
-    const auto stretch_of = [&](std::int64_t row) { return static_cast<std::uint64_t>(row) >> shift_; };
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      if (i + kAhead < rows.size()) __builtin_prefetch(stretches + stretch_of(rows[i + kAhead]));
-      const std::int64_t row = rows[i];
-      const Stretch& stretch = stretches[stretch_of(row)];
-      std::int64_t base = row < stretch.first.end ? stretch.first.base : stretch.second.base;
-      if (row >= stretch.second.end) [[unlikely]]
-        base = std::upper_bound(ranges_.begin(), ranges_.end(), row,
-                                [](std::int64_t r, const Range& range) { return r < range.end; })
-                   ->base;
-      // Unsigned: base and product may wrap, their sum is a row.
-      out[i] = static_cast<std::int64_t>(static_cast<std::uint64_t>(base) +
-                                         static_cast<std::uint64_t>(row) *
-                                             static_cast<std::uint64_t>(step_));
+    const auto* const ranges = reinterpret_cast<const Range*>(memory_.get());
+    // The range of the first row of each stretch of 2**shift_ view rows. There are at most twice
+    // as many stretches as ranges, so few meet more than two.
+    const auto* const first_of = reinterpret_cast<const std::uint32_t*>(ranges + count_);
+    std::uint32_t firsts[kBlock];
+    for (std::size_t begin = 0; begin < rows.size(); begin += kBlock) {
+      const auto part = rows.subspan(begin, std::min(kBlock, rows.size() - begin));
+      for (std::size_t i = 0; i < part.size(); ++i) {
+        firsts[i] = first_of[static_cast<std::uint64_t>(part[i]) >> shift_];
+        __builtin_prefetch(ranges + firsts[i]);
+      }
+      for (std::size_t i = 0; i < part.size(); ++i) {
+        const std::int64_t row = part[i];
+        // The first range that ends behind the row, mostly found without a branch to mispredict.
+        const Range* at = ranges + firsts[i];
+        at += at->end <= row;
+        if (at->end <= row) [[unlikely]]
+          at = std::upper_bound(at, ranges + count_, row,
+                                [](std::int64_t r, const Range& range) { return r < range.end; });
+        // Unsigned: base and product may wrap, their sum is a row.
+        out[begin + i] = static_cast<std::int64_t>(static_cast<std::uint64_t>(at->base) +
+                                                   static_cast<std::uint64_t>(row) *
+                                                       static_cast<std::uint64_t>(step_));
+      }
     }
   }
 
-  std::vector<Range> ranges_;
-  std::vector<Stretch> stretches_;
-  unsigned shift_ = 0;
+  std::size_t count_;
   std::int64_t step_;
+  unsigned shift_ = 0;
+  BlockRef memory_;  // the ranges, then where each stretch begins among them
 };
 
 }  // namespace
@@ -130,7 +142,7 @@ RowMapPtr range_map(std::span<const std::int64_t> starts, std::span<const std::i
                                                     static_cast<std::uint64_t>(step));
     ranges.push_back({total, base});
   }
-  return std::make_shared<RangeMap>(std::move(ranges), step, width);
+  return std::make_shared<RangeMap>(ranges, step, width);
 }
 
 }  // namespace stepwell
