@@ -5,7 +5,7 @@ writer, loaded into memory, and taken at random. A machine with less memory does
 says so.
 """
 
-import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -61,7 +61,8 @@ def _serve(what: str, source: sw.Source) -> None:
 
 def _room(wanted: int) -> int:
     """Rows that fit into memory beside the page cache, and on the disk."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    found = re.search(r"^MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    memory = int(found[1]) * 1024 if found else 0
     FOLDER.mkdir(exist_ok=True)
     disk = shutil.disk_usage(FOLDER).free
     fits = int(min(memory * 0.8, disk * 0.8)) // ROW.itemsize

@@ -27,6 +27,9 @@ _WHOLE, _HALF, _ARRAY = "StepDataset", "half of its runs", "ArraySource of the s
 _NUMPY = "np.take of opaque rows, then split"
 _NEW_ROWS = 1_000_000
 
+Draw = dict[int, NDArray[np.int64]]
+"""Random rows, by the length of what they are taken from."""
+
 
 def main() -> None:
     parser = arguments(__doc__, rows=100_000_000)
@@ -116,14 +119,21 @@ def _read_cases(path: Path, batch: int, rounds: int) -> list[Case]:
     void = as_void(stored)
     out = np.empty(batch, void.dtype)
 
-    def numpy_take(rows: NDArray[np.int64]) -> object:
-        np.take(void, rows, out=out, mode="clip")
+    def numpy_take(rows: Draw) -> object:
+        np.take(void, rows[len(steps)], out=out, mode="clip")
         return split(out.view(stored.dtype))
 
-    candidates = [Candidate.of(name, source.take) for name, source in sources.items()]
+    def draw() -> Draw:
+        """Rows of the whole and of the half: both are spread over all of the memory."""
+        return {most: rng.integers(0, most, batch) for most in (len(steps), len(half))}
+
+    def taking(source: sw.Source) -> Callable[[Draw], object]:
+        most = len(source)
+        return lambda rows: source.take(rows[most])
+
+    candidates = [Candidate.of(name, taking(source)) for name, source in sources.items()]
     candidates.append(Candidate.of(_NUMPY, numpy_take))
-    most = len(half)  # the same rows for all of them
-    seconds = measure.race(candidates, lambda: rng.integers(0, most, batch), rounds=rounds)
+    seconds = measure.race(candidates, draw, rounds=rounds)
     taken = {name: Measured.of([s * 1e3 for s in each]) for name, each in seconds.items()}
     whole = taken[_WHOLE].median
     takes = Case(
