@@ -24,6 +24,17 @@ using BytesOut = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device
 using NumpyBytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
 using NumpyRows = nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>>;
 
+// One-dimensional arrays of any element.
+template <class T>
+using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Out = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+template <class T>
+std::span<T> elements(const nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>& array) {
+  return {array.data(), array.size()};
+}
+
 inline std::span<const std::int64_t> span_of(const RowsIn& rows) {
   return {rows.data(), rows.size()};
 }

@@ -7,16 +7,6 @@
 namespace stepwell::bind {
 namespace {
 
-template <class T>
-using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-template <class T>
-using Out = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-template <class T>
-std::span<T> view(const nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>& array) {
-  return {array.data(), array.size()};
-}
-
 void check(bool fits) {
   if (!fits) throw std::invalid_argument("arrays of different lengths");
 }
@@ -26,7 +16,7 @@ template <class T, void (*Function)(std::span<const Board>, std::span<T>), std::
 void each(In<Board> boards, Out<T> out) {
   check(out.size() == boards.size() * Width);
   const Unlocked unlocked;
-  Function(view(boards), view(out));
+  Function(elements(boards), elements(out));
 }
 
 }  // namespace
@@ -37,7 +27,7 @@ void bind_board(nb::module_& m) {
       [](In<Board> boards, In<std::uint8_t> moves, Out<Board> out) {
         check(boards.size() == moves.size() && boards.size() == out.size());
         const Unlocked unlocked;
-        move(view(boards), view(moves), view(out));
+        move(elements(boards), elements(moves), elements(out));
       },
       "boards"_a.noconvert(), "moves"_a.noconvert(), "out"_a.noconvert());
   m.def("legal_moves", &each<std::uint8_t, legal_mask>, "boards"_a.noconvert(),
@@ -52,7 +42,7 @@ void bind_board(nb::module_& m) {
       [](In<std::uint8_t> cells, Out<Board> out) {
         check(cells.size() == out.size() * 16);
         const Unlocked unlocked;
-        from_exponents(view(cells), view(out));
+        from_exponents(elements(cells), elements(out));
       },
       "cells"_a.noconvert(), "out"_a.noconvert());
 }

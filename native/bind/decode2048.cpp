@@ -5,16 +5,6 @@
 namespace stepwell::bind {
 namespace {
 
-template <class T>
-using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-template <class T>
-using Out = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-template <class T>
-std::span<T> all(const nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>& array) {
-  return {array.data(), array.size()};
-}
-
 void decode(In<Board> boards, In<std::uint8_t> moves, In<std::uint8_t> legal, In<float> values,
             In<std::uint8_t> symmetries, Out<std::uint8_t> cells, Out<float> one_hot,
             Out<std::uint8_t> out_moves, Out<std::uint8_t> out_legal, Out<float> out_values) {
@@ -26,8 +16,8 @@ void decode(In<Board> boards, In<std::uint8_t> moves, In<std::uint8_t> legal, In
       out_moves.size() != n || out_legal.size() != 4 * n || out_values.size() != 4 * n)
     throw std::invalid_argument("columns of unequal length");
   const Unlocked unlocked;
-  decode_steps({all(boards), all(moves), all(legal), all(values)}, all(symmetries),
-               {all(cells), all(one_hot), all(out_moves), all(out_legal), all(out_values)});
+  decode_steps({elements(boards), elements(moves), elements(legal), elements(values)}, elements(symmetries),
+               {elements(cells), elements(one_hot), elements(out_moves), elements(out_legal), elements(out_values)});
 }
 
 }  // namespace

@@ -13,9 +13,6 @@ namespace stepwell::bind {
 
 namespace {
 
-template <class T>
-using ArrayIn = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
 using Decoded = std::tuple<NumpyBytes, NumpyBytes, NumpyBytes, std::vector<std::size_t>, NumpyBytes>;
 
 template <auto read>
@@ -32,9 +29,9 @@ Decoded run(BytesIn file, BytesIn table, RowsIn numbers, nb::object path, unsign
 }
 
 nb::bytes encode(int kind, std::tuple<std::uint64_t, std::uint32_t, std::uint64_t, std::uint32_t> numbers,
-                 std::optional<nb::bytes> engine, ArrayIn<std::uint64_t> boards, ArrayIn<float> values,
-                 ArrayIn<std::uint8_t> moves, ArrayIn<std::uint8_t> legal,
-                 ArrayIn<std::uint8_t> has_branches, std::uint64_t final_board) {
+                 std::optional<nb::bytes> engine, In<std::uint64_t> boards, In<float> values,
+                 In<std::uint8_t> moves, In<std::uint8_t> legal,
+                 In<std::uint8_t> has_branches, std::uint64_t final_board) {
   const std::size_t steps = boards.size();
   if (steps > 0xffffffff) throw std::invalid_argument("a run has at most 2**32 - 1 steps");
   if (values.size() != 4 * steps || moves.size() != steps || legal.size() != steps ||

@@ -9,14 +9,20 @@ for number in count():
 
 import errno
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+import pytest
+
+from tests import ROOT
 from tests.crash.disk import patched
 
-__all__ = ["Fault", "Kind", "fault"]
+__all__ = ["Fault", "Kind", "fault", "on_a_small_disk"]
 
 Kind = Literal["EIO", "ENOSPC", "short", "full"]
 """EIO: that call fails. ENOSPC: so does every later write. short: it writes or reads only a
@@ -79,3 +85,26 @@ def _half(name: str, call: Callable[..., Any], file: int, what: Any, *rest: int)
     if name == "pread":
         return call(file, what // 2 + 1, *rest)
     return call(file, memoryview(what)[: len(what) // 2 + 1], *rest)
+
+
+def on_a_small_disk(folder: Path, size: str, script: str, *args: str) -> str:
+    """What a script prints on a file system of this size; its first argument is the folder.
+
+    The mount is in a namespace that goes with the process. Skips the test where that is not
+    allowed.
+    """
+    mount = f'mount -t tmpfs -o size={size} stepwell-test "$1" 2>/dev/null || exit 77'
+    run = (
+        f'{mount}; folder=$1; python=$2; script=$3; shift 3; "$python" -c "$script" "$folder" "$@"'
+    )
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", run, "sh", folder, sys.executable, script, *args],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    if done.returncode == 77 or "unshare failed" in done.stderr:
+        pytest.skip("mounting is not allowed here")
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout

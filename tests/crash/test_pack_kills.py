@@ -2,8 +2,6 @@
 
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -14,9 +12,9 @@ import pytest
 
 import stepwell as sw
 from stepwell.run_files import migrate_runs
-from tests import ROOT, children
+from tests import children
 from tests.crash.disk import Synced, recorded
-from tests.crash.faults import Kind, fault
+from tests.crash.faults import Kind, fault, on_a_small_disk
 from tests.crash.kills import KILLS, Victims
 
 BOARDS = np.arange(3, dtype=np.uint64)
@@ -291,16 +289,4 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
-    """On a file system of 256 kB, in a mount namespace that goes with the process."""
-    mount = "mount -t tmpfs -o size=256k stepwell-test"
-    script = f'{mount} "$1" 2>/dev/null || exit 77; "$2" -c "$3" "$1" disk'
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script, "sh", tmp_path, sys.executable, FULL],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
-    if done.returncode == 77 or "unshare failed" in done.stderr:
-        pytest.skip("mounting is not allowed here")
-    assert (done.stdout, done.stderr) == ("full\n", "")
+    assert on_a_small_disk(tmp_path, "256k", FULL, "disk") == "full\n"
