@@ -120,3 +120,13 @@ def test_a_flipped_bit_in_every_block(
         (wrong,) = [str(p) for p in problems if isinstance(p, ChecksumError)]
         first, last = at // 100 * 100 // 22, (at // 100 * 100 + 99) // 22
         assert wrong.startswith(f"block {at // 100} (rows {first} to {last}): expected CRC32C ")
+
+
+def test_a_manifest_that_is_behind_by_an_empty_run(quick_path: Path) -> None:
+    """The rows say nothing of it; a writer killed inside that commit is mended all the same."""
+    build(quick_path / "a", [3])
+    old = (quick_path / "a/manifest.json").read_bytes()
+    build(quick_path / "a", [3, 0])
+    (quick_path / "a/manifest.json").write_bytes(old)
+    StepWriter(quick_path / "a").close()
+    assert json.loads((quick_path / "a/manifest.json").read_text())["runs"] == 2

@@ -31,6 +31,7 @@ class Manifest:
 
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     rows: int = 0
+    runs: int = 0
     covered: int = 0
     """Bytes in the blocks so far; the last block may be short."""
     blocks: list[int] = field(default_factory=list)
@@ -47,7 +48,7 @@ class Manifest:
             data = data[len(part) :]
 
     def write(self, root: Path, dtype: np.dtype[Any], rows: int, runs: int) -> None:
-        self.rows = rows
+        self.rows, self.runs = rows, runs
         text = {
             "format": FORMAT,
             "version": VERSION,
@@ -72,15 +73,18 @@ class Manifest:
                 raise VersionError(
                     f"expected version {VERSION}, got {text['version']!r}", path=str(path)
                 )
-            rows, blocks = text["rows"], [int(crc, 16) for crc in text["blocks"]]
-            if type(rows) is not int or text["block_bytes"] != BLOCK_BYTES:
-                raise ValueError(f"{rows!r} rows in blocks of {text['block_bytes']!r} bytes")
+            rows, runs = text["rows"], text["runs"]
+            blocks = [int(crc, 16) for crc in text["blocks"]]
+            if type(rows) is not int or type(runs) is not int:
+                raise ValueError(f"{rows!r} rows of {runs!r} runs")
+            if text["block_bytes"] != BLOCK_BYTES:
+                raise ValueError(f"blocks of {text['block_bytes']!r} bytes")
             covered = rows * row_bytes
             if rows < 0 or len(blocks) != -(-covered // BLOCK_BYTES):
                 raise ValueError(f"{len(blocks)} blocks for {rows} rows")
             if not all(0 <= crc < 1 << 32 for crc in blocks):
                 raise ValueError("a CRC32C has 32 bits")
-            return cls(str(text["created"]), rows, covered, blocks)
+            return cls(str(text["created"]), rows, runs, covered, blocks)
         except FileNotFoundError:
             return None
         except VersionError:

@@ -275,7 +275,7 @@ class StepWriter:
                     self._manifest.add(np.frombuffer(data, np.uint8))
                     left, at = left - len(data), at + len(data)
         self._patch_headers(0)
-        if found.rows != self._rows:
+        if (found.rows, found.runs) != (self._rows, self._runs):
             found.write(self._root, self._dtype, self._rows, self._runs)
 
     def _cut(self) -> None:
