@@ -92,6 +92,7 @@ def _where_case(path: Path) -> Case:
         part = steps.where("max_score >= ?", BEST // 2 + i)
         part.take([0])  # ready means ready
         costs.append((time.perf_counter() - begin) * 1e3)
+        del part
     added = measure.peak_bytes() - before
     cost = Measured.of(costs, rss_bytes=added)
     return Case(

@@ -64,7 +64,9 @@ class MappedReader final : public Reader {
   void fill(std::span<const std::int64_t> rows, std::span<const std::int64_t> slots,
             std::span<std::byte* const> outs) const override {
     const auto width = static_cast<std::size_t>(map_->width());
-    std::vector<std::int64_t> mapped(map_->mapped_size(rows.size()));
+    const std::size_t count = map_->mapped_size(rows.size());
+    const auto memory = std::make_unique_for_overwrite<std::int64_t[]>(count);
+    const std::span mapped(memory.get(), count);
     map_->apply(rows, mapped);
     if (slots.empty() || width == 1) return base_->fill(mapped, slots, outs);
     std::vector<std::int64_t> spread(mapped.size());

@@ -31,65 +31,78 @@ struct Range {
   std::int64_t base;
 };
 
+// Numbers of rows, in 32 bits where all of them fit: half the memory to wait for.
+template <class Number>
 class RangeMap final : public RowMap {
  public:
-  RangeMap(const std::vector<Range>& ranges, std::int64_t step, std::int64_t width)
-      : RowMap(ranges.empty() ? 0 : ranges.back().end, width), count_(ranges.size()), step_(step) {
+  RangeMap(std::vector<Range> ranges, std::int64_t step, std::int64_t width)
+      : RowMap(ranges.empty() ? 0 : ranges.back().end, width), step_(static_cast<Number>(step)) {
     if (ranges.empty()) return;
     const auto last = static_cast<std::uint64_t>(ranges.back().end - 1);
-    while ((last >> shift_) / 2 >= count_) ++shift_;
-    const std::uint64_t stretches = (last >> shift_) + 1;
+    while (last >> shift_ >= 2 * ranges.size()) ++shift_;
+    const std::size_t count = (last >> shift_) + 1, bytes = count * sizeof(Stretch);
     // On huge pages, if there is much of it: the rows that are read between two questions have
     // the page tables of small ones out of the caches every time.
-    const std::size_t bytes = count_ * sizeof(Range) + stretches * sizeof(std::uint32_t);
     memory_ = allocate(bytes > kSmall ? std::max(bytes, kHuge) : bytes);
-    auto* table = reinterpret_cast<Range*>(memory_.get());
-    std::copy(ranges.begin(), ranges.end(), table);
-    auto* first_of = reinterpret_cast<std::uint32_t*>(table + count_);
-    std::uint32_t range = 0;
-    for (std::uint64_t k = 0; k < stretches; ++k) {
-      while (ranges[range].end <= static_cast<std::int64_t>(k << shift_)) ++range;
-      first_of[k] = range;
+    stretches_ = reinterpret_cast<Stretch*>(memory_.get());
+    bool any_crowded = false;
+    std::size_t k = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto begin = static_cast<std::int64_t>(i << shift_);
+      while (ranges[k].end <= begin) ++k;
+      const Range& next = ranges[std::min(k + 1, ranges.size() - 1)];
+      const bool crowded =
+          std::min(last, (std::uint64_t{i} << shift_) | ((std::uint64_t{1} << shift_) - 1)) >=
+          static_cast<std::uint64_t>(next.end);
+      any_crowded |= crowded;
+      stretches_[i] = {static_cast<Number>(ranges[k].end), static_cast<Number>(ranges[k].base),
+                       static_cast<Number>(next.base), crowded};
     }
+    if (any_crowded) ranges_ = std::move(ranges);
   }
 
  private:
+  // 2**shift_ neighbouring view rows. There are about as many stretches as ranges, so few meet
+  // more than two.
+  struct Stretch {
+    Number end;   // of the range that the first row is in
+    Number here;  // what to add to a row below `end`,
+    Number next;  // and to one that is not
+    Number crowded;
+  };
+
   static constexpr std::size_t kSmall = std::size_t{1} << 16;
   static constexpr std::size_t kHuge = std::size_t{1} << 21;
-  static constexpr std::size_t kBlock = 64;
+  static constexpr std::size_t kAhead = 32;
 
   void first_rows(std::span<const std::int64_t> rows, std::span<std::int64_t> out) const override {
-    const auto* const ranges = reinterpret_cast<const Range*>(memory_.get());
-    // The range of the first row of each stretch of 2**shift_ view rows. There are at most twice
-    // as many stretches as ranges, so few meet more than two.
-    const auto* const first_of = reinterpret_cast<const std::uint32_t*>(ranges + count_);
-    std::uint32_t firsts[kBlock];
-    for (std::size_t begin = 0; begin < rows.size(); begin += kBlock) {
-      const auto part = rows.subspan(begin, std::min(kBlock, rows.size() - begin));
-      for (std::size_t i = 0; i < part.size(); ++i) {
-        firsts[i] = first_of[static_cast<std::uint64_t>(part[i]) >> shift_];
-        __builtin_prefetch(ranges + firsts[i]);
-      }
-      for (std::size_t i = 0; i < part.size(); ++i) {
-        const std::int64_t row = part[i];
-        // The first range that ends behind the row, mostly found without a branch to mispredict.
-        const Range* at = ranges + firsts[i];
-        at += at->end <= row;
-        if (at->end <= row) [[unlikely]]
-          at = std::upper_bound(at, ranges + count_, row,
-                                [](std::int64_t r, const Range& range) { return r < range.end; });
-        // Unsigned: base and product may wrap, their sum is a row.
-        out[begin + i] = static_cast<std::int64_t>(static_cast<std::uint64_t>(at->base) +
-                                                   static_cast<std::uint64_t>(row) *
-                                                       static_cast<std::uint64_t>(step_));
-      }
+    const auto of = [&](std::int64_t row) -> const Stretch& {
+      return stretches_[static_cast<std::uint64_t>(row) >> shift_];
+    };
+    for (std::size_t i = 0; i < std::min(kAhead, rows.size()); ++i) __builtin_prefetch(&of(rows[i]));
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      if (i + kAhead < rows.size()) __builtin_prefetch(&of(rows[i + kAhead]));
+      const Stretch& stretch = of(rows[i]);
+      const auto row = static_cast<Number>(rows[i]);
+      Number base = row < stretch.end ? stretch.here : stretch.next;
+      if (stretch.crowded) [[unlikely]] base = searched(rows[i]);
+      // Unsigned: base and product may wrap, their sum is a row.
+      out[i] = static_cast<std::int64_t>(static_cast<Number>(base + row * step_));
     }
   }
 
-  std::size_t count_;
-  std::int64_t step_;
+  Number searched(std::int64_t row) const {
+    const auto found =
+        std::upper_bound(ranges_.begin(), ranges_.end(), row,
+                         [](std::int64_t r, const Range& range) { return r < range.end; });
+    return static_cast<Number>(found->base);
+  }
+
+  Number step_;
   unsigned shift_ = 0;
-  BlockRef memory_;  // the ranges, then where each stretch begins among them
+  BlockRef memory_;
+  Stretch* stretches_ = nullptr;
+  std::vector<Range> ranges_;  // for crowded stretches, if there are any
 };
 
 }  // namespace
@@ -126,8 +139,7 @@ RowMapPtr range_map(std::span<const std::int64_t> starts, std::span<const std::i
   if (width < 1) throw std::invalid_argument("a row is at least one row wide");
   if (starts.size() > UINT32_MAX) throw std::invalid_argument("more than 2**32 ranges");
   std::vector<Range> ranges;
-  ranges.reserve(starts.size());
-  std::int64_t total = 0;
+  std::int64_t total = 0, most = 0, least = 0;
   for (std::size_t k = 0; k < starts.size(); ++k) {
     if (counts[k] < 0) throw std::invalid_argument("counts must not be negative");
     if (counts[k] == 0) continue;
@@ -136,13 +148,20 @@ RowMapPtr range_map(std::span<const std::int64_t> starts, std::span<const std::i
         __builtin_mul_overflow(counts[k] - 1, step, &last) ||
         __builtin_add_overflow(starts[k], last, &last))
       throw std::invalid_argument("the ranges hold more than 2**63 rows");
+    most = std::max({most, starts[k], last});
+    least = std::min({least, starts[k], last});
     // Wraps where begin * step does, and wraps back when a row is looked up.
     const auto base = static_cast<std::int64_t>(static_cast<std::uint64_t>(starts[k]) -
                                                 static_cast<std::uint64_t>(begin) *
                                                     static_cast<std::uint64_t>(step));
-    ranges.push_back({total, base});
+    if (!ranges.empty() && ranges.back().base == base)
+      ranges.back().end = total;  // goes on where the last one ended
+    else
+      ranges.push_back({total, base});
   }
-  return std::make_shared<RangeMap>(ranges, step, width);
+  if (least >= 0 && std::max(most, total) <= UINT32_MAX)
+    return std::make_shared<RangeMap<std::uint32_t>>(std::move(ranges), step, width);
+  return std::make_shared<RangeMap<std::uint64_t>>(std::move(ranges), step, width);
 }
 
 }  // namespace stepwell

@@ -41,7 +41,7 @@ RowMapPtr index_map(std::span<const std::int64_t> index, std::shared_ptr<const v
 
 // Range k contributes counts[k] rows: starts[k], starts[k] + step, starts[k] + 2 * step, …;
 // the ranges follow one another. A row finds its range through a table of stretches, so the map
-// costs up to 24 bytes a range however many rows it has. Each view row is `width` base rows wide.
+// costs up to 32 bytes a range (48 or 80 if many are short, or a row number needs more than 32 bits) however many rows it has. Each view row is `width` base rows wide.
 // Throws std::invalid_argument for negative counts and sums beyond 63 bits.
 RowMapPtr range_map(std::span<const std::int64_t> starts, std::span<const std::int64_t> counts,
                     std::int64_t step, std::int64_t width);

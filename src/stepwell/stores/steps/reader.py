@@ -63,6 +63,7 @@ class StepDataset(Source):
         self._memory: Memory = memory
         self._resident_bytes = resident_bytes
         self._chosen: _Chosen | None = None
+        self._chosen_rows: int
         self._seen: Seen
         self._segments: list[NDArray[Any]]
         self._dtype: np.dtype[Any]
@@ -91,12 +92,13 @@ class StepDataset(Source):
             {k: v for k, v in self.__dict__.items() if k not in ("_reader", "_layouts", "_ranges")}
         )
         part._chosen = chosen
+        part._chosen_rows = int(chosen.counts.sum())
         return part
 
     # What it is.
 
     def __len__(self) -> int:
-        return self._seen.rows if self._chosen is None else int(self._chosen.counts.sum())
+        return self._seen.rows if self._chosen is None else self._chosen_rows
 
     @property
     def path(self) -> Path:
@@ -256,20 +258,24 @@ class StepDataset(Source):
     def _select(self, condition: str, values: Sequence[Any]) -> _Chosen:
         path = self._path / DATABASE
         with database.reading(path, self._seen.identity) as opened:
-            found = catalog.select_numbers(
+            ids, starts, counts = catalog.select_numbers(
                 opened,
                 "runs",
                 ("id", "first_step_idx", "num_steps"),
                 condition,
                 values,
-                order="first_step_idx, id",
                 columns=database.column_names(opened),
             )
-        ids, starts, counts = np.ascontiguousarray(found.T)
         # What came after this was opened is not here.
         there = (starts >= 0) & (counts >= 0) & (counts <= self._seen.rows - starts)
         there &= ids <= self._seen.last_run
-        return _Chosen(ids[there], starts[there], counts[there])
+        chosen = _Chosen(ids, starts, counts)
+        if not there.all():
+            chosen = _Chosen(*(column[there] for column in chosen))
+        if (np.diff(chosen.starts) < 0).any():  # runs need not be stored in the order of their ids
+            order = np.argsort(chosen.starts, kind="stable")
+            chosen = _Chosen(*(column[order] for column in chosen))
+        return chosen
 
     def _open(self, seen: Seen | None, on_progress: Progress | None) -> None:
         """Load what there is, or what was there when `seen` was."""
