@@ -327,7 +327,7 @@ def _encode(
     ):
         if not 0 <= operator.index(number) < 2**bits:
             raise SchemaError(f"{name}: expected 0 to 2**{bits} - 1, got {number}")
-    arrays = {name: np.ascontiguousarray(columns[name]) for name in _COLUMNS}
+    arrays = {name: np.require(columns[name], requirements=["C", "A"]) for name in _COLUMNS}
     return _core.encode_run(
         version,
         # The bits of a float: as a number, a signalling NaN would become a quiet one.

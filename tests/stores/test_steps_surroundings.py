@@ -127,8 +127,10 @@ import numpy as np, stepwell as sw
 step = np.dtype([("x", "<f4", (900,)), ("run_id", "<u4"), ("step_index", "<u2")])
 stop = threading.Event()
 def disturb():
-    while not stop.wait(0.002):
+    pause = 0.002
+    while not stop.wait(pause):
         os.kill(os.getpid(), signal.SIGINT)
+        pause *= 1.01  # where an append takes longer than that, it must get through in the end
 signal.signal(signal.SIGINT, signal.default_int_handler)
 writer = sw.StepWriter(sys.argv[1], step, {"s": int})
 threading.Thread(target=disturb).start()

@@ -135,7 +135,7 @@ def show(board: Number) -> str:
 
 
 def _flat(array: NDArray[T]) -> NDArray[T]:
-    return np.ascontiguousarray(array).reshape(-1)
+    return np.require(array, requirements=["C", "A"]).reshape(-1)
 
 
 def _whole(values: ArrayLike, dtype: type[T], what: str, *, most: int = 2**64 - 1) -> NDArray[T]:

@@ -116,4 +116,4 @@ def _column(
         raise TypeError(f"{name}: expected {np.dtype(dtype)}, got {values.dtype}")
     if shape is not None and values.shape != shape:
         raise ValueError(f"{name}: expected the shape {shape}, got {values.shape}")
-    return np.ascontiguousarray(values)
+    return np.require(values, requirements=["C", "A"])
