@@ -1,0 +1,548 @@
+"""docs/formats/records.md in plain Python: zlib, zstandard and lz4 for the payloads, json.
+
+Nothing here is shared with the package, so where the two agree, two readers of the page did.
+A store is read whole, as its last commit has it, and written whole; nothing is mended, nothing
+is locked. A record is a dict with the bytes of each field, None where it has none.
+"""
+
+import json
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field as default
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+import lz4.block
+import numpy as np
+import zstandard
+
+from tests.reference.runs import crc32c
+
+RAW, FLATE, ZSTD, ZSTD_DICT, LZ4 = range(5)
+CODECS = {"raw": RAW, "flate": FLATE, "zstd": ZSTD, "zstd-dict": ZSTD_DICT, "lz4": LZ4}
+Compress = Literal["raw", "flate", "zstd", "zstd-dict", "lz4"]
+ENTRY, FRAME, HEAD, BLOCK = 16, 24, 48, 256
+MISSING = bytes(ENTRY)
+
+Record = dict[str, bytes | None]
+
+
+class Broken(ValueError):
+    """What breaks a MUST of the page."""
+
+
+class BrokenVersion(Broken):
+    """A version that the page does not describe."""
+
+
+class BrokenChecksum(Broken):
+    """Bytes that are not those that were summed."""
+
+
+@dataclass
+class Field:
+    name: str
+    dtype: str
+    shape: list[int | None]
+    compress: str = "raw"
+    level: int | None = None
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of a record, or of an item where their number is free."""
+        if self.dtype in ("bytes", "str"):
+            return 1
+        return np.dtype(self.dtype).itemsize * prod(size for size in self.shape if size is not None)
+
+    @property
+    def ragged(self) -> bool:
+        return self.shape[:1] == [None]
+
+
+@dataclass
+class Chunk:
+    """One that can be written to."""
+
+    number: int
+    end: int
+    records: int
+
+
+@dataclass
+class Change:
+    """What a commit does to the table of one field."""
+
+    first: int = 0
+    appended: list[bytes] = default(default_factory=list)
+    changed: list[tuple[int, bytes]] = default(default_factory=list)
+
+
+@dataclass
+class Commit:
+    number: int
+    length: int
+    peak: int
+    next_chunk: int
+    unfull: list[Chunk]
+    changes: list[Change]
+    """One for each field."""
+
+
+@dataclass
+class Store:
+    fields: list[Field]
+    records: list[Record]
+    attributes: dict[str, Any] = default(default_factory=dict)
+    dictionaries: dict[str, bytes] = default(default_factory=dict)
+    generation: int = 0
+    commit: int = 1
+    peak: int = 0
+    """No less than the records."""
+    first_chunk: int = 0
+    chunk_records: int = 8192
+    unfull: list[Chunk] = default(default_factory=list)
+
+
+def need(holds: bool, what: str) -> None:
+    if not holds:
+        raise Broken(what)
+
+
+def align8(offset: int) -> int:
+    return -(-offset // 8) * 8
+
+
+def table_name(field: Field, generation: int, kind: str = "offset") -> str:
+    return f"{field.name}.{generation}.{kind}" if generation else f"{field.name}.{kind}"
+
+
+# Payloads.
+
+
+def pack(codec: int, data: bytes, level: int | None, dictionary: bytes | None) -> bytes:
+    match codec:
+        case 0:
+            return data
+        case 1:
+            deflate = zlib.compressobj(-1 if level is None else level, wbits=-15)
+            return deflate.compress(data) + deflate.flush()
+        case 2 | 3:
+            known = zstandard.ZstdCompressionDict(dictionary) if codec == 3 and dictionary else None
+            return zstandard.ZstdCompressor(level or 3, dict_data=known).compress(data)
+        case 4:
+            return bytes(lz4.block.compress(data, store_size=False))
+    raise Broken(f"codec {codec}")
+
+
+def unpack(codec: int, stored: bytes, size: int, dictionary: bytes | None) -> bytes:
+    try:
+        match codec:
+            case 0:
+                data = stored
+            case 1:
+                inflate = zlib.decompressobj(-15)
+                data = inflate.decompress(stored, size + 1)
+                need(inflate.eof and not inflate.unused_data, "flate: no end, or more behind it")
+            case 2 | 3:
+                need(codec == 2 or dictionary is not None, "a frame without its dictionary")
+                known = zstandard.ZstdCompressionDict(dictionary) if codec == 3 else None  # type: ignore[arg-type]
+                with zstandard.ZstdDecompressor(dict_data=known).stream_reader(stored) as reader:
+                    data = reader.read(size + 1)
+            case 4:
+                data = bytes(lz4.block.decompress(stored, uncompressed_size=size))
+            case _:
+                raise Broken(f"codec {codec}")
+    except (zlib.error, zstandard.ZstdError, lz4.block.LZ4BlockError) as error:
+        raise Broken(f"codec {codec}: {error}") from error
+    need(len(data) == size, f"unpacks to {len(data)} bytes, not to {size}")
+    return data
+
+
+def frame(record: int, field: int, codec: int, stored: bytes, size: int) -> bytes:
+    head = struct.pack("<QIIIHH", record, len(stored), size, crc32c(stored), field, codec)
+    return head + stored
+
+
+def frames(chunk: bytes, end: int) -> Iterator[tuple[int, int, int, int, bytes]]:
+    """Offset of the payload, record, field, codec and stored bytes of every frame before `end`."""
+    at = 0
+    while at < end:
+        need(at + FRAME <= end, f"half a frame at {at}")
+        record, stored, size, crc, field, codec = struct.unpack_from("<QIIIHH", chunk, at)
+        at += FRAME
+        need(at + stored <= end, f"half a payload at {at}")
+        payload = chunk[at : at + stored]
+        if crc32c(payload) != crc:
+            raise BrokenChecksum(f"the payload at {at}")
+        need(codec != RAW or stored == size, f"raw, {stored} and {size} bytes, at {at}")
+        yield at, record, field, codec, payload
+        at += stored
+        need(not any(chunk[at : min(align8(at), end)]), f"no zeros at {at}")
+        at = align8(at)
+
+
+# Reading.
+
+
+def whole(value: Any, what: str, bits: int = 63) -> int:
+    if type(value) is not int or not 0 <= value < 1 << bits:
+        raise Broken(f"{what}: {value!r}")
+    return value
+
+
+def meta_sum(meta: dict[str, Any]) -> str:
+    rest = {name: value for name, value in meta.items() if name != "crc32c"}
+    return f"{crc32c(json.dumps(rest, sort_keys=True, separators=(',', ':')).encode()):08x}"
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """meta.json, with every member that may be left out."""
+    try:
+        meta = json.loads((path / "meta.json").read_bytes())
+    except ValueError as error:
+        raise Broken(f"meta.json: {error}") from error
+    need(isinstance(meta, dict) and meta.get("format") == "zrecord", "meta.json: another format")
+    if meta.get("version") != 1:
+        raise BrokenVersion(f"version {meta.get('version')!r}")
+    if "crc32c" in meta and meta["crc32c"] != meta_sum(meta):
+        raise BrokenChecksum("meta.json")
+    chunks = meta.get("chunks")
+    need(isinstance(chunks, dict) and isinstance(meta.get("fields"), list), "meta.json: members")
+    need({"num", "size", "unfull"} <= {*chunks} and "length" in meta, "meta.json: members")
+    chunks = {"first": 0, **chunks}
+    meta = {"generation": 0, "commit": 0, "peak": meta["length"], "attributes": {}, **meta}
+    return {**meta, "chunks": chunks}
+
+
+def fields_of(meta: dict[str, Any]) -> list[Field]:
+    fields = []
+    for given in meta["fields"]:
+        need(isinstance(given, dict) and {"name", "dtype", "shape"} <= {*given}, "a field")
+        field = Field(**{k: given.get(k) for k in ("name", "dtype", "shape", "compress", "level")})
+        need(isinstance(field.name, str) and isinstance(field.dtype, str), "a field")
+        need(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]{,62}", field.name) is not None, field.name)
+        need(isinstance(field.shape, list), f"shape {field.shape}")
+        for size in field.shape[1:] if field.ragged else field.shape:
+            whole(size, "shape")
+        need(field.compress in CODECS, f"compress {field.compress!r}")
+        if field.dtype in ("bytes", "str"):
+            need(field.shape == [None], f"shape {field.shape}")
+        else:
+            try:
+                dtype = np.dtype(field.dtype)
+            except TypeError as error:
+                raise Broken(f"dtype {field.dtype!r}") from error
+            need(dtype.names is None and not dtype.hasobject, f"dtype {field.dtype!r}")
+            need(dtype.str == field.dtype, f"dtype {field.dtype!r}, not {dtype.str!r}")
+        need(field.item_bytes > 0, "items of 0 bytes")
+        fields.append(field)
+    need(len({field.name.lower() for field in fields}) == len(fields), "a name twice")
+    return fields
+
+
+@dataclass
+class State:
+    """What meta.json says, and then what each commit of the journal makes of it."""
+
+    length: int
+    peak: int
+    first_chunk: int
+    next_chunk: int
+    unfull: list[Chunk]
+
+    def check(self) -> None:
+        need(self.length <= self.peak, f"length {self.length}, peak {self.peak}")
+        need(self.first_chunk <= self.next_chunk, "first chunk behind the last")
+        numbers = [chunk.number for chunk in self.unfull]
+        need(len({*numbers}) == len(numbers), f"unfull: {numbers}")
+        for chunk in self.unfull:
+            need(self.first_chunk <= chunk.number < self.next_chunk, f"unfull: {numbers}")
+            need(chunk.end % 8 == 0, f"the next frame at {chunk.end}")
+
+
+def read_store(path: Path) -> Store:
+    """The store as its last commit has it."""
+    meta = read_meta(path)
+    fields = fields_of(meta)
+    chunks = meta["chunks"]
+    need(isinstance(chunks["unfull"], list), "unfull")
+    state = State(
+        whole(meta["length"], "length", 59),
+        whole(meta["peak"], "peak", 59),
+        whole(chunks["first"], "first", 32),
+        whole(chunks["num"], "num", 32),
+        [Chunk(whole(c[0], "id", 32), whole(c[1], "end"), whole(c[2], "records", 32))
+         for c in chunks["unfull"] if isinstance(c, list) and len(c) == 3],
+    )  # fmt: skip
+    need(len(state.unfull) == len(chunks["unfull"]), "unfull")
+    state.check()
+    generation, number = whole(meta["generation"], "generation"), whole(meta["commit"], "commit")
+    new = [commit for commit in read_journal(path, len(fields)) if commit.number > number]
+    new = new if new and new[0].number == number + 1 else []
+    for commit in new:
+        state.length, state.peak = commit.length, commit.peak
+        state.next_chunk, state.unfull = commit.next_chunk, commit.unfull
+        state.check()
+    store = Store(
+        fields, [{} for _ in range(state.length)], meta["attributes"], {}, generation,
+        new[-1].number if new else number, state.peak, state.first_chunk,
+        whole(chunks["size"], "size"), state.unfull,
+    )  # fmt: skip
+    for position, field in enumerate(fields):
+        changes = [commit.changes[position] for commit in new]
+        table = read_table(path, field, generation, state, changes)
+        store.dictionaries |= read_dictionary(path, field)
+        known = store.dictionaries.get(field.name)
+        for row, record in enumerate(store.records):
+            entry = table[row * ENTRY : (row + 1) * ENTRY]
+            record[field.name] = read_payload(path, state, entry, field, position, known)
+    return store
+
+
+def read_table(
+    path: Path, field: Field, generation: int, state: State, changes: list[Change]
+) -> bytes:
+    """The entries of a field: those of the file, then those of the journal."""
+    blocks = -(-state.length // BLOCK)
+    file = path / table_name(field, generation)
+    need(file.is_file(), f"no {file.name}")
+    with file.open("rb") as opened:
+        table = bytearray(opened.read(blocks * BLOCK * ENTRY))
+    there = len(table) // ENTRY
+    table.extend(bytes(blocks * BLOCK * ENTRY - len(table)))
+    before = bytes(table)
+    written = set()
+    for change in changes:
+        rows = range(change.first, change.first + len(change.appended))
+        for row, entry in (*zip(rows, change.appended, strict=True), *change.changed):
+            need(row < state.peak, f"an entry of record {row}, the highest is {state.peak - 1}")
+            written.add(row)
+            if row < blocks * BLOCK:
+                table[row * ENTRY : (row + 1) * ENTRY] = entry
+    missing = [row for row in range(there, state.length) if row not in written]
+    need(not missing, f"{file.name}: {there} entries of {state.length}")
+    sums = path / table_name(field, generation, "sums")
+    if sums.exists():
+        stored = sums.read_bytes()
+        for number in {*range(blocks)} - {row // BLOCK for row in written}:
+            block = before[number * BLOCK * ENTRY : (number + 1) * BLOCK * ENTRY]
+            if stored[number * 4 : number * 4 + 4] != struct.pack("<I", crc32c(block)):
+                raise BrokenChecksum(f"{sums.name}: block {number}")
+    return bytes(table)
+
+
+def read_dictionary(path: Path, field: Field) -> dict[str, bytes]:
+    file = path / f"{field.name}.dict"
+    if not file.exists():
+        return {}
+    data = file.read_bytes()
+    if len(data) < 4 or data[-4:] != struct.pack("<I", crc32c(data[:-4])):
+        raise BrokenChecksum(file.name)
+    return {field.name: data[:-4]}
+
+
+def read_payload(
+    path: Path, state: State, entry: bytes, field: Field, position: int, dictionary: bytes | None
+) -> bytes | None:
+    offset, number, length = struct.unpack("<QII", entry)
+    if offset == 0:
+        need(entry == MISSING, f"{field.name}: {entry.hex()}")
+        return None
+    need(offset >= FRAME and offset % 8 == 0, f"{field.name}: a payload at {offset}")
+    need(state.first_chunk <= number < state.next_chunk, f"{field.name}: chunk {number}")
+    for chunk in state.unfull:
+        inside = number != chunk.number or offset + length <= chunk.end
+        need(inside, f"{field.name}: a payload behind the end of chunk {number}")
+    with (path / "chunk" / f"{number}.zr").open("rb") as file:
+        file.seek(offset - FRAME)
+        head = file.read(FRAME)
+        need(len(head) == FRAME, f"{field.name}: chunk {number} ends before {offset}")
+        _, stored, size, crc, mine, codec = struct.unpack("<QIIIHH", head)
+        need(stored == length and mine == position, f"{field.name}: a frame of something else")
+        data = file.read(stored)
+    if len(data) != stored or crc32c(data) != crc:
+        raise BrokenChecksum(f"{field.name}: chunk {number} at {offset}")
+    fits = size % field.item_bytes == 0 if field.ragged else size == field.item_bytes
+    need(fits, f"{field.name}: {size} bytes")
+    data = unpack(codec, data, size, dictionary)
+    if field.dtype == "str":
+        try:
+            data.decode()
+        except UnicodeDecodeError as error:
+            raise Broken(f"{field.name}: {error}") from error
+    return data
+
+
+def read_journal(path: Path, fields: int) -> list[Commit]:
+    file = path / "journal.zr"
+    return parse_journal(file.read_bytes(), fields) if file.exists() else []
+
+
+def parse_journal(data: bytes, fields: int) -> list[Commit]:
+    """The commits that follow one another from the beginning on."""
+    commits: list[Commit] = []
+    at = 0
+    while len(data) - at >= HEAD:
+        magic, crc, size, number = struct.unpack_from("<4sIQQ", data, at)
+        if magic != b"ZRJL" or size > len(data) - at or size < HEAD:
+            break
+        if crc32c(data[at + 8 : at + size]) != crc or (
+            commits and number != commits[-1].number + 1
+        ):
+            break
+        try:
+            commits.append(parse_commit(data[at : at + size], fields))
+        except struct.error:
+            break
+        at += size
+    return commits
+
+
+def parse_commit(data: bytes, fields: int) -> Commit:
+    number, length, peak, next_chunk, count = struct.unpack_from("<QQQII", data, 16)
+    at = HEAD + 16 * count
+    need(at <= len(data), "unfull chunks behind the end of a commit")
+    unfull = [struct.unpack_from("<IIQ", data, HEAD + 16 * i) for i in range(count)]
+    changes = []
+    for _ in range(fields):
+        first, appended, changed = struct.unpack_from("<QQQ", data, at)
+        at += 24
+        need(at + 16 * appended + 24 * changed <= len(data), "entries behind the end of a commit")
+        change = Change(first, [data[at + 16 * i :][:16] for i in range(appended)])
+        at += 16 * appended
+        for _ in range(changed):
+            (row,) = struct.unpack_from("<Q", data, at)
+            change.changed.append((row, data[at + 8 : at + 24]))
+            at += 24
+        changes.append(change)
+    need(at == len(data), "bytes behind the last field of a commit")
+    chunks = [Chunk(chunk, end, records) for chunk, records, end in unfull]
+    return Commit(number, length, peak, next_chunk, chunks, changes)
+
+
+# Writing.
+
+
+def build_commit(commit: Commit) -> bytes:
+    body = struct.pack(
+        "<QQQII", commit.number, commit.length, commit.peak, commit.next_chunk, len(commit.unfull)
+    )
+    for chunk in commit.unfull:
+        body += struct.pack("<IIQ", chunk.number, chunk.records, chunk.end)
+    for change in commit.changes:
+        body += struct.pack("<QQQ", change.first, len(change.appended), len(change.changed))
+        body += b"".join(change.appended)
+        body += b"".join(struct.pack("<Q", row) + entry for row, entry in change.changed)
+    body = struct.pack("<Q", 16 + len(body)) + body
+    return struct.pack("<4sI", b"ZRJL", crc32c(body)) + body
+
+
+def table_sums(table: bytes) -> bytes:
+    size = BLOCK * ENTRY
+    blocks = [table[at : at + size].ljust(size, b"\0") for at in range(0, len(table), size)]
+    return b"".join(struct.pack("<I", crc32c(block)) for block in blocks)
+
+
+def meta_of(store: Store, length: int, peak: int, number: int, state: State) -> dict[str, Any]:
+    meta = {
+        "format": "zrecord",
+        "version": 1,
+        "length": length,
+        "generation": store.generation,
+        "commit": number,
+        "peak": peak,
+        "chunks": {
+            "num": state.next_chunk,
+            "first": store.first_chunk,
+            "size": store.chunk_records,
+            "unfull": [[chunk.number, chunk.end, chunk.records] for chunk in state.unfull],
+        },
+        "fields": [
+            {k: v for k, v in vars(field).items() if v is not None} for field in store.fields
+        ],
+        "attributes": store.attributes,
+    }
+    return {**meta, "crc32c": meta_sum(meta)}
+
+
+def write_store(
+    path: Path,
+    store: Store,
+    *,
+    commits: Sequence[int] = (),
+    codec: Callable[[int, Field], int] | None = None,
+) -> None:
+    """A store; `path` must not exist.
+
+    The last records, as many as `commits` has at each commit, are in the journal alone. `codec`
+    chooses what is tried for each payload, where it is not what the field says. Entries between
+    the records and the peak of the store are those of record 0.
+    """
+    (path / "chunk").mkdir(parents=True)
+    for name, dictionary in store.dictionaries.items():
+        data = dictionary + struct.pack("<I", crc32c(dictionary))
+        (path / f"{name}.dict").write_bytes(data)
+    tables: list[list[bytes]] = [[] for _ in store.fields]
+    chunk, number, held = b"", store.first_chunk, 0
+    states = []
+    for row, record in enumerate(store.records):
+        if held == store.chunk_records:
+            (path / "chunk" / f"{number}.zr").write_bytes(chunk)
+            chunk, number, held = b"", number + 1, 0
+        for position, (field, table) in enumerate(zip(store.fields, tables, strict=True)):
+            entry, chunk = put(store, row, position, record[field.name], number, chunk, codec)
+            table.append(entry)
+        held += 1
+        unfull = [Chunk(number, len(chunk), held)] if held < store.chunk_records else []
+        states.append(State(row + 1, 0, store.first_chunk, number + 1, unfull))
+    if store.records:
+        (path / "chunk" / f"{number}.zr").write_bytes(chunk)
+    start = len(store.records) - sum(commits)
+    empty = State(0, 0, store.first_chunk, store.first_chunk, [])
+    state = states[start - 1] if start else empty
+    peak = max(store.peak - sum(commits), start)
+    for field, table in zip(store.fields, tables, strict=True):
+        written = b"".join([*table[:start], *(peak - start) * table[:1]])
+        (path / table_name(field, store.generation)).write_bytes(written)
+        (path / table_name(field, store.generation, "sums")).write_bytes(table_sums(written))
+    meta = meta_of(store, start, peak, store.commit - len(commits), state)
+    (path / "meta.json").write_text(json.dumps(meta, indent=1))
+    journal = b""
+    for done, count in enumerate(commits):
+        state = states[start + count - 1] if start + count else empty
+        changes = [Change(start, table[start : start + count]) for table in tables]
+        start += count
+        peak = max(peak, start)
+        this = store.commit - len(commits) + done + 1
+        made = Commit(this, start, peak, state.next_chunk, state.unfull, changes)
+        journal += build_commit(made)
+    (path / "journal.zr").write_bytes(journal)
+
+
+def put(
+    store: Store,
+    row: int,
+    position: int,
+    data: bytes | None,
+    number: int,
+    chunk: bytes,
+    choose: Callable[[int, Field], int] | None,
+) -> tuple[bytes, bytes]:
+    """The entry of a payload, and the chunk with it."""
+    if data is None:
+        return MISSING, chunk
+    field = store.fields[position]
+    dictionary = store.dictionaries.get(field.name)
+    codec = CODECS[field.compress] if choose is None else choose(row, field)
+    if codec == ZSTD_DICT and dictionary is None:
+        codec = ZSTD
+    stored = pack(codec, data, field.level, dictionary)
+    if len(stored) >= len(data):
+        codec, stored = RAW, data
+    offset = len(chunk) + FRAME
+    chunk += frame(row, position, codec, stored, len(data))
+    entry = struct.pack("<QII", offset, number, len(stored))
+    return entry, chunk.ljust(align8(len(chunk)), b"\0")
