@@ -22,6 +22,11 @@ struct ChecksumError : FormatError {
   using FormatError::FormatError;
 };
 
+// Entries that a writer left half changed: BusyError.
+struct Unsettled : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 // What the system refused: OSError with this errno and path.
 struct FileError : std::runtime_error {
   FileError(int code, std::string path)

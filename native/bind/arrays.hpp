@@ -67,6 +67,18 @@ inline NumpyRows numpy_rows(std::size_t count) {
   return NumpyRows(held, {count}, owner);
 }
 
+// The memory of a vector, as bytes.
+template <class T>
+NumpyBytes bytes_of(std::vector<T> values) {
+  auto held = std::make_shared<std::vector<T>>(std::move(values));
+  return numpy_bytes(BlockRef(held, reinterpret_cast<std::byte*>(held->data())), held->size() * sizeof(T));
+}
+
+// A path as Python spells it, whatever its bytes.
+inline nb::object path_of(const std::string& path) {
+  return nb::steal(PyUnicode_DecodeFSDefaultAndSize(path.data(), static_cast<Py_ssize_t>(path.size())));
+}
+
 // The bytes the system knows a path by.
 inline std::string path_bytes(nb::handle path) {
   PyObject* encoded = nullptr;
@@ -89,5 +101,6 @@ void bind_runs(nb::module_& m);
 void bind_jsonl(nb::module_& m);
 void bind_board(nb::module_& m);
 void bind_player(nb::module_& m);
+void bind_records(nb::module_& m);
 
 }  // namespace stepwell::bind

@@ -17,11 +17,4 @@ struct EntriesIn {
   Entries entries;
 };
 
-// The memory of a vector, as bytes.
-template <class T>
-NumpyBytes bytes_of(std::vector<T> values) {
-  auto held = std::make_shared<std::vector<T>>(std::move(values));
-  return numpy_bytes(BlockRef(held, reinterpret_cast<std::byte*>(held->data())), held->size() * sizeof(T));
-}
-
 }  // namespace stepwell::bind

@@ -4,11 +4,6 @@
 namespace stepwell::bind {
 namespace {
 
-// A path as Python spells it, whatever its bytes.
-nb::object path_of(const std::string& path) {
-  return nb::steal(PyUnicode_DecodeFSDefaultAndSize(path.data(), static_cast<Py_ssize_t>(path.size())));
-}
-
 void raise_format_error(const char* name, const FormatError& e) {
   nb::object type = nb::module_::import_("stepwell.errors").attr(name);
   nb::object path = e.path.empty() ? nb::none() : path_of(e.path);
@@ -24,6 +19,9 @@ void translate(const std::exception_ptr& thrown, void*) {
     raise_format_error("ChecksumError", e);
   } catch (const FormatError& e) {
     raise_format_error("FormatError", e);
+  } catch (const Unsettled& e) {
+    nb::object type = nb::module_::import_("stepwell.errors").attr("BusyError");
+    PyErr_SetString(type.ptr(), e.what());
   } catch (const FileError& e) {
     errno = e.code;
     PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, path_of(e.path).ptr());
@@ -53,4 +51,5 @@ NB_MODULE(_core, m) {
   stepwell::bind::bind_prefetch(m);
   stepwell::bind::bind_board(m);
   stepwell::bind::bind_player(m);
+  stepwell::bind::bind_records(m);
 }

@@ -197,3 +197,62 @@ def choose(board: int, depth: int) -> tuple[int, tuple[float, float, float, floa
     """
     Move (-1 without a legal one), branch values, legality mask, expected values.
     """
+
+def has_codec(codec: int) -> bool:
+    """Whether this machine has the library of a codec of record stores."""
+
+class Dictionary:
+    """A zstd dictionary."""
+
+    def __init__(self, bytes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], level: int) -> None: ...
+
+class Chunks:
+    """The chunk files of a record store."""
+
+    def __init__(self, folder: object, first: int) -> None: ...
+
+    def map_all(self, begin: int, end: int) -> None:
+        """Map the chunks with ids from `begin` to `end`."""
+
+    def memory(self, id: int, end: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)]:
+        """A chunk's bytes, at least `end` of them, not copied."""
+
+class Records:
+    """The records of a store, as a reader sees them."""
+
+    def __init__(self, chunks: Chunks, fields: Sequence[tuple[str, int, bool, Dictionary, Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], object]], control: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], length: int, settled: int, checksums: bool) -> None: ...
+
+    def places(self, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], fields: Sequence[int]) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """The entries of these rows, field by field, 16 bytes each."""
+
+    def read_fixed(self, field: int, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], places: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
+        """Records of a fixed shape, read into the caller's memory."""
+
+    def read_ragged(self, field: int, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], places: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,))], Annotated[NDArray[numpy.uint8], dict(shape=(None,))]]:
+        """
+        Records of any length: where each begins, in items, and the bytes of all.
+        """
+
+    def find_problems(self, field: int, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], places: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], most: int) -> list:
+        """
+        What is wrong with these records: message, path, offset, whether it is a sum.
+        """
+
+    def copy_frames(self, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], places: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], numbers: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], chunk: int, begin: int) -> tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,))], Annotated[NDArray[numpy.uint8], dict(shape=(None,))]]:
+        """
+        The frames of these records under new numbers, for another chunk, and their entries.
+        """
+
+def record_reader(records: Records, fields: Sequence[int]) -> Reader:
+    """Fields of fixed shape as a source that needs no Python."""
+
+def make_frames(fields: Sequence[tuple[int, int, int, Dictionary, Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, int]], numbers: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], chunk: int, begin: int) -> tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,))], Annotated[NDArray[numpy.uint8], dict(shape=(None,))]]:
+    """
+    Frames of new records for a place in a chunk, and their entries, field by field.
+    """
+
+def find_frames(chunk: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], exact: bool) -> tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,))], int]:
+    """The whole frames in a chunk, 32 bytes each, and the bytes lost."""
+
+def block_sums(table: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], blocks: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+    """The sums of some blocks of an offset table."""

@@ -1,0 +1,217 @@
+#include "records.hpp"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <optional>
+#include <tuple>
+
+#include "arrays.hpp"
+#include "record_frames.hpp"
+
+namespace stepwell::bind {
+namespace {
+
+// name, bytes, ragged, dictionary, table, sums, path of the table
+using FieldIn = std::tuple<std::string, std::size_t, bool, std::shared_ptr<Dictionary>, BytesIn,
+                           BytesIn, nb::object>;
+// field, codec, level, dictionary, values, ends or none, bytes of a record
+using ValuesIn = std::tuple<std::uint16_t, std::uint16_t, int, std::shared_ptr<Dictionary>, BytesIn,
+                            std::optional<RowsIn>, std::size_t>;
+
+template <class T>
+std::vector<T> copy_as(const BytesIn& bytes, std::size_t count) {
+  if (bytes.size() != count * sizeof(T))
+    throw std::invalid_argument("entries of 16 bytes for each field and record are needed");
+  std::vector<T> copy(count);
+  if (count) std::memcpy(copy.data(), bytes.data(), bytes.size());
+  return copy;
+}
+
+std::shared_ptr<Records> make_records(std::shared_ptr<Chunks> chunks,
+                                      const std::vector<FieldIn>& given, BytesIn control,
+                                      std::int64_t length, std::uint64_t settled, bool checksums) {
+  auto keep = std::make_shared<std::vector<BytesIn>>();
+  keep->push_back(control);
+  std::vector<RecordField> fields;
+  for (const auto& [name, bytes, ragged, dictionary, table, sums, path] : given) {
+    if (bytes == 0) throw std::invalid_argument("an item has at least one byte");
+    keep->push_back(table);
+    keep->push_back(sums);
+    fields.push_back({name, bytes, ragged, dictionary, span_of(table), span_of(sums), path_bytes(path)});
+  }
+  return std::make_shared<Records>(std::move(chunks), std::move(fields), span_of(control), length,
+                                   settled, checksums, std::move(keep));
+}
+
+std::vector<std::size_t> checked_fields(const Records& records, std::vector<std::size_t> fields) {
+  for (const std::size_t field : fields)
+    if (field >= records.fields().size()) throw std::invalid_argument("no such field");
+  return fields;
+}
+
+}  // namespace
+
+void bind_records(nb::module_& m) {
+  m.def(
+      "has_codec", [](std::uint16_t codec) { return has_codec(static_cast<Codec>(codec)); }, "codec"_a,
+      "Whether this machine has the library of a codec of record stores.");
+  nb::class_<Dictionary>(m, "Dictionary", "A zstd dictionary.")
+      .def(nb::new_([](BytesIn bytes, int level) {
+             return std::make_shared<Dictionary>(span_of(bytes), level);
+           }),
+           "bytes"_a, "level"_a);
+  nb::class_<Chunks>(m, "Chunks", "The chunk files of a record store.")
+      .def(nb::new_([](nb::object folder, std::uint32_t first) {
+             return std::make_shared<Chunks>(path_bytes(folder), first);
+           }),
+           "folder"_a, "first"_a)
+      .def(
+          "map_all",
+          [](Chunks& chunks, std::uint32_t begin, std::uint32_t end) {
+            const Unlocked unlocked;
+            for (std::uint32_t id = begin; id < end; ++id) chunks.at(id, 0);
+          },
+          "begin"_a, "end"_a, "Map the chunks with ids from `begin` to `end`.")
+      .def(
+          "memory",
+          [](std::shared_ptr<Chunks> chunks, std::uint32_t id, std::uint64_t end) {
+            const auto bytes = chunks->at(id, end);
+            auto* held = new std::shared_ptr<Chunks>(std::move(chunks));
+            nb::capsule owner(held, [](void* p) noexcept { delete static_cast<std::shared_ptr<Chunks>*>(p); });
+            return nb::ndarray<nb::numpy, const std::uint8_t, nb::ndim<1>>(bytes.data(), {bytes.size()}, owner);
+          },
+          "id"_a, "end"_a, "A chunk's bytes, at least `end` of them, not copied.");
+  nb::class_<Records>(m, "Records", "The records of a store, as a reader sees them.")
+      .def(nb::new_(&make_records), "chunks"_a, "fields"_a, "control"_a.noconvert(), "length"_a,
+           "settled"_a, "checksums"_a)
+      .def(
+          "places",
+          [](const Records& records, RowsIn given, std::vector<std::size_t> fields) {
+            const auto rows = own_copy(given);
+            fields = checked_fields(records, std::move(fields));
+            std::vector<Place> places(rows.size() * fields.size());
+            {
+              const Unlocked unlocked;
+              check_rows(rows, records.length());
+              records.places(rows, fields, places);
+            }
+            return bytes_of(std::move(places));
+          },
+          "rows"_a.noconvert(), "fields"_a, "The entries of these rows, field by field, 16 bytes each.")
+      .def(
+          "read_fixed",
+          [](const Records& records, std::size_t field, RowsIn given, BytesIn entries, BytesOut out) {
+            checked_fields(records, {field});
+            const auto rows = own_copy(given);
+            const auto places = copy_as<Place>(entries, rows.size());
+            if (out.size() != rows.size() * records.fields()[field].bytes)
+              throw std::invalid_argument("an output has the wrong size");
+            const Unlocked unlocked;
+            read_fixed(records, field, rows, places, span_of(out));
+          },
+          "field"_a, "rows"_a.noconvert(), "places"_a.noconvert(), "out"_a.noconvert(),
+          "Records of a fixed shape, read into the caller's memory.")
+      .def(
+          "read_ragged",
+          [](const Records& records, std::size_t field, RowsIn given, BytesIn entries) {
+            checked_fields(records, {field});
+            const auto rows = own_copy(given);
+            const auto places = copy_as<Place>(entries, rows.size());
+            RaggedBatch batch;
+            {
+              const Unlocked unlocked;
+              batch = read_ragged(records, field, rows, places);
+            }
+            return std::tuple(bytes_of(std::move(batch.offsets)),
+                              numpy_bytes(std::move(batch.block), batch.bytes));
+          },
+          "field"_a, "rows"_a.noconvert(), "places"_a.noconvert(),
+          "Records of any length: where each begins, in items, and the bytes of all.")
+      .def(
+          "find_problems",
+          [](const Records& records, std::size_t field, RowsIn given, BytesIn entries, std::size_t most) {
+            checked_fields(records, {field});
+            const auto rows = own_copy(given);
+            const auto places = copy_as<Place>(entries, rows.size());
+            std::vector<RecordProblem> problems;
+            {
+              const Unlocked unlocked;
+              problems = find_problems(records, field, rows, places, most);
+            }
+            nb::list found;
+            for (const RecordProblem& p : problems)
+              found.append(nb::make_tuple(p.message, path_of(p.path), p.offset, p.sum));
+            return found;
+          },
+          "field"_a, "rows"_a.noconvert(), "places"_a.noconvert(), "most"_a,
+          "What is wrong with these records: message, path, offset, whether it is a sum.")
+      .def(
+          "copy_frames",
+          [](const Records& records, RowsIn given, BytesIn entries, RowsIn given_numbers,
+             std::uint32_t chunk, std::uint64_t begin) {
+            const auto rows = own_copy(given), numbers = own_copy(given_numbers);
+            if (numbers.size() != rows.size()) throw std::invalid_argument("one number a row is needed");
+            const auto places = copy_as<Place>(entries, rows.size() * records.fields().size());
+            Framed made;
+            {
+              const Unlocked unlocked;
+              made = copy_frames(records, rows, places, numbers, chunk, begin);
+            }
+            return std::tuple(numpy_bytes(std::move(made.block), made.bytes), bytes_of(std::move(made.places)));
+          },
+          "rows"_a.noconvert(), "places"_a.noconvert(), "numbers"_a.noconvert(), "chunk"_a, "begin"_a,
+          "The frames of these records under new numbers, for another chunk, and their entries.");
+  m.def(
+      "record_reader",
+      [](std::shared_ptr<Records> records, std::vector<std::size_t> fields) {
+        fields = checked_fields(*records, std::move(fields));
+        return record_reader(std::move(records), std::move(fields));
+      },
+      "records"_a, "fields"_a, "Fields of fixed shape as a source that needs no Python.");
+  m.def(
+      "make_frames",
+      [](const std::vector<ValuesIn>& given, RowsIn given_numbers, std::uint32_t chunk, std::uint64_t begin) {
+        const auto numbers = own_copy(given_numbers);
+        std::vector<RecordValues> fields;
+        for (const auto& [field, codec, level, dictionary, values, ends, bytes] : given)
+          fields.push_back({field, static_cast<Codec>(codec), level, dictionary, span_of(values),
+                            ends ? span_of(*ends) : std::span<const std::int64_t>(), bytes});
+        Framed made;
+        {
+          const Unlocked unlocked;
+          made = make_frames(fields, numbers, chunk, begin);
+        }
+        return std::tuple(numpy_bytes(std::move(made.block), made.bytes), bytes_of(std::move(made.places)));
+      },
+      "fields"_a, "numbers"_a.noconvert(), "chunk"_a, "begin"_a,
+      "Frames of new records for a place in a chunk, and their entries, field by field.");
+  m.def(
+      "find_frames",
+      [](BytesIn chunk, bool exact) {
+        FoundFrames found;
+        {
+          const Unlocked unlocked;
+          found = find_frames(span_of(chunk), exact);
+        }
+        const std::uint64_t lost = found.lost;
+        return std::tuple(bytes_of(std::move(found.frames)), lost);
+      },
+      "chunk"_a.noconvert(), "exact"_a, "The whole frames in a chunk, 32 bytes each, and the bytes lost.");
+  m.def(
+      "block_sums",
+      [](BytesIn table, RowsIn blocks) {
+        const auto numbers = own_copy(blocks);
+        for (const auto block : numbers)
+          if (block < 0) throw std::invalid_argument("a block has no negative number");
+        return bytes_of(block_sums(span_of(table), numbers));
+      },
+      "table"_a.noconvert(), "blocks"_a.noconvert(), "The sums of some blocks of an offset table.");
+}
+
+}  // namespace stepwell::bind
