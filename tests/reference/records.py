@@ -239,6 +239,7 @@ def fields_of(meta: dict[str, Any]) -> list[Field]:
             need(dtype.str == field.dtype, f"dtype {field.dtype!r}, not {dtype.str!r}")
         need(field.item_bytes > 0, "items of 0 bytes")
         fields.append(field)
+    need(fields != [], "no fields")
     need(len({field.name.lower() for field in fields}) == len(fields), "a name twice")
     return fields
 
@@ -286,14 +287,16 @@ def read_store(path: Path) -> Store:
         state.length, state.peak = commit.length, commit.peak
         state.next_chunk, state.unfull = commit.next_chunk, commit.unfull
         state.check()
+    tables = [
+        read_table(path, field, generation, state, [commit.changes[position] for commit in new])
+        for position, field in enumerate(fields)
+    ]
     store = Store(
         fields, [{} for _ in range(state.length)], meta["attributes"], {}, generation,
         new[-1].number if new else number, state.peak, state.first_chunk,
         whole(chunks["size"], "size"), state.unfull,
     )  # fmt: skip
-    for position, field in enumerate(fields):
-        changes = [commit.changes[position] for commit in new]
-        table = read_table(path, field, generation, state, changes)
+    for position, (field, table) in enumerate(zip(fields, tables, strict=True)):
         store.dictionaries |= read_dictionary(path, field)
         known = store.dictionaries.get(field.name)
         for row, record in enumerate(store.records):
@@ -306,28 +309,26 @@ def read_table(
     path: Path, field: Field, generation: int, state: State, changes: list[Change]
 ) -> bytes:
     """The entries of a field: those of the file, then those of the journal."""
-    blocks = -(-state.length // BLOCK)
     file = path / table_name(field, generation)
     need(file.is_file(), f"no {file.name}")
-    with file.open("rb") as opened:
-        table = bytearray(opened.read(blocks * BLOCK * ENTRY))
-    there = len(table) // ENTRY
-    table.extend(bytes(blocks * BLOCK * ENTRY - len(table)))
-    before = bytes(table)
-    written = set()
+    there = file.stat().st_size // ENTRY
+    entries: dict[int, bytes] = {}
     for change in changes:
         rows = range(change.first, change.first + len(change.appended))
-        for row, entry in (*zip(rows, change.appended, strict=True), *change.changed):
-            need(row < state.peak, f"an entry of record {row}, the highest is {state.peak - 1}")
-            written.add(row)
-            if row < blocks * BLOCK:
-                table[row * ENTRY : (row + 1) * ENTRY] = entry
-    missing = [row for row in range(there, state.length) if row not in written]
-    need(not missing, f"{file.name}: {there} entries of {state.length}")
+        entries |= {**dict(zip(rows, change.appended, strict=True)), **dict(change.changed)}
+    more = len([row for row in entries if there <= row < state.length])
+    need(state.length <= there + more, f"{file.name}: {there} entries of {state.length}")
+    blocks = -(-state.length // BLOCK)
+    with file.open("rb") as opened:
+        before = opened.read(blocks * BLOCK * ENTRY).ljust(blocks * BLOCK * ENTRY, b"\0")
+    table = bytearray(before)
+    for row, entry in entries.items():
+        if row < blocks * BLOCK:
+            table[row * ENTRY : (row + 1) * ENTRY] = entry
     sums = path / table_name(field, generation, "sums")
     if sums.exists():
         stored = sums.read_bytes()
-        for number in {*range(blocks)} - {row // BLOCK for row in written}:
+        for number in {*range(blocks)} - {row // BLOCK for row in entries}:
             block = before[number * BLOCK * ENTRY : (number + 1) * BLOCK * ENTRY]
             if stored[number * 4 : number * 4 + 4] != struct.pack("<I", crc32c(block)):
                 raise BrokenChecksum(f"{sums.name}: block {number}")
@@ -395,8 +396,8 @@ def parse_journal(data: bytes, fields: int) -> list[Commit]:
             break
         try:
             commits.append(parse_commit(data[at : at + size], fields))
-        except struct.error:
-            break
+        except (Broken, struct.error):
+            break  # none that a writer of this store has made
         at += size
     return commits
 
@@ -404,6 +405,7 @@ def parse_journal(data: bytes, fields: int) -> list[Commit]:
 def parse_commit(data: bytes, fields: int) -> Commit:
     number, length, peak, next_chunk, count = struct.unpack_from("<QQQII", data, 16)
     at = HEAD + 16 * count
+    need(length <= peak < 1 << 59, f"length {length}, peak {peak}")
     need(at <= len(data), "unfull chunks behind the end of a commit")
     unfull = [struct.unpack_from("<IIQ", data, HEAD + 16 * i) for i in range(count)]
     changes = []
@@ -411,10 +413,12 @@ def parse_commit(data: bytes, fields: int) -> Commit:
         first, appended, changed = struct.unpack_from("<QQQ", data, at)
         at += 24
         need(at + 16 * appended + 24 * changed <= len(data), "entries behind the end of a commit")
+        need(first + appended <= peak, f"entries behind the highest, {peak}")
         change = Change(first, [data[at + 16 * i :][:16] for i in range(appended)])
         at += 16 * appended
         for _ in range(changed):
             (row,) = struct.unpack_from("<Q", data, at)
+            need(row < peak, f"entries behind the highest, {peak}")
             change.changed.append((row, data[at + 8 : at + 24]))
             at += 24
         changes.append(change)
