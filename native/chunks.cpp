@@ -37,6 +37,7 @@ std::span<const std::byte> Chunks::map(std::uint32_t id, std::uint64_t end) {
                           std::to_string(first_) + " to " + std::to_string(first_ + kMost - 1),
                       path, 0);
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0 && errno == ENOENT) throw FormatError("the chunk is missing", path, 0);
   if (file < 0) throw FileError(errno, path);
   struct stat found{};
   if (fstat(file, &found) != 0) {

@@ -38,6 +38,8 @@ Framed make_frames(std::span<const RecordValues> fields, std::span<const std::in
   for (const RecordValues& of : fields) {
     if (of.ends.empty() ? of.values.size() != count * of.bytes : of.ends.size() != count + 1)
       throw std::invalid_argument("values of as many records as there are numbers are needed");
+    if (!of.there.empty() && of.there.size() != count)
+      throw std::invalid_argument("one mark a record is needed");
     for (std::size_t i = 0; i < count; ++i) {
       if (!of.ends.empty() &&
           (of.ends[i] < 0 || of.ends[i] > of.ends[i + 1] ||
@@ -54,6 +56,7 @@ Framed make_frames(std::span<const RecordValues> fields, std::span<const std::in
   for (std::size_t i = 0; i < count; ++i) {
     for (std::size_t f = 0; f < fields.size(); ++f) {
       const RecordValues& of = fields[f];
+      if (!of.there.empty() && !of.there[i]) continue;
       const auto data = value(of, i);
       const std::size_t payload = at + sizeof(Frame);
       Codec codec = of.codec;

@@ -18,6 +18,7 @@ struct RecordValues {
   std::span<const std::byte> values;
   std::span<const std::int64_t> ends;  // record i is [ends[i], ends[i + 1]) of the values; or empty:
   std::size_t bytes;                   // so many bytes each
+  std::span<const std::uint8_t> there;  // 0 for a record that has no such field; or empty
 };
 
 // Frames one behind the other, and where each payload will be: places[f * records + i].

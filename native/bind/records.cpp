@@ -17,12 +17,13 @@
 namespace stepwell::bind {
 namespace {
 
+using DictionaryIn = std::optional<std::shared_ptr<Dictionary>>;
 // name, bytes, ragged, dictionary, table, sums, path of the table
-using FieldIn = std::tuple<std::string, std::size_t, bool, std::shared_ptr<Dictionary>, BytesIn,
+using FieldIn = std::tuple<std::string, std::size_t, bool, DictionaryIn, BytesIn,
                            BytesIn, nb::object>;
-// field, codec, level, dictionary, values, ends or none, bytes of a record
-using ValuesIn = std::tuple<std::uint16_t, std::uint16_t, int, std::shared_ptr<Dictionary>, BytesIn,
-                            std::optional<RowsIn>, std::size_t>;
+// field, codec, level, dictionary, values, ends or none, bytes of a record, marks or none
+using ValuesIn = std::tuple<std::uint16_t, std::uint16_t, int, DictionaryIn, BytesIn,
+                            std::optional<RowsIn>, std::size_t, std::optional<BytesIn>>;
 
 template <class T>
 std::vector<T> copy_as(const BytesIn& bytes, std::size_t count) {
@@ -43,7 +44,7 @@ std::shared_ptr<Records> make_records(std::shared_ptr<Chunks> chunks,
     if (bytes == 0) throw std::invalid_argument("an item has at least one byte");
     keep->push_back(table);
     keep->push_back(sums);
-    fields.push_back({name, bytes, ragged, dictionary, span_of(table), span_of(sums), path_bytes(path)});
+    fields.push_back({name, bytes, ragged, dictionary.value_or(nullptr), span_of(table), span_of(sums), path_bytes(path)});
   }
   return std::make_shared<Records>(std::move(chunks), std::move(fields), span_of(control), length,
                                    settled, checksums, std::move(keep));
@@ -53,6 +54,12 @@ std::vector<std::size_t> checked_fields(const Records& records, std::vector<std:
   for (const std::size_t field : fields)
     if (field >= records.fields().size()) throw std::invalid_argument("no such field");
   return fields;
+}
+
+// The numbers at the start of writer.lock.
+std::uint64_t* numbers_of(BytesOut& control) {
+  if (control.size() < 32) throw std::invalid_argument("writer.lock has 64 bytes");
+  return reinterpret_cast<std::uint64_t*>(control.data());
 }
 
 }  // namespace
@@ -75,9 +82,13 @@ void bind_records(nb::module_& m) {
           "map_all",
           [](Chunks& chunks, std::uint32_t begin, std::uint32_t end) {
             const Unlocked unlocked;
-            for (std::uint32_t id = begin; id < end; ++id) chunks.at(id, 0);
+            for (std::uint32_t id = begin; id < end; ++id) try {
+                chunks.at(id, 0);
+              } catch (const std::exception&) {
+                // Whoever wants a record of it will be told.
+              }
           },
-          "begin"_a, "end"_a, "Map the chunks with ids from `begin` to `end`.")
+          "begin"_a, "end"_a, "Map the chunks with ids from `begin` to `end`, those that can be.")
       .def(
           "memory",
           [](std::shared_ptr<Chunks> chunks, std::uint32_t id, std::uint64_t end) {
@@ -104,6 +115,7 @@ void bind_records(nb::module_& m) {
             return bytes_of(std::move(places));
           },
           "rows"_a.noconvert(), "fields"_a, "The entries of these rows, field by field, 16 bytes each.")
+      .def_prop_ro("length", &Records::length)
       .def(
           "read_fixed",
           [](const Records& records, std::size_t field, RowsIn given, BytesIn entries, BytesOut out) {
@@ -144,9 +156,9 @@ void bind_records(nb::module_& m) {
               const Unlocked unlocked;
               problems = find_problems(records, field, rows, places, most);
             }
-            nb::list found;
+            std::vector<std::tuple<std::string, nb::str, std::uint64_t, bool>> found;
             for (const RecordProblem& p : problems)
-              found.append(nb::make_tuple(p.message, path_of(p.path), p.offset, p.sum));
+              found.emplace_back(p.message, path_of(p.path), p.offset, p.sum);
             return found;
           },
           "field"_a, "rows"_a.noconvert(), "places"_a.noconvert(), "most"_a,
@@ -179,9 +191,10 @@ void bind_records(nb::module_& m) {
       [](const std::vector<ValuesIn>& given, RowsIn given_numbers, std::uint32_t chunk, std::uint64_t begin) {
         const auto numbers = own_copy(given_numbers);
         std::vector<RecordValues> fields;
-        for (const auto& [field, codec, level, dictionary, values, ends, bytes] : given)
-          fields.push_back({field, static_cast<Codec>(codec), level, dictionary, span_of(values),
-                            ends ? span_of(*ends) : std::span<const std::int64_t>(), bytes});
+        for (const auto& [field, codec, level, dictionary, values, ends, bytes, there] : given)
+          fields.push_back({field, static_cast<Codec>(codec), level, dictionary.value_or(nullptr), span_of(values),
+                            ends ? span_of(*ends) : std::span<const std::int64_t>(), bytes,
+                            there ? elements(*there) : std::span<const std::uint8_t>()});
         Framed made;
         {
           const Unlocked unlocked;
@@ -203,6 +216,38 @@ void bind_records(nb::module_& m) {
         return std::tuple(bytes_of(std::move(found.frames)), lost);
       },
       "chunk"_a.noconvert(), "exact"_a, "The whole frames in a chunk, 32 bytes each, and the bytes lost.");
+  m.def(
+      "begin_change",
+      [](BytesOut control) {
+        std::uint64_t* const sequence = numbers_of(control);
+        __atomic_store_n(sequence, *sequence | 1, __ATOMIC_SEQ_CST);
+        __atomic_thread_fence(__ATOMIC_SEQ_CST);
+      },
+      "control"_a.noconvert(), "Tell readers that entries are being changed.");
+  m.def(
+      "end_change",
+      [](BytesOut control, std::uint64_t commit, std::uint64_t length, std::uint64_t boot) {
+        std::uint64_t* const numbers = numbers_of(control);
+        __atomic_store_n(numbers + 1, commit, __ATOMIC_RELAXED);
+        __atomic_store_n(numbers + 2, length, __ATOMIC_RELAXED);
+        __atomic_store_n(numbers + 3, boot, __ATOMIC_RELAXED);
+        __atomic_store_n(numbers, (numbers[0] | 1) + 1, __ATOMIC_SEQ_CST);
+      },
+      "control"_a.noconvert(), "commit"_a, "length"_a, "boot"_a, "Tell them that it is done.");
+  m.def(
+      "read_control",
+      [](BytesIn control) {
+        if (control.size() < 32) throw std::invalid_argument("writer.lock has 64 bytes");
+        const auto* numbers = reinterpret_cast<const std::uint64_t*>(control.data());
+        std::uint64_t sequence, rest[3];
+        do {
+          sequence = __atomic_load_n(numbers, __ATOMIC_ACQUIRE);
+          for (int i = 0; i < 3; ++i) rest[i] = __atomic_load_n(numbers + 1 + i, __ATOMIC_RELAXED);
+          __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        } while (sequence != __atomic_load_n(numbers, __ATOMIC_RELAXED));
+        return std::tuple(sequence, rest[0], rest[1], rest[2]);
+      },
+      "control"_a.noconvert(), "Sequence, number of the last commit, length and boot.");
   m.def(
       "block_sums",
       [](BytesIn table, RowsIn blocks) {

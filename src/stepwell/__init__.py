@@ -1,6 +1,6 @@
 """Training records at memory speed.
 
-a store    keeps rows             ArraySource, ArrayRecordSource, PackReader, open
+a store    keeps rows             StepDataset, PackReader, RecordStore, ArraySource, …, open
 a source   answers take(rows)     Source and its views
 a sampler  decides which rows     Shuffle, Block, Sequential, Iid, Weighted
 a loader   decides when           Loader, stepwell.torch.Loader, stepwell.jax.Loader
@@ -31,8 +31,12 @@ from stepwell.stores import (
     PackReport,
     PackStats,
     PackWriter,
+    RecordColumn,
+    RecordField,
+    RecordStore,
     RunColumn,
     RunTable,
+    SalvageReport,
     StepDataset,
     StepWriter,
     convert_to_arrayrecord,
@@ -57,10 +61,14 @@ __all__ = [
     "PackStats",
     "PackWriter",
     "Ragged",
+    "RecordColumn",
+    "RecordField",
+    "RecordStore",
     "Run",
     "RunColumn",
     "RunMeta",
     "RunTable",
+    "SalvageReport",
     "Sampler",
     "SchemaError",
     "Sequential",

@@ -212,7 +212,7 @@ class Chunks:
     def __init__(self, folder: object, first: int) -> None: ...
 
     def map_all(self, begin: int, end: int) -> None:
-        """Map the chunks with ids from `begin` to `end`."""
+        """Map the chunks with ids from `begin` to `end`, those that can be."""
 
     def memory(self, id: int, end: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)]:
         """A chunk's bytes, at least `end` of them, not copied."""
@@ -220,10 +220,13 @@ class Chunks:
 class Records:
     """The records of a store, as a reader sees them."""
 
-    def __init__(self, chunks: Chunks, fields: Sequence[tuple[str, int, bool, Dictionary, Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], object]], control: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], length: int, settled: int, checksums: bool) -> None: ...
+    def __init__(self, chunks: Chunks, fields: Sequence[tuple[str, int, bool, Dictionary | None, Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], object]], control: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], length: int, settled: int, checksums: bool) -> None: ...
 
     def places(self, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], fields: Sequence[int]) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
         """The entries of these rows, field by field, 16 bytes each."""
+
+    @property
+    def length(self) -> int: ...
 
     def read_fixed(self, field: int, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], places: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
         """Records of a fixed shape, read into the caller's memory."""
@@ -233,7 +236,7 @@ class Records:
         Records of any length: where each begins, in items, and the bytes of all.
         """
 
-    def find_problems(self, field: int, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], places: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], most: int) -> list:
+    def find_problems(self, field: int, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], places: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], most: int) -> list[tuple[str, str, int, bool]]:
         """
         What is wrong with these records: message, path, offset, whether it is a sum.
         """
@@ -246,13 +249,22 @@ class Records:
 def record_reader(records: Records, fields: Sequence[int]) -> Reader:
     """Fields of fixed shape as a source that needs no Python."""
 
-def make_frames(fields: Sequence[tuple[int, int, int, Dictionary, Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, int]], numbers: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], chunk: int, begin: int) -> tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,))], Annotated[NDArray[numpy.uint8], dict(shape=(None,))]]:
+def make_frames(fields: Sequence[tuple[int, int, int, Dictionary | None, Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, int, Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None]], numbers: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], chunk: int, begin: int) -> tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,))], Annotated[NDArray[numpy.uint8], dict(shape=(None,))]]:
     """
     Frames of new records for a place in a chunk, and their entries, field by field.
     """
 
 def find_frames(chunk: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], exact: bool) -> tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,))], int]:
     """The whole frames in a chunk, 32 bytes each, and the bytes lost."""
+
+def begin_change(control: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """Tell readers that entries are being changed."""
+
+def end_change(control: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], commit: int, length: int, boot: int) -> None:
+    """Tell them that it is done."""
+
+def read_control(control: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple[int, int, int, int]:
+    """Sequence, number of the last commit, length and boot."""
 
 def block_sums(table: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], blocks: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
     """The sums of some blocks of an offset table."""

@@ -9,6 +9,7 @@ from stepwell.source import Source
 from stepwell.stores.arrayrecord import ArrayRecordSource, convert_to_arrayrecord
 from stepwell.stores.arrays import ArraySource
 from stepwell.stores.pack import PackReader, PackReport, PackStats, PackWriter, pack_runs
+from stepwell.stores.records import RecordColumn, RecordField, RecordStore, SalvageReport
 from stepwell.stores.steps import RunColumn, RunTable, StepDataset, StepWriter
 
 __all__ = [
@@ -18,8 +19,12 @@ __all__ = [
     "PackReport",
     "PackStats",
     "PackWriter",
+    "RecordColumn",
+    "RecordField",
+    "RecordStore",
     "RunColumn",
     "RunTable",
+    "SalvageReport",
     "StepDataset",
     "StepWriter",
     "convert_to_arrayrecord",
@@ -41,9 +46,12 @@ def open(path: str | os.PathLike[str], **options: Any) -> Source:
         return PackReader(where, **options)
     if where.is_dir() and (where / "metadata.db").is_file():
         return StepDataset(where, **options)
+    if where.is_dir() and (where / "meta.json").is_file():
+        return RecordStore(where, **options)
     if where.is_dir() and any(where.glob("*.array_record")):
         return ArrayRecordSource(where, **options)
     raise FormatError(
-        "expected a .npy or .a2pack file, a step dataset or a directory of .array_record files",
+        "expected a .npy or .a2pack file, a step dataset, a record store or a directory of "
+        ".array_record files",
         path=str(where),
     )

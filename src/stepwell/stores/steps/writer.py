@@ -20,6 +20,7 @@ from stepwell.files.atomic import sync_path, write_all, write_file
 from stepwell.files.catalog import translated
 from stepwell.files.lock import WriterLock
 from stepwell.files.npy import NpyHeader, header_bytes
+from stepwell.fit import fit_into
 from stepwell.source import is_masked
 from stepwell.stores.steps import database
 from stepwell.stores.steps.database import RunColumn
@@ -369,7 +370,7 @@ class StepWriter:
         for name, values in given.items():
             if name in own:
                 continue
-            _put(name, values, made[name])
+            fit_into(name, values, made[name])
         for name, last in (("run_id", run_id), ("step_index", count - 1)):
             if name in own:
                 most = np.iinfo(self._dtype[name]).max
@@ -423,32 +424,6 @@ def _most_rows(header: NpyHeader) -> int:
     """The highest number that the header of an array has room for."""
     room = header.data_offset - len(header_bytes(header.dtype, 0, None).rstrip()) - 1
     return int(min(10.0 ** (room + 1), 1 << 62)) - 1
-
-
-def _put(name: str, values: NDArray[Any], want: NDArray[Any]) -> None:
-    """Copy values into a field that can hold each of them."""
-    given, kept = values.dtype, want.dtype
-    whole = given.kind in "iu" and kept.kind in "iu"
-    castable = whole or np.can_cast(given, kept, "same_kind")
-    if given.names or kept.names:
-        castable = given == kept
-    elif kept.kind in "SU":
-        castable = given.kind == kept.kind
-    if values.shape != want.shape or not castable:
-        raise SchemaError(f"{name}: expected {kept} {want.shape}, got {given} {values.shape}")
-    with np.errstate(over="ignore"):
-        want[...] = values
-    if kept.kind in "fc" and given.kind in "fc" and given != kept:
-        lost = np.isfinite(values) & ~np.isfinite(want)
-        if lost.any():
-            raise SchemaError(f"{name}: {values[lost].flat[0]!r} does not fit {kept}")
-    if kept.kind in "mM" and given != kept and (want.astype(given) != values).any():
-        raise SchemaError(f"{name}: not every {given} fits {kept}")
-    if kept.kind in "iuSU" and not np.can_cast(given, kept, "safe"):
-        changed = np.asarray(want != values)
-        if changed.any():
-            value = values[changed].flat[0]
-            raise SchemaError(f"{name}: {value!r} does not fit {kept}")
 
 
 _KINDS: dict[str, tuple[type, ...]] = {

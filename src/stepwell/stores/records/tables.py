@@ -1,0 +1,142 @@
+"""Offset tables and their sums, as files and as memory."""
+
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell import _core
+from stepwell.errors import FormatError
+from stepwell.files.atomic import write_all
+from stepwell.source import Rows
+from stepwell.stores.records.journal import Change
+from stepwell.stores.records.layout import ENTRY, TABLE_BLOCK
+
+__all__ = ["TableFile", "change_memory", "map_file"]
+
+_GROW_ENTRIES = 1 << 20
+_SUM_BYTES = 4
+_SPAN_BYTES = 1 << 16
+
+
+def map_file(path: Path, *, private: bool = False) -> NDArray[np.uint8]:
+    """The bytes of a file; with `private`, memory that can be changed without changing it."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if not size:
+            return np.empty(0, np.uint8)
+        access = mmap.ACCESS_COPY if private else mmap.ACCESS_READ
+        return np.frombuffer(mmap.mmap(file.fileno(), size, access=access), np.uint8)
+
+
+class TableFile:
+    """A table and its sums, open for writing."""
+
+    def __init__(self, path: Path, sums: Path) -> None:
+        self.path, self._sums_path = path, sums
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            self._sums = os.open(sums, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._memory: NDArray[Any] = np.empty(0, ENTRY)
+        self._map()
+
+    @property
+    def size(self) -> int:
+        """Entries there is room for."""
+        return len(self._memory)
+
+    def entry(self, row: int) -> bytes:
+        return bytes(self._memory[row].tobytes())
+
+    def change(self, change: Change, peak: int) -> None:
+        """Put new entries where they belong, and sums that fit them."""
+        if peak > len(self._memory):
+            size = -(-peak // _GROW_ENTRIES) * _GROW_ENTRIES
+            os.ftruncate(self._file, size * ENTRY.itemsize)
+            os.ftruncate(self._sums, size // TABLE_BLOCK * _SUM_BYTES)
+            self._map()
+        # Behind the end through the file, for there may be no room for them on the disk. What is
+        # there already has its room.
+        if len(change.appended):
+            data = change.appended.view(np.uint8)
+            write_all(self._file, data, change.first * ENTRY.itemsize, self.path)
+        if len(change.rows):
+            put_entries(self._memory, change.rows, change.changed)
+        blocks = _touched(change)
+        sums = _core.block_sums(self._memory.view(np.uint8), blocks)
+        self._write_sums(blocks, sums.view("<u4"))
+
+    def sync(self) -> None:
+        os.fdatasync(self._file)
+        os.fdatasync(self._sums)
+
+    def cut(self, peak: int) -> None:
+        """Give back the room that no record needed."""
+        for file, size in (
+            (self._file, peak * ENTRY.itemsize),
+            (self._sums, -(-peak // TABLE_BLOCK) * _SUM_BYTES),
+        ):
+            if os.fstat(file).st_size > size:
+                os.ftruncate(file, size)
+
+    def close(self) -> None:
+        self._memory = np.empty(0, ENTRY)
+        for file in (self._file, self._sums):
+            os.close(file)
+
+    def _map(self) -> None:
+        size = os.fstat(self._file).st_size // ENTRY.itemsize
+        if size:
+            mapped = mmap.mmap(self._file, size * ENTRY.itemsize)
+            self._memory = np.frombuffer(mapped, ENTRY)
+
+    def _write_sums(self, blocks: Rows, sums: NDArray[Any]) -> None:
+        if not len(blocks):
+            return
+        first, last = int(blocks[0]), int(blocks[-1])
+        if (last - first) * _SUM_BYTES < _SPAN_BYTES:
+            want = (last + 1 - first) * _SUM_BYTES
+            there = os.pread(self._sums, want, first * _SUM_BYTES)
+            span = np.frombuffer(there.ljust(want, b"\0"), "<u4").copy()
+            span[blocks - first] = sums
+            write_all(self._sums, span.view(np.uint8), first * _SUM_BYTES, self._sums_path)
+            return
+        cuts = np.flatnonzero(np.diff(blocks) > 1) + 1
+        for begin, end in zip([0, *cuts.tolist()], [*cuts.tolist(), len(blocks)], strict=True):
+            data = np.ascontiguousarray(sums[begin:end]).view(np.uint8)
+            write_all(self._sums, data, int(blocks[begin]) * _SUM_BYTES, self._sums_path)
+
+
+def put_entries(memory: NDArray[Any], rows: Rows, entries: NDArray[Any]) -> None:
+    """Replace entries here and there. Tests that watch the disk write them through the file."""
+    memory[rows] = entries
+
+
+def change_memory(
+    table: NDArray[np.uint8], sums: NDArray[np.uint8], change: Change, path: Path
+) -> None:
+    """The same in memory of one's own, mapped with `private`."""
+    entries = table[: len(table) // ENTRY.itemsize * ENTRY.itemsize].view(ENTRY)
+    end = change.first + len(change.appended)
+    if max(end, int(change.rows.max(initial=-1)) + 1) > len(entries):
+        raise FormatError(f"expected {end} entries, got {len(entries)}", path=str(path))
+    entries[change.first : end] = change.appended
+    entries[change.rows] = change.changed
+    if len(sums):
+        blocks = _touched(change)
+        sums[: len(sums) // 4 * 4].view("<u4")[blocks] = _core.block_sums(table, blocks).view("<u4")
+
+
+def _touched(change: Change) -> Rows:
+    """Blocks of the table with a new entry, in order."""
+    first = change.first // TABLE_BLOCK
+    end = (
+        -(-(change.first + len(change.appended)) // TABLE_BLOCK) if len(change.appended) else first
+    )
+    return np.union1d(np.arange(first, end, dtype=np.int64), change.rows // TABLE_BLOCK)

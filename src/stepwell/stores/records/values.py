@@ -1,0 +1,175 @@
+"""Values of records as the core wants them: bytes one behind the other, and where each ends."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell.errors import SchemaError
+from stepwell.fit import fit_into
+from stepwell.source import Ragged, Rows, is_masked
+from stepwell.stores.records.layout import RecordField
+
+__all__ = ["Values", "as_values"]
+
+MOST_BYTES = (1 << 32) - 1
+
+
+@dataclass(frozen=True)
+class Values:
+    """One field of some records."""
+
+    count: int
+    data: NDArray[np.uint8]
+    ends: Rows | None
+    """Where each record begins, and the last one ends; None: all are of the same size."""
+    there: NDArray[np.uint8] | None
+    """0 for a record that has no such field; None: all have it."""
+
+    def sizes(self, item_bytes: int) -> Rows:
+        """Bytes of each record."""
+        if self.ends is None:
+            return np.full(self.count, item_bytes, np.int64)
+        return np.diff(self.ends)
+
+
+def as_values(batch: Mapping[str, Any], fields: Mapping[str, RecordField]) -> dict[str, Values]:
+    """What is given for each field, checked.
+
+    Raises `SchemaError` for unknown fields, unequal lengths, another dtype or shape, a value that
+    does not fit and a record of 4 GiB.
+    """
+    if not isinstance(batch, Mapping):
+        raise TypeError(f"expected a dict of arrays or lists, got {type(batch).__name__}")
+    unknown = [name for name in batch if name not in fields]
+    if unknown or not batch:
+        raise SchemaError(f"fields: expected some of {list(fields)}, got {list(batch)}")
+    made = {name: _values(name, fields[name], given) for name, given in batch.items()}
+    lengths = {name: values.count for name, values in made.items()}
+    if len(set(lengths.values())) > 1:
+        raise SchemaError(f"fields must have equal lengths, got {lengths}")
+    for name, values in made.items():
+        if values.ends is not None and values.count and np.diff(values.ends).max() > MOST_BYTES:
+            row = int(np.diff(values.ends).argmax())
+            raise SchemaError(f"{name}: record {row} of the batch has 4 GiB or more")
+    return made
+
+
+def _values(name: str, field: RecordField, given: Any) -> Values:
+    several = isinstance(given, (Ragged, list, tuple)) or (
+        np.ndim(given) > 0 if hasattr(given, "__array__") else isinstance(given, Sequence)
+    )
+    if not several or isinstance(given, (str, bytes, bytearray)):
+        raise SchemaError(f"{name}: expected one value for each record, got {type(given).__name__}")
+    if is_masked(given):
+        raise TypeError(f"{name}: a masked array would lose its mask; fill it first")
+    there = None
+    if isinstance(given, (list, tuple)) and any(value is None for value in given):
+        there = np.array([value is not None for value in given], np.uint8)
+        given = [value for value in given if value is not None]
+    if field.kind != "array":
+        made = _opaque(name, field, given)
+    elif field.ragged:
+        made = _ragged(name, field, given)
+    else:
+        made = _fixed(name, field, given)
+    return made if there is None else _spread(made, there, field)
+
+
+def _spread(values: Values, there: NDArray[np.uint8], field: RecordField) -> Values:
+    """Values of some records among others that have none."""
+    sizes = np.zeros(len(there), np.int64)
+    sizes[there == 1] = values.sizes(field.item_bytes)
+    ends = np.zeros(len(there) + 1, np.int64)
+    np.cumsum(sizes, out=ends[1:])
+    return Values(len(there), values.data, ends, there)
+
+
+def _fixed(name: str, field: RecordField, given: Any) -> Values:
+    array = np.asarray(given)
+    shape = (len(array), *field.shape)
+    if array.dtype == field.dtype and array.shape == shape:
+        ready = np.require(array, requirements=["C", "A"])
+    else:
+        if not len(array):
+            array = array.reshape(shape)
+        ready = np.zeros(shape, field.dtype)
+        fit_into(name, array, ready)
+    return Values(len(ready), _bytes_of(ready), None, None)
+
+
+def _ragged(name: str, field: RecordField, given: Any) -> Values:
+    if isinstance(given, Ragged):
+        values, offsets = np.asarray(given.values), np.asarray(given.offsets, np.int64)
+        if len(offsets) < 1 or (np.diff(offsets) < 0).any() or offsets[0] < 0:
+            raise SchemaError(f"{name}: offsets that do not ascend")
+        if offsets[-1] > len(values):
+            raise SchemaError(f"{name}: offsets up to {offsets[-1]}, {len(values)} values")
+    else:
+        rows = [np.asarray(row) for row in given]
+        for i, row in enumerate(rows):
+            if row.ndim != 1 + len(field.shape) or (row.size and row.shape[1:] != field.shape):
+                raise SchemaError(
+                    f"{name}: record {i} of the batch: expected {field.field}, got {row.shape}"
+                )
+        offsets = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum([len(row) for row in rows], out=offsets[1:])
+        filled = [row for row in rows if row.size]
+        values = np.concatenate(filled) if filled else np.empty((0, *field.shape), field.dtype)
+    if values.dtype != field.dtype or values.shape[1:] != field.shape:
+        ready = np.zeros((len(values), *field.shape), field.dtype)
+        fit_into(name, values, ready)
+        values = ready
+    values = np.require(values, requirements=["C", "A"])
+    return Values(len(offsets) - 1, _bytes_of(values), offsets * field.item_bytes, None)
+
+
+def _opaque(name: str, field: RecordField, given: Any) -> Values:
+    if isinstance(given, Ragged):
+        if given.values.dtype != np.uint8 or given.values.ndim != 1:
+            raise SchemaError(f"{name}: expected bytes, got {given.values.dtype}")
+        made = _ragged(name, field, given)
+        if field.kind == "str":
+            _check_text(name, made)
+        return made
+    if isinstance(given, np.ndarray) and given.dtype.kind == "S":
+        raise SchemaError(f"{name}: NumPy's {given.dtype} loses zeros at the end; give a list")
+    rows = given.tolist() if isinstance(given, np.ndarray) else list(given)
+    if field.kind == "str":
+        rows = [_encoded(name, i, row) for i, row in enumerate(rows)]
+    for i, row in enumerate(rows):
+        if not isinstance(row, (bytes, bytearray, memoryview)):
+            raise SchemaError(
+                f"{name}: record {i} of the batch: expected bytes, got {type(row).__name__}"
+            )
+    data = b"".join(rows)
+    ends = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum([memoryview(row).nbytes for row in rows], out=ends[1:])
+    return Values(len(rows), np.frombuffer(data, np.uint8), ends, None)
+
+
+def _encoded(name: str, i: int, row: Any) -> bytes:
+    if not isinstance(row, str):
+        raise SchemaError(
+            f"{name}: record {i} of the batch: expected str, got {type(row).__name__}"
+        )
+    try:
+        return row.encode()
+    except UnicodeEncodeError:
+        raise SchemaError(f"{name}: record {i} of the batch is not text: {row!r}") from None
+
+
+def _check_text(name: str, values: Values) -> None:
+    assert values.ends is not None
+    data = values.data.tobytes()
+    for i in range(values.count):
+        try:
+            data[values.ends[i] : values.ends[i + 1]].decode()
+        except UnicodeDecodeError:
+            raise SchemaError(f"{name}: record {i} of the batch is not UTF-8") from None
+
+
+def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
+    return array.reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8)

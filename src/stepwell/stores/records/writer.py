@@ -1,0 +1,509 @@
+"""Changes to a record store: crash-safe, one writer at a time.
+
+A commit is: payloads synced; the new entries written to the journal and synced, which is what
+counts; then the tables, which only follow. Whoever opens the store next does again what the
+journal has and meta.json does not.
+"""
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell import _core
+from stepwell.errors import BusyError, FormatError
+from stepwell.files.atomic import sync_path, write_all, write_file
+from stepwell.files.codecs import train_dictionary
+from stepwell.files.lock import WriterLock
+from stepwell.source import Rows
+from stepwell.stores.records.chunk import ChunkFile, chunk_path
+from stepwell.stores.records.control import boot_number, map_control
+from stepwell.stores.records.journal import Commit, read_commits
+from stepwell.stores.records.layout import (
+    CHUNKS,
+    CODECS,
+    JOURNAL,
+    LOCK,
+    RecordField,
+    dictionary_path,
+    need_codec,
+    sums_path,
+    table_path,
+)
+from stepwell.stores.records.meta import ChunkState, Meta
+from stepwell.stores.records.staging import Staging, entry_bytes, joined
+from stepwell.stores.records.tables import TableFile
+from stepwell.stores.records.values import Values
+
+__all__ = ["GROW_BYTES", "RecordWriter", "create_store", "load_dictionary"]
+
+GROW_BYTES = 1 << 30
+_SLAB_BYTES = 1 << 23
+_JOURNAL_BYTES = 1 << 24
+_JOURNAL_STEP = 1 << 20
+_SAMPLE_BYTES = 1 << 24
+
+
+class RecordWriter:
+    """The one that may change a store, until it is closed."""
+
+    def __init__(
+        self, root: Path, *, grow_bytes: int = GROW_BYTES, writers: int | None = None
+    ) -> None:
+        self.root = root
+        Meta.read(root)  # before a lock is made where no store is
+        self._lock: WriterLock | None = WriterLock(root / LOCK)
+        self._grow_bytes = grow_bytes
+        self._tables: list[TableFile] = []
+        self._chunks: list[ChunkFile] = []
+        self._journal = -1
+        self._journal_end = self._journal_room = 0
+        self._new_chunks = False
+        self._failed = False
+        self._guard = threading.Lock()
+        try:
+            self.meta = Meta.read(root)
+            for field in self.meta.fields.values():
+                need_codec(field.compress)
+            self._writers = self._number_of_writers(writers)
+            self._open()
+        except BaseException:
+            self._let_go(cut=False)
+            raise
+
+    # Changes, there for others after a commit.
+
+    def append(self, values: Mapping[str, Values]) -> range:
+        """Records at the end; returns their numbers."""
+        self._check_open()
+        count = next(iter(values.values())).count
+        begin = self.staging.length
+        before = self._states()
+        try:
+            self._train(values)
+            entries = self._write(values, np.arange(begin, begin + count, dtype=np.int64))
+        except BaseException:
+            self._back_to(before)
+            raise
+        self.staging.append(count, entries)
+        return range(begin, begin + count)
+
+    def update(self, rows: Rows, values: Mapping[str, Values]) -> None:
+        self._check_open()
+        before = self._states()
+        try:
+            self._train(values)
+            # To the newest chunk alone: there, the last frame of a record is the newest.
+            entries = self._write(values, rows, newest=True)
+        except BaseException:
+            self._back_to(before)
+            raise
+        self.staging.update(rows, entries)
+
+    def delete(self, rows: Rows) -> None:
+        self._check_open()
+        self.staging.delete(rows)
+
+    def set_attributes(self, attributes: dict[str, Any]) -> None:
+        self._check_open()
+        self.meta = self.meta.with_attributes(attributes)
+        self._new_attributes = True
+
+    def commit(self) -> None:
+        """From here on the changes are there for others, and survive a crash or a power cut."""
+        self._check_open()
+        if self.staging.touched:
+            self._check_place()
+            self._failed = True  # unless all goes well
+            for chunk in self._chunks:
+                chunk.sync()
+            if self._new_chunks:
+                sync_path(self.root / CHUNKS)
+                self._new_chunks = False
+            states = [chunk.state for chunk in self._chunks]
+            commit = Commit(
+                self.meta.commit + 1,
+                self.staging.length,
+                max(self.staging.peak, self.meta.peak),
+                self.meta.next_chunk,
+                tuple(state for state in states if state.records < self.meta.chunk_records),
+                self.staging.changes(),
+            )
+            self._to_journal(commit.encode())
+            self._apply(commit)
+            self._failed = False
+            self._retire()
+        if self._new_attributes or self._journal_end > _JOURNAL_BYTES:
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Bring meta.json up to the last commit, so that the journal can begin anew."""
+        self._check_open()
+        self._check_place()
+        self._failed = True
+        for table in self._tables:
+            table.sync()
+        self.meta.write(self.root)
+        self._journal_end = 0
+        self._new_attributes = False
+        self._failed = False
+
+    def abort(self) -> None:
+        """Forget what was not committed."""
+        self._check_open()
+        self._back_to(self._committed_chunks)
+        self._stage()
+
+    def close(self) -> None:
+        """Commit, and leave files of the size of what is in them."""
+        if self._lock is None or not self._lock.held:
+            return
+        try:
+            if not self._failed:
+                self.commit()
+                if self._journal_end or self._new_attributes:
+                    self.checkpoint()
+                os.ftruncate(self._journal, 0)
+        finally:
+            self._let_go(cut=not self._failed)
+
+    def forget(self) -> None:
+        """Let others write; what was not committed is gone."""
+        if self._lock is None or not self._lock.held:
+            return
+        if not self._failed:
+            self.abort()
+        self.close()
+
+    @property
+    def open(self) -> bool:
+        return self._lock is not None
+
+    # Below this line: for this package.
+
+    def committed_entry(self, field: int, row: int) -> bytes:
+        return self._tables[field].entry(row)
+
+    def new_chunk(self) -> ChunkFile:
+        with self._guard:
+            number = self.meta.next_chunk
+            self.meta = replace(self.meta, next_chunk=number + 1)
+            self._new_chunks = True
+        return ChunkFile(self.root, ChunkState(number, 0, 0), self._grow_bytes)
+
+    def append_copies(self, records: _core.Records, rows: Rows) -> None:
+        """Append records of another store with the same fields, as they are stored there."""
+        self._check_open()
+        numbers = list(range(len(self.meta.fields)))
+        places = records.places(rows, numbers)
+        parts, at = [], 0
+        each = places.reshape(len(numbers), len(rows), -1)
+        while at < len(rows):
+            chunk = self._chunk_of(0, newest=False)
+            end = min(len(rows), at + self.meta.chunk_records - chunk.records)
+            some = np.ascontiguousarray(each[:, at:end]).reshape(-1)
+            new = np.arange(self.staging.length + at, self.staging.length + end, dtype=np.int64)
+            frames, made = records.copy_frames(rows[at:end], some, new, chunk.id, chunk.position)
+            chunk.write(frames, end - at)
+            parts.append(entry_bytes(made, numbers, end - at))
+            at = end
+        self.staging.append(len(rows), joined(parts))
+
+    def switch(self, meta: Meta) -> None:
+        """Go on with the tables and chunks of another generation, which is on the disk."""
+        self._check_place()
+        self._failed = True
+        meta.write(self.root)
+        for table in self._tables:
+            table.close()
+        for chunk in self._chunks:
+            chunk.close(cut=False)
+        self._tables, self._chunks, self.meta = [], [], meta
+        self._journal_end = 0
+        self._new_attributes = False
+        self._open_files()
+        self._clean()
+        self._failed = False
+
+    def _open(self) -> None:
+        root = self.root
+        (root / CHUNKS).mkdir(exist_ok=True)
+        self._journal = os.open(root / JOURNAL, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._journal_room = os.fstat(self._journal).st_size
+        self._new_attributes = False
+        self._control = map_control(root, write=True)
+        commits = read_commits(root / JOURNAL, len(self.meta.fields), self.meta.commit)
+        self._open_files()
+        if commits:
+            for commit in commits:
+                self._apply(commit)
+            for chunk in self._chunks:
+                chunk.close(cut=False)
+            self._chunks = []
+            self.checkpoint()
+            self._open_chunks()
+        _core.begin_change(self._control)
+        _core.end_change(self._control, self.meta.commit, self.meta.length, boot_number())
+        self._clean()
+
+    def _open_files(self) -> None:
+        root, meta = self.root, self.meta
+        self._tables = []
+        for name in meta.fields:
+            path = table_path(root, name, meta.generation)
+            if not path.exists() and meta.peak:
+                raise FormatError("a table is missing", path=str(path))
+            self._tables.append(TableFile(path, sums_path(root, name, meta.generation)))
+            if self._tables[-1].size < meta.length:
+                raise FormatError(
+                    f"expected {meta.length} entries, got {self._tables[-1].size}", path=str(path)
+                )
+        self.dictionaries = {
+            name: load_dictionary(root, name, field)
+            for name, field in meta.fields.items()
+            if field.compress == "zstd-dict"
+        }
+        self._open_chunks()
+
+    def _open_chunks(self) -> None:
+        for state in sorted(self.meta.unfull)[-4:]:
+            path = chunk_path(self.root, state.id)
+            if not path.exists() or path.stat().st_size < state.position:
+                raise FormatError(f"expected at least {state.position} bytes", path=str(path))
+            self._chunks.append(ChunkFile(self.root, state, self._grow_bytes))
+        self._stage()
+
+    def _stage(self) -> None:
+        """Begin with what is committed."""
+        self.staging = Staging(len(self.meta.fields), self.meta.length, self.committed_entry)
+        self._committed_chunks = self._states()
+
+    def _clean(self) -> None:
+        """Remove what a killed writer or rebalance left."""
+        meta, root = self.meta, self.root
+        for path in root.glob(f"{CHUNKS}/*.zr"):
+            if not path.stem.isdigit() or not (
+                meta.first_chunk <= int(path.stem) < meta.next_chunk
+            ):
+                path.unlink(missing_ok=True)
+        keep = set()
+        for name in meta.fields:
+            keep |= {
+                table_path(root, name, meta.generation),
+                sums_path(root, name, meta.generation),
+            }
+        for name in meta.fields:
+            for pattern in (f"{name}.offset", f"{name}.*.offset", f"{name}.sums", f"{name}.*.sums"):
+                for path in set(root.glob(pattern)) - keep:
+                    path.unlink(missing_ok=True)
+        for path in root.glob(".meta.json.*.tmp"):
+            path.unlink(missing_ok=True)
+
+    def _to_journal(self, data: bytes) -> None:
+        """Room is made ahead, in zeros: a sync then has nothing but these bytes to write."""
+        end = self._journal_end + len(data)
+        if end > self._journal_room:
+            room = -(-end // _JOURNAL_STEP) * _JOURNAL_STEP
+            zeros = np.zeros(room - self._journal_room, np.uint8)
+            write_all(self._journal, zeros, self._journal_room, self.root / JOURNAL)
+            os.fsync(self._journal)
+            self._journal_room = room
+        bytes_of = np.frombuffer(data, np.uint8)
+        write_all(self._journal, bytes_of, self._journal_end, self.root / JOURNAL)
+        os.fdatasync(self._journal)
+        self._journal_end = end
+
+    def _apply(self, commit: Commit) -> None:
+        _core.begin_change(self._control)
+        for table, change in zip(self._tables, commit.changes, strict=True):
+            table.change(change, commit.peak)
+        self.meta = replace(
+            self.meta,
+            commit=commit.number,
+            length=commit.length,
+            peak=commit.peak,
+            next_chunk=commit.next_chunk,
+            unfull=commit.unfull,
+        )
+        _core.end_change(self._control, commit.number, commit.length, boot_number())
+        self._stage()
+
+    def _retire(self) -> None:
+        """Let go of chunks that are full."""
+        for chunk in [c for c in self._chunks if c.records >= self.meta.chunk_records]:
+            chunk.close(cut=True)
+            self._chunks.remove(chunk)
+
+    def _write(
+        self, values: Mapping[str, Values], numbers: Rows, *, newest: bool = False
+    ) -> dict[int, bytes]:
+        """Write frames to chunks; return the entries of each field that is given."""
+        names = list(self.meta.fields)
+        given = [names.index(name) for name in values]
+        if not len(numbers):
+            return dict.fromkeys(given, b"")
+        sizes = sum(
+            (v.sizes(self.meta.fields[name].item_bytes) for name, v in values.items()),
+            start=np.zeros(len(numbers), np.int64),
+        )
+        ends = np.cumsum(sizes + 32 * len(given))
+        writers = 1 if newest or int(ends[-1]) < _SLAB_BYTES // 8 else self._writers
+        cuts = [len(numbers) * k // writers for k in range(writers + 1)]
+
+        def part(writer: int) -> dict[int, bytes]:
+            made, at = [], cuts[writer]
+            while at < cuts[writer + 1]:
+                chunk = self._chunk_of(writer, newest)
+                room = self.meta.chunk_records - chunk.records
+                limit = (int(ends[at - 1]) if at else 0) + _SLAB_BYTES
+                fit = max(int(np.searchsorted(ends, limit, "right")), at + 1)
+                end = min(fit, at + room, cuts[writer + 1])
+                frames, places = self._frames(values, numbers, at, end, chunk)
+                chunk.write(frames, end - at)
+                made.append(entry_bytes(places, given, end - at))
+                at = end
+            return joined(made)
+
+        if writers == 1:
+            return part(0)
+        for writer in range(writers):
+            self._chunk_of(writer, newest=False)
+        with ThreadPoolExecutor(writers) as pool:
+            return joined([made for made in pool.map(part, range(writers)) if made])
+
+    def _chunk_of(self, writer: int, newest: bool) -> ChunkFile:
+        """The chunk that a writer writes to; full ones stay open until they are committed."""
+        full = self.meta.chunk_records
+        with self._guard:
+            room = [chunk for chunk in self._chunks if chunk.records < full]
+            if newest:
+                last = max(self._chunks, key=lambda chunk: chunk.id, default=None)
+                found = last if last in room and last.id == self.meta.next_chunk - 1 else None
+            else:
+                found = room[writer] if writer < len(room) else None
+        if found is None:
+            found = self.new_chunk()
+            with self._guard:
+                self._chunks.append(found)
+        return found
+
+    def _frames(
+        self, values: Mapping[str, Values], numbers: Rows, begin: int, end: int, chunk: ChunkFile
+    ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        fields = []
+        for name, given in values.items():
+            field = self.meta.fields[name]
+            dictionary, codec = self.dictionaries.get(name), field.codec
+            if field.compress == "zstd-dict" and dictionary is None:
+                codec = CODECS["zstd"]
+            number = list(self.meta.fields).index(name)
+            size = field.item_bytes
+            ends = None if given.ends is None else given.ends[begin : end + 1]
+            data = given.data[begin * size : end * size] if ends is None else given.data
+            there = None if given.there is None else given.there[begin:end]
+            fields.append((number, codec, field.packing_level, dictionary, data, ends, size, there))
+        return _core.make_frames(fields, numbers[begin:end], chunk.id, chunk.position)
+
+    def _train(self, values: Mapping[str, Values]) -> None:
+        """Make the dictionaries that are still to be made, if there is enough to learn from."""
+        for name, given in values.items():
+            if name not in self.dictionaries or self.dictionaries[name] is not None:
+                continue
+            field = self.meta.fields[name]
+            size = field.item_bytes
+            ends = given.ends if given.ends is not None else np.arange(given.count + 1) * size
+            most = int(np.searchsorted(ends, ends[0] + _SAMPLE_BYTES, "right")) - 1
+            samples = [given.data[a:b] for a, b in pairwise(ends[: most + 1]) if b > a]
+            try:
+                made = train_dictionary(samples) if len(samples) >= 16 else None
+            except ValueError:
+                made = None
+            if made is None:
+                continue
+            crc = _core.crc32c(np.frombuffer(made, np.uint8)).to_bytes(4, "little")
+            write_file(dictionary_path(self.root, name), made + crc)
+            self.dictionaries[name] = load_dictionary(self.root, name, field)
+
+    def _number_of_writers(self, given: int | None) -> int:
+        if given is None:
+            packed = any(field.compress != "raw" for field in self.meta.fields.values())
+            return min(_core.usable_cores(), 4) if packed else 1
+        if not 1 <= given <= 4:
+            raise ValueError(f"writers: expected 1 to 4, got {given}")
+        return given
+
+    def _states(self) -> list[ChunkState]:
+        return [chunk.state for chunk in self._chunks]
+
+    def _back_to(self, states: Sequence[ChunkState]) -> None:
+        before = {state.id: state for state in states}
+        for chunk in self._chunks:
+            chunk.back_to(before.get(chunk.id, ChunkState(chunk.id, 0, 0)))
+
+    def _check_open(self) -> None:
+        if self._lock is None:
+            raise ValueError(f"{self.root} is not open for writing")
+        if not self._lock.held:
+            raise ValueError(f"{self.root} is written to by the process this one was forked from")
+        if self._failed:
+            raise ValueError(f"a commit to {self.root} failed; open it again to go on")
+
+    def _check_place(self) -> None:
+        if self._lock is None or not self._lock.in_place:
+            raise BusyError(f"{self.root} was moved or replaced while it was written to")
+
+    def _let_go(self, *, cut: bool) -> None:
+        try:
+            for table in self._tables:
+                if cut:
+                    table.cut(self.meta.peak)
+                table.close()
+            for chunk in self._chunks:
+                chunk.close(cut=cut)
+        finally:
+            self._tables, self._chunks = [], []
+            if self._journal >= 0:
+                os.close(self._journal)
+                self._journal = -1
+            if self._lock is not None:
+                self._lock.release()
+                self._lock = None
+
+
+def create_store(root: Path, meta: Meta) -> None:
+    """Begin a store without records, where nothing is."""
+    if root.exists() and (not root.is_dir() or any(path.name != LOCK for path in root.iterdir())):
+        raise FileExistsError(f"{root} exists already")
+    for field in meta.fields.values():
+        need_codec(field.compress)
+    (root / CHUNKS).mkdir(parents=True, exist_ok=True)
+    (root / LOCK).touch()
+    (root / JOURNAL).touch()
+    for name in meta.fields:
+        table_path(root, name, 0).touch()
+        sums_path(root, name, 0).touch()
+    meta.write(root)  # which makes it a store, and syncs the names
+    sync_path(root.parent)
+
+
+def load_dictionary(root: Path, name: str, field: RecordField) -> _core.Dictionary | None:
+    """The dictionary of a field; None while there is none."""
+    path = dictionary_path(root, name)
+    data = b""
+    with suppress(FileNotFoundError):
+        data = path.read_bytes()
+        if len(data) < 5 or _core.crc32c(np.frombuffer(data[:-4], np.uint8)) != int.from_bytes(
+            data[-4:], "little"
+        ):
+            raise FormatError("a damaged dictionary", path=str(path))
+    if not data:
+        return None
+    return _core.Dictionary(np.frombuffer(data[:-4], np.uint8), field.packing_level)
