@@ -60,10 +60,11 @@ std::uint32_t by_tables(std::uint32_t state, const std::byte* p, std::size_t n) 
 
 // The instruction takes three cycles and a new one can begin every cycle, so three
 // neighbouring lanes are summed at once and then joined: moving a register over the zero
-// bytes of a lane is linear, hence four table look-ups.
-constexpr std::size_t kLane = 2048;
+// bytes of a lane is linear, hence four table look-ups. Short lanes serve short records.
+constexpr std::size_t kLongLane = 2048, kShortLane = 128;
 
-constexpr std::array<Table, 4> make_lane_shift() {
+template <std::size_t kLane>
+std::array<Table, 4> make_lane_shift() {
   std::array<std::uint32_t, 32> moved{};  // where each single bit of the register ends up
   for (std::size_t bit = 0; bit < 32; ++bit) {
     std::uint32_t state = std::uint32_t{1} << bit;
@@ -78,11 +79,14 @@ constexpr std::array<Table, 4> make_lane_shift() {
   return shift;
 }
 
-const auto kLaneShift = make_lane_shift();
+template <std::size_t kLane>
+const std::array<Table, 4> kLaneShift = make_lane_shift<kLane>();
 
+template <std::size_t kLane>
 std::uint32_t over_a_lane(std::uint32_t state) {
-  return kLaneShift[0][state & 255] ^ kLaneShift[1][state >> 8 & 255] ^
-         kLaneShift[2][state >> 16 & 255] ^ kLaneShift[3][state >> 24];
+  const auto& shift = kLaneShift<kLane>;
+  return shift[0][state & 255] ^ shift[1][state >> 8 & 255] ^ shift[2][state >> 16 & 255] ^
+         shift[3][state >> 24];
 }
 
 STEPWELL_CRC_TARGET std::uint32_t step8(std::uint32_t state, std::uint64_t word) {
@@ -93,8 +97,10 @@ STEPWELL_CRC_TARGET std::uint32_t step8(std::uint32_t state, std::uint64_t word)
 #endif
 }
 
-STEPWELL_CRC_TARGET std::uint32_t by_instruction(std::uint32_t state, const std::byte* p,
-                                                 std::size_t n) {
+// Sums three lanes at a time for as long as there are three; p and n move on.
+template <std::size_t kLane>
+STEPWELL_CRC_TARGET std::uint32_t by_lanes(std::uint32_t state, const std::byte*& p,
+                                           std::size_t& n) {
   for (; n >= 3 * kLane; p += 3 * kLane, n -= 3 * kLane) {
     std::uint32_t second = 0, third = 0;
     for (std::size_t i = 0; i < kLane; i += 8) {
@@ -102,8 +108,15 @@ STEPWELL_CRC_TARGET std::uint32_t by_instruction(std::uint32_t state, const std:
       second = step8(second, word_at(p + kLane + i));
       third = step8(third, word_at(p + 2 * kLane + i));
     }
-    state = over_a_lane(over_a_lane(state) ^ second) ^ third;
+    state = over_a_lane<kLane>(over_a_lane<kLane>(state) ^ second) ^ third;
   }
+  return state;
+}
+
+STEPWELL_CRC_TARGET std::uint32_t by_instruction(std::uint32_t state, const std::byte* p,
+                                                 std::size_t n) {
+  state = by_lanes<kLongLane>(state, p, n);
+  state = by_lanes<kShortLane>(state, p, n);
   for (; n >= 8; p += 8, n -= 8) state = step8(state, word_at(p));
   return by_tables(state, p, n);
 }

@@ -10,6 +10,7 @@ from importlib import import_module
 from importlib.metadata import version
 from types import ModuleType
 
+from stepwell.converters import ConvertReport, convert
 from stepwell.errors import (
     BusyError,
     ChecksumError,
@@ -51,6 +52,7 @@ __all__ = [
     "Block",
     "BusyError",
     "ChecksumError",
+    "ConvertReport",
     "Field",
     "FormatError",
     "Iid",
@@ -80,6 +82,7 @@ __all__ = [
     "StepwellError",
     "VersionError",
     "Weighted",
+    "convert",
     "convert_to_arrayrecord",
     "migrate_runs",
     "open",

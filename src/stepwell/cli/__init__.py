@@ -2,7 +2,7 @@
 
 import typer
 
-from stepwell.cli import console, games, pack, sources, steps
+from stepwell.cli import console, convert, games, pack, sources, steps
 
 __all__ = ["app", "main"]
 
@@ -21,6 +21,7 @@ app.command()(steps.append)
 app.command()(steps.verify)
 app.command()(steps.query)
 app.command()(steps.export)
+app.command()(convert.convert)
 app.add_typer(pack.app, name="pack")
 
 

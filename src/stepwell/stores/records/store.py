@@ -19,7 +19,7 @@ from stepwell.stores.records.rebalance import rebalance
 from stepwell.stores.records.salvage import SalvageReport, salvage
 from stepwell.stores.records.values import as_values
 from stepwell.stores.records.verify import find_problems
-from stepwell.stores.records.view import look, rebalanced
+from stepwell.stores.records.view import View, look, look_at, rebalanced
 from stepwell.stores.records.writer import GROW_BYTES, RecordWriter, create_store
 
 __all__ = ["RecordStore"]
@@ -63,8 +63,10 @@ class RecordStore(Source):
         self._writer: RecordWriter | None = None
         if mode == "a":
             self._writer = RecordWriter(self._path, writers=writers, grow_bytes=grow_bytes)
+        self._seen: View | None = None
+        self._before: View | None = None
         try:
-            self._view = look(self._path, checksums=checksums)
+            _ = self._view
         except BaseException:
             if self._writer is not None:
                 self._writer.forget()
@@ -232,6 +234,7 @@ class RecordStore(Source):
             return 0
         before = len(self)
         self._look_again()
+        self.__dict__.pop("schema", None)
         return len(self) - before
 
     def rebalance(
@@ -258,9 +261,9 @@ class RecordStore(Source):
         if self._writer is not None:
             writer, self._writer = self._writer, None
             try:
-                writer.close()
-            finally:
                 self._look_again()
+            finally:
+                writer.close()
 
     def __exit__(self, *exc: object) -> None:
         if exc[0] is not None and self._writer is not None:
@@ -276,7 +279,10 @@ class RecordStore(Source):
         try:
             return super().take(rows, out)
         except BusyError:  # a writer was killed inside a commit
-            self._look_again(keep_length=True)
+            length = len(self)
+            self._look_again()
+            if len(self) < length:
+                raise BusyError(f"{self._path} has become shorter; refresh()") from None
             return super().take(rows, out)
         except FormatError:
             if rebalanced(self._path, self._view):
@@ -374,14 +380,22 @@ class RecordStore(Source):
         for made in ("_reader", "_layouts"):
             self.__dict__.pop(made, None)
 
-    def _look_again(self, *, keep_length: bool = False) -> None:
-        old = self._view
-        view = look(self._path, checksums=self._checksums, old=old)
-        if keep_length and view.length < old.length:
-            raise BusyError(f"{self._path} has become shorter; refresh()")
-        self._view = view
+    @property
+    def _view(self) -> View:
+        """What is committed, as far as this store has looked."""
+        view = self._seen
+        if view is None:
+            if self._writer is None:
+                view = look(self._path, checksums=self._checksums, old=self._before)
+            else:
+                view = look_at(self._writer.meta, self._path, self._checksums, self._before)
+            self._seen = view
+        return view
+
+    def _look_again(self) -> None:
+        """The next question is answered by what is committed then."""
+        self._before, self._seen = self._seen or self._before, None
         self._forget_readers()
-        self.__dict__.pop("schema", None)
 
 
 def _rebuild(cls: type[RecordStore], path: Path, checksums: bool, commit: int) -> RecordStore:

@@ -16,7 +16,7 @@ from stepwell.stores.records.meta import Meta
 from stepwell.stores.records.tables import change_memory, map_file
 from stepwell.stores.records.writer import RecordWriter, load_dictionary
 
-__all__ = ["View", "look"]
+__all__ = ["View", "look", "look_at", "rebalanced"]
 
 _PATIENCE_S = 5.0
 
@@ -64,6 +64,12 @@ def look(root: Path, *, checksums: bool, old: View | None = None) -> View:
                 root, meta, control, length, meta.commit + len(commits), commits,
                 checksums=checksums, old=None,
             )  # fmt: skip
+
+
+def look_at(meta: Meta, root: Path, checksums: bool, old: View | None) -> View:
+    """Map a store for its own writer, who knows what is committed."""
+    control = map_control(root)
+    return _mapped(root, meta, control, meta.length, meta.commit, [], checksums=checksums, old=old)
 
 
 def _state(
