@@ -1,0 +1,103 @@
+"""Records of other formats into a record store, and out of it again.
+
+convert("train.parquet", "train", compress="zstd")      a store of what is in a file
+convert("train", "labels.npy", field="label")           a file of what is in a store
+
+| format | at a path | in | out |
+|---|---|---|---|
+| npy | `a.npy` | yes | one field, or all if they are of fixed shape |
+| npz | `a.npz` | yes | yes, from the start after a kill |
+| parquet | `a.parquet` | yes | yes, from the start after a kill |
+| parquet | a directory of `*.parquet` | yes | `to="parquet"` |
+| arrayrecord | a directory of `*.array_record` | yes | one field |
+| huggingface | a directory by `Dataset.save_to_disk` | yes | |
+| folder | `root/<class>/<file>` | yes | `to="folder"` |
+
+One of both paths is a record store. Memory is a few batches of 8 MiB, however large the source.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from stepwell.stores.records.layout import Compress
+
+__all__ = ["ConvertReport", "convert"]
+
+PART_BYTES = 256 << 20
+
+
+class ConvertReport(NamedTuple):
+    """What was converted."""
+
+    path: Path
+    source_format: str
+    target_format: str
+    records: int
+    resumed_at: int
+    """The records that an earlier attempt had converted."""
+
+
+def convert(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    to: str | None = None,
+    field: str | None = None,
+    compress: "Compress" = "raw",
+    level: int | None = None,
+    chunk_records: int = 8192,
+    part_bytes: int = PART_BYTES,
+    overwrite: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> ConvertReport:
+    """Make a record store of `source`, or, if that is one, something else of it.
+
+    The paths say what is meant; `to` does where the target is a directory. `compress`, `level` and
+    `chunk_records` are those of the store that is made; `field` chooses one of the store that is
+    read, and `part_bytes` is the size of each file where a directory of files is written.
+    `on_progress` is called with the records that are done and all there are.
+
+    After a kill or an error the same call goes on where it was, except to a `.npz` or a single
+    `.parquet` file, which begin anew; a file never has its final name before it is whole. What is
+    begun is in the store itself, or in `<target>.part`. Raises `FileExistsError` when `target` is
+    finished, or of another source or other options; `overwrite` replaces it then, unless it is a
+    directory that no conversion has made.
+    """
+    # Here, so that `import stepwell` need not know all formats.
+    from stepwell.converters.formats import format_of, target_format
+
+    given, made = Path(source), Path(target)
+    told = on_progress or (lambda done, total: None)
+    known = format_of(given)
+    if known == "records":
+        from stepwell.converters.out import write_from
+
+        if compress != "raw" or level is not None:
+            raise ValueError("compress is for a record store that is made; this one is read")
+        wanted = target_format(made, to)
+        records, resumed = write_from(
+            given, made, wanted, field, part_bytes, overwrite=overwrite, on_progress=told
+        )
+        return ConvertReport(made, known, wanted, records, resumed)
+
+    from stepwell.converters.into import fill_store, open_incoming
+
+    if to not in (None, "records") or made.suffix in (".npy", ".npz", ".parquet", ".array_record"):
+        raise ValueError(f"{given} is {known}, so {made} must be a record store: one of both is")
+    if field is not None:
+        raise ValueError("field chooses from a record store that is read; this one is made")
+    incoming = open_incoming(given, known)
+    resumed = fill_store(
+        incoming,
+        given,
+        made,
+        compress=compress,
+        level=level,
+        chunk_records=chunk_records,
+        overwrite=overwrite,
+        on_progress=told,
+    )
+    return ConvertReport(made, known, "records", incoming.total, resumed)
