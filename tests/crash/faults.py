@@ -30,7 +30,7 @@ part, which is no error. full: a part, and then ENOSPC."""
 
 _READS = ("pread", "readv")
 _WRITES = ("write", "pwrite")
-_OTHERS = ("open", "fsync", "replace", "close")
+_OTHERS = ("open", "fsync", "fdatasync", "ftruncate", "replace", "close")
 
 
 @dataclass
@@ -50,7 +50,7 @@ def fault(kind: Kind, number: int) -> Iterator[Fault]:
     elif kind == "EIO":
         watched = _READS + _WRITES + _OTHERS
     elif kind == "ENOSPC":
-        watched = (*_WRITES, "open", "fsync")
+        watched = (*_WRITES, "open", "fsync", "fdatasync")
     injected = Fault()
     seen = 0
 

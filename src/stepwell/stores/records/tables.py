@@ -2,6 +2,7 @@
 
 import mmap
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ class TableFile:
             data = change.appended.view(np.uint8)
             write_all(self._file, data, change.first * ENTRY.itemsize, self.path)
         if len(change.rows):
-            put_entries(self._memory, change.rows, change.changed)
+            self._put(change.rows, change.changed)
         blocks = _touched(change)
         sums = _core.block_sums(self._memory.view(np.uint8), blocks)
         self._write_sums(blocks, sums.view("<u4"))
@@ -87,8 +88,13 @@ class TableFile:
 
     def close(self) -> None:
         self._memory = np.empty(0, ENTRY)
-        for file in (self._file, self._sums):
-            os.close(file)
+        with ExitStack() as both:
+            both.callback(os.close, self._file)
+            both.callback(os.close, self._sums)
+
+    def _put(self, rows: Rows, entries: NDArray[Any]) -> None:
+        """Replace entries here and there. Tests that watch the disk do it through the file."""
+        self._memory[rows] = entries
 
     def _map(self) -> None:
         size = os.fstat(self._file).st_size // ENTRY.itemsize
@@ -111,11 +117,6 @@ class TableFile:
         for begin, end in zip([0, *cuts.tolist()], [*cuts.tolist(), len(blocks)], strict=True):
             data = np.ascontiguousarray(sums[begin:end]).view(np.uint8)
             write_all(self._sums, data, int(blocks[begin]) * _SUM_BYTES, self._sums_path)
-
-
-def put_entries(memory: NDArray[Any], rows: Rows, entries: NDArray[Any]) -> None:
-    """Replace entries here and there. Tests that watch the disk write them through the file."""
-    memory[rows] = entries
 
 
 def change_memory(

@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -461,21 +461,18 @@ class RecordWriter:
             raise BusyError(f"{self.root} was moved or replaced while it was written to")
 
     def _let_go(self, *, cut: bool) -> None:
-        try:
-            for table in self._tables:
-                if cut:
-                    table.cut(self.meta.peak)
-                table.close()
-            for chunk in self._chunks:
-                chunk.close(cut=cut)
-        finally:
-            self._tables, self._chunks = [], []
-            if self._journal >= 0:
-                os.close(self._journal)
-                self._journal = -1
+        with ExitStack() as last:  # all of it, whichever part fails; the lock at the end
             if self._lock is not None:
-                self._lock.release()
-                self._lock = None
+                last.callback(self._lock.release)
+            if self._journal >= 0:
+                last.callback(os.close, self._journal)
+            for table in self._tables:
+                last.callback(table.close)
+                if cut:
+                    last.callback(table.cut, self.meta.peak)
+            for chunk in self._chunks:
+                last.callback(chunk.close, cut=cut)
+            self._tables, self._chunks, self._journal, self._lock = [], [], -1, None
 
 
 def create_store(root: Path, meta: Meta) -> None:

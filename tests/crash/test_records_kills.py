@@ -1,0 +1,312 @@
+"""Record stores after a kill, a power cut and on a failing disk: exactly the last commit."""
+
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from stepwell import FormatError, RecordField, RecordStore
+from stepwell.stores.records import tables, writer as writer_module
+from stepwell.stores.records.layout import ENTRY
+from tests.crash.disk import Acknowledged, Crash, Synced, Written, recorded
+from tests.crash.faults import Kind, fault, on_a_small_disk
+from tests.crash.kills import KILLS, Victims
+
+FIELDS = {
+    "n": RecordField("<u4", (2,)),
+    "text": RecordField(bytes, compress="zstd"),
+    "label": RecordField("<i8", compress="lz4"),
+}
+Record = tuple[int, bytes, int]
+
+
+def record(stamp: int, i: int) -> Record:
+    """Something that differs for every commit and record."""
+    return stamp * 1000 + i, b"text of %d " % stamp * (i % 4), -stamp
+
+
+def batch(records: list[Record]) -> dict[str, Any]:
+    return {
+        "n": np.array([[n, n + 1] for n, _, _ in records], "<u4").reshape(-1, 2),
+        "text": [text for _, text, _ in records],
+        "label": np.array([label for _, _, label in records], np.int64),
+    }
+
+
+class Model:
+    """What a store holds after so many commits."""
+
+    def __init__(self) -> None:
+        self.stamp = 0
+        self.records: list[Record] = []
+
+    def advance(self, stamp: int) -> list[Record]:
+        while self.stamp < stamp:
+            self.stamp += 1
+            change(self.stamp, self.records, None)
+        return self.records
+
+
+def change(stamp: int, records: list[Record], store: RecordStore | None) -> None:
+    """Commit number `stamp`: done to the list, and to the store if it is given."""
+    chance = random.Random(stamp)
+    if stamp % 3 == 2 and len(records) > 4:
+        rows = chance.sample(range(len(records)), 3)
+        new = [record(stamp, row) for row in rows]
+        if store is not None:
+            store.update(rows, batch(new))
+        for row, value in zip(rows, new, strict=True):
+            records[row] = value
+    if stamp % 5 == 3 and len(records) > 4:
+        rows = chance.sample(range(len(records)), 4)
+        if store is not None:
+            store.delete(rows)
+        for row in sorted(rows, reverse=True):
+            records[row] = records[-1]
+            records.pop()
+    new = [record(stamp, i) for i in range(chance.randrange(5))]
+    if store is not None:
+        store.append(batch(new))
+        if stamp % 10 == 9:
+            store.rebalance(chunk_records=chance.choice([16, 64]))
+        else:
+            store.commit()
+    records += new
+
+
+def contents(store: RecordStore) -> list[Record]:
+    found = store[:]
+    pairs = found["n"].tolist()
+    assert all(second == first + 1 for first, second in pairs)
+    texts = [row.tobytes() for row in found["text"]]
+    return [
+        (first, text, label)
+        for (first, _), text, label in zip(pairs, texts, found["label"].tolist(), strict=True)
+    ]
+
+
+# Promise 1: kills.
+
+
+def work(folder: Path, first: int) -> Iterator[int]:
+    """One commit after the other, some of them a rebalance; the stamp is their number."""
+    path = folder / "store"
+    model = Model()
+    model.advance(first - 1)
+    if not (path / "meta.json").exists():
+        shutil.rmtree(path, ignore_errors=True)
+        RecordStore.create(path, FIELDS, chunk_records=64).close()
+    for begin in count(first, 7):
+        with RecordStore.open(path, "a", grow_bytes=1 << 14, writers=2) as store:
+            for stamp in range(begin, begin + 7):
+                model.stamp = stamp
+                change(stamp, model.records, store)
+                yield stamp
+
+
+def test_kills(quick_path: Path) -> None:
+    path = quick_path / "store"
+    chance = random.Random()
+    model = Model()
+    last = behind = inside = 0
+    longest_s = 0.03
+    with Victims("tests.crash.test_records_kills:work", quick_path) as victims:
+        for number in range(2 * KILLS):
+            acknowledged = victims.kill(last + 1, chance.uniform(0, longest_s))
+            longest_s = min(longest_s * 1.2, 2) if acknowledged == last else longest_s * 0.9
+            if not (path / "meta.json").exists():
+                assert acknowledged == 0
+                continue
+            behind += (path / "journal.zr").stat().st_size > 0
+            inside += len(list(path.glob("n*.offset"))) > 1
+            with RecordStore.open(path) as store:
+                found = contents(store)
+            if found == model.advance(acknowledged):
+                last = acknowledged
+            else:
+                assert found == model.advance(acknowledged + 1)
+                last = acknowledged + 1
+            if number % 10 == 0:
+                assert RecordStore.open(path).verify() == []
+    # Otherwise no kill came at an interesting moment: after a commit, in a rebalance.
+    assert behind > 0
+    assert inside > 0
+    with RecordStore.open(path, "a") as store:
+        assert contents(store) == model.records
+    assert {file.stem.split(".")[0] for file in path.glob("*.offset")} == set(FIELDS)
+    assert len(list(path.glob("*.offset"))) == len(FIELDS)
+    assert not list(path.rglob(".*"))
+
+
+# Promise 2: power cuts.
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files grow by little, and every write is seen."""
+
+    def put(self: tables.TableFile, rows: NDArray[Any], entries: NDArray[Any]) -> None:
+        for row, entry in zip(rows.tolist(), entries, strict=True):
+            os.pwrite(self._file, entry.tobytes(), row * ENTRY.itemsize)
+
+    monkeypatch.setattr(tables, "_GROW_ENTRIES", 256)
+    monkeypatch.setattr(tables.TableFile, "_put", put)
+    monkeypatch.setattr(writer_module, "_JOURNAL_STEP", 1024)
+    monkeypatch.setattr(writer_module, "_JOURNAL_BYTES", 1500)
+
+
+def restarted(path: Path) -> None:
+    """As if the machine had been started anew since."""
+    with (path / "writer.lock").open("r+b") as file:
+        file.truncate(0)
+
+
+STAMPS = [1, 2, 4, 6, 7, 12, 19]
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_power_cuts(quick_path: Path) -> None:
+    path = quick_path / "store"
+    RecordStore.create(path, FIELDS, chunk_records=5, grow_bytes=512).close()
+    records: list[Record] = []
+    states: list[list[Record]] = [[]]
+    with recorded(path) as disk, RecordStore.open(path, "a", grow_bytes=512) as store:
+        for number, stamp in enumerate(STAMPS, 1):
+            change(stamp, records, store)
+            disk.acknowledge(number)
+            states.append(list(records))
+        store.close()
+    checked = 0
+    for crash in disk.crashes(tries=2):
+        checked += 1
+        _check_crash(quick_path / str(checked), crash, states, checked)
+    assert checked > 200
+
+
+def _check_crash(path: Path, crash: Crash, states: list[list[Record]], number: int) -> None:
+    crash.write(path)
+    (path / "chunk").mkdir(exist_ok=True)
+    restarted(path)
+    done = crash.acknowledged or 0
+    found = contents(RecordStore.open(path))
+    assert found in states[done : done + 2], (done, crash.after)
+    if number % 4 == 0:
+        assert RecordStore.open(path).verify() == []
+        with RecordStore.open(path, "a", grow_bytes=512) as store:
+            change(100, found, store)
+        assert contents(RecordStore.open(path)) == found
+    shutil.rmtree(path)
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_payloads_are_on_the_disk_before_the_journal(quick_path: Path) -> None:
+    path = quick_path / "store"
+    RecordStore.create(path, FIELDS).close()
+    with recorded(path) as disk, RecordStore.open(path, "a", grow_bytes=512) as store:
+        store.append(batch([record(1, i) for i in range(9)]))
+        store.commit()
+        disk.acknowledge(1)
+    journal, chunk = disk.names["journal.zr"], max(disk.names.values()) + 1
+    before = disk.events[: disk.events.index(Acknowledged(1))]
+    syncs = [event.what for event in before if isinstance(event, Synced)]
+    assert syncs.index(chunk) < syncs.index("chunk") < len(syncs) - 1 - syncs[::-1].index(journal)
+    last = max(i for i, e in enumerate(before) if isinstance(e, Written) and e.inode == journal)
+    assert Synced(journal) in before[last:]
+
+
+# Promise 8: errors.
+
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_every_call_fails_once(quick_path: Path, kind: Kind) -> None:
+    old = quick_path / "old"
+    before: list[Record] = []
+    with RecordStore.create(old, FIELDS, chunk_records=5) as store:
+        change(1, before, store)
+    failed = set()
+    for number in count():
+        path = quick_path / str(number)
+        shutil.copytree(old, path)
+        after, error = list(before), None
+        states = [list(before)]
+        try:
+            with fault(kind, number) as injected, RecordStore.open(path, "a") as store:
+                for stamp in (2, 3, 9):
+                    change(stamp, after, store)
+                    states.append(list(after))
+        except (OSError, FormatError, ValueError) as caught:
+            error = caught
+        if injected.name is None:
+            assert error is None
+            break
+        failed.add(injected.name)
+        found = contents(RecordStore.open(path))
+        if error is None:
+            assert found == after
+        else:
+            # The last one that returned, or the one that failed, which may be there.
+            after = list(before)
+            possible = [list(before)]
+            for stamp in (2, 3, 9):
+                change(stamp, after, None)
+                possible.append(list(after))
+            assert found in possible[len(states) - 1 : len(states) + 1]
+        assert RecordStore.open(path).verify() == []
+        with RecordStore.open(path, "a") as store:
+            change(50, found, store)
+        assert contents(RecordStore.open(path)) == found
+        shutil.rmtree(path)
+    assert "pwrite" in failed
+
+
+def test_an_append_that_failed_has_added_nothing(quick_path: Path) -> None:
+    with RecordStore.create(quick_path / "store", FIELDS) as store:
+        records = [record(1, i) for i in range(5)]
+        store.append(batch(records))
+        with pytest.raises(OSError, match="No space left"), fault("full", 0):
+            store.append(batch([record(2, i) for i in range(5)]))
+        assert contents(store) == records
+        store.append(batch([record(3, 0)]))
+    assert contents(RecordStore.open(quick_path / "store")) == [*records, record(3, 0)]
+    assert RecordStore.open(quick_path / "store").verify() == []
+
+
+FULL = """
+import errno, sys
+from pathlib import Path
+import numpy as np
+from stepwell import RecordStore
+path = Path(sys.argv[1]) / "store"
+acknowledged = 0
+store = RecordStore.create(path, {"x": ("u1", (1000,)), "n": "<i8"}, chunk_records=20)
+try:
+    for i in range(10_000):
+        store.append({"x": np.full((3, 1000), i % 256, "u1"), "n": [i] * 3})
+        store.commit()
+        acknowledged = i + 1
+except OSError as error:
+    assert error.errno == errno.ENOSPC, repr(error)
+else:
+    raise SystemExit("there was room")
+try:
+    store.close()
+except OSError as error:
+    assert error.errno == errno.ENOSPC, repr(error)
+found = RecordStore.open(path)
+assert len(found) in (3 * acknowledged, 3 * acknowledged + 3), (len(found), acknowledged)
+assert found["n"][:].tolist() == [i for i in range(len(found) // 3) for _ in range(3)]
+assert found.verify() == []
+print("full")
+"""
+
+
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    assert on_a_small_disk(tmp_path, "4m", FULL) == "full\n"
