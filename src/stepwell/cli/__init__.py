@@ -2,7 +2,7 @@
 
 import typer
 
-from stepwell.cli import console, convert, games, pack, sources, steps
+from stepwell.cli import console, convert, games, pack, records, sources, steps, verify
 
 __all__ = ["app", "main"]
 
@@ -18,11 +18,12 @@ app.command()(games.play)
 app.command()(games.migrate)
 app.command()(steps.build)
 app.command()(steps.append)
-app.command()(steps.verify)
+app.command()(verify.verify)
 app.command()(steps.query)
 app.command()(steps.export)
 app.command()(convert.convert)
 app.add_typer(pack.app, name="pack")
+app.add_typer(records.app, name="records")
 
 
 @app.callback()

@@ -1,9 +1,9 @@
-"""`stepwell build`, `append`, `verify`, `query` and `export`: step datasets."""
+"""`stepwell build`, `append`, `query` and `export`: step datasets."""
 
 import json
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -12,7 +12,6 @@ from rich.table import Table
 import stepwell as sw
 from stepwell.cli.console import (
     JsonOption,
-    err,
     out,
     progress,
     show,
@@ -21,7 +20,7 @@ from stepwell.cli.console import (
 from stepwell.cli.games import SkipOption
 from stepwell.game2048 import BuildReport, append_runs, build_dataset
 
-__all__ = ["append", "build", "export", "query", "verify"]
+__all__ = ["append", "build", "export", "query"]
 
 RunsArgument = Annotated[
     Path, typer.Argument(metavar="RUNS", help="A directory of run files, or a pack.")
@@ -80,32 +79,6 @@ def _report(report: BuildReport, begin: float, as_json: bool) -> None:
         "seconds": round(time.perf_counter() - begin, 3),
     }
     show(facts, as_json)
-
-
-def verify(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A step dataset or a pack.")],
-    as_json: JsonOption = False,
-) -> None:
-    """Check everything. Exit code 2 when something is broken, with a list of what."""
-    problems: list[sw.FormatError]
-    try:
-        options: dict[str, Any] = {"memory": "map"} if path.is_dir() else {}
-        with sw.open(path, **options) as source, progress("verifying") as on_progress:
-            if not isinstance(source, sw.StepDataset | sw.PackReader):
-                raise ValueError(f"{path}: only step datasets and packs carry sums")
-            problems = source.verify(on_progress=on_progress)
-    except sw.FormatError as error:
-        problems = [error]
-    if as_json:
-        broken = [{"offset": p.offset, "problem": p.args[0]} for p in problems]
-        show({"path": str(path), "ok": not problems, "problems": broken}, as_json)
-    else:
-        for problem in problems:
-            err.print(str(problem), markup=False, soft_wrap=True)
-        verdict = "INVALID" if problems else "OK"
-        out.print(f"{verdict}: {path}", markup=False, soft_wrap=True)
-    if problems:
-        raise typer.Exit(2)
 
 
 def query(

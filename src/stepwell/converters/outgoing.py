@@ -39,6 +39,8 @@ class Outgoing:
         known = store.attributes.get("names")
         originals = known if isinstance(known, dict) else {}
         names = {str(originals.get(name, name)): name for name in store.schema}
+        if len(names) < len(store.schema):  # an attribute of the user's own
+            names = {name: name for name in store.schema}
         if field is not None:
             name = names.get(field, field)
             if name not in store.schema:

@@ -161,10 +161,25 @@ class RecordStore(Source):
         return total
 
     @property
+    def chunk_files(self) -> list[Path]:
+        return list((self._path / CHUNKS).glob("*.zr"))
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the chunk files; while a writer is at work they are longer than what is in
+        them."""
+        return sum(file.stat().st_size for file in self.chunk_files)
+
+    @property
     def utilization(self) -> float:
         """Live payload bytes over the bytes of the chunk files: what a rebalance could bring."""
-        files = sum(file.stat().st_size for file in (self._path / CHUNKS).glob("*.zr"))
+        files = self.file_bytes
         return self.stored_bytes / files if files else 1.0
+
+    @property
+    def generation(self) -> int:
+        """How often the store was rebalanced."""
+        return self._view.meta.generation
 
     @overload  # type: ignore[override]
     def __getitem__(self, key: str) -> RecordColumn: ...

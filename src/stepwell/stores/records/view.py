@@ -41,19 +41,21 @@ def look(root: Path, *, checksums: bool, old: View | None = None) -> View:
     """
     deadline = time.monotonic() + _PATIENCE_S
     while True:
+        meta = Meta.read(root)
         try:
-            meta = Meta.read(root)
             control = map_control(root)
             state = _state(root, meta, control)
             if state is not None:
                 return _mapped(root, meta, control, *state, checksums=checksums, old=old)
             _settle(root)
-        except (BusyError, FileNotFoundError):
-            # A writer is about to finish a commit, or another generation took the place of the
-            # one that was being looked at.
-            if time.monotonic() > deadline or not (root / "meta.json").exists():
+        except BusyError:  # a writer is about to finish a commit
+            if time.monotonic() > deadline:
                 raise
             time.sleep(0.002)
+        except FileNotFoundError as error:
+            # Another generation may have taken the place of the one that was being looked at.
+            if Meta.read(root).generation == meta.generation:
+                raise FormatError("the file is missing", path=str(error.filename)) from None
         except OSError as error:
             if isinstance(error, BusyError) or not _may_not_write(error):
                 raise
