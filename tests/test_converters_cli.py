@@ -40,13 +40,13 @@ def test_there_and_back(npy: Path, tmp_path: Path) -> None:
 def test_options(tmp_path: Path) -> None:
     records = mixed()
     store = store_of(tmp_path / "store", records)
-    done = stepwell("convert", store, tmp_path / "out", "--to", "parquet", "--field", "text")
-    assert (done.returncode, done.stderr) == (0, "")
+    for _ in range(2):
+        args = ("--to", "parquet", "--field", "text", "--overwrite")
+        done = stepwell("convert", store, tmp_path / "out", *args)
+        assert (done.returncode, done.stderr) == (0, "")
     done = stepwell("convert", tmp_path / "out", tmp_path / "text", "--chunk-records", "7")
     assert (done.returncode, done.stderr) == (0, "")
     assert_same(contents(tmp_path / "text"), {"text": records["text"]})
-    done = stepwell("convert", tmp_path / "out", tmp_path / "text", "--overwrite")
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_errors_are_one_line(npy: Path, tmp_path: Path) -> None:
@@ -54,10 +54,8 @@ def test_errors_are_one_line(npy: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for args, code, text in [
         ((npy, tmp_path / "store"), 1, "this conversion is finished (1,000 records)"),
-        ((tmp_path / "absent", tmp_path / "b"), 1, "No such file"),
         ((tmp_path / "empty", tmp_path / "b"), 1, "expected a record store, a .npy"),
         ((npy, tmp_path / "b.npy"), 2, "must be a record store"),
-        ((tmp_path / "store", tmp_path / "b"), 2, "expected a name that ends in"),
         ((tmp_path / "store", tmp_path / "b.npy", "--field", "x"), 1, "expected a field of data"),
     ]:
         done = stepwell("convert", *args)
