@@ -33,7 +33,7 @@ Place load_place(const std::byte* from) {
 void wait_for_writer(unsigned tries) {
   if (tries < 64)
     sched_yield();
-  else if (tries < 5000)
+  else if (tries < 1000)
     usleep(200);
   else
     throw Unsettled("a writer stopped in the middle of a commit; refresh() settles it");

@@ -64,9 +64,10 @@ def head(
             }
             print(json.dumps({"record": row, **values}))
         return
-    table = Table("record")
+    table = Table()
+    table.add_column("record", no_wrap=True, min_width=6)
     for name in columns:
-        table.add_column(escape(name), overflow="ellipsis", no_wrap=True)
+        table.add_column(escape(name), overflow="ellipsis", no_wrap=True, min_width=6)
     for i, row in enumerate(rows.tolist()):
         shown = [_short(v[i]) if there[name][i] else "-" for name, v in columns.items()]
         table.add_row(str(row), *map(escape, shown))

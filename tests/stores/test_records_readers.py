@@ -1,0 +1,263 @@
+"""Readers beside a writer: whole records, all fields of one commit, whatever happens meanwhile."""
+
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stepwell import BusyError, Loader, RecordField, RecordStore
+from tests import ROOT, children, scaled
+
+FIELDS = {
+    "n": RecordField("<u8", (3,)),
+    "text": RecordField(bytes, compress="zstd"),
+}
+
+
+def batch(stamps: np.ndarray) -> dict[str, object]:
+    """Records that say in each field which they are."""
+    return {
+        "n": np.stack([stamps, stamps * 3, stamps * 7], 1).astype("<u8"),
+        "text": [b"%d " % stamp * (stamp % 50 + 1) for stamp in stamps.tolist()],
+    }
+
+
+WRITER = """
+import sys, time
+import numpy as np
+from stepwell import RecordStore
+from tests.stores.test_records_readers import batch
+path, seconds = sys.argv[1], float(sys.argv[2])
+rng = np.random.default_rng(1)
+stamp, commits, end = 10_000, 0, time.monotonic() + seconds
+with RecordStore.open(path, "a", grow_bytes=1 << 16) as store:
+    while time.monotonic() < end:
+        store.update(rng.choice(len(store), 20, replace=False), batch(np.arange(stamp, stamp + 20)))
+        store.append(batch(np.arange(stamp + 20, stamp + 25)))
+        store.delete(rng.choice(len(store), 3, replace=False))
+        stamp += 25
+        commits += 1
+        store.rebalance() if commits % 50 == 0 else store.commit()
+print(commits)
+"""
+
+READER = """
+import sys, time
+import numpy as np
+from stepwell import BusyError, Loader, RecordStore
+path, seed, end = sys.argv[1], int(sys.argv[2]), time.monotonic() + float(sys.argv[3])
+rng = np.random.default_rng(seed)
+store = RecordStore.open(path)
+read = longest = 0
+while time.monotonic() < end:
+    try:
+        found = store.take(rng.integers(0, len(store), 64))
+    except BusyError as error:
+        assert "refresh" in str(error), error
+        store.refresh()
+        continue
+    n = found["n"]
+    assert (n[:, 1] == n[:, 0] * 3).all() and (n[:, 2] == n[:, 0] * 7).all()
+    for stamp, text in zip(n[:, 0].tolist(), found["text"]):
+        assert text.tobytes() == b"%d " % stamp * (stamp % 50 + 1), (stamp, text.tobytes()[:20])
+    read += 64
+    if rng.integers(20) == 0:
+        store.refresh()
+        longest = max(longest, len(store))
+print(read, longest)
+"""
+
+
+def test_eight_readers_and_a_writer(quick_path: Path) -> None:
+    path = quick_path / "store"
+    with RecordStore.create(path, FIELDS, chunk_records=100) as store:
+        store.append(batch(np.arange(500)))
+    seconds = str(scaled(4))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def start(script: str, *args: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", script, str(path), *args],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    readers = [start(READER, str(seed), seconds) for seed in range(8)]
+    writer = start(WRITER, seconds)
+    results = []
+    for process in [*readers, writer]:
+        out, error = process.communicate(timeout=100)
+        assert (process.returncode, error) == (0, "")
+        results.append([int(word) for word in out.split()])
+    assert all(read > 0 for read, _ in results[:-1])
+    assert max(longest for _, longest in results[:-1]) > 500  # someone saw it grow
+    assert results[-1][0] > 10
+
+
+def test_a_take_sees_all_fields_of_one_commit(quick_path: Path) -> None:
+    """A writer that stops between two tables is waited for; one that is gone is helped out."""
+    path = quick_path / "store"
+    with RecordStore.create(path, FIELDS) as store:
+        store.append(batch(np.arange(100)))
+    reader = RecordStore.open(path)
+    script = """
+import os, sys
+import numpy as np
+from stepwell import RecordStore
+from stepwell.stores.records.tables import TableFile
+from tests.stores.test_records_readers import batch
+store = RecordStore.open(sys.argv[1], "a")
+store.update(np.arange(100), batch(np.arange(1000, 1100)))
+change, done = TableFile.change, []
+def once(self, *args):
+    change(self, *args)
+    os.kill(os.getpid(), 9)
+TableFile.change = once
+store.commit()
+"""
+    done = children.python(script, path, env={"PYTHONPATH": str(ROOT)})
+    assert done.returncode == -signal.SIGKILL
+    found = reader.take(np.arange(100))
+    assert found["n"][:, 0].tolist() == list(range(1000, 1100))
+    assert found["text"].row(5).tobytes() == b"1005 " * 6
+    assert RecordStore.open(path).verify() == []
+
+
+def test_a_loader_is_told_of_a_writer_that_stopped(quick_path: Path) -> None:
+    path = quick_path / "store"
+    with RecordStore.create(path, {"n": "<u8"}) as store:
+        store.append({"n": np.arange(10)})
+    reader = RecordStore.open(path)
+    with (path / "writer.lock").open("r+b") as file:
+        file.write((7).to_bytes(8, "little"))
+    with pytest.raises(BusyError, match=r"refresh\(\) settles it"):
+        next(iter(Loader(reader, 4)))
+    reader.refresh()
+    assert len(next(iter(Loader(reader, 4)))["n"]) == 4
+
+
+def test_a_directory_that_cannot_be_written_to(quick_path: Path) -> None:
+    """The commits of the journal are there all the same, in memory of the reader's own."""
+    path = quick_path / "store"
+    with RecordStore.create(path, FIELDS) as store:
+        store.append(batch(np.arange(300)))
+    with RecordStore.open(path, "a", grow_bytes=4096) as store:
+        store.update([1, 2, 299], batch(np.array([7, 8, 9])))
+        store.append(batch(np.array([500])))
+        store.commit()
+        shutil.copytree(path, quick_path / "copy")  # as a kill would leave it
+    copy = quick_path / "copy"
+    with (copy / "n.offset").open("r+b") as file:
+        file.seek(16)
+        file.write(bytes(16))  # not all of it had reached the disk
+    (copy / "writer.lock").write_bytes(b"")
+    script = """
+import os, sys
+import numpy as np
+from stepwell import RecordStore
+if os.getuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+store = RecordStore.open(sys.argv[1])
+assert len(store) == 301
+assert store["n"][[1, 2, 299, 300]][:, 0].tolist() == [7, 8, 9, 500]
+assert store["text"][1] == b"7 " * 8
+assert store.verify() == []
+try:
+    RecordStore.open(sys.argv[1], "a")
+except PermissionError:
+    print("refused")
+"""
+    for folder, _, files in os.walk(quick_path):
+        os.chmod(folder, 0o555)
+        for name in files:
+            os.chmod(Path(folder) / name, 0o444)
+    try:
+        before = {file: file.read_bytes() for file in copy.rglob("*") if file.is_file()}
+        assert children.answer(script, copy) == "refused"
+        assert before == {file: file.read_bytes() for file in copy.rglob("*") if file.is_file()}
+    finally:
+        for folder, _, _ in os.walk(quick_path):
+            os.chmod(folder, 0o755)
+
+
+def test_views_stay_valid(quick_path: Path) -> None:
+    """What was handed out without a copy is there for as long as it is kept."""
+    path = quick_path / "store"
+    with RecordStore.create(path, {"x": ("<f4", (50,))}) as store:
+        store.append({"x": np.arange(5000, dtype="f4").reshape(100, 50)})
+    store = RecordStore.open(path)
+    views = store["x"].views([3, 99])
+    assert not views[0].flags.owndata
+    assert not views[0].flags.writeable
+    with RecordStore.open(path, "a") as writer:
+        writer.update(np.arange(100), {"x": np.zeros((100, 50), "f4")})
+        writer.rebalance()
+    store.close()
+    del store
+    shutil.rmtree(path)
+    assert views[0].tolist() == list(range(150, 200))
+    assert views[1].tolist() == list(range(4950, 5000))
+
+
+def test_a_reader_follows_a_growing_store(quick_path: Path) -> None:
+    path = quick_path / "store"
+    writer = RecordStore.create(path, {"n": "<u8"}, chunk_records=10, grow_bytes=256)
+    reader = RecordStore.open(path)
+    assert len(reader) == 0
+    for turn in range(1, 30):
+        writer.append({"n": np.arange(turn * 10, turn * 10 + 7)})
+        assert reader.refresh() == 0
+        writer.commit()
+        assert len(reader) == 7 * (turn - 1)
+        assert reader.refresh() == 7
+        assert reader["n"][-1] == turn * 10 + 6
+    writer.close()
+    assert reader.refresh() == 0
+    assert reader["n"][0] == 10
+
+
+def test_a_reader_beside_a_rebalance(quick_path: Path) -> None:
+    path = quick_path / "store"
+    with RecordStore.create(path, {"n": "<u8"}, chunk_records=10) as store:
+        store.append({"n": np.arange(95)})
+    reader = RecordStore.open(path)
+    with RecordStore.open(path, "a") as store:
+        store.delete([0])
+        store.rebalance(chunk_records=20)
+        assert len(store.chunk_files) == 5
+        assert reader["n"][:].tolist()[1:] == list(range(1, 95))  # as it was
+        assert reader.refresh() == -1
+        assert reader["n"][:].tolist() == [94, *range(1, 94)]
+        assert reader.generation == 1
+
+
+def test_forked_and_pickled(quick_path: Path) -> None:
+    path = quick_path / "store"
+    with RecordStore.create(path, FIELDS) as store:
+        store.append(batch(np.arange(50)))
+        store.commit()
+        again = pickle.loads(pickle.dumps(store))
+        assert not again.writable
+        assert len(again) == 50
+
+        def work() -> list[int]:
+            with pytest.raises(ValueError, match="by the process this one was forked from"):
+                store.append(batch(np.arange(3)))
+            first: list[int] = store["n"][:][:, 0].tolist()
+            store.close()  # takes nothing from the parent
+            return first
+
+        assert children.in_fork(work) == list(range(50))
+        store.append(batch(np.array([50])))
+    assert len(RecordStore.open(path)) == 51
+    column = pickle.loads(pickle.dumps(RecordStore.open(path)["n"]))
+    assert column[49].tolist() == [49, 147, 343]
