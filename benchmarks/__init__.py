@@ -4,7 +4,9 @@
     python -m benchmarks.loader    a whole shuffled epoch: against every other loader
     python -m benchmarks.shuffle   row numbers alone: against stored permutations
     python -m benchmarks.pack      runs of different lengths: files, LMDB, JSON, plain Python
-    python -m benchmarks.report    all four, into docs/performance.md and its plot
+    python -m benchmarks.steps     datasets of steps: filters, appends, a database
+    python -m benchmarks.records   records that change: against every other format of records
+    python -m benchmarks.report    all of these, into docs/performance.md and its plot
     python -m benchmarks.demo      what `make demo` shows
 
 The machines these run on are noisy, so candidates take turns in short rounds and only

@@ -90,7 +90,8 @@ def assert_batch(got: Batch, want: Expected) -> None:
                 assert_array(mine, theirs)
             if values:  # all rows at once: there are tests with a hundred thousand of them
                 begin, end = got[name].offsets[[0, -1]]
-                assert_array(got[name].values[begin:end], np.concatenate(values))
+                joined = np.concatenate(values, dtype=values[0].dtype)
+                assert_array(got[name].values[begin:end], joined)
         else:
             assert type(got[name]) is np.ndarray
             assert_array(got[name], values)

@@ -11,6 +11,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field as default
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +20,7 @@ import lz4.block
 import numpy as np
 import zstandard
 
-from tests.reference.runs import crc32c
+from tests.reference import runs
 
 RAW, FLATE, ZSTD, ZSTD_DICT, LZ4 = range(5)
 CODECS = {"raw": RAW, "flate": FLATE, "zstd": ZSTD, "zstd-dict": ZSTD_DICT, "lz4": LZ4}
@@ -28,6 +29,9 @@ ENTRY, FRAME, HEAD, BLOCK = 16, 24, 48, 256
 MISSING = bytes(ENTRY)
 
 Record = dict[str, bytes | None]
+
+crc32c = lru_cache(4096)(runs.crc32c)
+"""Most bytes of a store are summed again and again while it is tested."""
 
 
 class Broken(ValueError):

@@ -207,7 +207,7 @@ class RecordWriter:
         parts, at = [], 0
         each = places.reshape(len(numbers), len(rows), -1)
         while at < len(rows):
-            chunk = self._chunk_of(0, newest=False)
+            (chunk,) = self._with_room(1)
             end = min(len(rows), at + self.meta.chunk_records - chunk.records)
             some = np.ascontiguousarray(each[:, at:end]).reshape(-1)
             new = np.arange(self.staging.length + at, self.staging.length + end, dtype=np.int64)
@@ -358,10 +358,14 @@ class RecordWriter:
         writers = 1 if newest or int(ends[-1]) < _SLAB_BYTES // 8 else self._writers
         cuts = [len(numbers) * k // writers for k in range(writers + 1)]
 
+        # Each of them has a chunk of its own from the beginning to the end.
+        own = self._newest() if newest else self._with_room(writers)
+
         def part(writer: int) -> dict[int, bytes]:
-            made, at = [], cuts[writer]
+            made, at, chunk = [], cuts[writer], own[writer]
             while at < cuts[writer + 1]:
-                chunk = self._chunk_of(writer, newest)
+                if chunk.records >= self.meta.chunk_records:
+                    chunk = self._begin_chunk()
                 room = self.meta.chunk_records - chunk.records
                 limit = (int(ends[at - 1]) if at else 0) + _SLAB_BYTES
                 fit = max(int(np.searchsorted(ends, limit, "right")), at + 1)
@@ -374,26 +378,26 @@ class RecordWriter:
 
         if writers == 1:
             return part(0)
-        for writer in range(writers):
-            self._chunk_of(writer, newest=False)
         with ThreadPoolExecutor(writers) as pool:
             return joined([made for made in pool.map(part, range(writers)) if made])
 
-    def _chunk_of(self, writer: int, newest: bool) -> ChunkFile:
-        """The chunk that a writer writes to; full ones stay open until they are committed."""
-        full = self.meta.chunk_records
+    def _with_room(self, count: int) -> list[ChunkFile]:
+        """Chunks that can be written to; full ones stay open until they are committed."""
+        found = [c for c in self._chunks if c.records < self.meta.chunk_records][:count]
+        return found + [self._begin_chunk() for _ in range(count - len(found))]
+
+    def _newest(self) -> list[ChunkFile]:
+        """The chunk with the highest id there is, if it has room, or one with a higher one."""
+        last = max(self._chunks, key=lambda chunk: chunk.id, default=None)
+        if last is None or last.id < self.meta.next_chunk - 1:
+            return [self._begin_chunk()]
+        return [last]
+
+    def _begin_chunk(self) -> ChunkFile:
+        chunk = self.new_chunk()
         with self._guard:
-            room = [chunk for chunk in self._chunks if chunk.records < full]
-            if newest:
-                last = max(self._chunks, key=lambda chunk: chunk.id, default=None)
-                found = last if last in room and last.id == self.meta.next_chunk - 1 else None
-            else:
-                found = room[writer] if writer < len(room) else None
-        if found is None:
-            found = self.new_chunk()
-            with self._guard:
-                self._chunks.append(found)
-        return found
+            self._chunks.append(chunk)
+        return chunk
 
     def _frames(
         self, values: Mapping[str, Values], numbers: Rows, begin: int, end: int, chunk: ChunkFile
