@@ -110,7 +110,7 @@ template <class Work>
 void in_pieces(std::size_t count, std::size_t bytes, Work&& work) {
   if (count == 0) return;
   const std::size_t step = std::max<std::size_t>(kPiece / std::max<std::size_t>(bytes / count, 1), 1);
-  share_out((count + step - 1) / step, usable_cores(), [&](std::size_t piece) {
+  share_out((count + step - 1) / step, shared_pool().helpers() + 1, [&](std::size_t piece) {
     work(piece * step, std::min(count, (piece + 1) * step));
   });
 }

@@ -93,7 +93,8 @@ unsigned usable_cores() {
   cpu_set_t mask;
   if (sched_getaffinity(0, sizeof mask, &mask) == 0)
     cores = std::max(1, CPU_COUNT(&mask));
-  if (const double quota = cgroup_quota(); quota > 0)
+  static const double quota = cgroup_quota();  // a dozen files: read once
+  if (quota > 0)
     cores = std::min(cores, std::max(1u, static_cast<unsigned>(std::ceil(quota))));
 #endif
   return cores;
