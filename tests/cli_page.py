@@ -25,7 +25,8 @@ GROUPS = {"pack": "`a2pack COMMAND` is the same as `stepwell pack COMMAND`."}
 
 def section(name: str, command: Any, heading: str = "##") -> str:
     if hasattr(command, "commands"):
-        parts = [f"{heading} stepwell {name} COMMAND\n\n{command.help} {GROUPS[name]}\n"]
+        about = f"{command.help} {GROUPS.get(name, '')}".rstrip()
+        parts = [f"{heading} stepwell {name} COMMAND\n\n{about}\n"]
         for inner, part in command.commands.items():
             parts.append(section(f"{name} {inner}", part, heading + "#"))
         return "\n".join(parts)

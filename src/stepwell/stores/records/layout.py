@@ -94,7 +94,9 @@ class RecordField:
         if compress not in CODECS:
             raise ValueError(f"compress: expected {', '.join(CODECS)}, got {compress!r}")
         if level is not None:
-            least, most, _ = _LEVELS.get(compress, (0, -1, 0))
+            if compress not in _LEVELS:
+                raise ValueError(f"level: {compress} has none, got {level}")
+            least, most, _ = _LEVELS[compress]
             if not least <= level <= most:
                 raise ValueError(f"level: {compress} has {least} to {most}, got {level}")
         for name, value in (

@@ -1,16 +1,21 @@
 """Live records, in order, in new chunks under the next generation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.files.atomic import sync_path
+from stepwell.ordered import in_order
+from stepwell.source import Rows
 from stepwell.stores.records.chunk import ChunkFile
 from stepwell.stores.records.journal import Change
-from stepwell.stores.records.layout import CHUNKS, ENTRY, sums_path, table_path
-from stepwell.stores.records.meta import ChunkState
+from stepwell.stores.records.layout import CHUNKS, ENTRY, FRAME_BYTES, sums_path, table_path
+from stepwell.stores.records.meta import Meta
 from stepwell.stores.records.tables import TableFile
 from stepwell.stores.records.writer import RecordWriter
 
@@ -18,7 +23,15 @@ __all__ = ["rebalance"]
 
 _LOOK_ROWS = 1 << 16
 _SLAB_BYTES = 1 << 23
-_FRAME = 32
+
+
+class _Slab(NamedTuple):
+    """Records that are copied together, and where they go."""
+
+    rows: Rows
+    places: NDArray[Any]
+    chunk: ChunkFile
+    position: int
 
 
 def rebalance(
@@ -28,69 +41,81 @@ def rebalance(
     on_progress: Callable[[int, int], None] | None,
 ) -> None:
     """Nothing but new files until the last step, which is one rename."""
-    root, old = writer.root, writer.meta
     writer.checkpoint()
-    generation, length = old.generation + 1, old.length
-    size = chunk_records or old.chunk_records
-    tables: list[TableFile] = []
-    chunk: ChunkFile | None = None
-    first_chunk = writer.meta.next_chunk
-    numbers = list(range(len(old.fields)))
-    try:
+    root, old, first_chunk = writer.root, writer.meta, writer.meta.next_chunk
+    generation, size = old.generation + 1, chunk_records or old.chunk_records
+    with ExitStack() as opened:
+        tables = []
         for name in old.fields:
             paths = table_path(root, name, generation), sums_path(root, name, generation)
             for path in paths:
                 path.unlink(missing_ok=True)
             tables.append(TableFile(*paths))
-        at = 0
-        while at < length:
-            look = np.arange(at, min(at + _LOOK_ROWS, length), dtype=np.int64)
-            places = records.places(look, numbers).view(ENTRY).reshape(len(numbers), -1)
-            ends = np.cumsum(places["length"].sum(0, dtype=np.int64) + _FRAME * len(numbers))
-            begin = 0
-            while begin < len(look):
-                if chunk is None or chunk.records >= size:
-                    if chunk is not None:
-                        chunk.sync()
-                        chunk.close(cut=True)
-                    chunk = writer.new_chunk()
-                limit = (int(ends[begin - 1]) if begin else 0) + _SLAB_BYTES
-                fit = max(int(np.searchsorted(ends, limit, "right")), begin + 1)
-                end = min(fit, begin + size - chunk.records)
-                rows = look[begin:end]
-                part = np.ascontiguousarray(places[:, begin:end]).view(np.uint8).reshape(-1)
-                frames, made = records.copy_frames(rows, part, rows, chunk.id, chunk.position)
-                chunk.write(frames, len(rows))
-                entries = made.view(ENTRY).reshape(len(numbers), -1)
-                for table, appended in zip(tables, entries, strict=True):
-                    empty = np.empty(0, np.int64)
-                    change = Change(int(rows[0]), appended, empty, np.empty(0, ENTRY))
-                    table.change(change, int(rows[-1]) + 1)
-                begin = end
-            at += len(look)
+            opened.callback(tables[-1].close)
+
+        def new_chunk() -> ChunkFile:
+            chunk = writer.new_chunk()
+            opened.callback(chunk.close, cut=True)
+            return chunk
+
+        def copied(slab: _Slab) -> tuple[_Slab, NDArray[np.uint8], NDArray[Any]]:
+            flat = np.ascontiguousarray(slab.places).view(np.uint8).reshape(-1)
+            frames, made = records.copy_frames(
+                slab.rows, flat, slab.rows, slab.chunk.id, slab.position
+            )
+            return slab, frames, made.view(ENTRY).reshape(len(tables), -1)
+
+        chunk: ChunkFile | None = None
+        nothing = np.empty(0, np.int64), np.empty(0, ENTRY)
+        for slab, frames, entries in in_order(copied, _plan(records, old, size, new_chunk), 1):
+            if chunk is not None and chunk is not slab.chunk:
+                chunk.sync()
+                chunk.close(cut=True)
+            chunk, end = slab.chunk, int(slab.rows[-1]) + 1
+            chunk.write(frames, len(slab.rows))
+            for table, appended in zip(tables, entries, strict=True):
+                table.change(Change(int(slab.rows[0]), appended, *nothing), end)
             if on_progress is not None:
-                on_progress(at, length)
-        unfull: tuple[ChunkState, ...] = ()
+                on_progress(end, old.length)
         if chunk is not None:
             chunk.sync()
-            unfull = (chunk.state,) if chunk.records < size else ()
+        unfull = (chunk.state,) if chunk is not None and chunk.records < size else ()
         for table in tables:
-            table.cut(length)
+            table.cut(old.length)
             table.sync()
-    finally:
-        for table in tables:
-            table.close()
-        if chunk is not None:
-            chunk.close(cut=True)
     sync_path(root / CHUNKS)
     sync_path(root)
     writer.switch(
         replace(
             writer.meta,
             generation=generation,
-            peak=length,
+            peak=old.length,
             chunk_records=size,
             first_chunk=first_chunk,
             unfull=unfull,
         )
     )
+
+
+def _plan(
+    records: _core.Records, meta: Meta, size: int, new_chunk: Callable[[], ChunkFile]
+) -> Iterator[_Slab]:
+    """All records in order, in slabs of some megabytes that do not cross a chunk."""
+    numbers = list(range(len(meta.fields)))
+    chunk, position, room = None, 0, 0
+    for at in range(0, meta.length, _LOOK_ROWS):
+        rows = np.arange(at, min(at + _LOOK_ROWS, meta.length), dtype=np.int64)
+        places = records.places(rows, numbers).view(ENTRY).reshape(len(numbers), -1)
+        aligned = (places["length"].astype(np.int64) + 7) // 8 * 8 + FRAME_BYTES
+        ends = np.cumsum(np.where(places["offset"] > 0, aligned, 0).sum(0))
+        begin = 0
+        while begin < len(rows):
+            if chunk is None or not room:
+                chunk, position, room = new_chunk(), 0, size
+            before = int(ends[begin - 1]) if begin else 0
+            fit = max(int(np.searchsorted(ends, before + _SLAB_BYTES, "right")), begin + 1)
+            end = min(fit, begin + room)
+            yield _Slab(rows[begin:end], places[:, begin:end], chunk, position)
+            position += int(ends[end - 1]) - before
+            room -= end - begin
+            begin = end

@@ -25,13 +25,14 @@ from stepwell.files.codecs import train_dictionary
 from stepwell.files.lock import WriterLock
 from stepwell.source import Rows
 from stepwell.stores.records.chunk import ChunkFile, chunk_path
-from stepwell.stores.records.control import boot_number, map_control
+from stepwell.stores.records.control import BYTES as CONTROL_BYTES, boot_number, map_control
 from stepwell.stores.records.journal import Commit, read_commits
 from stepwell.stores.records.layout import (
     CHUNKS,
     CODECS,
     JOURNAL,
     LOCK,
+    META,
     RecordField,
     dictionary_path,
     need_codec,
@@ -481,7 +482,7 @@ class RecordWriter:
 
 def create_store(root: Path, meta: Meta) -> None:
     """Begin a store without records, where nothing is."""
-    if root.exists() and (not root.is_dir() or any(path.name != LOCK for path in root.iterdir())):
+    if root.exists() and (not root.is_dir() or not all(map(_is_left_over, root.iterdir()))):
         raise FileExistsError(f"{root} exists already")
     for field in meta.fields.values():
         need_codec(field.compress)
@@ -493,6 +494,16 @@ def create_store(root: Path, meta: Meta) -> None:
         sums_path(root, name, 0).touch()
     meta.write(root)  # which makes it a store, and syncs the names
     sync_path(root.parent)
+
+
+def _is_left_over(path: Path) -> bool:
+    """Whether a `create_store` that was killed may have left this; meta.json comes last."""
+    if path.name == CHUNKS:
+        return path.is_dir() and not any(path.iterdir())
+    if path.name.startswith(f".{META}."):
+        return True
+    ours = path.name in (LOCK, JOURNAL) or path.suffix in (".offset", ".sums")
+    return ours and path.is_file() and path.stat().st_size in (0, CONTROL_BYTES)
 
 
 def load_dictionary(root: Path, name: str, field: RecordField) -> _core.Dictionary | None:
