@@ -1,7 +1,7 @@
 """The other formats of records, each read in the quickest way that it documents.
 
 All of these install beside Python 3.11: loaderx (an older release, 2.8.6; later ones ask for
-NumPy 2.5, which asks for Python 3.12), array_record, bagz, LMDB, Lance (pylance) and HDF5 (h5py,
+NumPy 2.5, which there is none of for it), array_record, bagz, LMDB, Lance (pylance) and HDF5 (h5py,
 with hdf5plugin for zstd). Each gives a batch in the form it has: arrays, lists of bytes, a table
 of Arrow. Making one array of the lists would cost them more. What nobody has read is no batch,
 so views of mapped memory are joined.
