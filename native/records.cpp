@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <numeric>
 
 #include "checksum.hpp"
 #include "entries.hpp"
@@ -17,7 +18,11 @@ namespace {
 
 constexpr std::size_t kPlacesPerBlock = kTableBlock / sizeof(Place);
 constexpr std::size_t kLine = 64;
-constexpr std::size_t kAhead = 8;
+// How many records ahead the next one is asked for: some kilobytes.
+std::size_t records_ahead(std::size_t bytes, std::size_t count) {
+  return std::clamp<std::size_t>(4096 * count / std::max<std::size_t>(bytes, 1), 2, 8);
+}
+
 // Bytes of records that one thread unpacks before it asks for more.
 constexpr std::size_t kPiece = std::size_t{1} << 17;
 
@@ -83,10 +88,11 @@ class RecordReader final : public Reader {
     const std::size_t count = rows.size();
     const auto places = std::make_unique_for_overwrite<Place[]>(count * numbers_.size());
     records_->places(rows, numbers_, {places.get(), count * numbers_.size()});
+    const std::size_t ahead = records_ahead(std::accumulate(fields().begin(), fields().end(), std::size_t{0}), 1);
     for (std::size_t i = 0; i < count; ++i) {
       for (std::size_t f = 0; f < numbers_.size(); ++f) {
         const Place* of = places.get() + f * count;
-        if (i + kAhead < count) records_->ask_for(of[i + kAhead]);
+        if (i + ahead < count) records_->ask_for(of[i + ahead]);
         const std::size_t bytes = fields()[f];
         const auto slot = slots.empty() ? i : static_cast<std::size_t>(slots[i]);
         std::byte* const to = outs[f] + slot * bytes;
@@ -200,7 +206,7 @@ void Records::fail(const std::string& what, std::size_t field, const Place& plac
               chunks_->path_of(place.chunk), place.offset);
 }
 
-void Records::ask_for(const Place& place) const {
+void Records::ask_for(const Place& place, std::size_t lines) const {
   if (place.offset < sizeof(Frame) || place.offset > UINT64_MAX / 2) return;
   std::span<const std::byte> chunk;
   try {
@@ -209,7 +215,7 @@ void Records::ask_for(const Place& place) const {
     return;  // whoever wants the record will say what is wrong
   }
   const std::byte* const begin = chunk.data() + place.offset - sizeof(Frame);
-  const std::size_t bytes = sizeof(Frame) + std::min<std::size_t>(place.length, 6 * kLine);
+  const std::size_t bytes = std::min(sizeof(Frame) + place.length, lines * kLine);
   for (std::size_t at = 0; at < bytes; at += kLine) __builtin_prefetch(begin + at, 0, 2);
 }
 
@@ -301,9 +307,10 @@ ReaderPtr record_reader(std::shared_ptr<const Records> records, std::vector<std:
 void read_fixed(const Records& records, std::size_t field, std::span<const std::int64_t> rows,
                 std::span<const Place> places, std::span<std::byte> out) {
   const std::size_t bytes = records.fields()[field].bytes;
+  const std::size_t ahead = records_ahead(bytes, 1);
   in_pieces(rows.size(), out.size(), [&](std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; ++i) {
-      if (i + kAhead < end) records.ask_for(places[i + kAhead]);
+      if (i + ahead < end) records.ask_for(places[i + ahead]);
       const auto to = out.subspan(i * bytes, bytes);
       if (places[i].offset == 0) {
         std::memset(to.data(), 0, bytes);
@@ -322,7 +329,7 @@ RaggedBatch read_ragged(const Records& records, std::size_t field,
   batch.offsets.resize(rows.size() + 1);
   std::size_t total = 0;
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (i + kAhead < rows.size()) records.ask_for(places[i + kAhead]);
+    if (i + 8 < rows.size()) records.ask_for(places[i + 8], 1);  // the frames alone
     batch.offsets[i] = static_cast<std::int64_t>(total / item);
     if (places[i].offset == 0) continue;
     frames[i] = records.frame(field, places[i], rows[i]);
@@ -331,8 +338,10 @@ RaggedBatch read_ragged(const Records& records, std::size_t field,
   batch.offsets[rows.size()] = static_cast<std::int64_t>(total / item);
   batch.bytes = total;
   batch.block = shared_blocks()->take(total);
+  const std::size_t ahead = records_ahead(total, std::max<std::size_t>(rows.size(), 1));
   in_pieces(rows.size(), total, [&](std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; ++i) {
+      if (i + ahead < end) records.ask_for(places[i + ahead]);
       if (places[i].offset == 0) continue;
       const auto at = static_cast<std::size_t>(batch.offsets[i]) * item;
       records.unpack_into(field, places[i], frames[i], rows[i],

@@ -77,8 +77,8 @@ class Records {
   // Fills `out`, frame.length bytes, with what is in the payload.
   void unpack_into(std::size_t field, const Place& place, const Frame& frame, std::int64_t row,
                    std::span<std::byte> out) const;
-  // Has a place's first bytes fetched ahead of their use.
-  void ask_for(const Place& place) const;
+  // Has a place's first cache lines fetched ahead of their use.
+  void ask_for(const Place& place, std::size_t lines = 32) const;
 
  private:
   bool block_is_whole(std::size_t field, std::size_t block) const;

@@ -134,9 +134,22 @@ def test_commits_that_are_there_already(quick_path: Path) -> None:
     with pytest.raises(BrokenChecksum, match=r"meta\.json"):
         read_store(path)
     del meta["crc32c"]
-    for number, length in ((4, 6), (9, 6), (1, 6), (0, 6), (2, 9)):
+    for number, length in ((4, 6), (9, 6), (2, 9)):
         (path / "meta.json").write_text(json.dumps({**meta, "commit": number}))
         assert len(read_store(path).records) == length
+    (path / "meta.json").write_text(json.dumps({**meta, "commit": 1}))
+    with pytest.raises(BrokenChecksum, match="commit 3 is there, 2 is not"):
+        read_store(path)
+
+
+def test_a_commit_that_was_damaged(quick_path: Path) -> None:
+    path = quick_path / "a"
+    write_store(path, a_store(9, commit=4), commits=[2, 1])
+    journal = bytearray((path / "journal.zr").read_bytes())
+    journal[60] ^= 1
+    (path / "journal.zr").write_bytes(journal)
+    with pytest.raises(BrokenChecksum, match="commit 4 is there, 3 is not"):
+        read_store(path)
 
 
 def test_a_journal_of_updates_and_deletes(quick_path: Path) -> None:
@@ -222,9 +235,9 @@ def cut(name: str, size: int) -> Callable[[Path], None]:
         (entry(24, 0, 1), "a frame of something else", Broken),
         (entry(25, 0, 1), "a payload at 25", Broken),
         (entry(8, 0, 1), "a payload at 8", Broken),
-        (entry(0, 0, 1), "text: 0", Broken),
         (entry(24, 1, 1), "chunk 1", Broken),
-        (entry(2**63, 0, 1), "behind the end", Broken),
+        (entry(2**63, 0, 1), "a payload at", Broken),
+        (entry(2**40, 0, 1), "behind the end", Broken),
         (payload(8, 99), "something else", Broken),
         (payload(12, 99), "unpacks to", Broken),
         (payload(20, 1), "something else", Broken),

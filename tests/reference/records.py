@@ -285,9 +285,15 @@ def read_store(path: Path) -> Store:
     need(len(state.unfull) == len(chunks["unfull"]), "unfull")
     state.check()
     generation, number = whole(meta["generation"], "generation"), whole(meta["commit"], "commit")
-    new = [commit for commit in read_journal(path, len(fields)) if commit.number > number]
-    new = new if new and new[0].number == number + 1 else []
+    new = read_journal(path, len(fields), number)
     for commit in new:
+        for change in commit.changes:
+            end = change.first + len(change.appended)
+            need(change.first <= state.peak or end == change.first, "a gap before new entries")
+            need(commit.length <= max(state.peak, end), "records without entries")
+        ends = [change.first + len(change.appended) for change in commit.changes]
+        need(commit.peak <= max(state.peak, *ends), f"peak {commit.peak}, entries up to {ends}")
+        need(commit.next_chunk >= state.next_chunk, "fewer chunks than before")
         state.length, state.peak = commit.length, commit.peak
         state.next_chunk, state.unfull = commit.next_chunk, commit.unfull
         state.check()
@@ -354,9 +360,8 @@ def read_payload(
 ) -> bytes | None:
     offset, number, length = struct.unpack("<QII", entry)
     if offset == 0:
-        need(entry == MISSING, f"{field.name}: {entry.hex()}")
         return None
-    need(offset >= FRAME and offset % 8 == 0, f"{field.name}: a payload at {offset}")
+    need(FRAME <= offset < 1 << 62 and offset % 8 == 0, f"{field.name}: a payload at {offset}")
     need(state.first_chunk <= number < state.next_chunk, f"{field.name}: chunk {number}")
     for chunk in state.unfull:
         inside = number != chunk.number or offset + length <= chunk.end
@@ -381,9 +386,22 @@ def read_payload(
     return data
 
 
-def read_journal(path: Path, fields: int) -> list[Commit]:
+def read_journal(path: Path, fields: int, after: int) -> list[Commit]:
+    """The commits that meta.json, which has those up to `after`, does not have."""
     file = path / "journal.zr"
-    return parse_journal(file.read_bytes(), fields) if file.exists() else []
+    data = file.read_bytes() if file.exists() else b""
+    commits = parse_journal(data, fields)
+    end = sum(len(build_commit(commit)) for commit in commits)
+    new = [commit for commit in commits if commit.number > after]
+    if new and new[0].number != after + 1:
+        raise BrokenChecksum(f"commit {new[0].number} is there, {after + 1} is not")
+    last = new[-1].number if new else after
+    for at in range(end, len(data), 8):
+        if data[at : at + 4] == b"ZRJL":
+            for later in parse_journal(data[at:], fields):
+                if later.number > last:
+                    raise BrokenChecksum(f"commit {later.number} is there, {last + 1} is not")
+    return new
 
 
 def parse_journal(data: bytes, fields: int) -> list[Commit]:
@@ -392,11 +410,10 @@ def parse_journal(data: bytes, fields: int) -> list[Commit]:
     at = 0
     while len(data) - at >= HEAD:
         magic, crc, size, number = struct.unpack_from("<4sIQQ", data, at)
-        if magic != b"ZRJL" or size > len(data) - at or size < HEAD:
+        if magic != b"ZRJL" or not HEAD <= size <= len(data) - at:
             break
-        if crc32c(data[at + 8 : at + size]) != crc or (
-            commits and number != commits[-1].number + 1
-        ):
+        follows = not commits or number == commits[-1].number + 1
+        if not follows or crc32c(data[at + 8 : at + size]) != crc:
             break
         try:
             commits.append(parse_commit(data[at : at + size], fields))
