@@ -1,6 +1,7 @@
 #include "load.hpp"
 
 #include <sys/stat.h>
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -38,6 +39,13 @@ void load(int file, const std::string& path, std::uint64_t offset, std::span<std
       at += static_cast<std::size_t>(got);
     }
   });
+}
+
+void begin_writeback([[maybe_unused]] int file, [[maybe_unused]] std::uint64_t offset,
+                     [[maybe_unused]] std::uint64_t bytes) {
+#ifdef __linux__
+  sync_file_range(file, static_cast<off_t>(offset), static_cast<off_t>(bytes), SYNC_FILE_RANGE_WRITE);
+#endif
 }
 
 }  // namespace stepwell

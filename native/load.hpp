@@ -13,4 +13,8 @@ namespace stepwell {
 // the GIL.
 void load(int file, const std::string& path, std::uint64_t offset, std::span<std::byte> out);
 
+// Has the system begin to write part of an open file to the disk, without waiting for it. Does
+// nothing where there is no such call.
+void begin_writeback(int file, std::uint64_t offset, std::uint64_t bytes);
+
 }  // namespace stepwell

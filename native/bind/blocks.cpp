@@ -38,6 +38,13 @@ void bind_blocks(nb::module_& m) {
       "file"_a, "path"_a, "offset"_a, "out"_a.noconvert(),
       "Part of an open file, read into `out` by all cores; `path` is for messages.\n"
       "Raises FormatError when it ends early.");
+  m.def(
+      "begin_writeback",
+      [](int file, std::uint64_t offset, std::uint64_t bytes) {
+        const Unlocked unlocked;
+        begin_writeback(file, offset, bytes);
+      },
+      "file"_a, "offset"_a, "bytes"_a, "Begin to write part of an open file to the disk, without waiting.");
 }
 
 }  // namespace stepwell::bind

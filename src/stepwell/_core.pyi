@@ -45,6 +45,9 @@ def load(file: int, path: str | bytes | os.PathLike[str], offset: int, out: NDAr
     Raises FormatError when it ends early.
     """
 
+def begin_writeback(file: int, offset: int, bytes: int) -> None:
+    """Begin to write part of an open file to the disk, without waiting."""
+
 class Order:
     """The rows of every epoch, as a function of position."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell import _core
 from stepwell.files.atomic import write_all
 from stepwell.stores.records.layout import CHUNKS
 from stepwell.stores.records.meta import ChunkState
@@ -40,6 +41,8 @@ class ChunkFile:
             self._size = size
         self._dirty = True
         write_all(self._file, frames, self.position, self.path)
+        # The disk works while the next frames are made; the sync then waits for less.
+        _core.begin_writeback(self._file, self.position, len(frames))
         self.position = end
         self.records += records
 
