@@ -10,15 +10,18 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError, SchemaError
+from stepwell.files.remote import RemoteFiles, is_url
 from stepwell.source import Batch, Field, Rows, Schema, Source
 from stepwell.stores.shards.layout import KINDS, Shard
 from stepwell.stores.shards.local import LocalShards, check_same
+from stepwell.stores.shards.remote import RemoteShards
 from stepwell.stores.shards.subsample import Subsample, kept_rows
 
 __all__ = ["RowBatch", "ShardReader"]
 
 WINDOW_BYTES = 8 << 20
 BATCH_ROWS = 1024
+_REMOTE_OPTIONS = ("connections", "cache", "cache_bytes")
 _UPCAST = (np.dtype(np.float32), np.dtype(np.float64))
 
 
@@ -79,7 +82,14 @@ class ShardReader(Source):
         Raises `FormatError` naming the shard that does not fit, and `FetchError` for a bucket that
         does not answer.
         """
-        if isinstance(where, str | os.PathLike):
+        shards: Shards
+        if is_url(where) or not isinstance(where, str | os.PathLike | Sequence):
+            own = {name: options[name] for name in _REMOTE_OPTIONS if name in options}
+            rest = {name: value for name, value in options.items() if name not in own}
+            shards = RemoteShards(RemoteFiles(where, **rest), **own)
+        elif options:
+            raise TypeError(f"{', '.join(options)}: only for what is in a bucket")
+        elif isinstance(where, str | os.PathLike):
             paths = Path(where)
             shards = LocalShards.in_folder(paths) if paths.is_dir() else LocalShards([paths])
             if not shards.shards:
@@ -124,7 +134,8 @@ class ShardReader(Source):
     @property
     def path(self) -> Path | None:
         where = self._options["where"]
-        return Path(where) if isinstance(where, str | os.PathLike) else None
+        local = isinstance(where, str | os.PathLike) and not is_url(where)
+        return Path(where) if local else None
 
     @property
     def schema(self) -> Schema:
@@ -231,9 +242,11 @@ class ShardReader(Source):
 
     def _fill(self, rows: Rows, out: Batch) -> None:
         reader = self._shards.reader()
-        assert reader is not None
-        block = reader.take(rows)
-        data = block[: len(rows) * self._infos[0].row_bytes]
+        if reader is None:
+            assert isinstance(self._shards, RemoteShards)
+            data = self._shards.rows(rows, self._starts)
+        else:
+            data = reader.take(rows)[: len(rows) * self._infos[0].row_bytes]
         self._convert(data, out["data"], str(self._options["where"]))
 
     # Below this line: for this package.
