@@ -5,6 +5,7 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "guard.hpp"
 #include "threads.hpp"
 
 namespace stepwell {
@@ -54,6 +55,28 @@ class TableReader final : public Reader {
   Table table_;
   std::vector<Field> layout_;
   std::shared_ptr<const void> keep_;
+};
+
+class GuardedReader final : public Reader {
+ public:
+  GuardedReader(ReaderPtr base, std::span<const std::byte> memory, std::string path)
+      : Reader(base->length(), {base->fields().begin(), base->fields().end()}),
+        base_(std::move(base)),
+        memory_(memory),
+        path_(std::move(path)) {}
+
+  void fill(std::span<const std::int64_t> rows, std::span<const std::int64_t> slots,
+            std::span<std::byte* const> outs) const override {
+    check_rows(rows, length());  // it throws, and must not do so under the guard
+    guarded(memory_, path_, [&] { base_->fill(rows, slots, outs); });
+  }
+
+  bool holds(std::span<const std::byte> memory) const override { return base_->holds(memory); }
+
+ private:
+  ReaderPtr base_;
+  std::span<const std::byte> memory_;
+  std::string path_;
 };
 
 class MappedReader final : public Reader {
@@ -160,6 +183,10 @@ ReaderPtr table_reader(Table table, std::vector<Field> fields, std::shared_ptr<c
     require(field.offset <= table.row_bytes && field.bytes <= table.row_bytes - field.offset,
             "a field leaves its row");
   return std::make_shared<TableReader>(table, std::move(fields), std::move(keep));
+}
+
+ReaderPtr guarded_reader(ReaderPtr base, std::span<const std::byte> memory, std::string path) {
+  return std::make_shared<GuardedReader>(std::move(base), memory, std::move(path));
 }
 
 ReaderPtr mapped_reader(ReaderPtr base, RowMapPtr map) {

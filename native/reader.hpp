@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "blocks.hpp"
@@ -44,6 +45,10 @@ using ReaderPtr = std::shared_ptr<const Reader>;
 // Fields of a table in memory, which lives as long as `keep`. Throws std::invalid_argument
 // when a field leaves its row.
 ReaderPtr table_reader(Table table, std::vector<Field> fields, std::shared_ptr<const void> keep);
+
+// A table in a mapped file, which someone may cut: reading what is gone is a FormatError. The base must
+// be a table_reader.
+ReaderPtr guarded_reader(ReaderPtr base, std::span<const std::byte> memory, std::string path);
 
 // A view: row i is the base's rows map(i), one after another. The base checks them.
 ReaderPtr mapped_reader(ReaderPtr base, RowMapPtr map);

@@ -52,4 +52,5 @@ NB_MODULE(_core, m) {
   stepwell::bind::bind_board(m);
   stepwell::bind::bind_player(m);
   stepwell::bind::bind_records(m);
+  stepwell::bind::bind_shards(m);
 }

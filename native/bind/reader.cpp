@@ -79,6 +79,19 @@ void bind_reader(nb::module_& m) {
       },
       "base"_a, "maps"_a, "budget"_a,
       "The same rows, read out of mapped files with about `budget` bytes of them resident.");
+  m.def(
+      "guarded_reader",
+      [](BytesIn file, std::size_t offset, std::size_t rows, std::size_t row_bytes, nb::object path) {
+        std::size_t bytes;
+        if (__builtin_mul_overflow(rows, row_bytes, &bytes) || offset > file.size() || bytes > file.size() - offset)
+          throw std::invalid_argument("the rows leave the file");
+        auto keep = std::make_shared<BytesIn>(file);
+        const Table table{span_of(file).data() + offset, static_cast<std::int64_t>(rows),
+                          static_cast<std::ptrdiff_t>(row_bytes), row_bytes};
+        return guarded_reader(table_reader(table, {{0, row_bytes}}, std::move(keep)), span_of(file), path_bytes(path));
+      },
+      "file"_a.noconvert(), "offset"_a, "rows"_a, "row_bytes"_a, "path"_a,
+      "Rows of a mapped file that someone may cut: an error, not the end of the process.");
   m.def("mapped_reader", &mapped_reader, "base"_a, "map"_a);
   m.def("concat_reader", &concat_reader, "parts"_a);
   m.def("join_reader", &join_reader, "parts"_a);

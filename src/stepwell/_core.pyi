@@ -113,6 +113,11 @@ def bounded_reader(base: Reader, maps: Sequence[Annotated[NDArray[numpy.uint8], 
     The same rows, read out of mapped files with about `budget` bytes of them resident.
     """
 
+def guarded_reader(file: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], offset: int, rows: int, row_bytes: int, path: object) -> Reader:
+    """
+    Rows of a mapped file that someone may cut: an error, not the end of the process.
+    """
+
 def mapped_reader(base: Reader, map: RowMap) -> Reader: ...
 
 def concat_reader(parts: Sequence[Reader]) -> Reader: ...
@@ -271,3 +276,16 @@ def read_control(control: Annotated[NDArray[numpy.uint8], dict(shape=(None,), or
 
 def block_sums(table: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], blocks: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
     """The sums of some blocks of an offset table."""
+
+class Readahead:
+    """Mapped files, brought into memory ahead of a cursor."""
+
+    def __init__(self, stretches: Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], int, int, object]], window: int) -> None: ...
+
+    def wait(self, begin: int, end: int) -> None:
+        """
+        Wait for the bytes up to `end`; those before `begin` may be given back.
+        """
+
+def upcast(kind: int, from_: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], to: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], doubles: bool, threads: int, path: object) -> None:
+    """Floats of a shard (0 f32, 1 f16, 2 bf16) made float32 or float64."""

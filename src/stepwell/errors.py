@@ -6,17 +6,19 @@
         ChecksumError             they were changed after they were written
       SchemaError(ValueError)     rows do not match the store's fields
       BusyError(OSError)          another process is writing here
+      FetchError(OSError)         a bucket or a server did not give what was asked for   .url
       StateError(ValueError)      a loader state that is not of this data
 
 Mistakes in a call raise Python's own `IndexError`, `TypeError`, `ValueError`,
 `FileNotFoundError`.
 """
 
-from typing import Self
+from typing import Any, Self
 
 __all__ = [
     "BusyError",
     "ChecksumError",
+    "FetchError",
     "FormatError",
     "SchemaError",
     "StateError",
@@ -59,6 +61,24 @@ class SchemaError(StepwellError, ValueError):
 
 class BusyError(StepwellError, OSError):
     """Another process, or another writer in this one, is writing here."""
+
+
+class FetchError(StepwellError, OSError):
+    """A bucket or a server did not give what was asked for; `__cause__` says why."""
+
+    def __init__(self, message: str, *, url: str) -> None:
+        super().__init__(message)
+        self.url = url
+
+    def __str__(self) -> str:
+        return f"{self.args[0]} - at {self.url}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _fetch_error, (self.args[0], self.url)
+
+
+def _fetch_error(message: str, url: str) -> FetchError:
+    return FetchError(message, url=url)
 
 
 class StateError(StepwellError, ValueError):

@@ -2,7 +2,7 @@
 
 import typer
 
-from stepwell.cli import console, convert, games, pack, records, sources, steps, verify
+from stepwell.cli import console, convert, games, pack, records, shards, sources, steps, verify
 
 __all__ = ["app", "main"]
 
@@ -24,6 +24,7 @@ app.command()(steps.export)
 app.command()(convert.convert)
 app.add_typer(pack.app, name="pack")
 app.add_typer(records.app, name="records")
+app.add_typer(shards.app, name="shards")
 
 
 @app.callback()

@@ -13,7 +13,8 @@ __all__ = ["verify"]
 
 def verify(
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="A step dataset, a pack or a record store.")
+        Path,
+        typer.Argument(metavar="PATH", help="A step dataset, a pack, a record store or shards."),
     ],
     as_json: JsonOption = False,
 ) -> None:
@@ -22,8 +23,10 @@ def verify(
     try:
         options: dict[str, Any] = {"memory": "map"} if (path / "metadata.db").is_file() else {}
         with sw.open(path, **options) as source, progress("verifying") as on_progress:
-            if not isinstance(source, sw.StepDataset | sw.PackReader | sw.RecordStore):
-                raise ValueError(f"{path}: only step datasets, packs and record stores carry sums")
+            if not isinstance(
+                source, sw.StepDataset | sw.PackReader | sw.RecordStore | sw.ShardReader
+            ):
+                raise ValueError(f"{path}: nothing here carries sums")
             problems = source.verify(on_progress=on_progress)
     except sw.FormatError as error:
         problems = [error]

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from stepwell.errors import FormatError
+from stepwell.files.remote import is_url
 from stepwell.source import Source
 from stepwell.stores.arrayrecord import ArrayRecordSource, convert_to_arrayrecord
 from stepwell.stores.arrays import ArraySource
 from stepwell.stores.pack import PackReader, PackReport, PackStats, PackWriter, pack_runs
 from stepwell.stores.records import RecordColumn, RecordField, RecordStore, SalvageReport
+from stepwell.stores.shards import RowBatch, RowState, Shard, ShardReader, ShardWriter, Subsample
 from stepwell.stores.steps import RunColumn, RunTable, StepDataset, StepWriter
 
 __all__ = [
@@ -22,11 +24,17 @@ __all__ = [
     "RecordColumn",
     "RecordField",
     "RecordStore",
+    "RowBatch",
+    "RowState",
     "RunColumn",
     "RunTable",
     "SalvageReport",
+    "Shard",
+    "ShardReader",
+    "ShardWriter",
     "StepDataset",
     "StepWriter",
+    "Subsample",
     "convert_to_arrayrecord",
     "open",
     "pack_runs",
@@ -38,6 +46,8 @@ def open(path: str | os.PathLike[str], **options: Any) -> Source:
 
     Raises `FileNotFoundError`, or `FormatError` when nothing here reads such a path.
     """
+    if is_url(path):
+        return ShardReader.open(path, **options)
     where = Path(path)
     where.stat()
     if where.is_file() and where.suffix == ".npy":
@@ -50,8 +60,10 @@ def open(path: str | os.PathLike[str], **options: Any) -> Source:
         return RecordStore(where, **options)
     if where.is_dir() and any(where.glob("*.array_record")):
         return ArrayRecordSource(where, **options)
+    if where.suffix == ".shard" or (where.is_dir() and any(where.glob("*.shard"))):
+        return ShardReader.open(where, **options)
     raise FormatError(
         "expected a .npy or .a2pack file, a step dataset, a record store or a directory of "
-        ".array_record files",
+        ".shard or .array_record files",
         path=str(where),
     )

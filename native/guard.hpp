@@ -1,0 +1,40 @@
+// Reads of mapped files that someone may cut: an error instead of the end of the process.
+#pragma once
+
+#include <csetjmp>
+#include <cstddef>
+#include <span>
+#include <string>
+
+namespace stepwell {
+
+namespace detail {
+struct Guard {
+  std::span<const std::byte> memory;
+  sigjmp_buf back;
+  const std::byte* fault;
+  Guard* outer;
+};
+extern thread_local Guard* guard;
+void install_guard();
+[[noreturn]] void throw_cut(const Guard& guard, const std::string& path);
+}  // namespace detail
+
+// Runs `work`, which may read `memory`, a mapping of `path`. Throws FormatError when the file no
+// longer has what is read. The stack of `work` is then left without its destructors: it must own
+// nothing, and call nothing that does.
+template <class Work>
+void guarded(std::span<const std::byte> memory, const std::string& path, Work&& work) {
+  detail::install_guard();
+  detail::Guard guard{memory, {}, nullptr, detail::guard};
+  if (sigsetjmp(guard.back, 0) == 0) {
+    detail::guard = &guard;
+    work();
+    detail::guard = guard.outer;
+    return;
+  }
+  detail::guard = guard.outer;
+  detail::throw_cut(guard, path);
+}
+
+}  // namespace stepwell

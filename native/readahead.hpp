@@ -1,0 +1,61 @@
+// Mapped files brought into memory ahead of a cursor, and given back behind it.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace stepwell {
+
+// Part of a mapped file that is read from its beginning to its end.
+struct Stretch {
+  std::span<const std::byte> memory;
+  std::string path;
+};
+
+// Stretches one after another, as one run of bytes. A thread stays up to `window` bytes ahead of what
+// was asked for last.
+class Readahead {
+ public:
+  Readahead(std::vector<Stretch> stretches, std::size_t window, std::shared_ptr<const void> keep);
+  ~Readahead();
+  Readahead(const Readahead&) = delete;
+  Readahead& operator=(const Readahead&) = delete;
+
+  // Waits until the bytes up to `end` are in memory; those before `begin` may be given back. Throws
+  // FormatError when a file has become shorter. Call without the GIL, from one thread.
+  void wait(std::uint64_t begin, std::uint64_t end);
+
+ private:
+  void run();
+  void bring(std::uint64_t begin, std::uint64_t end);
+  void advise(std::uint64_t begin, std::uint64_t end);
+  void give_back(std::uint64_t end);
+  template <class Work>
+  void each_part(std::uint64_t begin, std::uint64_t end, Work&& work);
+
+  std::vector<Stretch> stretches_;
+  std::vector<std::uint64_t> ends_;
+  std::uint64_t total_ = 0;
+  std::size_t window_;
+  std::shared_ptr<const void> keep_;
+  int process_;
+  std::uint64_t given_back_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::uint64_t wanted_ = 0;  // bytes the thread may bring
+  std::uint64_t brought_ = 0;
+  bool stop_ = false;
+  std::exception_ptr error_;
+  std::thread thread_;
+};
+
+}  // namespace stepwell

@@ -1,0 +1,145 @@
+"""The header of a shard, and the list beside the shards; docs/formats/shards.md has the bytes."""
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stepwell.errors import FormatError, VersionError
+
+__all__ = [
+    "HEADER_BYTES",
+    "KINDS",
+    "MANIFEST",
+    "SUFFIX",
+    "Shard",
+    "header_bytes",
+    "kind_of",
+    "manifest_bytes",
+    "parse_header",
+    "parse_manifest",
+]
+
+MAGIC = b"GAMSAE01"
+HEADER = struct.Struct("<8sQQII")
+HEADER_BYTES = HEADER.size
+SUFFIX = ".shard"
+MANIFEST = "shards.json"
+FORMAT, VERSION = "stepwell-shards", 1
+
+KINDS = ("float32", "float16", "bfloat16")
+"""What the dtype tags 0, 1 and 2 mean. NumPy has no bfloat16."""
+_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_MOST_BYTES = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One shard: rows of `width` floats."""
+
+    name: str
+    rows: int
+    width: int
+    kind: str
+    crc32c: int | None = None
+    """Of the payload, where a manifest has it."""
+
+    @property
+    def row_bytes(self) -> int:
+        return self.width * _SIZES[self.kind]
+
+    @property
+    def payload_bytes(self) -> int:
+        return self.rows * self.row_bytes
+
+
+def kind_of(dtype: Any) -> str:
+    """The kind that keeps floats of a dtype: float16 and bfloat16, and float32 for others."""
+    name = str(np.dtype(dtype).name)
+    if name in ("float16", "bfloat16"):
+        return name
+    if np.dtype(dtype).kind != "f":
+        raise TypeError(f"expected floats, got {name}")
+    return "float32"
+
+
+def header_bytes(rows: int, width: int, kind: str) -> bytes:
+    return HEADER.pack(MAGIC, rows, width, KINDS.index(kind), 0)
+
+
+def parse_header(data: bytes, name: str, path: str, size: int | None = None) -> Shard:
+    """Raises `FormatError` for what is no header, or one of more than the file of `size` has."""
+
+    def broken(message: str, offset: int) -> FormatError:
+        return FormatError(message, path=path, offset=offset)
+
+    if len(data) < HEADER_BYTES:
+        raise broken(f"expected a header of {HEADER_BYTES} bytes, got {len(data)}", len(data))
+    magic, rows, width, tag, reserved = HEADER.unpack(data[:HEADER_BYTES])
+    if magic != MAGIC:
+        raise broken(f"expected {MAGIC!r}, got {magic!r}", 0)
+    if tag >= len(KINDS):
+        raise VersionError(f"expected a dtype tag of 0 to 2, got {tag}", path=path, offset=24)
+    if reserved:
+        raise broken(f"expected zeros, got {reserved}", 28)
+    if not width:
+        raise broken("rows of no values", 16)
+    shard = Shard(name, rows, width, KINDS[tag])
+    if rows * shard.row_bytes > _MOST_BYTES:
+        raise broken(f"{rows} rows of {width} values are more than any file has", 8)
+    if size is not None and HEADER_BYTES + shard.payload_bytes > size:
+        raise broken(
+            f"expected {HEADER_BYTES + shard.payload_bytes} bytes, the file has {size}", size
+        )
+    return shard
+
+
+def manifest_bytes(shards: Sequence[Shard]) -> bytes:
+    text = {
+        "format": FORMAT,
+        "version": VERSION,
+        "shards": [
+            {
+                "name": shard.name,
+                "rows": shard.rows,
+                "width": shard.width,
+                "dtype": shard.kind,
+                "crc32c": None if shard.crc32c is None else f"{shard.crc32c:08x}",
+            }
+            for shard in shards
+        ],
+    }
+    return json.dumps(text, indent=1).encode() + b"\n"
+
+
+def parse_manifest(data: bytes, path: str) -> list[Shard]:
+    """Raises `FormatError` for what is no list of shards."""
+    try:
+        text = json.loads(data)
+        if not isinstance(text, dict) or text.get("format") != FORMAT:
+            raise ValueError(f"expected the format {FORMAT!r}")
+        if text["version"] != VERSION:
+            raise VersionError(f"expected version {VERSION}, got {text['version']!r}", path=path)
+        return [_from_json(each) for each in text["shards"]]
+    except VersionError:
+        raise
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FormatError(f"not a list of shards: {error!r}", path=path) from None
+
+
+def _from_json(text: Any) -> Shard:
+    name, crc = text["name"], text.get("crc32c")
+    if not isinstance(name, str) or "/" in name or not name.endswith(SUFFIX):
+        raise ValueError(f"expected the name of a shard, got {name!r}")
+    rows, width = text["rows"], text["width"]
+    for number in (rows, width):
+        if type(number) is not int or not 0 <= number < _MOST_BYTES:
+            raise ValueError(f"{name}: {rows!r} rows of {width!r} values")
+    if text["dtype"] not in KINDS or not width or rows * width * 4 > _MOST_BYTES:
+        raise ValueError(f"{name}: {rows!r} rows of {width!r} values of {text['dtype']!r}")
+    if crc is not None and not 0 <= int(crc, 16) < 1 << 32:
+        raise ValueError(f"{name}: a CRC32C has 32 bits")
+    return Shard(name, rows, width, text["dtype"], None if crc is None else int(crc, 16))

@@ -1,0 +1,127 @@
+"""Shards on a file system: mapped, and read ahead of a cursor."""
+
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell import _core
+from stepwell.errors import FormatError
+from stepwell.files.npy import open_regular
+from stepwell.stores.shards.layout import (
+    HEADER_BYTES,
+    MANIFEST,
+    SUFFIX,
+    Shard,
+    parse_header,
+    parse_manifest,
+)
+
+__all__ = ["LocalShards"]
+
+
+@dataclass(frozen=True)
+class _Mapped:
+    shard: Shard
+    path: Path
+    memory: NDArray[np.uint8]
+    """The whole file."""
+    size: int
+    """Of the file, which may be longer than its header says."""
+
+    def payload(self, begin: int, end: int) -> NDArray[np.uint8]:
+        """The bytes of rows `begin` to `end`, not copied."""
+        size = self.shard.row_bytes
+        return self.memory[HEADER_BYTES + begin * size : HEADER_BYTES + end * size]
+
+
+class LocalShards:
+    """Mapped shards, in the order of their paths as they are given."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = [path.absolute() for path in paths]
+        self._files = [_mapped(path) for path in self.paths]
+        sums = _known_sums(self.paths)
+        self.shards = [
+            replace(file.shard, crc32c=sums.get(path))
+            for file, path in zip(self._files, self.paths, strict=True)
+        ]
+
+    @classmethod
+    def in_folder(cls, folder: Path) -> "LocalShards":
+        """All shards of a directory, sorted by the bytes of their names."""
+        names = [name for name in os.listdir(os.fsencode(folder)) if name.endswith(SUFFIX.encode())]
+        return cls([folder / os.fsdecode(name) for name in sorted(names)])
+
+    def where(self, number: int) -> str:
+        return str(self.paths[number])
+
+    def surplus(self, number: int) -> int:
+        """Bytes of a file behind its last row."""
+        file = self._files[number]
+        return file.size - HEADER_BYTES - file.shard.payload_bytes
+
+    def reader(self) -> _core.Reader:
+        """All rows as they are stored, in any order; a file that was cut is an error."""
+        parts = [
+            _core.guarded_reader(
+                file.memory, HEADER_BYTES, file.shard.rows, file.shard.row_bytes, file.path
+            )
+            for file in self._files
+            if file.shard.rows
+        ]
+        return parts[0] if len(parts) == 1 else _core.concat_reader(parts)
+
+    def parts(
+        self, cuts: Sequence[tuple[int, int, int]], window_bytes: int
+    ) -> Iterator[NDArray[np.uint8]]:
+        """The bytes of (shard, first row, end) one after another, read ahead of the loop."""
+        stretches, ends = [], [0]
+        for number, begin, end in cuts:
+            file, size = self._files[number], self._files[number].shard.row_bytes
+            stretches.append(
+                (file.memory, HEADER_BYTES + begin * size, (end - begin) * size, file.path)
+            )
+            ends.append(ends[-1] + (end - begin) * size)
+        ahead = _core.Readahead(stretches, window_bytes)
+        for (number, begin, end), first, last in zip(cuts, ends, ends[1:], strict=False):
+            ahead.wait(first, last)
+            yield self._files[number].payload(begin, end)
+
+
+def _mapped(path: Path) -> _Mapped:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        shard = parse_header(file.read(HEADER_BYTES), path.name, str(path), size)
+        memory = np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
+    return _Mapped(shard, path, memory, size)
+
+
+def _known_sums(paths: Sequence[Path]) -> dict[Path, int | None]:
+    """The sums that lists beside the shards have; those must agree with the headers."""
+    sums: dict[Path, int | None] = {}
+    for folder in {path.parent for path in paths}:
+        manifest = folder / MANIFEST
+        if not manifest.is_file():
+            continue
+        for shard in parse_manifest(manifest.read_bytes(), str(manifest)):
+            sums[folder / shard.name] = shard.crc32c
+    return sums
+
+
+def check_same(shards: Sequence[Shard], where: Sequence[str]) -> None:
+    """Raise `FormatError` unless the shards make a corpus: one width, one kind, some rows."""
+    for shard, place in zip(shards, where, strict=True):
+        first = shards[0]
+        if (shard.width, shard.kind) != (first.width, first.kind):
+            raise FormatError(
+                f"expected {first.width} x {first.kind}, as in {first.name}, "
+                f"got {shard.width} x {shard.kind}",
+                path=place,
+            )
+    if not sum(shard.rows for shard in shards):
+        raise FormatError("expected a corpus with rows, got none", path=where[0] if where else None)

@@ -1,0 +1,229 @@
+"""Shards in a bucket: headers first, then ranges of rows, several at a time."""
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell import _core
+from stepwell.errors import ChecksumError, FetchError, FormatError
+from stepwell.files.atomic import new_file
+from stepwell.files.remote import RemoteFiles
+from stepwell.ordered import in_order
+from stepwell.source import Rows
+from stepwell.stores.shards.layout import (
+    HEADER_BYTES,
+    MANIFEST,
+    SUFFIX,
+    Shard,
+    parse_header,
+    parse_manifest,
+)
+from stepwell.stores.shards.local import LocalShards
+
+__all__ = ["RemoteShards"]
+
+_RANGE_BYTES = 1 << 22
+_HEADERS_AT_ONCE = 16
+_TRIES = 3
+
+
+class RemoteShards:
+    """Shards below a URL, sorted by the bytes of their names.
+
+    `connections` requests are under way at a time, of no more than the window all together. With
+    `cache`, a directory, whole shards are kept there, up to `cache_bytes`, the least recently used
+    going first; random rows then come from the disk.
+    """
+
+    def __init__(
+        self,
+        files: RemoteFiles,
+        *,
+        connections: int = 8,
+        cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int = 1 << 34,
+    ) -> None:
+        if connections < 1:
+            raise ValueError(f"connections: expected at least 1, got {connections}")
+        self._files = files
+        self._connections = connections
+        self._cache = None if cache is None else _Cache(Path(cache), cache_bytes, files)
+        self._sizes: dict[str, int] = {}
+        listed = files.read_all(MANIFEST)
+        if listed is not None:
+            self.shards = parse_manifest(listed, files.url_of(MANIFEST))
+            self.shards.sort(key=lambda shard: shard.name.encode())
+        else:
+            self._sizes = files.names(SUFFIX)
+            names = sorted(self._sizes, key=str.encode)
+            self.shards = list(in_order(self._header, names, _HEADERS_AT_ONCE))
+        if not self.shards:
+            raise FetchError("expected .shard files, found none", url=files.url)
+
+    def where(self, number: int) -> str:
+        return self._files.url_of(self.shards[number].name)
+
+    def surplus(self, number: int) -> int:
+        shard = self.shards[number]
+        size = self._sizes.get(shard.name)
+        return 0 if size is None else size - HEADER_BYTES - shard.payload_bytes
+
+    def reader(self) -> _core.Reader | None:
+        return None
+
+    def rows(self, rows: Rows, starts: Rows) -> NDArray[np.uint8]:
+        """Rows in any order, as they are stored, one after another."""
+        size = self.shards[0].row_bytes
+        out = np.empty((len(rows), size), np.uint8)
+        of = np.searchsorted(starts, rows, side="right") - 1
+
+        def fetch(number: int) -> None:
+            mine = np.flatnonzero(of == number)
+            local = rows[mine] - starts[number]
+            if self._cache is not None:
+                kept = self._cache.shard(self.shards[number])
+                out[mine] = kept.reader().take(local)[: len(mine) * size].reshape(-1, size)
+                return
+            wanted, places = np.unique(local, return_inverse=True)
+            # Neighbours, and those almost so, come in one request.
+            cuts = np.flatnonzero(np.diff(wanted) * size > 1 << 16) + 1
+            for group in np.split(np.arange(len(wanted)), cuts):
+                first, last = int(wanted[group[0]]), int(wanted[group[-1]]) + 1
+                data = self._range(number, first, last).reshape(-1, size)
+                for i in group:
+                    out[mine[places == i]] = data[wanted[i] - first]
+
+        with ThreadPoolExecutor(self._connections) as pool:
+            list(pool.map(fetch, np.unique(of).tolist()))
+        return out.reshape(-1)
+
+    def parts(
+        self, cuts: Sequence[tuple[int, int, int]], window_bytes: int
+    ) -> Iterator[NDArray[np.uint8]]:
+        """The bytes of (shard, first row, end), fetched ahead of the loop in larger ranges."""
+        ranges = list(self._ranges(cuts, window_bytes))
+        most = max((cuts[last - 1][2] - cuts[first][1]) for first, last in ranges)
+        ahead = max(window_bytes // max(most * self.shards[0].row_bytes, 1), 1)
+
+        def fetch(range_: tuple[int, int]) -> NDArray[np.uint8]:
+            number, begin, _ = cuts[range_[0]]
+            return self._range(number, begin, cuts[range_[1] - 1][2])
+
+        sums = {number: 0 for number, _, _ in cuts}
+        fetched = in_order(fetch, ranges, min(self._connections, ahead), ahead=ahead)
+        for (first, last), data in zip(ranges, fetched, strict=True):
+            number, begin, _ = cuts[first]
+            self._check(number, begin, cuts[last - 1][2], data, sums)
+            size, at = self.shards[number].row_bytes, 0
+            for _, start, end in cuts[first:last]:
+                yield data[at : at + (end - start) * size]
+                at += (end - start) * size
+
+    def _check(
+        self, number: int, begin: int, end: int, data: NDArray[np.uint8], sums: dict[int, int]
+    ) -> None:
+        """Continue the sum of a shard that is read from its beginning; compare it at its end."""
+        shard = self.shards[number]
+        if shard.crc32c is None or (begin and not sums[number]):
+            return
+        sums[number] = _core.crc32c(data, sums[number])
+        if end == shard.rows and sums[number] != shard.crc32c:
+            raise ChecksumError(
+                f"expected CRC32C {shard.crc32c:08x}, got {sums[number]:08x}",
+                path=self.where(number),
+            )
+
+    def _ranges(
+        self, cuts: Sequence[tuple[int, int, int]], window_bytes: int
+    ) -> Iterator[tuple[int, int]]:
+        """Neighbouring cuts of one shard, so many bytes together that several fit the window."""
+        size = self.shards[0].row_bytes
+        most = min(_RANGE_BYTES, max(window_bytes // self._connections, 1))
+        first = 0
+        for i in range(1, len(cuts) + 1):
+            if (
+                i == len(cuts)
+                or cuts[i][0] != cuts[first][0]
+                or (cuts[i][2] - cuts[first][1]) * size > most
+            ):
+                yield first, i
+                first = i
+
+    def _range(self, number: int, begin: int, end: int) -> NDArray[np.uint8]:
+        shard = self.shards[number]
+        size = shard.row_bytes
+        return self._files.read(shard.name, HEADER_BYTES + begin * size, HEADER_BYTES + end * size)
+
+    def _header(self, name: str) -> Shard:
+        size = self._sizes[name]
+        data = self._files.read(name, 0, min(HEADER_BYTES, size)).tobytes()
+        return parse_header(data, name, self._files.url_of(name), size)
+
+
+class _Cache:
+    """Whole shards in a directory, up to a size."""
+
+    def __init__(self, folder: Path, most_bytes: int, files: RemoteFiles) -> None:
+        self._folder = folder / hashlib.sha256(files.url.encode()).hexdigest()[:16]
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._most_bytes = most_bytes
+        self._files = files
+        self._open: dict[str, LocalShards] = {}
+
+    def shard(self, shard: Shard) -> LocalShards:
+        """A shard on the disk, brought there first if need be."""
+        path = self._folder / shard.name
+        found = self._open.get(shard.name)
+        if found is None:
+            found = self._usable(path, shard)
+            if found is None:
+                for tries in range(_TRIES):
+                    if self._bring(path, shard):
+                        break
+                    if tries == _TRIES - 1:
+                        raise ChecksumError(
+                            "other bytes than its CRC32C says", path=self._files.url_of(shard.name)
+                        )
+                found = LocalShards([path])
+            self._open[shard.name] = found
+        os.utime(path)
+        return found
+
+    def _usable(self, path: Path, shard: Shard) -> LocalShards | None:
+        """What is there, if it is what it should be."""
+        try:
+            found = LocalShards([path])
+        except (FileNotFoundError, FormatError):
+            return None
+        same = found.shards[0].payload_bytes == shard.payload_bytes
+        return found if same and found.shards[0].width == shard.width else None
+
+    def _bring(self, path: Path, shard: Shard) -> bool:
+        """Fetch a whole shard; False when its sum does not fit."""
+        self._make_room(shard.payload_bytes)
+        total, crc = HEADER_BYTES + shard.payload_bytes, 0
+        ranges = [(at, min(at + _RANGE_BYTES, total)) for at in range(0, total, _RANGE_BYTES)]
+        with new_file(path) as file:
+            for data in in_order(lambda r: self._files.read(shard.name, *r), ranges, 4):
+                begin = HEADER_BYTES if file.tell() == 0 else 0
+                crc = _core.crc32c(np.ascontiguousarray(data[begin:]), crc)
+                file.write(data.data)
+            return shard.crc32c is None or crc == shard.crc32c
+
+    def _make_room(self, needed: int) -> None:
+        there = sorted(
+            ((path.stat().st_atime, path.stat().st_size, path) for path in self._folder.iterdir()),
+            key=lambda each: each[0],
+        )
+        total = sum(size for _, size, _ in there)
+        for _, size, path in there:
+            if total + needed <= self._most_bytes:
+                return
+            self._open.pop(path.name, None)  # who reads it keeps it
+            path.unlink(missing_ok=True)
+            total -= size

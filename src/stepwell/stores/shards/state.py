@@ -1,0 +1,244 @@
+"""Something kept for each row of a corpus between two passes over it."""
+
+import json
+import mmap
+import os
+import struct
+import threading
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from stepwell import _core
+from stepwell.errors import FormatError, SchemaError
+from stepwell.files.atomic import sync_path, write_all, write_file
+from stepwell.files.lock import WriterLock
+from stepwell.files.npy import dtype_from_json, dtype_to_json
+from stepwell.fit import fit_into
+from stepwell.source import Rows
+
+__all__ = ["RowState"]
+
+META, VALUES, THERE, JOURNAL, LOCK = "state.json", "values", "there", "journal", "writer.lock"
+_HEAD = struct.Struct("<4sIQ")
+_MAGIC = b"RST1"
+_JOURNAL_BYTES = 1 << 24
+_MOST_ROWS = 1 << 48
+
+
+class RowState:
+    """A vector for each row id: `put` for a batch, `get` for any other, in a directory of its own.
+
+        state = RowState("warm/", width=32)
+        state.put(row_ids, codes)
+        start = state.get(row_ids)              zeros for rows that have none yet
+
+    A `put` is there whole or not at all, whatever happens; after `flush` or `close` it survives
+    a power cut, too. One process at a time.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        width: int | None = None,
+        dtype: DTypeLike | None = None,
+    ) -> None:
+        self._root = Path(path).absolute()
+        self._root.mkdir(parents=True, exist_ok=True)
+        self._lock = WriterLock(self._root / LOCK)
+        self._turn = threading.Lock()
+        self._files: dict[str, int] = {}
+        try:
+            self._width, self._dtype = self._begin(width, dtype)
+            for name in (VALUES, THERE, JOURNAL):
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+                self._files[name] = os.open(self._root / name, flags, 0o666)
+            sync_path(self._root)
+            self._map()
+            self._replay()
+        except BaseException:
+            self._let_go()
+            raise
+
+    @property
+    def width(self) -> int:
+        return self._width
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._dtype
+
+    def __len__(self) -> int:
+        """How many rows have something."""
+        with self._turn:
+            self._check_open()
+            return int(self._there.sum(dtype=np.int64))
+
+    def put(self, row_ids: ArrayLike, values: ArrayLike) -> None:
+        """Keep a vector for each of these rows, in place of what there was; all or none."""
+        ids = self._ids(row_ids)
+        given = np.asarray(values)
+        made = np.zeros((len(ids), self._width), self._dtype)
+        if given.shape != made.shape:
+            raise SchemaError(f"expected {made.shape} values, got {given.shape}")
+        fit_into("values", given, made)
+        if len(np.unique(ids)) < len(ids):
+            raise ValueError("a row is named more than once")
+        body = len(ids).to_bytes(8, "little") + ids.tobytes() + made.tobytes()
+        crc = _core.crc32c(np.frombuffer(body, np.uint8))
+        record = np.frombuffer(_HEAD.pack(_MAGIC, crc, len(body)) + body, np.uint8)
+        with self._turn:
+            self._check_open()
+            self._make_room(int(ids.max(initial=-1)) + 1)
+            if self._end + len(record) > _JOURNAL_BYTES:
+                self._checkpoint()
+            write_all(self._files[JOURNAL], record, self._end, self._root / JOURNAL)
+            self._end += len(record)
+            self._apply(ids, made)
+
+    def get(self, row_ids: ArrayLike) -> NDArray[Any]:
+        """What was kept for these rows; zeros for those without."""
+        ids = self._ids(row_ids)
+        with self._turn:
+            self._check_open()
+            inside = ids < len(self._values)
+            if inside.all():
+                return np.asarray(self._values[ids])
+            found = np.zeros((len(ids), self._width), self._dtype)
+            found[inside] = self._values[ids[inside]]
+            return found
+
+    def present(self, row_ids: ArrayLike) -> NDArray[np.bool]:
+        """Which of these rows have something."""
+        ids = self._ids(row_ids)
+        with self._turn:
+            self._check_open()
+            inside = ids < len(self._there)
+            found = np.zeros(len(ids), np.bool)
+            found[inside] = self._there[ids[inside]] != 0
+            return found
+
+    def flush(self) -> None:
+        """Wait until everything is on the disk."""
+        with self._turn:
+            self._check_open()
+            os.fdatasync(self._files[JOURNAL])
+
+    def close(self) -> None:
+        with self._turn:
+            if not self._lock.held:
+                return
+            try:
+                self._checkpoint()
+            finally:
+                self._let_go()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # Below this line: for this package.
+
+    def _begin(self, width: int | None, dtype: DTypeLike | None) -> tuple[int, np.dtype[Any]]:
+        path = self._root / META
+        if path.exists():
+            try:
+                text = json.loads(path.read_bytes())
+                there, kept = text["width"], dtype_from_json(text["dtype"])
+                if text["format"] != "stepwell-rowstate" or type(there) is not int or there < 1:
+                    raise ValueError(text)
+            except Exception as error:
+                raise FormatError(f"not a row state: {error!r}", path=str(path)) from None
+            if width not in (None, there) or (dtype is not None and np.dtype(dtype) != kept):
+                raise SchemaError(f"expected {there} x {kept}, got {width} x {dtype}")
+            return there, kept
+        if width is None or width < 1:
+            raise ValueError(f"width: expected at least 1 for a new state, got {width}")
+        made = np.dtype(np.float32 if dtype is None else dtype)
+        if made.names or made.hasobject or not made.itemsize:
+            raise ValueError(f"expected a plain dtype, got {made}")
+        text = {"format": "stepwell-rowstate", "version": 1, "width": width,
+                "dtype": dtype_to_json(made)}  # fmt: skip
+        write_file(path, json.dumps(text).encode())
+        return width, made
+
+    def _map(self) -> None:
+        size = self._width * self._dtype.itemsize
+        rows = min(
+            os.fstat(self._files[VALUES]).st_size // size, os.fstat(self._files[THERE]).st_size
+        )
+        if not rows:
+            self._values = np.zeros((0, self._width), self._dtype)
+            self._there = np.zeros(0, np.uint8)
+            return
+        values, there = (
+            mmap.mmap(self._files[VALUES], rows * size),
+            mmap.mmap(self._files[THERE], rows),
+        )
+        self._values = np.frombuffer(values, self._dtype).reshape(rows, self._width)
+        self._there = np.frombuffer(there, np.uint8)
+
+    def _make_room(self, rows: int) -> None:
+        """Room on the disk before it is written to through memory, where nothing can be refused."""
+        if rows <= len(self._values):
+            return
+        rows = max(rows, len(self._values) * 5 // 4, 4096)
+        os.posix_fallocate(self._files[VALUES], 0, rows * self._width * self._dtype.itemsize)
+        os.posix_fallocate(self._files[THERE], 0, rows)
+        self._map()
+
+    def _apply(self, ids: Rows, values: NDArray[Any]) -> None:
+        self._values[ids] = values
+        self._there[ids] = 1
+
+    def _replay(self) -> None:
+        """Do again what the journal has: some of it may not have reached the tables."""
+        data = np.fromfile(self._root / JOURNAL, np.uint8)
+        at = 0
+        while at + _HEAD.size <= len(data):
+            magic, crc, size = _HEAD.unpack_from(data.data, at)
+            body = data[at + _HEAD.size : at + _HEAD.size + size]
+            if magic != _MAGIC or len(body) != size or size < 8 or _core.crc32c(body) != crc:
+                break
+            count = int(body[:8].view("<u8")[0])
+            if size != 8 + count * (8 + self._width * self._dtype.itemsize):
+                break
+            ids = body[8 : 8 + 8 * count].view(np.int64)
+            self._make_room(int(ids.max(initial=-1)) + 1)
+            self._apply(ids, body[8 + 8 * count :].view(self._dtype).reshape(count, self._width))
+            at += _HEAD.size + size
+        self._end = at
+        self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        """Everything in the tables, on the disk; then the journal begins anew."""
+        if not self._end:
+            return
+        os.fsync(self._files[VALUES])
+        os.fsync(self._files[THERE])
+        os.ftruncate(self._files[JOURNAL], 0)
+        os.fsync(self._files[JOURNAL])
+        self._end = 0
+
+    def _ids(self, row_ids: ArrayLike) -> Rows:
+        ids = np.asarray(row_ids)
+        if ids.ndim != 1 or (ids.dtype.kind not in "iu" and len(ids)):
+            raise TypeError(f"expected row ids, got {ids.dtype} {ids.shape}")
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < _MOST_ROWS:
+            raise IndexError(f"row ids from {ids.min()} to {ids.max()}")
+        return ids.astype(np.int64)
+
+    def _check_open(self) -> None:
+        if not self._lock.held:
+            raise ValueError(f"{self._root} is closed")
+
+    def _let_go(self) -> None:
+        self._values, self._there = np.zeros((0, 0)), np.zeros(0, np.uint8)
+        for file in self._files.values():
+            os.close(file)
+        self._files = {}
+        self._lock.release()

@@ -1,0 +1,242 @@
+"""Shards, written one after another, each whole or not there."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from stepwell import _core
+from stepwell.errors import BusyError, FormatError, SchemaError
+from stepwell.files.atomic import create_beside, sync_path, write_all, write_file
+from stepwell.files.lock import WriterLock
+from stepwell.source import is_masked
+from stepwell.stores.shards.layout import (
+    HEADER_BYTES,
+    KINDS,
+    MANIFEST,
+    SUFFIX,
+    Shard,
+    header_bytes,
+    kind_of,
+    manifest_bytes,
+    parse_header,
+    parse_manifest,
+)
+
+__all__ = ["ShardWriter"]
+
+LOCK = ".writer.lock"
+
+
+class ShardWriter:
+    """Writes a corpus of activations as shards of about `shard_bytes`.
+
+        with ShardWriter("acts/", width=768) as writer:
+            writer.append(rows)                 any floats, (n, width)
+
+    A shard appears under its name when it is full or at the end, whole and on the disk. A writer
+    that was killed is continued by opening it again: `rows` says how many are there, and the
+    rows to go on with. `dtype` is float32, float16 or "bfloat16", and given once, for a new
+    corpus; values that it cannot hold are refused.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        width: int | None = None,
+        dtype: DTypeLike | str = "float32",
+        *,
+        shard_bytes: int = 1 << 28,
+    ) -> None:
+        if shard_bytes < 1:
+            raise ValueError(f"shard_bytes: expected at least 1, got {shard_bytes}")
+        self._root = Path(path).absolute()
+        self._root.mkdir(parents=True, exist_ok=True)
+        self._lock = WriterLock(self._root / LOCK)
+        self._file = -1
+        self._open_rows = self._crc = 0
+        self._failed = False
+        try:
+            self._shards = self._found()
+            there = self._shards[0] if self._shards else None
+            if width is None and there is None:
+                raise ValueError("a new corpus needs a width")
+            if width is not None and width < 1:
+                raise ValueError(f"width: expected at least 1, got {width}")
+            kind = dtype if isinstance(dtype, str) and dtype in KINDS else kind_of(dtype)
+            if there is not None:
+                if width is not None and width != there.width:
+                    raise SchemaError(f"expected rows of {there.width} values, got {width}")
+                kind, width = there.kind, there.width
+            assert width is not None
+            self._width, self._kind = width, kind
+            self._row_bytes = Shard("", 0, width, kind).row_bytes
+            self._shard_rows = max(shard_bytes // self._row_bytes, 1)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    @property
+    def rows(self) -> int:
+        """Rows in whole shards: those that survive a kill."""
+        return sum(shard.rows for shard in self._shards)
+
+    @property
+    def width(self) -> int:
+        return self._width
+
+    def __len__(self) -> int:
+        """Rows written, those of the shard that is not whole yet included."""
+        return self.rows + (self._open_rows if self._file >= 0 else 0)
+
+    def append(self, rows: ArrayLike) -> None:
+        """Add rows. Raises `SchemaError` for another width or values that do not fit."""
+        self._check_open()
+        data = self._packed(rows)
+        at = 0
+        while at < len(data):
+            if self._file < 0:
+                self._begin()
+            part = data[at : at + self._shard_rows - self._open_rows]
+            self._failed = True  # a part of a row may be there, if this does not go well
+            flat = part.reshape(-1)
+            at_byte = HEADER_BYTES + self._open_rows * self._row_bytes
+            write_all(self._file, flat, at_byte, self._beside)
+            self._crc = _core.crc32c(flat, self._crc)
+            self._open_rows += len(part)
+            self._failed = False
+            at += len(part)
+            if self._open_rows == self._shard_rows:
+                self.flush()
+
+    def flush(self) -> None:
+        """Make a whole shard of what there is, which is then safe."""
+        self._check_open()
+        if self._file < 0:
+            return
+        if not self._lock.in_place:
+            raise BusyError(f"{self._root} was moved or replaced while it was written to")
+        self._failed = True
+        file, target = self._file, self._root / f"{len(self._shards):06}{SUFFIX}"
+        header = header_bytes(self._open_rows, self._width, self._kind)
+        write_all(file, np.frombuffer(header, np.uint8), 0, self._beside)
+        os.fsync(file)
+        self._file = -1
+        os.close(file)
+        if target.exists():
+            raise FileExistsError(f"{target} exists already")
+        self._beside.replace(target)
+        sync_path(self._root)
+        shard = Shard(target.name, self._open_rows, self._width, self._kind, self._crc)
+        self._shards.append(shard)
+        write_file(self._root / MANIFEST, manifest_bytes(self._shards))
+        self._failed = False
+
+    def close(self) -> None:
+        """Finish the last shard and let others write."""
+        if not self._lock.held:
+            return
+        try:
+            if not self._failed:
+                self.flush()
+        finally:
+            self._drop()
+            self._lock.release()
+
+    def abort(self) -> None:
+        """Drop the shard that is not whole and let others write."""
+        if self._lock.held:
+            self._drop()
+            self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *exc: object) -> None:
+        self.close() if kind is None else self.abort()
+
+    # Below this line: for this package.
+
+    def _found(self) -> list[Shard]:
+        """The whole shards that are there, in order; what a killed writer left is removed."""
+        for left in self._root.glob(f".*{SUFFIX}.*.tmp"):
+            left.unlink(missing_ok=True)
+        known: dict[str, Shard] = {}
+        with suppress(FileNotFoundError):
+            path = self._root / MANIFEST
+            known = {shard.name: shard for shard in parse_manifest(path.read_bytes(), str(path))}
+        found = []
+        for number in range(1 << 62):
+            path = self._root / f"{number:06}{SUFFIX}"
+            if not path.exists():
+                break
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                shard = parse_header(file.read(HEADER_BYTES), path.name, str(path), size)
+            if known.get(path.name) is not None:
+                shard = known[path.name]
+            found.append(shard)
+        others = {path.name for path in self._root.glob(f"*{SUFFIX}")} - {s.name for s in found}
+        if others:
+            raise FormatError(
+                f"expected shards named 000000{SUFFIX}, 000001{SUFFIX}, …, got {min(others)}",
+                path=str(self._root),
+            )
+        if found and [shard.name for shard in found] != list(known):
+            write_file(self._root / MANIFEST, manifest_bytes(found))
+        return found
+
+    def _begin(self) -> None:
+        descriptor, self._beside = create_beside(self._root / f"{len(self._shards):06}{SUFFIX}")
+        self._file = descriptor
+        self._open_rows, self._crc = 0, 0
+
+    def _packed(self, rows: ArrayLike) -> NDArray[np.uint8]:
+        """Rows as bytes of the stored kind, (n, bytes of a row)."""
+        if is_masked(rows):
+            raise TypeError("a masked array would lose its mask; fill it first")
+        array = np.asarray(rows)
+        if array.ndim != 2 or array.shape[1] != self._width:
+            raise SchemaError(f"expected (n, {self._width}) values, got {array.shape}")
+        if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
+            raise SchemaError(f"expected floats, got {array.dtype}")
+        if self._kind == "bfloat16":
+            made: NDArray[Any] = _to_bfloat16(array)
+        else:
+            with np.errstate(over="ignore"):
+                made = np.ascontiguousarray(
+                    array, f"<{self._kind[0]}{4 if '32' in self._kind else 2}"
+                )
+            lost = ~np.isfinite(made) & np.isfinite(array.astype(np.float64, copy=False))
+            if lost.any():
+                raise SchemaError(f"{array[lost][0]!r} does not fit {self._kind}")
+        return made.view(np.uint8).reshape(len(made), self._row_bytes)
+
+    def _check_open(self) -> None:
+        if not self._lock.held:
+            raise ValueError(f"the writer of {self._root} is closed")
+        if self._failed:
+            raise ValueError(f"a write to {self._root} failed; open it again to go on")
+
+    def _drop(self) -> None:
+        if self._file >= 0:
+            file, self._file = self._file, -1
+            os.close(file)
+            with suppress(OSError):
+                self._beside.unlink(missing_ok=True)
+
+
+def _to_bfloat16(array: NDArray[Any]) -> NDArray[np.uint16]:
+    """The upper halves of float32, rounded to nearest even."""
+    if array.dtype.name == "bfloat16":
+        return np.ascontiguousarray(array).view(np.uint16)
+    with np.errstate(over="ignore"):
+        floats = np.ascontiguousarray(array, np.float32)
+    if (~np.isfinite(floats) & np.isfinite(array.astype(np.float64, copy=False))).any():
+        raise SchemaError("a value does not fit bfloat16")
+    bits = floats.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return np.where(np.isnan(floats), np.uint32(0x7FC0), rounded).astype(np.uint16)
