@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -261,3 +262,26 @@ def test_forked_and_pickled(quick_path: Path) -> None:
     assert len(RecordStore.open(path)) == 51
     column = pickle.loads(pickle.dumps(RecordStore.open(path)["n"]))
     assert column[49].tolist() == [49, 147, 343]
+
+
+def test_threads_of_the_writer(quick_path: Path) -> None:
+    """Several threads append, commit and read through one store."""
+    store = RecordStore.create(quick_path / "store", FIELDS, chunk_records=50)
+
+    def work(first: int) -> list[int]:
+        rng = np.random.default_rng(first)
+        for stamp in range(first, first + 60):
+            store.append(batch(np.array([stamp, stamp])))
+            if stamp % 7 == 0:
+                store.commit()
+            found = store.take(rng.integers(0, len(store), 20))
+            for number, text in zip(found["n"][:, 0].tolist(), found["text"], strict=True):
+                assert text.tobytes() == b"%d " % number * (number % 50 + 1)
+        return list(range(first, first + 60))
+
+    with ThreadPoolExecutor(4) as pool:
+        stamps = [stamp for part in pool.map(work, range(1000, 5000, 1000)) for stamp in part]
+    store.close()
+    reader = RecordStore.open(quick_path / "store")
+    assert sorted(reader["n"][:][:, 0].tolist()) == sorted(stamps * 2)
+    assert reader.verify() == []

@@ -1,9 +1,11 @@
 """A record store: records of several fields that can be appended to, changed and deleted."""
 
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any, Literal, Self, overload
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,7 +27,24 @@ from stepwell.stores.records.writer import GROW_BYTES, RecordWriter, create_stor
 __all__ = ["RecordStore"]
 
 Mode = Literal["r", "a"]
+P = ParamSpec("P")
+R = TypeVar("R")
 Progress = Callable[[int, int], None]
+
+
+def _in_turn(
+    method: Callable[Concatenate["RecordStore", P], R],
+) -> Callable[Concatenate["RecordStore", P], R]:
+    """One thread of the process at a time changes a store."""
+
+    @wraps(method)
+    def alone(self: "RecordStore", /, *args: P.args, **options: P.kwargs) -> R:
+        if self._writer is not None and not self._writer.held:
+            return method(self, *args, **options)  # forked: the lock may never be let go of here
+        with self._turn:
+            return method(self, *args, **options)
+
+    return alone
 
 
 class RecordStore(Source):
@@ -63,6 +82,7 @@ class RecordStore(Source):
         self._writer: RecordWriter | None = None
         if mode == "a":
             self._writer = RecordWriter(self._path, writers=writers, grow_bytes=grow_bytes)
+        self._turn = threading.RLock()
         self._seen: View | None = None
         self._before: View | None = None
         try:
@@ -201,6 +221,7 @@ class RecordStore(Source):
 
     # Changes.
 
+    @_in_turn
     def append(self, batch: Mapping[str, Any]) -> range:
         """Add records: a dict of arrays or lists of equal length. Returns their numbers.
 
@@ -212,6 +233,7 @@ class RecordStore(Source):
         self._forget_readers()
         return rows
 
+    @_in_turn
     def update(self, rows: ArrayLike, batch: Mapping[str, Any]) -> None:
         """Replace fields of these records, each of which may be named once."""
         writer = self._writing()
@@ -223,21 +245,25 @@ class RecordStore(Source):
         writer.update(numbers, values)
         self._forget_readers()
 
+    @_in_turn
     def delete(self, rows: ArrayLike) -> None:
         """Remove these records; from the highest on, the last record takes the place of each."""
         writer = self._writing()
         writer.delete(self._distinct(rows))
         self._forget_readers()
 
+    @_in_turn
     def set_attributes(self, attributes: dict[str, Any]) -> None:
         """Keep something with the store, from the next commit on; anything JSON can hold."""
         self._writing().set_attributes(attributes)
 
+    @_in_turn
     def commit(self) -> None:
         """Show the changes to others; from here on they survive a crash or a power cut."""
         self._writing().commit()
         self._look_again()
 
+    @_in_turn
     def abort(self) -> None:
         """Forget the changes since the last commit."""
         self._writing().abort()
@@ -252,6 +278,7 @@ class RecordStore(Source):
         self.__dict__.pop("schema", None)
         return len(self) - before
 
+    @_in_turn
     def rebalance(
         self, *, chunk_records: int | None = None, on_progress: Progress | None = None
     ) -> None:
@@ -271,6 +298,7 @@ class RecordStore(Source):
         """Check every table, frame and payload; return what is wrong."""
         return find_problems(self._path, self._view, on_progress)
 
+    @_in_turn
     def close(self) -> None:
         """Commit the changes, if there are any, and let others write."""
         if self._writer is not None:
@@ -306,7 +334,8 @@ class RecordStore(Source):
 
     def _native(self, names: Sequence[str]) -> _core.Reader | None:
         schema = self.schema
-        if any(schema[name].ragged for name in names) or self._has_changes:
+        # A writer's own view changes with every commit, which other threads may make.
+        if any(schema[name].ragged for name in names) or self._writer is not None:
             return None
         return _core.record_reader(self._view.records, [list(schema).index(name) for name in names])
 
@@ -335,6 +364,10 @@ class RecordStore(Source):
         if not self._has_changes:
             found = self._view.records.places(rows, numbers)
             return found.view(ENTRY).reshape(len(names), len(rows))
+        with self._turn:
+            return self._changed_places(rows, names, numbers)
+
+    def _changed_places(self, rows: Rows, names: Sequence[str], numbers: list[int]) -> NDArray[Any]:
         assert self._writer is not None
         staging = self._writer.staging
         found = np.zeros((len(names), len(rows) * ENTRY.itemsize), np.uint8)
@@ -398,13 +431,13 @@ class RecordStore(Source):
     @property
     def _view(self) -> View:
         """What is committed, as far as this store has looked."""
-        view = self._seen
-        if view is None:
-            if self._writer is None:
-                view = look(self._path, checksums=self._checksums, old=self._before)
-            else:
-                view = look_at(self._writer.meta, self._path, self._checksums, self._before)
-            self._seen = view
+        view, writer = self._seen, self._writer
+        if view is None and writer is not None and writer.held:
+            with self._turn:  # what another thread commits meanwhile must not be overlooked
+                view = look_at(writer.meta, self._path, self._checksums, self._before)
+                self._seen = view
+        elif view is None:
+            view = self._seen = look(self._path, checksums=self._checksums, old=self._before)
         return view
 
     def _look_again(self) -> None:

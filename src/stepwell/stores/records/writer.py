@@ -185,8 +185,9 @@ class RecordWriter:
         self.close()
 
     @property
-    def open(self) -> bool:
-        return self._lock is not None
+    def held(self) -> bool:
+        """Whether this process may write; a forked child of it may not."""
+        return self._lock is not None and self._lock.held
 
     # Below this line: for this package.
 
