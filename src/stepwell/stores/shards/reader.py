@@ -218,7 +218,8 @@ class ShardReader(Source):
             cuts = [(number, at, min(at + step, shard.rows)) for at in range(0, shard.rows, step)]
             try:
                 for data in self._shards.parts(cuts, WINDOW_BYTES):
-                    crc = _core.crc32c(data, crc)
+                    copy = _whole(data, where).take(np.zeros(1, np.int64))
+                    crc = _core.crc32c(copy[: len(data)], crc)
                     done += len(data)
                     if on_progress is not None:
                         on_progress(done, total)
@@ -260,10 +261,15 @@ class ShardReader(Source):
         return _core.shared_blocks().take(size)[:size].view(dtype).reshape(count, self.width)
 
     def _convert(self, data: NDArray[np.uint8], rows: NDArray[Any], where: str) -> None:
-        if self._is_stored(rows.dtype):
-            rows.view(np.uint8).reshape(-1)[...] = data
-            return
         flat = rows.reshape(-1).view(np.uint8)
+        if self._is_stored(rows.dtype):
+            _whole(data, where).read(np.zeros(1, np.int64), [flat])
+            return
+        if not rows.flags.aligned:
+            made = self._empty_rows(len(rows), rows.dtype)
+            self._convert(data, made, where)
+            rows[...] = made
+            return
         doubles = rows.dtype == np.float64
         _core.upcast(KINDS.index(self._kind), data, flat, doubles, _core.usable_cores(), where)
 
@@ -277,6 +283,11 @@ class ShardReader(Source):
         if out.dtype not in _UPCAST and not self._is_stored(out.dtype):
             raise SchemaError(f"out: expected float32 or float64, got {out.dtype}")
         return out.dtype
+
+
+def _whole(data: NDArray[np.uint8], where: str) -> _core.Reader:
+    """Bytes as one row, to be copied: they may be those of a file that someone cuts meanwhile."""
+    return _core.guarded_reader(data, 0, 1, len(data), where)
 
 
 def _stored_dtype(kind: str) -> np.dtype[Any] | None:
