@@ -6,6 +6,7 @@
     python -m benchmarks.pack      runs of different lengths: files, LMDB, JSON, plain Python
     python -m benchmarks.steps     datasets of steps: filters, appends, a database
     python -m benchmarks.records   records that change: against every other format of records
+    python -m benchmarks.shards    activations in order: against a bare loop, plain reads, NumPy
     python -m benchmarks.report    all of these, into docs/performance.md and its plot
     python -m benchmarks.demo      what `make demo` shows
 

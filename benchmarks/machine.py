@@ -12,7 +12,7 @@ from stepwell import _core
 _PACKAGES = (
     *("stepwell", "numpy", "torch", "tensordict", "grain", "array_record"),
     *("lmdb", "orjson", "msgspec", "zstandard", "lz4"),
-    *("loaderx", "bagz", "pylance", "h5py", "hdf5plugin"),
+    *("loaderx", "bagz", "pylance", "h5py", "hdf5plugin", "zarr", "safetensors"),
 )
 
 

@@ -52,14 +52,15 @@ Readahead::Readahead(std::vector<Stretch> stretches, std::size_t window,
 
 Readahead::~Readahead() {
   if (getpid() != process_) {
-    thread_.detach();  // it does not exist here
+    thread_.detach();        // it does not exist here
+    (void)wakes_.release();  // to destroy them would be to wait for it
     return;
   }
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(wakes_->mutex);
     stop_ = true;
   }
-  changed_.notify_all();
+  wakes_->work.notify_one();
   thread_.join();
 }
 
@@ -67,43 +68,49 @@ void Readahead::wait(std::uint64_t begin, std::uint64_t end) {
   end = std::min(end, total_);
   if (getpid() != process_) return bring(begin, end);  // forked: nobody works ahead
   {
-    std::unique_lock lock(mutex_);
+    std::unique_lock lock(wakes_->mutex);
     wanted_ = std::max(wanted_, std::min(total_, std::max(end, begin + window_)));
-    changed_.notify_all();
-    changed_.wait(lock, [&] { return brought_ >= end || error_; });
+    done_with_ = std::max(done_with_, begin);
+    wakes_->work.notify_one();
+    wakes_->brought.wait(lock, [&] { return brought_ >= end || error_; });
     if (brought_ < end && error_) std::rethrow_exception(error_);
   }
-  give_back(begin);
 }
 
 void Readahead::run() {
-  std::uint64_t at = 0;
-  advise(0, std::min<std::uint64_t>(window_, total_));
+  std::uint64_t at = 0, given_back = 0;
+  // In large steps: every one is a call to the system.
+  const std::uint64_t step = std::max<std::uint64_t>(window_ / 4, kStep);
   for (;;) {
-    std::uint64_t wanted;
+    std::uint64_t wanted, done_with;
     {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return stop_ || at < wanted_; });
+      std::unique_lock lock(wakes_->mutex);
+      wakes_->work.wait(lock, [&] { return stop_ || at < wanted_ || done_with_ >= given_back + step; });
       if (stop_) return;
       wanted = wanted_;
+      done_with = done_with_;
     }
-    const std::uint64_t end = std::min(wanted, at + kStep);
-    try {
-      bring(at, end);
-    } catch (...) {
-      const std::lock_guard lock(mutex_);
-      error_ = std::current_exception();
-      changed_.notify_all();
-      return;
+    if (at < wanted) {
+      const std::uint64_t end = std::min(wanted, at + kStep);
+      try {
+        bring(at, end);
+      } catch (...) {
+        const std::lock_guard lock(wakes_->mutex);
+        error_ = std::current_exception();
+        wakes_->brought.notify_all();
+        return;
+      }
+      at = end;
+      {
+        const std::lock_guard lock(wakes_->mutex);
+        brought_ = at;
+      }
+      wakes_->brought.notify_one();
     }
-    at = end;
-    // What the window reaches to next is asked of the disk now, and found in memory later.
-    advise(std::min(total_, at + window_ - std::min<std::uint64_t>(kStep, window_)), std::min(total_, at + window_));
-    {
-      const std::lock_guard lock(mutex_);
-      brought_ = at;
+    if (done_with >= given_back + step) {
+      give_back(given_back, done_with);
+      given_back = done_with;
     }
-    changed_.notify_all();
   }
 }
 
@@ -122,6 +129,8 @@ void Readahead::bring(std::uint64_t begin, std::uint64_t end) {
   each_part(begin, end, [](const Stretch& of, std::uint64_t at, std::uint64_t bytes) {
     const auto memory = of.memory.subspan(at, bytes);
     const auto pages = pages_of(memory);
+    // Not preceded by MADV_WILLNEED: what that reads lies in the page cache in single pages, which cost
+    // ten times more to read and to map, then and later, than what the system reads ahead by itself.
     while (madvise(pages.data(), pages.size(), MADV_POPULATE_READ) != 0) {
       if (errno == EINTR || errno == EAGAIN) continue;
       if (errno == EFAULT || errno == ENOMEM)
@@ -131,22 +140,13 @@ void Readahead::bring(std::uint64_t begin, std::uint64_t end) {
   });
 }
 
-void Readahead::advise(std::uint64_t begin, std::uint64_t end) {
+void Readahead::give_back(std::uint64_t begin, std::uint64_t end) {
   each_part(begin, end, [](const Stretch& of, std::uint64_t at, std::uint64_t bytes) {
-    const auto pages = pages_of(of.memory.subspan(at, bytes));
-    madvise(pages.data(), pages.size(), MADV_WILLNEED);
-  });
-}
-
-void Readahead::give_back(std::uint64_t end) {
-  // In large steps: every one is a call to the system. A page that is shared with what comes stays.
-  if (end < given_back_ + std::max<std::uint64_t>(window_ / 4, kStep) && end < total_) return;
-  each_part(given_back_, end, [](const Stretch& of, std::uint64_t at, std::uint64_t bytes) {
     auto pages = pages_of(of.memory.subspan(at, bytes));
+    // A page that is shared with what comes stays.
     if (at + bytes < of.memory.size()) pages = pages.first(pages.size() - page_size());
     if (!pages.empty()) madvise(pages.data(), pages.size(), MADV_DONTNEED);
   });
-  given_back_ = end;
 }
 
 }  // namespace stepwell

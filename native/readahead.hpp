@@ -36,8 +36,7 @@ class Readahead {
  private:
   void run();
   void bring(std::uint64_t begin, std::uint64_t end);
-  void advise(std::uint64_t begin, std::uint64_t end);
-  void give_back(std::uint64_t end);
+  void give_back(std::uint64_t begin, std::uint64_t end);
   template <class Work>
   void each_part(std::uint64_t begin, std::uint64_t end, Work&& work);
 
@@ -47,11 +46,14 @@ class Readahead {
   std::size_t window_;
   std::shared_ptr<const void> keep_;
   int process_;
-  std::uint64_t given_back_ = 0;
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::uint64_t wanted_ = 0;  // bytes the thread may bring
+  struct Wakes {
+    std::mutex mutex;
+    std::condition_variable work, brought;
+  };
+  std::unique_ptr<Wakes> wakes_ = std::make_unique<Wakes>();
+  std::uint64_t wanted_ = 0;     // bytes the thread may bring
+  std::uint64_t done_with_ = 0;  // bytes it may give back
   std::uint64_t brought_ = 0;
   bool stop_ = false;
   std::exception_ptr error_;

@@ -68,6 +68,7 @@ class ShardReader(Source):
         if self._dtype not in (*_UPCAST, *filter(None, [stored])):
             raise ValueError(f"dtype: expected float32, float64 or the stored one, got {dtype}")
         self._starts = np.cumsum([0, *(shard.rows for shard in self._infos)])
+        self._cores = _core.usable_cores()  # once: asking takes as long as a small batch
 
     @classmethod
     def open(
@@ -271,7 +272,7 @@ class ShardReader(Source):
             rows[...] = made
             return
         doubles = rows.dtype == np.float64
-        _core.upcast(KINDS.index(self._kind), data, flat, doubles, _core.usable_cores(), where)
+        _core.upcast(KINDS.index(self._kind), data, flat, doubles, self._cores, where)
 
     def _checked_out(self, out: NDArray[Any], batch_rows: int) -> np.dtype[Any]:
         if not isinstance(out, np.ndarray):

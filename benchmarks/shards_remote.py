@@ -1,0 +1,135 @@
+"""A bucket on this machine whose answers take a while: moto's S3 server behind a proxy."""
+
+import random
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import stepwell as sw
+from benchmarks import measure, shards_data as data
+from benchmarks.results import Case, Measured, Target, console
+
+_LATENCY_MS = 20
+_BUCKET = "acts"
+_WINDOW_BYTES = 8 << 20
+_CONNECTIONS = 8
+_RANGE_BYTES = _WINDOW_BYTES // _CONNECTIONS
+_PACKAGES = ("moto", "flask", "obstore")
+
+
+def remote_cases(folder: Path, rounds: int) -> list[Case]:
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    if missing:
+        console.print(f"[dim]no bucket: {', '.join(missing)} not installed[/]")
+        return []
+    # moto reads an object as a whole for each range of it, so these are small.
+    paths = data.corpus(folder / "remote", (64 << 20) // data.ROW_BYTES, shard_bytes=4 << 20)
+    with _bucket([*paths, folder / "remote" / "shards.json"]) as options:
+        return [_case(paths, options, rounds)]
+
+
+def _case(paths: Sequence[Path], options: dict[str, Any], rounds: int) -> Case:
+    import obstore
+
+    size = sum(path.stat().st_size for path in paths)
+
+    def ours() -> None:
+        reader = sw.ShardReader.open(f"s3://{_BUCKET}", connections=_CONNECTIONS, **options)
+        rows = sum(len(each) for each, _ in reader.batches(None, None, _WINDOW_BYTES))
+        assert rows == len(reader)
+
+    def one_at_a_time() -> None:
+        store = obstore.store.S3Store(_BUCKET, client_options={"allow_http": True}, **options)
+        for path in paths:
+            end = path.stat().st_size
+            for at in range(0, end, _RANGE_BYTES):
+                obstore.get_range(store, path.name, start=at, end=min(at + _RANGE_BYTES, end))
+
+    ours()  # what is imported and started once is not counted
+    measure.reset_peak()
+    with measure.AnonymousPeak() as peak:
+        ours()
+    added = peak.bytes - peak.before
+    costs: dict[str, list[float]] = {"ours": [], "one": []}
+    turns = [("ours", ours), ("one", one_at_a_time)]
+    for _ in range(rounds):
+        random.Random(0).shuffle(turns)
+        for name, work in turns:
+            begin = time.perf_counter()
+            work()
+            costs[name].append((time.perf_counter() - begin) * 1e3 / size * 1e9)
+    found = Measured.of(costs["ours"], rss_bytes=added)
+    one = Measured.of(costs["one"])
+    return Case(
+        f"in order from a bucket, {_LATENCY_MS} ms added to each request: {size >> 20} MiB",
+        "ms a GB",
+        found,
+        {f"one request at a time, {_RANGE_BYTES >> 20} MiB each": one},
+        [
+            Target("times faster than one at a time", one.median / found.median, at_least=5),
+            Target("memory, times the window", added / _WINDOW_BYTES, at_most=2),
+        ],
+        f"{_CONNECTIONS} connections, a window of {_WINDOW_BYTES >> 20} MiB, opening included; "
+        "moto's server",
+    )
+
+
+@contextmanager
+def _bucket(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    """A bucket with these files; yields the options by which it is reached, slowly."""
+    import obstore
+
+    server, proxy = _free_port(), _free_port()
+    commands = [
+        ["moto.server", "-H", "127.0.0.1", "-p", str(server)],
+        ["benchmarks.shards_proxy", str(proxy), str(server), str(_LATENCY_MS)],
+    ]
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-m", *command],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for command in commands
+    ]
+    keys: dict[str, Any] = {"access_key_id": "x", "secret_access_key": "x", "region": "us-east-1"}
+    try:
+        for port in (server, proxy):
+            _wait_for(port)
+        url = f"http://127.0.0.1:{server}"
+        urllib.request.urlopen(urllib.request.Request(f"{url}/{_BUCKET}", method="PUT")).close()
+        store = obstore.store.S3Store(
+            _BUCKET, endpoint=url, client_options={"allow_http": True}, **keys
+        )
+        for path in paths:
+            obstore.put(store, path.name, path.read_bytes())
+        yield {"endpoint": f"http://127.0.0.1:{proxy}", **keys}
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_for(port: int) -> None:
+    end = time.monotonic() + 30
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+            return
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)
