@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -105,54 +106,61 @@ class RemoteShards:
     def parts(
         self, cuts: Sequence[tuple[int, int, int]], window_bytes: int
     ) -> Iterator[NDArray[np.uint8]]:
-        """The bytes of (shard, first row, end), fetched ahead of the loop in larger ranges."""
-        ranges = list(self._ranges(cuts, window_bytes))
-        most = max((cuts[last - 1][2] - cuts[first][1]) for first, last in ranges)
-        ahead = max(window_bytes // max(most * self.shards[0].row_bytes, 1), 1)
+        """The bytes of (shard, first row, end), fetched ahead of the loop.
 
-        def fetch(range_: tuple[int, int]) -> NDArray[np.uint8]:
-            number, begin, _ = cuts[range_[0]]
-            return self._range(number, begin, cuts[range_[1] - 1][2])
+        A range has many small parts, or one of several ranges is put together: how much a loop
+        takes at a time does not decide how many requests are under way.
+        """
+        most = min(_RANGE_BYTES, max(window_bytes // self._connections // 64 * 64, 64))
+        ranges = list(self._ranges(cuts, most))
+        ahead = max(window_bytes // most, 1)
+        sums: dict[int, int] = {}
 
-        sums = {number: 0 for number, _, _ in cuts}
+        def fetch(range_: tuple[int, int, int]) -> NDArray[np.uint8]:
+            number, begin, end = range_
+            name = self.shards[number].name
+            return self._files.read(name, HEADER_BYTES + begin, HEADER_BYTES + end)
+
         fetched = in_order(fetch, ranges, min(self._connections, ahead), ahead=ahead)
-        for (first, last), data in zip(ranges, fetched, strict=True):
-            number, begin, _ = cuts[first]
-            self._check(number, begin, cuts[last - 1][2], data, sums)
-            size, at = self.shards[number].row_bytes, 0
-            for _, start, end in cuts[first:last]:
-                yield data[at : at + (end - start) * size]
-                at += (end - start) * size
+        coming = zip(ranges, fetched, strict=True)
+        left = np.empty(0, np.uint8)
+        for number, begin, end in cuts:
+            needed = (end - begin) * self.shards[number].row_bytes
+            found = []
+            while needed:
+                if not len(left):
+                    range_, left = next(coming)
+                    self._check(*range_, left, sums)
+                found.append(left[:needed])
+                left = left[needed:]
+                needed -= len(found[-1])
+            yield found[0] if len(found) == 1 else np.concatenate(found)
 
     def _check(
         self, number: int, begin: int, end: int, data: NDArray[np.uint8], sums: dict[int, int]
     ) -> None:
         """Continue the sum of a shard that is read from its beginning; compare it at its end."""
         shard = self.shards[number]
-        if shard.crc32c is None or (begin and not sums[number]):
+        if shard.crc32c is None or (begin and number not in sums):
             return
-        sums[number] = _core.crc32c(data, sums[number])
-        if end == shard.rows and sums[number] != shard.crc32c:
+        sums[number] = _core.crc32c(data, sums.get(number, 0))
+        if end == shard.payload_bytes and sums[number] != shard.crc32c:
             raise ChecksumError(
                 f"expected CRC32C {shard.crc32c:08x}, got {sums[number]:08x}",
                 path=self.where(number),
             )
 
     def _ranges(
-        self, cuts: Sequence[tuple[int, int, int]], window_bytes: int
-    ) -> Iterator[tuple[int, int]]:
-        """Neighbouring cuts of one shard, so many bytes together that several fit the window."""
-        size = self.shards[0].row_bytes
-        most = min(_RANGE_BYTES, max(window_bytes // self._connections, 1))
-        first = 0
-        for i in range(1, len(cuts) + 1):
-            if (
-                i == len(cuts)
-                or cuts[i][0] != cuts[first][0]
-                or (cuts[i][2] - cuts[first][1]) * size > most
-            ):
-                yield first, i
-                first = i
+        self, cuts: Sequence[tuple[int, int, int]], most: int
+    ) -> Iterator[tuple[int, int, int]]:
+        """Shard, first byte and end of requests of up to `most` bytes that all cuts are in; those
+        of a shard follow one another."""
+        for number, mine in groupby(cuts, lambda cut: cut[0]):
+            rows = list(mine)
+            size = self.shards[number].row_bytes
+            begin, end = rows[0][1] * size, rows[-1][2] * size
+            for at in range(begin, end, most):
+                yield number, at, min(at + most, end)
 
     def _range(self, number: int, begin: int, end: int) -> NDArray[np.uint8]:
         shard = self.shards[number]
