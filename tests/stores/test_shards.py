@@ -17,7 +17,7 @@ from tests.contract import Expected, SourceContract, assert_array
 from tests.reference import shards as reference
 from tests.shards import COUNTS, WIDTH, assert_same, build
 
-STORED = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2")}
+STORED: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2")}
 
 
 class TestFloat32(SourceContract):
@@ -36,7 +36,7 @@ class TestFloat32(SourceContract):
     def expected(self, folder: Path) -> Expected:
         shards = reference.read_corpus(reference.names_in(folder))
         rows = np.array([row for shard in shards for row in shard.rows])
-        return {"data": rows.astype(self.dtype or STORED.get(self.kind, np.float32))}
+        return {"data": rows.astype(self.dtype or STORED.get(self.kind, "f4"))}
 
     @pytest.fixture
     def source(self, folder: Path) -> Source:
@@ -82,7 +82,9 @@ def test_batches_are_those_of_the_page(
     want = list(reference.batches(shards, batch_rows))
     reader = ShardReader.open(folder)
     assert reader.total_rows == len(reader) == sum(counts)
-    dtypes = [np.float64, np.float32, None, "f2"] if kind == "float16" else [np.float64, "f4"]
+    dtypes: list[Any] = (
+        [np.float64, np.float32, None, "f2"] if kind == "float16" else [np.float64, "f4"]
+    )
     for dtype in dtypes:
         window = data.draw(st.sampled_from([1, 100, 4096, 1 << 20]))
         got = list(reader.batches(batch_rows, dtype, window))
@@ -147,7 +149,7 @@ def test_converted_batches_belong_to_the_caller(tmp_path: Path) -> None:
 def test_bfloat16_has_no_views(tmp_path: Path) -> None:
     build(tmp_path, kind="bfloat16")
     reader = ShardReader.open(tmp_path)
-    assert (reader.stored_dtype, reader.dtype) == ("bfloat16", np.float32)
+    assert (reader.stored_dtype, reader.dtype) == ("bfloat16", np.dtype("f4"))
     with pytest.raises(ValueError, match="no bfloat16"):
         reader.batches(dtype=None)
 

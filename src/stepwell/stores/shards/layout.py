@@ -3,7 +3,7 @@
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ __all__ = [
     "manifest_bytes",
     "parse_header",
     "parse_manifest",
+    "with_sum",
 ]
 
 MAGIC = b"GAMSAE01"
@@ -123,16 +124,35 @@ def parse_manifest(data: bytes, path: str) -> list[Shard]:
             raise ValueError(f"expected the format {FORMAT!r}")
         if text["version"] != VERSION:
             raise VersionError(f"expected version {VERSION}, got {text['version']!r}", path=path)
-        return [_from_json(each) for each in text["shards"]]
+        shards = [_from_json(each) for each in text["shards"]]
+        if len({shard.name for shard in shards}) < len(shards):
+            raise ValueError("a shard is named more than once")
+        return shards
     except VersionError:
         raise
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormatError(f"not a list of shards: {error!r}", path=path) from None
 
 
+def with_sum(shard: Shard, listed: Shard | None, path: str) -> Shard:
+    """A shard with the sum that the list at `path` has of it.
+
+    Raises `FormatError` when the list has another shard by that name.
+    """
+    if listed is None:
+        return shard
+    if replace(listed, crc32c=None) != replace(shard, crc32c=None):
+        raise FormatError(
+            f"expected {shard.name} with {shard.rows} rows of {shard.width} x {shard.kind}, "
+            f"got {listed.rows} rows of {listed.width} x {listed.kind}",
+            path=path,
+        )
+    return listed
+
+
 def _from_json(text: Any) -> Shard:
     name, crc = text["name"], text.get("crc32c")
-    if not isinstance(name, str) or "/" in name or not name.endswith(SUFFIX):
+    if not isinstance(name, str) or {"/", "\0"} & set(name) or not name.endswith(SUFFIX):
         raise ValueError(f"expected the name of a shard, got {name!r}")
     rows, width = text["rows"], text["width"]
     for number in (rows, width):

@@ -3,7 +3,7 @@
 import mmap
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from stepwell.stores.shards.layout import (
     Shard,
     parse_header,
     parse_manifest,
+    with_sum,
 )
 
 __all__ = ["LocalShards"]
@@ -45,9 +46,9 @@ class LocalShards:
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = [path.absolute() for path in paths]
         self._files = [_mapped(path) for path in self.paths]
-        sums = _known_sums(self.paths)
+        listed = _listed(self.paths)
         self.shards = [
-            replace(file.shard, crc32c=sums.get(path))
+            with_sum(file.shard, listed.get(path), str(path.with_name(MANIFEST)))
             for file, path in zip(self._files, self.paths, strict=True)
         ]
 
@@ -101,16 +102,16 @@ def _mapped(path: Path) -> _Mapped:
     return _Mapped(shard, path, memory, size)
 
 
-def _known_sums(paths: Sequence[Path]) -> dict[Path, int | None]:
-    """The sums that lists beside the shards have; those must agree with the headers."""
-    sums: dict[Path, int | None] = {}
+def _listed(paths: Sequence[Path]) -> dict[Path, Shard]:
+    """What lists beside the shards say of them."""
+    listed: dict[Path, Shard] = {}
     for folder in {path.parent for path in paths}:
         manifest = folder / MANIFEST
         if not manifest.is_file():
             continue
         for shard in parse_manifest(manifest.read_bytes(), str(manifest)):
-            sums[folder / shard.name] = shard.crc32c
-    return sums
+            listed[folder / shard.name] = shard
+    return listed
 
 
 def check_same(shards: Sequence[Shard], where: Sequence[str]) -> None:

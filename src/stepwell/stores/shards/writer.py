@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from stepwell import _core
 from stepwell.errors import BusyError, FormatError, SchemaError
-from stepwell.files.atomic import create_beside, sync_path, write_all, write_file
+from stepwell.files.atomic import create_beside, sync_path, temporary_name, write_all, write_file
 from stepwell.files.lock import WriterLock
 from stepwell.source import is_masked
 from stepwell.stores.shards.layout import (
@@ -24,6 +24,7 @@ from stepwell.stores.shards.layout import (
     manifest_bytes,
     parse_header,
     parse_manifest,
+    with_sum,
 )
 
 __all__ = ["ShardWriter"]
@@ -57,6 +58,7 @@ class ShardWriter:
         self._root.mkdir(parents=True, exist_ok=True)
         self._lock = WriterLock(self._root / LOCK)
         self._file = -1
+        self._beside = temporary_name(self._root / SUFFIX)
         self._open_rows = self._crc = 0
         self._failed = False
         try:
@@ -162,8 +164,9 @@ class ShardWriter:
 
     def _found(self) -> list[Shard]:
         """The whole shards that are there, in order; what a killed writer left is removed."""
-        for left in self._root.glob(f".*{SUFFIX}.*.tmp"):
-            left.unlink(missing_ok=True)
+        for name in (f"*{SUFFIX}", MANIFEST):
+            for left in self._root.glob(f".{name}.*.tmp"):
+                left.unlink(missing_ok=True)
         known: dict[str, Shard] = {}
         with suppress(FileNotFoundError):
             path = self._root / MANIFEST
@@ -176,9 +179,8 @@ class ShardWriter:
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 shard = parse_header(file.read(HEADER_BYTES), path.name, str(path), size)
-            if known.get(path.name) is not None:
-                shard = known[path.name]
-            found.append(shard)
+            manifest = str(self._root / MANIFEST)
+            found.append(with_sum(shard, known.get(path.name), manifest))
         others = {path.name for path in self._root.glob(f"*{SUFFIX}")} - {s.name for s in found}
         if others:
             raise FormatError(
@@ -210,7 +212,7 @@ class ShardWriter:
                 made = np.ascontiguousarray(
                     array, f"<{self._kind[0]}{4 if '32' in self._kind else 2}"
                 )
-            lost = ~np.isfinite(made) & np.isfinite(array.astype(np.float64, copy=False))
+            lost = ~np.isfinite(made) & np.isfinite(array)
             if lost.any():
                 raise SchemaError(f"{array[lost][0]!r} does not fit {self._kind}")
         return made.view(np.uint8).reshape(len(made), self._row_bytes)
@@ -222,9 +224,11 @@ class ShardWriter:
             raise ValueError(f"a write to {self._root} failed; open it again to go on")
 
     def _drop(self) -> None:
-        if self._file >= 0:
-            file, self._file = self._file, -1
-            os.close(file)
+        file, self._file = self._file, -1
+        try:
+            if file >= 0:
+                os.close(file)
+        finally:
             with suppress(OSError):
                 self._beside.unlink(missing_ok=True)
 
@@ -235,8 +239,10 @@ def _to_bfloat16(array: NDArray[Any]) -> NDArray[np.uint16]:
         return np.ascontiguousarray(array).view(np.uint16)
     with np.errstate(over="ignore"):
         floats = np.ascontiguousarray(array, np.float32)
-    if (~np.isfinite(floats) & np.isfinite(array.astype(np.float64, copy=False))).any():
-        raise SchemaError("a value does not fit bfloat16")
     bits = floats.view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    # What is just below infinity may have been rounded to it.
+    lost = ((rounded & np.uint32(0x7FFF)) == np.uint32(0x7F80)) & np.isfinite(array)
+    if lost.any():
+        raise SchemaError(f"{array[lost][0]!r} does not fit bfloat16")
     return np.where(np.isnan(floats), np.uint32(0x7FC0), rounded).astype(np.uint16)
