@@ -1,4 +1,4 @@
-"""The reference of docs/formats/records.md by itself: what it writes, what it reads and refuses."""
+"""docs/formats/records.md and its reference: the store of the page, what is read, what refused."""
 
 import json
 import os
@@ -12,6 +12,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings, strategies as st
 
+from stepwell import RecordStore
 from tests.reference.records import (
     BLOCK,
     CODECS,
@@ -34,6 +35,11 @@ from tests.reference.records import (
     table_sums,
     write_store,
 )
+from tests.reference.runs import block, breakdown_of, file_of
+
+PAGE = "records.md"
+CHUNK, MORE, JOURNAL = (file_of(PAGE, f"records-{name}") for name in ("chunk", "more", "journal"))
+TABLES = ("n-offset", "n-sums", "text-offset", "text-sums")
 
 FIELDS = [
     Field("label", "<i8", []),
@@ -67,6 +73,79 @@ def dictionary() -> bytes:
 def a_store(count: int, **options: Any) -> Store:
     options = {"dictionaries": {"blob": dictionary()}, **options}
     return Store(FIELDS, [record(number) for number in range(count)], **options)
+
+
+# The store of the page.
+
+
+def bytes_of(name: str) -> bytes:
+    """A file, out of its annotated lines."""
+    at, parts = 0, []
+    for offset, part in breakdown_of(PAGE, f"records-{name}"):
+        assert offset == at
+        parts.append(part)
+        at += len(part)
+    return b"".join(parts)
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    path = tmp_path / "page"
+    (path / "chunk").mkdir(parents=True)
+    (path / "chunk/0.zr").write_bytes(CHUNK)
+    (path / "meta.json").write_text(block(PAGE, "json", "records-meta"))
+    for name in TABLES:
+        (path / name.replace("-", ".")).write_bytes(bytes_of(name))
+    return path
+
+
+def test_the_breakdown_is_the_file() -> None:
+    for name, data in (("chunk", CHUNK), ("more", MORE), ("journal", JOURNAL)):
+        assert bytes_of(name) == data
+
+
+def test_the_store_of_the_page(page: Path) -> None:
+    n = [struct.pack("<q", number) for number in (7, -1, 5)]
+    assert read_store(page).records == [{"n": n[0], "text": b"abc"}, {"n": n[1], "text": None}]
+    with RecordStore.open(page) as store:
+        assert store["n"][:].tolist() == [7, -1]
+        assert store["text"][:] == ["abc", ""]
+        assert store.present([0, 1])["text"].tolist() == [True, False]
+        assert store.verify() == []
+    (page / "chunk/0.zr").write_bytes(CHUNK + MORE)
+    (page / "journal.zr").write_bytes(JOURNAL)
+    assert [c.number for c in parse_journal(JOURNAL, 2)] == [3, 4]
+    assert b"".join(map(build_commit, parse_journal(JOURNAL, 2))) == JOURNAL
+    assert read_store(page).records == [{"n": n[2], "text": b"c"}, {"n": n[1], "text": None}]
+    with RecordStore.open(page) as store:
+        assert store["n"][:].tolist() == [5, -1]
+        assert store["text"][:] == ["c", ""]
+        assert store.verify() == []
+
+
+def test_the_package_writes_the_store_of_the_page(page: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    with RecordStore.create(mine, {"n": "<i8", "text": str}, attributes={"by": "hand"}) as store:
+        store.append({"n": [7, -1], "text": ["ab", None]})
+        store.commit()
+        store.update([0], {"text": ["abc"]})
+    text = (mine / "meta.json").read_text()
+    assert list(json.loads(text)) == list(json.loads(block(PAGE, "json", "records-meta")))
+    assert json.loads(text) == json.loads(block(PAGE, "json", "records-meta"))
+    for name in ("chunk/0.zr", *(name.replace("-", ".") for name in TABLES)):
+        assert (mine / name).read_bytes() == (page / name).read_bytes()
+    assert (mine / "journal.zr").read_bytes() == b""
+    with RecordStore.open(mine, "a") as store:
+        store.append({"n": [5], "text": ["c"]})
+        store.commit()
+        store.delete([0])
+        store.commit()
+        with (mine / "chunk/0.zr").open("rb") as chunk, (mine / "journal.zr").open("rb") as journal:
+            assert chunk.read(len(CHUNK + MORE)) == CHUNK + MORE
+            assert journal.read(len(JOURNAL)) == JOURNAL
+
+
+# What it writes it reads.
 
 
 @pytest.mark.parametrize("count", [0, 1, 9, BLOCK + 3])
@@ -225,7 +304,6 @@ def cut(name: str, size: int) -> Callable[[Path], None]:
         (meta(length=2**63), "length", Broken),
         (meta(num=0), "unfull", Broken),
         (meta(unfull=[[0, 4, 9]]), "next frame at 4", Broken),
-        (meta(unfull=[[0, 8, 9]]), "behind the end of chunk 0", Broken),
         (meta(fields=[{"name": "a.b", "dtype": "<i8", "shape": []}]), "a.b", Broken),
         (
             meta(fields=[{"name": "a", "dtype": "O", "shape": [], "compress": "raw"}]),
@@ -237,7 +315,7 @@ def cut(name: str, size: int) -> Callable[[Path], None]:
         (entry(8, 0, 1), "a payload at 8", Broken),
         (entry(24, 1, 1), "chunk 1", Broken),
         (entry(2**63, 0, 1), "a payload at", Broken),
-        (entry(2**40, 0, 1), "behind the end", Broken),
+        (entry(2**40, 0, 1), "chunk 0 ends before", Broken),
         (payload(8, 99), "something else", Broken),
         (payload(12, 99), "unpacks to", Broken),
         (payload(20, 1), "something else", Broken),

@@ -154,7 +154,9 @@ def unpack(codec: int, stored: bytes, size: int, dictionary: bytes | None) -> by
                 need(codec == 2 or dictionary is not None, "a frame without its dictionary")
                 known = zstandard.ZstdCompressionDict(dictionary) if codec == 3 else None  # type: ignore[arg-type]
                 with zstandard.ZstdDecompressor(dict_data=known).stream_reader(stored) as reader:
-                    data = reader.read(size + 1)
+                    data = b""
+                    while len(data) <= size and (part := reader.read(1 << 20)):
+                        data += part
             case 4:
                 data = bytes(lz4.block.decompress(stored, uncompressed_size=size))
             case _:
@@ -274,17 +276,22 @@ def read_store(path: Path) -> Store:
     fields = fields_of(meta)
     chunks = meta["chunks"]
     need(isinstance(chunks["unfull"], list), "unfull")
+    need(isinstance(meta["attributes"], dict), "attributes")
+    need(whole(chunks["size"], "size", 32) > 0, "chunks of no records")
     state = State(
         whole(meta["length"], "length", 59),
         whole(meta["peak"], "peak", 59),
         whole(chunks["first"], "first", 32),
         whole(chunks["num"], "num", 32),
-        [Chunk(whole(c[0], "id", 32), whole(c[1], "end"), whole(c[2], "records", 32))
+        [Chunk(whole(c[0], "id", 32), whole(c[1], "end"), whole(c[2], "records", 33))
          for c in chunks["unfull"] if isinstance(c, list) and len(c) == 3],
     )  # fmt: skip
     need(len(state.unfull) == len(chunks["unfull"]), "unfull")
     state.check()
-    generation, number = whole(meta["generation"], "generation"), whole(meta["commit"], "commit")
+    generation, number = (
+        whole(meta["generation"], "generation", 32),
+        whole(meta["commit"], "commit"),
+    )
     new = read_journal(path, len(fields), number)
     for commit in new:
         for change in commit.changes:
@@ -304,7 +311,7 @@ def read_store(path: Path) -> Store:
     store = Store(
         fields, [{} for _ in range(state.length)], meta["attributes"], {}, generation,
         new[-1].number if new else number, state.peak, state.first_chunk,
-        whole(chunks["size"], "size"), state.unfull,
+        chunks["size"], state.unfull,
     )  # fmt: skip
     for position, (field, table) in enumerate(zip(fields, tables, strict=True)):
         store.dictionaries |= read_dictionary(path, field)
@@ -363,9 +370,6 @@ def read_payload(
         return None
     need(FRAME <= offset < 1 << 62 and offset % 8 == 0, f"{field.name}: a payload at {offset}")
     need(state.first_chunk <= number < state.next_chunk, f"{field.name}: chunk {number}")
-    for chunk in state.unfull:
-        inside = number != chunk.number or offset + length <= chunk.end
-        need(inside, f"{field.name}: a payload behind the end of chunk {number}")
     with (path / "chunk" / f"{number}.zr").open("rb") as file:
         file.seek(offset - FRAME)
         head = file.read(FRAME)
