@@ -1,4 +1,4 @@
-"""`stepwell convert`: other formats into a record store, and out of it."""
+"""`stepwell convert`: other formats into a record store or shards, and out of them."""
 
 import enum
 import time
@@ -27,6 +27,8 @@ class To(enum.StrEnum):
     PARQUET = "parquet"
     ARRAYRECORD = "arrayrecord"
     FOLDER = "folder"
+    SHARDS = "shards"
+    SAFETENSORS = "safetensors"
 
 
 def convert(
@@ -34,23 +36,28 @@ def convert(
         Path,
         typer.Argument(
             metavar="IN",
-            help="A record store; or a .npy, .npz or .parquet file, or a directory of "
-            ".array_record or .parquet files, of a Hugging Face dataset or of a folder for each "
-            "class.",
+            help="A record store; or a .npy, .npz, .parquet or .safetensors file, or a directory "
+            "of .shard, .array_record or .parquet files, of a Hugging Face dataset or of a folder "
+            "for each class.",
         ),
     ],
     target: Annotated[
-        Path, typer.Argument(metavar="OUT", help="What to make: a record store, unless IN is one.")
+        Path,
+        typer.Argument(
+            metavar="OUT", help="What to make: a record store, unless IN is one, or shards."
+        ),
     ],
     to: Annotated[
         To | None,
         typer.Option(
-            help="What to make of a record store, where the name OUT does not say it: "
-            "npy, npz, parquet, arrayrecord or folder."
+            help="What to make, where the name OUT does not say it: of a record store npy, npz, "
+            "parquet, arrayrecord or folder; of a file with an array, shards; of shards npy, npz "
+            "or safetensors."
         ),
     ] = None,
     field: Annotated[
-        str | None, typer.Option(help="Only this field of the record store IN.")
+        str | None,
+        typer.Option(help="Only this field of the record store IN; the array to make shards of."),
     ] = None,
     compress: Annotated[
         Packing, typer.Option(help="How the record store OUT packs records.")
@@ -62,12 +69,12 @@ def convert(
         int, typer.Option(min=1, max=2**31, help="Records in a chunk of it.")
     ] = 8192,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace OUT if it is of another conversion.")
+        bool, typer.Option("--overwrite", help="Replace OUT, unless it is a directory of others.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a record store of IN, or something else of a record store. The same command goes on
-    where it was stopped."""
+    """Make a record store of IN, or something else of a record store; or shards of an array, and
+    back. The same command goes on where it was stopped."""
     begin = time.perf_counter()
     with progress("converting") as on_progress:
         report = sw.convert(

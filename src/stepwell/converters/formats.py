@@ -7,14 +7,23 @@ from typing import Literal, get_args
 from stepwell.converters.huggingface import is_huggingface
 from stepwell.errors import FormatError
 
-__all__ = ["Format", "Target", "format_of", "is_store", "target_format"]
+__all__ = ["Array", "Format", "Target", "array_format", "format_of", "is_store", "target_format"]
 
 Target = Literal["npy", "npz", "parquet", "arrayrecord", "folder"]
 """What a record store can be made into."""
 
-Format = Literal["records", "huggingface"] | Target
+Array = Literal["npy", "npz", "safetensors"]
+"""What shards can be made of, and into."""
 
-_FILES: dict[str, Format] = {".npy": "npy", ".npz": "npz", ".parquet": "parquet"}
+Format = Literal["records", "huggingface", "shards"] | Array | Target
+
+_FILES: dict[str, Format] = {
+    ".npy": "npy",
+    ".npz": "npz",
+    ".parquet": "parquet",
+    ".safetensors": "safetensors",
+    ".shard": "shards",
+}
 _TARGETS: dict[str, Target] = {
     ".npy": "npy",
     ".npz": "npz",
@@ -45,6 +54,8 @@ def format_of(path: Path) -> Format:
             return "records"
         if is_huggingface(path):
             return "huggingface"
+        if any(path.glob("*.shard")):
+            return "shards"
         if any(path.glob("*.array_record")):
             return "arrayrecord"
         if any(path.glob("*.parquet")):
@@ -64,8 +75,9 @@ def format_of(path: Path) -> Format:
         if inside:
             return "folder"
     raise FormatError(
-        "expected a record store, a .npy, .npz or .parquet file, or a directory of .array_record "
-        "or .parquet files, of a Hugging Face dataset or of a folder for each class",
+        "expected a record store, a .npy, .npz, .parquet or .safetensors file, or a directory of "
+        ".shard, .array_record or .parquet files, of a Hugging Face dataset or of a folder for "
+        "each class",
         path=str(path),
     )
 
@@ -88,3 +100,14 @@ def target_format(path: Path, to: str | None) -> Target:
                 raise ValueError(f"{path}: expected a name that ends in .{known}")
             return known  # type: ignore[no-any-return]
     raise ValueError(f"expected one of {', '.join(get_args(Target))}, got {to!r}")
+
+
+def array_format(path: Path, to: str | None) -> Array:
+    """Which array shards are to be written to. Raises `ValueError` when that is none."""
+    for known in get_args(Array):
+        if path.suffix == f".{known}" and to in (None, known):
+            return known  # type: ignore[no-any-return]
+    raise ValueError(
+        f"{path}: of shards there can be made a .npy, .npz or .safetensors file"
+        + (f", not {to}" if to else "")
+    )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepwell.converters.incoming import Column, Incoming, files_sum, rows_of
-from stepwell.converters.outgoing import Outgoing
+from stepwell.converters.outgoing import Records
 from stepwell.errors import SchemaError
 from stepwell.files.npy import open_regular, read_header
 from stepwell.source import Batch
@@ -55,7 +55,7 @@ def table_columns(dtype: np.dtype[Any], shape: tuple[int, ...]) -> dict[str, Col
 
 
 def write_npy(
-    source: Outgoing, folder: "PartFolder", on_progress: Callable[[int, int], None]
+    source: Records, folder: "PartFolder", on_progress: Callable[[int, int], None]
 ) -> Path:
     """Write all rows to a file in `folder`, whose size says where to go on; return its path."""
     for name, column in source.columns.items():
@@ -108,7 +108,7 @@ def header_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     return out.getvalue()
 
 
-def _row_dtype(source: Outgoing) -> np.dtype[Any]:
+def _row_dtype(source: Records) -> np.dtype[Any]:
     fields = [(name, column.dtype, column.shape) for name, column in source.columns.items()]
     if len(fields) == 1:
         _, dtype, shape = fields[0]

@@ -26,7 +26,7 @@ from stepwell.converters.incoming import (
     rows_of,
 )
 from stepwell.converters.npy import header_of
-from stepwell.converters.outgoing import Outgoing
+from stepwell.converters.outgoing import Records
 from stepwell.errors import FormatError, SchemaError
 from stepwell.files.atomic import new_file
 from stepwell.source import Batch, Ragged
@@ -235,7 +235,7 @@ def _kinds_of(comment: bytes) -> dict[str, str] | None:
         return None
 
 
-def write_npz(source: Outgoing, path: Path, on_progress: Callable[[int, int], None]) -> None:
+def write_npz(source: Records, path: Path, on_progress: Callable[[int, int], None]) -> None:
     """Write all fields, one after the other. After a kill this begins anew.
 
     A ragged field is read twice, for its offsets and for its items.

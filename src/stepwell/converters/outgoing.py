@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -15,13 +15,26 @@ from stepwell.errors import SchemaError
 from stepwell.source import Batch, Field, Ragged
 from stepwell.stores import RecordStore
 
-__all__ = ["Outgoing"]
+__all__ = ["Outgoing", "Records"]
 
 _OPAQUE: dict[str, type[str] | type[bytes]] = {"str": str, "bytes": bytes}
 _MOST_RAGGED = 1 << 16
 _MOST_PACKED = 1 << 10
 """Records of free length that are read at once. Only when they are read is it known how large
 packed ones are, so these are read in smaller numbers."""
+
+
+class Records(Protocol):
+    """What a file of arrays can be made of."""
+
+    @property
+    def total(self) -> int: ...
+    @property
+    def columns(self) -> dict[str, Column]: ...
+    def only(self, name: str) -> "Records": ...
+    def schema(self, name: str) -> Field: ...
+    def describe(self, name: str) -> str: ...
+    def batches(self, first: int) -> Iterator[Batch]: ...
 
 
 @dataclass(frozen=True)
