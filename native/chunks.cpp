@@ -5,11 +5,18 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <bit>
 #include <cerrno>
 
 #include "error.hpp"
 
 namespace stepwell {
+namespace {
+
+constexpr std::size_t kReserve = std::size_t{1} << 20;
+
+}  // namespace
 
 Chunks::Chunks(std::string folder, std::uint32_t first)
     : folder_(std::move(folder)),
@@ -19,7 +26,7 @@ Chunks::Chunks(std::string folder, std::uint32_t first)
 Chunks::~Chunks() {
   for (std::uint32_t i = 0; i < kMost; ++i)
     for (const Mapping* map = slots_[i].load(); map;) {
-      if (map->size) munmap(map->base, map->size);
+      munmap(map->base, map->reserved);
       const Mapping* older = map->older;
       delete map;
       map = older;
@@ -37,7 +44,7 @@ std::span<const std::byte> Chunks::map(std::uint32_t id, std::uint64_t end) {
                           std::to_string(first_) + " to " + std::to_string(first_ + kMost - 1),
                       path, 0);
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0 && errno == ENOENT) throw FormatError("the chunk is missing", path, 0);
+  if (file < 0 && errno == ENOENT) throw FormatError("the chunk is missing; if the store was rebalanced, refresh()", path, 0);
   if (file < 0) throw FileError(errno, path);
   struct stat found{};
   if (fstat(file, &found) != 0) {
@@ -52,17 +59,26 @@ std::span<const std::byte> Chunks::map(std::uint32_t id, std::uint64_t end) {
                           std::to_string(size),
                       path, size);
   }
-  void* base = nullptr;
-  if (size) base = mmap(nullptr, size, PROT_READ, MAP_SHARED, file, 0);
+  auto& slot = slots_[id - first_];
+  const Mapping* older = slot.load(std::memory_order_acquire);
+  if (older && older->reserved >= size) {
+    close(file);
+    // Never smaller: others may have been told what is there.
+    std::size_t known = older->size.load();
+    while (known < size && !older->size.compare_exchange_weak(known, size)) {
+    }
+    return {older->base, older->size.load()};
+  }
+  const std::size_t reserved = std::max<std::size_t>(std::bit_ceil(size + 1), kReserve);
+  void* const base = mmap(nullptr, reserved, PROT_READ, MAP_SHARED, file, 0);
   const int code = errno;
   close(file);
   if (base == MAP_FAILED) throw FileError(code, path);
-  auto& slot = slots_[id - first_];
-  auto* made = new Mapping{static_cast<std::byte*>(base), size, slot.load(std::memory_order_acquire)};
+  auto* made = new Mapping{static_cast<std::byte*>(base), reserved, size, older};
   // Another thread may have mapped it meanwhile; both mappings stay.
   while (!slot.compare_exchange_weak(made->older, made, std::memory_order_acq_rel)) {
   }
-  return {made->base, made->size};
+  return {made->base, size};
 }
 
 }  // namespace stepwell

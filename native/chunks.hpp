@@ -24,18 +24,20 @@ class Chunks {
   // of this store's, and FileError when the system refuses.
   std::span<const std::byte> at(std::uint32_t id, std::uint64_t end) {
     if (id >= first_ && id - first_ < kMost) [[likely]]
-      if (const Mapping* map = slots_[id - first_].load(std::memory_order_acquire);
-          map && map->size >= end) [[likely]]
-        return {map->base, map->size};
+      if (const Mapping* map = slots_[id - first_].load(std::memory_order_acquire)) [[likely]]
+        if (const std::size_t size = map->size.load(std::memory_order_relaxed); size >= end) [[likely]]
+          return {map->base, size};
     return map(id, end);
   }
 
   std::string path_of(std::uint32_t id) const;
 
  private:
+  // More is mapped than the file has, so that it can grow without being mapped anew.
   struct Mapping {
     std::byte* base;
-    std::size_t size;
+    std::size_t reserved;
+    mutable std::atomic<std::size_t> size;  // of the file, as far as is known
     const Mapping* older;
   };
 

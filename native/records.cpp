@@ -353,7 +353,8 @@ RaggedBatch read_ragged(const Records& records, std::size_t field,
 
 std::vector<RecordProblem> find_problems(const Records& records, std::size_t field,
                                          std::span<const std::int64_t> rows,
-                                         std::span<const Place> places, std::size_t most) {
+                                         std::span<const Place> places, std::size_t most,
+                                         bool numbered) {
   std::vector<RecordProblem> problems;
   std::mutex mutex;
   std::size_t stored = 0;
@@ -374,6 +375,10 @@ std::vector<RecordProblem> find_problems(const Records& records, std::size_t fie
           memory.resize(frame.length);
           records.unpack_into(field, places[i], frame, rows[i], memory);
         }
+        if (numbered && frame.record != static_cast<std::uint64_t>(rows[i]))
+          throw FormatError("record " + std::to_string(rows[i]) + ": the frame is that of record " +
+                                std::to_string(frame.record),
+                            records.chunks().path_of(places[i].chunk), places[i].offset);
       } catch (const ChecksumError& e) {
         note(e, true);
       } catch (const FormatError& e) {

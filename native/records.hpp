@@ -115,7 +115,8 @@ struct RaggedBatch {
 RaggedBatch read_ragged(const Records& records, std::size_t field,
                         std::span<const std::int64_t> rows, std::span<const Place> places);
 
-// What is wrong with some records, `most` of it at the most.
+// What is wrong with some records, `most` of it at the most; with `numbered`, a frame has the number of
+// its record.
 struct RecordProblem {
   std::string message;
   std::string path;
@@ -124,7 +125,8 @@ struct RecordProblem {
 };
 std::vector<RecordProblem> find_problems(const Records& records, std::size_t field,
                                          std::span<const std::int64_t> rows,
-                                         std::span<const Place> places, std::size_t most);
+                                         std::span<const Place> places, std::size_t most,
+                                         bool numbered);
 
 // The sums of some blocks of a table, whose last block may be short.
 std::vector<std::uint32_t> block_sums(std::span<const std::byte> table,

@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "arrays.hpp"
+#include "checksum.hpp"
 #include "record_frames.hpp"
 
 namespace stepwell::bind {
@@ -58,7 +59,7 @@ std::vector<std::size_t> checked_fields(const Records& records, std::vector<std:
 
 // The numbers at the start of writer.lock.
 std::uint64_t* numbers_of(BytesOut& control) {
-  if (control.size() < 32) throw std::invalid_argument("writer.lock has 64 bytes");
+  if (control.size() < 64) throw std::invalid_argument("writer.lock has 64 bytes");
   return reinterpret_cast<std::uint64_t*>(control.data());
 }
 
@@ -80,15 +81,16 @@ void bind_records(nb::module_& m) {
            "folder"_a, "first"_a)
       .def(
           "map_all",
-          [](Chunks& chunks, std::uint32_t begin, std::uint32_t end) {
+          [](Chunks& chunks, RowsIn given) {
+            const auto ids = own_copy(given);
             const Unlocked unlocked;
-            for (std::uint32_t id = begin; id < end; ++id) try {
-                chunks.at(id, 0);
+            for (const std::int64_t id : ids) try {
+                chunks.at(static_cast<std::uint32_t>(id), 0);
               } catch (const std::exception&) {
                 // Whoever wants a record of it will be told.
               }
           },
-          "begin"_a, "end"_a, "Map the chunks with ids from `begin` to `end`, those that can be.")
+          "ids"_a.noconvert(), "Map these chunks, those that can be.")
       .def(
           "memory",
           [](std::shared_ptr<Chunks> chunks, std::uint32_t id, std::uint64_t end) {
@@ -147,21 +149,22 @@ void bind_records(nb::module_& m) {
           "Records of any length: where each begins, in items, and the bytes of all.")
       .def(
           "find_problems",
-          [](const Records& records, std::size_t field, RowsIn given, BytesIn entries, std::size_t most) {
+          [](const Records& records, std::size_t field, RowsIn given, BytesIn entries, std::size_t most,
+             bool numbered) {
             checked_fields(records, {field});
             const auto rows = own_copy(given);
             const auto places = copy_as<Place>(entries, rows.size());
             std::vector<RecordProblem> problems;
             {
               const Unlocked unlocked;
-              problems = find_problems(records, field, rows, places, most);
+              problems = find_problems(records, field, rows, places, most, numbered);
             }
             std::vector<std::tuple<std::string, nb::str, std::uint64_t, bool>> found;
             for (const RecordProblem& p : problems)
               found.emplace_back(p.message, path_of(p.path), p.offset, p.sum);
             return found;
           },
-          "field"_a, "rows"_a.noconvert(), "places"_a.noconvert(), "most"_a,
+          "field"_a, "rows"_a.noconvert(), "places"_a.noconvert(), "most"_a, "numbered"_a = false,
           "What is wrong with these records: message, path, offset, whether it is a sum.")
       .def(
           "copy_frames",
@@ -231,23 +234,28 @@ void bind_records(nb::module_& m) {
         __atomic_store_n(numbers + 1, commit, __ATOMIC_RELAXED);
         __atomic_store_n(numbers + 2, length, __ATOMIC_RELAXED);
         __atomic_store_n(numbers + 3, boot, __ATOMIC_RELAXED);
+        const std::uint64_t said[] = {commit, length, boot};
+        __atomic_store_n(numbers + 4, crc32c(0, std::as_bytes(std::span(said))), __ATOMIC_RELAXED);
         __atomic_store_n(numbers, (numbers[0] | 1) + 1, __ATOMIC_SEQ_CST);
       },
       "control"_a.noconvert(), "commit"_a, "length"_a, "boot"_a, "Tell them that it is done.");
   m.def(
       "read_control",
       [](BytesIn control) {
-        if (control.size() < 32) throw std::invalid_argument("writer.lock has 64 bytes");
+        if (control.size() < 64) throw std::invalid_argument("writer.lock has 64 bytes");
         const auto* numbers = reinterpret_cast<const std::uint64_t*>(control.data());
-        std::uint64_t sequence, rest[3];
+        std::uint64_t sequence, said[3], sum;
         do {
           sequence = __atomic_load_n(numbers, __ATOMIC_ACQUIRE);
-          for (int i = 0; i < 3; ++i) rest[i] = __atomic_load_n(numbers + 1 + i, __ATOMIC_RELAXED);
+          for (int i = 0; i < 3; ++i) said[i] = __atomic_load_n(numbers + 1 + i, __ATOMIC_RELAXED);
+          sum = __atomic_load_n(numbers + 4, __ATOMIC_RELAXED);
           __atomic_thread_fence(__ATOMIC_ACQUIRE);
         } while (sequence != __atomic_load_n(numbers, __ATOMIC_RELAXED));
-        return std::tuple(sequence, rest[0], rest[1], rest[2]);
+        const bool whole = sum == crc32c(0, std::as_bytes(std::span(said)));
+        return std::tuple(sequence, said[0], said[1], whole ? said[2] : 0);
       },
-      "control"_a.noconvert(), "Sequence, number of the last commit, length and boot.");
+      "control"_a.noconvert(),
+      "Sequence, number of the last commit, length and boot; 0 for a boot that does not fit the sum.");
   m.def(
       "block_sums",
       [](BytesIn table, RowsIn blocks) {

@@ -219,8 +219,8 @@ class Chunks:
 
     def __init__(self, folder: object, first: int) -> None: ...
 
-    def map_all(self, begin: int, end: int) -> None:
-        """Map the chunks with ids from `begin` to `end`, those that can be."""
+    def map_all(self, ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """Map these chunks, those that can be."""
 
     def memory(self, id: int, end: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)]:
         """A chunk's bytes, at least `end` of them, not copied."""
@@ -244,7 +244,7 @@ class Records:
         Records of any length: where each begins, in items, and the bytes of all.
         """
 
-    def find_problems(self, field: int, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], places: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], most: int) -> list[tuple[str, str, int, bool]]:
+    def find_problems(self, field: int, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], places: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], most: int, numbered: bool = False) -> list[tuple[str, str, int, bool]]:
         """
         What is wrong with these records: message, path, offset, whether it is a sum.
         """
@@ -272,7 +272,9 @@ def end_change(control: Annotated[NDArray[numpy.uint8], dict(shape=(None,), orde
     """Tell them that it is done."""
 
 def read_control(control: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple[int, int, int, int]:
-    """Sequence, number of the last commit, length and boot."""
+    """
+    Sequence, number of the last commit, length and boot; 0 for a boot that does not fit the sum.
+    """
 
 def block_sums(table: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], blocks: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
     """The sums of some blocks of an offset table."""

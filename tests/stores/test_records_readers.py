@@ -96,7 +96,7 @@ def test_eight_readers_and_a_writer(quick_path: Path) -> None:
     results = []
     for process in [*readers, writer]:
         out, error = process.communicate(timeout=100)
-        assert (process.returncode, error) == (0, "")
+        assert (process.returncode, error[-600:]) == (0, "")
         results.append([int(word) for word in out.split()])
     assert all(read > 0 for read, _ in results[:-1])
     assert max(longest for _, longest in results[:-1]) > 500  # someone saw it grow

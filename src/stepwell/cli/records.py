@@ -1,6 +1,7 @@
 """`stepwell records`: what is in a record store, and its upkeep."""
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -116,9 +117,16 @@ def salvage(
 
 
 def _plain(value: Any) -> Any:
+    """A value as JSON has it: bytes in hexadecimal, None for what is not finite."""
     if isinstance(value, bytes):
         return value.hex()
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, int | float | str | None) else str(value)
 
 
 def _short(value: Any) -> str:

@@ -64,7 +64,9 @@ def new_file(target: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         beside.replace(target)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename is None and error.errno is not None:
+            error.filename = str(target)
         with suppress(OSError):
             beside.unlink(missing_ok=True)
         raise

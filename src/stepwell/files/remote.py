@@ -1,5 +1,6 @@
 """Files in a bucket or behind a web server, read in ranges (extra `remote`)."""
 
+import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -50,6 +51,11 @@ class RemoteFiles:
         else:
             self.url, self._store = repr(where), where
 
+    @property
+    def place(self) -> str:
+        """What tells these files from all others: the same URL may be of several servers."""
+        return f"{self.url} {getattr(self._store, 'config', {}).get('endpoint', '')}"
+
     def url_of(self, name: str) -> str:
         return f"{self.url}/{name}"
 
@@ -58,12 +64,12 @@ class RemoteFiles:
         obstore = _obstore()
 
         def work() -> dict[str, int]:
-            found = {}
-            for some in obstore.list(self._store):
-                for each in some:
-                    if each["path"].endswith(suffix) and "/" not in each["path"]:
-                        found[each["path"]] = int(each["size"])
-            return found
+            found = obstore.list_with_delimiter(self._store)["objects"]
+            return {
+                each["path"]: int(each["size"])
+                for each in found
+                if each["path"].endswith(suffix) and "/" not in each["path"]
+            }
 
         return self._tried(work, self.url)
 
@@ -139,7 +145,16 @@ def _first_line(error: Exception) -> str:
     return (lines[0] if lines else type(error).__name__)[:300]
 
 
+_user = 0
+
+
 def _obstore() -> Any:
+    """obstore, in the process that used it first: its threads do not follow a fork, and whoever
+    waits for them there waits for ever."""
+    global _user
+    if _user not in (0, os.getpid()):
+        raise RuntimeError("buckets cannot be read after a fork; use spawn or forkserver")
+    _user = os.getpid()
     try:
         import obstore
         import obstore.exceptions

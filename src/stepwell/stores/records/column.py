@@ -1,7 +1,7 @@
 """One field of a record store, which feels like an array."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,8 @@ class RecordColumn(Source):
 
     def __getitem__(self, key: Any) -> Any:
         """One record, or those of a slice or of row numbers."""
+        if isinstance(key, tuple):
+            return self._inside(key)
         if isinstance(key, slice):
             return self._several(np.arange(*key.indices(len(self)), dtype=np.int64))
         if hasattr(key, "__index__") and np.ndim(key) == 0:
@@ -67,6 +69,17 @@ class RecordColumn(Source):
                 raise IndexError(f"row {i} is outside a source of {len(self)} rows")
             return self._one(i % len(self))
         return self._several(key)
+
+    def _inside(self, key: tuple[Any, ...]) -> Any:
+        """`column[i, 3:5]`: a part of each record."""
+        if not key or self._store.schema[self._name].ragged:
+            raise TypeError(f"{self._name}: expected one index, got {key}")
+        found = self[key[0]]
+        return found[key[1:]] if isinstance(key[0], int | np.integer) else found[:, *key[1:]]
+
+    def __iter__(self) -> Iterator[Any]:
+        for begin in range(0, len(self), 1024):
+            yield from self[begin : begin + 1024]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         if self._store.schema[self._name].ragged:
@@ -99,7 +112,7 @@ class RecordColumn(Source):
     def _one(self, row: int) -> Any:
         array = self.views(np.array([row]))[0]
         if self._kind == "array":
-            return array
+            return array[()]  # a number where a record is one
         return array.tobytes() if self._kind == "bytes" else array.tobytes().decode()
 
     def _several(self, rows: ArrayLike) -> Any:

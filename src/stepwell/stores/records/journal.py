@@ -18,7 +18,7 @@ __all__ = ["Change", "Commit", "read_commits"]
 
 _MAGIC = b"ZRJL"
 _MAGIC_NUMBER = int.from_bytes(_MAGIC, "little")
-_HEAD = struct.Struct("<4sI4Q2I")
+_HEAD = struct.Struct("<4sI4Q2IQ")
 _CHUNK = struct.Struct("<2IQ")
 _FIELD = struct.Struct("<3Q")
 CHANGED = np.dtype([("record", "<u8"), ("entry", ENTRY)])
@@ -40,6 +40,7 @@ class Commit:
     length: int
     peak: int
     next_chunk: int
+    deletes: int
     unfull: tuple[ChunkState, ...]
     changes: tuple[Change, ...]
 
@@ -60,6 +61,7 @@ class Commit:
             self.peak,
             self.next_chunk,
             len(self.unfull),
+            self.deletes,
         )
         crc = _core.crc32c(np.frombuffer(head[8:] + body, np.uint8))
         return head[:4] + crc.to_bytes(4, "little") + head[8:] + body
@@ -116,7 +118,7 @@ def _commit_at(data: NDArray[np.uint8], at: int, fields: int) -> Commit | None:
 
 def _decode(data: NDArray[np.uint8], fields: int) -> Commit | None:
     """A commit whose sum is right; None for one that no writer of this store made."""
-    _, _, size, number, length, peak, next_chunk, chunks = _HEAD.unpack_from(data.data)
+    _, _, size, number, length, peak, next_chunk, chunks, deletes = _HEAD.unpack_from(data.data)
     at = _HEAD.size
     if chunks * _CHUNK.size > size - at or max(length, peak) > MOST_RECORDS or length > peak:
         return None
@@ -145,4 +147,4 @@ def _decode(data: NDArray[np.uint8], fields: int) -> Commit | None:
         at = end
     if at != size:
         return None
-    return Commit(number, length, peak, next_chunk, tuple(unfull), tuple(changes))
+    return Commit(number, length, peak, next_chunk, deletes, tuple(unfull), tuple(changes))

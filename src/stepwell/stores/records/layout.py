@@ -1,5 +1,6 @@
 """What is where in the directory of a record store; docs/formats/records.md has the bytes."""
 
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ __all__ = [
     "JOURNAL",
     "LOCK",
     "META",
+    "MOST_CHUNKS",
     "TABLE_BLOCK",
     "Compress",
     "FieldLike",
@@ -37,6 +39,8 @@ CHUNKS = "chunk"
 
 ENTRY = np.dtype([("offset", "<u8"), ("chunk", "<u4"), ("length", "<u4")])
 FRAME_BYTES = 24
+MOST_CHUNKS = 1 << 16
+"""Chunks of one generation: the system maps no more files, unless it is told to."""
 TABLE_BLOCK = 4096 // ENTRY.itemsize
 """Entries that have a sum in common."""
 
@@ -44,7 +48,6 @@ Compress = Literal["raw", "flate", "zstd", "zstd-dict", "lz4"]
 CODECS: Mapping[str, int] = {name: number for number, name in enumerate(get_args(Compress))}
 _LEVELS = {"flate": (1, 9, 6), "zstd": (1, 19, 3), "zstd-dict": (1, 19, 3)}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}")
-_OPAQUE: Mapping[Any, str] = {bytes: "bytes", str: "str", "bytes": "bytes", "str": "str"}
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -69,21 +72,23 @@ class RecordField:
     def __init__(
         self,
         dtype: DTypeLike | type,
-        shape: tuple[int, ...] = (),
+        shape: tuple[int, ...] | int = (),
         ragged: bool = False,
         compress: Compress = "raw",
         level: int | None = None,
     ) -> None:
-        kind = _OPAQUE.get(dtype, "array") if isinstance(dtype, (str, type)) else "array"
+        kind = _kind_of(dtype)
         if kind != "array":
-            if shape:
+            if shape != ():
                 raise ValueError(f"{kind} has no shape, got {shape}")
             dtype, ragged = np.uint8, True
         made: np.dtype[Any] = np.dtype(dtype)
+        if isinstance(shape, int):
+            shape = (shape,)
         if made.subdtype is not None:
             made, inner = made.subdtype
             shape = (*shape, *inner)
-        shape = tuple(int(n) for n in shape)
+        shape = tuple(operator.index(n) for n in shape)
         if made.names or made.hasobject:
             raise ValueError(f"expected a plain dtype, got {made}; give each field a name instead")
         size = made.itemsize
@@ -94,6 +99,7 @@ class RecordField:
         if compress not in CODECS:
             raise ValueError(f"compress: expected {', '.join(CODECS)}, got {compress!r}")
         if level is not None:
+            level = operator.index(level)
             if compress not in _LEVELS:
                 raise ValueError(f"level: {compress} has none, got {level}")
             least, most, _ = _LEVELS[compress]
@@ -148,11 +154,20 @@ class RecordField:
         return text["name"], cls(dtype, tuple(sizes), ragged, text["compress"], level)
 
 
+def _kind_of(dtype: Any) -> str:
+    """Whether records are arrays, bytes or text."""
+    if isinstance(dtype, type) and issubclass(dtype, str | bytes):  # NumPy's own, too
+        return "str" if issubclass(dtype, str) else "bytes"
+    return dtype if isinstance(dtype, str) and dtype in ("str", "bytes") else "array"
+
+
 FieldLike = RecordField | Field | DTypeLike | type | tuple[Any, ...]
 
 
 def as_fields(given: Mapping[str, FieldLike]) -> dict[str, RecordField]:
     """Fields as the user gives them: `{"image": ("u1", (28, 28)), "label": "<i8", "text": str}`."""
+    if not isinstance(given, Mapping):
+        raise TypeError(f"fields: expected a dict of names and dtypes, got {type(given).__name__}")
     if not given:
         raise ValueError("a record has at least one field")
     fields = {}

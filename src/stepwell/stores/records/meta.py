@@ -17,6 +17,7 @@ __all__ = ["ChunkState", "Meta"]
 FORMAT, VERSION = "zrecord", 1
 MOST_RECORDS = 1 << 58
 _MOST_BYTES = 1 << 24
+_MOST_ATTRIBUTES = 1 << 20
 
 
 class ChunkState(NamedTuple):
@@ -38,6 +39,10 @@ class Meta:
     next_chunk: int = 0
     first_chunk: int = 0
     unfull: tuple[ChunkState, ...] = ()
+    deletes: int = 0
+    """Records deleted since the chunks of this generation were begun."""
+    store_id: str = ""
+    """Which store this is, whatever its path."""
     attributes: dict[str, Any] = field(default_factory=dict)
 
     def write(self, root: Path) -> None:
@@ -48,6 +53,8 @@ class Meta:
             "generation": self.generation,
             "commit": self.commit,
             "peak": self.peak,
+            "deletes": self.deletes,
+            "id": self.store_id,
             "chunks": {
                 "num": self.next_chunk,
                 "first": self.first_chunk,
@@ -112,6 +119,8 @@ class Meta:
                 ChunkState(_number(i, 1 << 32), _number(at, 1 << 62), _number(n, 1 << 33))
                 for i, at, n in chunks["unfull"]
             ),
+            deletes=_number(text.get("deletes", 0), 1 << 63),
+            store_id=str(text.get("id", "")),
             attributes=text.get("attributes", {}),
         )
         made.check()
@@ -132,8 +141,16 @@ class Meta:
                 raise ValueError(f"no chunk can be {list(state)}")
 
     def with_attributes(self, attributes: dict[str, Any]) -> "Meta":
-        json.dumps(attributes)  # TypeError or ValueError, before anything is written
-        return replace(self, attributes=attributes)
+        """Raises `TypeError` or `ValueError` for what JSON does not give back as it was."""
+        if not isinstance(attributes, dict):
+            raise TypeError(f"attributes: expected a dict, got {type(attributes).__name__}")
+        text = json.dumps(attributes, allow_nan=False)
+        if len(text) > _MOST_ATTRIBUTES:
+            raise ValueError(f"attributes: expected up to 1 MiB, got {len(text):,} bytes")
+        kept = json.loads(text)
+        if kept != attributes:
+            raise ValueError("attributes: JSON has only text for keys, and lists for tuples")
+        return replace(self, attributes=kept)
 
 
 def _number(value: Any, limit: int) -> int:

@@ -1,8 +1,9 @@
 """Live records, in order, in new chunks under the next generation."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from stepwell.source import Rows
 from stepwell.stores.records.chunk import ChunkFile
 from stepwell.stores.records.journal import Change
 from stepwell.stores.records.layout import CHUNKS, ENTRY, FRAME_BYTES, sums_path, table_path
-from stepwell.stores.records.meta import Meta
+from stepwell.stores.records.meta import ChunkState, Meta
 from stepwell.stores.records.tables import TableFile
 from stepwell.stores.records.writer import RecordWriter
 
@@ -43,8 +44,9 @@ def rebalance(
     """Nothing but new files until the last step, which is one rename."""
     writer.checkpoint()
     root, old, first_chunk = writer.root, writer.meta, writer.meta.next_chunk
+    made: list[ChunkFile] = []
     generation, size = old.generation + 1, chunk_records or old.chunk_records
-    with ExitStack() as opened:
+    with _removed_if_it_fails(root, old, made), ExitStack() as opened:
         tables = []
         for name in old.fields:
             paths = table_path(root, name, generation), sums_path(root, name, generation)
@@ -54,16 +56,17 @@ def rebalance(
             opened.callback(tables[-1].close)
 
         def new_chunk() -> ChunkFile:
-            chunk = writer.new_chunk()
-            opened.callback(chunk.close, cut=True)
-            return chunk
+            state = ChunkState(first_chunk + len(made), 0, 0)
+            made.append(ChunkFile(root, state, writer.grow_bytes))
+            opened.callback(made[-1].close, cut=True)
+            return made[-1]
 
         def copied(slab: _Slab) -> tuple[_Slab, NDArray[np.uint8], NDArray[Any]]:
             flat = np.ascontiguousarray(slab.places).view(np.uint8).reshape(-1)
-            frames, made = records.copy_frames(
+            frames, entries = records.copy_frames(
                 slab.rows, flat, slab.rows, slab.chunk.id, slab.position
             )
-            return slab, frames, made.view(ENTRY).reshape(len(tables), -1)
+            return slab, frames, entries.view(ENTRY).reshape(len(tables), -1)
 
         chunk: ChunkFile | None = None
         nothing = np.empty(0, np.int64), np.empty(0, ENTRY)
@@ -92,9 +95,25 @@ def rebalance(
             peak=old.length,
             chunk_records=size,
             first_chunk=first_chunk,
+            next_chunk=first_chunk + len(made),
+            deletes=0,
             unfull=unfull,
         )
     )
+
+
+@contextmanager
+def _removed_if_it_fails(root: Path, old: Meta, chunks: list[ChunkFile]) -> Iterator[None]:
+    """A rebalance that was stopped, by a full disk perhaps, leaves nothing behind."""
+    try:
+        yield
+    except BaseException:
+        for chunk in chunks:
+            chunk.path.unlink(missing_ok=True)
+        for name in old.fields:
+            table_path(root, name, old.generation + 1).unlink(missing_ok=True)
+            sums_path(root, name, old.generation + 1).unlink(missing_ok=True)
+        raise
 
 
 def _plan(

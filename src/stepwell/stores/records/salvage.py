@@ -1,6 +1,6 @@
 """A store made anew from what is in the chunks of a damaged one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 from stepwell import _core
 from stepwell.files.atomic import write_file
 from stepwell.stores.records.journal import read_commits
-from stepwell.stores.records.layout import CHUNKS, ENTRY, JOURNAL, RecordField, dictionary_path
+from stepwell.stores.records.layout import (
+    CHUNKS,
+    CODECS,
+    ENTRY,
+    JOURNAL,
+    RecordField,
+    dictionary_path,
+)
 from stepwell.stores.records.meta import Meta
 from stepwell.stores.records.tables import map_file
 from stepwell.stores.records.writer import RecordWriter, create_store, load_dictionary
@@ -45,7 +52,7 @@ class SalvageReport:
     lost_bytes: int
     """Bytes of chunks that are no whole frame."""
     returned: int
-    """Records beyond the length that the store had: moved or deleted ones, under old numbers."""
+    """Records more than the store had: moved ones under old numbers, deleted ones, older states."""
 
 
 def salvage(
@@ -56,44 +63,96 @@ def salvage(
 ) -> SalvageReport:
     """Find the newest whole frame of every record, and copy it to a new store."""
     meta = _known(path, fields)
-    frames, lost = _frames(path, meta)
-    known = list(meta.fields.values())
-    fit = frames["field"] < len(known)
-    items = np.array([field.item_bytes for field in known])[np.where(fit, frames["field"], 0)]
-    ragged = np.array([field.ragged for field in known])[np.where(fit, frames["field"], 0)]
-    fit &= np.where(ragged, frames["length"] % items == 0, frames["length"] == items)
-    # The sum of a frame does not cover its number: one that is out of bounds is damaged.
-    fit &= frames["record"] < (meta.peak if fields is None else 16 * len(frames) + (1 << 16))
-    lost += int(frames["stored"][~fit].sum(dtype=np.int64))
-    frames = frames[fit]
-    order = np.lexsort((frames["offset"], frames["chunk"], frames["record"], frames["field"]))
-    frames = frames[order]
-    same = (frames["field"][1:] == frames["field"][:-1]) & (
-        frames["record"][1:] == frames["record"][:-1]
-    )
-    newest = frames[~np.append(same, False)]
-    count = int(newest["record"].max()) + 1 if len(newest) else 0
-    if fields is None:
-        count = max(count, meta.length)
-    tables = [np.zeros(count, ENTRY) for _ in known]
+    every, lost = _frames(path, meta)
+    frames = every[_usable(every, path, meta)]
+    lost += int(every["stored"].sum(dtype=np.int64) - frames["stored"].sum(dtype=np.int64))
+    # In the order in which they were written: updates go to the newest chunk.
+    frames = frames[np.lexsort((frames["offset"], frames["chunk"]))]
+    count = int(frames["record"].max()) + 1 if len(frames) else 0
+    count = max(count, meta.length)
+    extra: list[dict[int, int]] = []
+    if meta.deletes or fields is not None:
+        extra = _superseded(frames)
+    tables = [np.zeros(count + len(extra), ENTRY) for _ in meta.fields]
     for number, table in enumerate(tables):
-        part = newest[newest["field"] == number]
-        for name, column in (("offset", "offset"), ("chunk", "chunk"), ("length", "stored")):
-            table[name][part["record"]] = part[column]
-    _copy(path, out, meta, tables, count, on_progress)
+        part = frames[frames["field"] == number]  # the last of a record is put there last
+        table[part["record"]] = _entries(part)
+        for i, found in enumerate(extra):
+            if number in found:
+                table[count + i] = _entries(frames[found[number] : found[number] + 1])[0]
+    _copy(path, out, meta, tables, count + len(extra), on_progress)
     return SalvageReport(
-        records=count,
+        records=count + len(extra),
         frames=len(frames),
         missing=sum(int((table["offset"] == 0).sum()) for table in tables),
         lost_bytes=lost,
-        returned=count - meta.length if fields is None else 0,
+        returned=count + len(extra) - meta.length if fields is None else len(extra),
     )
+
+
+def _usable(frames: NDArray[Any], path: Path, meta: Meta) -> NDArray[np.bool]:
+    """Which frames can be those of a record of this store."""
+    fields = list(meta.fields.items())
+    if not len(frames):
+        return np.zeros(0, np.bool)
+    fit = frames["field"] < len(fields)
+    of = np.where(fit, frames["field"], 0)
+    items = np.array([field.item_bytes for _, field in fields])[of]
+    ragged = np.array([field.ragged for _, field in fields])[of]
+    fit &= np.where(ragged, frames["length"] % items == 0, frames["length"] == items)
+    # The sum of a frame does not cover its number: one that is out of bounds is damaged.
+    fit &= frames["record"] < meta.peak + 16 * len(frames) + (1 << 16)
+    for number, (name, _) in enumerate(fields):
+        if not dictionary_path(path, name).exists():  # nobody could unpack them
+            fit &= (frames["field"] != number) | (frames["codec"] != CODECS["zstd-dict"])
+    return fit
+
+
+def _superseded(frames: NDArray[Any]) -> list[dict[int, int]]:
+    """Records that others have taken the numbers of, or older states of a record.
+
+    A record that a delete has moved keeps its number in its frames; another one may have been
+    appended under that number since. Frames do not tell that from an update, so whatever was
+    written over as a whole comes back, too.
+    """
+    now: dict[int, dict[int, int]] = {}
+    older: list[dict[int, int]] = []
+    for record, group in _groups(frames):
+        before = now.get(record)
+        if before is not None and before.keys() <= group.keys():
+            older.append(before)
+            now[record] = group
+        else:
+            now[record] = {**(before or {}), **group}
+    return older
+
+
+def _groups(frames: NDArray[Any]) -> Iterator[tuple[int, dict[int, int]]]:
+    """Fields that were written together: neighbours of one number, each field once."""
+    group: dict[int, int] = {}
+    last = -1
+    for i, (record, field) in enumerate(
+        zip(frames["record"].tolist(), frames["field"].tolist(), strict=True)
+    ):
+        if group and (record != last or field in group):
+            yield last, group
+            group = {}
+        group[field], last = i, record
+    if group:
+        yield last, group
+
+
+def _entries(frames: NDArray[Any]) -> NDArray[Any]:
+    made = np.zeros(len(frames), ENTRY)
+    made["offset"], made["chunk"] = frames["offset"], frames["chunk"]
+    made["length"] = frames["stored"]
+    return made
 
 
 def _known(path: Path, fields: dict[str, RecordField] | None) -> Meta:
     """What is known of the store: its last commit, or the fields alone."""
     if fields is not None:
-        return Meta(fields, 8192, next_chunk=1 << 31)
+        return Meta(fields, 8192, next_chunk=1 << 31, deletes=1)
     meta = Meta.read(path)
     for commit in read_commits(path / JOURNAL, len(meta.fields), meta.commit):
         meta = replace(
@@ -101,6 +160,7 @@ def _known(path: Path, fields: dict[str, RecordField] | None) -> Meta:
             length=commit.length,
             peak=commit.peak,
             next_chunk=commit.next_chunk,
+            deletes=commit.deletes,
             unfull=commit.unfull,
         )
     return meta

@@ -29,6 +29,7 @@ class Staging:
         self._changed: list[dict[int, bytes]] = [{} for _ in range(fields)]
         self._appended = [bytearray() for _ in range(fields)]
         self.touched = False
+        self.deletes = 0
 
     def append(self, count: int, entries: dict[int, bytes]) -> None:
         """Records at the end; `entries` has those of the fields that are given."""
@@ -65,6 +66,7 @@ class Staging:
                 else:
                     self._changed[field].pop(last, None)
             self.length = last
+            self.deletes += 1
         self.touched |= len(rows) > 0
 
     def entry(self, field: int, row: int) -> bytes:

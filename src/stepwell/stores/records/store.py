@@ -1,8 +1,11 @@
 """A record store: records of several fields that can be appended to, changed and deleted."""
 
+import copy
+import operator
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
@@ -39,9 +42,7 @@ def _in_turn(
 
     @wraps(method)
     def alone(self: "RecordStore", /, *args: P.args, **options: P.kwargs) -> R:
-        if self._writer is not None and not self._writer.held:
-            return method(self, *args, **options)  # forked: the lock may never be let go of here
-        with self._turn:
+        with self._alone():
             return method(self, *args, **options)
 
     return alone
@@ -105,8 +106,7 @@ class RecordStore(Source):
     ) -> Self:
         """Begin a store, open for writing. `path` must not exist, or be an empty directory."""
         root, made = Path(path).absolute(), as_fields(fields)
-        if not 1 <= chunk_records < 1 << 32:
-            raise ValueError(f"chunk_records: expected 1 to 2**32 - 1, got {chunk_records}")
+        chunk_records = _count("chunk_records", chunk_records)
         create_store(root, Meta(made, chunk_records).with_attributes(attributes or {}))
         return cls(root, "a", writers=writers, grow_bytes=grow_bytes)
 
@@ -165,8 +165,8 @@ class RecordStore(Source):
     @property
     def attributes(self) -> dict[str, Any]:
         """What was kept with the store."""
-        meta = self._view.meta if self._writer is None else self._writer.meta
-        return dict(meta.attributes)
+        found = self._view.meta.attributes if self._writer is None else self._writer.attributes
+        return copy.deepcopy(found)
 
     @property
     def writable(self) -> bool:
@@ -288,8 +288,8 @@ class RecordStore(Source):
         go on with what they have until they refresh.
         """
         writer = self._writing()
-        if chunk_records is not None and not 1 <= chunk_records < 1 << 32:
-            raise ValueError(f"chunk_records: expected 1 to 2**32 - 1, got {chunk_records}")
+        if chunk_records is not None:
+            chunk_records = _count("chunk_records", chunk_records)
         self.commit()
         rebalance(writer, self._view.records, chunk_records, on_progress)
         self._look_again()
@@ -343,6 +343,12 @@ class RecordStore(Source):
         self._fill_columns(rows, out, list(self.schema))
 
     def _fill_columns(self, rows: Rows, out: Batch, names: Sequence[str]) -> None:
+        if self._writer is None:
+            return self._read_columns(rows, out, names)
+        with self._alone():  # from what another thread does to the store
+            return self._read_columns(rows, out, names)
+
+    def _read_columns(self, rows: Rows, out: Batch, names: Sequence[str]) -> None:
         places = self.places(rows, names)
         records = self._view.records
         for i, name in enumerate(names):
@@ -361,11 +367,14 @@ class RecordStore(Source):
     def places(self, rows: Rows, names: Sequence[str]) -> NDArray[Any]:
         """The entries of these rows, an array for each field."""
         numbers = [list(self.schema).index(name) for name in names]
-        if not self._has_changes:
+        if self._writer is not None:
+            with self._alone():
+                if self._has_changes:
+                    return self._changed_places(rows, names, numbers)
+                found = self._view.records.places(rows, numbers)
+        else:
             found = self._view.records.places(rows, numbers)
-            return found.view(ENTRY).reshape(len(names), len(rows))
-        with self._turn:
-            return self._changed_places(rows, names, numbers)
+        return found.view(ENTRY).reshape(len(names), len(rows))
 
     def _changed_places(self, rows: Rows, names: Sequence[str], numbers: list[int]) -> NDArray[Any]:
         assert self._writer is not None
@@ -383,7 +392,7 @@ class RecordStore(Source):
         """Records as they lie in the files, checked and not copied; None if some cannot be."""
         field = self._view.meta.fields[name]
         places = self.places(rows, [name])[0]
-        if field.compress != "raw" or not places["offset"].all():
+        if field.compress != "raw" or not places["offset"].all() or self._has_changes:
             return None
         number = list(self.schema).index(name)
         for message, path, offset, is_sum in self._view.records.find_problems(
@@ -396,6 +405,12 @@ class RecordStore(Source):
             array = memory[offset : offset + length].view(field.dtype)
             views.append(array.reshape((-1, *field.shape) if field.ragged else field.shape))
         return views
+
+    def _alone(self) -> AbstractContextManager[object]:
+        """One thread at a time. A forked child may not write, and must not wait: the thread that
+        had the lock may not exist there."""
+        writing = self._writer is None or self._writer.held
+        return self._turn if writing else nullcontext()
 
     @property
     def _has_changes(self) -> bool:
@@ -433,7 +448,7 @@ class RecordStore(Source):
         """What is committed, as far as this store has looked."""
         view, writer = self._seen, self._writer
         if view is None and writer is not None and writer.held:
-            with self._turn:  # what another thread commits meanwhile must not be overlooked
+            with self._alone():  # what another thread commits meanwhile must not be overlooked
                 view = look_at(writer.meta, self._path, self._checksums, self._before)
                 self._seen = view
         elif view is None:
@@ -444,6 +459,12 @@ class RecordStore(Source):
         """The next question is answered by what is committed then."""
         self._before, self._seen = self._seen or self._before, None
         self._forget_readers()
+
+
+def _count(name: str, number: int) -> int:
+    if not 1 <= operator.index(number) < 1 << 32:
+        raise ValueError(f"{name}: expected 1 to 2**32 - 1, got {number}")
+    return operator.index(number)
 
 
 def _rebuild(cls: type[RecordStore], path: Path, checksums: bool, commit: int) -> RecordStore:

@@ -10,27 +10,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell import _core
-from stepwell.errors import FormatError
+from stepwell.errors import ChecksumError
 from stepwell.files.atomic import write_all
 from stepwell.source import Rows
 from stepwell.stores.records.journal import Change
 from stepwell.stores.records.layout import ENTRY, TABLE_BLOCK
 
-__all__ = ["TableFile", "change_memory", "map_file"]
+__all__ = ["TableFile", "change_memory", "map_file", "own_copy"]
 
 _GROW_ENTRIES = 1 << 20
 _SUM_BYTES = 4
 _SPAN_BYTES = 1 << 16
 
 
-def map_file(path: Path, *, private: bool = False) -> NDArray[np.uint8]:
-    """The bytes of a file; with `private`, memory that can be changed without changing it."""
+def map_file(path: Path) -> NDArray[np.uint8]:
+    """The bytes of a file."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if not size:
             return np.empty(0, np.uint8)
-        access = mmap.ACCESS_COPY if private else mmap.ACCESS_READ
-        return np.frombuffer(mmap.mmap(file.fileno(), size, access=access), np.uint8)
+        return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
+
+
+def own_copy(path: Path, at_least: int) -> NDArray[np.uint8]:
+    """Memory that can be changed without changing the file, zeros behind its bytes."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size and size >= at_least:
+            return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY), np.uint8)
+        made = np.frombuffer(mmap.mmap(-1, max(at_least, 1)), np.uint8)
+        file.readinto(made.data)
+        return made
 
 
 class TableFile:
@@ -46,6 +56,8 @@ class TableFile:
             raise
         self._memory: NDArray[Any] = np.empty(0, ENTRY)
         self._map()
+        self._checked: set[int] = set()
+        self._add_sums()
 
     @property
     def size(self) -> int:
@@ -72,6 +84,23 @@ class TableFile:
         blocks = _touched(change)
         sums = _core.block_sums(self._memory.view(np.uint8), blocks)
         self._write_sums(blocks, sums.view("<u4"))
+
+    def check(self, change: Change, peak: int) -> None:
+        """Raise `ChecksumError` when entries beside those to be changed were damaged before: their
+        new sum would hide it."""
+        blocks = [int(b) for b in _touched(change) if int(b) not in self._checked]
+        there = -(-peak // TABLE_BLOCK)  # those behind have no entries, and no sums
+        found = np.array([block for block in blocks if block < there], np.int64)
+        if len(found):
+            sums = _core.block_sums(self._memory.view(np.uint8), found).view("<u4")
+            wrong = found[sums != self._read_sums(int(found[-1]) + 1)[found]]
+            if len(wrong):
+                raise ChecksumError(
+                    "the entries do not fit their sum",
+                    path=str(self.path),
+                    offset=int(wrong[0]) * TABLE_BLOCK * ENTRY.itemsize,
+                )
+        self._checked.update(blocks)
 
     def sync(self) -> None:
         os.fdatasync(self._file)
@@ -102,6 +131,18 @@ class TableFile:
             mapped = mmap.mmap(self._file, size * ENTRY.itemsize)
             self._memory = np.frombuffer(mapped, ENTRY)
 
+    def _read_sums(self, count: int) -> NDArray[Any]:
+        data = os.pread(self._sums, count * _SUM_BYTES, 0)
+        return np.frombuffer(data.ljust(count * _SUM_BYTES, b"\0"), "<u4")
+
+    def _add_sums(self) -> None:
+        """Sums for a table that has none."""
+        blocks = -(-len(self._memory) // TABLE_BLOCK)
+        if blocks and not os.fstat(self._sums).st_size:
+            every = np.arange(blocks, dtype=np.int64)
+            sums = _core.block_sums(self._memory.view(np.uint8), every)
+            write_all(self._sums, sums, 0, self._sums_path)
+
     def _write_sums(self, blocks: Rows, sums: NDArray[Any]) -> None:
         if not len(blocks):
             return
@@ -119,14 +160,10 @@ class TableFile:
             write_all(self._sums, data, int(blocks[begin]) * _SUM_BYTES, self._sums_path)
 
 
-def change_memory(
-    table: NDArray[np.uint8], sums: NDArray[np.uint8], change: Change, path: Path
-) -> None:
-    """The same in memory of one's own, mapped with `private`."""
+def change_memory(table: NDArray[np.uint8], sums: NDArray[np.uint8], change: Change) -> None:
+    """The same in memory of one's own, mapped with `private` and large enough."""
     entries = table[: len(table) // ENTRY.itemsize * ENTRY.itemsize].view(ENTRY)
     end = change.first + len(change.appended)
-    if max(end, int(change.rows.max(initial=-1)) + 1) > len(entries):
-        raise FormatError(f"expected {end} entries, got {len(entries)}", path=str(path))
     entries[change.first : end] = change.appended
     entries[change.rows] = change.changed
     if len(sums):

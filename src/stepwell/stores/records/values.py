@@ -63,7 +63,7 @@ def _values(name: str, field: RecordField, given: Any) -> Values:
     )
     if not several or isinstance(given, (str, bytes, bytearray)):
         raise SchemaError(f"{name}: expected one value for each record, got {type(given).__name__}")
-    if is_masked(given):
+    if is_masked(given) or (isinstance(given, list | tuple) and any(map(is_masked, given))):
         raise TypeError(f"{name}: a masked array would lose its mask; fill it first")
     there = None
     if isinstance(given, (list, tuple)) and any(value is None for value in given):
@@ -88,16 +88,25 @@ def _spread(values: Values, there: NDArray[np.uint8], field: RecordField) -> Val
 
 
 def _fixed(name: str, field: RecordField, given: Any) -> Values:
-    array = np.asarray(given)
+    if isinstance(given, Ragged):
+        raise SchemaError(f"{name}: expected records of {field.field}, got ragged ones")
+    array = _array(name, given)
     shape = (len(array), *field.shape)
+    if not len(array) and array.ndim == 1:  # NumPy calls an empty list floats
+        array = np.zeros(shape, field.dtype)
     if array.dtype == field.dtype and array.shape == shape:
         ready = np.require(array, requirements=["C", "A"])
     else:
-        if not len(array):
-            array = array.reshape(shape)
         ready = np.zeros(shape, field.dtype)
         fit_into(name, array, ready)
     return Values(len(ready), _bytes_of(ready), None, None)
+
+
+def _array(name: str, given: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(given)
+    except (ValueError, TypeError) as error:
+        raise SchemaError(f"{name}: not an array: {error}") from None
 
 
 def _ragged(name: str, field: RecordField, given: Any) -> Values:
@@ -108,7 +117,7 @@ def _ragged(name: str, field: RecordField, given: Any) -> Values:
         if offsets[-1] > len(values):
             raise SchemaError(f"{name}: offsets up to {offsets[-1]}, {len(values)} values")
     else:
-        rows = [np.asarray(row) for row in given]
+        rows = [_array(name, row) for row in given]
         for i, row in enumerate(rows):
             if row.ndim != 1 + len(field.shape) or (row.size and row.shape[1:] != field.shape):
                 raise SchemaError(

@@ -22,6 +22,8 @@ def find_problems(
     """What is wrong, at most a hundred of it: errors, not raised."""
     problems: list[Exception] = []
     records, length = view.records, view.length
+    # Deleting moves records, which keep their old numbers.
+    numbered = view.meta.deletes == 0 and view.commit == view.meta.commit
     for begin in range(0, length, _ROWS):
         rows = np.arange(begin, min(begin + _ROWS, length), dtype=np.int64)
         for number, name in enumerate(view.meta.fields):
@@ -30,8 +32,10 @@ def find_problems(
             except (FormatError, BusyError) as error:
                 problems.append(error)
                 continue
-            room = _MOST - len(problems)
-            for message, path, offset, is_sum in records.find_problems(number, rows, places, room):
+            room = max(_MOST - len(problems), 0)
+            for message, path, offset, is_sum in records.find_problems(
+                number, rows, places, room, numbered
+            ):
                 kind = ChecksumError if is_sum else FormatError
                 problems.append(kind(message, path=path, offset=offset))
             problems += _shared_places(name, rows, places.view(ENTRY), root)

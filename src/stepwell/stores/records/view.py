@@ -11,14 +11,23 @@ from stepwell import _core
 from stepwell.errors import BusyError, ChecksumError, FormatError
 from stepwell.stores.records.control import map_control, read_control
 from stepwell.stores.records.journal import Commit, read_commits
-from stepwell.stores.records.layout import CHUNKS, JOURNAL, sums_path, table_path
+from stepwell.stores.records.layout import (
+    CHUNKS,
+    ENTRY,
+    JOURNAL,
+    MOST_CHUNKS,
+    TABLE_BLOCK,
+    sums_path,
+    table_path,
+)
 from stepwell.stores.records.meta import Meta
-from stepwell.stores.records.tables import change_memory, map_file
+from stepwell.stores.records.tables import change_memory, map_file, own_copy
 from stepwell.stores.records.writer import RecordWriter, load_dictionary
 
 __all__ = ["View", "look", "look_at", "rebalanced"]
 
 _PATIENCE_S = 5.0
+_SETTLE_S = 0.03
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,7 @@ def look(root: Path, *, checksums: bool, old: View | None = None) -> View:
     Raises `BusyError` when a writer stays in the middle of a commit, `FormatError` for a damaged
     store and `FileNotFoundError` where there is none.
     """
-    deadline = time.monotonic() + _PATIENCE_S
+    settle_at, deadline = time.monotonic() + _SETTLE_S, time.monotonic() + _PATIENCE_S
     while True:
         meta = Meta.read(root)
         try:
@@ -47,11 +56,18 @@ def look(root: Path, *, checksums: bool, old: View | None = None) -> View:
             state = _state(root, meta, control)
             if state is not None:
                 return _mapped(root, meta, control, *state, checksums=checksums, old=old)
-            _settle(root)
+            if time.monotonic() < settle_at:
+                time.sleep(0.001)  # most writers finish what they have begun
+            else:
+                _settle(root)
         except BusyError:  # a writer is about to finish a commit
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.002)
+        except ChecksumError:
+            # Perhaps there was a checkpoint between the look at meta.json and that at the journal.
+            if Meta.read(root).commit == meta.commit:
+                raise
         except FileNotFoundError as error:
             # Another generation may have taken the place of the one that was being looked at.
             if Meta.read(root).generation == meta.generation:
@@ -79,22 +95,12 @@ def _state(
 ) -> tuple[int, int, list[Commit]] | None:
     """Length and number of the last commit if the tables have it; None if they may not."""
     seen = read_control(control)
-    commits = read_commits(root / JOURNAL, len(meta.fields), meta.commit)
-    last = meta.commit + len(commits)
+    if seen.settled and seen.commit >= meta.commit:
+        return seen.length, seen.commit, []
     if seen.sequence % 2:
         return None
-    if seen.of_this_boot and seen.commit > last:
-        again = Meta.read(root)  # perhaps there was a checkpoint meanwhile
-        if again.commit <= meta.commit:
-            raise ChecksumError(
-                f"expected {seen.commit} commits, found {last}", path=str(root / JOURNAL)
-            )
-        return None if again.generation != meta.generation else _state(root, again, control)
-    if not commits:
-        return meta.length, meta.commit, []
-    if seen.of_this_boot and seen.commit == last:
-        return commits[-1].length, last, []
-    return None
+    commits = read_commits(root / JOURNAL, len(meta.fields), meta.commit)
+    return None if commits else (meta.length, meta.commit, [])
 
 
 def _settle(root: Path) -> None:
@@ -119,28 +125,31 @@ def _mapped(
     checksums: bool,
     old: View | None,
 ) -> View:
+    if old is not None and old.meta.store_id != meta.store_id:
+        raise FormatError("another store is here now; open it anew", path=str(root))
     same = old is not None and old.meta.generation == meta.generation
     chunks = old.chunks if same and old else _core.Chunks(root / CHUNKS, meta.first_chunk)
+    peak = max([length, *(each.peak for each in commits)])
     fields = []
     for number, (name, field) in enumerate(meta.fields.items()):
-        path = table_path(root, name, meta.generation)
-        if not path.exists() and not length:
-            table = sums = np.empty(0, np.uint8)
-        else:
-            table = map_file(path, private=bool(commits))
-            try:
-                sums = map_file(sums_path(root, name, meta.generation), private=bool(commits))
-            except FileNotFoundError:
-                sums = np.empty(0, np.uint8)
-        for each in commits:
-            change_memory(table, sums, each.changes[number], path)
+        path, sums_at = (made(root, name, meta.generation) for made in (table_path, sums_path))
+        table = sums = np.empty(0, np.uint8)
+        if commits:
+            table = own_copy(path, peak * ENTRY.itemsize)
+            sums = own_copy(sums_at, -(-peak // TABLE_BLOCK) * 4) if sums_at.exists() else sums
+            for each in commits:
+                change_memory(table, sums, each.changes[number])
+        elif path.exists() or length:
+            table = map_file(path)
+            sums = map_file(sums_at) if sums_at.exists() else sums
         dictionary = load_dictionary(root, name, field) if field.compress == "zstd-dict" else None
         fields.append((name, field.item_bytes, field.ragged, dictionary, table, sums, path))
     settled = read_control(control).sequence if commits else 0
     records = _core.Records(chunks, fields, control, length, settled, checksums)
-    if not same:
-        # All of them now: a rebalance would take away the names.
-        chunks.map_all(meta.first_chunk, meta.next_chunk)
+    # All that there are now: a rebalance would take away the names.
+    there = [int(p.stem) for p in (root / CHUNKS).glob("*.zr") if p.stem.isdecimal()]
+    ids = [i for i in there if meta.first_chunk <= i < meta.first_chunk + MOST_CHUNKS]
+    chunks.map_all(np.array(sorted(ids), np.int64))
     return View(meta, length, commit, control, chunks, records)
 
 

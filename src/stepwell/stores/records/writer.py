@@ -6,10 +6,12 @@ journal has and meta.json does not.
 """
 
 import os
-import threading
-from collections.abc import Mapping, Sequence
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +26,7 @@ from stepwell.files.atomic import sync_path, write_all, write_file
 from stepwell.files.codecs import train_dictionary
 from stepwell.files.lock import WriterLock
 from stepwell.source import Rows
-from stepwell.stores.records.chunk import ChunkFile, chunk_path
+from stepwell.stores.records.chunk import ChunkFile, OpenChunks
 from stepwell.stores.records.control import BYTES as CONTROL_BYTES, boot_number, map_control
 from stepwell.stores.records.journal import Commit, read_commits
 from stepwell.stores.records.layout import (
@@ -39,7 +41,7 @@ from stepwell.stores.records.layout import (
     sums_path,
     table_path,
 )
-from stepwell.stores.records.meta import ChunkState, Meta
+from stepwell.stores.records.meta import Meta
 from stepwell.stores.records.staging import Staging, entry_bytes, joined
 from stepwell.stores.records.tables import TableFile
 from stepwell.stores.records.values import Values
@@ -51,6 +53,7 @@ _SLAB_BYTES = 1 << 23
 _JOURNAL_BYTES = 1 << 24
 _JOURNAL_STEP = 1 << 20
 _SAMPLE_BYTES = 1 << 24
+_PATIENCE_S = 0.25
 
 
 class RecordWriter:
@@ -61,15 +64,14 @@ class RecordWriter:
     ) -> None:
         self.root = root
         Meta.read(root)  # before a lock is made where no store is
-        self._lock: WriterLock | None = WriterLock(root / LOCK)
+        self._lock: WriterLock | None = _patient_lock(root)
         self._grow_bytes = grow_bytes
         self._tables: list[TableFile] = []
-        self._chunks: list[ChunkFile] = []
+        self._chunks: OpenChunks | None = None
         self._journal = -1
         self._journal_end = self._journal_room = 0
-        self._new_chunks = False
-        self._failed = False
-        self._guard = threading.Lock()
+        self._attributes: Meta | None = None
+        self._failed = self._torn = False
         try:
             self.meta = Meta.read(root)
             for field in self.meta.fields.values():
@@ -85,64 +87,59 @@ class RecordWriter:
     def append(self, values: Mapping[str, Values]) -> range:
         """Records at the end; returns their numbers."""
         self._check_open()
-        count = next(iter(values.values())).count
-        begin = self.staging.length
-        before = self._states()
-        try:
-            self._train(values)
-            entries = self._write(values, np.arange(begin, begin + count, dtype=np.int64))
-        except BaseException:
-            self._back_to(before)
-            raise
-        self.staging.append(count, entries)
+        count, begin = next(iter(values.values())).count, self.staging.length
+        # Numbers that were used before go to the newest chunk, like updates.
+        used = begin < max(self.meta.peak, self.staging.peak)
+        numbers = np.arange(begin, begin + count, dtype=np.int64)
+        entries = self._written(values, numbers, newest=used)
+        with self._all_or_torn():
+            self.staging.append(count, entries)
         return range(begin, begin + count)
 
     def update(self, rows: Rows, values: Mapping[str, Values]) -> None:
         self._check_open()
-        before = self._states()
-        try:
-            self._train(values)
-            # To the newest chunk alone: there, the last frame of a record is the newest.
-            entries = self._write(values, rows, newest=True)
-        except BaseException:
-            self._back_to(before)
-            raise
-        self.staging.update(rows, entries)
+        # To the newest chunk alone: there, the last frame of a record is the newest.
+        entries = self._written(values, rows, newest=True)
+        with self._all_or_torn():
+            self.staging.update(rows, entries)
 
     def delete(self, rows: Rows) -> None:
         self._check_open()
-        self.staging.delete(rows)
+        with self._all_or_torn():
+            self.staging.delete(rows)
 
     def set_attributes(self, attributes: dict[str, Any]) -> None:
         self._check_open()
-        self.meta = self.meta.with_attributes(attributes)
-        self._new_attributes = True
+        self._attributes = self.meta.with_attributes(attributes)
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return (self._attributes or self.meta).attributes
 
     def commit(self) -> None:
         """From here on the changes are there for others, and survive a crash or a power cut."""
         self._check_open()
         if self.staging.touched:
             self._check_place()
+            changes = self.staging.changes()
+            for table, change in zip(self._tables, changes, strict=True):
+                table.check(change, self.meta.peak)
             self._failed = True  # unless all goes well
-            for chunk in self._chunks:
-                chunk.sync()
-            if self._new_chunks:
-                sync_path(self.root / CHUNKS)
-                self._new_chunks = False
-            states = [chunk.state for chunk in self._chunks]
+            self.chunks.sync()
             commit = Commit(
                 self.meta.commit + 1,
                 self.staging.length,
-                max(self.staging.peak, self.meta.peak),
-                self.meta.next_chunk,
-                tuple(state for state in states if state.records < self.meta.chunk_records),
-                self.staging.changes(),
+                max(self.staging.length, self.meta.peak),
+                self.chunks.next,
+                self.meta.deletes + self.staging.deletes,
+                self.chunks.unfull,
+                changes,
             )
             self._to_journal(commit.encode())
             self._apply(commit)
+            self.chunks.committed()
             self._failed = False
-            self._retire()
-        if self._new_attributes or self._journal_end > _JOURNAL_BYTES:
+        if self._attributes is not None or self._journal_end > _JOURNAL_BYTES:
             self.checkpoint()
 
     def checkpoint(self) -> None:
@@ -152,15 +149,19 @@ class RecordWriter:
         self._failed = True
         for table in self._tables:
             table.sync()
+        if self._attributes is not None:
+            self.meta = replace(self.meta, attributes=self._attributes.attributes)
         self.meta.write(self.root)
+        self._attributes = None
         self._journal_end = 0
-        self._new_attributes = False
         self._failed = False
 
     def abort(self) -> None:
         """Forget what was not committed."""
+        self._torn = False
         self._check_open()
-        self._back_to(self._committed_chunks)
+        self.chunks.abort()
+        self._attributes = None
         self._stage()
 
     def close(self) -> None:
@@ -168,9 +169,11 @@ class RecordWriter:
         if self._lock is None or not self._lock.held:
             return
         try:
+            if self._torn:
+                self.abort()
             if not self._failed:
                 self.commit()
-                if self._journal_end or self._new_attributes:
+                if self._journal_end:
                     self.checkpoint()
                 os.ftruncate(self._journal, 0)
         finally:
@@ -191,15 +194,14 @@ class RecordWriter:
 
     # Below this line: for this package.
 
-    def committed_entry(self, field: int, row: int) -> bytes:
-        return self._tables[field].entry(row)
+    @property
+    def chunks(self) -> OpenChunks:
+        assert self._chunks is not None
+        return self._chunks
 
-    def new_chunk(self) -> ChunkFile:
-        with self._guard:
-            number = self.meta.next_chunk
-            self.meta = replace(self.meta, next_chunk=number + 1)
-            self._new_chunks = True
-        return ChunkFile(self.root, ChunkState(number, 0, 0), self._grow_bytes)
+    @property
+    def grow_bytes(self) -> int:
+        return self._grow_bytes
 
     def append_copies(self, records: _core.Records, rows: Rows) -> None:
         """Append records of another store with the same fields, as they are stored there."""
@@ -209,7 +211,7 @@ class RecordWriter:
         parts, at = [], 0
         each = places.reshape(len(numbers), len(rows), -1)
         while at < len(rows):
-            (chunk,) = self._with_room(1)
+            (chunk,) = self.chunks.with_room(1)
             end = min(len(rows), at + self.meta.chunk_records - chunk.records)
             some = np.ascontiguousarray(each[:, at:end]).reshape(-1)
             new = np.arange(self.staging.length + at, self.staging.length + end, dtype=np.int64)
@@ -226,32 +228,34 @@ class RecordWriter:
         meta.write(self.root)
         for table in self._tables:
             table.close()
-        for chunk in self._chunks:
-            chunk.close(cut=False)
-        self._tables, self._chunks, self.meta = [], [], meta
+        self.chunks.close(cut=False)
+        self._tables, self.meta = [], meta
         self._journal_end = 0
-        self._new_attributes = False
         self._open_files()
         self._clean()
         self._failed = False
+
+    @contextmanager
+    def _all_or_torn(self) -> Iterator[None]:
+        """A change that is interrupted by Ctrl-C must not be committed by half."""
+        self._torn = True
+        yield
+        self._torn = False
 
     def _open(self) -> None:
         root = self.root
         (root / CHUNKS).mkdir(exist_ok=True)
         self._journal = os.open(root / JOURNAL, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._journal_room = os.fstat(self._journal).st_size
-        self._new_attributes = False
         self._control = map_control(root, write=True)
         commits = read_commits(root / JOURNAL, len(self.meta.fields), self.meta.commit)
         self._open_files()
         if commits:
             for commit in commits:
                 self._apply(commit)
-            for chunk in self._chunks:
-                chunk.close(cut=False)
-            self._chunks = []
+            self.chunks.close(cut=False)
+            self._chunks = OpenChunks(root, self.meta, self._grow_bytes)
             self.checkpoint()
-            self._open_chunks()
         _core.begin_change(self._control)
         _core.end_change(self._control, self.meta.commit, self.meta.length, boot_number())
         self._clean()
@@ -273,40 +277,34 @@ class RecordWriter:
             for name, field in meta.fields.items()
             if field.compress == "zstd-dict"
         }
-        self._open_chunks()
-
-    def _open_chunks(self) -> None:
-        for state in sorted(self.meta.unfull)[-4:]:
-            path = chunk_path(self.root, state.id)
-            if not path.exists() or path.stat().st_size < state.position:
-                raise FormatError(f"expected at least {state.position} bytes", path=str(path))
-            self._chunks.append(ChunkFile(self.root, state, self._grow_bytes))
+        self._chunks = OpenChunks(root, meta, self._grow_bytes)
         self._stage()
 
     def _stage(self) -> None:
         """Begin with what is committed."""
-        self.staging = Staging(len(self.meta.fields), self.meta.length, self.committed_entry)
-        self._committed_chunks = self._states()
+        tables = self._tables  # not this object: it would keep itself, and its lock, alive
+        self.staging = Staging(
+            len(self.meta.fields), self.meta.length, lambda field, row: tables[field].entry(row)
+        )
 
     def _clean(self) -> None:
-        """Remove what a killed writer or rebalance left."""
+        """Remove what a killed writer or rebalance left; what is not ours stays."""
         meta, root = self.meta, self.root
         for path in root.glob(f"{CHUNKS}/*.zr"):
-            if not path.stem.isdigit() or not (
-                meta.first_chunk <= int(path.stem) < meta.next_chunk
-            ):
+            ours = path.stem.isdecimal() and path.stem == str(int(path.stem))
+            if ours and not meta.first_chunk <= int(path.stem) < meta.next_chunk:
                 path.unlink(missing_ok=True)
-        keep = set()
-        for name in meta.fields:
-            keep |= {
-                table_path(root, name, meta.generation),
-                sums_path(root, name, meta.generation),
-            }
-        for name in meta.fields:
-            for pattern in (f"{name}.offset", f"{name}.*.offset", f"{name}.sums", f"{name}.*.sums"):
-                for path in set(root.glob(pattern)) - keep:
-                    path.unlink(missing_ok=True)
-        for path in root.glob(".meta.json.*.tmp"):
+        names = "|".join(map(re.escape, meta.fields))
+        table = re.compile(rf"({names})(\.[1-9][0-9]*)?\.(offset|sums)")
+        keep = {
+            made(root, name, meta.generation).name
+            for name in meta.fields
+            for made in (table_path, sums_path)
+        }
+        for path in root.iterdir():
+            if path.name not in keep and table.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+        for path in root.glob(f".{META}.*.tmp"):
             path.unlink(missing_ok=True)
 
     def _to_journal(self, data: bytes) -> None:
@@ -333,16 +331,22 @@ class RecordWriter:
             length=commit.length,
             peak=commit.peak,
             next_chunk=commit.next_chunk,
+            deletes=commit.deletes,
             unfull=commit.unfull,
         )
         _core.end_change(self._control, commit.number, commit.length, boot_number())
         self._stage()
 
-    def _retire(self) -> None:
-        """Let go of chunks that are full."""
-        for chunk in [c for c in self._chunks if c.records >= self.meta.chunk_records]:
-            chunk.close(cut=True)
-            self._chunks.remove(chunk)
+    def _written(
+        self, values: Mapping[str, Values], numbers: Rows, *, newest: bool
+    ) -> dict[int, bytes]:
+        before = self.chunks.states()
+        try:
+            self._train(values)
+            return self._write(values, numbers, newest=newest)
+        except BaseException:
+            self.chunks.back_to(before)
+            raise
 
     def _write(
         self, values: Mapping[str, Values], numbers: Rows, *, newest: bool = False
@@ -361,13 +365,14 @@ class RecordWriter:
         cuts = [len(numbers) * k // writers for k in range(writers + 1)]
 
         # Each of them has a chunk of its own from the beginning to the end.
-        own = self._newest() if newest else self._with_room(writers)
+        own = [self.chunks.newest()] if newest else self.chunks.with_room(writers)
 
         def part(writer: int) -> dict[int, bytes]:
             made, at, chunk = [], cuts[writer], own[writer]
             while at < cuts[writer + 1]:
                 if chunk.records >= self.meta.chunk_records:
-                    chunk = self._begin_chunk()
+                    chunk.rest()
+                    chunk = self.chunks.begin()
                 room = self.meta.chunk_records - chunk.records
                 limit = (int(ends[at - 1]) if at else 0) + _SLAB_BYTES
                 fit = max(int(np.searchsorted(ends, limit, "right")), at + 1)
@@ -382,24 +387,6 @@ class RecordWriter:
             return part(0)
         with ThreadPoolExecutor(writers) as pool:
             return joined([made for made in pool.map(part, range(writers)) if made])
-
-    def _with_room(self, count: int) -> list[ChunkFile]:
-        """Chunks that can be written to; full ones stay open until they are committed."""
-        found = [c for c in self._chunks if c.records < self.meta.chunk_records][:count]
-        return found + [self._begin_chunk() for _ in range(count - len(found))]
-
-    def _newest(self) -> list[ChunkFile]:
-        """The chunk with the highest id there is, if it has room, or one with a higher one."""
-        last = max(self._chunks, key=lambda chunk: chunk.id, default=None)
-        if last is None or last.id < self.meta.next_chunk - 1:
-            return [self._begin_chunk()]
-        return [last]
-
-    def _begin_chunk(self) -> ChunkFile:
-        chunk = self.new_chunk()
-        with self._guard:
-            self._chunks.append(chunk)
-        return chunk
 
     def _frames(
         self, values: Mapping[str, Values], numbers: Rows, begin: int, end: int, chunk: ChunkFile
@@ -446,14 +433,6 @@ class RecordWriter:
             raise ValueError(f"writers: expected 1 to 4, got {given}")
         return given
 
-    def _states(self) -> list[ChunkState]:
-        return [chunk.state for chunk in self._chunks]
-
-    def _back_to(self, states: Sequence[ChunkState]) -> None:
-        before = {state.id: state for state in states}
-        for chunk in self._chunks:
-            chunk.back_to(before.get(chunk.id, ChunkState(chunk.id, 0, 0)))
-
     def _check_open(self) -> None:
         if self._lock is None:
             raise ValueError(f"{self.root} is not open for writing")
@@ -461,6 +440,8 @@ class RecordWriter:
             raise ValueError(f"{self.root} is written to by the process this one was forked from")
         if self._failed:
             raise ValueError(f"a commit to {self.root} failed; open it again to go on")
+        if self._torn:
+            raise ValueError(f"a change to {self.root} was interrupted; abort() forgets it")
 
     def _check_place(self) -> None:
         if self._lock is None or not self._lock.in_place:
@@ -476,9 +457,21 @@ class RecordWriter:
                 last.callback(table.close)
                 if cut:
                     last.callback(table.cut, self.meta.peak)
-            for chunk in self._chunks:
-                last.callback(chunk.close, cut=cut)
-            self._tables, self._chunks, self._journal, self._lock = [], [], -1, None
+            if self._chunks is not None:
+                last.callback(self._chunks.close, cut=cut)
+            self._tables, self._chunks, self._journal, self._lock = [], None, -1, None
+
+
+def _patient_lock(root: Path) -> WriterLock:
+    """A reader that does what a killed writer left undone has the lock for a moment."""
+    end = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return WriterLock(root / LOCK)
+        except BusyError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.01)
 
 
 def create_store(root: Path, meta: Meta) -> None:
@@ -487,13 +480,20 @@ def create_store(root: Path, meta: Meta) -> None:
         raise FileExistsError(f"{root} exists already")
     for field in meta.fields.values():
         need_codec(field.compress)
-    (root / CHUNKS).mkdir(parents=True, exist_ok=True)
-    (root / LOCK).touch()
-    (root / JOURNAL).touch()
-    for name in meta.fields:
-        table_path(root, name, 0).touch()
-        sums_path(root, name, 0).touch()
-    meta.write(root)  # which makes it a store, and syncs the names
+    root.mkdir(parents=True, exist_ok=True)
+    lock = WriterLock(root / LOCK)
+    try:
+        if (root / META).exists():  # by someone else, a moment ago
+            raise FileExistsError(f"{root} exists already")
+        (root / CHUNKS).mkdir(exist_ok=True)
+        (root / JOURNAL).touch()
+        for name in meta.fields:
+            table_path(root, name, 0).touch()
+            sums_path(root, name, 0).touch()
+        # Which makes it a store, and syncs the names.
+        replace(meta, store_id=secrets.token_hex(8)).write(root)
+    finally:
+        lock.release()
     sync_path(root.parent)
 
 

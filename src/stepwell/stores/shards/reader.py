@@ -193,6 +193,7 @@ class ShardReader(Source):
             ids = np.arange(first, first + end - begin, dtype=np.int64)
             if out is None and stored is not None and (wanted is None or wanted == stored):
                 rows = data.view(stored).reshape(-1, self.width)
+                rows.flags.writeable = False
             else:
                 assert wanted is not None
                 rows = self._empty_rows(end - begin, wanted) if out is None else out[: end - begin]

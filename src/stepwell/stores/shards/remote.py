@@ -2,8 +2,10 @@
 
 import hashlib
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 
@@ -23,12 +25,14 @@ from stepwell.stores.shards.layout import (
     Shard,
     parse_header,
     parse_manifest,
+    with_sum,
 )
 from stepwell.stores.shards.local import LocalShards
 
 __all__ = ["RemoteShards"]
 
 _RANGE_BYTES = 1 << 22
+_NEAR_BYTES = 1 << 16
 _HEADERS_AT_ONCE = 16
 _TRIES = 3
 
@@ -53,7 +57,9 @@ class RemoteShards:
             raise ValueError(f"connections: expected at least 1, got {connections}")
         self._files = files
         self._connections = connections
-        self._cache = None if cache is None else _Cache(Path(cache), cache_bytes, files)
+        self._cache = (
+            None if cache is None else _Cache(Path(cache), cache_bytes, files, connections)
+        )
         self._sizes: dict[str, int] = {}
         listed = files.read_all(MANIFEST)
         if listed is not None:
@@ -86,18 +92,16 @@ class RemoteShards:
         def fetch(number: int) -> None:
             mine = np.flatnonzero(of == number)
             local = rows[mine] - starts[number]
-            if self._cache is not None:
+            if self._cache is not None and self._cache.has_room_for(self.shards[number]):
                 kept = self._cache.shard(self.shards[number])
                 out[mine] = kept.reader().take(local)[: len(mine) * size].reshape(-1, size)
                 return
             wanted, places = np.unique(local, return_inverse=True)
-            # Neighbours, and those almost so, come in one request.
-            cuts = np.flatnonzero(np.diff(wanted) * size > 1 << 16) + 1
-            for group in np.split(np.arange(len(wanted)), cuts):
-                first, last = int(wanted[group[0]]), int(wanted[group[-1]]) + 1
-                data = self._range(number, first, last).reshape(-1, size)
-                for i in group:
-                    out[mine[places == i]] = data[wanted[i] - first]
+            for first, last in _groups(wanted, size):
+                data = self._range(number, int(wanted[first]), int(wanted[last - 1]) + 1)
+                inside = (places >= first) & (places < last)
+                found = wanted[places[inside]] - wanted[first]
+                out[mine[inside]] = data.reshape(-1, size)[found]
 
         with ThreadPoolExecutor(self._connections) as pool:
             list(pool.map(fetch, np.unique(of).tolist()))
@@ -173,63 +177,100 @@ class RemoteShards:
         return parse_header(data, name, self._files.url_of(name), size)
 
 
+def _groups(wanted: Rows, size: int) -> Iterator[tuple[int, int]]:
+    """Ascending rows in groups for one request each: neighbours and those almost so, but no more
+    than a range of them."""
+    first = 0
+    for i in range(1, len(wanted) + 1):
+        if (
+            i == len(wanted)
+            or (wanted[i] - wanted[i - 1]) * size > _NEAR_BYTES
+            or (wanted[i] + 1 - wanted[first]) * size > _RANGE_BYTES
+        ):
+            yield first, i
+            first = i
+
+
 class _Cache:
     """Whole shards in a directory, up to a size."""
 
-    def __init__(self, folder: Path, most_bytes: int, files: RemoteFiles) -> None:
-        self._folder = folder / hashlib.sha256(files.url.encode()).hexdigest()[:16]
+    def __init__(self, folder: Path, most_bytes: int, files: RemoteFiles, connections: int) -> None:
+        self._folder = folder / hashlib.sha256(files.place.encode()).hexdigest()[:16]
         self._folder.mkdir(parents=True, exist_ok=True)
         self._most_bytes = most_bytes
         self._files = files
+        self._connections = connections
+        self._turn = threading.Lock()
         self._open: dict[str, LocalShards] = {}
+
+    def has_room_for(self, shard: Shard) -> bool:
+        return HEADER_BYTES + shard.payload_bytes <= self._most_bytes
 
     def shard(self, shard: Shard) -> LocalShards:
         """A shard on the disk, brought there first if need be."""
         path = self._folder / shard.name
-        found = self._open.get(shard.name)
-        if found is None:
-            found = self._usable(path, shard)
+        with self._turn:
+            found = self._open.get(shard.name)
             if found is None:
-                for tries in range(_TRIES):
-                    if self._bring(path, shard):
-                        break
-                    if tries == _TRIES - 1:
-                        raise ChecksumError(
-                            "other bytes than its CRC32C says", path=self._files.url_of(shard.name)
-                        )
+                found = self._usable(path, shard)
+            if found is None:
+                self._bring(path, shard)
                 found = LocalShards([path])
+                with_sum(found.shards[0], shard, self._files.url_of(shard.name))
             self._open[shard.name] = found
-        os.utime(path)
+            with suppress(FileNotFoundError):  # another process made room
+                os.utime(path)
         return found
 
     def _usable(self, path: Path, shard: Shard) -> LocalShards | None:
         """What is there, if it is what it should be."""
         try:
             found = LocalShards([path])
+            with_sum(found.shards[0], shard, str(path))
         except (FileNotFoundError, FormatError):
             return None
-        same = found.shards[0].payload_bytes == shard.payload_bytes
-        return found if same and found.shards[0].width == shard.width else None
+        if shard.crc32c is None:
+            return found
+        crc, step = 0, max(_RANGE_BYTES // shard.row_bytes, 1)
+        cuts = [(0, at, min(at + step, shard.rows)) for at in range(0, shard.rows, step)]
+        for data in found.parts(cuts, 2 * _RANGE_BYTES):
+            crc = _core.crc32c(data, crc)
+        return found if crc == shard.crc32c else None
 
-    def _bring(self, path: Path, shard: Shard) -> bool:
-        """Fetch a whole shard; False when its sum does not fit."""
-        self._make_room(shard.payload_bytes)
+    def _bring(self, path: Path, shard: Shard) -> None:
+        """Fetch a whole shard, again where its sum does not fit; `ChecksumError` in the end."""
+        self._make_room(HEADER_BYTES + shard.payload_bytes)
+        for left in reversed(range(_TRIES)):
+            try:
+                return self._bring_once(path, shard)
+            except ChecksumError:
+                if not left:
+                    raise
+
+    def _bring_once(self, path: Path, shard: Shard) -> None:
         total, crc = HEADER_BYTES + shard.payload_bytes, 0
         ranges = [(at, min(at + _RANGE_BYTES, total)) for at in range(0, total, _RANGE_BYTES)]
         with new_file(path) as file:
-            for data in in_order(lambda r: self._files.read(shard.name, *r), ranges, 4):
+            fetched = in_order(
+                lambda r: self._files.read(shard.name, *r), ranges, self._connections
+            )
+            for data in fetched:
                 begin = HEADER_BYTES if file.tell() == 0 else 0
                 crc = _core.crc32c(np.ascontiguousarray(data[begin:]), crc)
                 file.write(data.data)
-            return shard.crc32c is None or crc == shard.crc32c
+            if shard.crc32c is not None and crc != shard.crc32c:
+                raise ChecksumError(
+                    f"expected CRC32C {shard.crc32c:08x}, got {crc:08x}",
+                    path=self._files.url_of(shard.name),
+                )
 
     def _make_room(self, needed: int) -> None:
-        there = sorted(
-            ((path.stat().st_atime, path.stat().st_size, path) for path in self._folder.iterdir()),
-            key=lambda each: each[0],
-        )
+        there = []
+        for path in self._folder.glob(f"*{SUFFIX}"):
+            with suppress(FileNotFoundError):
+                there.append((path.stat().st_mtime_ns, path.stat().st_size, path))
         total = sum(size for _, size, _ in there)
-        for _, size, path in there:
+        for _, size, path in sorted(there):
             if total + needed <= self._most_bytes:
                 return
             self._open.pop(path.name, None)  # who reads it keeps it
