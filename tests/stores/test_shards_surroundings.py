@@ -126,12 +126,6 @@ def test_batches_after_a_fork(tmp_path: Path) -> None:
     assert_same(all_of(begun), rows[32:])
 
 
-FORGETS = pytest.mark.xfail(
-    run=False, reason="a forked child hangs when it destroys what its parent had begun to read"
-)
-
-
-@FORGETS
 def test_a_fork_goes_on_with_what_was_begun(tmp_path: Path) -> None:
     rows = build(tmp_path, [400, 300], width=64)
     begun = ShardReader.open(tmp_path).batches(32, window_bytes=1 << 13)
@@ -140,7 +134,6 @@ def test_a_fork_goes_on_with_what_was_begun(tmp_path: Path) -> None:
     assert_same(all_of(begun), rows[32:])
 
 
-@FORGETS
 def test_a_fork_forgets_what_was_begun(tmp_path: Path) -> None:
     build(tmp_path, [400, 300], width=64)
     begun = ShardReader.open(tmp_path).batches(32, window_bytes=1 << 13)

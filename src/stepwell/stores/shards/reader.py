@@ -73,12 +73,13 @@ class ShardReader(Source):
     @classmethod
     def open(
         cls,
-        where: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        where: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Any,
         *,
         dtype: DTypeLike | None = None,
         **options: Any,
     ) -> Self:
-        """Open a directory of shards, a list of paths in the order of their rows, or a URL.
+        """Open a directory of shards, a list of paths in the order of their rows, a URL or a store
+        of obstore.
 
         Raises `FormatError` naming the shard that does not fit, and `FetchError` for a bucket that
         does not answer.

@@ -92,8 +92,8 @@ class RemoteShards:
         def fetch(number: int) -> None:
             mine = np.flatnonzero(of == number)
             local = rows[mine] - starts[number]
-            if self._cache is not None and self._cache.has_room_for(self.shards[number]):
-                kept = self._cache.shard(self.shards[number])
+            kept = None if self._cache is None else self._cache.shard(self.shards[number])
+            if kept is not None:
                 out[mine] = kept.reader().take(local)[: len(mine) * size].reshape(-1, size)
                 return
             wanted, places = np.unique(local, return_inverse=True)
@@ -203,11 +203,10 @@ class _Cache:
         self._turn = threading.Lock()
         self._open: dict[str, LocalShards] = {}
 
-    def has_room_for(self, shard: Shard) -> bool:
-        return HEADER_BYTES + shard.payload_bytes <= self._most_bytes
-
-    def shard(self, shard: Shard) -> LocalShards:
-        """A shard on the disk, brought there first if need be."""
+    def shard(self, shard: Shard) -> LocalShards | None:
+        """A shard on the disk, brought there first if need be; None where there is no room."""
+        if HEADER_BYTES + shard.payload_bytes > self._most_bytes:
+            return None
         path = self._folder / shard.name
         with self._turn:
             found = self._open.get(shard.name)
@@ -215,10 +214,13 @@ class _Cache:
                 found = self._usable(path, shard)
             if found is None:
                 self._bring(path, shard)
-                found = LocalShards([path])
+                try:
+                    found = LocalShards([path])
+                except FileNotFoundError:  # another process made room for its own
+                    return None
                 with_sum(found.shards[0], shard, self._files.url_of(shard.name))
             self._open[shard.name] = found
-            with suppress(FileNotFoundError):  # another process made room
+            with suppress(FileNotFoundError):
                 os.utime(path)
         return found
 

@@ -1,0 +1,71 @@
+"""A real S3 endpoint with corpora in it, and a proxy in front that can be told to fail."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from moto.server import ThreadedMotoServer
+from obstore.store import S3Store
+
+from stepwell import ShardReader
+from tests.proxy import Proxy
+
+__all__ = ["Bucket", "bucket"]
+
+BUCKET = "activations"
+KEYS: dict[str, Any] = {"region": "us-east-1", "access_key_id": "test", "secret_access_key": "test"}
+
+
+class Bucket:
+    """Folders of a bucket, as they are reached through the proxy."""
+
+    def __init__(self, proxy: Proxy, host: str, port: int) -> None:
+        self.proxy = proxy
+        self._direct = f"http://{host}:{port}"
+
+    def url(self, name: str) -> str:
+        return f"s3://{BUCKET}/{name}"
+
+    def http_url(self, name: str) -> str:
+        return f"{self.proxy.url}/{BUCKET}/{name}"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"endpoint": self.proxy.url, **KEYS}
+
+    def store(self, name: str) -> Any:
+        """What obstore has for it, past the proxy."""
+        client: Any = {"allow_http": True}
+        return S3Store(BUCKET, prefix=name, endpoint=self._direct, client_options=client, **KEYS)
+
+    def upload(self, folder: Path, name: str) -> str:
+        """The files of a folder, for everyone to read."""
+        for path in folder.rglob("*"):
+            if path.is_file():
+                key = f"/{BUCKET}/{name}/{quote(str(path.relative_to(folder)))}"
+                readable = {"x-amz-acl": "public-read"}
+                assert self.proxy.ask("PUT", key, readable, path.read_bytes()).status == 200
+        return self.url(name)
+
+    def open(self, name: str, **options: Any) -> ShardReader:
+        return ShardReader.open(self.url(name), **{**self.options, **options})
+
+
+@contextmanager
+def bucket() -> Iterator[Bucket]:
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    before = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("AWS_")}
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        with Proxy(host, port) as proxy:
+            proxy.ask("PUT", f"/{BUCKET}", {}, b"")
+            yield Bucket(proxy, host, port)
+    finally:
+        server.stop()
+        os.environ.update(before)

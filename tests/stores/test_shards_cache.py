@@ -1,0 +1,195 @@
+"""Shards of a bucket that are kept on the disk: fetched once, checked, within a size."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import obstore
+import pytest
+from numpy.typing import NDArray
+from obstore.store import MemoryStore
+
+from stepwell import ChecksumError, FetchError, FormatError, Loader, ShardReader
+from tests.buckets import Bucket, bucket
+from tests.contract import assert_array
+from tests.proxy import changed, cut, status, times
+from tests.reference import shards as reference
+from tests.shards import assert_same, build
+
+COUNTS = [100, 0, 60, 80]
+WIDTH = 16
+SHARD_BYTES = 32 + 100 * WIDTH * 4
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Bucket]:
+    with bucket() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory, server: Bucket) -> NDArray[np.float32]:
+    folder = tmp_path_factory.mktemp("cache")
+    made: NDArray[np.float32] = build(folder / "a", COUNTS, width=WIDTH, sums=True)
+    server.upload(folder / "a", "cached")
+    build(folder / "b", COUNTS, width=WIDTH)
+    server.upload(folder / "b", "cached-bare")
+    return made
+
+
+@pytest.fixture
+def s3(server: Bucket, rows: NDArray[np.float32]) -> Bucket:
+    server.proxy.forget()
+    return server
+
+
+def kept(cache: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in cache.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ["cached", "cached-bare"])
+def test_fetched_once(s3: Bucket, rows: NDArray[np.float32], tmp_path: Path, name: str) -> None:
+    chosen = np.random.default_rng(0).integers(0, len(rows), 500)
+    reader = s3.open(name, cache=tmp_path / "c")
+    s3.proxy.requests.clear()
+    for _ in range(3):
+        assert_same(reader.take(chosen)["data"], rows[chosen])
+    assert len(s3.proxy.requests) == 3  # each shard with rows, in one range
+    again = s3.open(name, cache=tmp_path / "c")
+    s3.proxy.requests.clear()
+    assert_same(again.take(chosen)["data"], rows[chosen])
+    assert_same(np.concatenate([b["data"] for b in Loader(again, 50, shuffle=False)]), rows)
+    assert not s3.proxy.requests
+    assert sum(kept(tmp_path / "c").values()) == 3 * 32 + rows.nbytes
+
+
+@pytest.mark.parametrize("shards", [0, 1, 2])
+def test_no_more_than_asked_for(
+    s3: Bucket, rows: NDArray[np.float32], tmp_path: Path, shards: int
+) -> None:
+    most = shards * SHARD_BYTES or 100
+    reader = s3.open("cached", cache=tmp_path / "c", cache_bytes=most)
+    random = np.random.default_rng(0)
+    for _ in range(10):
+        chosen = random.integers(0, len(rows), 20)
+        assert_same(reader.take(chosen)["data"], rows[chosen])
+        assert sum(kept(tmp_path / "c").values()) <= most
+    assert bool(kept(tmp_path / "c")) == bool(shards)
+
+
+def test_what_was_used_last_stays(s3: Bucket, tmp_path: Path) -> None:
+    reader = s3.open("cached", cache=tmp_path / "c", cache_bytes=2 * SHARD_BYTES)
+    for row in (0, 100, 0, 160):
+        reader.take([row])
+    assert set(kept(tmp_path / "c")) == {"000000.shard", "000003.shard"}
+
+
+def damage(data: bytes, how: str) -> bytes:
+    match how:
+        case "a value":
+            return data[:-1] + bytes([data[-1] ^ 1])
+        case "the header":
+            return b"X" + data[1:]
+        case "the width":
+            return reference.header(len(data) - 32, 1, 1) + data[32:]
+        case "cut":
+            return data[:-1]
+        case _:
+            return b""
+
+
+@pytest.mark.parametrize("how", ["a value", "the header", "the width", "cut", "empty"])
+def test_what_is_damaged_is_replaced(
+    s3: Bucket, rows: NDArray[np.float32], tmp_path: Path, how: str
+) -> None:
+    s3.open("cached", cache=tmp_path).take([0, 100])
+    (path,) = tmp_path.rglob("000000.shard")
+    whole = path.read_bytes()
+    path.write_bytes(damage(whole, how))
+    assert_same(s3.open("cached", cache=tmp_path).take([0, 100])["data"], rows[[0, 100]])
+    (path,) = tmp_path.rglob("000000.shard")
+    assert path.read_bytes() == whole
+
+
+def test_other_bytes_are_not_kept(s3: Bucket, rows: NDArray[np.float32], tmp_path: Path) -> None:
+    s3.proxy.fault = times(1, changed, of="000000.shard")
+    assert_same(s3.open("cached", cache=tmp_path / "a").take([5])["data"], rows[[5]])
+    s3.proxy.fault = times(None, changed, of="000000.shard")
+    reader = s3.open("cached", cache=tmp_path / "b")
+    for _ in range(2):
+        with pytest.raises(ChecksumError, match="expected CRC32C") as caught:
+            reader.take([5])
+        assert caught.value.path == s3.url("cached/000000.shard")
+        assert not kept(tmp_path / "b")
+    s3.proxy.fault = None
+    assert_same(reader.take([5])["data"], rows[[5]])
+
+
+def test_faults_on_the_way(s3: Bucket, rows: NDArray[np.float32], tmp_path: Path) -> None:
+    s3.proxy.fault = times(2, cut, of="000000.shard")
+    assert_same(s3.open("cached", cache=tmp_path / "a").take([5])["data"], rows[[5]])
+    reader = s3.open("cached", cache=tmp_path / "b")
+    s3.proxy.fault = times(None, status(403), of="000000.shard")
+    with pytest.raises(FetchError) as caught:
+        reader.take([5])
+    assert caught.value.url == s3.url("cached/000000.shard")
+    assert not kept(tmp_path / "b")
+
+
+def test_a_shard_that_is_not_what_the_list_says(tmp_path: Path) -> None:
+    store = MemoryStore()
+    build(tmp_path / "a", [4], sums=False)
+    obstore.put(store, "shards.json", (tmp_path / "a" / "shards.json").read_bytes())
+    build(tmp_path / "b", [4], "float16", width=10)  # as many bytes
+    obstore.put(store, "000000.shard", (tmp_path / "b" / "000000.shard").read_bytes())
+    reader = ShardReader.open(store, cache=tmp_path / "c")
+    for _ in range(2):
+        with pytest.raises(FormatError, match=r"expected 000000\.shard with 4 rows"):
+            reader.take([0])
+
+
+def test_corpora_of_the_same_name(tmp_path: Path) -> None:
+    """Stores that are not the same, with files that are called the same."""
+    stores: list[Any] = [MemoryStore(), MemoryStore()]
+    wanted = []
+    for number, store in enumerate(stores):
+        rows = build(tmp_path / str(number), [0, 5 + number], width=WIDTH)
+        for path in (tmp_path / str(number)).iterdir():
+            obstore.put(store, path.name, path.read_bytes())
+        wanted.append(rows)
+    for store, rows in zip(stores, wanted, strict=True):
+        assert_same(ShardReader.open(store, cache=tmp_path / "c")[:]["data"], rows)
+
+
+def test_the_same_url_of_another_server(
+    s3: Bucket, rows: NDArray[np.float32], tmp_path: Path
+) -> None:
+    assert_same(s3.open("cached-bare", cache=tmp_path / "c")[:]["data"], rows)
+    with bucket() as other:  # the same objects, which nobody knows here
+        other.proxy.requests.clear()
+        assert_same(other.open("cached-bare", cache=tmp_path / "c")[:]["data"], rows)
+        assert {r.begin for r in other.proxy.asked_for(".shard")} == {0}
+        assert len({r.end for r in other.proxy.asked_for("000000.shard")}) == 2
+
+
+def test_threads_and_little_room(s3: Bucket, rows: NDArray[np.float32], tmp_path: Path) -> None:
+    readers = [s3.open("cached", cache=tmp_path / "c", cache_bytes=SHARD_BYTES) for _ in range(2)]
+    failures = []
+
+    def work(number: int) -> None:
+        random = np.random.default_rng(number)
+        try:
+            for _ in range(5):
+                chosen = random.integers(0, len(rows), 10)
+                assert_array(readers[number % 2].take(chosen)["data"], rows[chosen])
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []

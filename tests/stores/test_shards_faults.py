@@ -1,0 +1,251 @@
+"""Buckets that fail: what passes is tried again, what does not is named, nothing is believed."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import obstore
+import pytest
+from numpy.typing import NDArray
+from obstore.store import MemoryStore
+
+from stepwell import ChecksumError, FetchError, FormatError, Loader, ShardReader
+from tests import children
+from tests.buckets import KEYS, Bucket, bucket
+from tests.proxy import Fault, Proxy, changed, cut, dropped, hang, short, status, times
+from tests.shards import assert_same, build
+
+COUNTS = [400, 0, 300]
+WIDTH = 64
+FAULTS: dict[str, Fault] = {
+    "403": status(403),
+    "500": status(500),
+    "503": status(503),
+    "cut": cut,
+    "short": short,
+    "dropped": dropped,
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Bucket]:
+    with bucket() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory, server: Bucket) -> NDArray[np.float32]:
+    """A corpus: `sums`, and `bare` without a list."""
+    folder = tmp_path_factory.mktemp("faults")
+    made: NDArray[np.float32] = build(folder / "sums", COUNTS, width=WIDTH, sums=True)
+    server.upload(folder / "sums", "sums")
+    build(folder / "bare", COUNTS, width=WIDTH)
+    server.upload(folder / "bare", "bare")
+    return made
+
+
+@pytest.fixture
+def s3(server: Bucket, rows: NDArray[np.float32]) -> Bucket:
+    server.proxy.forget()
+    return server
+
+
+def everything(reader: ShardReader) -> NDArray[np.float64]:
+    batches = reader.batches(100, window_bytes=1 << 16)
+    return np.concatenate([batch.rows for batch in batches])
+
+
+# What passes.
+
+
+@pytest.mark.parametrize("name", ["sums", "bare"])
+@pytest.mark.parametrize("kind", ["500", "503", "cut", "short", "dropped"])
+def test_what_passes_is_tried_again(
+    s3: Bucket, rows: NDArray[np.float32], name: str, kind: str
+) -> None:
+    fault = FAULTS[kind]
+    if (name, kind) != ("sums", "short"):  # a list that is short is no list, for all one can know
+        s3.proxy.fault = times(2, fault)
+    reader = s3.open(name)
+    s3.proxy.fault = times(3, fault, of=".shard")
+    assert_same(everything(reader), rows)
+    s3.proxy.fault = times(1, fault, of="000002.shard")
+    assert_same(reader.take([699, 3, 500])["data"], rows[[699, 3, 500]])
+
+
+def test_a_loader_goes_on(s3: Bucket, rows: NDArray[np.float32]) -> None:
+    reader = s3.open("sums")
+    s3.proxy.fault = times(2, cut, of=".shard")
+    assert sum(len(batch["data"]) for batch in Loader(reader, 350, threads=2)) == len(rows)
+    s3.proxy.fault = times(2, status(500), of=".shard")
+    assert reader.verify() == []
+
+
+def test_a_connection_that_is_slow(s3: Bucket, rows: NDArray[np.float32]) -> None:
+    s3.proxy.latency_s = 0.02
+    assert_same(everything(s3.open("sums")), rows)
+
+
+# What does not.
+
+
+def refused(proxy: Proxy, reader: ShardReader, fault: Fault, url: str) -> FetchError:
+    """Rows in any order and in their own end in the same error."""
+    proxy.fault = times(None, fault, of=url.rsplit("/", 1)[1])
+    with pytest.raises(FetchError) as caught:
+        everything(reader)
+    assert caught.value.url == url
+    assert caught.value.__cause__ is not None
+    with pytest.raises(FetchError) as caught:
+        reader.take([699])
+    assert caught.value.url == url
+    assert caught.value.__cause__ is not None
+    assert url in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize(("code", "text"), [(403, "403|privileges"), (404, "404|not found")])
+def test_refusals_are_final(s3: Bucket, code: int, text: str) -> None:
+    reader = s3.open("sums")  # with a minute to try
+    s3.proxy.requests.clear()
+    error = refused(s3.proxy, reader, status(code), s3.url("sums/000002.shard"))
+    with pytest.raises(FetchError, match=f"(?i){text}"):
+        raise error
+    assert len(s3.proxy.asked_for("000002")) < 20  # none of them twice
+
+
+@pytest.mark.parametrize("kind", ["500", "cut", "short", "dropped"])
+def test_a_deadline(s3: Bucket, kind: str) -> None:
+    reader = s3.open("sums", deadline_s=0.3)
+    refused(s3.proxy, reader, FAULTS[kind], s3.url("sums/000002.shard"))
+    s3.proxy.fault = None
+    assert len(reader.take([699])["data"]) == 1  # it can go on
+
+
+def test_a_server_that_says_nothing(s3: Bucket) -> None:
+    reader = s3.open("sums", deadline_s=0.5)
+    released = threading.Event()
+    try:
+        error = refused(s3.proxy, reader, hang(released), s3.url("sums/000002.shard"))
+    finally:
+        released.set()
+    assert error.args[0]
+
+
+@pytest.mark.parametrize("kind", ["403", "500", "dropped"])
+def test_opening(s3: Bucket, kind: str) -> None:
+    s3.proxy.fault = times(None, FAULTS[kind])
+    with pytest.raises(FetchError) as caught:
+        s3.open("sums", deadline_s=0.3)
+    assert caught.value.url == s3.url("sums/shards.json")
+    assert caught.value.__cause__ is not None
+
+
+def test_a_header_that_does_not_come(s3: Bucket) -> None:
+    s3.proxy.fault = times(None, status(403), of="000002.shard")
+    with pytest.raises(FetchError) as caught:
+        s3.open("bare")
+    assert caught.value.url == s3.url("bare/000002.shard")
+
+
+def test_places_that_are_not_there(s3: Bucket) -> None:
+    with pytest.raises(FetchError, match="found none") as caught:
+        s3.open("absent")
+    assert caught.value.url == s3.url("absent")
+    for url in ("s3://absent-bucket/a", f"{s3.proxy.url}/absent-bucket/a"):
+        keys = s3.options if url.startswith("s3") else {}
+        with pytest.raises(FetchError) as caught:
+            ShardReader.open(url, deadline_s=0.5, **keys)
+        assert caught.value.url.startswith(url)
+
+
+def test_a_server_that_is_not_there() -> None:
+    """Nobody listens on port 9 of this machine."""
+    with pytest.raises(FetchError) as caught:
+        ShardReader.open("s3://b/a", deadline_s=0.4, endpoint="http://127.0.0.1:9", **KEYS)
+    assert caught.value.url == "s3://b/a/shards.json"
+
+
+@pytest.mark.parametrize("url", ["nothing://a/b", "s3://", "http://"])
+def test_urls_that_are_none(url: str) -> None:
+    with pytest.raises(FetchError, match=r"not a place|error"):
+        ShardReader.open(url, deadline_s=0.4)
+
+
+def test_options_that_are_none(s3: Bucket) -> None:
+    with pytest.raises(ValueError, match="deadline_s"):
+        s3.open("sums", deadline_s=0)
+    with pytest.raises(ValueError, match="connections"):
+        s3.open("sums", connections=0)
+    with pytest.raises((FetchError, TypeError)):
+        s3.open("sums", nonsense=1)
+
+
+CREDENTIALS = """
+import sys
+import stepwell as sw
+# The machine's own service is asked where nothing else is known; here it is the proxy.
+try:
+    sw.ShardReader.open(
+        "s3://activations/sums", endpoint=sys.argv[1], metadata_endpoint=sys.argv[1],
+        region="us-east-1", deadline_s=2,
+    )
+except sw.FetchError as error:
+    print(error.url, repr(error.__cause__ is not None), error)
+"""
+
+
+def test_credentials_that_are_missing(s3: Bucket, tmp_path: Path) -> None:
+    s3.proxy.fault = times(None, status(404), of="/latest/")
+    env = {"HOME": str(tmp_path), "AWS_CONFIG_FILE": "", "AWS_SHARED_CREDENTIALS_FILE": ""}
+    text = children.answer(CREDENTIALS, s3.proxy.url, env=env)
+    assert text.startswith("s3://activations/sums/shards.json True ")
+    assert not s3.proxy.asked_for("shards.json")
+
+
+# What is not believed.
+
+
+def test_other_bytes(s3: Bucket) -> None:
+    reader = s3.open("sums")
+    s3.proxy.fault = times(None, changed, of="000002.shard")
+    for window in (1 << 16, 1 << 20):
+        with pytest.raises(ChecksumError, match="expected CRC32C") as caught:
+            list(reader.batches(64, window_bytes=window))
+        assert caught.value.path == s3.url("sums/000002.shard")
+    (problem,) = reader.verify()
+    assert isinstance(problem, ChecksumError)
+    assert problem.path == s3.url("sums/000002.shard")
+
+
+def test_other_bytes_in_the_headers(s3: Bucket) -> None:
+    s3.proxy.fault = times(None, changed, of="000002.shard")
+    with pytest.raises(FormatError) as caught:  # the middle of a header is its width
+        s3.open("bare")
+    assert caught.value.path == s3.url("bare/000002.shard")
+
+
+def test_a_list_of_nonsense(s3: Bucket) -> None:
+    store = MemoryStore()
+    obstore.put(store, "shards.json", b'{"format": 1}')
+    with pytest.raises(FormatError, match="not a list of shards") as caught:
+        ShardReader.open(store)
+    assert str(caught.value.path).endswith("/shards.json")
+    for fault in (changed, short):
+        s3.proxy.fault = times(None, fault, of="shards.json")
+        with pytest.raises((FormatError, FetchError)):
+            s3.open("sums", deadline_s=0.4)
+
+
+def test_a_list_that_promises_too_much(tmp_path: Path) -> None:
+    build(tmp_path, [3, 2], sums=True)
+    store = MemoryStore()
+    for path in tmp_path.iterdir():
+        obstore.put(store, path.name, path.read_bytes())
+    obstore.put(store, "000001.shard", (tmp_path / "000001.shard").read_bytes()[:-1])
+    reader = ShardReader.open(store, deadline_s=0.3)
+    assert len(reader.take([0, 1])["data"]) == 2
+    for ask in (lambda: reader.take([4]), lambda: list(reader.batches())):
+        with pytest.raises(FetchError, match=r"000001\.shard"):
+            ask()

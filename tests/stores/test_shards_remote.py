@@ -1,0 +1,306 @@
+"""Corpora in buckets: the same rows, in the same order, however they are fetched."""
+
+import pickle
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import obstore
+import pytest
+from hypothesis import given, settings, strategies as st
+from obstore.store import LocalStore, MemoryStore
+
+from stepwell import FetchError, FormatError, Loader, ShardReader, ShardWriter
+from stepwell.source import Source
+from tests import children, scaled
+from tests.buckets import Bucket, bucket
+from tests.contract import Expected, SourceContract, assert_array, assert_batch, pick
+from tests.reference import shards as reference
+from tests.shards import COUNTS, assert_same, build
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Bucket]:
+    with bucket() as made:
+        yield made
+
+
+@pytest.fixture
+def s3(server: Bucket) -> Bucket:
+    server.proxy.forget()
+    return server
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory, server: Bucket) -> Path:
+    """Six MiB in four shards, in a folder and in the bucket: `large`, and without a list."""
+    folder = tmp_path_factory.mktemp("large")
+    rows = np.random.default_rng(0).standard_normal((3000, 512), np.float32)
+    with ShardWriter(folder, 512, shard_bytes=MIB + MIB // 2 + 5000) as writer:
+        writer.append(rows)
+    server.upload(folder, "large")
+    for path in folder.glob("*.shard"):
+        (folder / "listed").mkdir(exist_ok=True)
+        (folder / "listed" / path.name).write_bytes(path.read_bytes())
+    server.upload(folder / "listed", "without-list")
+    return folder
+
+
+class TestInABucket(SourceContract):
+    """By way of obstore's own files, which other processes can read, too."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        folder = tmp_path_factory.mktemp("bucket") / "corpus"
+        build(folder, COUNTS, "float16", sums=True)
+        return folder
+
+    @pytest.fixture
+    def expected(self, folder: Path) -> Expected:
+        shards = reference.read_corpus(reference.names_in(folder))
+        return {"data": np.array([row for shard in shards for row in shard.rows], "<f2")}
+
+    @pytest.fixture
+    def source(self, folder: Path) -> Source:
+        return ShardReader.open(f"file://{folder}")
+
+    def test_after_fork(self, source: Source, expected: Expected) -> None:
+        """The threads of obstore do not follow, which is said, in place of waiting for them."""
+        assert_batch(source.take([3, 1]), pick(expected, [3, 1]))
+        for ask in (lambda: source.take([3, 1]), lambda: ShardReader.open("file:///absent")):
+            with pytest.raises(AssertionError, match="RuntimeError: buckets cannot be read after"):
+                children.in_fork(ask)
+        assert_batch(source.take([3, 1]), pick(expected, [3, 1]))
+
+
+# Order.
+
+
+def fingerprint(reader: ShardReader, window_bytes: int, dtype: Any = np.float64) -> list[Any]:
+    return [
+        (batch.row_ids.tobytes(), batch.rows.tobytes())
+        for batch in reader.batches(500, dtype, window_bytes)
+    ]
+
+
+@pytest.mark.parametrize("name", ["large", "without-list"])
+@pytest.mark.parametrize("connections", [1, 8])
+@pytest.mark.parametrize("window_bytes", [MIB, 64 * MIB])
+def test_order(s3: Bucket, large: Path, name: str, connections: int, window_bytes: int) -> None:
+    want = fingerprint(ShardReader.open(large), 8 * MIB)
+    assert fingerprint(ShardReader.open(large), window_bytes) == want
+    reader = s3.open(name, connections=connections)
+    assert fingerprint(reader, window_bytes) == want
+    begun = reader.batches(500, window_bytes=window_bytes)
+    next(begun), next(begun)
+    assert fingerprint(reader, window_bytes) == want  # begun again in the middle
+    assert next(begun).rows.tobytes() == want[2][1]
+    again = pickle.loads(pickle.dumps(reader))
+    assert fingerprint(again, window_bytes) == want
+
+
+def test_order_in_another_process(s3: Bucket, large: Path, child: ProcessPoolExecutor) -> None:
+    want = fingerprint(ShardReader.open(large), MIB)
+    assert child.submit(fingerprint, s3.open("large"), MIB).result(60) == want
+
+
+@settings(max_examples=scaled(25))
+@given(data=st.data())
+def test_any_batches_and_windows(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("drawn")
+    kind = data.draw(st.sampled_from(reference.KINDS))
+    counts = data.draw(st.lists(st.integers(0, 60), min_size=1, max_size=4).filter(any))
+    build(folder, counts, kind, width=9, sums=data.draw(st.sampled_from([None, False, True])))
+    local = ShardReader.open(folder)
+    far = ShardReader.open(LocalStore(folder), connections=data.draw(st.integers(1, 4)))
+    assert (len(far), far.width, far.stored_dtype) == (len(local), 9, kind)
+    for _ in range(3):
+        size, window = data.draw(st.integers(1, 70)), data.draw(st.integers(1, 3000))
+        for mine, theirs in zip(
+            far.batches(size, window_bytes=window), local.batches(size), strict=True
+        ):
+            assert_array(mine.rows, theirs.rows)
+            assert_array(mine.row_ids, theirs.row_ids)
+    rows = data.draw(st.lists(st.integers(0, len(local) - 1), max_size=50))
+    assert_array(far.take(rows)["data"], local.take(rows)["data"])
+    assert far.verify() == []
+
+
+def test_rows_in_any_order(s3: Bucket, large: Path) -> None:
+    local, far = ShardReader.open(large), s3.open("large")
+    random = np.random.default_rng(1)
+    for count in (1, 7, 300):
+        rows = random.integers(0, len(far), count)
+        assert_array(far.take(rows)["data"], local.take(rows)["data"])
+    s3.proxy.forget()
+    far.take(np.arange(1000, 1010))
+    assert len(s3.proxy.requests) == 1  # neighbours come together
+    far.take(random.permutation(3000))
+    sizes = [r.end - r.begin for r in s3.proxy.requests if r.begin is not None and r.end]
+    assert max(sizes) <= 4 * MIB
+    part = far.subsample(0.01)
+    assert_array(part[:]["data"], local.subsample(0.01)[:]["data"])
+    got = [batch["data"] for batch in Loader(far, 700, seed=1)]
+    want = [batch["data"] for batch in Loader(local, 700, seed=1)]
+    for mine, theirs in zip(got, want, strict=True):
+        assert_array(mine, theirs)
+
+
+def test_views_of_what_was_fetched(s3: Bucket, large: Path) -> None:
+    for batch in s3.open("large").batches(700, None):
+        assert not batch.rows.flags.writeable
+        assert_array(batch.rows, ShardReader.open(large).take(batch.row_ids)["data"])
+
+
+def test_out(s3: Bucket, large: Path) -> None:
+    for dtype in (np.float32, np.float64):
+        out = np.zeros((512, 512), dtype)
+        for mine, theirs in zip(
+            s3.open("large").batches(out=out), ShardReader.open(large).batches(512), strict=True
+        ):
+            assert_same(mine.rows, theirs.rows)
+
+
+# How it is asked for.
+
+
+def test_the_list_stands_for_the_headers(s3: Bucket, large: Path) -> None:
+    s3.open("large")
+    assert [request.path for request in s3.proxy.requests] == ["/activations/large/shards.json"]
+    s3.proxy.forget()
+    s3.open("without-list")
+    headers = s3.proxy.asked_for(".shard")
+    assert {(request.begin, request.end) for request in headers} == {(0, 32)}
+    assert len(headers) == len(list(large.glob("*.shard")))
+
+
+@pytest.mark.parametrize("connections", [1, 8])
+@pytest.mark.parametrize("window_bytes", [MIB // 4, 2 * MIB])
+@pytest.mark.parametrize("batch_rows", [10, 700])
+@pytest.mark.usefixtures("large")
+def test_bytes_in_flight(s3: Bucket, connections: int, window_bytes: int, batch_rows: int) -> None:
+    reader = s3.open("large", connections=connections)
+    s3.proxy.latency_s = 0.002
+    assert sum(len(b.rows) for b in reader.batches(batch_rows, None, window_bytes)) == 3000
+    assert 0 < s3.proxy.most_in_flight <= window_bytes
+    sizes = [r.end - r.begin for r in s3.proxy.requests if r.begin is not None and r.end]
+    assert max(sizes) <= 4 * MIB
+    assert sum(sizes) == 3000 * 2048  # everything once
+    if connections > 1 and window_bytes > MIB // 4:
+        assert s3.proxy.most_in_flight > max(sizes)  # several at a time
+
+
+@pytest.mark.usefixtures("large")
+def test_a_loop_that_is_left_stops_asking(s3: Bucket) -> None:
+    reader = s3.open("large")
+    s3.proxy.forget()
+    begun = reader.batches(100, None, MIB)
+    next(begun)
+    begun.close()  # type: ignore[attr-defined]
+    asked = len(s3.proxy.requests)
+    sizes = [r.end - r.begin for r in s3.proxy.requests if r.begin is not None and r.end]
+    assert sum(sizes) <= 2 * MIB
+    assert len(s3.proxy.requests) == asked
+
+
+# What there is.
+
+
+def test_names_in_a_bucket(s3: Bucket, tmp_path: Path) -> None:
+    names = ["10.shard", "9.shard", "a b+c%.shard", "é.shard"]
+    rows = build(tmp_path / "a", [1, 2, 3, 4], names=names)
+    (tmp_path / "a" / "notes.txt").write_text("not a shard")
+    build(tmp_path / "a" / "below", [5])
+    for name in ("names", "deep/er"):
+        s3.upload(tmp_path / "a", name)
+        for url in (s3.url(name), s3.url(name) + "/"):
+            reader = ShardReader.open(url, **s3.options)
+            assert [shard.name for shard in reader.shards] == names
+            assert_same(reader[:]["data"], rows)
+
+
+def test_a_list_decides_what_belongs(s3: Bucket, tmp_path: Path) -> None:
+    rows = build(tmp_path / "a", [3, 4], sums=True)
+    build(tmp_path / "b", [9])
+    (tmp_path / "a" / "000002.shard").write_bytes((tmp_path / "b" / "000000.shard").read_bytes())
+    s3.upload(tmp_path / "a", "decides")
+    assert_same(s3.open("decides")[:]["data"], rows)
+
+
+def test_shards_without_rows(s3: Bucket, tmp_path: Path) -> None:
+    for number, sums in enumerate([None, True]):
+        rows = build(tmp_path / str(number), [0, 2, 0, 0, 3, 0], sums=sums)
+        s3.upload(tmp_path / str(number), f"empty-{number}")
+        reader = s3.open(f"empty-{number}")
+        assert reader.verify() == []
+        assert_same(np.concatenate([batch.rows for batch in reader.batches(2)]), rows)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "header of 32 bytes, got 0"),
+        (b"GAMSAE0", "header of 32 bytes, got 7"),
+        (reference.header(1, 1, 0), "expected 36 bytes, the file has 32"),
+        (reference.header(0, 1, 0), "expected a corpus with rows"),
+        (b"PK" + bytes(62), "expected b'GAMSAE01'"),
+    ],
+)
+def test_headers_in_a_bucket(data: bytes, message: str) -> None:
+    store = MemoryStore()
+    obstore.put(store, "a.shard", data)
+    with pytest.raises(FormatError, match=message) as caught:
+        ShardReader.open(store)
+    assert str(caught.value.path).endswith("a.shard")
+
+
+def test_bytes_behind_the_last_row(s3: Bucket, tmp_path: Path) -> None:
+    build(tmp_path, [3])
+    with (tmp_path / "000000.shard").open("ab") as file:
+        file.write(b"more")
+    s3.upload(tmp_path, "surplus")
+    (problem,) = s3.open("surplus").verify()
+    assert "4 bytes behind the last row" in str(problem)
+    assert problem.path == s3.url("surplus/000000.shard")
+
+
+# Stores and servers.
+
+
+@pytest.mark.parametrize("kind", reference.KINDS)
+def test_stores_of_obstore(tmp_path: Path, s3: Bucket, kind: str) -> None:
+    rows = build(tmp_path, kind=kind, sums=True)
+    memory = MemoryStore()
+    for path in tmp_path.iterdir():
+        obstore.put(memory, path.name, path.read_bytes())
+    s3.upload(tmp_path, f"stores-{kind}")
+    for store in (memory, LocalStore(tmp_path), s3.store(f"stores-{kind}")):
+        reader = ShardReader.open(store)
+        assert reader.path is None
+        assert reader.verify() == []
+        assert_same(reader[:]["data"], rows)
+        assert_same(np.concatenate([batch.rows for batch in reader.batches(7)]), rows)
+
+
+def test_a_plain_web_server(tmp_path: Path, s3: Bucket) -> None:
+    rows = build(tmp_path, sums=True)
+    s3.upload(tmp_path, "web")
+    reader = ShardReader.open(s3.http_url("web"))
+    assert reader.verify() == []
+    assert_same(reader.take([40, 3, 40])["data"], rows[[40, 3, 40]])
+    assert_same(np.concatenate([batch.rows for batch in reader.batches(7)]), rows)
+
+
+def test_a_plain_web_server_needs_a_list(tmp_path: Path, s3: Bucket) -> None:
+    build(tmp_path)
+    s3.upload(tmp_path, "bare")
+    with pytest.raises(FetchError) as caught:
+        ShardReader.open(s3.http_url("bare"), deadline_s=1)
+    assert caught.value.url.startswith(s3.http_url("bare"))
