@@ -25,7 +25,7 @@ from tests.reference import runs
 RAW, FLATE, ZSTD, ZSTD_DICT, LZ4 = range(5)
 CODECS = {"raw": RAW, "flate": FLATE, "zstd": ZSTD, "zstd-dict": ZSTD_DICT, "lz4": LZ4}
 Compress = Literal["raw", "flate", "zstd", "zstd-dict", "lz4"]
-ENTRY, FRAME, HEAD, BLOCK = 16, 24, 48, 256
+ENTRY, FRAME, HEAD, BLOCK = 16, 24, 56, 256
 MISSING = bytes(ENTRY)
 
 Record = dict[str, bytes | None]
@@ -93,6 +93,7 @@ class Commit:
     unfull: list[Chunk]
     changes: list[Change]
     """One for each field."""
+    deletes: int = 0
 
 
 @dataclass
@@ -108,6 +109,8 @@ class Store:
     first_chunk: int = 0
     chunk_records: int = 8192
     unfull: list[Chunk] = default(default_factory=list)
+    deletes: int = 0
+    id: str = "0123456789abcdef"
 
 
 def need(holds: bool, what: str) -> None:
@@ -220,6 +223,7 @@ def read_meta(path: Path) -> dict[str, Any]:
     need({"num", "size", "unfull"} <= {*chunks} and "length" in meta, "meta.json: members")
     chunks = {"first": 0, **chunks}
     meta = {"generation": 0, "commit": 0, "peak": meta["length"], "attributes": {}, **meta}
+    meta = {"deletes": 0, "id": "", **meta}
     return {**meta, "chunks": chunks}
 
 
@@ -262,7 +266,8 @@ class State:
 
     def check(self) -> None:
         need(self.length <= self.peak, f"length {self.length}, peak {self.peak}")
-        need(self.first_chunk <= self.next_chunk, "first chunk behind the last")
+        count = self.next_chunk - self.first_chunk
+        need(0 <= count <= 1 << 16, f"chunks from {self.first_chunk} to {self.next_chunk}")
         numbers = [chunk.number for chunk in self.unfull]
         need(len({*numbers}) == len(numbers), f"unfull: {numbers}")
         for chunk in self.unfull:
@@ -277,6 +282,7 @@ def read_store(path: Path) -> Store:
     chunks = meta["chunks"]
     need(isinstance(chunks["unfull"], list), "unfull")
     need(isinstance(meta["attributes"], dict), "attributes")
+    deletes = whole(meta["deletes"], "deletes")
     need(whole(chunks["size"], "size", 32) > 0, "chunks of no records")
     state = State(
         whole(meta["length"], "length", 59),
@@ -311,7 +317,7 @@ def read_store(path: Path) -> Store:
     store = Store(
         fields, [{} for _ in range(state.length)], meta["attributes"], {}, generation,
         new[-1].number if new else number, state.peak, state.first_chunk,
-        chunks["size"], state.unfull,
+        chunks["size"], state.unfull, new[-1].deletes if new else deletes, meta["id"],
     )  # fmt: skip
     for position, (field, table) in enumerate(zip(fields, tables, strict=True)):
         store.dictionaries |= read_dictionary(path, field)
@@ -428,7 +434,7 @@ def parse_journal(data: bytes, fields: int) -> list[Commit]:
 
 
 def parse_commit(data: bytes, fields: int) -> Commit:
-    number, length, peak, next_chunk, count = struct.unpack_from("<QQQII", data, 16)
+    number, length, peak, next_chunk, count, deletes = struct.unpack_from("<QQQIIQ", data, 16)
     at = HEAD + 16 * count
     need(length <= peak < 1 << 59, f"length {length}, peak {peak}")
     need(at <= len(data), "unfull chunks behind the end of a commit")
@@ -449,16 +455,15 @@ def parse_commit(data: bytes, fields: int) -> Commit:
         changes.append(change)
     need(at == len(data), "bytes behind the last field of a commit")
     chunks = [Chunk(chunk, end, records) for chunk, records, end in unfull]
-    return Commit(number, length, peak, next_chunk, chunks, changes)
+    return Commit(number, length, peak, next_chunk, chunks, changes, deletes)
 
 
 # Writing.
 
 
 def build_commit(commit: Commit) -> bytes:
-    body = struct.pack(
-        "<QQQII", commit.number, commit.length, commit.peak, commit.next_chunk, len(commit.unfull)
-    )
+    body = struct.pack("<QQQ", commit.number, commit.length, commit.peak)
+    body += struct.pack("<IIQ", commit.next_chunk, len(commit.unfull), commit.deletes)
     for chunk in commit.unfull:
         body += struct.pack("<IIQ", chunk.number, chunk.records, chunk.end)
     for change in commit.changes:
@@ -483,6 +488,8 @@ def meta_of(store: Store, length: int, peak: int, number: int, state: State) -> 
         "generation": store.generation,
         "commit": number,
         "peak": peak,
+        "deletes": store.deletes,
+        "id": store.id,
         "chunks": {
             "num": state.next_chunk,
             "first": store.first_chunk,

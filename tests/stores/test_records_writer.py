@@ -252,6 +252,7 @@ def meta(**members: Any) -> Callable[[Path], None]:
         text = json.loads((path / "meta.json").read_text())
         del text["crc32c"]
         (path / "meta.json").write_text(json.dumps({**text, **members}))
+        (path / "writer.lock").unlink()  # it knows what was committed
 
     return change
 
