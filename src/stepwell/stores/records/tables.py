@@ -26,10 +26,13 @@ _SPAN_BYTES = 1 << 16
 def map_file(path: Path) -> NDArray[np.uint8]:
     """The bytes of a file."""
     with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if not size:
-            return np.empty(0, np.uint8)
-        return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
+        while size := os.fstat(file.fileno()).st_size:
+            try:
+                mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+            except ValueError:
+                continue  # cut meanwhile, by a writer that closes
+            return np.frombuffer(mapped, np.uint8)
+    return np.empty(0, np.uint8)
 
 
 def own_copy(path: Path, at_least: int) -> NDArray[np.uint8]:

@@ -48,21 +48,23 @@ def look(root: Path, *, checksums: bool, old: View | None = None) -> View:
     Raises `BusyError` when a writer stays in the middle of a commit, `FormatError` for a damaged
     store and `FileNotFoundError` where there is none.
     """
-    settle_at, deadline = time.monotonic() + _SETTLE_S, time.monotonic() + _PATIENCE_S
+    begin = time.monotonic()
+    strict = old is None  # who has opened the store can do with what the tables have
     while True:
         meta = Meta.read(root)
         try:
             control = map_control(root)
-            state = _state(root, meta, control)
+            state = _state(root, meta, control, strict)
             if state is not None:
                 return _mapped(root, meta, control, *state, checksums=checksums, old=old)
-            if time.monotonic() < settle_at:
+            if time.monotonic() < begin + _SETTLE_S:
                 time.sleep(0.001)  # most writers finish what they have begun
             else:
                 _settle(root)
-        except BusyError:  # a writer is about to finish a commit
-            if time.monotonic() > deadline:
+        except BusyError:  # a writer is about to finish a commit, or has failed to and holds on
+            if time.monotonic() > begin + _PATIENCE_S:
                 raise
+            strict = False
             time.sleep(0.002)
         except ChecksumError:
             # Perhaps there was a checkpoint between the look at meta.json and that at the journal.
@@ -91,15 +93,22 @@ def look_at(meta: Meta, root: Path, checksums: bool, old: View | None) -> View:
 
 
 def _state(
-    root: Path, meta: Meta, control: NDArray[np.uint8]
+    root: Path, meta: Meta, control: NDArray[np.uint8], strict: bool
 ) -> tuple[int, int, list[Commit]] | None:
-    """Length and number of the last commit if the tables have it; None if they may not."""
+    """Length and number of the last commit if the tables have it; None if they may not.
+
+    With `strict`, the journal may not have one more.
+    """
     seen = read_control(control)
-    if seen.settled and seen.commit >= meta.commit:
+    known = seen.settled and seen.commit >= meta.commit
+    if known and not strict:
         return seen.length, seen.commit, []
     if seen.sequence % 2:
         return None
     commits = read_commits(root / JOURNAL, len(meta.fields), meta.commit)
+    last = meta.commit + len(commits)
+    if known and seen.commit >= last:
+        return seen.length, seen.commit, []
     return None if commits else (meta.length, meta.commit, [])
 
 
