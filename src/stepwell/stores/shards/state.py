@@ -5,6 +5,7 @@ import mmap
 import os
 import struct
 import threading
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -52,6 +53,7 @@ class RowState:
         self._files: dict[str, int] = {}
         try:
             self._width, self._dtype = self._begin(width, dtype)
+            self._late = _Late(self._width, self._dtype)
             for name in (VALUES, THERE, JOURNAL):
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
                 self._files[name] = os.open(self._root / name, flags, 0o666)
@@ -74,7 +76,8 @@ class RowState:
         """How many rows have something."""
         with self._turn:
             self._check_open()
-            return int(self._there.sum(dtype=np.int64))
+            late = np.unique(self._late.ids)
+            return int(self._there.sum(dtype=np.int64)) + int((self._there[late] == 0).sum())
 
     def put(self, row_ids: ArrayLike, values: ArrayLike) -> None:
         """Keep a vector for each of these rows, in place of what there was; all or none."""
@@ -92,11 +95,16 @@ class RowState:
         with self._turn:
             self._check_open()
             self._make_room(int(ids.max(initial=-1)) + 1)
-            if self._end + len(record) > _JOURNAL_BYTES:
+            if self._end and self._end + len(record) > _JOURNAL_BYTES:
                 self._checkpoint()
-            write_all(self._files[JOURNAL], record, self._end, self._root / JOURNAL)
+            try:
+                write_all(self._files[JOURNAL], record, self._end, self._root / JOURNAL)
+            except OSError:
+                with suppress(OSError):
+                    os.ftruncate(self._files[JOURNAL], self._end)
+                raise
             self._end += len(record)
-            self._apply(ids, made)
+            self._late.put(ids, made)
 
     def get(self, row_ids: ArrayLike) -> NDArray[Any]:
         """What was kept for these rows; zeros for those without."""
@@ -105,9 +113,13 @@ class RowState:
             self._check_open()
             inside = ids < len(self._values)
             if inside.all():
-                return np.asarray(self._values[ids])
-            found = np.zeros((len(ids), self._width), self._dtype)
-            found[inside] = self._values[ids[inside]]
+                found = np.asarray(self._values[ids])
+            else:
+                found = np.zeros((len(ids), self._width), self._dtype)
+                found[inside] = self._values[ids[inside]]
+            places = self._late.places(ids)
+            late = places >= 0
+            found[late] = self._late.values[places[late]]
             return found
 
     def present(self, row_ids: ArrayLike) -> NDArray[np.bool]:
@@ -118,7 +130,7 @@ class RowState:
             inside = ids < len(self._there)
             found = np.zeros(len(ids), np.bool)
             found[inside] = self._there[ids[inside]] != 0
-            return found
+            return found | (self._late.places(ids) >= 0)
 
     def flush(self) -> None:
         """Wait until everything is on the disk."""
@@ -131,7 +143,8 @@ class RowState:
             if not self._lock.held:
                 return
             try:
-                self._checkpoint()
+                if self._end:
+                    self._checkpoint()
             finally:
                 self._let_go()
 
@@ -171,6 +184,7 @@ class RowState:
         rows = min(
             os.fstat(self._files[VALUES]).st_size // size, os.fstat(self._files[THERE]).st_size
         )
+        self._late.make_room(rows)
         if not rows:
             self._values = np.zeros((0, self._width), self._dtype)
             self._there = np.zeros(0, np.uint8)
@@ -208,16 +222,23 @@ class RowState:
             if size != 8 + count * (8 + self._width * self._dtype.itemsize):
                 break
             ids = body[8 : 8 + 8 * count].view(np.int64)
+            values = body[8 + 8 * count :].view(self._dtype).reshape(count, self._width)
             self._make_room(int(ids.max(initial=-1)) + 1)
-            self._apply(ids, body[8 + 8 * count :].view(self._dtype).reshape(count, self._width))
+            self._late.put(ids, values)
             at += _HEAD.size + size
         self._end = at
-        self._checkpoint()
+        if len(data):  # behind what is whole there may be records that nobody is to find again
+            self._checkpoint()
 
     def _checkpoint(self) -> None:
-        """Everything in the tables, on the disk; then the journal begins anew."""
-        if not self._end:
-            return
+        """Everything in the tables, on the disk; then the journal begins anew.
+
+        Nothing reaches a table before it is in the journal on the disk: the system writes tables
+        when it likes, and a part of a put must not be all that a power cut leaves of it.
+        """
+        os.fdatasync(self._files[JOURNAL])
+        self._apply(*self._late.last())
+        self._late.clear()
         os.fsync(self._files[VALUES])
         os.fsync(self._files[THERE])
         os.ftruncate(self._files[JOURNAL], 0)
@@ -238,7 +259,60 @@ class RowState:
 
     def _let_go(self) -> None:
         self._values, self._there = np.zeros((0, 0)), np.zeros(0, np.uint8)
-        for file in self._files.values():
-            os.close(file)
-        self._files = {}
-        self._lock.release()
+        files, self._files = self._files, {}
+        try:
+            with ExitStack() as closing:
+                for file in files.values():
+                    closing.callback(os.close, file)
+        finally:
+            self._lock.release()
+
+
+class _Late:
+    """Vectors that are in the journal and not yet in the tables; the last one of a row counts."""
+
+    def __init__(self, width: int, dtype: np.dtype[Any]) -> None:
+        self.values = np.zeros((0, width), dtype)
+        self._ids = np.zeros(0, np.int64)
+        self._count = 0
+        self._slots = np.zeros(0, np.int32)  # for each row 1 + its place, or 0
+
+    @property
+    def ids(self) -> Rows:
+        """In the order in which they came, repeats included."""
+        return self._ids[: self._count]
+
+    def make_room(self, rows: int) -> None:
+        slots = np.zeros(rows, np.int32)
+        slots[: len(self._slots)] = self._slots
+        self._slots = slots
+
+    def put(self, ids: Rows, values: NDArray[Any]) -> None:
+        """Rows for which there is room."""
+        begin, end = self._count, self._count + len(ids)
+        if end > len(self._ids):
+            self._ids = np.resize(self._ids, max(end, 2 * begin))
+            more = np.zeros((len(self._ids), self.values.shape[1]), self.values.dtype)
+            more[:begin] = self.values[:begin]
+            self.values = more
+        self._ids[begin:end] = ids
+        self.values[begin:end] = values
+        self._slots[ids] = np.arange(begin + 1, end + 1)
+        self._count = end
+
+    def places(self, ids: Rows) -> Rows:
+        """Where in `values` the vectors of these rows are; -1 for rows without."""
+        found = np.full(len(ids), -1, np.int64)
+        inside = ids < len(self._slots)
+        found[inside] = self._slots[ids[inside]] - np.int64(1)
+        return found
+
+    def last(self) -> tuple[Rows, NDArray[Any]]:
+        """Each row once, and its vector."""
+        counts = self._slots[self.ids] == np.arange(1, self._count + 1)
+        return self.ids[counts], self.values[: self._count][counts]
+
+    def clear(self) -> None:
+        self._slots[self.ids] = 0
+        self._count = 0
+        self._ids, self.values = self._ids[:0], self.values[:0]

@@ -1,0 +1,196 @@
+"""Row states after a kill and a power cut: every put is there whole, or not at all."""
+
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from stepwell import FormatError, RowState
+from stepwell.source import Rows
+from stepwell.stores.shards import state as state_module
+from tests.crash.disk import recorded
+from tests.crash.faults import Kind, fault
+from tests.crash.kills import KILLS, Victims
+
+WIDTH = 3
+State = dict[int, int]
+
+
+def put(stamp: int) -> tuple[list[int], NDArray[Any]]:
+    """Rows and vectors that tell of the put."""
+    ids = random.Random(stamp).sample(range(40), 1 + stamp % 7)
+    return ids, np.full((len(ids), WIDTH), stamp, np.float32)
+
+
+def model(stamps: int) -> State:
+    """The last stamp of each row after so many puts."""
+    made: State = {}
+    for stamp in range(1, stamps + 1):
+        made.update(dict.fromkeys(put(stamp)[0], stamp))
+    return made
+
+
+def contents(path: Path) -> State:
+    with RowState(path, WIDTH, np.float32) as state:
+        ids = np.flatnonzero(state.present(range(40)))
+        values = state.get(ids)
+        assert (values == values[:, :1]).all()
+        assert len(state) == len(ids)
+        return dict(zip(ids.tolist(), values[:, 0].astype(int).tolist(), strict=True))
+
+
+# Promise 1: kills.
+
+
+def work(folder: Path, first: int) -> Iterator[int]:
+    state_module._JOURNAL_BYTES = 600  # it begins anew every few puts
+    for begin in count(first, 20):
+        with RowState(folder / "state", WIDTH, np.float32) as state:
+            for stamp in range(begin, begin + 20):
+                state.put(*put(stamp))
+                yield stamp
+
+
+def test_kills(quick_path: Path) -> None:
+    path = quick_path / "state"
+    chance = random.Random()
+    last = behind = 0
+    longest_s = 0.005
+    with Victims("tests.crash.test_shards_state_kills:work", quick_path) as victims:
+        for _ in range(KILLS):
+            acknowledged = victims.kill(last + 1, chance.uniform(0, longest_s))
+            longest_s = min(longest_s * 1.2, 2) if acknowledged == last else longest_s * 0.95
+            journal = path / "journal"
+            behind += journal.exists() and journal.stat().st_size > 0
+            found = contents(path)
+            last = acknowledged if found == model(acknowledged) else acknowledged + 1
+            assert found == model(last)
+            if last > 200:
+                shutil.rmtree(path)
+                last = 0
+    assert behind > 0  # otherwise no kill came at an interesting moment
+
+
+# Promise 2: power cuts.
+
+
+def test_a_journal_of_every_length(quick_path: Path) -> None:
+    """As if the tables had never been written."""
+    path = quick_path / "state"
+    state = RowState(path, WIDTH, np.float32)
+    ends = [0]
+    for stamp in range(1, 6):
+        state.put(*put(stamp))
+        ends.append((path / "journal").stat().st_size)
+    journal, described = (path / "journal").read_bytes(), (path / "state.json").read_bytes()
+    state.close()
+    for size in range(len(journal) + 1):
+        copy = quick_path / str(size)
+        copy.mkdir()
+        (copy / "state.json").write_bytes(described)
+        (copy / "journal").write_bytes(journal[:size] + b"\0" * (size % 3))
+        whole = max(i for i, end in enumerate(ends) if end <= size)
+        assert contents(copy) == model(whole)
+        assert contents(copy) == model(whole)  # and again
+        shutil.rmtree(copy)
+
+
+def test_every_byte_of_a_journal(quick_path: Path) -> None:
+    path = quick_path / "state"
+    state = RowState(path, WIDTH, np.float32)
+    for stamp in (1, 2):
+        state.put(*put(stamp))
+    journal, described = (path / "journal").read_bytes(), (path / "state.json").read_bytes()
+    state.close()
+    for at in range(len(journal)):
+        copy = quick_path / str(at)
+        copy.mkdir()
+        (copy / "state.json").write_bytes(described)
+        flipped = journal[:at] + bytes([journal[at] ^ 1 << at % 8]) + journal[at + 1 :]
+        (copy / "journal").write_bytes(flipped)
+        assert contents(copy) in (model(0), model(1))
+        shutil.rmtree(copy)
+
+
+@pytest.fixture
+def seen_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are written by calls that can be recorded, where they are memory otherwise."""
+
+    def apply(self: RowState, ids: Rows, values: NDArray[Any]) -> None:
+        size = self._values.itemsize * self._width
+        for row_id, row in zip(ids.tolist(), values, strict=True):
+            os.pwrite(self._files[state_module.VALUES], row.tobytes(), row_id * size)
+            os.pwrite(self._files[state_module.THERE], b"\1", row_id)
+
+    monkeypatch.setattr(RowState, "_apply", apply)
+    monkeypatch.setattr(state_module, "_JOURNAL_BYTES", 400)
+
+
+@pytest.mark.usefixtures("seen_tables")
+@pytest.mark.parametrize("every", [1, 3])
+def test_power_cuts(quick_path: Path, every: int) -> None:
+    """What was flushed is there; of what was not, whole puts up to some of them."""
+    path = quick_path / "state"
+    RowState(path, WIDTH, np.float32).close()
+    puts = 9
+    with recorded(path) as disk, RowState(path) as state:
+        for stamp in range(1, puts + 1):
+            state.put(*put(stamp))
+            if stamp % every == 0:
+                state.flush()
+                disk.acknowledge(stamp)
+        state.close()
+        disk.acknowledge(puts)
+    checked = 0
+    for crash in disk.crashes(tries=3):
+        checked += 1
+        copy = quick_path / str(checked)
+        copy.mkdir()
+        crash.write(copy)
+        done = crash.acknowledged or 0
+        found = contents(copy)
+        assert found in [model(n) for n in range(done, min(done + every, puts) + 1)], crash.after
+        shutil.rmtree(copy)
+    assert checked > 100
+
+
+# Promise 8: errors.
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_every_call_fails_once(
+    quick_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    monkeypatch.setattr(state_module, "_JOURNAL_BYTES", 300)
+    for number in count():
+        path = quick_path / str(number)
+        done, error = 0, None
+        try:
+            with fault(kind, number) as injected, RowState(path, WIDTH, np.float32) as state:
+                for stamp in range(1, 8):
+                    state.put(*put(stamp))
+                    done = stamp
+        except (OSError, FormatError, ValueError) as caught:
+            error = caught
+        if injected.name is None:
+            assert (done, error) == (7, None)
+            break
+        assert contents(path) in (model(done), model(min(done + 1, 7)))
+        shutil.rmtree(path)
+
+
+def test_a_put_that_failed_has_put_nothing(quick_path: Path) -> None:
+    with RowState(quick_path / "state", WIDTH, np.float32) as state:
+        state.put([1, 2], np.ones((2, WIDTH)))
+        with pytest.raises(OSError, match="No space left"), fault("full", 0):
+            state.put([2, 3, 4], np.full((3, WIDTH), 2))
+        assert state.present([1, 2, 3, 4]).tolist() == [True, True, False, False]
+        state.put([3], np.full((1, WIDTH), 3))
+    assert contents(quick_path / "state") == {1: 1, 2: 1, 3: 3}
