@@ -67,14 +67,13 @@ Readahead::~Readahead() {
 void Readahead::wait(std::uint64_t begin, std::uint64_t end) {
   end = std::min(end, total_);
   if (getpid() != process_) return bring(begin, end);  // forked: nobody works ahead
-  {
-    std::unique_lock lock(wakes_->mutex);
-    wanted_ = std::max(wanted_, std::min(total_, std::max(end, begin + window_)));
-    done_with_ = std::max(done_with_, begin);
-    wakes_->work.notify_one();
-    wakes_->brought.wait(lock, [&] { return brought_ >= end || error_; });
-    if (brought_ < end && error_) std::rethrow_exception(error_);
-  }
+  std::unique_lock lock(wakes_->mutex);
+  wanted_ = std::max(wanted_, std::min(total_, std::max(end, begin + window_)));
+  done_with_ = std::max(done_with_, begin);
+  needed_ = end;
+  wakes_->work.notify_one();
+  wakes_->brought.wait(lock, [&] { return brought_ >= end || error_; });
+  if (brought_ < end && error_) std::rethrow_exception(error_);
 }
 
 void Readahead::run() {
@@ -101,11 +100,13 @@ void Readahead::run() {
         return;
       }
       at = end;
+      bool enough;
       {
         const std::lock_guard lock(wakes_->mutex);
         brought_ = at;
+        enough = at >= needed_;
       }
-      wakes_->brought.notify_one();
+      if (enough) wakes_->brought.notify_one();
     }
     if (done_with >= given_back + step) {
       give_back(given_back, done_with);

@@ -55,6 +55,7 @@ class Readahead {
   std::uint64_t wanted_ = 0;     // bytes the thread may bring
   std::uint64_t done_with_ = 0;  // bytes it may give back
   std::uint64_t brought_ = 0;
+  std::uint64_t needed_ = 0;     // bytes somebody waits for
   bool stop_ = false;
   std::exception_ptr error_;
   std::thread thread_;
