@@ -218,14 +218,15 @@ def _read_ours(paths: Sequence[Path], *, stored: bool = False) -> None:
 def _consumer_cases(asked: Asked) -> list[Case]:
     paths = asked.corpus()
     size = _bytes(paths)
-    alone, waits, calls, hidden = [], [], [], []
+    alone, waits, calls = [], [], []
     for _ in range(max(asked.rounds * 3 // 5, 1)):
         data.evict(paths)
         alone.append(_waited(paths, 0))
         data.evict(paths)
         waits.append(_waited(paths, _WORK_S))
         calls.append(_waited(paths, _WORK_S))
-        hidden.append(1 - (waits[-1] - calls[-1]) / alone[-1])
+    strictly = 1 - np.array(waits) / alone
+    hidden = 1 - (np.array(waits) - calls) / alone
     scale = 1e3 / size * 1e9
     return [
         Case(
@@ -239,11 +240,12 @@ def _consumer_cases(asked: Asked) -> list[Case]:
                 ),
             },
             [
+                Target("of the read time is hidden", float(np.median(strictly)), at_least=0.95),
                 Target(
-                    "of the time it takes to read is hidden",
+                    "of the read time is hidden, beside what calls cost",
                     float(np.median(hidden)),
                     at_least=0.95,
-                )
+                ),
             ],
             f"stored dtype, {BATCH_ROWS:,} rows a batch, a window of 8 MiB",
         )
