@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 from collections.abc import Iterator
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any, get_args
@@ -23,9 +24,14 @@ WIDTH = 3
 State = dict[int, int]
 
 
+@cache
+def ids_of(stamp: int) -> list[int]:
+    return random.Random(stamp).sample(range(40), 1 + stamp % 7)
+
+
 def put(stamp: int) -> tuple[list[int], NDArray[Any]]:
     """Rows and vectors that tell of the put."""
-    ids = random.Random(stamp).sample(range(40), 1 + stamp % 7)
+    ids = ids_of(stamp)
     return ids, np.full((len(ids), WIDTH), stamp, np.float32)
 
 
@@ -33,7 +39,7 @@ def model(stamps: int) -> State:
     """The last stamp of each row after so many puts."""
     made: State = {}
     for stamp in range(1, stamps + 1):
-        made.update(dict.fromkeys(put(stamp)[0], stamp))
+        made.update(dict.fromkeys(ids_of(stamp), stamp))
     return made
 
 

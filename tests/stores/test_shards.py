@@ -23,13 +23,12 @@ STORED: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float16": np.dt
 class TestFloat32(SourceContract):
     kind: ClassVar[str] = "float32"
     dtype: ClassVar[Any] = None
-    counts: ClassVar[list[int]] = COUNTS
 
     @pytest.fixture(scope="class")
     @classmethod
     def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder = tmp_path_factory.mktemp("shards") / "corpus"
-        build(folder, cls.counts, cls.kind, sums=True)
+        build(folder, COUNTS, cls.kind, sums=True)
         return folder
 
     @pytest.fixture
@@ -54,16 +53,6 @@ class TestBfloat16(TestFloat32):
 class TestFloat16AsFloat64(TestFloat32):
     kind: ClassVar[str] = "float16"
     dtype: ClassVar[Any] = np.float64
-
-
-class TestOneShard(TestFloat32):
-    counts: ClassVar[list[int]] = [57]
-
-
-class TestListOfPaths(TestFloat32):
-    @pytest.fixture
-    def source(self, folder: Path) -> Source:
-        return ShardReader.open([str(path) for path in reference.names_in(folder)])
 
 
 # In order.

@@ -37,10 +37,10 @@ def s3(server: Bucket) -> Bucket:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory, server: Bucket) -> Path:
-    """Six MiB in four shards, in a folder and in the bucket: `large`, and without a list."""
+    """Three MiB in four shards, in a folder and in the bucket: `large`, and without a list."""
     folder = tmp_path_factory.mktemp("large")
-    rows = np.random.default_rng(0).standard_normal((3000, 512), np.float32)
-    with ShardWriter(folder, 512, shard_bytes=MIB + MIB // 2 + 5000) as writer:
+    rows = np.random.default_rng(0).standard_normal((1500, 512), np.float32)
+    with ShardWriter(folder, 512, shard_bytes=MIB * 3 // 4 + 5000) as writer:
         writer.append(rows)
     server.upload(folder, "large")
     for path in folder.glob("*.shard"):
@@ -142,7 +142,7 @@ def test_rows_in_any_order(s3: Bucket, large: Path) -> None:
     s3.proxy.forget()
     far.take(np.arange(1000, 1010))
     assert len(s3.proxy.requests) == 1  # neighbours come together
-    far.take(random.permutation(3000))
+    far.take(random.permutation(1500))
     sizes = [r.end - r.begin for r in s3.proxy.requests if r.begin is not None and r.end]
     assert max(sizes) <= 4 * MIB
     part = far.subsample(0.01)
@@ -188,11 +188,11 @@ def test_the_list_stands_for_the_headers(s3: Bucket, large: Path) -> None:
 def test_bytes_in_flight(s3: Bucket, connections: int, window_bytes: int, batch_rows: int) -> None:
     reader = s3.open("large", connections=connections)
     s3.proxy.latency_s = 0.002
-    assert sum(len(b.rows) for b in reader.batches(batch_rows, None, window_bytes)) == 3000
+    assert sum(len(b.rows) for b in reader.batches(batch_rows, None, window_bytes)) == 1500
     assert 0 < s3.proxy.most_in_flight <= window_bytes
     sizes = [r.end - r.begin for r in s3.proxy.requests if r.begin is not None and r.end]
     assert max(sizes) <= 4 * MIB
-    assert sum(sizes) == 3000 * 2048  # everything once
+    assert sum(sizes) == 1500 * 2048  # everything once
     if connections > 1 and window_bytes > MIB // 4:
         assert s3.proxy.most_in_flight > max(sizes)  # several at a time
 

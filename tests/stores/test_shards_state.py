@@ -3,6 +3,7 @@
 import json
 import threading
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,8 @@ IDS = st.lists(st.integers(0, 60) | st.integers(4000, 4200), max_size=12, unique
 
 @settings(max_examples=scaled(60))
 @given(data=st.data())
-def test_what_a_dict_would_hold(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    path = tmp_path_factory.mktemp("state") / "a"
+def test_what_a_dict_would_hold(quick_path: Path, data: st.DataObject) -> None:
+    path = Path(mkdtemp(dir=quick_path))
     dtype = np.dtype(data.draw(st.sampled_from(["f4", "f8", "<i2", "f2"])))
     width = data.draw(st.integers(1, 5))
     model: dict[int, Any] = {}
@@ -140,9 +139,9 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     state.close()
 
 
-def test_threads(tmp_path: Path) -> None:
+def test_threads(quick_path: Path) -> None:
     """Each put is seen whole."""
-    state = RowState(tmp_path, 4)
+    state = RowState(quick_path, 4)
     failures = []
 
     def work(number: int) -> None:

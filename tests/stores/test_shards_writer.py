@@ -3,16 +3,17 @@
 import threading
 from contextlib import suppress
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 from stepwell import BusyError, FormatError, SchemaError, ShardReader, ShardWriter
-from tests import children
+from tests import children, scaled
 from tests.reference import shards as reference
 from tests.shards import assert_same, build, values
 
@@ -55,15 +56,14 @@ def test_lists_whole_numbers_and_strides(tmp_path: Path, kind: str) -> None:
 
 
 @KINDS
+@settings(max_examples=scaled(40))
 @given(data=st.data())
-def test_rounded_to_the_nearest(
-    tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.DataObject
-) -> None:
+def test_rounded_to_the_nearest(quick_path: Path, kind: str, data: st.DataObject) -> None:
     most = LARGEST[kind]
     row = data.draw(st.lists(st.floats(-most, most, width=32), min_size=1, max_size=20))
     row += [np.inf, -np.inf, np.nan]
     given_rows = np.array([row], np.float32)
-    reader = written(tmp_path_factory.mktemp("rounded") / "a", given_rows, kind)
+    reader = written(Path(mkdtemp(dir=quick_path)), given_rows, kind)
     assert_same(reader[:]["data"], given_rows.astype(STORED[kind]).astype(np.float32))
 
 
@@ -123,9 +123,10 @@ def test_rows_that_are_none(tmp_path: Path, rows: Any, error: type[Exception]) -
 # Shards.
 
 
+@settings(max_examples=scaled(40))
 @given(data=st.data())
-def test_roll_over(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    path = tmp_path_factory.mktemp("roll") / "a"
+def test_roll_over(quick_path: Path, data: st.DataObject) -> None:
+    path = Path(mkdtemp(dir=quick_path))
     width = data.draw(st.integers(1, 8))
     shard_bytes = data.draw(st.integers(1, 200))
     parts = data.draw(st.lists(st.integers(0, 30), max_size=6))
@@ -286,13 +287,13 @@ def test_a_writer_stays_where_it_was_opened(
     assert len(ShardReader.open(tmp_path / "a")) == 1
 
 
-def test_readers_beside_a_writer(tmp_path: Path) -> None:
+def test_readers_beside_a_writer(quick_path: Path) -> None:
     """Whoever opens the corpus meanwhile sees whole shards, all rows as they were written."""
     rows = np.repeat(np.arange(3000, dtype=np.float32)[:, None], 16, axis=1)
     done = threading.Event()
 
     def write() -> None:
-        with ShardWriter(tmp_path, 16, shard_bytes=64 * 100) as writer:
+        with ShardWriter(quick_path, 16, shard_bytes=64 * 100) as writer:
             for begin in range(0, 3000, 75):
                 writer.append(rows[begin : begin + 75])
         done.set()
@@ -301,11 +302,11 @@ def test_readers_beside_a_writer(tmp_path: Path) -> None:
     thread.start()
     seen: set[int] = set()
     while not done.is_set() or not seen:
-        if shards(tmp_path):
-            reader = ShardReader.open(tmp_path)
+        if shards(quick_path):
+            reader = ShardReader.open(quick_path)
             assert len(reader) % 100 == 0
             assert reader.verify() == []
             assert (reader[:]["data"] == rows[: len(reader)]).all()
             seen.add(len(reader))
     thread.join()
-    assert len(ShardReader.open(tmp_path)) == 3000
+    assert len(ShardReader.open(quick_path)) == 3000

@@ -56,7 +56,9 @@ def head(
     rows = reader.take(ids)["data"]
     if as_json:
         for row_id, row in zip(ids.tolist(), rows, strict=True):
-            print(json.dumps({"row_id": row_id, "data": [float(v) for v in row]}))
+            # There is no NaN in JSON.
+            data = [float(value) if np.isfinite(value) else None for value in row]
+            print(json.dumps({"row_id": row_id, "data": data}))
         return
     table = Table("row", "mean", "std", "values")
     for row_id, row in zip(ids.tolist(), rows.astype(np.float64), strict=True):

@@ -1,0 +1,144 @@
+"""`stepwell shards`, run as a user runs it."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.buckets import KEYS, Bucket, bucket
+from tests.proxy import status, times
+from tests.reference import shards as reference
+from tests.shards import build, shard_bytes
+from tests.test_cli import stepwell
+
+ROWS = np.arange(40, dtype=np.float32).reshape(5, 8)
+
+
+def shards(*args: str | Path) -> subprocess.CompletedProcess[str]:
+    return stepwell("shards", *args)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "acts [1]"  # what looks like markup is none
+    path.mkdir()
+    (path / "a.shard").write_bytes(shard_bytes(ROWS[:3], "float16"))
+    (path / "b.shard").write_bytes(shard_bytes(ROWS[3:], "float16"))
+    reference.write_list(path)
+    return path
+
+
+def test_info(corpus: Path) -> None:
+    done = shards("info", corpus)
+    assert (done.returncode, done.stderr) == (0, "")
+    for text in (str(corpus), "float16", "2 to 3"):
+        assert text in done.stdout
+    facts = json.loads(shards("info", corpus, "--json").stdout)
+    assert facts == {
+        "path": str(corpus),
+        "rows": 5,
+        "width": 8,
+        "dtype": "float16",
+        "bytes": 80,
+        "shards": 2,
+        "rows_a_shard": "2 to 3",
+        "sums": 2,
+    }
+
+
+def test_head(corpus: Path) -> None:
+    done = shards("head", corpus, "-n", "2", "--start", "3")
+    assert (done.returncode, done.stderr) == (0, "")
+    for text in ("row", "mean", "24 25 26 27 28 29 …"):
+        assert text in done.stdout
+    lines = shards("head", corpus, "--json", "--start", "2").stdout.splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"row_id": row, "data": ROWS[row].tolist()} for row in (2, 3, 4)
+    ]
+    done = shards("head", corpus, "--json", "--start", "99")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_head_of_values_that_json_does_not_have(tmp_path: Path) -> None:
+    rows = np.array([[1, np.nan, np.inf, -np.inf]], np.float32)
+    (tmp_path / "a.shard").write_bytes(shard_bytes(rows, "float32"))
+    done = shards("head", tmp_path, "--json")
+    assert done.returncode == 0
+
+    def refuse(text: str) -> None:
+        raise AssertionError(f"{text} is not JSON")
+
+    found = json.loads(done.stdout, parse_constant=refuse)
+    assert found == {"row_id": 0, "data": [1, None, None, None]}
+
+
+def test_verify(corpus: Path) -> None:
+    done = shards("verify", corpus)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"OK: {corpus}\n"
+    assert json.loads(shards("verify", corpus, "--json").stdout) == {
+        "path": str(corpus),
+        "ok": True,
+        "problems": [],
+    }
+
+
+def test_verify_lists_what_is_broken(corpus: Path) -> None:
+    data = (corpus / "a.shard").read_bytes()
+    (corpus / "a.shard").write_bytes(data[:-1] + b"x")
+    with (corpus / "b.shard").open("ab") as file:
+        file.write(b"more")
+    done = shards("verify", corpus)
+    assert done.returncode == 2
+    assert done.stdout == f"INVALID: {corpus}\n"
+    assert "expected CRC32C" in done.stderr
+    assert f"4 bytes behind the last row - at {corpus / 'b.shard'}:64" in done.stderr
+    found = json.loads(shards("verify", corpus, "--json").stdout)
+    assert not found["ok"]
+    assert [problem["path"] for problem in found["problems"]] == [
+        str(corpus / "a.shard"),
+        str(corpus / "b.shard"),
+    ]
+
+
+def test_verify_of_what_does_not_open(corpus: Path) -> None:
+    (corpus / "b.shard").write_bytes(b"GAMSAE02" + bytes(56))
+    done = shards("verify", corpus)
+    assert (done.returncode, done.stdout) == (2, f"INVALID: {corpus}\n")
+    assert "expected b'GAMSAE01'" in done.stderr
+    done = shards("info", corpus)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: expected b'GAMSAE01'")
+    assert done.stderr.count("\n") == 1
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    done = shards("verify", tmp_path / "absent")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "No such file" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Bucket]:
+    with bucket() as made:
+        yield made
+
+
+def test_a_bucket(server: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in KEYS.items():
+        monkeypatch.setenv(f"AWS_{name.upper()}", value)
+    build(tmp_path, [3, 2], sums=True)
+    url = server.upload(tmp_path, "cli")
+    server.proxy.forget()
+    where = [url, "--endpoint", server.proxy.url]
+    assert json.loads(shards("info", *where, "--json").stdout)["rows"] == 5
+    assert len(shards("head", *where, "--json").stdout.splitlines()) == 5
+    assert shards("verify", *where).stdout == f"OK: {url}\n"
+    server.proxy.fault = times(None, status(403))
+    done = shards("verify", *where)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"at {url}/shards.json" in done.stderr
+    assert done.stderr.count("\n") == 1
