@@ -67,51 +67,52 @@ Readahead::~Readahead() {
 void Readahead::wait(std::uint64_t begin, std::uint64_t end) {
   end = std::min(end, total_);
   if (getpid() != process_) return bring(begin, end);  // forked: nobody works ahead
-  std::unique_lock lock(wakes_->mutex);
-  wanted_ = std::max(wanted_, std::min(total_, std::max(end, begin + window_)));
-  done_with_ = std::max(done_with_, begin);
-  needed_ = end;
+  std::uint64_t from;
+  {
+    const std::lock_guard lock(wakes_->mutex);
+    wanted_ = std::max(wanted_, std::min(total_, std::max(end, begin + window_)));
+    done_with_ = std::max(done_with_, begin);
+    from = std::max(brought_, begin);
+  }
   wakes_->work.notify_one();
-  wakes_->brought.wait(lock, [&] { return brought_ >= end || error_; });
-  if (brought_ < end && error_) std::rethrow_exception(error_);
+  if (from < end) {
+    // Not left to the thread: what is in the page cache is there sooner than a thread is awake, and on
+    // what is not, both wait for the disk.
+    bring(from, end);
+    const std::lock_guard lock(wakes_->mutex);
+    brought_ = std::max(brought_, end);
+  }
+  give_back(2 * window_ + kStep);  // where the thread does not come to it
 }
 
 void Readahead::run() {
-  std::uint64_t at = 0, given_back = 0;
   // In large steps: every one is a call to the system.
   const std::uint64_t step = std::max<std::uint64_t>(window_ / 4, kStep);
   for (;;) {
-    std::uint64_t wanted, done_with;
+    std::uint64_t at, end;
     {
       std::unique_lock lock(wakes_->mutex);
-      wakes_->work.wait(lock, [&] { return stop_ || at < wanted_ || done_with_ >= given_back + step; });
+      wakes_->work.wait(
+          lock, [&] { return stop_ || brought_ < wanted_ || done_with_ >= given_back_ + step; });
       if (stop_) return;
-      wanted = wanted_;
-      done_with = done_with_;
+      at = brought_;
+      end = std::min(wanted_, at + kStep);
     }
-    if (at < wanted) {
-      const std::uint64_t end = std::min(wanted, at + kStep);
+    if (at < end) {
       try {
         bring(at, end);
       } catch (...) {
-        const std::lock_guard lock(wakes_->mutex);
-        error_ = std::current_exception();
-        wakes_->brought.notify_all();
-        return;
+        return;  // who comes to it finds the same
       }
-      at = end;
-      bool enough;
+      std::uint64_t gone;
       {
         const std::lock_guard lock(wakes_->mutex);
-        brought_ = at;
-        enough = at >= needed_;
+        brought_ = std::max(brought_, end);
+        gone = std::min(given_back_, end);
       }
-      if (enough) wakes_->brought.notify_one();
+      if (at < gone) unmap(at, gone);  // it was overtaken
     }
-    if (done_with >= given_back + step) {
-      give_back(given_back, done_with);
-      given_back = done_with;
-    }
+    give_back(step);
   }
 }
 
@@ -141,7 +142,18 @@ void Readahead::bring(std::uint64_t begin, std::uint64_t end) {
   });
 }
 
-void Readahead::give_back(std::uint64_t begin, std::uint64_t end) {
+void Readahead::give_back(std::uint64_t least) {
+  std::uint64_t begin, end;
+  {
+    const std::lock_guard lock(wakes_->mutex);
+    if (done_with_ < given_back_ + least) return;
+    begin = given_back_;
+    end = given_back_ = done_with_;
+  }
+  unmap(begin, end);
+}
+
+void Readahead::unmap(std::uint64_t begin, std::uint64_t end) {
   each_part(begin, end, [](const Stretch& of, std::uint64_t at, std::uint64_t bytes) {
     auto pages = pages_of(of.memory.subspan(at, bytes));
     // A page that is shared with what comes stays.

@@ -4,7 +4,6 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -36,7 +35,8 @@ class Readahead {
  private:
   void run();
   void bring(std::uint64_t begin, std::uint64_t end);
-  void give_back(std::uint64_t begin, std::uint64_t end);
+  void give_back(std::uint64_t least);
+  void unmap(std::uint64_t begin, std::uint64_t end);
   template <class Work>
   void each_part(std::uint64_t begin, std::uint64_t end, Work&& work);
 
@@ -49,15 +49,14 @@ class Readahead {
 
   struct Wakes {
     std::mutex mutex;
-    std::condition_variable work, brought;
+    std::condition_variable work;
   };
   std::unique_ptr<Wakes> wakes_ = std::make_unique<Wakes>();
-  std::uint64_t wanted_ = 0;     // bytes the thread may bring
-  std::uint64_t done_with_ = 0;  // bytes it may give back
-  std::uint64_t brought_ = 0;
-  std::uint64_t needed_ = 0;     // bytes somebody waits for
+  std::uint64_t wanted_ = 0;      // bytes the thread may bring
+  std::uint64_t brought_ = 0;     // bytes that are in memory
+  std::uint64_t done_with_ = 0;   // bytes that may be given back
+  std::uint64_t given_back_ = 0;
   bool stop_ = false;
-  std::exception_ptr error_;
   std::thread thread_;
 };
 

@@ -51,7 +51,7 @@ std::uint64_t most_unpacked(const Frame& frame) {
     case Codec::kRaw: return frame.stored;
     case Codec::kFlate: return std::uint64_t{frame.stored} * 1033 + 64;
     case Codec::kLz4: return std::uint64_t{frame.stored} * 256 + 64;
-    default: return UINT64_MAX;  // zstd says it itself
+    default: return std::uint64_t{frame.stored} * 32768 + 64;  // a block of one byte, repeated
   }
 }
 
@@ -248,11 +248,13 @@ Frame Records::frame(std::size_t field, const Place& place, std::int64_t row) co
                           std::to_string(frame.length) + ", " + std::to_string(frame.stored) + " stored",
                       field, place, row);
   if (raw) return frame;
-  auto most = most_unpacked(frame);
-  if (most == UINT64_MAX) most = zstd_length(chunk.subspan(place.offset, place.length));
-  if (frame.length > most)
-    fail<FormatError>("expected " + std::to_string(frame.length) + " bytes, there are " +
-                          (most == UINT64_MAX ? "none" : std::to_string(most) + " at the most"),
+  const auto codec = static_cast<Codec>(frame.codec);
+  const auto said = codec == Codec::kZstd || codec == Codec::kZstdDict
+                        ? zstd_length(chunk.subspan(place.offset, place.length))
+                        : frame.length;
+  if (frame.length > most_unpacked(frame) || frame.length != said)
+    fail<FormatError>("expected " + std::to_string(frame.length) + " bytes, " +
+                          std::to_string(frame.stored) + " cannot hold them",
                       field, place, row);
   return frame;
 }

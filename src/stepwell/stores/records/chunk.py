@@ -149,14 +149,16 @@ class OpenChunks:
             chunk.back_to(before.get(chunk.id, ChunkState(chunk.id, 0, 0)))
 
     def abort(self) -> None:
-        """Forget what was written since the last commit, and remove the chunks begun since."""
+        """Forget what was written since the last commit, and remove the chunks begun since.
+
+        Their ids are not used again: someone may have mapped them.
+        """
         self.back_to(self._committed_states)
         for chunk in self._chunks:
             if chunk.id >= self._committed_next:
                 chunk.close(cut=False)
                 chunk.path.unlink(missing_ok=True)
         self._chunks = [chunk for chunk in self._chunks if chunk.id < self._committed_next]
-        self.next = self._committed_next
 
     def close(self, *, cut: bool) -> None:
         for chunk in self._chunks:

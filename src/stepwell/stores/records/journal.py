@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell import _core
-from stepwell.errors import ChecksumError
+from stepwell.errors import ChecksumError, FormatError
 from stepwell.source import Rows
-from stepwell.stores.records.layout import ENTRY
-from stepwell.stores.records.meta import MOST_RECORDS, ChunkState
+from stepwell.stores.records.layout import ENTRY, MOST_CHUNKS
+from stepwell.stores.records.meta import MOST_RECORDS, ChunkState, Meta
 
 __all__ = ["Change", "Commit", "read_commits"]
 
@@ -67,30 +67,34 @@ class Commit:
         return head[:4] + crc.to_bytes(4, "little") + head[8:] + body
 
 
-def read_commits(path: Path, fields: int, after: int) -> list[Commit]:
-    """The whole commits of a journal with numbers above `after`.
+def read_commits(path: Path, meta: Meta) -> list[Commit]:
+    """The whole commits of a journal that meta.json does not have.
 
     What follows them may be torn or old. Raises `ChecksumError` when a later commit shows that
-    one was damaged.
+    one was damaged, and `FormatError` for one that does not follow on the one before.
     """
     try:
         data = np.fromfile(path, np.uint8)
     except FileNotFoundError:
         return []
+    fields, after = len(meta.fields), meta.commit
     found: list[Commit] = []
     at, last = 0, None
     while (commit := _commit_at(data, at, fields)) is not None:
         if last is not None and commit.number != last + 1:
             break
         last = commit.number
-        at += _size_at(data, at)
         if last > after:
             if last != after + 1:
                 break
+            before = found[-1] if found else meta
+            if not _follows(commit, before.length, before.peak, before.next_chunk, meta):
+                raise FormatError(f"commit {last} contradicts itself", path=str(path), offset=at)
             after = last
             found.append(commit)
+        at += _size_at(data, at)
     rest = data[at : len(data) - len(data) % 8]
-    for place in np.flatnonzero(rest.view("<u8")[:] % (1 << 32) == _MAGIC_NUMBER):
+    for place in np.flatnonzero(rest.view("<u8") % (1 << 32) == _MAGIC_NUMBER):
         later = _commit_at(data, at + 8 * int(place), fields)
         if later is not None and later.number > after:
             raise ChecksumError(
@@ -99,6 +103,28 @@ def read_commits(path: Path, fields: int, after: int) -> list[Commit]:
                 offset=at,
             )
     return found
+
+
+def _follows(commit: Commit, length: int, peak: int, next_chunk: int, meta: Meta) -> bool:
+    """Whether a commit can come behind one with these numbers."""
+    appended = {len(change.appended) for change in commit.changes}
+    more = next(iter(appended))
+    end = meta.first_chunk + MOST_CHUNKS
+    return (
+        len(appended) == 1
+        and (commit.length == length + more if more else commit.length <= length)
+        and commit.peak == max(peak, commit.length)
+        and next_chunk <= commit.next_chunk <= end
+        and len({state.id for state in commit.unfull}) == len(commit.unfull)
+        and all(
+            meta.first_chunk <= state.id < commit.next_chunk and state.position % 8 == 0
+            for state in commit.unfull
+        )
+        and all(
+            (change.first == length or not more) and int(change.rows.max(initial=-1)) < length
+            for change in commit.changes
+        )
+    )
 
 
 def _size_at(data: NDArray[np.uint8], at: int) -> int:

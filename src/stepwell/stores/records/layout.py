@@ -46,6 +46,7 @@ TABLE_BLOCK = 4096 // ENTRY.itemsize
 
 Compress = Literal["raw", "flate", "zstd", "zstd-dict", "lz4"]
 CODECS: Mapping[str, int] = {name: number for number, name in enumerate(get_args(Compress))}
+_MOST_AXES = 31  # NumPy has 64, and a batch has one or two more
 _LEVELS = {"flate": (1, 9, 6), "zstd": (1, 19, 3), "zstd-dict": (1, 19, 3)}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}")
 
@@ -91,6 +92,8 @@ class RecordField:
         shape = tuple(operator.index(n) for n in shape)
         if made.names or made.hasobject:
             raise ValueError(f"expected a plain dtype, got {made}; give each field a name instead")
+        if len(shape) > _MOST_AXES:
+            raise ValueError(f"expected up to {_MOST_AXES} axes, got {len(shape)}")
         size = made.itemsize
         for n in shape:
             size *= max(n, 0)
@@ -148,6 +151,8 @@ class RecordField:
         sizes = shape[1:] if ragged else shape
         if any(type(n) is not int for n in sizes):
             raise TypeError(f"a shape has whole numbers, got {shape}")
+        if dtype in ("str", "bytes") and shape != [None]:
+            raise ValueError(f"{dtype} has the shape [null], got {shape}")
         level = text.get("level")
         if level is not None and type(level) is not int:
             raise TypeError(f"a level is a whole number, got {level!r}")

@@ -10,7 +10,7 @@ import numpy as np
 from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError, VersionError
 from stepwell.files.atomic import write_file
-from stepwell.stores.records.layout import META, RecordField, check_names
+from stepwell.stores.records.layout import META, MOST_CHUNKS, RecordField, check_names
 
 __all__ = ["ChunkState", "Meta"]
 
@@ -134,8 +134,10 @@ class Meta:
             raise ValueError(f"chunks of {self.chunk_records} records")
         if self.peak < self.length:
             raise ValueError(f"{self.length} records, and never more than {self.peak}")
-        if self.first_chunk > self.next_chunk:
+        if not 0 <= self.next_chunk - self.first_chunk <= MOST_CHUNKS:
             raise ValueError(f"chunks from {self.first_chunk} to {self.next_chunk}")
+        if len({state.id for state in self.unfull}) < len(self.unfull):
+            raise ValueError(f"a chunk twice: {[state.id for state in self.unfull]}")
         for state in self.unfull:
             if not self.first_chunk <= state.id < self.next_chunk or state.position % 8:
                 raise ValueError(f"no chunk can be {list(state)}")

@@ -154,7 +154,7 @@ def _known(path: Path, fields: dict[str, RecordField] | None) -> Meta:
     if fields is not None:
         return Meta(fields, 8192, next_chunk=1 << 31, deletes=1)
     meta = Meta.read(path)
-    for commit in read_commits(path / JOURNAL, len(meta.fields), meta.commit):
+    for commit in read_commits(path / JOURNAL, meta):
         meta = replace(
             meta,
             length=commit.length,

@@ -402,6 +402,8 @@ class RecordStore(Source):
         views = []
         for offset, chunk, length in places.tolist():
             memory = self._view.chunks.memory(chunk, offset + length)
+            if memory[offset - 2 : offset].any():  # the frame says that it is packed, after all
+                return None
             array = memory[offset : offset + length].view(field.dtype)
             views.append(array.reshape((-1, *field.shape) if field.ragged else field.shape))
         return views

@@ -57,7 +57,8 @@ def look(root: Path, *, checksums: bool, old: View | None = None) -> View:
             state = _state(root, meta, control, strict)
             if state is not None:
                 return _mapped(root, meta, control, *state, checksums=checksums, old=old)
-            if time.monotonic() < begin + _SETTLE_S:
+            at_work = read_control(control).of_this_boot
+            if at_work and time.monotonic() < begin + _SETTLE_S:
                 time.sleep(0.001)  # most writers finish what they have begun
             else:
                 _settle(root)
@@ -78,7 +79,7 @@ def look(root: Path, *, checksums: bool, old: View | None = None) -> View:
             if isinstance(error, BusyError) or not _may_not_write(error):
                 raise
             # Nobody will settle it for us, so it is done in memory.
-            commits = read_commits(root / JOURNAL, len(meta.fields), meta.commit)
+            commits = read_commits(root / JOURNAL, meta)
             length = commits[-1].length if commits else meta.length
             return _mapped(
                 root, meta, control, length, meta.commit + len(commits), commits,
@@ -105,7 +106,7 @@ def _state(
         return seen.length, seen.commit, []
     if seen.sequence % 2:
         return None
-    commits = read_commits(root / JOURNAL, len(meta.fields), meta.commit)
+    commits = read_commits(root / JOURNAL, meta)
     last = meta.commit + len(commits)
     if known and seen.commit >= last:
         return seen.length, seen.commit, []

@@ -21,13 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell import _core
-from stepwell.errors import BusyError, FormatError
+from stepwell.errors import BusyError, ChecksumError, FormatError
 from stepwell.files.atomic import sync_path, write_all, write_file
 from stepwell.files.codecs import train_dictionary
 from stepwell.files.lock import WriterLock
 from stepwell.source import Rows
 from stepwell.stores.records.chunk import ChunkFile, OpenChunks
-from stepwell.stores.records.control import BYTES as CONTROL_BYTES, boot_number, map_control
+from stepwell.stores.records.control import (
+    BYTES as CONTROL_BYTES,
+    boot_number,
+    map_control,
+    read_control,
+)
 from stepwell.stores.records.journal import Commit, read_commits
 from stepwell.stores.records.layout import (
     CHUNKS,
@@ -248,7 +253,12 @@ class RecordWriter:
         self._journal = os.open(root / JOURNAL, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._journal_room = os.fstat(self._journal).st_size
         self._control = map_control(root, write=True)
-        commits = read_commits(root / JOURNAL, len(self.meta.fields), self.meta.commit)
+        commits = read_commits(root / JOURNAL, self.meta)
+        seen, last = read_control(self._control), self.meta.commit + len(commits)
+        if seen.of_this_boot and seen.commit > last:
+            raise ChecksumError(
+                f"expected {seen.commit} commits, found {last}", path=str(root / JOURNAL)
+            )
         self._open_files()
         if commits:
             for commit in commits:

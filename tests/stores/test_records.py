@@ -1,0 +1,337 @@
+"""Record stores sit the exam of every source, and the package and the reference agree on them."""
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from numpy.typing import NDArray
+
+import stepwell as sw
+from stepwell import Field, Ragged, RecordField, RecordStore
+from stepwell.source import Source
+from tests import scaled
+from tests.arrays import PLAIN_TYPES, random_array
+from tests.contract import Expected, SourceContract, assert_array, assert_batch, pick
+from tests.records import (
+    CODECS,
+    NAMES,
+    batch,
+    build,
+    columns,
+    contents,
+    copy,
+    described,
+    expected,
+    given as given_value,
+    stored,
+    values,
+)
+from tests.reference import records as reference
+from tests.reference.records import Compress, Record, frames, read_store, write_store
+
+COUNT = 40
+
+
+class TestRaw(SourceContract):
+    compress: ClassVar[Compress] = "raw"
+    options: ClassVar[dict[str, Any]] = {}
+
+    @pytest.fixture
+    def expected(self) -> Expected:
+        return expected(range(COUNT))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def path(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        path = tmp_path_factory.mktemp("records") / "store"
+        build(path, range(COUNT), cls.compress, **cls.options)
+        return path
+
+    @pytest.fixture
+    def source(self, path: Path) -> Source:
+        return RecordStore.open(path)
+
+    @pytest.mark.parametrize("key", ["data", 1.5, None, np.array(1.5), (0, 1.0)], ids=repr)
+    def test_nothing_else_as_index(self, source: Source, key: Any) -> None:
+        with pytest.raises((TypeError, ValueError, KeyError, IndexError)):
+            source[key]
+
+
+class TestChanged(TestRaw):
+    """Missing fields, updates, deletes, and a writer that was killed."""
+
+    compress: ClassVar[Compress] = "zstd"
+
+    @pytest.fixture
+    def expected(self) -> Expected:
+        rows: list[dict[str, Any]] = [values(number) for number in range(COUNT)]
+        rows += [{"n": values(number)["n"]} for number in range(3)]
+        for row in (3, 9, 39):
+            rows[row] = values(row + 1000)
+        for row in (30, 5):
+            rows[row] = rows.pop()
+        return columns(rows)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def path(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        folder = tmp_path_factory.mktemp("records")
+        build(folder / "a", range(COUNT), cls.compress, chunk_records=7)
+        with RecordStore.open(folder / "a", "a") as store:
+            store.append(batch(range(3), ["n"]))
+            store.update([39, 3, 9], batch([1039, 1003, 1009]))
+            store.commit()
+            store.delete([5, 30])
+            store.commit()
+            store.append(batch([77]))
+            copy(folder / "a", folder / "b")
+        return folder / "b"
+
+
+class TestFixedColumn(TestRaw):
+    """A column is a source of one field, but `[]` and iteration give what an array does."""
+
+    name: ClassVar[str] = "image"
+
+    @pytest.fixture
+    def expected(self) -> Expected:
+        return expected(range(COUNT), [self.name])
+
+    @pytest.fixture
+    def source(self, path: Path) -> Source:
+        return RecordStore.open(path)[self.name]
+
+    def check(self, got: Any, want: Expected) -> None:
+        assert_batch({self.name: got}, want)
+
+    def test_one_row(self, source: Source, expected: Expected) -> None:
+        for i in (0, 1, len(source) - 1, -1, -len(source), np.int8(3), np.uint64(3), np.array(3)):
+            assert_array(np.asarray(source[i]), expected[self.name][int(i) % len(source)])
+
+    @given(data=st.data())
+    def test_slices(self, source: Source, expected: Expected, data: st.DataObject) -> None:
+        key = data.draw(st.slices(len(source)))
+        self.check(source[key], pick(expected, key))
+
+    def test_slices_reach_beyond_the_ends(self, source: Source, expected: Expected) -> None:
+        for key in (slice(None), slice(-(10**30), 10**30), slice(10**30, None), slice(5, 2)):
+            self.check(source[key], pick(expected, key))
+
+    def test_arrays_as_index(self, source: Source, expected: Expected) -> None:
+        mask = np.arange(len(source)) % 3 == 0
+        for key in ([3, 1, 3], np.array([3, 1, 3], np.uint8), mask, mask.tolist()):
+            self.check(source[key], pick(expected, key))
+
+    def test_iteration(self, source: Source, expected: Expected) -> None:
+        for _ in range(2):
+            rows = list(source)
+            assert len(rows) == len(source)
+            for got, want in zip(rows, expected[self.name], strict=True):
+                assert_array(np.asarray(got), want)
+
+    def test_pickle(self, source: Source, expected: Expected) -> None:
+        copied = pickle.loads(pickle.dumps(source))
+        assert type(copied) is type(source)
+        assert (copied.schema, repr(copied)) == (source.schema, repr(source))
+        self.check(copied[:], expected)
+
+
+class TestRaggedColumn(TestFixedColumn):
+    compress: ClassVar[Compress] = "lz4"
+    name: ClassVar[str] = "pairs"
+
+
+# Any fields and batches.
+
+
+@dataclass
+class Kind:
+    """A field, and values for it."""
+
+    dtype: Any
+    shape: tuple[int, ...]
+    ragged: bool
+    compress: Compress
+    level: int | None
+
+    @property
+    def field(self) -> RecordField:
+        options: dict[str, Any] = {"compress": self.compress, "level": self.level}
+        if self.dtype in (str, bytes):
+            return RecordField(self.dtype, **options)
+        return RecordField(self.dtype, self.shape, ragged=self.ragged, **options)
+
+    def described(self, name: str) -> reference.Field:
+        dtype = self.dtype.__name__ if self.dtype in (str, bytes) else self.dtype.str
+        shape: list[int | None] = [*([None] if self.ragged else []), *self.shape]
+        return reference.Field(name, dtype, shape, self.compress, self.level)
+
+    def value(self, seed: int) -> NDArray[Any]:
+        """Half of them can be packed."""
+        random = np.random.default_rng(seed)
+        count = int(random.integers(0, 9))
+        if self.dtype is str:
+            text = "".join(chr(c) for c in random.integers(32, 900, count)) * (seed % 2 * 20)
+            return np.frombuffer(text.encode(), "u1")
+        dtype = np.dtype("u1") if self.dtype is bytes else self.dtype
+        made = random_array(dtype, (count, *self.shape) if self.ragged else self.shape, seed)
+        if seed % 2 and made.size:
+            made[...] = made.ravel()[0]
+        return made
+
+    def column(self, values: Sequence[NDArray[Any]], form: int) -> Any:
+        """The values as one of the things that append takes."""
+        if self.dtype is str:
+            return [value.tobytes().decode() for value in values]
+        if self.dtype is bytes and form != 1:
+            return [value.tobytes() for value in values]
+        dtype = np.dtype("u1") if self.dtype is bytes else self.dtype
+        if self.ragged:
+            field = Field(dtype, self.shape, ragged=True)
+            return Ragged.from_list(values, field) if form == 1 else list(values)
+        if form == 1:
+            return list(values)
+        return np.array(values, dtype).reshape(len(values), *self.shape)
+
+
+DTYPES = [np.dtype(name) for name in PLAIN_TYPES if name != "g"]  # whose padding NumPy drops
+LEVELS: dict[str, list[int | None]] = {
+    "raw": [None],
+    "flate": [None, 1, 9],
+    "zstd": [None, 1, 9],
+    "lz4": [None],
+}
+
+
+@st.composite
+def kinds(draw: st.DrawFn) -> Kind:
+    dtype: Any = draw(st.sampled_from([str, bytes, *DTYPES]))
+    compress = draw(st.sampled_from(CODECS))
+    level = draw(st.sampled_from(LEVELS.get(compress, [None, 5])))
+    if dtype in (str, bytes):
+        return Kind(dtype, (), True, compress, level)
+    shape = tuple(draw(st.lists(st.integers(1, 4), max_size=2)))
+    return Kind(dtype, shape, draw(st.booleans()), compress, level)
+
+
+@st.composite
+def batches(draw: st.DrawFn, names: Sequence[str]) -> list[tuple[int, list[str]]]:
+    chosen = st.lists(st.sampled_from(names), min_size=1, unique=True)
+    return draw(st.lists(st.tuples(st.integers(0, 12), st.just(list(names)) | chosen), max_size=4))
+
+
+def a_model(made: dict[str, Kind], plan: Sequence[tuple[int, list[str]]]) -> list[Record]:
+    """The records of the batches, in the bytes that they have in a store."""
+    records: list[Record] = []
+    for count, names in plan:
+        for _ in range(count):
+            seed = len(records)
+            record = {
+                n: made[n].value(seed + i).tobytes() for i, n in enumerate(made) if n in names
+            }
+            records.append({**dict.fromkeys(made), **record})
+    return records
+
+
+def append_all(
+    store: RecordStore, made: dict[str, Kind], plan: Sequence[tuple[int, list[str]]], form: int
+) -> None:
+    for count, names in plan:
+        rows = range(len(store), len(store) + count)
+        given = {
+            n: made[n].column([made[n].value(row + i) for row in rows], form)
+            for i, n in enumerate(made)
+            if n in names
+        }
+        assert store.append(given) == rows
+        store.commit()
+
+
+@settings(max_examples=scaled(60, smallest=10))
+@given(data=st.data(), chunk_records=st.sampled_from([1, 5, 8192]), form=st.integers(0, 2))
+def test_the_reference_reads_what_the_package_writes(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, chunk_records: int, form: int
+) -> None:
+    made = {f"f-{i}": k for i, k in enumerate(data.draw(st.lists(kinds(), min_size=1, max_size=4)))}
+    plan = data.draw(batches(list(made)))
+    path = tmp_path_factory.mktemp("store") / "a"
+    described = {name: kind.field for name, kind in made.items()}
+    with RecordStore.create(path, described, chunk_records=chunk_records) as store:
+        append_all(store, made, plan, form)
+        want = a_model(made, plan)
+        assert contents(store) == want
+        assert read_store(path).records == want
+    found = read_store(path)
+    assert found.records == want
+    assert found.fields == [kind.described(name) for name, kind in made.items()]
+    for file in (path / "chunk").iterdir():
+        chunk = file.read_bytes()
+        assert [*frames(chunk, len(chunk))]
+    with RecordStore.open(path) as store:
+        assert contents(store) == want
+        assert store.verify() == []
+
+
+@settings(max_examples=scaled(60, smallest=10))
+@given(data=st.data(), chunk_records=st.sampled_from([1, 5, 8192]), shift=st.integers(0, 4))
+def test_the_package_reads_what_the_reference_writes(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, chunk_records: int, shift: int
+) -> None:
+    made = {f"f_{i}": k for i, k in enumerate(data.draw(st.lists(kinds(), min_size=1, max_size=4)))}
+    plan = data.draw(batches(list(made)))
+    want = a_model(made, plan)
+    commits = [count for count, _ in plan[data.draw(st.integers(0, len(plan))) :]]
+    generation = data.draw(st.integers(0, 2))
+    path = tmp_path_factory.mktemp("store") / "a"
+    written = reference.Store(
+        [kind.described(name) for name, kind in made.items()],
+        want,
+        {"known": "ä"},
+        generation=generation,
+        commit=10,
+        first_chunk=generation * 3,
+        peak=len(want) + generation,
+        chunk_records=chunk_records,
+    )
+    write_store(path, written, commits=commits, codec=lambda row, _: (row + shift) % 5)
+    for mode in ("r", "a", "r"):
+        with RecordStore.open(path, mode) as store:
+            assert contents(store) == want
+            assert store.verify() == []
+    with RecordStore.open(path, "a") as store:
+        append_all(store, made, plan, 0)
+    assert contents(RecordStore.open(path))[: len(want)] == want
+    assert read_store(path).records[: len(want)] == want
+    assert len(read_store(path).records) == 2 * len(want)
+
+
+def test_open_finds_it(tmp_path: Path) -> None:
+    build(tmp_path / "a", range(COUNT))
+    source = sw.open(tmp_path / "a")
+    assert type(source) is RecordStore
+    assert_batch(source[:], expected(range(COUNT)))
+
+
+def test_frames_say_themselves_how_they_are_packed(quick_path: Path) -> None:
+    """A field that is raw for our writer may have frames of any codec, and the reverse."""
+    for compress in CODECS:
+        path = quick_path / compress
+        records = [stored(values(number)) for number in range(20)]
+        known = reference.Store(described(compress), records)
+        write_store(path, known, codec=lambda row, _: row % 5)
+        store = RecordStore.open(path)
+        assert contents(store) == records
+        for name in NAMES:
+            column = store[name]
+            for row in range(20):
+                want = given_value(name, values(row)[name])
+                got = column[row]
+                assert isinstance(got, str | bytes) == isinstance(want, str | bytes)
+                assert np.array_equal(got, want)
+            for got, row in zip(column.views(np.arange(20)), range(20), strict=True):
+                assert_array(np.asarray(got), values(row)[name])

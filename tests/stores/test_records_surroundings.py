@@ -1,0 +1,315 @@
+"""Record stores among interruptions, other stores, other threads and what users put beside them."""
+
+import os
+import resource
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepwell import ChecksumError, FormatError, Loader, RecordField, RecordStore
+from tests import children
+
+
+def lose_tables(path: Path) -> None:
+    for file in [*path.glob("*.offset"), *path.glob("*.sums")]:
+        file.unlink()
+
+
+def test_attributes_come_back_as_they_were(quick_path: Path) -> None:
+    kept = {"classes": {"9": "nine"}, "list": [1, {"a": None}], "text": "\u00e4"}
+    with RecordStore.create(quick_path / "a", {"x": "<i8"}, attributes=kept) as store:
+        store.append({"x": [1]})
+    assert RecordStore.open(quick_path / "a").attributes == kept
+    with RecordStore.open(quick_path / "a", "a") as store:
+        given: dict[str, Any] = {"v": [1]}
+        store.set_attributes(given)
+        given["v"].append(object())  # no longer of interest
+    assert RecordStore.open(quick_path / "a").attributes == {"v": [1]}
+
+
+@pytest.mark.parametrize(
+    "odd", [[1], {9: "nine"}, {"a": (1, 2)}, {"v": "x" * (2 << 20)}, {"a": float("nan")}]
+)
+def test_attributes_that_json_would_change(quick_path: Path, odd: Any) -> None:
+    with RecordStore.create(quick_path / "a", {"x": "<i8"}) as store:
+        store.append({"x": [1]})
+        with pytest.raises((TypeError, ValueError)):
+            store.set_attributes(odd)
+    assert RecordStore.open(quick_path / "a").attributes == {}
+
+
+def test_attributes_are_aborted_too(quick_path: Path) -> None:
+    def work() -> None:
+        with RecordStore.create(quick_path / "a", {"x": "<i8"}) as store:
+            store.append({"x": [1]})
+            store.set_attributes({"v": 2})
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        work()
+    assert RecordStore.open(quick_path / "a").attributes == {}
+
+
+def test_salvage_after_deletes_has_every_live_record(quick_path: Path) -> None:
+    with RecordStore.create(quick_path / "a", {"x": "<i8"}, writers=2, chunk_records=4) as store:
+        store.append({"x": np.arange(10)})
+        store.commit()
+        store.delete([0])
+        store.append({"x": [100]})  # under the number of a record that was moved
+        store.commit()
+        store.delete([len(store) - 1, 3])
+        store.append({"x": [200, 201]})
+        live = set(store["x"][:].tolist())
+    lose_tables(quick_path / "a")
+    report = RecordStore.salvage(quick_path / "a", quick_path / "b")
+    salvaged = RecordStore.open(quick_path / "b")
+    assert live <= set(salvaged["x"][:].tolist())
+    assert report.returned == len(salvaged) - len(live) > 0
+
+
+def test_salvage_without_deletes_is_exact(quick_path: Path) -> None:
+    """Frames of an abort, and of a writer that was killed, do not count."""
+    script = """
+import os, sys
+import numpy as np
+from stepwell import RecordStore
+store = RecordStore.create(sys.argv[1], {"x": "<i8", "t": str}, chunk_records=10, grow_bytes=512)
+store.append({"x": np.arange(20), "t": [str(i) for i in range(20)]})
+store.commit()
+for _ in range(5):
+    store.update(np.arange(20), {"x": np.full(20, -1)})
+store.abort()
+store.append({"x": [20]})
+store.update([3], {"t": ["three"]})
+store.commit()
+store.append({"x": [-2]})
+os._exit(0)
+"""
+    path = quick_path / "a"
+    children.answer(script, path)
+    with RecordStore.open(path, "a") as store:
+        store.append({"x": [21], "t": ["21"]})
+    want = RecordStore.open(path)
+    numbers, texts = want["x"][:].tolist(), want["t"][:]
+    assert numbers == list(range(22))
+    assert all(file.stat().st_size < 1000 for file in want.chunk_files)
+    lose_tables(path)
+    report = RecordStore.salvage(path, quick_path / "b")
+    found = RecordStore.open(quick_path / "b")
+    assert (found["x"][:].tolist(), found["t"][:]) == (numbers, texts)
+    assert (report.returned, report.lost_bytes, report.missing) == (0, 0, 1)
+
+
+def test_salvage_of_nothing(quick_path: Path) -> None:
+    RecordStore.create(quick_path / "a", {"x": "<i8"}).close()
+    assert RecordStore.salvage(quick_path / "a", quick_path / "b").records == 0
+    assert len(RecordStore.open(quick_path / "b")) == 0
+
+
+def test_another_store_in_its_place(quick_path: Path) -> None:
+    path = quick_path / "a"
+    with RecordStore.create(path, {"x": "<i8"}) as store:
+        store.append({"x": np.ones(100, int)})
+    reader = RecordStore.open(path)
+    assert reader["x"][0] == 1
+    shutil.rmtree(path)
+    with RecordStore.create(path, {"x": "<i8"}) as store:
+        store.append({"x": np.full(200, 2)})
+    with pytest.raises(FormatError, match="another store is here now"):
+        reader.refresh()
+
+
+def test_views_of_what_was_not_committed(quick_path: Path) -> None:
+    store = RecordStore.create(quick_path / "a", {"x": ("<i8", (1000,))})
+    store.append({"x": np.ones((100, 1000), int)})
+    view = store["x"][50]
+    store.abort()
+    store.append({"x": np.full((100, 1000), 7)})
+    store.close()
+    assert view.tolist() == [1] * 1000
+
+
+def test_an_interrupted_change_is_not_committed(quick_path: Path) -> None:
+    """Ctrl-C in the middle of a delete must not mix the fields of records."""
+    names = [f"f{i}" for i in range(6)]
+    old = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    torn = 0
+    try:
+        for turn in range(30):
+            path = quick_path / str(turn)
+            store = RecordStore.create(path, dict.fromkeys(names, "<i8"))
+            store.append({name: np.arange(1000) for name in names})
+            store.commit()
+            signal.setitimer(signal.ITIMER_REAL, 0.0002 * (turn + 1))
+            try:
+                store.delete(np.arange(500))
+            except KeyboardInterrupt:
+                pass
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            try:
+                store.commit()
+            except ValueError as error:
+                assert "was interrupted; abort() forgets it" in str(error)  # noqa: PT017
+                torn += 1
+                store.abort()
+                assert len(store) == 1000
+            store.close()
+            found = RecordStore.open(path)[:]
+            assert all((found[name] == found["f0"]).all() for name in names)
+    finally:
+        signal.signal(signal.SIGALRM, old)
+    assert torn > 0
+
+
+def test_a_write_does_not_hide_damage(quick_path: Path) -> None:
+    path = quick_path / "a"
+    with RecordStore.create(path, {"x": "<i8"}) as store:
+        store.append({"x": np.arange(100)})
+    table = np.fromfile(path / "x.offset", "u1").reshape(-1, 16)
+    table[[3, 4]] = table[[4, 3]]
+    table.tofile(path / "x.offset")
+    with pytest.raises(ChecksumError, match="do not fit their sum"):  # noqa: SIM117
+        with RecordStore.open(path, "a") as store:
+            store.append({"x": [100]})
+    assert len(RecordStore.open(path)) == 100
+
+
+def test_sums_that_are_missing_are_made(quick_path: Path) -> None:
+    path = quick_path / "a"
+    with RecordStore.create(path, {"x": "<i8"}) as store:
+        store.append({"x": np.arange(2000)})
+    (path / "x.sums").unlink()
+    with RecordStore.open(path, "a") as store:
+        store.append({"x": [2000]})
+    assert RecordStore.open(path).verify() == []
+    assert RecordStore.open(path)["x"][:].tolist() == list(range(2001))
+
+
+def test_a_reader_goes_on_through_a_rebalance(quick_path: Path) -> None:
+    """Also one that was opened beside the writer, before meta.json knew of the chunks."""
+    writer = RecordStore.create(quick_path / "a", {"x": "<i8"}, chunk_records=30)
+    writer.append({"x": np.arange(100)})
+    writer.commit()
+    reader = RecordStore.open(quick_path / "a")
+    writer.rebalance()
+    assert reader["x"][99] == 99
+    assert len(next(iter(Loader(reader, 10)))["x"]) == 10
+    assert reader.verify() == []
+
+
+def test_a_rebalance_that_is_stopped_leaves_nothing(quick_path: Path) -> None:
+    path = quick_path / "a"
+    store = RecordStore.create(path, {"x": ("u1", (64,))}, chunk_records=50_000)
+    store.append({"x": np.zeros((200_000, 64), "u1")})
+    store.commit()
+    before = store.file_bytes
+
+    def stop(done: int, total: int) -> None:
+        if done > total // 2:
+            raise KeyboardInterrupt
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            store.rebalance(on_progress=stop)
+    assert store.file_bytes == before
+    store.rebalance()
+    store.close()
+    assert len(RecordStore.open(path)) == 200_000
+
+
+def test_few_open_files(quick_path: Path) -> None:
+    script = """
+import resource, sys
+import numpy as np
+from stepwell import RecordStore
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+with RecordStore.create(sys.argv[1], {"x": "<i8"}, chunk_records=10) as store:
+    store.append({"x": np.arange(5000)})
+found = RecordStore.open(sys.argv[1])
+assert found["x"][:].tolist() == list(range(5000))
+"""
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 64
+    children.answer(script, quick_path / "a")
+
+
+def test_more_chunks_than_can_be_mapped(quick_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepwell.stores.records.chunk.MOST_CHUNKS", 5)
+    with RecordStore.create(quick_path / "a", {"x": "<i8"}, chunk_records=2) as store:
+        store.append({"x": np.arange(10)})
+        store.commit()
+        with pytest.raises(ValueError, match="up to 5 chunks; rebalance it"):
+            store.append({"x": [10]})
+        store.rebalance(chunk_records=100)
+        store.append({"x": [10]})
+    assert RecordStore.open(quick_path / "a")["x"][:].tolist() == list(range(11))
+
+
+def test_files_of_others_stay(quick_path: Path) -> None:
+    path = quick_path / "a"
+    with RecordStore.create(path, {"x": "<i8"}) as store:
+        store.append({"x": [1]})
+    mine = [path / "x.backup.offset", path / "chunk" / "0-backup.zr", path / "notes.txt"]
+    for file in mine:
+        file.write_text("mine")
+    with RecordStore.open(path, "a") as store:
+        store.rebalance()
+    assert all(file.read_text() == "mine" for file in mine)
+
+
+def test_a_column_feels_like_an_array(quick_path: Path) -> None:
+    fields: dict[str, Any] = {
+        "x": ("<i8", (5,)),
+        "n": "<i8",
+        "t": str,
+        "r": RecordField("<i4", ragged=True),
+    }
+    with RecordStore.create(quick_path / "a", fields) as store:
+        store.append(
+            {
+                "x": np.arange(20).reshape(4, 5),
+                "n": [3, 1, 4, 1],
+                "t": ["a", "b", "", "d"],
+                "r": [[1], [], [2, 3], [4]],
+            }
+        )
+    store = RecordStore.open(quick_path / "a")
+    array, column = np.arange(20).reshape(4, 5), store["x"]
+    assert column[0, 1] == array[0, 1]
+    assert column[1:3, 2].tolist() == array[1:3, 2].tolist()
+    assert column[[2, 0], 1:3].tolist() == array[[2, 0], 1:3].tolist()
+    assert isinstance(store["n"][0], np.int64)
+    assert list(store["n"]) == [3, 1, 4, 1]
+    assert list(store["t"]) == ["a", "b", "", "d"]
+    assert [row.tolist() for row in store["r"]] == [[1], [], [2, 3], [4]]
+    with pytest.raises(TypeError, match="expected one index"):
+        store["r"][0, 1]
+
+
+def test_a_writer_that_is_forgotten_lets_others_write(quick_path: Path) -> None:
+    store = RecordStore.create(quick_path / "a", {"x": "<i8"})
+    store.append({"x": [1]})
+    del store
+    RecordStore.open(quick_path / "a", "a").close()
+
+
+def test_mappings_of_a_reader_that_follows(quick_path: Path) -> None:
+    """One mapping for a chunk, however often it grows."""
+    writer = RecordStore.create(quick_path / "a", {"x": "<i8"}, grow_bytes=512)
+    reader = RecordStore.open(quick_path / "a")
+    for i in range(200):
+        writer.append({"x": np.arange(10)})
+        writer.commit()
+        reader.refresh()
+        assert reader["x"][-1] == 9
+        if i == 20:
+            before = _maps()
+    assert _maps() < before + 10
+
+
+def _maps() -> int:
+    return len(Path(f"/proc/{os.getpid()}/maps").read_text().splitlines())
