@@ -1,4 +1,7 @@
-"""A real S3 endpoint with corpora in it, and a proxy in front that can be told to fail."""
+"""A real S3 endpoint with corpora in it, and a proxy in front that can be told to fail.
+
+All endpoints of a process have the same objects, so each test has names of its own.
+"""
 
 import logging
 import os
@@ -59,7 +62,9 @@ class Bucket:
 def bucket() -> Iterator[Bucket]:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    before = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("AWS_")}
+    # Keys of the machine are not for us, and nothing here is behind a proxy of its own.
+    others = [n for n in os.environ if n.startswith("AWS_") or n.lower().endswith("_proxy")]
+    before = {name: os.environ.pop(name) for name in others}
     server.start()
     try:
         host, port = server.get_host_and_port()

@@ -22,7 +22,6 @@ STORED: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float16": np.dt
 
 class TestFloat32(SourceContract):
     kind: ClassVar[str] = "float32"
-    dtype: ClassVar[Any] = None
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -35,11 +34,11 @@ class TestFloat32(SourceContract):
     def expected(self, folder: Path) -> Expected:
         shards = reference.read_corpus(reference.names_in(folder))
         rows = np.array([row for shard in shards for row in shard.rows])
-        return {"data": rows.astype(self.dtype or STORED.get(self.kind, "f4"))}
+        return {"data": rows.astype(STORED.get(self.kind, "f4"))}
 
     @pytest.fixture
     def source(self, folder: Path) -> Source:
-        return ShardReader.open(folder, dtype=self.dtype)
+        return ShardReader.open(folder)
 
 
 class TestFloat16(TestFloat32):
@@ -50,9 +49,17 @@ class TestBfloat16(TestFloat32):
     kind: ClassVar[str] = "bfloat16"
 
 
-class TestFloat16AsFloat64(TestFloat32):
-    kind: ClassVar[str] = "float16"
-    dtype: ClassVar[Any] = np.float64
+@pytest.mark.parametrize("kind", reference.KINDS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_take_in_another_dtype(tmp_path: Path, kind: str, dtype: Any) -> None:
+    rows = build(tmp_path, kind=kind)
+    reader = ShardReader.open(tmp_path, dtype=dtype)
+    assert reader.schema["data"].dtype == reader.dtype == np.dtype(dtype)
+    chosen = np.random.default_rng(0).integers(0, len(rows), 3000)
+    assert_same(reader.take(chosen)["data"], rows[chosen])
+    out = np.ndarray((3000, WIDTH), dtype, bytearray(3000 * WIDTH * 8 + 3), 3)  # at an odd place
+    assert reader.take(chosen, {"data": out})["data"] is out
+    assert_same(out, rows[chosen])
 
 
 # In order.
