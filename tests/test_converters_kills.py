@@ -106,7 +106,7 @@ def assert_converted(path: Path, target: str) -> None:
         found = {str(f.relative_to(made)): f.read_bytes() for f in made.glob("*/*")}
         assert found == tree(records)
     else:
-        sw.convert(made, path / f"{target}-again")
+        sw.convert(made, path / f"{target}-again", overwrite=True)
         want = {"data": records["blob"]} if "array_record" in target else records
         assert_same(contents(path / f"{target}-again"), want)
 

@@ -70,8 +70,8 @@ def convert(
     After a kill or an error the same call goes on where it was, except to a `.npz` or a single
     `.parquet` file, which begin anew; a file never has its final name before it is whole. What is
     begun is in the store itself, or in `<target>.part`. Raises `FileExistsError` when `target` is
-    finished, or of another source or other options; `overwrite` replaces it then: any file, any
-    record store, and a directory of files that a conversion has made, no other.
+    finished, or of another source or other options; `overwrite` replaces it then, once the new
+    one is whole: any file, and a record store or directory that a conversion has made, no other.
     """
     # Here, so that `import stepwell` need not know all formats.
     from stepwell.converters.formats import format_of, target_format

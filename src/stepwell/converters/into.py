@@ -14,7 +14,7 @@ from stepwell.converters.formats import Format, is_store
 from stepwell.converters.incoming import Incoming, size_of
 from stepwell.converters.parts import difference, remove_tree
 from stepwell.errors import SchemaError
-from stepwell.files.atomic import publish_tree, temporary_name
+from stepwell.files.atomic import publish_tree, sync_path, temporary_name
 from stepwell.stores import RecordField, RecordStore
 from stepwell.stores.records.layout import Compress
 
@@ -82,7 +82,13 @@ def fill_store(
     if renamed:
         attributes[NAMES] = renamed
     attributes[CONVERSION] = {**about, "finished": False}
-    store = _begun(target, about, overwrite)
+    final, store = target, _begun(target, about, overwrite)
+    if store is None and target.exists() and os.listdir(target):
+        # What is there stays until what takes its place is whole.
+        target = target.with_name(f"{target.name}.part")
+        store = _begun(target, about, overwrite=True)
+        if store is None and target.exists():
+            remove_tree(target)
     created = store is None
     if store is None:
         store = _created(target, fields, chunk_records, attributes)
@@ -113,6 +119,12 @@ def fill_store(
         if created and not committed:
             remove_tree(target)  # nothing in it that a second attempt could use
         raise
+    if target != final:
+        old = temporary_name(final)
+        final.rename(old)
+        target.rename(final)
+        sync_path(final.parent)
+        remove_tree(old)
     return begin
 
 
@@ -133,7 +145,10 @@ def _created(
 
 
 def _begun(target: Path, about: dict[str, Any], overwrite: bool) -> RecordStore | None:
-    """The store that an earlier attempt left; None when it is to be made."""
+    """The store that an earlier attempt left; None when it is to be made.
+
+    A store that no conversion has made is never replaced.
+    """
     if not target.exists() or (target.is_dir() and not os.listdir(target)):
         return None
     if not is_store(target):
@@ -153,11 +168,13 @@ def _begun(target: Path, about: dict[str, Any], overwrite: bool) -> RecordStore 
         else:
             why = f"another conversion, begun; {changed}"
     else:
-        why = f"a record store of {count:,} records"
+        raise FileExistsError(
+            f"{target} is a record store of {count:,} records that no conversion has made: "
+            "it is left alone"
+        )
     if not overwrite:
         raise FileExistsError(f"{target} exists ({why}); overwrite replaces it")
     RecordStore.open(target, "a").close()  # BusyError: somebody is writing to what is to go
-    remove_tree(target)
     return None
 
 
