@@ -202,13 +202,19 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
                 if answer is None:
                     self.close_connection = True
                     return
-                self._send(answer)
+                # Whoever has the last byte may ask for more before we are back from sending it.
+                body, last = answer.body[: answer.sent][:-1], answer.body[: answer.sent][-1:]
+                self._send(answer, body)
+                proxy.end(size)
+                size = 0
+                if self.command != "HEAD":
+                    self.wfile.write(last)
             finally:
                 proxy.end(size)
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PROPFIND = handle_one
 
-        def _send(self, answer: Answer) -> None:
+        def _send(self, answer: Answer, body: bytes) -> None:
             self.send_response(answer.status)
             for name, value in answer.headers.items():
                 self.send_header(name, value)
@@ -216,7 +222,7 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
                 self.send_header("Content-Length", str(len(answer.body)))
             self.end_headers()
             if self.command != "HEAD":
-                self.wfile.write(answer.body[: answer.sent])
+                self.wfile.write(body)
             if answer.sent is not None:
                 self.close_connection = True
 
