@@ -2,6 +2,7 @@
 
 #include <signal.h>
 
+#include <atomic>
 #include <mutex>
 
 #include "error.hpp"
@@ -10,23 +11,23 @@ namespace stepwell::detail {
 namespace {
 
 struct sigaction before;
+std::atomic<bool> given_up{false};
 
 // The page behind the end of a file was touched. If it is one that is being read under a guard, the
 // reader is told; anything else is none of our business.
-void on_bus_error(int number, siginfo_t* info, void* context) {
+void on_bus_error(int number, siginfo_t* info, void*) {
   const auto* at = static_cast<const std::byte*>(info->si_addr);
   for (Guard* each = guard; each; each = each->outer) {
     if (at < each->memory.data() || at >= each->memory.data() + each->memory.size()) continue;
     each->fault = at;
     siglongjmp(each->back, 1);
   }
-  if (before.sa_flags & SA_SIGINFO) {
-    before.sa_sigaction(number, info, context);
-  } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
-    before.sa_handler(number);
-  } else {
-    signal(number, SIG_DFL);  // the instruction is tried again, and ends the process
-  }
+  // The instruction is tried again, and meets whoever was here before us; who then hands it back, as
+  // faulthandler does, wants the process to end.
+  if (given_up.exchange(true))
+    signal(number, SIG_DFL);
+  else
+    sigaction(number, &before, nullptr);
 }
 
 }  // namespace
@@ -34,15 +35,18 @@ void on_bus_error(int number, siginfo_t* info, void* context) {
 thread_local Guard* guard = nullptr;
 
 void install_guard() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    struct sigaction action{};
-    action.sa_sigaction = on_bus_error;
-    // Not blocked while it runs: it may be left by a jump.
-    action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGBUS, &action, &before);
-  });
+  struct sigaction now{};
+  sigaction(SIGBUS, nullptr, &now);
+  if (now.sa_flags & SA_SIGINFO && now.sa_sigaction == on_bus_error) return;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  struct sigaction action{};
+  action.sa_sigaction = on_bus_error;
+  // Not blocked while it runs: it may be left by a jump.
+  action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGBUS, &action, &now);
+  if (!(now.sa_flags & SA_SIGINFO) || now.sa_sigaction != on_bus_error) before = now;
 }
 
 void throw_cut(const Guard& guard, const std::string& path) {

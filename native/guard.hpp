@@ -16,7 +16,7 @@ struct Guard {
   Guard* outer;
 };
 extern thread_local Guard* guard;
-void install_guard();
+void install_guard();  // again, if someone has put another handler there
 [[noreturn]] void throw_cut(const Guard& guard, const std::string& path);
 }  // namespace detail
 

@@ -26,6 +26,7 @@ def test_hierarchy() -> None:
         "ChecksumError": (FormatError,),
         "SchemaError": (StepwellError, ValueError),
         "BusyError": (StepwellError, OSError),
+        "FetchError": (StepwellError, OSError),
         "StateError": (StepwellError, ValueError),
     }
     assert errors.__doc__ is not None

@@ -79,7 +79,6 @@ def test_files_that_are_cut(quick_path: Path, traced: str) -> None:
     assert lines == [f"{how}: 000001.shard" for how in WAYS for _ in range(2)] + ["alive"]
 
 
-@pytest.mark.xfail(reason="our handler is put in place once, and faulthandler replaces it")
 @pytest.mark.parametrize("how", ["take", "loader"])
 def test_a_file_that_is_cut_when_faulthandler_came_late(quick_path: Path, how: str) -> None:
     """It puts its own handler in place of ours, after ours."""
