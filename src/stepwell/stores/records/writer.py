@@ -54,7 +54,7 @@ from stepwell.stores.records.values import Values
 __all__ = ["GROW_BYTES", "RecordWriter", "create_store", "load_dictionary"]
 
 GROW_BYTES = 1 << 30
-_SLAB_BYTES = 1 << 23
+_SLAB_BYTES = 1 << 20
 _JOURNAL_BYTES = 1 << 24
 _JOURNAL_STEP = 1 << 20
 _SAMPLE_BYTES = 1 << 24
