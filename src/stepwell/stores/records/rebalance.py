@@ -72,7 +72,6 @@ def rebalance(
         nothing = np.empty(0, np.int64), np.empty(0, ENTRY)
         for slab, frames, entries in in_order(copied, _plan(records, old, size, new_chunk), 1):
             if chunk is not None and chunk is not slab.chunk:
-                chunk.sync()
                 chunk.close(cut=True)
             chunk, end = slab.chunk, int(slab.rows[-1]) + 1
             chunk.write(frames, len(slab.rows))
@@ -80,8 +79,9 @@ def rebalance(
                 table.change(Change(int(slab.rows[0]), appended, *nothing), end)
             if on_progress is not None:
                 on_progress(end, old.length)
-        if chunk is not None:
-            chunk.sync()
+        # At the end, all of them: the disk has been at work all the while.
+        for each in made:
+            sync_path(each.path)
         unfull = (chunk.state,) if chunk is not None and chunk.records < size else ()
         for table in tables:
             table.cut(old.length)
