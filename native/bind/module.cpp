@@ -53,4 +53,5 @@ NB_MODULE(_core, m) {
   stepwell::bind::bind_player(m);
   stepwell::bind::bind_records(m);
   stepwell::bind::bind_shards(m);
+  stepwell::bind::bind_batch_codec(m);
 }

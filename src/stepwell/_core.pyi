@@ -291,3 +291,19 @@ class Readahead:
 
 def upcast(kind: int, from_: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], to: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], doubles: bool, threads: int, path: object) -> None:
     """Floats of a shard (0 f32, 1 f16, 2 bf16) made float32 or float64."""
+
+def pack_each(codec: int, level: int, rows: list[bytes]) -> tuple[list[bytes | None], NDArray[numpy.uint8]]:
+    """
+    Each row packed, None for one that would not become smaller; and the CRC32C of what is to be stored of each, as bytes of uint32.
+    """
+
+def read_cells(file: int, path: object, codec: int, offsets: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], sizes: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], raw: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], sums: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], row_bytes: int, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """
+    Read payloads of an open file and unpack them side by side into `out`; those marked raw are copied as they are.
+    """
+
+def unpack_lzf(packed: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """Unpack LZF into all of `out`."""
+
+def sum_each(rows: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], row_bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+    """CRC32C of each row, as bytes of uint32."""
