@@ -3,7 +3,7 @@
 writer = ReplayWriter("replays", "run_1")      needs the extra `replay`: h5py, hdf5plugin
 reader = ReplayReader("replays")               needs NumPy only
 
-Record(env, "replays")                         a Gymnasium environment that records itself
+env = Record(env, "replays")                   an environment that records itself; extra `gym`
 """
 
 from importlib import import_module
@@ -15,6 +15,7 @@ from stepwell.stores.replay.resolver import FrameResolver
 from stepwell.stores.replay.source import ReplaySteps
 
 if TYPE_CHECKING:
+    from stepwell.stores.replay.recorder import Record, RecordedEnv, RecordedVectorEnv
     from stepwell.stores.replay.writer import ReplayWriter, StepRefs
 
 __all__ = [
@@ -23,13 +24,23 @@ __all__ = [
     "Episodes",
     "FrameRef",
     "FrameResolver",
+    "Record",
+    "RecordedEnv",
+    "RecordedVectorEnv",
     "ReplayReader",
     "ReplaySteps",
     "ReplayWriter",
     "StepRefs",
 ]
 
-_LATER = {"ReplayWriter": "writer", "StepRefs": "writer"}
+_LATER = {
+    "Record": "recorder",
+    "RecordedEnv": "recorder",
+    "RecordedVectorEnv": "recorder",
+    "ReplayWriter": "writer",
+    "StepRefs": "writer",
+}
+_EXTRAS = {"h5py": "replay", "hdf5plugin": "replay", "gymnasium": "gym"}
 
 
 def __getattr__(name: str) -> Any:
@@ -39,7 +50,9 @@ def __getattr__(name: str) -> Any:
     try:
         module = import_module(f"stepwell.stores.replay.{_LATER[name]}")
     except ModuleNotFoundError as error:
-        if error.name not in ("h5py", "hdf5plugin"):
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _EXTRAS:
             raise
-        raise ImportError(f"{name} needs an extra: pip install 'stepwell[replay]'") from error
+        extra = "gym" if _LATER[name] == "recorder" else _EXTRAS[missing]
+        raise ImportError(f"{name} needs an extra: pip install 'stepwell[{extra}]'") from error
     return getattr(module, name)
