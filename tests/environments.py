@@ -52,7 +52,7 @@ class Everything(gym.Env[Any, Any]):
         return self._see(), reward, over and even, over and not even, {"step": self._step}
 
     def render(self) -> Any:
-        self._screen[...] = self._episode * 16 + self._step
+        self._screen[...] = (self._episode * 16 + self._step) % 256
         return self._screen
 
     def _see(self) -> dict[str, Any]:

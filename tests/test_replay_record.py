@@ -38,7 +38,7 @@ def check(root: Path, logs: dict[str | None, Logged], every: int = 0) -> None:
                 check_episode(reader, episode, expected, every)
         steps = reader.steps()
         assert len(steps) == sum(len(e["steps"]) for log in logs.values() for e in log)
-        # VERIFY
+        assert reader.verify() == []
 
 
 def check_episode(
@@ -230,7 +230,7 @@ def test_an_environment_that_breaks_and_goes_on(tmp_path: Path, what: str) -> No
         steps = [2, 1] if what == "reset" else [3]
         assert [e.steps for e in reader.episodes] == steps
         assert len(reader.steps()) == 3
-        # VERIFY
+        assert reader.verify() == []
 
 
 def test_a_failing_close_closes_the_writer(tmp_path: Path) -> None:

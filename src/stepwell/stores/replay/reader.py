@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, overload
@@ -20,7 +20,9 @@ from stepwell.stores.replay.database import EPISODE_COLUMNS, RunRow, reading, ru
 from stepwell.stores.replay.layout import database_path, lock_path
 from stepwell.stores.replay.refs import FrameRef
 from stepwell.stores.replay.resolver import FrameResolver
+from stepwell.stores.replay.rows import RunFile
 from stepwell.stores.replay.source import EpisodeSpan, ReplaySteps, RunSteps
+from stepwell.stores.replay.verify import find_problems
 
 __all__ = ["Episode", "EpisodeSteps", "Episodes", "ReplayReader"]
 
@@ -117,6 +119,22 @@ class ReplayReader:
         places = ", ".join("?" * len(runs))
         chosen = self.where(f"run_id IN ({places})", *runs) if runs else self.episodes
         return chosen.steps(**options)
+
+    def sizes(self, run_id: str) -> dict[str, tuple[int, int]]:
+        """Bytes of each array of a run: of its rows, and of the same in the file."""
+        run = self.runs[run_id]
+        found = {}
+        for channel in run.channels:
+            file, rows = self.resolver.file(run_id), run.rows.get(channel.name, 0)
+            raw = rows * channel.row_bytes
+            stored = file.stored_bytes(channel.name, rows) if isinstance(file, RunFile) else raw
+            found[channel.name] = (raw, stored)
+        return found
+
+    def verify(self, *, on_progress: Callable[[int, int], None] | None = None) -> list[FormatError]:
+        """What is wrong with the store, at most a hundred of it: every array against its sum, every
+        reference, and the numbers in SQLite against those in HDF5."""
+        return find_problems(self.root, self.resolver, on_progress)
 
     def close(self) -> None:
         self.resolver.close()
