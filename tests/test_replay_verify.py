@@ -67,7 +67,9 @@ def test_a_run_that_is_being_written(store: Path) -> None:
     with ReplayWriter(store, "c", flush_every=0.01) as writer:
         for step in range(300):
             writer.record_step(
-                observation=np.full(2000, step % 256, np.uint8), reward=1, terminated=step % 50 == 49
+                observation=np.full(2000, step % 256, np.uint8),
+                reward=1,
+                terminated=step % 50 == 49,
             )
             if step % 40 == 0:
                 assert problems(store) == []
