@@ -272,9 +272,11 @@ def test_a_vector(
     assert isinstance(env, RecordedVectorEnv)
     play_vector(env, mode, 150)
     env.writer.flush()
-    logs = dict(zip(("env0", "env1", "env2"), inner.get_attr("log"), strict=True))
+    logs: dict[str | None, Logged] = dict(
+        zip(("env0", "env1", "env2"), inner.get_attr("log"), strict=True)
+    )
     env.close()
-    check(tmp_path, dict(logs), every)
+    check(tmp_path, logs, every)
     with ReplayReader(tmp_path) as reader:
         assert len(reader.episodes.where("terminated OR truncated")) > 8
 

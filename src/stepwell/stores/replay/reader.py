@@ -159,7 +159,7 @@ class Episodes(Sequence[Episode]):
     """Some episodes of a store, in the order in which they began."""
 
     def __init__(self, reader: ReplayReader, episodes: Sequence[Episode]) -> None:
-        self._reader = reader
+        self.reader = reader
         self._episodes = list(episodes)
 
     def __len__(self) -> int:
@@ -171,13 +171,13 @@ class Episodes(Sequence[Episode]):
     def __getitem__(self, i: slice) -> "Episodes": ...
     def __getitem__(self, i: int | slice) -> "Episode | Episodes":
         if isinstance(i, slice):
-            return Episodes(self._reader, self._episodes[i])
+            return Episodes(self.reader, self._episodes[i])
         return self._episodes[i]
 
     def where(self, condition: str, *values: Any) -> "Episodes":
         """Those of these for which a condition holds, too."""
-        chosen = {episode.episode_id for episode in self._reader.where(condition, *values)}
-        return Episodes(self._reader, [e for e in self._episodes if e.episode_id in chosen])
+        chosen = {episode.episode_id for episode in self.reader.where(condition, *values)}
+        return Episodes(self.reader, [e for e in self._episodes if e.episode_id in chosen])
 
     def steps(
         self,
@@ -188,7 +188,7 @@ class Episodes(Sequence[Episode]):
         gamma: float = 0.99,
     ) -> ReplaySteps:
         """Their steps as a source; see `ReplaySteps`."""
-        known = self._reader.runs
+        known = self.reader.runs
         by_run: dict[str, list[EpisodeSpan]] = {}
         for episode in self._episodes:
             final = FrameRef.parse(episode.final_obs_ref) if episode.final_obs_ref else None
@@ -201,12 +201,12 @@ class Episodes(Sequence[Episode]):
             if run_id not in known:
                 raise FormatError(
                     f"there are episodes of {run_id!r}, which is not a run",
-                    path=str(database_path(self._reader.root)),
+                    path=str(database_path(self.reader.root)),
                 )
             run = known[run_id]
             runs.append(RunSteps(run_id, run.steps, run.channels, spans))
         return ReplaySteps(
-            self._reader.root,
+            self.reader.root,
             runs,
             next_observation=next_observation,
             frames=frames,
@@ -215,7 +215,7 @@ class Episodes(Sequence[Episode]):
         )
 
     def __repr__(self) -> str:
-        return f"Episodes({len(self)} of {str(self._reader.root)!r})"
+        return f"Episodes({len(self)} of {str(self.reader.root)!r})"
 
 
 class EpisodeSteps:
@@ -250,7 +250,7 @@ class EpisodeSteps:
         self.final_observation: Tree = None
         if observations and episode.final_obs_ref is not None:
             self.final_observation = resolver.resolve(episode.final_obs_ref, missing="raise")
-        self.action_steps, self.actions = _actions(resolver, columns[1])
+        self.action_steps, self.actions = _actions(resolver, episode.run_id, columns[1])
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -285,10 +285,20 @@ def _resolved(
     return steps, assemble(found[0].dataset, {name: file.read(name, rows) for name in names})
 
 
-def _actions(resolver: FrameResolver, values: Sequence[Any]) -> tuple[Rows, Tree]:
-    """Numbers stand in the database, anything else in the file."""
-    if any(isinstance(value, str) for value in values):
+def _actions(resolver: FrameResolver, run_id: str, values: Sequence[Any]) -> tuple[Rows, Tree]:
+    """Numbers stand in the database, as far as it can hold them, anything else in the file."""
+    there = [value for value in values if value is not None]
+    if all(isinstance(value, str) for value in there):
         return _resolved(resolver, ACTIONS, values, True)
     steps = np.array([i for i, value in enumerate(values) if value is not None], np.int64)
-    actions: NDArray[Any] = np.array([value for value in values if value is not None])
-    return steps, actions if len(steps) else None
+    refs = [value if isinstance(value, str) else None for value in there]
+    found = resolver.resolve_batch(refs, missing="raise")
+    dtype, _ = resolver.file(run_id).field(ACTIONS)
+    actions: NDArray[Any] = np.array(
+        [
+            value if ref is None else other
+            for value, ref, other in zip(there, refs, found, strict=True)
+        ],
+        dtype,
+    )
+    return steps, actions
