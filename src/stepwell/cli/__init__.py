@@ -2,7 +2,19 @@
 
 import typer
 
-from stepwell.cli import console, convert, games, pack, records, shards, sources, steps, verify
+from stepwell.cli import (
+    console,
+    convert,
+    games,
+    pack,
+    record,
+    records,
+    replay,
+    shards,
+    sources,
+    steps,
+    verify,
+)
 
 __all__ = ["app", "main"]
 
@@ -22,9 +34,11 @@ app.command()(verify.verify)
 app.command()(steps.query)
 app.command()(steps.export)
 app.command()(convert.convert)
+app.command()(record.record)
 app.add_typer(pack.app, name="pack")
 app.add_typer(records.app, name="records")
 app.add_typer(shards.app, name="shards")
+app.add_typer(replay.app, name="replay")
 
 
 @app.callback()
