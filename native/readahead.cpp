@@ -33,8 +33,8 @@ std::span<std::byte> pages_of(std::span<const std::byte> memory) {
 }
 
 // The system has no such call: every page is touched.
-void touch(std::span<const std::byte> memory, const std::string& path) {
-  guarded(memory, path, [&] {
+void touch(std::span<const std::byte> memory, const std::string& path, std::uint64_t begin) {
+  guarded(memory, path, begin, [&] {
     for (std::size_t at = 0; at < memory.size(); at += page_size())
       (void)*static_cast<const volatile std::byte*>(memory.data() + at);
   });
@@ -137,8 +137,8 @@ void Readahead::bring(std::uint64_t begin, std::uint64_t end) {
     while (madvise(pages.data(), pages.size(), MADV_POPULATE_READ) != 0) {
       if (errno == EINTR || errno == EAGAIN) continue;
       if (errno == EFAULT || errno == ENOMEM)
-        throw FormatError("the file became shorter while it was read", of.path, at);
-      return touch(memory, of.path);
+        throw FormatError("the file became shorter while it was read", of.path, of.begin + at);
+      return touch(memory, of.path, of.begin + at);
     }
   });
 }

@@ -17,6 +17,7 @@ namespace stepwell {
 struct Stretch {
   std::span<const std::byte> memory;
   std::string path;
+  std::uint64_t begin;  // of the memory, in its file
 };
 
 // Stretches one after another, as one run of bytes. A thread stays up to `window` bytes ahead of what

@@ -113,9 +113,9 @@ def bounded_reader(base: Reader, maps: Sequence[Annotated[NDArray[numpy.uint8], 
     The same rows, read out of mapped files with about `budget` bytes of them resident.
     """
 
-def guarded_reader(file: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], offset: int, rows: int, row_bytes: int, path: object) -> Reader:
+def guarded_reader(file: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], offset: int, rows: int, row_bytes: int, path: object, begin: int = 0) -> Reader:
     """
-    Rows of a mapped file that someone may cut: an error, not the end of the process.
+    Rows of a mapped file that someone may cut: an error, not the end of the process. The memory is that of the file from byte `begin` on.
     """
 
 def mapped_reader(base: Reader, map: RowMap) -> Reader: ...
@@ -289,5 +289,10 @@ class Readahead:
         Wait for the bytes up to `end`; those before `begin` may be given back.
         """
 
-def upcast(kind: int, from_: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], to: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], doubles: bool, threads: int, path: object) -> None:
-    """Floats of a shard (0 f32, 1 f16, 2 bf16) made float32 or float64."""
+def upcast(kind: int, from_: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], to: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], doubles: bool, threads: int, path: object, begin: int) -> None:
+    """
+    Floats of a shard (0 f32, 1 f16, 2 bf16) made float32 or float64; those of a file from byte `begin` on.
+    """
+
+def map_file(file: int, size: int, path: object) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)]:
+    """The memory of an open file, which may then be closed."""

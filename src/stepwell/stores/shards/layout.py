@@ -2,9 +2,9 @@
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,8 @@ __all__ = [
     "MANIFEST",
     "SUFFIX",
     "Shard",
+    "Span",
+    "cuts",
     "header_bytes",
     "kind_of",
     "manifest_bytes",
@@ -55,6 +57,22 @@ class Shard:
     @property
     def payload_bytes(self) -> int:
         return self.rows * self.row_bytes
+
+
+class Span(NamedTuple):
+    """Rows `begin` to `end` of a shard, to be read `step` at a time."""
+
+    number: int
+    begin: int
+    end: int
+    step: int
+
+
+def cuts(spans: Iterable[Span]) -> Iterator[tuple[int, int, int]]:
+    """Shard, first row and end of each part that spans are read in."""
+    for number, begin, end, step in spans:
+        for at in range(begin, end, step):
+            yield number, at, min(at + step, end)
 
 
 def kind_of(dtype: Any) -> str:

@@ -1,6 +1,5 @@
 """Shards on a file system: mapped, and read ahead of a cursor."""
 
-import mmap
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ from stepwell.stores.shards.layout import (
     MANIFEST,
     SUFFIX,
     Shard,
+    Span,
+    cuts,
     parse_header,
     parse_manifest,
     with_sum,
@@ -77,28 +78,29 @@ class LocalShards:
         ]
         return parts[0] if len(parts) == 1 else _core.concat_reader(parts)
 
-    def parts(
-        self, cuts: Sequence[tuple[int, int, int]], window_bytes: int
-    ) -> Iterator[NDArray[np.uint8]]:
-        """The bytes of (shard, first row, end) one after another, read ahead of the loop."""
-        stretches, ends = [], [0]
-        for number, begin, end in cuts:
+    def parts(self, spans: Sequence[Span], window_bytes: int) -> Iterator[NDArray[np.uint8]]:
+        """The bytes of each part of the spans, read ahead of the loop."""
+        stretches = []
+        for number, begin, end, _ in spans:
             file, size = self._files[number], self._files[number].shard.row_bytes
             stretches.append(
                 (file.memory, HEADER_BYTES + begin * size, (end - begin) * size, file.path)
             )
-            ends.append(ends[-1] + (end - begin) * size)
         ahead = _core.Readahead(stretches, window_bytes)
-        for (number, begin, end), first, last in zip(cuts, ends, ends[1:], strict=False):
-            ahead.wait(first, last)
-            yield self._files[number].payload(begin, end)
+        at = 0
+        for number, begin, end in cuts(spans):
+            data = self._files[number].payload(begin, end)
+            ahead.wait(at, at + len(data))
+            at += len(data)
+            yield data
 
 
 def _mapped(path: Path) -> _Mapped:
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         shard = parse_header(file.read(HEADER_BYTES), path.name, str(path), size)
-        memory = np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
+        # Not Python's mmap, which keeps a descriptor for each of a thousand shards.
+        memory = _core.map_file(file.fileno(), size, path)
     return _Mapped(shard, path, memory, size)
 
 

@@ -12,7 +12,7 @@ from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError, SchemaError
 from stepwell.files.remote import RemoteFiles, is_url
 from stepwell.source import Batch, Field, Rows, Schema, Source
-from stepwell.stores.shards.layout import KINDS, Shard
+from stepwell.stores.shards.layout import HEADER_BYTES, KINDS, Shard, Span, cuts
 from stepwell.stores.shards.local import LocalShards, check_same
 from stepwell.stores.shards.remote import RemoteShards
 from stepwell.stores.shards.subsample import Subsample, kept_rows
@@ -40,9 +40,7 @@ class Shards(Protocol):
     def where(self, number: int) -> str: ...
     def surplus(self, number: int) -> int: ...
     def reader(self) -> _core.Reader | None: ...
-    def parts(
-        self, cuts: Sequence[tuple[int, int, int]], window_bytes: int
-    ) -> Iterator[NDArray[np.uint8]]: ...
+    def parts(self, spans: Sequence[Span], window_bytes: int) -> Iterator[NDArray[np.uint8]]: ...
 
 
 class ShardReader(Source):
@@ -172,23 +170,21 @@ class ShardReader(Source):
             raise ValueError("NumPy has no bfloat16; ask for float32 or float64")
         if wanted is not None and wanted not in (*_UPCAST, *filter(None, [stored])):
             raise ValueError(f"dtype: expected float32, float64 or None, got {wanted}")
-        cuts = [
-            (number, begin, min(begin + batch_rows, shard.rows))
-            for number, shard in enumerate(self._infos)
-            for begin in range(0, shard.rows, batch_rows)
+        spans = [
+            Span(number, 0, shard.rows, batch_rows) for number, shard in enumerate(self._infos)
         ]
-        return self._batches(cuts, wanted, window_bytes, out)
+        return self._batches(spans, wanted, window_bytes, out)
 
     def _batches(
         self,
-        cuts: Sequence[tuple[int, int, int]],
+        spans: Sequence[Span],
         wanted: np.dtype[Any] | None,
         window_bytes: int,
         out: NDArray[Any] | None,
     ) -> Iterator[RowBatch]:
         stored = _stored_dtype(self._kind)
         for (number, begin, end), data in zip(
-            cuts, self._shards.parts(cuts, window_bytes), strict=True
+            cuts(spans), self._shards.parts(spans, window_bytes), strict=True
         ):
             first = int(self._starts[number]) + begin
             ids = np.arange(first, first + end - begin, dtype=np.int64)
@@ -198,7 +194,8 @@ class ShardReader(Source):
             else:
                 assert wanted is not None
                 rows = self._empty_rows(end - begin, wanted) if out is None else out[: end - begin]
-                self._convert(data, rows, self._shards.where(number))
+                at = HEADER_BYTES + begin * self._infos[number].row_bytes
+                self._convert(data, rows, self._shards.where(number), at)
             yield RowBatch(rows, ids)
 
     def subsample(self, fraction: float) -> "Subsample":
@@ -211,19 +208,18 @@ class ShardReader(Source):
         problems: list[FormatError] = []
         done, total = 0, sum(shard.payload_bytes for shard in self._infos)
         for number, shard in enumerate(self._infos):
-            where, crc = self._shards.where(number), 0
+            where, crc, at = self._shards.where(number), 0, HEADER_BYTES
             if surplus := self._shards.surplus(number):
                 problems.append(
                     FormatError(f"{surplus} bytes behind the last row", path=where,
-                                offset=32 + shard.payload_bytes)
+                                offset=HEADER_BYTES + shard.payload_bytes)
                 )  # fmt: skip
             step = max((1 << 22) // shard.row_bytes, 1)
-            cuts = [(number, at, min(at + step, shard.rows)) for at in range(0, shard.rows, step)]
             try:
-                for data in self._shards.parts(cuts, WINDOW_BYTES):
-                    copy = _whole(data, where).take(np.zeros(1, np.int64))
+                for data in self._shards.parts([Span(number, 0, shard.rows, step)], WINDOW_BYTES):
+                    copy = _whole(data, where, at).take(np.zeros(1, np.int64))
                     crc = _core.crc32c(copy[: len(data)], crc)
-                    done += len(data)
+                    done, at = done + len(data), at + len(data)
                     if on_progress is not None:
                         on_progress(done, total)
             except FormatError as error:
@@ -251,7 +247,7 @@ class ShardReader(Source):
             data = self._shards.rows(rows, self._starts)
         else:
             data = reader.take(rows)[: len(rows) * self._infos[0].row_bytes]
-        self._convert(data, out["data"], str(self._options["where"]))
+        self._convert(data, out["data"], str(self._options["where"]), 0)
 
     # Below this line: for this package.
 
@@ -263,18 +259,19 @@ class ShardReader(Source):
         size = count * self.width * dtype.itemsize
         return _core.shared_blocks().take(size)[:size].view(dtype).reshape(count, self.width)
 
-    def _convert(self, data: NDArray[np.uint8], rows: NDArray[Any], where: str) -> None:
+    def _convert(self, data: NDArray[np.uint8], rows: NDArray[Any], where: str, at: int) -> None:
+        """Bytes of the file `where`, from byte `at` on, as values of another dtype."""
         flat = rows.reshape(-1).view(np.uint8)
         if self._is_stored(rows.dtype):
-            _whole(data, where).read(np.zeros(1, np.int64), [flat])
+            _whole(data, where, at).read(np.zeros(1, np.int64), [flat])
             return
         if not rows.flags.aligned:
             made = self._empty_rows(len(rows), rows.dtype)
-            self._convert(data, made, where)
+            self._convert(data, made, where, at)
             rows[...] = made
             return
         doubles = rows.dtype == np.float64
-        _core.upcast(KINDS.index(self._kind), data, flat, doubles, self._cores, where)
+        _core.upcast(KINDS.index(self._kind), data, flat, doubles, self._cores, where, at)
 
     def _checked_out(self, out: NDArray[Any], batch_rows: int) -> np.dtype[Any]:
         if not isinstance(out, np.ndarray):
@@ -288,9 +285,9 @@ class ShardReader(Source):
         return out.dtype
 
 
-def _whole(data: NDArray[np.uint8], where: str) -> _core.Reader:
+def _whole(data: NDArray[np.uint8], where: str, at: int) -> _core.Reader:
     """Bytes as one row, to be copied: they may be those of a file that someone cuts meanwhile."""
-    return _core.guarded_reader(data, 0, 1, len(data), where)
+    return _core.guarded_reader(data, 0, 1, len(data), where, at)
 
 
 def _stored_dtype(kind: str) -> np.dtype[Any] | None:

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,8 @@ from stepwell.stores.shards.layout import (
     MANIFEST,
     SUFFIX,
     Shard,
+    Span,
+    cuts,
     parse_header,
     parse_manifest,
     with_sum,
@@ -107,16 +108,14 @@ class RemoteShards:
             list(pool.map(fetch, np.unique(of).tolist()))
         return out.reshape(-1)
 
-    def parts(
-        self, cuts: Sequence[tuple[int, int, int]], window_bytes: int
-    ) -> Iterator[NDArray[np.uint8]]:
-        """The bytes of (shard, first row, end), fetched ahead of the loop.
+    def parts(self, spans: Sequence[Span], window_bytes: int) -> Iterator[NDArray[np.uint8]]:
+        """The bytes of each part of the spans, fetched ahead of the loop.
 
         A range has many small parts, or one of several ranges is put together: how much a loop
         takes at a time does not decide how many requests are under way.
         """
         most = min(_RANGE_BYTES, max(window_bytes // self._connections // 64 * 64, 64))
-        ranges = list(self._ranges(cuts, most))
+        ranges = list(self._ranges(spans, most))
         ahead = max(window_bytes // most, 1)
         sums: dict[int, int] = {}
 
@@ -128,7 +127,7 @@ class RemoteShards:
         fetched = in_order(fetch, ranges, min(self._connections, ahead), ahead=ahead)
         coming = zip(ranges, fetched, strict=True)
         left = np.empty(0, np.uint8)
-        for number, begin, end in cuts:
+        for number, begin, end in cuts(spans):
             needed = (end - begin) * self.shards[number].row_bytes
             found = []
             while needed:
@@ -154,17 +153,12 @@ class RemoteShards:
                 path=self.where(number),
             )
 
-    def _ranges(
-        self, cuts: Sequence[tuple[int, int, int]], most: int
-    ) -> Iterator[tuple[int, int, int]]:
-        """Shard, first byte and end of requests of up to `most` bytes that all cuts are in; those
-        of a shard follow one another."""
-        for number, mine in groupby(cuts, lambda cut: cut[0]):
-            rows = list(mine)
+    def _ranges(self, spans: Sequence[Span], most: int) -> Iterator[tuple[int, int, int]]:
+        """Shard, first byte and end of requests of up to `most` bytes that the spans are in."""
+        for number, first, last, _ in spans:
             size = self.shards[number].row_bytes
-            begin, end = rows[0][1] * size, rows[-1][2] * size
-            for at in range(begin, end, most):
-                yield number, at, min(at + most, end)
+            for at in range(first * size, last * size, most):
+                yield number, at, min(at + most, last * size)
 
     def _range(self, number: int, begin: int, end: int) -> NDArray[np.uint8]:
         shard = self.shards[number]
@@ -234,8 +228,7 @@ class _Cache:
         if shard.crc32c is None:
             return found
         crc, step = 0, max(_RANGE_BYTES // shard.row_bytes, 1)
-        cuts = [(0, at, min(at + step, shard.rows)) for at in range(0, shard.rows, step)]
-        for data in found.parts(cuts, 2 * _RANGE_BYTES):
+        for data in found.parts([Span(0, 0, shard.rows, step)], 2 * _RANGE_BYTES):
             crc = _core.crc32c(data, crc)
         return found if crc == shard.crc32c else None
 
