@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,11 @@ _KEYS = {
     "public bucket AWS_SKIP_SIGNATURE=true or skip_signature=True",
     ("gs",): "expected GOOGLE_APPLICATION_CREDENTIALS in the environment, service_account_path= or "
     "credential_provider=; of a public bucket GOOGLE_SKIP_SIGNATURE=true or skip_signature=True",
-    ("az", "abfs", "adl"): "expected AZURE_STORAGE_ACCOUNT_KEY in the environment, account_key=, sas_key= or "
+    (
+        "az",
+        "abfs",
+        "adl",
+    ): "expected AZURE_STORAGE_ACCOUNT_KEY in the environment, account_key=, sas_key= or "
     "credential_provider=; of a public container AZURE_SKIP_SIGNATURE=true or skip_signature=True",
 }
 
@@ -64,6 +68,8 @@ class RemoteFiles:
             except (obstore.exceptions.BaseError, ValueError, TypeError) as error:
                 message = f"not a place to read from: {_first_line(error)}"
                 raise FetchError(message, url=self.url) from error
+        elif not isinstance(where, get_args(obstore.store.ObjectStore)):
+            raise TypeError(f"expected a URL or a store of obstore, got {where!r}")
         else:
             self.url, self._store, self._given = repr(where), where, where
 
@@ -90,7 +96,7 @@ class RemoteFiles:
         return self._tried(work, self.url)
 
     def read(self, name: str, begin: int, end: int) -> NDArray[np.uint8]:
-        """Bytes `begin` to `end` of a file, all of them; `FormatError` when it has no such bytes."""
+        """Bytes `begin` to `end` of a file, all of them; `FormatError` where it is too short."""
         obstore = _obstore()
 
         def work(store: Any) -> NDArray[np.uint8]:

@@ -76,12 +76,16 @@ def cuts(spans: Iterable[Span]) -> Iterator[tuple[int, int, int]]:
 
 
 def kind_of(dtype: Any) -> str:
-    """The kind that keeps floats of a dtype: float16 and bfloat16, and float32 for others."""
-    name = str(np.dtype(dtype).name)
-    if name in ("float16", "bfloat16"):
-        return name
-    if np.dtype(dtype).kind != "f":
-        raise TypeError(f"expected floats, got {name}")
+    """The kind that keeps floats of a dtype, of NumPy's or torch's: float16 and bfloat16, and
+    float32 for others."""
+    given = str(dtype).removeprefix("torch.")
+    if given in KINDS:
+        return given
+    made = np.dtype(given if str(dtype) != given else dtype)
+    if made.name in KINDS:
+        return made.name
+    if made.kind != "f":
+        raise TypeError(f"expected floats, got {made.name}")
     return "float32"
 
 

@@ -47,7 +47,7 @@ class LocalShards:
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = [path.absolute() for path in paths]
         self._files = [_mapped(path) for path in self.paths]
-        listed = _listed(self.paths)
+        self._listed = listed = _listed(self.paths)
         self.shards = [
             with_sum(file.shard, listed.get(path), str(path.with_name(MANIFEST)))
             for file, path in zip(self._files, self.paths, strict=True)
@@ -57,7 +57,16 @@ class LocalShards:
     def in_folder(cls, folder: Path) -> "LocalShards":
         """All shards of a directory, sorted by the bytes of their names."""
         names = [name for name in os.listdir(os.fsencode(folder)) if name.endswith(SUFFIX.encode())]
-        return cls([folder / os.fsdecode(name) for name in sorted(names)])
+        made = cls([folder / os.fsdecode(name) for name in sorted(names)])
+        missing = made._listed.keys() - set(made.paths)
+        for path in sorted(missing):
+            if not path.exists():  # else it is newer than our names
+                raise FormatError(
+                    f"expected {path.name}, which is listed, found none: all rows behind it would "
+                    "have other ids",
+                    path=str(path.with_name(MANIFEST)),
+                )
+        return made
 
     def where(self, number: int) -> str:
         return str(self.paths[number])
@@ -77,6 +86,20 @@ class LocalShards:
             if file.shard.rows
         ]
         return parts[0] if len(parts) == 1 else _core.concat_reader(parts)
+
+    def copied(self, number: int, begin: int, end: int) -> NDArray[np.uint8]:
+        """Bytes `begin` to `end` of the rows of a shard; an error if its file was cut."""
+        file = self._files[number]
+        whole = _core.guarded_reader(file.memory, HEADER_BYTES + begin, 1, end - begin, file.path)
+        return whole.take(np.zeros(1, np.int64))[: end - begin]
+
+    def is_cut(self, number: int) -> bool:
+        """Whether the file at the path has become shorter; one that is gone is not."""
+        file = self._files[number]
+        try:
+            return os.stat(file.path).st_size < file.size
+        except FileNotFoundError:
+            return False
 
     def parts(self, spans: Sequence[Span], window_bytes: int) -> Iterator[NDArray[np.uint8]]:
         """The bytes of each part of the spans, read ahead of the loop."""

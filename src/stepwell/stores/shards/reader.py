@@ -1,7 +1,8 @@
 """A corpus of activations: in a fixed order with stable row ids, or in any order."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -21,6 +22,7 @@ __all__ = ["RowBatch", "ShardReader"]
 
 WINDOW_BYTES = 8 << 20
 BATCH_ROWS = 1024
+_MOST_WINDOW = 1 << 62
 _REMOTE_OPTIONS = ("connections", "cache", "cache_bytes")
 _UPCAST = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -71,19 +73,23 @@ class ShardReader(Source):
     @classmethod
     def open(
         cls,
-        where: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Any,
+        where: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | Any,
         *,
         dtype: DTypeLike | None = None,
         **options: Any,
     ) -> Self:
-        """Open a directory of shards, a list of paths in the order of their rows, a URL or a store
-        of obstore.
+        """Open a directory of shards, paths in the order of their rows, a URL or an obstore store.
+
+        Options are for what is in a bucket: `connections`, `cache` (a directory), `cache_bytes`,
+        `deadline_s`, and those of obstore (`endpoint`, `region`, `skip_signature`, keys).
 
         Raises `FormatError` naming the shard that does not fit, and `FetchError` for a bucket that
         does not answer.
         """
         shards: Shards
-        if is_url(where) or not isinstance(where, str | os.PathLike | Sequence):
+        if isinstance(where, Iterable) and not isinstance(where, str | bytes | os.PathLike):
+            where = list(where)
+        if is_url(where) or not isinstance(where, str | os.PathLike | list):
             own = {name: options[name] for name in _REMOTE_OPTIONS if name in options}
             rest = {name: value for name, value in options.items() if name not in own}
             shards = RemoteShards(RemoteFiles(where, **rest), **own)
@@ -95,6 +101,8 @@ class ShardReader(Source):
             if not shards.shards:
                 raise FormatError("expected .shard files, found none", path=str(paths))
         else:
+            for url in filter(is_url, where):
+                raise TypeError(f"expected paths, or one URL of them all, got {url!r} among others")
             shards = LocalShards([Path(path) for path in where])
             if not shards.shards:
                 raise ValueError("expected at least one shard")
@@ -149,17 +157,20 @@ class ShardReader(Source):
         dtype: DTypeLike | None = np.float64,
         window_bytes: int = WINDOW_BYTES,
         *,
-        out: NDArray[Any] | None = None,
+        out: Any = None,
     ) -> Iterator[RowBatch]:
         """Every row once, in order, `batch_rows` at a time (up to 1,024); never across two shards.
 
         Each call begins anew with the first row, and gives the same batches. `dtype` is float64,
         float32, or None for the stored dtype, not copied: such rows are the file's own memory, and
-        read-only. With `out`, an array of `batch_rows` rows (pinned memory, say), every batch is
-        put there, in place of the one before.
+        read-only. With `out`, an array of `batch_rows` rows or a tensor of torch in pinned memory,
+        every batch is put there, in place of the one before.
         """
+        if out is not None and not isinstance(out, np.ndarray) and hasattr(out, "numpy"):
+            out = out.numpy()  # the same memory
         if batch_rows is None:
             batch_rows = min(BATCH_ROWS, len(self)) if out is None else len(out)
+        batch_rows, window_bytes = index(batch_rows), min(index(window_bytes), _MOST_WINDOW)
         if batch_rows < 1 or window_bytes < 1:
             raise ValueError(f"{batch_rows} rows a batch, a window of {window_bytes} bytes")
         if out is not None:
