@@ -32,7 +32,7 @@ std::span<std::byte> pages_of(std::span<const std::byte> memory) {
   return {reinterpret_cast<std::byte*>(begin), end - begin};
 }
 
-// The system has no such call: every page is touched.
+// Where the system has no such call, or found a page that is not there: every page is touched.
 void touch(std::span<const std::byte> memory, const std::string& path, std::uint64_t begin) {
   guarded(memory, path, begin, [&] {
     for (std::size_t at = 0; at < memory.size(); at += page_size())
@@ -136,8 +136,6 @@ void Readahead::bring(std::uint64_t begin, std::uint64_t end) {
     // (in smaller folios, it seems).
     while (madvise(pages.data(), pages.size(), MADV_POPULATE_READ) != 0) {
       if (errno == EINTR || errno == EAGAIN) continue;
-      if (errno == EFAULT || errno == ENOMEM)
-        throw FormatError("the file became shorter while it was read", of.path, of.begin + at);
       return touch(memory, of.path, of.begin + at);
     }
   });

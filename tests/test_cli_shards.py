@@ -2,13 +2,12 @@
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.buckets import KEYS, Bucket, bucket
+from tests.buckets import KEYS, Bucket
 from tests.proxy import status, times
 from tests.reference import shards as reference
 from tests.shards import build, shard_bytes
@@ -119,12 +118,6 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     done = shards("verify", tmp_path / "absent")
     assert (done.returncode, done.stdout) == (1, "")
     assert "No such file" in done.stderr
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Bucket]:
-    with bucket() as made:
-        yield made
 
 
 def test_a_bucket(server: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

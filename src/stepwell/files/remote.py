@@ -197,7 +197,7 @@ class RemoteFiles:
                 spent_s = time.monotonic() - begin
                 self._answered |= isinstance(error, obstore.exceptions.NotFoundError)
                 keyless = not self._answered and _KEYLESS.search(str(error)) is not None
-                limit_s = min(_KEYLESS_S, self._deadline_s) if keyless else self._deadline_s
+                limit_s = min(_KEYLESS_S / 2, self._deadline_s) if keyless else self._deadline_s
                 passing = not isinstance(error, final) or isinstance(error, _Short)
                 refused = not keyless and _is_refusal(error)
                 if not passing or refused or spent_s + pause > limit_s:
