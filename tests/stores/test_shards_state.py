@@ -202,7 +202,10 @@ def test_a_sync_that_fails(
         if done == sync:
             raise OSError(errno.EIO, "Input/output error")
 
-    work = {"flush": state.flush, "close": state.close, "put": lambda: state.put([3], [[3]])}
+    def put() -> None:
+        state.put([3], [[3]])
+
+    work = {"flush": state.flush, "close": state.close, "put": put}
     with monkeypatch.context() as patch:
         patch.setattr(state_module, "_JOURNAL_BYTES", 1)
         patch.setattr(os, "fsync", refused)
@@ -243,10 +246,10 @@ def resident():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) << 10
 state = sw.RowState(sys.argv[1], 1, "u1")
-state.put([(1 << 26) - 1], np.zeros((1, 1), "u1"))
+state.put([(1 << 25) - 1], np.zeros((1, 1), "u1"))
 before = resident()
-for begin in range(0, 1 << 25, 1 << 19):
-    state.put(np.arange(begin, begin + (1 << 19)), np.ones((1 << 19, 1), "u1"))
+for begin in range(0, 1 << 25, 1 << 20):
+    state.put(np.arange(begin, begin + (1 << 20)), np.ones((1 << 20, 1), "u1"))
 print(resident() - before)
 """
 

@@ -86,7 +86,7 @@ class RowState:
         """How many rows have something."""
         with self._turn:
             self._check_open()
-            late = np.unique(self._late.ids)
+            late, _ = self._late.last()
             return int(self._there.sum(dtype=np.int64)) + int((self._there[late] == 0).sum())
 
     def put(self, row_ids: ArrayLike, values: ArrayLike) -> None:
@@ -99,7 +99,9 @@ class RowState:
         if given.shape != made.shape:
             raise SchemaError(f"expected {made.shape} values, got {given.shape}")
         fit_into("values", given, made)
-        if len(np.unique(ids)) < len(ids):
+        # numpy.unique takes ten times as long.
+        rising = ids if (ids[1:] > ids[:-1]).all() else np.sort(ids)
+        if (rising[1:] == rising[:-1]).any():
             raise ValueError("a row is named more than once")
         body = len(ids).to_bytes(8, "little") + ids.tobytes() + made.tobytes()
         crc = _core.crc32c(np.frombuffer(body, np.uint8))
