@@ -162,9 +162,10 @@ class ShardReader(Source):
         """Every row once, in order, `batch_rows` at a time (up to 1,024); never across two shards.
 
         Each call begins anew with the first row, and gives the same batches. `dtype` is float64,
-        float32, or None for the stored dtype, not copied: such rows are the file's own memory, and
-        read-only. With `out`, an array of `batch_rows` rows or a tensor of torch in pinned memory,
-        every batch is put there, in place of the one before.
+        float32, or None for the stored dtype, not copied: such rows are the file's own memory,
+        read-only, and end the process if someone cuts the file while they are used. With `out`, an
+        array of `batch_rows` rows or a tensor of torch in pinned memory, every batch is put there,
+        in place of the one before.
         """
         if out is not None and not isinstance(out, np.ndarray) and hasattr(out, "numpy"):
             out = out.numpy()  # the same memory
