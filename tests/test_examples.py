@@ -75,6 +75,43 @@ def test_the_picture_without_matplotlib(tmp_path: Path) -> None:
     assert "580.0,190.0" in (tmp_path / "sae.svg").read_text()
 
 
+MAKING = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import stepwell as sw, train_sae
+append, calls = sw.ShardWriter.append, 0
+def some(writer, rows):
+    global calls
+    calls += 1
+    if calls == 6:  # in the second shard
+        raise KeyboardInterrupt
+    append(writer, rows)
+whole = train_sae.open_shards(Path("whole"), 50_000)
+sw.ShardWriter.append = some
+try:
+    train_sae.open_shards(Path("killed"), 50_000)
+except KeyboardInterrupt:
+    sw.ShardWriter.append = append
+killed = train_sae.open_shards(Path("killed"), 50_000)
+assert len(list(Path("killed").glob("*.npy"))) == 1
+assert [shard.crc32c for shard in killed.shards] == [shard.crc32c for shard in whole.shards]
+print(calls, len(killed))
+"""
+
+
+def test_shards_that_were_not_all_made(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MAKING, str(EXAMPLES)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=110,
+        cwd=tmp_path,
+    )
+    assert done.stdout.splitlines()[-1] == "6 50000"
+
+
 def with_and_without_a_kill(
     example: str, folder: Path, options: list[str], *, lines: int
 ) -> tuple[list[str], list[str]]:
