@@ -130,6 +130,8 @@ def test_a_bucket(server: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert json.loads(shards("info", *where, "--json").stdout)["rows"] == 5
     assert len(shards("head", *where, "--json").stdout.splitlines()) == 5
     assert shards("verify", *where).stdout == f"OK: {url}\n"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.proxy.url)  # as other tools have it
+    assert json.loads(shards("info", url, "--json").stdout)["rows"] == 5
     server.proxy.fault = times(None, status(403))
     done = shards("verify", *where)
     assert (done.returncode, done.stdout) == (1, "")

@@ -231,13 +231,22 @@ def test_corpora_of_the_same_name(tmp_path: Path) -> None:
         assert_same(ShardReader.open(store, cache=tmp_path / "c")[:]["data"], rows)
 
 
+@pytest.mark.parametrize("named", ["in the call", "in the environment"])
 def test_the_same_url_of_another_server(
-    s3: Bucket, rows: NDArray[np.float32], tmp_path: Path
+    s3: Bucket,
+    rows: NDArray[np.float32],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    named: str,
 ) -> None:
     assert_same(s3.open("cached-bare", cache=tmp_path / "c")[:]["data"], rows)
     with bucket() as other:  # the same objects, which nobody knows here
         other.proxy.requests.clear()
-        assert_same(other.open("cached-bare", cache=tmp_path / "c")[:]["data"], rows)
+        options = dict(other.options)
+        if named == "in the environment":
+            monkeypatch.setenv("AWS_ENDPOINT_URL", options.pop("endpoint"))
+        reader = ShardReader.open(other.url("cached-bare"), cache=tmp_path / "c", **options)
+        assert_same(reader[:]["data"], rows)
         assert {r.begin for r in other.proxy.asked_for(".shard")} == {0}
         assert len({r.end for r in other.proxy.asked_for("000000.shard")}) == 2
 

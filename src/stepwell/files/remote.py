@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar, get_args
 
@@ -25,6 +25,10 @@ _KEYLESS = re.compile(
     "credential|/latest/(api/token|meta-data)|computeMetadata|/metadata/identity|token request"
 )
 _KEYLESS_S = 2.0
+_ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
 _KEYS = {
     ("s3",): "expected AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment (what is in "
     "~/.aws is not read), access_key_id= and secret_access_key=, or credential_provider=; of a "
@@ -76,7 +80,8 @@ class RemoteFiles:
     @property
     def place(self) -> str:
         """What tells these files from all others: the same URL may be of several servers."""
-        return f"{self.url} {getattr(self._store, 'config', {}).get('endpoint', '')}"
+        config = getattr(self._store, "config", {})
+        return f"{self.url} {_endpoint(self.url, config)}"
 
     def url_of(self, name: str) -> str:
         return f"{self.url}/{name}"
@@ -144,7 +149,7 @@ class RemoteFiles:
             return self._patient[timeout_s]
         options = dict(self._options)
         client = {"timeout": timedelta(seconds=timeout_s), **options.pop("client_options", {})}
-        if self.url.startswith("http://") or options.get("endpoint", "").startswith("http://"):
+        if "http://" in (self.url[:7], _endpoint(self.url, options)[:7]):
             client.setdefault("allow_http", True)
         retry = {"max_retries": 0, "retry_timeout": timedelta(seconds=timeout_s)}
         store = _obstore().store.from_url(
@@ -217,10 +222,21 @@ class _Short(OSError):
 def _is_refusal(error: Exception) -> bool:
     """What no time will help: a request that is wrong, a bucket that does not exist."""
     text = str(error)
-    if any(word in text for word in ("NoSuchBucket", "AccessDenied", "404 Not")):
+    if any(word in text for word in ("NoSuchBucket", "AccessDenied", "404 Not", "builder error")):
         return True
     status = _STATUS.search(text)
     return status is not None and status[1] not in ("408", "425", "429")
+
+
+def _endpoint(url: str, options: Mapping[str, Any]) -> str:
+    """The server that is asked, where it is not the usual one."""
+    for name in ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url", "azure_endpoint"):
+        if options.get(name):
+            return str(options[name])
+    for scheme, names in _ENDPOINTS.items():
+        if url.startswith(scheme):
+            return next((os.environ[name] for name in names if os.environ.get(name)), "")
+    return ""
 
 
 def _how_to_sign(url: str) -> str:
