@@ -291,3 +291,55 @@ class Readahead:
 
 def upcast(kind: int, from_: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], to: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], doubles: bool, threads: int, path: object) -> None:
     """Floats of a shard (0 f32, 1 f16, 2 bf16) made float32 or float64."""
+
+class LaneWriter:
+    """Frames put into shared memory, one after another."""
+
+    def __init__(self, name: object, capacity: int, width: int, height: int, channels: int, pixel_crc: int, metadata_bytes: int) -> None: ...
+
+    @property
+    def metadata_bytes(self) -> int: ...
+
+    @property
+    def open(self) -> bool:
+        """Whether this process may publish."""
+
+    def publish(self, frame: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], metadata: bytes, reward: float, rolling_return: float, step_rate_hz: float) -> int:
+        """Put a frame into its slot; returns its number."""
+
+    def close(self) -> None:
+        """Tell the readers, and remove the segment."""
+
+class LaneReader:
+    """The segment of one writer, read."""
+
+    def __init__(self, name: object) -> None: ...
+
+    @property
+    def path(self) -> object: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+    @property
+    def shape(self) -> tuple[int, int, int]: ...
+
+    @property
+    def pixel_crc(self) -> int: ...
+
+    def head(self) -> int:
+        """The number of the newest frame; 0: none."""
+
+    def closed(self) -> bool:
+        """Whether no frame will come any more."""
+
+    def replaced(self) -> bool:
+        """Whether another segment has the name now."""
+
+    def wait(self, head: int, most_s: float) -> None:
+        """Wait for another head, for a while at the most."""
+
+    def read(self, number: int, pixels: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> tuple[bytes, float, float, float] | None:
+        """
+        Copy a frame into the caller's memory; metadata and metrics, or None when it is gone.
+        """
