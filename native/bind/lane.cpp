@@ -64,7 +64,7 @@ void bind_lane(nb::module_& m) {
       .def(
           "__init__",
           [](LaneReader* self, nb::object name) { new (self) LaneReader(path_bytes(name)); }, "name"_a)
-      .def_prop_ro("path", [](const LaneReader& lane) { return path_of(lane.path()); })
+      .def_prop_ro("path", [](const LaneReader& lane) { return nb::str(path_of(lane.path())); })
       .def_prop_ro("capacity", [](const LaneReader& lane) { return lane.layout().capacity; })
       .def_prop_ro("shape",
                    [](const LaneReader& lane) {

@@ -87,7 +87,10 @@ class LaneWriter:
         self._shape = _full_shape(shape)
         height, width, channels = self._shape
         self._pixel_format = _checked_format(pixel_format, channels)
-        for what, value, least in (("capacity", capacity, 1), ("metadata_bytes", metadata_bytes, 0)):
+        for what, value, least in (
+            ("capacity", capacity, 1),
+            ("metadata_bytes", metadata_bytes, 0),
+        ):
             if not least <= value < 1 << 32:
                 raise ValueError(f"{what}: expected {least} to {(1 << 32) - 1}, got {value}")
         crc = zlib.crc32(self._pixel_format.encode())
@@ -336,7 +339,9 @@ def lanes() -> list[LaneInfo]:
 
 def _segment_name(run_id: str) -> str:
     if not run_id or run_id.startswith(".") or any(c in run_id for c in "/\0"):
-        raise ValueError(f"expected a run id without '/' and not beginning with '.', got {run_id!r}")
+        raise ValueError(
+            f"expected a run id without '/' and not beginning with '.', got {run_id!r}"
+        )
     name = PREFIX + run_id
     if len(os.fsencode(name)) > _NAME_BYTES:
         most = _NAME_BYTES - len(PREFIX)
