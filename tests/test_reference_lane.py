@@ -1,16 +1,17 @@
 """docs/formats/lane.md, its reference and the package agree, each reading what another wrote."""
 
 import re
-import secrets
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from stepwell.stores.replay import LaneReader, LaneWriter
 from tests import ROOT
+from tests.lanes import run_id
 from tests.reference import lane as reference
 from tests.reference.lane import KEPT, Frame, Lane
+
+__all__ = ["run_id"]
 
 PAGE = (ROOT / "docs" / "formats" / "lane.md").read_text()
 FORMATS = pytest.mark.parametrize("pixel_format", reference.CHANNELS)
@@ -20,13 +21,6 @@ def page_segment() -> bytes:
     """The segment of the page, out of its hex; the text beside it is for people."""
     (text,) = re.findall(r"^```hex segment\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     return b"".join(bytes.fromhex(re.split(" {2,}", line)[0]) for line in text.splitlines())
-
-
-@pytest.fixture
-def run_id() -> Iterator[str]:
-    name = f"test-{secrets.token_hex(8)}"
-    yield name
-    reference.path_of(name).unlink(missing_ok=True)
 
 
 PAGE_FRAMES = [

@@ -110,7 +110,7 @@ def empty_segment(lane: Lane) -> bytearray:
 def publish(segment: bytearray, frame: Frame) -> int:
     """Write the next frame as the page says; returns its number."""
     flags, capacity, slot_size = struct.unpack_from("<III", segment, 8)
-    number = struct.unpack_from("<Q", segment, 40)[0] + 1
+    number = int.from_bytes(segment[40:48], "little") + 1
     at = 80 + (number - 1) % capacity * slot_size
     struct.pack_into("<Q", segment, 48, max(0, number - capacity))
     struct.pack_into(SLOT, segment, at, 2 * number + 1, len(frame.pixels), len(frame.metadata))

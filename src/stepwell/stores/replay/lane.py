@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, SupportsFloat
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -118,9 +118,9 @@ class LaneWriter:
         self,
         frame: ArrayLike,
         *,
-        reward: float = 0.0,
-        rolling_return: float = 0.0,
-        step_rate_hz: float = 0.0,
+        reward: SupportsFloat = 0.0,
+        rolling_return: SupportsFloat = 0.0,
+        step_rate_hz: SupportsFloat = 0.0,
         metadata: bytes | Mapping[str, Any] = b"",
     ) -> int:
         """Show a frame; returns its number, from 1. A mapping is kept as JSON.
@@ -139,7 +139,9 @@ class LaneWriter:
             room = self._lane.metadata_bytes
             raise SchemaError(f"expected at most {room} bytes of metadata, got {len(text)}")
         flat = np.ascontiguousarray(pixels).reshape(-1)
-        return self._lane.publish(flat, text, reward, rolling_return, step_rate_hz)
+        return self._lane.publish(
+            flat, text, float(reward), float(rolling_return), float(step_rate_hz)
+        )
 
     def close(self) -> None:
         """Tell the readers that this was all, and remove the lane."""
