@@ -6,13 +6,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
 
 import pytest
 
 from stepwell import BusyError
 from stepwell.stores.replay import LaneReader, LaneWriter, lanes
 from tests import ROOT, scaled
-from tests.crash.kills import KILLS
+from tests.crash.kills import KILLS, Victims
 from tests.crash.lane_work import WORDS, check, shape
 from tests.lanes import numbered, run_id
 from tests.reference.lane import path_of
@@ -76,35 +78,35 @@ def began(what: str, *args: object) -> Process:
 @pytest.mark.parametrize("capacity", [1, 2, 8])
 def test_no_torn_frames(run_id: str, capacity: int) -> None:
     """A writer at full speed, a reader of everything and one of the newest: each is checked."""
-    count = FRAMES // 3
-    writer = began("write", run_id, count, WORDS, capacity)
+    total = FRAMES // 3
+    writer = began("write", run_id, total, WORDS, capacity)
     readers = [began("read", run_id, how) for how in ("frames", "latest")]
     writer.go()
     assert writer.says() == "done"
     for reader in readers:
         seen, skipped, last = map(int, reader.ends().split())
         assert seen > 0
-        assert (seen + skipped, last) == (count, count)
+        assert (seen + skipped, last) == (total, total)
     writer.ends()
 
 
 def test_no_torn_frames_of_the_size_of_a_screen(run_id: str) -> None:
     """Copies that take long enough to be overtaken."""
-    count = scaled(20_000)
-    writer = began("write", run_id, count, 12_600, 2)
+    total = scaled(20_000)
+    writer = began("write", run_id, total, 12_600, 2)
     readers = [began("read", run_id, how) for how in ("frames", "latest")]
     writer.go()
     assert writer.says() == "done"
     for reader in readers:
         seen, skipped, last = map(int, reader.ends().split())
         assert seen > 0
-        assert (seen + skipped, last) == (count, count)
+        assert (seen + skipped, last) == (total, total)
     writer.ends()
 
 
 def test_readers_come_and_go(run_id: str) -> None:
     """Four at a time, some of them killed, and the writer does not notice."""
-    writer = began("write_for_ever", run_id)
+    writer = began("write_for_ever", run_id, WORDS, 0.0005)
     watching = LaneReader(run_id)
     chance = random.Random(1)
     readers = [began("read", run_id, how) for how in ("frames", "latest") * 2]
@@ -127,42 +129,48 @@ def test_readers_come_and_go(run_id: str) -> None:
     assert (run_id, False) in lanes()
 
 
+def work(folder: Path, first: int) -> Iterator[int]:
+    """One frame after the other; the stamp is their number."""
+    words = random.choice([WORDS, 12_600])
+    lane = LaneWriter(folder.name, shape(words), metadata_bytes=8)
+    for number in count(first):
+        text = number.to_bytes(8, "little")
+        yield lane.publish(numbered(number, words), reward=number, metadata=text)
+
+
 def test_kills(run_id: str) -> None:
-    """At any moment: what is left is whole, recognised as dead, and reclaimed by the next one."""
+    """At any moment: what was published is there, whole, and in nobody's way."""
     chance = random.Random()
     follower: LaneReader | None = None
-    frames = restarts = 0
-    for number in range(scaled(KILLS // 2, smallest=10)):
-        writer = Process("write_for_ever", run_id, chance.choice([WORDS, 12_600]))
-        early = number % 5 == 4  # while it is being made
-        if not early:
-            assert writer.says() == "begins"
-            if follower is None:
-                follower = LaneReader(run_id)
-            with pytest.raises(BusyError):
-                LaneWriter(run_id, (2, 2))
-        time.sleep(chance.uniform(0.05, 0.3) if early else chance.uniform(0, 0.02))
-        writer.kill()
-        try:
-            left = LaneReader(run_id)
-        except FileNotFoundError:
-            assert early
-            continue
-        assert left.closed
-        for frame in left.frames():
-            check(frame)
-            frames += 1
-        if follower is not None:
-            while follower.wait():
-                for frame in follower.frames():
-                    check(frame)
-            restarts = follower.restarts
-    assert frames > 0
-    assert restarts > 0
+    followed = lost = 0
+    longest_s = 0.01
+    with Victims("tests.crash.test_lane_processes:work", Path(run_id)) as victims:
+        for _ in range(KILLS):
+            published = victims.kill(1, chance.uniform(0, longest_s))
+            longest_s = min(longest_s * 1.2, 2) if published == 0 else longest_s * 0.9
+            try:
+                left = LaneReader(run_id)
+            except FileNotFoundError:  # it was killed before there was a lane
+                lost += 1
+                assert published == 0
+                continue
+            assert left.closed
+            frames = left.frames()
+            for frame in frames:
+                check(frame)
+            assert published == 0 or frames[-1].number in (published, published + 1)
+            follower = follower or LaneReader(run_id)
+            for frame in follower:
+                check(frame)
+                followed += 1
+    assert lost < KILLS
+    assert followed > 0
+    assert follower is not None
     with LaneWriter(run_id, shape(WORDS), metadata_bytes=8) as last:
+        before = follower.restarts
         last.publish(numbered(1, WORDS), reward=1, metadata=(1).to_bytes(8, "little"))
-        assert follower is not None
         assert [frame.number for frame in follower.frames()] == [1]
+        assert follower.restarts == before + 1 > 1
     assert not path_of(run_id).exists()
 
 
@@ -173,6 +181,8 @@ def test_a_reader_waits_while_writers_change(run_id: str) -> None:
     assert reader.wait(30)
     reader.frames()
     assert not reader.wait(0.01)  # the next one comes in a quarter of an hour
+    with pytest.raises(BusyError):
+        LaneWriter(run_id, (2, 2))
     writer.kill()
     assert not reader.wait()
     writer = began("write_for_ever", run_id, WORDS, 1000)
