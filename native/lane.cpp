@@ -192,9 +192,9 @@ std::uint64_t LaneWriter::publish(std::span<const std::byte> frame, std::span<co
                                   const LaneMetrics& metrics) {
   if (frame.size() != layout_.frame_bytes() || metadata.size() > layout_.metadata_bytes())
     throw std::invalid_argument("a frame of another size");
-  if (forked()) throw std::invalid_argument("the lane is closed");
+  if (forked()) throw std::invalid_argument(path_ + " is closed: it is another process's");
   const std::lock_guard lock(mutex_);
-  if (!segment_) throw std::invalid_argument("the lane is closed");
+  if (!segment_) throw std::invalid_argument(path_ + " is closed");
   const std::uint64_t number = head_ + 1;
   std::byte* const memory = segment_->memory().data();
   std::byte* const slot = memory + slot_at(layout_, number);

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <optional>
 #include <tuple>
 
 #include "arrays.hpp"
@@ -13,12 +14,17 @@
 namespace stepwell::bind {
 namespace {
 
+// To let go of the GIL and take it back costs as much as a copy of this many bytes.
+constexpr std::size_t kLongCopy = std::size_t{1} << 18;
+
+using PixelsIn = nb::ndarray<const std::uint8_t, nb::c_contig, nb::device::cpu>;
 using Seen = std::tuple<nb::bytes, double, double, double>;
 
 std::optional<Seen> read(const LaneReader& lane, std::uint64_t number, BytesOut pixels) {
   std::optional<LaneFrame> found;
   {
-    const Unlocked unlocked;
+    std::optional<Unlocked> unlocked;
+    if (pixels.size() > kLongCopy) unlocked.emplace();
     found = lane.read(number, span_of(pixels));
   }
   if (!found) return std::nullopt;
@@ -45,11 +51,13 @@ void bind_lane(nb::module_& m) {
       .def_prop_ro("open", &LaneWriter::open, "Whether this process may publish.")
       .def(
           "publish",
-          [](LaneWriter& lane, BytesIn frame, nb::bytes metadata, double reward, double rolling_return,
+          [](LaneWriter& lane, PixelsIn frame, nb::bytes metadata, double reward, double rolling_return,
              double step_rate_hz) {
+            const auto pixels = std::as_bytes(std::span(frame.data(), frame.size()));
             const std::span text(reinterpret_cast<const std::byte*>(metadata.c_str()), metadata.size());
-            const Unlocked unlocked;
-            return lane.publish(span_of(frame), text, {reward, rolling_return, step_rate_hz});
+            std::optional<Unlocked> unlocked;
+            if (pixels.size() > kLongCopy) unlocked.emplace();
+            return lane.publish(pixels, text, {reward, rolling_return, step_rate_hz});
           },
           "frame"_a.noconvert(), "metadata"_a, "reward"_a, "rolling_return"_a, "step_rate_hz"_a,
           "Put a frame into its slot; returns its number.")

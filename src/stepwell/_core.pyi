@@ -304,7 +304,7 @@ class LaneWriter:
     def open(self) -> bool:
         """Whether this process may publish."""
 
-    def publish(self, frame: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], metadata: bytes, reward: float, rolling_return: float, step_rate_hz: float) -> int:
+    def publish(self, frame: Annotated[NDArray[numpy.uint8], dict(order='C', device='cpu', writable=False)], metadata: bytes, reward: float, rolling_return: float, step_rate_hz: float) -> int:
         """Put a frame into its slot; returns its number."""
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ PREFIX = "mosaic.fastlane."
 CHANNELS = {"GRAY": 1, "RGB": 3, "BGR": 3, "RGBA": 4, "BGRA": 4}
 """Pixel formats, and the channels of each."""
 
+_UINT8 = np.dtype(np.uint8)
 _FOLDER = Path("/dev/shm")
 _NAME_BYTES = 255
 _BY_CHANNELS = {1: "GRAY", 3: "RGB", 4: "RGBA"}
@@ -81,7 +82,6 @@ class LaneWriter:
         capacity: int = 8,
         metadata_bytes: int = 512,
     ) -> None:
-        self._lane: _core.LaneWriter | None = None
         name = _segment_name(run_id)
         self._run_id = run_id
         self._shape = _full_shape(shape)
@@ -95,6 +95,7 @@ class LaneWriter:
                 raise ValueError(f"{what}: expected {least} to {(1 << 32) - 1}, got {value}")
         crc = zlib.crc32(self._pixel_format.encode())
         self._lane = _core.LaneWriter(name, capacity, width, height, channels, crc, metadata_bytes)
+        self._room = self._lane.metadata_bytes
 
     @property
     def run_id(self) -> str:
@@ -112,7 +113,7 @@ class LaneWriter:
     @property
     def closed(self) -> bool:
         """Whether this process cannot publish any more."""
-        return self._lane is None or not self._lane.open
+        return not self._lane.open
 
     def publish(
         self,
@@ -125,28 +126,24 @@ class LaneWriter:
     ) -> int:
         """Show a frame; returns its number, from 1. A mapping is kept as JSON.
 
-        Raises `SchemaError` for another shape or dtype and for metadata that is too long.
+        Raises `SchemaError` for another shape or dtype and for metadata that is too long, and
+        `ValueError` when the lane is closed.
         """
-        if self._lane is None or self.closed:
-            raise ValueError(f"the lane of {self._run_id!r} is closed")
-        pixels = np.asarray(frame)
-        if pixels.dtype != np.uint8:
+        pixels = np.ascontiguousarray(frame)
+        if pixels.dtype != _UINT8:
             raise SchemaError(f"expected frames of uint8, got {pixels.dtype}")
         if pixels.shape != self._shape and (*pixels.shape, 1) != self._shape:
             raise SchemaError(f"expected a frame of shape {self._shape}, got {pixels.shape}")
         text = metadata if isinstance(metadata, bytes) else _as_json(metadata)
-        if len(text) > self._lane.metadata_bytes:
-            room = self._lane.metadata_bytes
-            raise SchemaError(f"expected at most {room} bytes of metadata, got {len(text)}")
-        flat = np.ascontiguousarray(pixels).reshape(-1)
+        if len(text) > self._room:
+            raise SchemaError(f"expected at most {self._room} bytes of metadata, got {len(text)}")
         return self._lane.publish(
-            flat, text, float(reward), float(rolling_return), float(step_rate_hz)
+            pixels, text, float(reward), float(rolling_return), float(step_rate_hz)
         )
 
     def close(self) -> None:
         """Tell the readers that this was all, and remove the lane."""
-        if self._lane is not None:
-            self._lane.close()
+        self._lane.close()
 
     def __enter__(self) -> Self:
         return self
@@ -155,7 +152,7 @@ class LaneWriter:
         self.close()
 
     def __del__(self) -> None:
-        if self._lane is not None and self._lane.open:
+        if hasattr(self, "_lane") and self._lane.open:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
             self._lane.close()
 
