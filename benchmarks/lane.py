@@ -60,9 +60,9 @@ def _live_cases(seconds: float) -> list[Case]:
         before = measure.resident_bytes()
         with readers() as (show, delays):
             share[name] = [_publish_for_a_second(show) for _ in range(rounds)]
+            if name == _OURS:
+                added = measure.resident_bytes() - before  # the segment is part of it
             late[name] = delays()
-        if name == _OURS:
-            added = measure.resident_bytes() - before
     costs = {name: Measured.of(each) for name, each in share.items()}
     costs[_OURS] = Measured.of(share[_OURS], rss_bytes=max(added, 0))
     waits = {name: Measured.of(each) for name, each in late.items()}
