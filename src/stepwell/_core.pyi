@@ -307,3 +307,55 @@ def unpack_lzf(packed: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order
 
 def sum_each(rows: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], row_bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
     """CRC32C of each row, as bytes of uint32."""
+
+class LaneWriter:
+    """Frames put into shared memory, one after another."""
+
+    def __init__(self, name: object, capacity: int, width: int, height: int, channels: int, pixel_crc: int, metadata_bytes: int) -> None: ...
+
+    @property
+    def metadata_bytes(self) -> int: ...
+
+    @property
+    def open(self) -> bool:
+        """Whether this process may publish."""
+
+    def publish(self, frame: Annotated[NDArray[numpy.uint8], dict(order='C', device='cpu', writable=False)], metadata: bytes, reward: float, rolling_return: float, step_rate_hz: float) -> int:
+        """Put a frame into its slot; returns its number."""
+
+    def close(self) -> None:
+        """Tell the readers, and remove the segment."""
+
+class LaneReader:
+    """The segment of one writer, read."""
+
+    def __init__(self, name: object) -> None: ...
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+    @property
+    def shape(self) -> tuple[int, int, int]: ...
+
+    @property
+    def pixel_crc(self) -> int: ...
+
+    def head(self) -> int:
+        """The number of the newest frame; 0: none."""
+
+    def closed(self) -> bool:
+        """Whether no frame will come any more."""
+
+    def replaced(self) -> bool:
+        """Whether another segment has the name now."""
+
+    def wait(self, head: int, most_s: float) -> None:
+        """Wait for another head, for a while at the most."""
+
+    def read(self, number: int, pixels: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> tuple[bytes, float, float, float] | None:
+        """
+        Copy a frame into the caller's memory; metadata and metrics, or None when it is gone.
+        """

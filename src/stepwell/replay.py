@@ -9,6 +9,7 @@ Record(env, "replays")                         a Gymnasium environment that reco
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from stepwell.stores.replay.lane import LaneFrame, LaneInfo, LaneReader, LaneWriter, lanes
 from stepwell.stores.replay.reader import Episode, Episodes, EpisodeSteps, ReplayReader
 from stepwell.stores.replay.refs import FrameRef
 from stepwell.stores.replay.resolver import FrameResolver
@@ -23,10 +24,15 @@ __all__ = [
     "Episodes",
     "FrameRef",
     "FrameResolver",
+    "LaneFrame",
+    "LaneInfo",
+    "LaneReader",
+    "LaneWriter",
     "ReplayReader",
     "ReplaySteps",
     "ReplayWriter",
     "StepRefs",
+    "lanes",
 ]
 
 _LATER = {"ReplayWriter": "writer", "StepRefs": "writer"}
