@@ -336,8 +336,8 @@ def test_the_list_of_lanes(run_id: str) -> None:
         return [lane for lane in lanes() if lane.run_id.startswith(run_id)]
 
     assert mine() == []
-    with LaneWriter(run_id, SHAPE), LaneWriter(run_id + ".b", SHAPE):
-        assert mine() == [(run_id, True), (run_id + ".b", True)]
+    with LaneWriter(run_id, SHAPE), LaneWriter(run_id + "-b", SHAPE):
+        assert mine() == [(run_id, True), (run_id + "-b", True)]
         content = path_of(run_id).read_bytes()
     assert mine() == []
     path_of(run_id).write_bytes(content)  # as a killed writer leaves it
