@@ -14,7 +14,7 @@ import stepwell as sw
 from stepwell import BusyError, RecordStore
 from stepwell.converters import folder, incoming, into, outgoing
 from stepwell.files.lock import WriterLock
-from tests import children
+from tests import SANITIZED, children
 from tests.converters import assert_same, contents, mixed, store_of
 
 MIB = 1 << 20
@@ -293,6 +293,7 @@ print(max(seen) - seen[0])
 """
 
 
+@pytest.mark.skipif(SANITIZED, reason="ASan keeps what was freed")
 def test_memory_is_bounded(quick_path: Path) -> None:
     data = np.random.default_rng(0).bytes(256 * MIB)
     rows = np.frombuffer(data, np.int64).reshape(256, -1)

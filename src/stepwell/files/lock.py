@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stepwell.errors import BusyError
 
-__all__ = ["WriterLock"]
+__all__ = ["WriterLock", "is_locked"]
 
 
 class WriterLock:
@@ -52,3 +52,18 @@ class WriterLock:
 
     def __del__(self) -> None:
         self.release()
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a writer, of this process or another, holds the lock at `path`."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False

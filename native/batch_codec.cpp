@@ -1,0 +1,143 @@
+#include "batch_codec.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <exception>
+#include <limits>
+#include <mutex>
+#include <string>
+
+#include "checksum.hpp"
+#include "error.hpp"
+#include "threads.hpp"
+
+namespace stepwell {
+namespace {
+
+constexpr std::size_t kAtOnce = 8;  // rows a thread takes at a time
+
+// Calls work(i) for every i; when several throw, the lowest one is heard.
+template <class Work>
+void for_each_row(std::size_t count, Work&& work) {
+  std::mutex lock;
+  std::exception_ptr error;
+  std::size_t bad = std::numeric_limits<std::size_t>::max();
+  const auto piece = [&](std::size_t p) {
+    for (std::size_t i = p * kAtOnce; i < std::min(count, (p + 1) * kAtOnce); ++i) {
+      try {
+        work(i);
+      } catch (...) {
+        const std::lock_guard hold(lock);
+        if (i < bad) bad = i, error = std::current_exception();
+        return;
+      }
+    }
+  };
+  shared_pool().run((count + kAtOnce - 1) / kAtOnce, piece);
+  if (error) std::rethrow_exception(error);
+}
+
+void read_whole(int file, const std::string& path, std::uint64_t offset, std::span<std::byte> to,
+                std::size_t number) {
+  while (!to.empty()) {
+    const ssize_t got = ::pread(file, to.data(), to.size(), static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw FileError(errno, path);
+    if (got == 0)
+      throw FormatError("the file ends " + std::to_string(to.size()) + " bytes early", "", number);
+    offset += static_cast<std::uint64_t>(got);
+    to = to.subspan(static_cast<std::size_t>(got));
+  }
+}
+
+}  // namespace
+
+std::vector<std::vector<std::byte>> pack_each(Codec codec, int level, std::span<const Bytes> rows,
+                                              std::span<std::uint32_t> sums) {
+  std::vector<std::vector<std::byte>> packed(rows.size());
+  for_each_row(rows.size(), [&](std::size_t i) {
+    thread_local std::vector<std::byte> space;
+    sums[i] = 0;
+    if (rows[i].empty()) return;
+    space.resize(std::max(space.size(), rows[i].size()));
+    const std::size_t size =
+        pack(codec, level, nullptr, rows[i], std::span(space).first(rows[i].size() - 1));
+    packed[i].assign(space.begin(), space.begin() + static_cast<std::ptrdiff_t>(size));
+    sums[i] = crc32c(0, size ? Bytes(packed[i]) : rows[i]);
+  });
+  return packed;
+}
+
+void read_cells(int file, const std::string& path, Codec codec, std::span<const Cell> cells,
+                std::span<const std::uint32_t> sums, std::size_t row_bytes,
+                std::span<std::byte> out) {
+  for_each_row(cells.size(), [&](std::size_t i) {
+    thread_local std::vector<std::byte> space;
+    const Cell& cell = cells[i];
+    const std::span<std::byte> target = out.subspan(i * row_bytes, row_bytes);
+    const bool raw = cell.raw || codec == Codec::kRaw;
+    if (raw && cell.size != row_bytes)
+      throw FormatError("expected " + std::to_string(row_bytes) + " bytes, the index has " +
+                            std::to_string(cell.size),
+                        "", i);
+    // What packs well may be packed into more than a row; not into much more.
+    if (cell.size > row_bytes + row_bytes / 8 + 4096)
+      throw FormatError("expected a packed row, the index has " + std::to_string(cell.size) +
+                            " bytes",
+                        "", i);
+    if (!raw) space.resize(std::max<std::size_t>(space.size(), cell.size));
+    const std::span<std::byte> stored = raw ? target : std::span(space).first(cell.size);
+    read_whole(file, path, cell.offset, stored, i);
+    if (!sums.empty()) {
+      const std::uint32_t sum = crc32c(0, stored);
+      if (sum != sums[i])
+        throw ChecksumError("expected a sum of " + hex_of(sums[i]) + ", got " + hex_of(sum), "", i);
+    }
+    if (raw) return;
+    try {
+      unpack(codec, nullptr, stored, target);
+    } catch (const FormatError& error) {
+      throw FormatError(error.what(), "", i);
+    }
+  });
+}
+
+void unpack_lzf(Bytes from, std::span<std::byte> to) {
+  std::size_t in = 0, at = 0;
+  const auto next = [&] {
+    if (in == from.size()) throw FormatError("lzf: cut short", "", 0);
+    return std::to_integer<std::size_t>(from[in++]);
+  };
+  while (in < from.size()) {
+    const std::size_t control = next();
+    if (control < 32) {  // as many bytes and one more follow as they are
+      const std::size_t length = control + 1;
+      if (length > from.size() - in || length > to.size() - at)
+        throw FormatError("lzf: another length", "", 0);
+      std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(in), length,
+                  to.begin() + static_cast<std::ptrdiff_t>(at));
+      in += length;
+      at += length;
+      continue;
+    }
+    // Three bits of a length and thirteen of a distance; a length of seven goes on in a byte.
+    std::size_t length = control >> 5;
+    if (length == 7) length += next();
+    const std::size_t distance = ((control & 31) << 8 | next()) + 1;
+    length += 2;
+    if (distance > at || length > to.size() - at) throw FormatError("lzf: another length", "", 0);
+    for (; length; --length, ++at) to[at] = to[at - distance];
+  }
+  if (at != to.size()) throw FormatError("lzf: another length", "", 0);
+}
+
+std::vector<std::uint32_t> sum_each(Bytes rows, std::size_t row_bytes) {
+  std::vector<std::uint32_t> sums(rows.size() / row_bytes);
+  for (std::size_t i = 0; i < sums.size(); ++i)
+    sums[i] = crc32c(0, rows.subspan(i * row_bytes, row_bytes));
+  return sums;
+}
+
+}  // namespace stepwell

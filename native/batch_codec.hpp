@@ -1,0 +1,41 @@
+// Many single rows packed, unpacked and summed up at once, by all cores.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "compress.hpp"
+
+namespace stepwell {
+
+using Bytes = std::span<const std::byte>;
+
+// Each row packed; an empty vector for one that would not become smaller. `sums`, one for each
+// row, become those of what is to be stored.
+std::vector<std::vector<std::byte>> pack_each(Codec codec, int level, std::span<const Bytes> rows,
+                                              std::span<std::uint32_t> sums);
+
+// A payload in a file.
+struct Cell {
+  std::uint64_t offset;
+  std::uint32_t size;
+  bool raw;  // as it is, whatever the codec
+};
+
+// Reads payloads of an open file and unpacks each to out[i * row_bytes]. Where `sums` are given,
+// each is checked against its own first. Throws ChecksumError or FormatError whose offset is the
+// number of the first bad cell, and FileError.
+void read_cells(int file, const std::string& path, Codec codec, std::span<const Cell> cells,
+                std::span<const std::uint32_t> sums, std::size_t row_bytes,
+                std::span<std::byte> out);
+
+// Unpacks LZF, as HDF5's filter of that name packs: `from` must fill `to` exactly. Throws FormatError.
+void unpack_lzf(Bytes from, std::span<std::byte> to);
+
+// CRC32C of every `row_bytes` bytes of `rows`.
+std::vector<std::uint32_t> sum_each(Bytes rows, std::size_t row_bytes);
+
+}  // namespace stepwell

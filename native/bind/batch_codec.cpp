@@ -1,0 +1,89 @@
+#include "batch_codec.hpp"
+
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+
+#include "arrays.hpp"
+
+namespace stepwell::bind {
+namespace {
+
+// The memory of bytes objects, which nobody can change; the list keeps them alive.
+std::vector<Bytes> spans_of(const std::vector<nb::bytes>& items) {
+  std::vector<Bytes> spans;
+  spans.reserve(items.size());
+  for (const nb::bytes& item : items)
+    spans.push_back(std::as_bytes(std::span(item.c_str(), item.size())));
+  return spans;
+}
+
+}  // namespace
+}  // namespace stepwell::bind
+
+void stepwell::bind::bind_batch_codec(nb::module_& m) {
+  m.def(
+      "pack_each",
+      [](int codec, int level, const std::vector<nb::bytes>& rows) {
+        const std::vector<Bytes> spans = spans_of(rows);
+        std::vector<std::vector<std::byte>> packed;
+        std::vector<std::uint32_t> sums(rows.size());
+        {
+          const Unlocked unlocked;
+          packed = pack_each(static_cast<Codec>(codec), level, spans, sums);
+        }
+        nb::list result;
+        for (std::size_t i = 0; i < packed.size(); ++i)
+          if (packed[i].empty())
+            result.append(nb::none());
+          else
+            result.append(nb::bytes(reinterpret_cast<const char*>(packed[i].data()), packed[i].size()));
+        return nb::make_tuple(result, bytes_of(std::move(sums)));
+      },
+      "codec"_a, "level"_a, "rows"_a,
+      nb::sig("def pack_each(codec: int, level: int, rows: list[bytes]) -> "
+              "tuple[list[bytes | None], NDArray[numpy.uint8]]"),
+      "Each row packed, None for one that would not become smaller; and the CRC32C of what is to "
+      "be stored of each, as bytes of uint32.");
+  m.def(
+      "read_cells",
+      [](int file, nb::object path, int codec, In<std::uint64_t> offsets, In<std::uint32_t> sizes,
+         BytesIn raw, In<std::uint32_t> sums, std::size_t row_bytes, BytesOut out) {
+        const std::size_t count = offsets.size();
+        if (sizes.size() != count || raw.size() != count || (sums.size() && sums.size() != count))
+          throw std::invalid_argument("expected as many of each as there are cells");
+        if (row_bytes == 0 || out.size() / row_bytes != count || out.size() % row_bytes)
+          throw std::invalid_argument("expected room for exactly one row a cell");
+        std::vector<Cell> cells(count);
+        for (std::size_t i = 0; i < count; ++i)
+          cells[i] = {offsets.data()[i], sizes.data()[i], raw.data()[i] != 0};
+        const std::string name = path_bytes(path);
+        const Unlocked unlocked;
+        read_cells(file, name, static_cast<Codec>(codec), cells, elements(sums), row_bytes,
+                   span_of(out));
+      },
+      "file"_a, "path"_a, "codec"_a, "offsets"_a.noconvert(), "sizes"_a.noconvert(),
+      "raw"_a.noconvert(), "sums"_a.noconvert(), "row_bytes"_a, "out"_a.noconvert(),
+      "Read payloads of an open file and unpack them side by side into `out`; those marked raw are "
+      "copied as they are.");
+  m.def(
+      "unpack_lzf",
+      [](BytesIn packed, BytesOut out) {
+        const Unlocked unlocked;
+        unpack_lzf(span_of(packed), span_of(out));
+      },
+      "packed"_a.noconvert(), "out"_a.noconvert(), "Unpack LZF into all of `out`.");
+  m.def(
+      "sum_each",
+      [](BytesIn rows, std::size_t row_bytes) {
+        if (row_bytes == 0 || rows.size() % row_bytes)
+          throw std::invalid_argument("expected whole rows");
+        std::vector<std::uint32_t> sums;
+        {
+          const Unlocked unlocked;
+          sums = sum_each(span_of(rows), row_bytes);
+        }
+        return bytes_of(std::move(sums));
+      },
+      "rows"_a.noconvert(), "row_bytes"_a, "CRC32C of each row, as bytes of uint32.");
+}

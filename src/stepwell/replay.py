@@ -1,0 +1,51 @@
+"""Record what agents do, step by step, and get it back.
+
+writer = ReplayWriter("replays", "run_1")      needs the extra `replay`: h5py, hdf5plugin
+reader = ReplayReader("replays")               needs NumPy only
+
+Record(env, "replays")                         a Gymnasium environment that records itself
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from stepwell.stores.replay.lane import LaneFrame, LaneInfo, LaneReader, LaneWriter, lanes
+from stepwell.stores.replay.reader import Episode, Episodes, EpisodeSteps, ReplayReader
+from stepwell.stores.replay.refs import FrameRef
+from stepwell.stores.replay.resolver import FrameResolver
+from stepwell.stores.replay.source import ReplaySteps
+
+if TYPE_CHECKING:
+    from stepwell.stores.replay.writer import ReplayWriter, StepRefs
+
+__all__ = [
+    "Episode",
+    "EpisodeSteps",
+    "Episodes",
+    "FrameRef",
+    "FrameResolver",
+    "LaneFrame",
+    "LaneInfo",
+    "LaneReader",
+    "LaneWriter",
+    "ReplayReader",
+    "ReplaySteps",
+    "ReplayWriter",
+    "StepRefs",
+    "lanes",
+]
+
+_LATER = {"ReplayWriter": "writer", "StepRefs": "writer"}
+
+
+def __getattr__(name: str) -> Any:
+    # What needs more than NumPy is imported when it is asked for.
+    if name not in _LATER:
+        raise AttributeError(f"module 'stepwell.replay' has no attribute {name!r}")
+    try:
+        module = import_module(f"stepwell.stores.replay.{_LATER[name]}")
+    except ModuleNotFoundError as error:
+        if error.name not in ("h5py", "hdf5plugin"):
+            raise
+        raise ImportError(f"{name} needs an extra: pip install 'stepwell[replay]'") from error
+    return getattr(module, name)

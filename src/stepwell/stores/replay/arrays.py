@@ -1,0 +1,290 @@
+"""The HDF5 file of a run, as its writer sees it.
+
+Rows are packed by the core's threads and handed to HDF5 as finished chunks, so the file is plain
+HDF5 and HDF5 does not have to do the work. The file is in SWMR mode from the moment it has its
+name: whenever the writer is killed, others can open it with `swmr=True`. That mode allows no new
+datasets, and a file whose writer was killed can never be written to again; in both cases a copy
+takes its place.
+"""
+
+import os
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import h5py
+import hdf5plugin
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell import _core
+from stepwell.errors import FormatError
+from stepwell.files.atomic import sync_path
+from stepwell.stores.replay.channels import Channel
+from stepwell.stores.replay.directory import DatasetEntry, Directory, space_for
+from stepwell.stores.replay.hdf5 import LIBVER, RAW, SUMS, ZSTD, open_for_reading, translated
+
+__all__ = ["CODECS", "ArrayFile", "build_file"]
+
+CODECS = ("zstd", "gzip", "lzf", "none")
+_LEVEL = 3
+
+
+class ArrayFile:
+    """Appends rows to the datasets of one run. One thread at a time."""
+
+    def __init__(self, path: Path, rows: Mapping[str, int]) -> None:
+        """Go on with a file that was closed; `rows` is what each of its datasets must hold.
+
+        Raises `FormatError` when it was not closed, or holds anything else.
+        """
+        self._path = path
+        self._columns: dict[str, _Column] = {}
+        with translated(path):
+            # Both at once: a writer that is killed between opening and SWMR leaves a file that
+            # nobody can open.
+            access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+            access.set_libver_bounds(h5py.h5f.LIBVER_V110, h5py.h5f.LIBVER_V110)
+            access.set_file_locking(False, True)
+            mode = h5py.h5f.ACC_RDWR | h5py.h5f.ACC_SWMR_WRITE
+            self._file = h5py.File(h5py.h5f.open(os.fsencode(path), mode, fapl=access))
+            try:
+                for name, count in rows.items():
+                    self._columns[name] = _column(_dataset(self._file, name, count, path))
+            except BaseException:
+                self._file.close()
+                raise
+
+    @property
+    def rows(self) -> dict[str, int]:
+        return {name: column.rows for name, column in self._columns.items()}
+
+    def append(self, name: str, rows: Sequence[bytes]) -> None:
+        """Put rows behind the others, and their sums into the dataset of sums."""
+        with translated(self._path):
+            sums = self._columns[name].append(rows)
+            self._columns[f"{SUMS}/{name}"].append_array(sums)
+
+    def append_numbers(self, name: str, values: NDArray[Any]) -> None:
+        """The same for a dataset of plain numbers, which has no sums."""
+        with translated(self._path):
+            self._columns[name].append_array(values)
+
+    def flush(self) -> None:
+        """Everything appended so far is on the disk, and readers can see it."""
+        with translated(self._path):
+            for column in self._columns.values():
+                column.flush()
+            self._file.flush()
+        sync_path(self._path)
+
+    def close(self) -> None:
+        with translated(self._path):
+            self._file.close()
+
+
+def build_file(
+    path: Path,
+    attributes: Mapping[str, Any],
+    rows: Mapping[str, int],
+    channels: Iterable[Channel],
+    numbers: Mapping[str, tuple[str, tuple[int, ...]]],
+) -> dict[str, int]:
+    """Put a closed file in the place of the one at `path`, and return the rows of its datasets.
+
+    It has the first `rows` of each dataset that was there, chunk by chunk as they are stored, and
+    new ones for `channels` and `numbers`. Readers find the old file or the new one.
+    """
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    fresh = {name: Channel("", np.dtype(t), shape, "none") for name, (t, shape) in numbers.items()}
+    for channel in channels:
+        fresh[channel.name] = channel
+        fresh[f"{SUMS}/{channel.name}"] = Channel("", np.dtype("<u4"), (), "none")
+    found = dict(rows) | dict.fromkeys(fresh, 0)
+    base = space_for(len(found))
+    try:
+        with (
+            translated(path),
+            h5py.File(beside, "x", libver=LIBVER, locking=False, userblock_size=base) as new,
+        ):
+            new.attrs.update(attributes)
+            if rows:
+                with open_for_reading(path) as old:
+                    for name, count in rows.items():
+                        _copy(_dataset(old, name, count, path, more=True), new, name, count)
+            for name, channel in fresh.items():
+                _create(new, name, channel)
+            entries = {name: _entry(new[name]) for name in found}
+        with beside.open("r+b") as file:
+            file.write(Directory(str(attributes["run_id"]), base, entries).to_bytes())
+        sync_path(beside)
+        beside.replace(path)
+        sync_path(path.parent)
+    finally:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+    return found
+
+
+def _entry(dataset: h5py.Dataset) -> DatasetEntry:
+    codec = {None: "none", "gzip": "gzip", "lzf": "lzf"}.get(dataset.compression, "zstd")
+    if dataset.compression is None and dataset.id.get_create_plist().get_nfilters():
+        codec = "zstd"  # h5py has no name for the filters of others
+    header = int(h5py.h5o.get_info(dataset.id).addr)
+    return DatasetEntry(header, dataset.dtype, dataset.shape[1:], int(dataset.chunks[0]), codec)
+
+
+def _dataset(
+    file: h5py.File, name: str, count: int, path: Path, *, more: bool = False
+) -> h5py.Dataset:
+    """A dataset of `count` rows, or of `more`."""
+    found = file.get(name)
+    if not isinstance(found, h5py.Dataset) or found.chunks is None:
+        raise FormatError(f"expected a dataset {name!r} in chunks", path=str(path))
+    length = int(found.shape[0])
+    if length < count or (length > count and not more):
+        raise FormatError(f"{name}: expected {count:,} rows, got {length:,}", path=str(path))
+    return found
+
+
+def _create(file: h5py.File, name: str, channel: Channel) -> None:
+    filters: dict[str, Any] = {}
+    if channel.codec == "zstd":
+        filters = dict(hdf5plugin.Zstd(clevel=_LEVEL))
+    elif channel.codec != "none":
+        filters = {"compression": channel.codec}
+    file.create_dataset(
+        name,
+        (0, *channel.shape),
+        channel.dtype,
+        chunks=(channel.chunk_rows, *channel.shape),
+        maxshape=(None, *channel.shape),
+        **filters,
+    )
+
+
+def _copy(old: h5py.Dataset, new: h5py.File, name: str, count: int) -> None:
+    row = old.shape[1:]
+    space = h5py.h5s.create_simple((count, *row), (h5py.h5s.UNLIMITED, *row))
+    new.require_group(name.rpartition("/")[0] or "/")
+    properties = old.id.get_create_plist()
+    copy = h5py.h5d.create(new.id, name.encode(), old.id.get_type(), space, properties)
+    rest = (0,) * len(row)
+    for first in range(0, count, old.chunks[0]):
+        mask, stored = old.id.read_direct_chunk((first, *rest))
+        copy.write_direct_chunk((first, *rest), stored, mask)
+
+
+class _Column:
+    """A dataset that grows at its end, chunks of one row written as they come."""
+
+    def __init__(self, dataset: h5py.Dataset) -> None:
+        self.dataset = dataset
+        self.rows = int(dataset.shape[0])
+        self._packed = dataset.id.get_create_plist().get_nfilters() > 0
+
+    def append(self, rows: Sequence[bytes]) -> NDArray[np.uint32]:
+        raise NotImplementedError
+
+    def append_array(self, values: NDArray[Any]) -> None:
+        """Rows that are an array already."""
+        rows = np.ascontiguousarray(values, self.dataset.dtype)
+        self.append([row.tobytes() for row in rows])
+
+    def flush(self) -> None:
+        self.dataset.flush()
+
+    def _grow(self, count: int) -> int:
+        first, self.rows = self.rows, self.rows + count
+        self.dataset.resize(self.rows, 0)
+        return first
+
+
+class _Single(_Column):
+    """One row a chunk, packed here or not at all."""
+
+    def append(self, rows: Sequence[bytes]) -> NDArray[np.uint32]:
+        packed, sums = _core.pack_each(ZSTD if self._packed else RAW, _LEVEL, list(rows))
+        first = self._grow(len(rows))
+        rest = (0,) * (len(self.dataset.shape) - 1)
+        write = self.dataset.id.write_direct_chunk
+        for i, (row, short) in enumerate(zip(rows, packed, strict=True)):
+            # The mask says which filters of the dataset this chunk has not been through.
+            mask = int(self._packed and short is None)
+            write((first + i, *rest), row if short is None else short, mask)
+        return sums.view(np.uint32)
+
+
+class _Small(_Column):
+    """Many rows a chunk; the last one is written anew until it is full."""
+
+    def __init__(self, dataset: h5py.Dataset) -> None:
+        super().__init__(dataset)
+        self._chunk_rows = int(dataset.chunks[0])
+        self._row_bytes = int(np.prod(dataset.shape[1:], dtype=np.int64)) * dataset.dtype.itemsize
+        self._tail = bytearray(self._chunk_rows * self._row_bytes)
+        self._written = self.rows
+        begun = self.rows % self._chunk_rows
+        if begun:
+            _, stored = dataset.id.read_direct_chunk(self._at(self.rows - begun))
+            self._tail[: begun * self._row_bytes] = stored[: begun * self._row_bytes]
+
+    def append(self, rows: Sequence[bytes]) -> NDArray[np.uint32]:
+        joined = b"".join(rows)
+        self._append(joined)
+        return _core.sum_each(np.frombuffer(joined, np.uint8), self._row_bytes).view(np.uint32)
+
+    def append_array(self, values: NDArray[Any]) -> None:
+        self._append(np.ascontiguousarray(values, self.dataset.dtype).tobytes())
+
+    def _append(self, joined: bytes) -> None:
+        count, done = len(joined) // self._row_bytes, 0
+        first = self._grow(count)
+        while done < count:
+            within = (first + done) % self._chunk_rows
+            some = min(count - done, self._chunk_rows - within)
+            begin, size = within * self._row_bytes, some * self._row_bytes
+            start = done * self._row_bytes
+            self._tail[begin : begin + size] = joined[start : start + size]
+            done += some
+            if within + some == self._chunk_rows:
+                self._write(first + done - self._chunk_rows)
+
+    def flush(self) -> None:
+        begun = self.rows % self._chunk_rows
+        if begun and self._written != self.rows:
+            self._write(self.rows - begun)
+        self._written = self.rows
+        super().flush()
+
+    def _write(self, first: int) -> None:
+        self.dataset.id.write_direct_chunk(self._at(first), bytes(self._tail))
+
+    def _at(self, row: int) -> tuple[int, ...]:
+        return (row, *(0,) * (len(self.dataset.shape) - 1))
+
+
+class _Filtered(_Column):
+    """One row a chunk, packed by a filter of HDF5."""
+
+    def append(self, rows: Sequence[bytes]) -> NDArray[np.uint32]:
+        first = self._grow(len(rows))
+        shape = (len(rows), *self.dataset.shape[1:])
+        self.dataset[first:] = np.frombuffer(b"".join(rows), self.dataset.dtype).reshape(shape)
+        self.dataset.flush()
+        rest = (0,) * (len(self.dataset.shape) - 1)
+        read = self.dataset.id.read_direct_chunk
+        stored = (read((first + i, *rest))[1] for i in range(len(rows)))
+        return np.array([_core.crc32c(np.frombuffer(s, np.uint8)) for s in stored], np.uint32)
+
+
+def _column(dataset: h5py.Dataset) -> _Column:
+    if dataset.chunks[0] > 1:
+        return _Small(dataset)
+    properties = dataset.id.get_create_plist()
+    filters = [properties.get_filter(i)[0] for i in range(properties.get_nfilters())]
+    if not filters or (filters == [hdf5plugin.Zstd.filter_id] and _core.has_codec(ZSTD)):
+        return _Single(dataset)
+    return _Filtered(dataset)

@@ -1,0 +1,147 @@
+"""What a step may carry besides numbers: frames, observations, actions; one dataset for each.
+
+An observation may be a dict or a tuple, nested; each of its arrays is then a channel of its own,
+`observations/camera/left`, and all have the same number of rows.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell.errors import FormatError, SchemaError
+from stepwell.files.npy import dtype_from_json, dtype_to_json
+
+__all__ = ["ACTIONS", "FRAMES", "OBSERVATIONS", "Channel", "Tree", "assemble", "leaves"]
+
+FRAMES, OBSERVATIONS, ACTIONS = "frames", "observations", "actions"
+
+Tree = Any
+"""An array, or a dict or tuple of trees."""
+
+_PACKED_FROM = 1024  # bytes of a row; smaller ones share chunks and are not packed
+_CHUNK_BYTES = 16384  # of such a chunk, which is written anew whenever rows are added to it
+_LARGEST = 1 << 31
+_UNUSABLE = re.compile(r"|\.\.?|.*/.*|\(.*\)")  # as a name in HDF5, or because tuples use it
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One array of a step: its dataset, and what a row of that is."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    codec: str
+
+    @classmethod
+    def like(cls, name: str, array: NDArray[Any], codec: str) -> Self:
+        """The channel that `array` belongs to. Raises `SchemaError` for what HDF5 cannot hold."""
+        if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+            raise SchemaError(f"{name}: expected numbers or booleans, got {array.dtype}")
+        if not 0 < array.nbytes < _LARGEST:
+            raise SchemaError(
+                f"{name}: expected 1 to {_LARGEST:,} bytes, got {array.nbytes:,} {array.shape}"
+            )
+        if len(array.shape) > 31:
+            raise SchemaError(f"{name}: expected at most 31 dimensions, got {len(array.shape)}")
+        small = array.nbytes < _PACKED_FROM
+        return cls(name, array.dtype.newbyteorder("<"), array.shape, "none" if small else codec)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of a chunk: one, so that one can be read alone, unless rows are small."""
+        return 1 if self.row_bytes >= _PACKED_FROM else max(1, _CHUNK_BYTES // self.row_bytes)
+
+    def bytes_of(self, value: Any) -> bytes:
+        """A copy of `value`. Raises `SchemaError` when it is not of this channel."""
+        array = value if type(value) is np.ndarray else _array(self.name, value)
+        if array.dtype != self.dtype or array.shape != self.shape:
+            array = self._fitting(array)
+        return array.tobytes()
+
+    def _fitting(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Numbers of another kind, where nothing is lost: a policy's int32 as an int64."""
+        if array.shape == self.shape and np.can_cast(array.dtype, self.dtype, "safe"):
+            return array.astype(self.dtype)
+        raise SchemaError(
+            f"{self.name}: expected {self.dtype} {self.shape} as in the steps before, "
+            f"got {array.dtype} {array.shape}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "dtype": dtype_to_json(self.dtype),
+            "shape": list(self.shape),
+            "codec": self.codec,
+        }
+
+    @classmethod
+    def from_json(cls, stated: Any, path: str) -> Self:
+        try:
+            name, codec = str(stated["name"]), str(stated["codec"])
+            shape = tuple(int(size) for size in stated["shape"])
+            return cls(name, dtype_from_json(stated["dtype"]), shape, codec)
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"not a channel: {stated!r} ({error})", path=path) from None
+
+
+def _array(name: str, value: Any) -> NDArray[Any]:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise SchemaError(f"{name}: not an array: {error}") from None
+    if array.dtype.kind not in "biuf":
+        raise SchemaError(f"{name}: expected an array of numbers, got {_kind(value)}")
+    return array
+
+
+def _kind(value: Any) -> str:
+    return str(value.dtype) if isinstance(value, np.ndarray) else type(value).__name__
+
+
+def leaves(name: str, tree: Tree) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Every array of a tree with the name of its dataset. Tuples count: `observations/(0)`."""
+    if isinstance(tree, Mapping):
+        if not tree:
+            raise SchemaError(f"{name}: expected at least one array, got an empty dict")
+        for key, branch in tree.items():
+            yield from leaves(f"{name}/{_key(name, key)}", branch)
+    elif isinstance(tree, tuple):
+        if not tree:
+            raise SchemaError(f"{name}: expected at least one array, got an empty tuple")
+        for number, branch in enumerate(tree):
+            yield from leaves(f"{name}/({number})", branch)
+    else:
+        yield name, _array(name, tree)
+
+
+def _key(name: str, key: Any) -> str:
+    if isinstance(key, str) and key.isprintable() and not _UNUSABLE.fullmatch(key):
+        return key
+    raise SchemaError(f"{name}: {key!r} cannot be the name of a dataset")
+
+
+def assemble(name: str, found: Mapping[str, Any]) -> Tree:
+    """The reverse of `leaves`: a tree of whatever belongs to each dataset."""
+    if name in found:
+        return found[name]
+    branches: dict[str, dict[str, Any]] = {}
+    for path, value in found.items():
+        if path.startswith(name + "/"):
+            key = path[len(name) + 1 :].split("/", 1)[0]
+            branches.setdefault(key, {})[path] = value
+    if not branches:
+        raise KeyError(name)
+    made = {key: assemble(f"{name}/{key}", branch) for key, branch in branches.items()}
+    if all(key == f"({i})" for i, key in enumerate(made)):
+        return tuple(made.values())
+    return made

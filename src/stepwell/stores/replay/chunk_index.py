@@ -1,0 +1,250 @@
+"""Where the chunks of a dataset are: HDF5's own index of them, read from the file itself.
+
+HDF5 keeps the places of the chunks of a dataset with one unlimited dimension in an "extensible
+array" (HDF5 File Format Specification, version 3.0, VII.C): a header, an index block with the first
+places, then data blocks of growing size, found directly or through secondary blocks. What is
+written of it never moves, so places that were committed can be read while a writer adds others, in
+any process, without HDF5's library and its one lock.
+"""
+
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell.errors import FormatError
+from stepwell.source import Rows
+
+__all__ = ["ChunkIndex", "Places"]
+
+_NOWHERE = (1 << 64) - 1
+_SPACE, _LAYOUT, _CONTINUED = 1, 8, 16  # kinds of messages in an object header
+_MOST_MESSAGES = 1 << 20  # bytes
+_EXTENSIBLE_ARRAY = 4
+_MOST_BLOCK = 1 << 28  # bytes; no block of an index that we could write is larger
+
+
+class Places:
+    """Where chunks are: `offsets` in the file, stored `sizes`, `masks` of filters left out.
+
+    A chunk that was never written has the offset 0.
+    """
+
+    __slots__ = ("masks", "offsets", "sizes")
+
+    def __init__(self, count: int) -> None:
+        self.offsets = np.zeros(count, np.uint64)
+        self.sizes = np.zeros(count, np.uint32)
+        self.masks = np.zeros(count, np.uint32)
+
+
+class ChunkIndex:
+    """The places of a dataset's chunks. Not safe from several threads at once."""
+
+    def __init__(self, file: int, path: Path, base: int, header: int, chunk_bytes: int) -> None:
+        """`header` is the dataset's object header, `base` what all addresses count from."""
+        self._file = file
+        self._path = path
+        self._base = base
+        self._object = header
+        self._chunk_bytes = chunk_bytes
+        self._address = _NOWHERE
+        self._length_at = -1
+        self._ready = False
+        self._tables: dict[int, NDArray[np.uint8]] = {}
+
+    def find(self, chunks: Rows) -> Places:
+        """The places of chunks, by number."""
+        places = Places(len(chunks))
+        if not len(chunks) or not self._begun():
+            return places
+        block, within, size = self._where(chunks)
+        for number in np.unique(block).tolist():
+            here = np.flatnonzero(block == number)
+            elements = self._elements(number, int(size[here[0]]), within[here])
+            self._decode(elements, places, here)
+        return places
+
+    def _begun(self) -> bool:
+        """Read the array's header, once there is one: the first chunk brings it along."""
+        if not self._ready:
+            self._read_object()
+            if self._address == _NOWHERE:
+                return False
+            self._read_header()
+            self._ready = True
+        return True
+
+    def rows(self) -> int:
+        """How long the dataset is by now."""
+        if self._length_at < 0:
+            self._read_object()
+        return int.from_bytes(self._read(self._length_at, 8), "little")
+
+    def _read_header(self) -> None:
+        data = self._read(self._address, 72, b"EAHD")
+        (
+            client,
+            self._element,
+            bits,
+            self._first,
+            self._least,
+            pointers,
+            page_bits,
+        ) = struct.unpack_from("<7B", data, 5)
+        powers = all(n and n & (n - 1) == 0 for n in (self._least, pointers))
+        if client > 1 or not powers or not 8 <= self._element <= 20 or bits > 64 or page_bits > 31:
+            raise self._damaged("an index with impossible sizes", self._address)
+        self._filtered = bool(client)
+        self._offset_size = (bits + 7) // 8
+        self._page = 1 << page_bits
+        (self._index_block,) = struct.unpack_from("<Q", data, 60)
+        groups = 1 + bits - (self._least.bit_length() - 1)
+        numbers = np.arange(groups)
+        # Group g has 2^(g/2) data blocks of least * 2^((g+1)/2) elements.
+        self._blocks = np.left_shift(1, numbers // 2)
+        self._sizes = self._least * np.left_shift(1, (numbers + 1) // 2)
+        self._starts = np.cumsum(self._blocks * self._sizes) - self._blocks * self._sizes
+        self._numbers = np.cumsum(self._blocks) - self._blocks
+        self._direct = 2 * (pointers - 1)
+        self._direct_groups = 2 * (pointers.bit_length() - 1)
+        self._groups = groups
+
+    def _where(self, chunks: Rows) -> tuple[Rows, Rows, Rows]:
+        """For each chunk the data block (-1: the index block), the place in it, and its size."""
+        after = chunks - self._first
+        group = np.searchsorted(self._starts, np.maximum(after, 0), "right") - 1
+        size = self._sizes[group]
+        rest = np.maximum(after, 0) - self._starts[group]
+        block = np.where(after < 0, -1, self._numbers[group] + rest // size)
+        within = np.where(after < 0, chunks, rest % size)
+        return block, within, np.where(after < 0, self._first, size)
+
+    def _elements(self, block: int, size: int, within: Rows) -> NDArray[np.uint8]:
+        """The raw elements of a block at these places; read anew when one was not there before."""
+        table = self._tables.get(block)
+        if table is not None:
+            found = table[within]
+            if self._written(found).all():
+                return found
+        table = self._tables[block] = self._read_table(block, size)
+        return table[within]
+
+    def _written(self, elements: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        addresses = elements[:, :8].copy().view("<u8")[:, 0]
+        written: NDArray[np.bool_] = (addresses != _NOWHERE) & (addresses != 0)
+        return written
+
+    def _decode(self, elements: NDArray[np.uint8], places: Places, here: Rows) -> None:
+        addresses = elements[:, :8].copy().view("<u8")[:, 0]
+        there = self._written(elements)
+        places.offsets[here] = np.where(there, addresses + np.uint64(self._base), np.uint64(0))
+        if not self._filtered:
+            places.sizes[here] = self._chunk_bytes
+            return
+        width = self._element - 12
+        padded = np.zeros((len(elements), 8), np.uint8)
+        padded[:, :width] = elements[:, 8 : 8 + width]
+        sizes = padded.view("<u8")[:, 0]
+        if (sizes[there] >= 1 << 32).any():
+            raise self._damaged("a chunk of more than 4 GiB", self._address)
+        places.sizes[here] = np.where(there, sizes, 0)
+        masks = elements[:, 8 + width : 12 + width].copy().view("<u4")[:, 0]
+        places.masks[here] = np.where(there, masks, 0)
+
+    # The blocks.
+
+    def _read_table(self, block: int, size: int) -> NDArray[np.uint8]:
+        nothing = np.zeros((size, self._element), np.uint8)
+        if self._index_block == _NOWHERE:
+            self._read_header()
+            if self._index_block == _NOWHERE:
+                return nothing
+        pointers = self._direct + self._groups - self._direct_groups
+        begin = 14 + self._first * self._element
+        index = self._read(self._index_block, begin + 8 * pointers, b"EAIB")
+        if block < 0:
+            return self._table(index[14:begin], size)
+        addresses = np.frombuffer(index, "<u8", pointers, begin)
+        if block < self._direct:
+            return self._data_block(int(addresses[block]), size, nothing)
+        group = int(np.searchsorted(self._numbers, block, "right")) - 1
+        secondary = int(addresses[self._direct + group - self._direct_groups])
+        if secondary == _NOWHERE:
+            return nothing
+        pages = size // self._page if size > self._page else 0
+        marks = int(self._blocks[group]) * ((pages + 7) // 8)
+        begin = 14 + self._offset_size + marks
+        count = int(self._blocks[group])
+        found = self._read(secondary, begin + 8 * count, b"EASB")
+        inside = np.frombuffer(found, "<u8", count, begin)
+        return self._data_block(int(inside[block - self._numbers[group]]), size, nothing)
+
+    def _data_block(self, address: int, size: int, nothing: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        if address == _NOWHERE:
+            return nothing
+        begin = 14 + self._offset_size
+        if size <= self._page:
+            data = self._read(address, begin + size * self._element, b"EADB")
+            return self._table(data[begin:], size)
+        # Large blocks come in pages, each with a sum behind it; the last ones may not be there yet.
+        begin += 4
+        pages, page_bytes = size // self._page, self._page * self._element
+        length = begin + pages * (page_bytes + 4)
+        data = self._read(address, begin, b"EADB", whole=length)
+        data += bytes(length - len(data))
+        paged = np.frombuffer(data, np.uint8, pages * (page_bytes + 4), begin)
+        flat = paged.reshape(pages, page_bytes + 4)[:, :page_bytes].reshape(-1)
+        return self._table(flat.tobytes(), size)
+
+    def _table(self, data: bytes, size: int) -> NDArray[np.uint8]:
+        return np.frombuffer(data, np.uint8, size * self._element).reshape(size, self._element)
+
+    def _read_object(self) -> None:
+        """Find the address of the array, and where the number of rows stands, in the messages of
+        the dataset's object header."""
+        flags = self._read(self._object, 6, b"OHDR")[5]
+        begin = self._object + 6 + (16 if flags & 32 else 0) + (4 if flags & 16 else 0)
+        width = 1 << (flags & 3)
+        parts = [(begin + width, int.from_bytes(self._read(begin, width), "little"))]
+        layout = b""
+        for begin, size in parts:
+            messages = self._read(begin, min(size, _MOST_MESSAGES))
+            at = 0
+            while at + 4 <= len(messages):
+                kind, length = messages[at], int.from_bytes(messages[at + 1 : at + 3], "little")
+                at += 6 if flags & 4 else 4
+                if kind == _SPACE and messages[at] == 2:
+                    self._length_at = begin + at + 4
+                elif kind == _LAYOUT:
+                    layout = messages[at : at + length]
+                elif kind == _CONTINUED and len(parts) < 16 and at + 16 <= len(messages):
+                    where, count = struct.unpack_from("<QQ", messages, at)
+                    parts.append((where + 4, count - 8))
+                at += length
+        if not layout or self._length_at < 0:
+            raise self._damaged("a dataset without a shape or a layout", self._object)
+        self._address = self._array_address(layout)
+
+    def _array_address(self, layout: bytes) -> int:
+        at = 5 + layout[3] * layout[4] if len(layout) > 4 else 0  # behind the shape of a chunk
+        if layout[:2] != bytes([4, 2]) or len(layout) < at + 14 or layout[at] != _EXTENSIBLE_ARRAY:
+            raise self._damaged("a layout other than chunks in an extensible array", self._object)
+        (address,) = struct.unpack_from("<Q", layout, at + 6)
+        return int(address)
+
+    def _read(self, address: int, size: int, sign: bytes = b"", whole: int = 0) -> bytes:
+        """Bytes at an address: `size` of them at least, `whole` where the file has them."""
+        if address == _NOWHERE or address >= 1 << 62 or max(size, whole) > _MOST_BLOCK:
+            raise self._damaged("an impossible address", 0)
+        data = os.pread(self._file, max(size, whole), self._base + address)
+        if len(data) < size:
+            raise self._damaged(f"expected {size} bytes, got {len(data)}", address)
+        if not data.startswith(sign):
+            raise self._damaged(f"expected {sign.decode()}, got {data[:4]!r}", address)
+        return data
+
+    def _damaged(self, message: str, address: int) -> FormatError:
+        return FormatError(message, path=str(self._path), offset=self._base + address)

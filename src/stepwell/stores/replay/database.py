@@ -1,0 +1,284 @@
+"""telemetry.sqlite: the numbers of every step and episode, and what is where in the HDF5 files.
+
+Its transaction is the commit. A row that is here has its arrays on the disk already.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from stepwell.errors import FormatError, VersionError
+from stepwell.files.catalog import in_turn, open_readonly, taking_turns, translated
+from stepwell.stores.replay.channels import Channel
+
+__all__ = ["EPISODE_COLUMNS", "Database", "RunRow", "Seat", "iso_time", "reading", "run_rows"]
+
+VERSION = 1
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS runs (
+    run_id TEXT NOT NULL PRIMARY KEY,
+    file TEXT NOT NULL,
+    state TEXT NOT NULL,
+    created_at TEXT NOT NULL,
+    updated_at TEXT NOT NULL,
+    steps INTEGER NOT NULL DEFAULT 0,
+    episodes INTEGER NOT NULL DEFAULT 0,
+    enqueued INTEGER NOT NULL DEFAULT 0,
+    written INTEGER NOT NULL DEFAULT 0,
+    dropped INTEGER NOT NULL DEFAULT 0,
+    lag_steps INTEGER NOT NULL DEFAULT 0,
+    lag_seconds REAL NOT NULL DEFAULT 0,
+    channels TEXT NOT NULL DEFAULT '[]',
+    rows TEXT NOT NULL DEFAULT '{}'
+);
+CREATE TABLE IF NOT EXISTS episodes (
+    episode_id TEXT NOT NULL PRIMARY KEY,
+    run_id TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    agent_id TEXT,
+    total_reward REAL NOT NULL,
+    steps INTEGER NOT NULL,
+    dropped INTEGER NOT NULL,
+    ended INTEGER NOT NULL,
+    terminated INTEGER NOT NULL,
+    truncated INTEGER NOT NULL,
+    started_at TEXT NOT NULL,
+    ended_at TEXT,
+    final_obs_ref TEXT
+);
+CREATE INDEX IF NOT EXISTS idx_episodes_run_id ON episodes(run_id);
+CREATE TABLE IF NOT EXISTS steps (
+    episode_id TEXT NOT NULL,
+    step_index INTEGER NOT NULL,
+    action,
+    reward REAL NOT NULL,
+    terminated INTEGER NOT NULL,
+    truncated INTEGER NOT NULL,
+    frame_ref TEXT,
+    obs_ref TEXT,
+    info BLOB,
+    timestamp TEXT NOT NULL,
+    agent_id TEXT,
+    run_id TEXT NOT NULL,
+    PRIMARY KEY (episode_id, step_index)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS idx_steps_run_id ON steps(run_id);
+"""
+
+EPISODE_COLUMNS = (
+    "episode_id",
+    "run_id",
+    "number",
+    "agent_id",
+    "total_reward",
+    "steps",
+    "dropped",
+    "ended",
+    "terminated",
+    "truncated",
+    "started_at",
+    "ended_at",
+    "final_obs_ref",
+)
+
+_PUT_EPISODE = (
+    f"INSERT INTO episodes ({', '.join(EPISODE_COLUMNS)}) "
+    f"VALUES ({', '.join('?' * len(EPISODE_COLUMNS))}) ON CONFLICT (episode_id) DO UPDATE SET "
+    + ", ".join(f"{name} = excluded.{name}" for name in EPISODE_COLUMNS[4:])
+)
+
+_STEP_VALUES = 12
+_ROWS_AT_ONCE = 32  # SQLite gives the interpreter back once a statement, not once a row
+
+
+def iso_time(seconds: float) -> str:
+    """A moment as the database has it: UTC, to the microsecond."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """What the database knows of a run."""
+
+    run_id: str
+    file: str
+    state: str
+    created_at: str
+    updated_at: str
+    steps: int
+    episodes: int
+    enqueued: int
+    written: int
+    dropped: int
+    lag_steps: int
+    lag_seconds: float
+    channels: tuple[Channel, ...]
+    rows: Mapping[str, int]
+    """How many rows of each dataset were committed."""
+
+    def replaced(self, **values: Any) -> "RunRow":
+        """The same, but for some values."""
+        return replace(self, **values)
+
+
+_RUN_COLUMNS = tuple(RunRow.__dataclass_fields__)
+
+
+@taking_turns
+def run_rows(database: sqlite3.Connection, path: Path) -> dict[str, RunRow]:
+    """Every run, in the order in which they began."""
+    question = f"SELECT {', '.join(_RUN_COLUMNS)} FROM runs ORDER BY created_at, run_id"
+    with translated(path):
+        found = database.execute(question).fetchall()
+    return {row[0]: _run_row(row, path) for row in found}
+
+
+def _run_row(row: Sequence[Any], path: Path) -> RunRow:
+    try:
+        channels, rows = json.loads(row[-2]), json.loads(row[-1])
+        counted = {str(name): int(count) for name, count in rows.items()}
+        made = tuple(Channel.from_json(stated, str(path)) for stated in channels)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise FormatError(f"run {row[0]!r}: {error}", path=str(path)) from None
+    if any(count < 0 for count in counted.values()):
+        raise FormatError(f"run {row[0]!r}: a number of rows below 0", path=str(path))
+    values = dict(zip(_RUN_COLUMNS, row, strict=True))
+    return RunRow(**{**values, "channels": made, "rows": counted})
+
+
+class Seat:
+    """An episode while it is being recorded, and its row."""
+
+    __slots__ = EPISODE_COLUMNS
+
+    def __init__(self, run_id: str, number: int, agent_id: str | None, started_at: str) -> None:
+        self.episode_id = f"{run_id}-ep{number:04d}"
+        self.run_id = run_id
+        self.number = number
+        self.agent_id = agent_id
+        self.total_reward = 0.0
+        self.steps = 0
+        self.dropped = 0
+        self.ended = 0
+        self.terminated = 0
+        self.truncated = 0
+        self.started_at = started_at
+        self.ended_at: str | None = None
+        self.final_obs_ref: str | None = None
+
+    def row(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in EPISODE_COLUMNS)
+
+
+class Database:
+    """The writer's connection. Used by one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with in_turn, translated(path):
+            self._database = sqlite3.connect(
+                path, timeout=60, isolation_level=None, check_same_thread=False
+            )
+            try:
+                self._prepare()
+            except BaseException:
+                self._database.close()
+                raise
+
+    def _prepare(self) -> None:
+        (version,) = self._database.execute("PRAGMA user_version").fetchone()
+        if version > VERSION:
+            raise VersionError(
+                f"expected version {VERSION} or below, got {version}", path=str(self._path)
+            )
+        self._database.execute("PRAGMA journal_mode = WAL")
+        self._database.execute("PRAGMA synchronous = FULL")
+        self._database.execute("BEGIN IMMEDIATE")
+        for statement in _SCHEMA.split(";"):
+            if statement.strip():
+                self._database.execute(statement)
+        self._database.execute(f"PRAGMA user_version = {VERSION}")
+        self._database.execute("COMMIT")
+
+    @taking_turns
+    def runs(self) -> dict[str, RunRow]:
+        return run_rows(self._database, self._path)
+
+    @taking_turns
+    def begin_run(self, run_id: str, file: str, now: str) -> None:
+        """Say that a run is there, before its file is."""
+        with translated(self._path):
+            self._database.execute(
+                "INSERT INTO runs (run_id, file, state, created_at, updated_at) "
+                "VALUES (?, ?, 'recording', ?, ?)",
+                (run_id, file, now, now),
+            )
+
+    @taking_turns
+    def commit(
+        self,
+        run_id: str,
+        steps: Sequence[Sequence[Any]],
+        episodes: Iterable[Seat],
+        facts: Mapping[str, Any],
+    ) -> None:
+        """Steps, the episodes they belong to and the run's own row, all or nothing."""
+        with translated(self._path):
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                self._insert_steps(steps)
+                self._database.executemany(_PUT_EPISODE, [seat.row() for seat in episodes])
+                changes = ", ".join(f"{name} = ?" for name in facts)
+                self._database.execute(
+                    f"UPDATE runs SET {changes} WHERE run_id = ?", (*facts.values(), run_id)
+                )
+                self._database.execute("COMMIT")
+            except BaseException:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+                raise
+
+    def _insert_steps(self, steps: Sequence[Sequence[Any]]) -> None:
+        one = f"({', '.join('?' * _STEP_VALUES)})"
+        for first in range(0, len(steps), _ROWS_AT_ONCE):
+            some = steps[first : first + _ROWS_AT_ONCE]
+            self._database.execute(
+                f"INSERT INTO steps VALUES {', '.join([one] * len(some))}",
+                [value for step in some for value in step],
+            )
+
+    @taking_turns
+    def next_episode(self, run_id: str) -> int:
+        with translated(self._path):
+            found = self._database.execute(
+                "SELECT max(number) FROM episodes WHERE run_id = ?", (run_id,)
+            ).fetchone()[0]
+        return 0 if found is None else int(found) + 1
+
+    @taking_turns
+    def close(self) -> None:
+        with translated(self._path):
+            self._database.close()
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """The database, for questions only. Raises `FormatError` when it is not one of ours."""
+    path.stat()
+    with in_turn, translated(path), closing(open_readonly(path)) as database:
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+        if version > VERSION:
+            raise VersionError(
+                f"expected version {VERSION} or below, got {version}", path=str(path)
+            )
+        missing = {"runs", "episodes", "steps"} - tables
+        if missing:
+            raise FormatError(f"there is no table {min(missing)!r}", path=str(path))
+        yield database

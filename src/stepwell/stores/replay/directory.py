@@ -1,0 +1,115 @@
+"""What stands before the HDF5 in a run's file: which datasets it has, and where.
+
+HDF5 leaves the first bytes of a file to whoever wants them. Ours are a line with a sum and a
+length, then JSON, then zeros up to the HDF5. A reader that knows where the datasets begin needs
+nothing of HDF5 but their chunks.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stepwell import _core
+from stepwell.errors import ChecksumError, FormatError, VersionError
+from stepwell.files.npy import dtype_from_json, dtype_to_json
+
+__all__ = ["DatasetEntry", "Directory", "space_for"]
+
+_MAGIC = b"STEPWELL REPLAY "
+_VERSION = 1
+_LEAST, _MOST = 4096, 1 << 24
+_PER_DATASET = 512
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetEntry:
+    """A dataset: the address of its object header, its rows, and how they are stored."""
+
+    header: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    chunk_rows: int
+    codec: str
+
+    @property
+    def row_bytes(self) -> int:
+        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """The datasets of a file by name; addresses count from `base`, where the HDF5 begins."""
+
+    run_id: str
+    base: int
+    datasets: dict[str, DatasetEntry]
+
+    def to_bytes(self) -> bytes:
+        text = json.dumps(
+            {
+                "run_id": self.run_id,
+                "base": self.base,
+                "datasets": {
+                    name: {
+                        "header": entry.header,
+                        "dtype": dtype_to_json(entry.dtype),
+                        "shape": list(entry.shape),
+                        "chunk_rows": entry.chunk_rows,
+                        "codec": entry.codec,
+                    }
+                    for name, entry in self.datasets.items()
+                },
+            }
+        ).encode()
+        crc = _core.crc32c(np.frombuffer(text, np.uint8))
+        whole = _MAGIC + f"{_VERSION} {crc:08x} {len(text)}\n".encode() + text
+        if len(whole) > self.base:
+            raise ValueError(f"{len(self.datasets)} datasets need more than {self.base} bytes")
+        return whole.ljust(self.base, b"\0")
+
+    @classmethod
+    def read(cls, data: bytes, path: Path) -> "Directory | None":
+        """What the first bytes of a file say; None when they are not ours."""
+        if not data.startswith(_MAGIC):
+            return None
+        line, _, rest = data.partition(b"\n")
+        try:
+            version, crc, length = line[len(_MAGIC) :].split(b" ")
+            text = rest[: int(length)]
+            if int(version) > _VERSION:
+                raise VersionError(
+                    f"expected version {_VERSION} or below, got {int(version)}", path=str(path)
+                )
+            expected, found = int(crc, 16), _core.crc32c(np.frombuffer(text, np.uint8))
+            if expected != found:
+                raise ChecksumError(
+                    f"expected a sum of {expected:08x}, got {found:08x}", path=str(path), offset=0
+                )
+            stated = json.loads(text)
+            datasets = {name: _entry(entry) for name, entry in stated["datasets"].items()}
+            return cls(str(stated["run_id"]), int(stated["base"]), datasets)
+        except FormatError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise FormatError(f"not a directory of datasets: {error}", path=str(path)) from None
+
+
+def _entry(stated: Any) -> DatasetEntry:
+    entry = DatasetEntry(
+        int(stated["header"]),
+        dtype_from_json(stated["dtype"]),
+        tuple(int(size) for size in stated["shape"]),
+        int(stated["chunk_rows"]),
+        str(stated["codec"]),
+    )
+    if entry.header < 0 or entry.chunk_rows < 1 or not 0 < entry.row_bytes < 1 << 32:
+        raise ValueError(f"an impossible dataset: {stated}")
+    return entry
+
+
+def space_for(names: int) -> int:
+    """Bytes to leave before the HDF5 for as many datasets: a power of two, as HDF5 wants it."""
+    return min(_MOST, max(_LEAST, 1 << (names * _PER_DATASET).bit_length()))

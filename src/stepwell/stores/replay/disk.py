@@ -1,0 +1,236 @@
+"""A run on the disk, as its writer sees it: arrays first, then the transaction that names them."""
+
+import json
+import sqlite3
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stepwell.errors import FormatError
+from stepwell.files.lock import WriterLock
+from stepwell.stores.replay.arrays import ArrayFile, build_file
+from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel
+from stepwell.stores.replay.database import Database, Seat, iso_time
+from stepwell.stores.replay.hdf5 import FILE_VERSION
+from stepwell.stores.replay.items import Counters, Ending, Step
+from stepwell.stores.replay.layout import (
+    NUMBERS,
+    STEPS,
+    array_path,
+    database_path,
+    lock_path,
+    write_index,
+)
+
+__all__ = ["RunDisk"]
+
+
+class RunDisk:
+    """Takes steps in batches; each batch is a commit."""
+
+    def __init__(self, root: Path, run_id: str) -> None:
+        self._root = root
+        self._run_id = run_id
+        self._path = array_path(root, run_id)
+        for folder in (self._path.parent, database_path(root).parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._lock = WriterLock(lock_path(root, run_id))
+        try:
+            self._database = Database(database_path(root))
+            try:
+                self._arrays = self._open()
+            except BaseException:
+                self._database.close()
+                raise
+        except BaseException:
+            self._lock.release()
+            raise
+        self._seats: dict[str | None, Seat] = {}
+        self._starts: dict[int, int] = {}
+
+    def _open(self) -> ArrayFile | None:
+        """Begin the run, or go on behind the last commit of it."""
+        known = self._database.runs().get(self._run_id)
+        if known is None:
+            if self._path.exists():
+                raise FileExistsError(
+                    f"{self._path} is there, but {database_path(self._root)} knows nothing of it"
+                )
+            self._created_at = iso_time(time.time())
+            self._database.begin_run(self._run_id, self._path.name, self._created_at)
+            known = self._database.runs()[self._run_id]
+        self._created_at = known.created_at
+        self.channels = list(known.channels)
+        self.rows = dict(known.rows)
+        self.enqueued, self.dropped = known.written, known.dropped
+        self.next_episode = self._database.next_episode(self._run_id)
+        self._written = known.written
+        for left in self._path.parent.glob(f".{self._path.name}.*.tmp"):
+            with suppress(OSError):
+                left.unlink()
+        if not self.rows:
+            self._path.unlink(missing_ok=True)  # nothing in it was ever committed
+            arrays = None
+        else:
+            arrays = self._reopen()
+        self._say("recording")
+        return arrays
+
+    def _reopen(self) -> ArrayFile:
+        self._path.stat()
+        try:
+            return ArrayFile(self._path, self.rows)
+        except FormatError:  # not closed, or closed without the commit
+            build_file(self._path, self._attributes(), self.rows, (), {})
+            return ArrayFile(self._path, self.rows)
+
+    @property
+    def handed_over(self) -> tuple[int, int, int]:
+        """Rows of frames, observations and actions."""
+        return self._count(FRAMES), self._count(OBSERVATIONS), self._count(ACTIONS)
+
+    def _count(self, kind: str) -> int:
+        names = (c.name for c in self.channels if c.name == kind or c.name.startswith(kind + "/"))
+        return self.rows.get(next(names, ""), 0)
+
+    def write(self, items: Sequence[Step | Ending], counters: Counters) -> None:
+        """Put a batch on the disk. When it fails, the run is as it was before."""
+        payloads: dict[Channel, list[bytes]] = {}
+        for item in items:
+            for channel, data in item.payloads:
+                payloads.setdefault(channel, []).append(data)
+        arrays = self._with_channels(list(payloads))
+        for channel, rows in payloads.items():
+            arrays.append(channel.name, rows)
+        steps = [item for item in items if isinstance(item, Step)]
+        first = arrays.rows[STEPS]
+        if steps:
+            places = [(step.episode, step.step_index, *step.places) for step in steps]
+            arrays.append_numbers(STEPS, np.array(places, np.int64))
+            arrays.append_numbers("rewards", np.array([step.reward for step in steps]))
+            dones = [step.terminated | step.truncated << 1 for step in steps]
+            arrays.append_numbers("dones", np.array(dones, np.uint8))
+        touched, ended = self._follow(items, first)
+        if ended:
+            starts = [self._starts.pop(seat.number, first) for seat in ended]
+            arrays.append_numbers("episodes/starts", np.array(starts))
+            arrays.append_numbers("episodes/lengths", np.array([seat.steps for seat in ended]))
+        arrays.flush()
+        self._commit(
+            [_values(step, self._run_id) for step in steps], touched, counters, "recording"
+        )
+
+    def _with_channels(self, channels: list[Channel]) -> ArrayFile:
+        new = [channel for channel in channels if channel not in self.channels]
+        if self._arrays is None or new:
+            numbers = NUMBERS if self._arrays is None else {}
+            if self._arrays is not None:
+                self._arrays.close()
+            self.rows = build_file(self._path, self._attributes(), self.rows, new, numbers)
+            self.channels += new
+            self._arrays = ArrayFile(self._path, self.rows)
+        return self._arrays
+
+    def _attributes(self) -> dict[str, Any]:
+        return {
+            "run_id": self._run_id,
+            "created_at": self._created_at,
+            "version": FILE_VERSION,
+        }
+
+    def _follow(self, items: Sequence[Step | Ending], row: int) -> tuple[list[Seat], list[Seat]]:
+        """Bring the episodes up to date; return those that changed and those that ended."""
+        touched: dict[int, Seat] = {}
+        ended: list[Seat] = []
+        for item in items:
+            seat = self._seats.get(item.agent_id)
+            if seat is None or seat.number != item.episode:
+                seat = Seat(self._run_id, item.episode, item.agent_id, iso_time(item.time))
+                self._seats[item.agent_id] = seat
+                self._starts[item.episode] = row
+            touched[item.episode] = seat
+            if isinstance(item, Step):
+                row += 1
+                seat.steps += 1
+                seat.total_reward += item.reward
+                seat.dropped = item.step_index + 1 - seat.steps
+            else:
+                seat.final_obs_ref = item.final_obs_ref or seat.final_obs_ref
+                seat.dropped = item.step_index - seat.steps
+            seat.terminated |= int(item.terminated)
+            seat.truncated |= int(item.truncated)
+            over = item.terminated or item.truncated or not isinstance(item, Step)
+            if over and not seat.ended:
+                seat.ended, seat.ended_at = 1, iso_time(item.time)
+                ended.append(seat)
+        return list(touched.values()), ended
+
+    def _commit(
+        self, steps: list[tuple[Any, ...]], seats: list[Seat], counters: Counters, state: str
+    ) -> None:
+        self._written += len(steps)
+        if seats:
+            self.next_episode = max(self.next_episode, 1 + max(seat.number for seat in seats))
+        facts: dict[str, Any] = {
+            "state": state,
+            "updated_at": iso_time(time.time()),
+            "steps": self._written,
+            "episodes": self.next_episode,
+            "written": self._written,
+            **counters._asdict(),
+        }
+        if self._arrays is not None:
+            self.rows = self._arrays.rows
+            facts["channels"] = json.dumps([channel.to_json() for channel in self.channels])
+            facts["rows"] = json.dumps(self.rows)
+        self._database.commit(self._run_id, steps, seats, facts)
+
+    def _say(self, state: str) -> None:
+        """Note what becomes of the run, in the database and in the index."""
+        self._database.commit(
+            self._run_id, (), (), {"state": state, "updated_at": iso_time(time.time())}
+        )
+        write_index(self._root, self._database.runs())
+
+    def close(self, counters: Counters) -> None:
+        """Leave the run as a whole; the file can be opened by anything that reads HDF5."""
+        try:
+            if self._arrays is not None:
+                arrays, self._arrays = self._arrays, None
+                arrays.close()
+            self._commit([], [], counters, "closed")
+            self._say("closed")
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of everything as it is; the next writer goes on from the last commit."""
+        arrays, self._arrays = self._arrays, None
+        with suppress(OSError, FormatError, sqlite3.Error):
+            if arrays is not None:
+                arrays.close()
+        with suppress(OSError, FormatError, sqlite3.Error):
+            self._database.close()
+        self._lock.release()
+
+
+def _values(step: Step, run_id: str) -> tuple[Any, ...]:
+    """A step as a row of the table."""
+    return (
+        f"{run_id}-ep{step.episode:04d}",
+        step.step_index,
+        step.action,
+        step.reward,
+        int(step.terminated),
+        int(step.truncated),
+        step.frame_ref,
+        step.obs_ref,
+        step.info,
+        iso_time(step.time),
+        step.agent_id,
+        run_id,
+    )

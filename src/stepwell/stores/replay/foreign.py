@@ -1,0 +1,74 @@
+"""HDF5 files of other programs, by h5py."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell.source import Rows
+from stepwell.stores.replay.hdf5 import open_for_reading, translated
+
+__all__ = ["ForeignFile"]
+
+
+class ForeignFile:
+    """Rows of the datasets of any HDF5 file. Slower than a file of ours: HDF5 has one lock."""
+
+    def __init__(self, path: Path, run_id: str | None = None) -> None:
+        self.path = path
+        self._run_id = run_id
+        self._lock = threading.RLock()
+        open_for_reading(path, run_id).close()
+
+    def close(self) -> None:
+        """Nothing stays open between two reads: HDF5 would not see what is written meanwhile."""
+
+    def leaves(self, kind: str) -> list[str]:
+        found: list[str] = []
+
+        def note(name: str, item: Any) -> None:
+            if isinstance(item, h5py.Dataset):
+                found.append(f"{kind}/{name}")
+
+        with self._lock, translated(self.path), open_for_reading(self.path, self._run_id) as file:
+            item = file.get(kind)
+            if isinstance(item, h5py.Dataset):
+                return [kind]
+            if isinstance(item, h5py.Group):
+                item.visititems(note)
+        return found
+
+    def field(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        with self._lock, open_for_reading(self.path, self._run_id) as file:
+            dataset = self._dataset(file, name)
+            return dataset.dtype, tuple(dataset.shape[1:])
+
+    def length(self, name: str) -> int:
+        with self._lock, open_for_reading(self.path, self._run_id) as file:
+            item = file.get(name)
+            return int(item.shape[0]) if isinstance(item, h5py.Dataset) and item.shape else 0
+
+    def read(self, name: str, rows: Rows, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        with self._lock, open_for_reading(self.path, self._run_id) as file:
+            dataset = self._dataset(file, name)
+            if len(rows) and (rows.min() < 0 or rows.max() >= dataset.shape[0]):
+                raise IndexError(
+                    f"rows {rows.min():,} to {rows.max():,} of {name} are not all among its "
+                    f"{dataset.shape[0]:,} - at {self.path}"
+                )
+            wanted, inverse = np.unique(rows, return_inverse=True)
+            with translated(self.path):
+                values: NDArray[Any] = dataset[wanted][inverse]
+        if out is None:
+            return values
+        out[...] = values
+        return out
+
+    def _dataset(self, file: h5py.File, name: str) -> h5py.Dataset:
+        found = file.get(name)
+        if not isinstance(found, h5py.Dataset) or not found.shape:
+            raise KeyError(f"there is no dataset {name!r} - at {self.path}")
+        return found

@@ -1,0 +1,64 @@
+"""HDF5 files of runs: how they are opened, and what their errors mean."""
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import h5py
+import hdf5plugin  # noqa: F401 - makes h5py know zstd
+
+from stepwell.errors import FormatError, StepwellError
+
+__all__ = ["FILE_VERSION", "LIBVER", "RAW", "SUMS", "ZSTD", "open_for_reading", "translated"]
+
+FILE_VERSION = 1
+SUMS = "checksums"
+RAW, ZSTD = 0, 2  # the core's numbers for them
+LIBVER = ("v110", "v110")  # what SWMR needs, and what chunk_index.py reads
+
+
+@contextmanager
+def translated(path: Path, keep: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """What h5py raises in the block, as an error of this package or of the system."""
+    try:
+        yield
+    except StepwellError:
+        raise
+    except OSError as error:
+        if error.errno is not None:
+            error.filename = str(path)
+            raise
+        code = re.search(r"errno = (\d+)", str(error))
+        if code:
+            number = int(code[1])
+            raise OSError(number, os.strerror(number), str(path)) from None
+        raise FormatError(f"HDF5: {error}", path=str(path)) from None
+    except (RuntimeError, KeyError, ValueError, TypeError) as error:
+        if isinstance(error, keep):
+            raise
+        full = re.search(r"errno = (\d+)", str(error))
+        if full and int(full[1]) == errno.ENOSPC:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
+        raise FormatError(f"HDF5: {error}", path=str(path)) from None
+
+
+def open_for_reading(path: Path, run_id: str | None = None) -> h5py.File:
+    """Open a file that is being written, was closed, or whose writer was killed.
+
+    Raises `FormatError` when it is not an HDF5 file, or that of another run.
+    """
+    path.stat()  # h5py's error for a file that is missing does not say so
+    with translated(path):
+        file = h5py.File(path, "r", libver="latest", swmr=True, locking=False)
+    try:
+        with translated(path):
+            stated = file.attrs.get("run_id")
+        if run_id is not None and stated is not None and stated != run_id:
+            raise FormatError(f"expected the run {run_id!r}, got {stated!r}", path=str(path))
+    except BaseException:
+        file.close()
+        raise
+    return file

@@ -1,0 +1,51 @@
+"""Names of runs, and references to arrays: `h5://{run_id}/{dataset}/{index}`."""
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+from stepwell.errors import FormatError
+
+__all__ = ["FrameRef", "check_run_id"]
+
+_RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
+_REF = re.compile(r"h5://([A-Za-z0-9_-]{1,128})/([^/\x00]+)/([0-9]{1,18})", re.ASCII)
+
+
+def check_run_id(run_id: str) -> str:
+    """Return a name that is safe as part of a file's name. Raises `ValueError` for others."""
+    if not isinstance(run_id, str):
+        raise TypeError(f"run_id: expected text, got {type(run_id).__name__}")
+    if not _RUN_ID.fullmatch(run_id):
+        shown = run_id if len(run_id) <= 40 else run_id[:40] + "…"
+        raise ValueError(
+            f"run_id: expected 1 to 128 letters, digits, '_' and '-', got {shown!r} "
+            f"({len(run_id)} characters)"
+        )
+    return run_id
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRef:
+    """Row `index` of a dataset in the HDF5 file of a run; `str` is its written form."""
+
+    run_id: str
+    dataset: str
+    index: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """Read a reference; None for anything that is not one, to its last character."""
+        found = _REF.fullmatch(text) if isinstance(text, str) else None
+        return cls(found[1], found[2], int(found[3])) if found else None
+
+    @classmethod
+    def of(cls, ref: "str | FrameRef") -> "FrameRef":
+        """The reference itself, or what a text says. Raises `FormatError` when it says none."""
+        parsed = ref if isinstance(ref, FrameRef) else cls.parse(ref)
+        if parsed is None:
+            raise FormatError(f"expected h5://run_id/dataset/index, got {ref!r}")
+        return parsed
+
+    def __str__(self) -> str:
+        return f"h5://{self.run_id}/{self.dataset}/{self.index}"

@@ -1,0 +1,287 @@
+"""The arrays of a run, as a reader sees them: any rows of any dataset, in any order.
+
+Places come from HDF5's index of chunks, the core's threads read and unpack. A file that is not
+ours is left to h5py.
+"""
+
+import os
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell import _core
+from stepwell.errors import ChecksumError, FormatError
+from stepwell.source import Rows
+from stepwell.stores.replay.chunk_index import ChunkIndex, Places
+from stepwell.stores.replay.directory import DatasetEntry, Directory
+
+__all__ = ["ArrayRows", "RunFile", "open_rows"]
+
+SUMS = "checksums"
+RAW, ZSTD = 0, 2  # the core's numbers for them
+
+_DIRECTORY_BYTES = 1 << 16
+
+
+class ArrayRows(Protocol):
+    """The datasets of a run."""
+
+    path: Path
+
+    def leaves(self, kind: str) -> list[str]: ...
+    def field(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]: ...
+    def length(self, name: str) -> int: ...
+    def read(self, name: str, rows: Rows, out: NDArray[Any] | None = None) -> NDArray[Any]: ...
+    def close(self) -> None: ...
+
+
+def open_rows(path: Path, run_id: str | None = None) -> ArrayRows:
+    """Open the file of a run, ours or another program's.
+
+    Raises `FileNotFoundError`, and `FormatError` when it is not HDF5 or that of another run.
+    """
+    with path.open("rb") as file:
+        ours = Directory.read(file.read(_DIRECTORY_BYTES), path) is not None
+    if ours:
+        return RunFile(path, run_id)
+    from stepwell.stores.replay.foreign import ForeignFile
+
+    return ForeignFile(path, run_id)
+
+
+class RunFile:
+    """A file of ours, to which a writer may be adding rows. Safe from any thread, after a fork."""
+
+    def __init__(self, path: Path, run_id: str | None = None) -> None:
+        self.path = path
+        self._run_id = run_id
+        self._lock = threading.RLock()
+        self._file = -1
+        self._open()
+
+    def close(self) -> None:
+        with self._lock:
+            file, self._file = self._file, -1
+            if file >= 0:
+                os.close(file)
+
+    __del__ = close
+
+    def leaves(self, kind: str) -> list[str]:
+        """The dataset called `kind`, or all of those below it, as they were written."""
+        with self._lock:
+            found = self._below(kind)
+            if not found and self._replaced():
+                self._open()
+                found = self._below(kind)
+            return found
+
+    def field(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """What a row of a dataset is. Raises `KeyError` when there is none of that name."""
+        with self._lock:
+            entry, _ = self._dataset(name)
+            return entry.dtype, entry.shape
+
+    def length(self, name: str) -> int:
+        """Rows that a dataset has by now, committed or not; 0 for one that is not there."""
+        with self._lock:
+            if self._replaced():
+                self._open()
+            try:
+                _, index = self._dataset(name)
+            except KeyError:
+                return 0
+            return index.rows()
+
+    def read(self, name: str, rows: Rows, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Return rows of a dataset in the given order, repeats included.
+
+        Raises `KeyError` for a dataset that is not there, `IndexError` for a row that is not,
+        `ChecksumError` or `FormatError` for one that is damaged.
+        """
+        with self._lock:
+            entry, places = self._find(name, rows)
+            sums = self._sums(name, rows)
+            file = os.dup(self._file)  # another thread may open another file in this one's place
+        try:
+            if out is None:
+                out = np.empty((len(rows), *entry.shape), entry.dtype)
+            with self._naming(name, rows):
+                _unpack(file, self.path, entry, places, sums, out.reshape(-1).view(np.uint8))
+        finally:
+            os.close(file)
+        return out
+
+    def read_all(self, name: str, count: int) -> NDArray[Any]:
+        """The first `count` rows of a dataset of numbers, chunk by chunk."""
+        with self._lock:
+            entry, _ = self._dataset(name)
+            chunks = np.arange(0, count, entry.chunk_rows, dtype=np.int64)
+            _, places = self._find(name, chunks)
+            parts = [
+                os.pread(self._file, entry.chunk_rows * entry.row_bytes, offset)
+                for offset in places.offsets.tolist()
+            ]
+        data = b"".join(parts)
+        if len(data) < count * entry.row_bytes:
+            raise FormatError(f"{name}: expected {count:,} rows, got fewer", path=str(self.path))
+        items = count * (entry.row_bytes // entry.dtype.itemsize)
+        return np.frombuffer(data, entry.dtype, items).reshape(count, *entry.shape)
+
+    def _find(self, name: str, rows: Rows) -> tuple[DatasetEntry, Places]:
+        """The places of rows, each of them there."""
+        if len(rows) and rows.min() < 0:
+            raise IndexError(f"row {rows.min()} of {name} - at {self.path}")
+        for again in (False, True):
+            try:
+                entry, index = self._dataset(name)
+                length = index.rows()
+                outside = len(rows) and rows.max() >= length
+                if not outside:
+                    return entry, self._places(entry, index, rows)
+            except (KeyError, FormatError):
+                if again or not self._replaced():
+                    raise
+            if again or not self._replaced():
+                break
+            self._open()
+        raise IndexError(
+            f"row {rows.max():,} of {name} is outside its {length:,} rows - at {self.path}"
+        )
+
+    def _places(self, entry: DatasetEntry, index: ChunkIndex, rows: Rows) -> Places:
+        places = index.find(rows // entry.chunk_rows)
+        missing = np.flatnonzero(places.offsets == 0)
+        if len(missing):
+            raise FormatError(f"row {rows[missing[0]]:,} has no chunk", path=str(self.path))
+        if entry.chunk_rows > 1:
+            within = (rows % entry.chunk_rows).astype(np.uint64)
+            places.offsets += within * np.uint64(entry.row_bytes)
+            places.sizes[:] = entry.row_bytes
+        return places
+
+    def _sums(self, name: str, rows: Rows) -> NDArray[np.uint32]:
+        """What the stored rows add up to, where the file says so."""
+        name = f"{SUMS}/{name}"
+        if name not in self._directory.datasets:
+            return np.empty(0, np.uint32)
+        entry, places = self._find(name, rows)
+        if entry.dtype != np.uint32 or entry.shape:
+            raise FormatError(f"{name}: expected uint32, got {entry.dtype}", path=str(self.path))
+        found = np.empty(len(rows), np.uint32)
+        none = np.empty(0, np.uint32)
+        _unpack(self._file, self.path, entry, places, none, found.view(np.uint8))
+        return found
+
+    def _dataset(self, name: str) -> tuple[DatasetEntry, ChunkIndex]:
+        if self._file < 0:
+            raise ValueError("the reader is closed")
+        if name not in self._directory.datasets:
+            if self._replaced():
+                self._open()
+            if name not in self._directory.datasets:
+                raise KeyError(f"there is no dataset {name!r} - at {self.path}")
+        entry = self._directory.datasets[name]
+        index = self._indexes.get(name)
+        if index is None:
+            size = entry.chunk_rows * entry.row_bytes
+            base = self._directory.base
+            index = ChunkIndex(self._file, self.path, base, entry.header, size)
+            self._indexes[name] = index
+        return entry, index
+
+    def _below(self, kind: str) -> list[str]:
+        names = self._directory.datasets
+        return [name for name in names if name == kind or name.startswith(kind + "/")]
+
+    def _open(self) -> None:
+        file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = os.pread(file, _DIRECTORY_BYTES, 0)
+            directory = Directory.read(data, self.path)
+            if directory is None:
+                raise FormatError("expected a file of a replay store", path=str(self.path))
+            if directory.base > len(data):
+                directory = Directory.read(os.pread(file, directory.base, 0), self.path)
+            assert directory is not None
+            if self._run_id is not None and directory.run_id != self._run_id:
+                raise FormatError(
+                    f"expected the run {self._run_id!r}, got {directory.run_id!r}",
+                    path=str(self.path),
+                )
+        except BaseException:
+            os.close(file)
+            raise
+        self.close()
+        self._file = file
+        self._directory = directory
+        self._indexes: dict[str, ChunkIndex] = {}
+
+    def _replaced(self) -> bool:
+        """Whether another file is in this one's place: its writer added a dataset, or was killed
+        and goes on."""
+        if self._file < 0:
+            raise ValueError("the reader is closed")
+        here = os.fstat(self._file)
+        try:
+            there = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        return (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino)
+
+    @contextmanager
+    def _naming(self, name: str, rows: Rows) -> Iterator[None]:
+        """The core counts the rows of a call; name the dataset's own."""
+        try:
+            yield
+        except FormatError as error:
+            row = f"{name}[{rows[error.offset or 0]}]"
+            raise type(error)(f"{row}: {error.args[0]}", path=str(self.path)) from None
+
+
+def _unpack(
+    file: int,
+    path: Path,
+    entry: DatasetEntry,
+    places: Places,
+    sums: NDArray[np.uint32],
+    out: NDArray[np.uint8],
+) -> None:
+    """Read and unpack what is at `places`. Errors count the rows of the call."""
+    raw = (places.masks != 0).astype(np.uint8)
+    if entry.codec in ("none", "zstd"):
+        codec = ZSTD if entry.codec == "zstd" else RAW
+        _core.read_cells(
+            file, path, codec, places.offsets, places.sizes, raw, sums, entry.row_bytes, out
+        )
+        return
+    for i, (offset, size) in enumerate(
+        zip(places.offsets.tolist(), places.sizes.tolist(), strict=True)
+    ):
+        stored = np.frombuffer(os.pread(file, size, offset), np.uint8)
+        if len(sums) and _core.crc32c(stored) != sums[i]:
+            raise ChecksumError(f"expected a sum of {sums[i]:08x}", offset=i)
+        target = out[i * entry.row_bytes : (i + 1) * entry.row_bytes]
+        _unpack_one(entry, stored, bool(raw[i]), target, i)
+
+
+def _unpack_one(
+    entry: DatasetEntry, stored: NDArray[np.uint8], raw: bool, out: NDArray[np.uint8], number: int
+) -> None:
+    try:
+        if raw:
+            out[:] = stored
+        elif entry.codec == "gzip":
+            out[:] = np.frombuffer(zlib.decompress(stored.tobytes(), bufsize=len(out)), np.uint8)
+        elif entry.codec == "lzf":
+            _core.unpack_lzf(stored, out)
+        else:
+            raise FormatError(f"no codec {entry.codec!r} is known", offset=number)
+    except (zlib.error, ValueError) as error:
+        raise FormatError(str(error), offset=number) from None

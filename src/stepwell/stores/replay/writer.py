@@ -1,0 +1,292 @@
+"""Records the steps of a run: the caller hands them over, a thread puts them on the disk."""
+
+import json
+import os
+import time
+import warnings
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from stepwell.errors import SchemaError
+from stepwell.stores.replay.arrays import CODECS
+from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel, Tree, leaves
+from stepwell.stores.replay.disk import RunDisk
+from stepwell.stores.replay.items import Ending, Rows, Step
+from stepwell.stores.replay.pipeline import Pipeline
+from stepwell.stores.replay.refs import check_run_id
+
+__all__ = ["ReplayWriter", "StepRefs"]
+
+
+_Data = list[tuple[Channel, bytes]]
+
+
+class StepRefs(NamedTuple):
+    """Where a step is, or will be once it is written."""
+
+    episode_id: str
+    step_index: int
+    frame_ref: str | None
+    obs_ref: str | None
+    action_ref: str | None
+
+
+class _Stream:
+    """Where an agent is in its episode."""
+
+    __slots__ = ("number", "over", "steps")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.steps = 0
+        self.over = False
+
+
+class ReplayWriter:
+    """Writes one run below `root`, or goes on with one; `close` it, or use it in a `with`.
+
+    Steps are handed over, and a thread writes them: `flush` waits until everything is on the disk;
+    by itself a step waits `flush_every` seconds at most. When `queue_bytes` are waiting,
+    `record_step` waits too, or, with `when_full="drop"`, the step is dropped and counted.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        run_id: str,
+        *,
+        codec: str = "zstd",
+        when_full: str = "block",
+        queue_bytes: int = 128 << 20,
+        flush_every: float = 0.5,
+    ) -> None:
+        check_run_id(run_id)
+        if codec not in CODECS:
+            raise ValueError(f"codec: expected one of {', '.join(CODECS)}, got {codec!r}")
+        if when_full not in ("block", "drop"):
+            raise ValueError(f"when_full: expected 'block' or 'drop', got {when_full!r}")
+        if queue_bytes < 1:
+            raise ValueError(f"queue_bytes: expected at least 1, got {queue_bytes}")
+        if not flush_every > 0:
+            raise ValueError(f"flush_every: expected more than 0 seconds, got {flush_every}")
+        self.run_id = run_id
+        self.root = Path(root)
+        self._codec = codec
+        disk = RunDisk(self.root, run_id)
+        self._channels = {channel.name: channel for channel in disk.channels}
+        self._next_episode = disk.next_episode
+        self._streams: dict[str | None, _Stream] = {}
+        self._pipeline = Pipeline(disk, when_full == "drop", queue_bytes, flush_every)
+        self._finalizer = weakref.finalize(self, _abandoned, self._pipeline, run_id)
+
+    def record_step(
+        self,
+        *,
+        reward: float,
+        observation: Tree = None,
+        action: Tree = None,
+        terminated: bool = False,
+        truncated: bool = False,
+        frame: Any = None,
+        info: Mapping[str, Any] | None = None,
+        agent_id: str | None = None,
+    ) -> StepRefs | None:
+        """Hand over a step: what the agent saw, what it did, and what came of it.
+
+        Everything is copied before it returns. Each `agent_id` has episodes of its own. Returns
+        None when the step was dropped. Raises `SchemaError` when an array is not like those of
+        the steps before; nothing is recorded then.
+        """
+        now = time.time()
+        number = float(reward)
+        if number != number:
+            raise ValueError("reward: expected a number, got NaN")
+        text = _json(info) if info else None
+        if agent_id is not None and not isinstance(agent_id, str):
+            raise TypeError(f"agent_id: expected text, got {type(agent_id).__name__}")
+        terminated, truncated = bool(terminated), bool(truncated)
+        pipeline = self._pipeline
+        with pipeline.lock:
+            pipeline.check()
+            observed, acted, framed = self._payloads(observation, action, frame)
+            payloads = observed + acted + framed
+            kept = pipeline.room(sum([len(data) for _, data in payloads]))
+            stream = self._stream(agent_id)
+            index, stream.steps = stream.steps, stream.steps + 1
+            stream.over = terminated or truncated
+            if not kept:
+                if stream.over:
+                    self._put_ending(stream, agent_id, now, terminated, truncated, [])
+                return None
+            rows = pipeline.rows
+            frame_row, frame_ref = self._place(FRAMES, framed, rows.frames)
+            obs_row, obs_ref = self._place(OBSERVATIONS, observed, rows.observations)
+            action_row, action_ref = self._place(ACTIONS, acted, rows.actions)
+            number_of = _number(acted)
+            pipeline.put(
+                Step(
+                    stream.number,
+                    agent_id,
+                    index,
+                    action_ref if number_of is None else number_of,
+                    number,
+                    terminated,
+                    truncated,
+                    frame_ref,
+                    obs_ref,
+                    text,
+                    now,
+                    (frame_row, obs_row, action_row),
+                    payloads,
+                    Rows(
+                        rows.frames + bool(framed),
+                        rows.observations + bool(observed),
+                        rows.actions + bool(acted),
+                    ),
+                )
+            )
+            episode_id = f"{self.run_id}-ep{stream.number:04d}"
+        return StepRefs(episode_id, index, frame_ref, obs_ref, action_ref)
+
+    def end_episode(self, *, observation: Tree = None, agent_id: str | None = None) -> None:
+        """End an agent's episode, with what it saw last; the next step begins another.
+
+        A step that was terminated or truncated has ended it already: this adds the observation.
+        """
+        with self._pipeline.lock:
+            self._pipeline.check()
+            stream = self._streams.get(agent_id)
+            if stream is None:
+                if observation is not None:
+                    raise ValueError("there is no episode that this observation could end")
+                return
+            observed, _, _ = self._payloads(observation, None, None)
+            self._put_ending(stream, agent_id, time.time(), False, False, observed)
+            del self._streams[agent_id]
+
+    def flush(self) -> None:
+        """Return when every step recorded so far is on the disk."""
+        self._pipeline.flush()
+
+    def close(self) -> None:
+        """Write what is left and end. Episodes that did not end stay as they are."""
+        if self._finalizer.detach() is not None:
+            self._pipeline.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"ReplayWriter({str(self.root)!r}, {self.run_id!r})"
+
+    def _stream(self, agent_id: str | None) -> _Stream:
+        stream = self._streams.get(agent_id)
+        if stream is None or stream.over:
+            number, self._next_episode = self._next_episode, self._next_episode + 1
+            stream = self._streams[agent_id] = _Stream(number)
+        return stream
+
+    def _payloads(self, observation: Tree, action: Tree, frame: Any) -> tuple[_Data, _Data, _Data]:
+        """Copies of what a step carries. New channels count once all of it has been accepted."""
+        new: dict[str, Channel] = {}
+        data = (
+            self._data(OBSERVATIONS, observation, new),
+            self._data(ACTIONS, action, new),
+            self._data(FRAMES, frame, new),
+        )
+        if new:
+            self._channels |= new
+        return data
+
+    def _data(self, kind: str, tree: Tree, new: dict[str, Channel]) -> _Data:
+        if tree is None:
+            return []
+        channel = self._channels.get(kind)
+        if channel is not None and type(tree) is np.ndarray:
+            return [(channel, channel.bytes_of(tree))]
+        found = list(leaves(kind, tree))
+        known = [name for name in self._channels if name == kind or name.startswith(kind + "/")]
+        if not known:
+            if kind == FRAMES:
+                _check_frame(found)
+            new |= {name: Channel.like(name, array, self._codec) for name, array in found}
+        elif known != [name for name, _ in found]:
+            raise SchemaError(f"{kind}: expected {known}, got {[name for name, _ in found]}")
+        channels = [self._channels.get(name) or new[name] for name, _ in found]
+        return [(c, c.bytes_of(array)) for c, (_, array) in zip(channels, found, strict=True)]
+
+    def _place(self, kind: str, data: _Data, row: int) -> tuple[int, str | None]:
+        return (row, f"h5://{self.run_id}/{kind}/{row}") if data else (-1, None)
+
+    def _put_ending(
+        self,
+        stream: _Stream,
+        agent_id: str | None,
+        now: float,
+        terminated: bool,
+        truncated: bool,
+        observed: _Data,
+    ) -> None:
+        rows = self._pipeline.rows
+        _, ref = self._place(OBSERVATIONS, observed, rows.observations)
+        after = rows._replace(observations=rows.observations + bool(observed))
+        self._pipeline.put(
+            Ending(
+                stream.number,
+                agent_id,
+                stream.steps,
+                terminated,
+                truncated,
+                ref,
+                now,
+                observed,
+                after,
+            )
+        )
+
+
+def _abandoned(pipeline: Pipeline, run_id: str) -> None:
+    if pipeline.own:
+        warnings.warn(f"the writer of run {run_id!r} was not closed", ResourceWarning, stacklevel=2)
+        pipeline.close()
+
+
+def _check_frame(found: list[tuple[str, Any]]) -> None:
+    name, array = found[0]
+    if len(found) > 1 or name != FRAMES or array.dtype != np.uint8 or array.ndim not in (2, 3):
+        raise SchemaError(
+            f"frame: expected uint8 (height, width, channels), got {array.dtype} {array.shape}"
+        )
+
+
+def _number(acted: _Data) -> int | float | None:
+    """An action that is a single number SQLite can hold, else None."""
+    if len(acted) != 1 or acted[0][0].shape or acted[0][0].name != ACTIONS:
+        return None
+    channel, data = acted[0]
+    value = np.frombuffer(data, channel.dtype)[0].item()
+    fits = isinstance(value, float) or -(2**63) <= value < 2**63
+    return value if fits and value == value else None
+
+
+def _json(info: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(info, default=_described, skipkeys=True).encode()
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"info: {error}") from None
+
+
+def _described(value: Any) -> Any:
+    """What JSON does not know: NumPy's numbers, small arrays, and a word for anything else."""
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.size <= 256):
+        return value.tolist()
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {value.shape}"
+    return str(value)
