@@ -26,7 +26,7 @@ void install_guard();  // again, if someone has put another handler there
 // longer has what is read. The stack of `work` is then left without its destructors: it must own
 // nothing, and call nothing that does.
 template <class Work>
-void guarded(std::span<const std::byte> memory, const std::string& path, std::uint64_t begin, Work&& work) {
+void guarded(std::span<const std::byte> memory, const std::string& path, Work&& work, std::uint64_t begin = 0) {
   detail::install_guard();
   detail::Guard guard{memory, begin, {}, nullptr, detail::guard};
   if (sigsetjmp(guard.back, 0) == 0) {

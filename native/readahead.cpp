@@ -34,10 +34,11 @@ std::span<std::byte> pages_of(std::span<const std::byte> memory) {
 
 // Where the system has no such call, or found a page that is not there: every page is touched.
 void touch(std::span<const std::byte> memory, const std::string& path, std::uint64_t begin) {
-  guarded(memory, path, begin, [&] {
+  const auto work = [&] {
     for (std::size_t at = 0; at < memory.size(); at += page_size())
       (void)*static_cast<const volatile std::byte*>(memory.data() + at);
-  });
+  };
+  guarded(memory, path, work, begin);
 }
 
 }  // namespace

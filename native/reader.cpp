@@ -69,7 +69,7 @@ class GuardedReader final : public Reader {
   void fill(std::span<const std::int64_t> rows, std::span<const std::int64_t> slots,
             std::span<std::byte* const> outs) const override {
     check_rows(rows, length());  // it throws, and must not do so under the guard
-    guarded(memory_, path_, begin_, [&] { base_->fill(rows, slots, outs); });
+    guarded(memory_, path_, [&] { base_->fill(rows, slots, outs); }, begin_);
   }
 
   bool holds(std::span<const std::byte> memory) const override { return base_->holds(memory); }

@@ -42,9 +42,10 @@ void upcast_all(FloatKind kind, std::span<const std::byte> from, std::span<To> t
   const bool past_caches = larger_than_caches(to.size_bytes());
   const auto work = [&](std::size_t piece) {
     const std::size_t begin = piece * kPiece, count = std::min(kPiece, to.size() - begin);
-    guarded(from, path, at, [&] {
+    const auto convert = [&] {
       upcast(kind, from.subspan(begin * size, count * size), to.subspan(begin, count), past_caches);
-    });
+    };
+    guarded(from, path, convert, at);
   };
   if (threads <= 1 || pieces <= 1)
     for (std::size_t piece = 0; piece < pieces; ++piece) work(piece);

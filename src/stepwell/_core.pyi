@@ -296,3 +296,71 @@ def upcast(kind: int, from_: Annotated[NDArray[numpy.uint8], dict(shape=(None,),
 
 def map_file(file: int, size: int, path: object) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)]:
     """The memory of an open file, which may then be closed."""
+
+def pack_each(codec: int, level: int, rows: list[bytes]) -> tuple[list[bytes | None], NDArray[numpy.uint8]]:
+    """
+    Each row packed, None for one that would not become smaller; and the CRC32C of what is to be stored of each, as bytes of uint32.
+    """
+
+def read_cells(file: int, path: object, codec: int, offsets: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], sizes: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], raw: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], sums: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], row_bytes: int, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """
+    Read payloads of an open file and unpack them side by side into `out`; those marked raw are copied as they are.
+    """
+
+def unpack_lzf(packed: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """Unpack LZF into all of `out`."""
+
+def sum_each(rows: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], row_bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+    """CRC32C of each row, as bytes of uint32."""
+
+class LaneWriter:
+    """Frames put into shared memory, one after another."""
+
+    def __init__(self, name: object, capacity: int, width: int, height: int, channels: int, pixel_crc: int, metadata_bytes: int) -> None: ...
+
+    @property
+    def metadata_bytes(self) -> int: ...
+
+    @property
+    def open(self) -> bool:
+        """Whether this process may publish."""
+
+    def publish(self, frame: Annotated[NDArray[numpy.uint8], dict(order='C', device='cpu', writable=False)], metadata: bytes, reward: float, rolling_return: float, step_rate_hz: float) -> int:
+        """Put a frame into its slot; returns its number."""
+
+    def close(self) -> None:
+        """Tell the readers, and remove the segment."""
+
+class LaneReader:
+    """The segment of one writer, read."""
+
+    def __init__(self, name: object) -> None: ...
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+    @property
+    def shape(self) -> tuple[int, int, int]: ...
+
+    @property
+    def pixel_crc(self) -> int: ...
+
+    def head(self) -> int:
+        """The number of the newest frame; 0: none."""
+
+    def closed(self) -> bool:
+        """Whether no frame will come any more."""
+
+    def replaced(self) -> bool:
+        """Whether another segment has the name now."""
+
+    def wait(self, head: int, most_s: float) -> None:
+        """Wait for another head, for a while at the most."""
+
+    def read(self, number: int, pixels: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> tuple[bytes, float, float, float] | None:
+        """
+        Copy a frame into the caller's memory; metadata and metrics, or None when it is gone.
+        """
