@@ -180,4 +180,5 @@ def _touched(change: Change) -> Rows:
     end = (
         -(-(change.first + len(change.appended)) // TABLE_BLOCK) if len(change.appended) else first
     )
-    return np.union1d(np.arange(first, end, dtype=np.int64), change.rows // TABLE_BLOCK)
+    blocks = np.arange(first, end, dtype=np.int64)
+    return np.union1d(blocks, change.rows // TABLE_BLOCK) if len(change.rows) else blocks
