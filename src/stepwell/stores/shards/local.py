@@ -78,20 +78,35 @@ class LocalShards:
         return parts[0] if len(parts) == 1 else _core.concat_reader(parts)
 
     def parts(
-        self, cuts: Sequence[tuple[int, int, int]], window_bytes: int
+        self, cuts: Sequence[tuple[int, int, int]], window_bytes: int, *, mapped: bool = True
     ) -> Iterator[NDArray[np.uint8]]:
-        """The bytes of (shard, first row, end) one after another, read ahead of the loop."""
-        stretches, ends = [], [0]
+        """The bytes of (shard, first row, end) one after another, read ahead of the loop.
+
+        Without `mapped`, pages that are in memory anyway may be left to whoever reads them.
+        """
+        ahead = _core.Readahead([self._stretch(*run) for run in _runs(cuts)], window_bytes, mapped)
+        at = 0
         for number, begin, end in cuts:
-            file, size = self._files[number], self._files[number].shard.row_bytes
-            stretches.append(
-                (file.memory, HEADER_BYTES + begin * size, (end - begin) * size, file.path)
-            )
-            ends.append(ends[-1] + (end - begin) * size)
-        ahead = _core.Readahead(stretches, window_bytes)
-        for (number, begin, end), first, last in zip(cuts, ends, ends[1:], strict=False):
-            ahead.wait(first, last)
-            yield self._files[number].payload(begin, end)
+            data = self._files[number].payload(begin, end)
+            ahead.wait(at, at + len(data))
+            at += len(data)
+            yield data
+
+    def _stretch(
+        self, number: int, begin: int, end: int
+    ) -> tuple[NDArray[np.uint8], int, int, Path]:
+        file, size = self._files[number], self._files[number].shard.row_bytes
+        return file.memory, HEADER_BYTES + begin * size, (end - begin) * size, file.path
+
+
+def _runs(cuts: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """The same rows with fewer cuts: what follows in a shard is put together."""
+    runs: list[tuple[int, int, int]] = []
+    for number, begin, end in cuts:
+        if runs and runs[-1][0] == number and runs[-1][2] == begin:
+            begin = runs.pop()[1]
+        runs.append((number, begin, end))
+    return runs
 
 
 def _mapped(path: Path) -> _Mapped:

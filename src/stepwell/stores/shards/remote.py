@@ -108,9 +108,9 @@ class RemoteShards:
         return out.reshape(-1)
 
     def parts(
-        self, cuts: Sequence[tuple[int, int, int]], window_bytes: int
+        self, cuts: Sequence[tuple[int, int, int]], window_bytes: int, *, mapped: bool = True
     ) -> Iterator[NDArray[np.uint8]]:
-        """The bytes of (shard, first row, end), fetched ahead of the loop.
+        """The bytes of (shard, first row, end), fetched ahead of the loop; nothing is mapped.
 
         A range has many small parts, or one of several ranges is put together: how much a loop
         takes at a time does not decide how many requests are under way.
