@@ -150,8 +150,11 @@ class TableFile:
         if not len(blocks):
             return
         first, last = int(blocks[0]), int(blocks[-1])
-        if (last - first) * _SUM_BYTES < _SPAN_BYTES:
-            want = (last + 1 - first) * _SUM_BYTES
+        want = (last + 1 - first) * _SUM_BYTES
+        if want == len(blocks) * _SUM_BYTES:
+            write_all(self._sums, sums.view(np.uint8), first * _SUM_BYTES, self._sums_path)
+            return
+        if want <= _SPAN_BYTES:
             there = os.pread(self._sums, want, first * _SUM_BYTES)
             span = np.frombuffer(there.ljust(want, b"\0"), "<u4").copy()
             span[blocks - first] = sums
