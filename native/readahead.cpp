@@ -36,7 +36,7 @@ std::span<std::byte> pages_of(std::span<const std::byte> memory) {
 }
 
 // Whether this thread has waited for a page of a file since it had so many faults.
-bool met_disk(long& faults) {
+bool met_disk([[maybe_unused]] long& faults) {
 #ifdef RUSAGE_THREAD
   struct rusage used;
   getrusage(RUSAGE_THREAD, &used);

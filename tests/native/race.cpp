@@ -1,6 +1,9 @@
 // Threads against threads, for ThreadSanitizer: `make sanitize` builds and runs this.
 // The core is used without Python here, as any C++ program could.
 
+#include <sys/mman.h>
+
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -10,6 +13,7 @@
 #include <vector>
 
 #include "prefetch.hpp"
+#include "readahead.hpp"
 #include "threads.hpp"
 
 using namespace stepwell;
@@ -96,6 +100,28 @@ void reads_at_once(const Reader& reader, const Order& order) {
   });
 }
 
+// A file is read to its end while a thread goes ahead, or rests.
+void read_ahead() {
+  constexpr std::size_t size = std::size_t{16} << 20, step = 300'000;
+  std::FILE* const file = std::tmpfile();
+  const std::vector<char> content(size, 7);
+  expect(file && std::fwrite(content.data(), 1, size, file) == size && std::fflush(file) == 0, "a file");
+  void* const memory = mmap(nullptr, size, PROT_READ, MAP_SHARED, fileno(file), 0);
+  expect(memory != MAP_FAILED, "a mapping");
+  const std::span bytes(static_cast<const std::byte*>(memory), size);
+  for (const bool mapped : {false, true})
+    for (const std::size_t window : {1, 1 << 16, 1 << 22}) {
+      Readahead ahead({{bytes.first(size / 3), "a"}, {bytes.subspan(size / 3), "b"}}, window, mapped, nullptr);
+      for (std::size_t at = 0; at < size; at += step) {
+        const auto part = bytes.subspan(at, std::min(step, size - at));
+        ahead.wait(at, at + part.size());
+        expect(std::ranges::count(part, std::byte{7}) == std::ssize(part), "bytes that are read");
+      }
+    }
+  munmap(memory, size);
+  std::fclose(file);
+}
+
 }  // namespace
 
 int main() {
@@ -108,5 +134,6 @@ int main() {
   for (int i = 0; i < 50; ++i) close_while_waiting(reader, order);
   pool_shared_by_callers();
   reads_at_once(*reader, *order);
+  read_ahead();
   std::puts("no race found");
 }
