@@ -35,12 +35,13 @@ std::span<std::byte> pages_of(std::span<const std::byte> memory) {
   return {reinterpret_cast<std::byte*>(begin), end - begin};
 }
 
-// Whether this thread has waited for a page of a file since it had so many faults.
-bool met_disk([[maybe_unused]] long& faults) {
+// Whether this thread has waited for a page of a file, or had the disk read one, since it last asked.
+bool met_disk([[maybe_unused]] long& before) {
 #ifdef RUSAGE_THREAD
   struct rusage used;
   getrusage(RUSAGE_THREAD, &used);
-  return std::exchange(faults, used.ru_majflt) != used.ru_majflt;
+  const long now = used.ru_majflt + used.ru_inblock;
+  return std::exchange(before, now) != now;
 #else
   return true;
 #endif
@@ -85,7 +86,7 @@ Readahead::~Readahead() {
 void Readahead::wait(std::uint64_t begin, std::uint64_t end) {
   end = std::min(end, total_);
   if (getpid() != process_) return bring(begin, end);  // forked: nobody works ahead
-  const bool delayed = met_disk(faults_);
+  const bool delayed = met_disk(reads_);
   std::uint64_t from;
   bool rests;
   {
@@ -111,7 +112,7 @@ void Readahead::wait(std::uint64_t begin, std::uint64_t end) {
 void Readahead::run() {
   // In large steps: every one is a call to the system.
   const std::uint64_t step = std::max<std::uint64_t>(window_ / 4, kStep);
-  long faults = -1;
+  long reads = -1;
   for (;;) {
     std::uint64_t at, end;
     {
@@ -128,7 +129,7 @@ void Readahead::run() {
       } catch (...) {
         return;  // who comes to it finds the same
       }
-      const bool delayed = met_disk(faults);
+      const bool delayed = met_disk(reads);
       std::uint64_t gone;
       {
         const std::lock_guard lock(wakes_->mutex);

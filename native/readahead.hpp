@@ -20,8 +20,8 @@ struct Stretch {
 };
 
 // Stretches one after another, as one run of bytes. A thread stays up to `window` bytes ahead of what
-// was asked for last, as long as there is a disk to wait for: where the page cache has everything, or the
-// system reads ahead fast enough, it rests, for it would only take time from the caller.
+// was asked for last, as long as there is something to read from the disk: where the page cache has
+// everything it rests, for it would only take time from the caller.
 class Readahead {
  public:
   // `mapped`: bytes that were waited for can be read without a page fault. Otherwise those that the page
@@ -51,7 +51,7 @@ class Readahead {
   bool mapped_;
   std::shared_ptr<const void> keep_;
   int process_;
-  long faults_ = -1;  // the caller's, when it was here last
+  long reads_ = -1;  // what the caller had of the disk, when it was here last
 
   struct Wakes {
     std::mutex mutex;
