@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <utility>
 
 #include "error.hpp"
@@ -20,6 +21,8 @@ namespace stepwell {
 namespace {
 
 constexpr std::uint64_t kStep = std::uint64_t{1} << 20;
+constexpr std::chrono::microseconds kLook{500};
+constexpr int kLooks = 40;
 constexpr std::uintptr_t kHugePage = std::uintptr_t{2} << 20;
 
 std::size_t page_size() {
@@ -88,7 +91,7 @@ void Readahead::wait(std::uint64_t begin, std::uint64_t end) {
   if (getpid() != process_) return bring(begin, end);  // forked: nobody works ahead
   const bool delayed = met_disk(reads_);
   std::uint64_t from;
-  bool rests;
+  bool rests, wake;
   {
     const std::lock_guard lock(wakes_->mutex);
     if (delayed) undelayed_ = 0;
@@ -97,8 +100,9 @@ void Readahead::wait(std::uint64_t begin, std::uint64_t end) {
     if (rests && !mapped_) brought_ = std::max(brought_, end);
     done_with_ = std::max(done_with_, begin);
     from = std::max(brought_, begin);
+    wake = !rests && (asleep_ || from < end);
   }
-  if (!rests) wakes_->work.notify_one();
+  if (wake) wakes_->work.notify_one();
   if (from < end) {
     // Not left to the thread: what is in the page cache is there sooner than a thread is awake, and on
     // what is not, both wait for the disk.
@@ -117,8 +121,13 @@ void Readahead::run() {
     std::uint64_t at, end;
     {
       std::unique_lock lock(wakes_->mutex);
-      wakes_->work.wait(
-          lock, [&] { return stop_ || brought_ < wanted_ || done_with_ >= given_back_ + step; });
+      const auto called = [&] { return stop_ || brought_ < wanted_ || done_with_ >= given_back_ + step; };
+      // For a while it looks by itself: to wake a thread takes the caller longer than all the rest.
+      for (int looks = 0; looks < kLooks && !called(); ++looks)
+        wakes_->work.wait_until(lock, std::chrono::system_clock::now() + kLook);
+      asleep_ = true;
+      wakes_->work.wait(lock, called);
+      asleep_ = false;
       if (stop_) return;
       at = brought_;
       end = std::min(wanted_, at + kStep);

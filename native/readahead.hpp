@@ -63,6 +63,7 @@ class Readahead {
   std::uint64_t done_with_ = 0;   // bytes that may be given back
   std::uint64_t given_back_ = 0;
   std::uint64_t undelayed_ = 0;   // bytes since the disk was waited for
+  bool asleep_ = false;           // until it is called
   bool stop_ = false;
   std::thread thread_;
 };
