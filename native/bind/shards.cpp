@@ -20,7 +20,8 @@ namespace {
 // file's memory, begin, bytes, path
 using StretchIn = std::tuple<BytesIn, std::size_t, std::size_t, nb::object>;
 
-std::shared_ptr<Readahead> make_readahead(const std::vector<StretchIn>& given, std::size_t window) {
+std::shared_ptr<Readahead> make_readahead(const std::vector<StretchIn>& given, std::size_t window,
+                                          bool mapped) {
   auto keep = std::make_shared<std::vector<BytesIn>>();
   std::vector<Stretch> stretches;
   for (const auto& [memory, begin, bytes, path] : given) {
@@ -29,7 +30,7 @@ std::shared_ptr<Readahead> make_readahead(const std::vector<StretchIn>& given, s
     keep->push_back(memory);
     stretches.push_back({span_of(memory).subspan(begin, bytes), path_bytes(path), begin});
   }
-  return std::make_shared<Readahead>(std::move(stretches), window, std::move(keep));
+  return std::make_shared<Readahead>(std::move(stretches), window, mapped, std::move(keep));
 }
 
 // Values shared out among the cores in pieces of so many.
@@ -40,24 +41,23 @@ void upcast_all(FloatKind kind, std::span<const std::byte> from, std::span<To> t
                 const std::string& path, std::uint64_t at) {
   const std::size_t size = bytes_of(kind), pieces = (to.size() + kPiece - 1) / kPiece;
   const bool past_caches = larger_than_caches(to.size_bytes());
-  const auto work = [&](std::size_t piece) {
-    const std::size_t begin = piece * kPiece, count = std::min(kPiece, to.size() - begin);
+  const auto part = [&](std::size_t begin, std::size_t count) {
     const auto convert = [&] {
       upcast(kind, from.subspan(begin * size, count * size), to.subspan(begin, count), past_caches);
     };
     guarded(from, path, convert, at);
   };
-  if (threads <= 1 || pieces <= 1)
-    for (std::size_t piece = 0; piece < pieces; ++piece) work(piece);
-  else
-    shared_pool().run(pieces, work);
+  if (threads <= 1 || pieces <= 1) return part(0, to.size());
+  shared_pool().run(pieces, [&](std::size_t piece) {
+    part(piece * kPiece, std::min(kPiece, to.size() - piece * kPiece));
+  });
 }
 
 }  // namespace
 
 void bind_shards(nb::module_& m) {
   nb::class_<Readahead>(m, "Readahead", "Mapped files, brought into memory ahead of a cursor.")
-      .def(nb::new_(&make_readahead), "stretches"_a, "window"_a)
+      .def(nb::new_(&make_readahead), "stretches"_a, "window"_a, "mapped"_a)
       .def(
           "wait",
           [](Readahead& ahead, std::uint64_t begin, std::uint64_t end) {

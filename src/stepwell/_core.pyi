@@ -282,7 +282,7 @@ def block_sums(table: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order=
 class Readahead:
     """Mapped files, brought into memory ahead of a cursor."""
 
-    def __init__(self, stretches: Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], int, int, object]], window: int) -> None: ...
+    def __init__(self, stretches: Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], int, int, object]], window: int, mapped: bool) -> None: ...
 
     def wait(self, begin: int, end: int) -> None:
         """

@@ -1,8 +1,10 @@
 // Threads against threads, for ThreadSanitizer: `make sanitize` builds and runs this.
 // The core is used without Python here, as any C++ program could.
 
+#include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -15,6 +17,7 @@
 
 #include "lane.hpp"
 #include "prefetch.hpp"
+#include "readahead.hpp"
 #include "threads.hpp"
 
 using namespace stepwell;
@@ -131,6 +134,28 @@ void lane_seen_by_many() {
   for (auto& reader : readers) reader.join();
 }
 
+// A file is read to its end while a thread goes ahead, or rests.
+void read_ahead() {
+  constexpr std::size_t size = std::size_t{16} << 20, step = 300'000;
+  std::FILE* const file = std::tmpfile();
+  const std::vector<char> content(size, 7);
+  expect(file && std::fwrite(content.data(), 1, size, file) == size && std::fflush(file) == 0, "a file");
+  void* const memory = mmap(nullptr, size, PROT_READ, MAP_SHARED, fileno(file), 0);
+  expect(memory != MAP_FAILED, "a mapping");
+  const std::span bytes(static_cast<const std::byte*>(memory), size);
+  for (const bool mapped : {false, true})
+    for (const std::size_t window : {1, 1 << 16, 1 << 22}) {
+      Readahead ahead({{bytes.first(size / 3), "a", 0}, {bytes.subspan(size / 3), "b", 0}}, window, mapped, nullptr);
+      for (std::size_t at = 0; at < size; at += step) {
+        const auto part = bytes.subspan(at, std::min(step, size - at));
+        ahead.wait(at, at + part.size());
+        expect(std::ranges::count(part, std::byte{7}) == std::ssize(part), "bytes that are read");
+      }
+    }
+  munmap(memory, size);
+  std::fclose(file);
+}
+
 }  // namespace
 
 int main() {
@@ -144,5 +169,6 @@ int main() {
   pool_shared_by_callers();
   reads_at_once(*reader, *order);
   lane_seen_by_many();
+  read_ahead();
   std::puts("no race found");
 }

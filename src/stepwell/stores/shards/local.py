@@ -101,15 +101,20 @@ class LocalShards:
         except FileNotFoundError:
             return False
 
-    def parts(self, spans: Sequence[Span], window_bytes: int) -> Iterator[NDArray[np.uint8]]:
-        """The bytes of each part of the spans, read ahead of the loop."""
+    def parts(
+        self, spans: Sequence[Span], window_bytes: int, *, mapped: bool = True
+    ) -> Iterator[NDArray[np.uint8]]:
+        """The bytes of each part of the spans, read ahead of the loop.
+
+        Without `mapped`, pages that are in memory anyway may be left to whoever reads them.
+        """
         stretches = []
         for number, begin, end, _ in spans:
             file, size = self._files[number], self._files[number].shard.row_bytes
             stretches.append(
                 (file.memory, HEADER_BYTES + begin * size, (end - begin) * size, file.path)
             )
-        ahead = _core.Readahead(stretches, window_bytes)
+        ahead = _core.Readahead(stretches, window_bytes, mapped)
         at = 0
         for number, begin, end in cuts(spans):
             data = self._files[number].payload(begin, end)

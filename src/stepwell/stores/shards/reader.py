@@ -42,7 +42,9 @@ class Shards(Protocol):
     def where(self, number: int) -> str: ...
     def surplus(self, number: int) -> int: ...
     def reader(self) -> _core.Reader | None: ...
-    def parts(self, spans: Sequence[Span], window_bytes: int) -> Iterator[NDArray[np.uint8]]: ...
+    def parts(
+        self, spans: Sequence[Span], window_bytes: int, *, mapped: bool = True
+    ) -> Iterator[NDArray[np.uint8]]: ...
 
 
 class ShardReader(Source):
@@ -63,7 +65,7 @@ class ShardReader(Source):
         self._options = options
         self._infos = shards.shards
         self._kind = self._infos[0].kind
-        stored = _stored_dtype(self._kind)
+        self._stored = stored = _stored_dtype(self._kind)
         self._dtype = (stored or np.dtype(np.float32)) if dtype is None else np.dtype(dtype)
         if self._dtype not in (*_UPCAST, *filter(None, [stored])):
             raise ValueError(f"dtype: expected float32, float64 or the stored one, got {dtype}")
@@ -176,8 +178,7 @@ class ShardReader(Source):
             raise ValueError(f"{batch_rows} rows a batch, a window of {window_bytes} bytes")
         if out is not None:
             dtype = self._checked_out(out, batch_rows)
-        wanted = None if dtype is None else np.dtype(dtype)
-        stored = _stored_dtype(self._kind)
+        wanted, stored = None if dtype is None else np.dtype(dtype), self._stored
         if wanted is None and stored is None:
             raise ValueError("NumPy has no bfloat16; ask for float32 or float64")
         if wanted is not None and wanted not in (*_UPCAST, *filter(None, [stored])):
@@ -194,21 +195,33 @@ class ShardReader(Source):
         window_bytes: int,
         out: NDArray[Any] | None,
     ) -> Iterator[RowBatch]:
-        stored = _stored_dtype(self._kind)
-        for (number, begin, end), data in zip(
-            cuts(spans), self._shards.parts(spans, window_bytes), strict=True
-        ):
-            first = int(self._starts[number]) + begin
-            ids = np.arange(first, first + end - begin, dtype=np.int64)
-            if out is None and stored is not None and (wanted is None or wanted == stored):
-                rows = data.view(stored).reshape(-1, self.width)
-                rows.flags.writeable = False
+        given = out is None and (wanted is None or self._is_stored(wanted))
+        stored = self._stored if given else None
+        parts = self._shards.parts(spans, window_bytes, mapped=stored is not None)
+        # Nothing is kept of a batch: its memory is for the next one as soon as the caller lets go.
+        for cut, data in zip(cuts(spans), parts, strict=True):
+            if stored is not None:
+                yield self._batch(cut, _view(data, stored, self.width))
             else:
                 assert wanted is not None
-                rows = self._empty_rows(end - begin, wanted) if out is None else out[: end - begin]
-                at = HEADER_BYTES + begin * self._infos[number].row_bytes
-                self._convert(data, rows, self._shards.where(number), at)
-            yield RowBatch(rows, ids)
+                yield self._batch(cut, self._converted(cut, data, wanted, out))
+
+    def _batch(self, cut: tuple[int, int, int], rows: NDArray[Any]) -> RowBatch:
+        first = int(self._starts[cut[0]]) + cut[1]
+        return RowBatch(rows, np.arange(first, first + len(rows), dtype=np.int64))
+
+    def _converted(
+        self,
+        cut: tuple[int, int, int],
+        data: NDArray[np.uint8],
+        wanted: np.dtype[Any],
+        out: NDArray[Any] | None,
+    ) -> NDArray[Any]:
+        number, begin, end = cut
+        rows = self._empty_rows(end - begin, wanted) if out is None else out[: end - begin]
+        at = HEADER_BYTES + begin * self._infos[number].row_bytes
+        self._convert(data, rows, self._shards.where(number), at)
+        return rows
 
     def subsample(self, fraction: float) -> "Subsample":
         """About `fraction` of the rows, chosen by a hash of their ids: the same everywhere, and
@@ -228,7 +241,8 @@ class ShardReader(Source):
                 )  # fmt: skip
             step = max((1 << 22) // shard.row_bytes, 1)
             try:
-                for data in self._shards.parts([Span(number, 0, shard.rows, step)], WINDOW_BYTES):
+                span = Span(number, 0, shard.rows, step)
+                for data in self._shards.parts([span], WINDOW_BYTES, mapped=False):
                     copy = _whole(data, where, at).take(np.zeros(1, np.int64))
                     crc = _core.crc32c(copy[: len(data)], crc)
                     done, at = done + len(data), at + len(data)
@@ -264,8 +278,7 @@ class ShardReader(Source):
     # Below this line: for this package.
 
     def _is_stored(self, dtype: np.dtype[Any]) -> bool:
-        stored = _stored_dtype(self._kind)
-        return stored is not None and dtype == stored  # NumPy takes None for float64
+        return self._stored is not None and dtype == self._stored  # to NumPy, None is float64
 
     def _empty_rows(self, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         size = count * self.width * dtype.itemsize
@@ -300,6 +313,12 @@ class ShardReader(Source):
 def _whole(data: NDArray[np.uint8], where: str, at: int) -> _core.Reader:
     """Bytes as one row, to be copied: they may be those of a file that someone cuts meanwhile."""
     return _core.guarded_reader(data, 0, 1, len(data), where, at)
+
+
+def _view(data: NDArray[np.uint8], dtype: np.dtype[Any], width: int) -> NDArray[Any]:
+    rows = data.view(dtype).reshape(-1, width)
+    rows.flags.writeable = False
+    return rows
 
 
 def _stored_dtype(kind: str) -> np.dtype[Any] | None:

@@ -120,8 +120,10 @@ class RemoteShards:
             list(pool.map(lambda task: task[0](*task[1:]), tasks))
         return out.reshape(-1)
 
-    def parts(self, spans: Sequence[Span], window_bytes: int) -> Iterator[NDArray[np.uint8]]:
-        """The bytes of each part of the spans, fetched ahead of the loop.
+    def parts(
+        self, spans: Sequence[Span], window_bytes: int, *, mapped: bool = True
+    ) -> Iterator[NDArray[np.uint8]]:
+        """The bytes of each part of the spans, fetched ahead of the loop; nothing is mapped.
 
         A range has many small parts, or one of several ranges is put together: how much a loop
         takes at a time does not decide how many requests are under way.
