@@ -301,7 +301,7 @@ def test_arrays_that_change(quick_path: Path, changed: dict[str, Any], reopened:
         writer.close()
         writer = ReplayWriter(quick_path, "run")
     with writer:
-        with pytest.raises(SchemaError, match="expected .* got"):
+        with pytest.raises(SchemaError, match=r"expected .* got"):
             record(writer, 1, **changed)
         record(writer, 1)
     assert numbers_of(quick_path) == [0, 1]
@@ -859,7 +859,7 @@ DAMAGE = [
     "channels = x'ff'",
     "rows = '[]'",
     "rows = '{\"steps\": -1}'",
-    "rows = '{\"steps\": \"x\"}'",
+    'rows = \'{"steps": "x"}\'',
     "rows = '{\"steps\": 1e999}'",
     "steps = 'many'",
     "steps = -1",

@@ -58,7 +58,7 @@ class WriterLock:
 
 
 def _take(file: int) -> None:
-    """Lock a file; whoever asks `is_locked` holds it for a moment, which is no reason to give up."""
+    """Lock a file. Whoever asks `is_locked` holds it for a moment; that is waited for."""
     for pause_s in _PAUSES_S:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -131,6 +131,12 @@ class ReplayReader:
 
     def _episode(self, row: Sequence[Any]) -> Episode:
         values = dict(zip(EPISODE_COLUMNS, row, strict=True))
+        for name in ("number", "steps", "dropped"):
+            if not isinstance(values[name], int):
+                raise FormatError(
+                    f"{values['episode_id']!r}: {name}: expected a number, got {values[name]!r}",
+                    path=str(self._database),
+                )
         for name in ("ended", "terminated", "truncated"):
             values[name] = bool(values[name])
         return Episode(**values)
@@ -172,10 +178,7 @@ class Episodes(Sequence[Episode]):
         known = self._reader.runs
         by_run: dict[str, list[EpisodeSpan]] = {}
         for episode in self._episodes:
-            final = FrameRef.parse(episode.final_obs_ref) if episode.final_obs_ref else None
-            span = EpisodeSpan(
-                episode.number, episode.steps, episode.dropped, final.index if final else -1
-            )
+            span = EpisodeSpan(episode.number, episode.steps, episode.dropped, _final_row(episode))
             by_run.setdefault(episode.run_id, []).append(span)
         runs = []
         for run_id, spans in by_run.items():
@@ -246,6 +249,16 @@ class EpisodeSteps:
             f"EpisodeSteps({self.episode.episode_id!r}, {len(self)} steps, "
             f"{len(self.frame_steps)} frames, reward {self.rewards.sum():g})"
         )
+
+
+def _final_row(episode: Episode) -> int:
+    """The row of what was seen last, -1 where nothing was."""
+    if episode.final_obs_ref is None:
+        return -1
+    final = FrameRef.of(episode.final_obs_ref)
+    if (final.run_id, final.dataset) != (episode.run_id, OBSERVATIONS):
+        raise FormatError(f"{episode.episode_id}: {final} is no observation of its run")
+    return final.index
 
 
 def _resolved(
