@@ -89,8 +89,11 @@ class Channel:
         try:
             name, codec = str(stated["name"]), str(stated["codec"])
             shape = tuple(int(size) for size in stated["shape"])
-            return cls(name, dtype_from_json(stated["dtype"]), shape, codec)
-        except (KeyError, TypeError, ValueError) as error:
+            made = cls(name, dtype_from_json(stated["dtype"]), shape, codec)
+            if made.dtype.kind not in "biuf" or any(size < 1 for size in shape):
+                raise ValueError("not of numbers")
+            return made
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FormatError(f"not a channel: {stated!r} ({error})", path=path) from None
 
 

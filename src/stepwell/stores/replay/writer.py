@@ -106,19 +106,21 @@ class ReplayWriter:
         if number != number:
             raise ValueError("reward: expected a number, got NaN")
         text = _json(info) if info else None
-        if agent_id is not None and not isinstance(agent_id, str):
-            raise TypeError(f"agent_id: expected text, got {type(agent_id).__name__}")
+        _check_agent(agent_id)
         terminated, truncated = bool(terminated), bool(truncated)
         pipeline = self._pipeline
         with pipeline.lock:
             pipeline.check()
             observed, acted, framed = self._payloads(observation, action, frame)
-            payloads = observed + acted + framed
-            kept = pipeline.room(sum([len(data) for _, data in payloads]))
+        payloads = observed + acted + framed
+        kept = pipeline.room(sum([len(data) for _, data in payloads]))
+        with pipeline.lock:
+            pipeline.check()
             stream = self._stream(agent_id)
             index, stream.steps = stream.steps, stream.steps + 1
             stream.over = terminated or truncated
             if not kept:
+                pipeline.drop()
                 if stream.over:
                     self._put_ending(stream, agent_id, now, terminated, truncated, [])
                 return None
@@ -165,6 +167,7 @@ class ReplayWriter:
                     raise ValueError("there is no episode that this observation could end")
                 return
             observed, _, _ = self._payloads(observation, None, None)
+            stream.over = True  # before it is said, for no step may follow that
             self._put_ending(stream, agent_id, time.time(), False, False, observed)
             del self._streams[agent_id]
 
@@ -174,8 +177,11 @@ class ReplayWriter:
 
     def close(self) -> None:
         """Write what is left and end. Episodes that did not end stay as they are."""
-        if self._finalizer.detach() is not None:
+        try:
             self._pipeline.close()
+        finally:
+            if self._pipeline.ended:
+                self._finalizer.detach()
 
     def __enter__(self) -> Self:
         return self
@@ -217,8 +223,10 @@ class ReplayWriter:
             if kind == FRAMES:
                 _check_frame(found)
             new |= {name: Channel.like(name, array, self._codec) for name, array in found}
-        elif known != [name for name, _ in found]:
-            raise SchemaError(f"{kind}: expected {known}, got {[name for name, _ in found]}")
+        else:
+            found.sort(key=lambda leaf: known.index(leaf[0]) if leaf[0] in known else -1)
+            if known != [name for name, _ in found]:
+                raise SchemaError(f"{kind}: expected {known}, got {[name for name, _ in found]}")
         channels = [self._channels.get(name) or new[name] for name, _ in found]
         return [(c, c.bytes_of(array)) for c, (_, array) in zip(channels, found, strict=True)]
 
@@ -254,8 +262,22 @@ class ReplayWriter:
 
 def _abandoned(pipeline: Pipeline, run_id: str) -> None:
     if pipeline.own:
-        warnings.warn(f"the writer of run {run_id!r} was not closed", ResourceWarning, stacklevel=2)
-        pipeline.close()
+        try:
+            message = f"the writer of run {run_id!r} was not closed"
+            warnings.warn(message, ResourceWarning, stacklevel=2)
+        finally:
+            pipeline.close()
+
+
+def _check_agent(agent_id: str | None) -> None:
+    if agent_id is None:
+        return
+    if not isinstance(agent_id, str):
+        raise TypeError(f"agent_id: expected text, got {type(agent_id).__name__}")
+    try:
+        agent_id.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"agent_id: expected text, got {agent_id!r}") from None
 
 
 def _check_frame(found: list[tuple[str, Any]]) -> None:
@@ -277,8 +299,10 @@ def _number(acted: _Data) -> int | float | None:
 
 
 def _json(info: Mapping[str, Any]) -> bytes:
+    if not isinstance(info, Mapping):
+        raise TypeError(f"info: expected a dict, got {type(info).__name__}")
     try:
-        return json.dumps(info, default=_described, skipkeys=True).encode()
+        return json.dumps(dict(info), default=_described, skipkeys=True).encode()
     except (TypeError, ValueError) as error:
         raise TypeError(f"info: {error}") from None
 
@@ -286,7 +310,8 @@ def _json(info: Mapping[str, Any]) -> bytes:
 def _described(value: Any) -> Any:
     """What JSON does not know: NumPy's numbers, small arrays, and a word for anything else."""
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.size <= 256):
-        return value.tolist()
+        plain = value.tolist()
+        return plain if not isinstance(plain, np.generic) else str(plain)
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {value.shape}"
     return str(value)
