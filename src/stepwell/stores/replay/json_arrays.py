@@ -1,7 +1,7 @@
 """Arrays that were written as JSON: nested lists of numbers, alone or somewhere in a dict.
 
-Nested lists of equal lengths are read by NumPy, several times faster than by way of Python's
-numbers. Whatever is not plainly that goes through `json`.
+Pixels, whole numbers in nested lists of equal lengths, are read by NumPy, several times faster
+than by way of Python's numbers. Whatever is not plainly that goes through `json`.
 """
 
 import base64
@@ -18,7 +18,7 @@ from stepwell.errors import SchemaError
 
 __all__ = ["Parts", "parse", "picture"]
 
-_NUMBER = b" \t\r\n0123456789+-.eE"
+_NUMBER = b" \t\r\n0123456789-"
 _SAFE = 10**18  # NumPy does not say when a whole number is too large for it
 _MARK = "\0array"  # stands for the array that was read before the rest
 _MARKED = json.dumps(_MARK).encode()
@@ -57,7 +57,7 @@ def picture(parts: Parts) -> Parts:
 
 
 def _rectangle(data: bytes) -> NDArray[Any] | None:
-    """The array of a text that is nothing but nested lists of numbers; None for any other."""
+    """The array of a text that is nothing but nested lists of whole numbers; None for any other."""
     frame = data.translate(None, _NUMBER)
     depth = len(frame) - len(frame.lstrip(b"["))
     if not depth:
@@ -70,18 +70,28 @@ def _rectangle(data: bytes) -> NDArray[Any] | None:
     shape = (*outer, inside[0])
     if int(np.prod(shape, dtype=np.int64)) != inside[-1] or frame != _frame(shape):
         return None
-    dtype = np.float64 if any(mark in data for mark in (b".", b"e", b"E")) else np.int64
+    text = data.translate(None, b"[]")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
-            flat = np.fromstring(data.translate(None, b"[] \t\r\n"), dtype, sep=",")
+            flat = np.fromstring(text, np.int64, sep=",")
         except (ValueError, DeprecationWarning):
             return None
-    if len(flat) != inside[-1]:
+    # NumPy is less strict than JSON, and silent about numbers that are too large: only what it
+    # would write the same way counts.
+    if len(flat) != inside[-1] or flat.max() >= _SAFE or flat.min() <= -_SAFE:
         return None
-    if dtype is np.int64 and (flat.max() >= _SAFE or flat.min() <= -_SAFE):
+    written = len(text.translate(None, b" \t\r\n")) - len(flat) + 1
+    negative = int(np.count_nonzero(flat < 0))
+    if written != _digits(flat) + negative or text.count(b"-") != negative:
         return None
     return flat.reshape(shape)
+
+
+def _digits(values: NDArray[np.int64]) -> int:
+    size = np.abs(values)
+    most = len(str(size.max()))
+    return len(values) + sum(int(np.count_nonzero(size >= 10**k)) for k in range(1, most))
 
 
 @lru_cache(maxsize=16)
@@ -138,9 +148,7 @@ def _split_list(value: list[Any]) -> Parts:
     while flat and all(isinstance(item, list) for item in flat) and level < 32:
         flat, level = [item for inner in flat for item in inner], level + 1
     if not flat or not all(isinstance(item, bool | int | float) for item in flat):
-        if any(isinstance(item, np.ndarray) for item in flat):
-            return None, _listed(value)
-        return None, value
+        return None, _listed(value)
     try:
         array = np.array(value)
     except ValueError:

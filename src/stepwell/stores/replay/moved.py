@@ -1,4 +1,4 @@
-"""A step of an old database as it is to be in a replay store, and whether it is so there."""
+"""Steps of an old database as they are to be in a replay store, and whether they are so there."""
 
 import json
 from collections.abc import Iterable, Mapping

@@ -51,6 +51,11 @@ class OldStep(NamedTuple):
     run_id: Any
 
     @property
+    def run(self) -> str | None:
+        """The name of the run; there may be none."""
+        return str(self.run_id) if self.run_id not in (None, "") else None
+
+    @property
     def where(self) -> str:
         return f"step {self.step_index} of episode {self.episode_id!r}"
 
@@ -109,6 +114,7 @@ class OldTelemetry:
                 if first is None:  # removed meanwhile
                     continue
                 run_id, agent_id, started_at = (None if v is None else str(v) for v in first)
+                run_id = run_id or None
                 end = ends.get(episode_id)
                 found.append(
                     OldEpisode(
