@@ -292,7 +292,7 @@ class Readahead:
 def upcast(kind: int, from_: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], to: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], doubles: bool, threads: int, path: object) -> None:
     """Floats of a shard (0 f32, 1 f16, 2 bf16) made float32 or float64."""
 
-def pack_each(codec: int, level: int, rows: list[bytes]) -> tuple[list[bytes | None], NDArray[numpy.uint8]]:
+def pack_each(codec: int, level: int, rows: list[bytes | NDArray[numpy.uint8]]) -> tuple[list[bytes | None], NDArray[numpy.uint8]]:
     """
     Each row packed, None for one that would not become smaller; and the CRC32C of what is to be stored of each, as bytes of uint32.
     """

@@ -16,7 +16,7 @@ from stepwell.stores.replay.arrays import ArrayFile, build_file
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel
 from stepwell.stores.replay.database import Database, Seat, iso_time
 from stepwell.stores.replay.hdf5 import FILE_VERSION
-from stepwell.stores.replay.items import Counters, Ending, Step
+from stepwell.stores.replay.items import Counters, Ending, Payload, Step
 from stepwell.stores.replay.layout import (
     NUMBERS,
     STEPS,
@@ -115,7 +115,7 @@ class RunDisk:
     ) -> None:
         """The same, when the caller knows what the tables are to say: `rows` of the steps, `seats`
         of the episodes, and of each episode that `ended` its first row and its steps."""
-        payloads: dict[Channel, list[bytes]] = {}
+        payloads: dict[Channel, list[Payload]] = {}
         for item in items:
             for channel, data in item.payloads:
                 payloads.setdefault(channel, []).append(data)

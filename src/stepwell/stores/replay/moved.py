@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from stepwell.errors import SchemaError
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel, Tree, leaves
+from stepwell.stores.replay.items import Payload
 from stepwell.stores.replay.json_arrays import parse, picture
 from stepwell.stores.replay.old_telemetry import OldStep
 from stepwell.stores.replay.resolver import FrameResolver
@@ -21,7 +22,7 @@ NEW_COLUMNS = (
 )
 _KINDS = (OBSERVATIONS, ACTIONS, FRAMES)
 
-Payloads = list[tuple[Channel, bytes]]
+Payloads = list[tuple[Channel, Payload]]
 
 
 class MovedStep(NamedTuple):
