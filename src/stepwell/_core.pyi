@@ -297,7 +297,7 @@ def upcast(kind: int, from_: Annotated[NDArray[numpy.uint8], dict(shape=(None,),
 def map_file(file: int, size: int, path: object) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)]:
     """The memory of an open file, which may then be closed."""
 
-def pack_each(codec: int, level: int, rows: list[bytes]) -> tuple[list[bytes | None], NDArray[numpy.uint8]]:
+def pack_each(codec: int, level: int, rows: list[bytes | NDArray[numpy.uint8]]) -> tuple[list[bytes | None], NDArray[numpy.uint8]]:
     """
     Each row packed, None for one that would not become smaller; and the CRC32C of what is to be stored of each, as bytes of uint32.
     """

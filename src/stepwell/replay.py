@@ -16,6 +16,11 @@ from stepwell.stores.replay.resolver import FrameResolver
 from stepwell.stores.replay.source import ReplaySteps
 
 if TYPE_CHECKING:
+    from stepwell.stores.replay.migrate import (
+        MigrationReport,
+        migrate_telemetry,
+        validate_telemetry,
+    )
     from stepwell.stores.replay.writer import ReplayWriter, StepRefs
 
 __all__ = [
@@ -28,14 +33,23 @@ __all__ = [
     "LaneInfo",
     "LaneReader",
     "LaneWriter",
+    "MigrationReport",
     "ReplayReader",
     "ReplaySteps",
     "ReplayWriter",
     "StepRefs",
     "lanes",
+    "migrate_telemetry",
+    "validate_telemetry",
 ]
 
-_LATER = {"ReplayWriter": "writer", "StepRefs": "writer"}
+_LATER = {
+    "MigrationReport": "migrate",
+    "ReplayWriter": "writer",
+    "StepRefs": "writer",
+    "migrate_telemetry": "migrate",
+    "validate_telemetry": "migrate",
+}
 
 
 def __getattr__(name: str) -> Any:

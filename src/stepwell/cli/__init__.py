@@ -2,7 +2,18 @@
 
 import typer
 
-from stepwell.cli import console, convert, games, pack, records, shards, sources, steps, verify
+from stepwell.cli import (
+    console,
+    convert,
+    games,
+    pack,
+    records,
+    shards,
+    sources,
+    steps,
+    telemetry,
+    verify,
+)
 
 __all__ = ["app", "main"]
 
@@ -22,6 +33,7 @@ app.command()(verify.verify)
 app.command()(steps.query)
 app.command()(steps.export)
 app.command()(convert.convert)
+app.command("migrate-telemetry")(telemetry.migrate)
 app.add_typer(pack.app, name="pack")
 app.add_typer(records.app, name="records")
 app.add_typer(shards.app, name="shards")

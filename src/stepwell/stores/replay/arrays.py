@@ -33,6 +33,7 @@ from stepwell.stores.replay.hdf5 import (
     open_for_reading,
     translated,
 )
+from stepwell.stores.replay.items import Payload
 
 __all__ = ["CODECS", "ArrayFile", "build_file"]
 
@@ -73,7 +74,7 @@ class ArrayFile:
     def rows(self) -> dict[str, int]:
         return {name: column.rows for name, column in self._columns.items()}
 
-    def append(self, name: str, rows: Sequence[bytes]) -> None:
+    def append(self, name: str, rows: Sequence[Payload]) -> None:
         """Put rows behind the others, and their sums into the dataset of sums."""
         with translated(self._path):
             sums = self._columns[name].append(rows)
@@ -198,7 +199,7 @@ class _Column:
         self.rows = int(dataset.shape[0])
         self._packed = dataset.id.get_create_plist().get_nfilters() > 0
 
-    def append(self, rows: Sequence[bytes]) -> NDArray[np.uint32]:
+    def append(self, rows: Sequence[Payload]) -> NDArray[np.uint32]:
         raise NotImplementedError
 
     def append_array(self, values: NDArray[Any]) -> None:
@@ -218,7 +219,7 @@ class _Column:
 class _Single(_Column):
     """One row a chunk, packed here or not at all."""
 
-    def append(self, rows: Sequence[bytes]) -> NDArray[np.uint32]:
+    def append(self, rows: Sequence[Payload]) -> NDArray[np.uint32]:
         packed, sums = _core.pack_each(ZSTD if self._packed else RAW, _LEVEL, list(rows))
         first = self._grow(len(rows))
         rest = (0,) * (len(self.dataset.shape) - 1)
@@ -244,8 +245,8 @@ class _Small(_Column):
             _, stored = dataset.id.read_direct_chunk(self._at(self.rows - begun))
             self._tail[: begun * self._row_bytes] = stored[: begun * self._row_bytes]
 
-    def append(self, rows: Sequence[bytes]) -> NDArray[np.uint32]:
-        joined = b"".join(rows)
+    def append(self, rows: Sequence[Payload]) -> NDArray[np.uint32]:
+        joined = _joined(rows)
         self._append(joined)
         return _core.sum_each(np.frombuffer(joined, np.uint8), self._row_bytes).view(np.uint32)
 
@@ -282,15 +283,19 @@ class _Small(_Column):
 class _Filtered(_Column):
     """One row a chunk, packed by a filter of HDF5."""
 
-    def append(self, rows: Sequence[bytes]) -> NDArray[np.uint32]:
+    def append(self, rows: Sequence[Payload]) -> NDArray[np.uint32]:
         first = self._grow(len(rows))
         shape = (len(rows), *self.dataset.shape[1:])
-        self.dataset[first:] = np.frombuffer(b"".join(rows), self.dataset.dtype).reshape(shape)
+        self.dataset[first:] = np.frombuffer(_joined(rows), self.dataset.dtype).reshape(shape)
         self.dataset.flush()
         rest = (0,) * (len(self.dataset.shape) - 1)
         read = self.dataset.id.read_direct_chunk
         stored = (read((first + i, *rest))[1] for i in range(len(rows)))
         return np.array([_core.crc32c(np.frombuffer(s, np.uint8)) for s in stored], np.uint32)
+
+
+def _joined(rows: Sequence[Payload]) -> bytes:
+    return b"".join([row if isinstance(row, bytes) else row.data for row in rows])
 
 
 def _column(dataset: h5py.Dataset) -> _Column:

@@ -7,6 +7,7 @@ from collections import deque
 
 from stepwell.stores.replay.disk import RunDisk
 from stepwell.stores.replay.items import Counters, Ending, Rows, Step
+from stepwell.stores.replay.slots import Slots, in_slots, touched
 
 __all__ = ["Pipeline"]
 
@@ -32,6 +33,7 @@ class Pipeline:
         self._limit = queue_bytes
         self._wait = flush_every
         self._process = os.getpid()
+        self.slots = Slots()
         self._queue: deque[Step | Ending] = deque()
         self._bytes = 0
         self._enqueued = disk.enqueued
@@ -149,16 +151,21 @@ class Pipeline:
     def _work(self) -> None:
         try:
             while True:
+                self._prepare()
                 with self.lock:
                     items = self._next()
                 if not items:
                     break
                 self._disk.write(items, self._counters(items[0].time))
+                size = sum(map(_size, items))
+                slots = in_slots(payload for item in items for payload in item.payloads)
                 with self.lock:
                     self._done += len(items)
-                    self._bytes -= sum(map(_size, items))
+                    self._bytes -= size
                     if not self._queue:
                         self._bytes = 0  # an interrupt may have left some
+                    for row_bytes, some in slots.items():
+                        self.slots.add(row_bytes, some)
                     self._open_gates()
             self._disk.close(self._counters(time.time()))
         except BaseException as error:
@@ -171,10 +178,19 @@ class Pipeline:
                 self.ended = True
                 self._open_gates()
 
+    def _prepare(self) -> None:
+        """Have memory for the next batch, so that the caller need not wait for pages of it."""
+        with self.lock:
+            while not self._queue and not self._closing:
+                self._more.wait()
+            wanting = self.slots.wanting(_BATCH_STEPS, self._limit - self._bytes)
+        for size, count in wanting:
+            slots = touched(size, count)
+            with self.lock:
+                self.slots.add(size, slots)
+
     def _next(self) -> list[Step | Ending]:
         """Wait for a batch; empty when there will be none."""
-        while not self._queue and not self._closing:
-            self._more.wait()
         deadline = time.monotonic() + self._wait
         while len(self._queue) < _BATCH_STEPS and not self._closing and self._done >= self._wanted:
             left = deadline - time.monotonic()
@@ -194,4 +210,4 @@ class Pipeline:
 
 
 def _size(item: Step | Ending) -> int:
-    return _OVERHEAD + sum(len(data) for _, data in item.payloads)
+    return _OVERHEAD + sum([len(data) for _, data in item.payloads])

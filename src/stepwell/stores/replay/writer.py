@@ -10,19 +10,21 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepwell.errors import SchemaError
 from stepwell.stores.replay.arrays import CODECS
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel, Tree, leaves
 from stepwell.stores.replay.disk import RunDisk
-from stepwell.stores.replay.items import Ending, Rows, Step
+from stepwell.stores.replay.items import Ending, Payload, Rows, Step
 from stepwell.stores.replay.pipeline import Pipeline
 from stepwell.stores.replay.refs import check_run_id
+from stepwell.stores.replay.slots import LEAST_BYTES
 
 __all__ = ["ReplayWriter", "StepRefs"]
 
 
-_Data = list[tuple[Channel, bytes]]
+_Data = list[tuple[Channel, Payload]]
 
 
 class StepRefs(NamedTuple):
@@ -121,6 +123,7 @@ class ReplayWriter:
             stream.over = terminated or truncated
             if not kept:
                 pipeline.drop()
+                pipeline.slots.give_back(payloads)
                 if stream.over:
                     self._put_ending(stream, agent_id, now, terminated, truncated, [])
                 return None
@@ -216,7 +219,7 @@ class ReplayWriter:
             return []
         channel = self._channels.get(kind)
         if channel is not None and type(tree) is np.ndarray:
-            return [(channel, channel.bytes_of(tree))]
+            return [(channel, self._copy(channel, tree))]
         found = list(leaves(kind, tree))
         known = [name for name in self._channels if name == kind or name.startswith(kind + "/")]
         if not known:
@@ -228,7 +231,12 @@ class ReplayWriter:
             if known != [name for name, _ in found]:
                 raise SchemaError(f"{kind}: expected {known}, got {[name for name, _ in found]}")
         channels = [self._channels.get(name) or new[name] for name, _ in found]
-        return [(c, c.bytes_of(array)) for c, (_, array) in zip(channels, found, strict=True)]
+        return [(c, self._copy(c, array)) for c, (_, array) in zip(channels, found, strict=True)]
+
+    def _copy(self, channel: Channel, array: NDArray[Any]) -> Payload:
+        fitting = channel.fitting(array)
+        small = fitting.nbytes < LEAST_BYTES
+        return fitting.tobytes() if small else self._pipeline.slots.copy(fitting)
 
     def _place(self, kind: str, data: _Data, row: int) -> tuple[int, str | None]:
         return (row, f"h5://{self.run_id}/{kind}/{row}") if data else (-1, None)
