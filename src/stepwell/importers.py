@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stepwell.errors import FormatError, SchemaError
-from stepwell.files.atomic import publish_tree, temporary_name
-from stepwell.stores.steps import RunColumn, StepDataset, StepWriter
+from stepwell.stores.steps import RunColumn, StepDataset
+from stepwell.stores.steps.publish import StepRun, publish_runs
 
 if TYPE_CHECKING:
     import minari
@@ -94,11 +94,11 @@ def from_arrays(
             raise SchemaError(f"{name}: expected a value for {len(counts)} runs, got {len(values)}")
     kinds = {name: _run_column(name, values) for name, values in known.items()}
 
-    def runs(dtype: np.dtype[Any]) -> Iterator[_Run]:
+    def runs(dtype: np.dtype[Any]) -> Iterator[StepRun]:
         for i, part in enumerate(_cut(found, dtype, counts)):
             yield part, {name: values[i] for name, values in known.items()}
 
-    return _publish(out, _dtype_of(found), kinds, runs, shard_bytes)
+    return publish_runs(out, _dtype_of(found), kinds, runs, shard_bytes)
 
 
 def import_npz(path: _Path, out: _Path, *, shard_bytes: int | None = None) -> StepDataset:
@@ -180,7 +180,7 @@ def import_minari(
     kinds = {"episode": RunColumn(int), "total_reward": RunColumn(float), "seed": RunColumn(str)}
     metadata = dataset.storage.get_episode_metadata(dataset.episode_indices)
 
-    def runs(_: np.dtype[Any]) -> Iterator[_Run]:
+    def runs(_: np.dtype[Any]) -> Iterator[StepRun]:
         for episode, facts in zip(dataset.iterate_episodes(), metadata, strict=True):
             seed = facts.get("seed")
             yield (
@@ -192,39 +192,10 @@ def import_minari(
                 },
             )
 
-    return _publish(out, dtype, kinds, runs, shard_bytes)
+    return publish_runs(out, dtype, kinds, runs, shard_bytes)
 
 
 # Writing.
-
-_Run = tuple[NDArray[Any] | Mapping[str, NDArray[Any]], dict[str, Any]]
-"""The rows of a run, and what is known of it."""
-
-
-def _publish(
-    out: _Path,
-    dtype: np.dtype[Any],
-    columns: Mapping[str, RunColumn],
-    runs: Callable[[np.dtype[Any]], Iterator[_Run]],
-    shard_bytes: int | None,
-) -> StepDataset:
-    """Write the runs to a dataset that appears when it is complete, and open it."""
-    target = Path(out)
-    if target.exists():
-        raise FileExistsError(f"{target} exists; StepWriter adds to a dataset")
-    if shard_bytes is not None and shard_bytes < dtype.itemsize:
-        raise ValueError(f"shard_bytes must be at least {dtype.itemsize}, got {shard_bytes}")
-    beside = temporary_name(target)
-    beside.parent.mkdir(parents=True, exist_ok=True)
-    with publish_tree(beside, target):
-        shard_rows = (shard_bytes or 0) // dtype.itemsize
-        with StepWriter(beside, dtype, columns, shard_rows=shard_rows) as writer:
-            for number, (rows, known) in enumerate(runs(dtype)):
-                try:
-                    writer.append_run(rows, **known)
-                except SchemaError as error:
-                    raise SchemaError(f"run {number}: {error}") from None
-    return StepDataset.open(target, memory="map")
 
 
 def _dtype_of(columns: Mapping[str, _Column]) -> np.dtype[Any]:
@@ -349,7 +320,7 @@ def _import(
         anew = columns()
     rewards = _REWARDS if _REWARDS in fields else None
 
-    def runs(dtype: np.dtype[Any]) -> Iterator[_Run]:
+    def runs(dtype: np.dtype[Any]) -> Iterator[StepRun]:
         parts = _cut({fields[name]: anew[name] for name in fields}, dtype, _between(stops, rows))
         while True:
             with _problems_of(path):
@@ -364,7 +335,7 @@ def _import(
             yield part, total
 
     kinds = {} if rewards is None else {"total_reward": RunColumn(float)}
-    return _publish(out, dtype, kinds, runs, shard_bytes)
+    return publish_runs(out, dtype, kinds, runs, shard_bytes)
 
 
 def _ends(columns: Mapping[str, _Column], names: list[str], rows: int) -> Iterator[NDArray[Any]]:

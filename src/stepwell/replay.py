@@ -3,7 +3,7 @@
 writer = ReplayWriter("replays", "run_1")      needs the extra `replay`: h5py, hdf5plugin
 reader = ReplayReader("replays")               needs NumPy only
 
-Record(env, "replays")                         a Gymnasium environment that records itself
+env = Record(env, "replays")                   an environment that records itself; extra `gym`
 """
 
 from importlib import import_module
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         migrate_telemetry,
         validate_telemetry,
     )
+    from stepwell.stores.replay.recorder import Record, RecordedEnv, RecordedVectorEnv
     from stepwell.stores.replay.writer import ReplayWriter, StepRefs
 
 __all__ = [
@@ -34,6 +35,9 @@ __all__ = [
     "LaneReader",
     "LaneWriter",
     "MigrationReport",
+    "Record",
+    "RecordedEnv",
+    "RecordedVectorEnv",
     "ReplayReader",
     "ReplaySteps",
     "ReplayWriter",
@@ -45,11 +49,15 @@ __all__ = [
 
 _LATER = {
     "MigrationReport": "migrate",
+    "Record": "recorder",
+    "RecordedEnv": "recorder",
+    "RecordedVectorEnv": "recorder",
     "ReplayWriter": "writer",
     "StepRefs": "writer",
     "migrate_telemetry": "migrate",
     "validate_telemetry": "migrate",
 }
+_EXTRAS = {"h5py": "replay", "hdf5plugin": "replay", "gymnasium": "gym"}
 
 
 def __getattr__(name: str) -> Any:
@@ -59,7 +67,9 @@ def __getattr__(name: str) -> Any:
     try:
         module = import_module(f"stepwell.stores.replay.{_LATER[name]}")
     except ModuleNotFoundError as error:
-        if error.name not in ("h5py", "hdf5plugin"):
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _EXTRAS:
             raise
-        raise ImportError(f"{name} needs an extra: pip install 'stepwell[replay]'") from error
+        extra = "gym" if _LATER[name] == "recorder" else _EXTRAS[missing]
+        raise ImportError(f"{name} needs an extra: pip install 'stepwell[{extra}]'") from error
     return getattr(module, name)

@@ -7,7 +7,9 @@ from stepwell.cli import (
     convert,
     games,
     pack,
+    record,
     records,
+    replay,
     shards,
     sources,
     steps,
@@ -34,9 +36,11 @@ app.command()(steps.query)
 app.command()(steps.export)
 app.command()(convert.convert)
 app.command("migrate-telemetry")(telemetry.migrate)
+app.command()(record.record)
 app.add_typer(pack.app, name="pack")
 app.add_typer(records.app, name="records")
 app.add_typer(shards.app, name="shards")
+app.add_typer(replay.app, name="replay")
 
 
 @app.callback()

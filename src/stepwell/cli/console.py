@@ -8,21 +8,23 @@ import io
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 from rich.text import Text
 
 import stepwell as sw
 
 __all__ = [
     *("JsonOption", "VersionOption", "err", "out", "progress", "run"),
-    *("say", "show", "show_skipped"),
+    *("say", "show", "show_rows", "show_skipped"),
 ]
 
 out = Console(highlight=False, emoji=False)
@@ -94,6 +96,24 @@ def show(facts: Mapping[str, Any], as_json: bool = False) -> None:
         )
         for i, line in enumerate([_text(value)] if lines is None else lines or ["none"]):
             say(f"{'' if i else name:{width}}  {line}")
+
+
+def show_rows(
+    names: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers: Collection[int] = ()
+) -> None:
+    """Print a table, with `numbers` to the right; for other programs nothing is drawn."""
+    texts = [["" if value is None else str(value) for value in row] for row in rows]
+    if not out.is_terminal:
+        for line in (names, *texts):
+            print("\t".join(line))
+        return
+    table = Table()
+    for i, name in enumerate(names):
+        side: Any = "right" if i in numbers else "left"
+        table.add_column(escape(name), justify=side, no_wrap=not i)
+    for row in texts:
+        table.add_row(*map(escape, row))
+    out.print(table)
 
 
 def show_skipped(skipped: list[tuple[Path, str]]) -> None:

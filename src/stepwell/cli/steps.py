@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 import stepwell as sw
 from stepwell.cli.console import (
@@ -15,6 +13,7 @@ from stepwell.cli.console import (
     out,
     progress,
     show,
+    show_rows,
     show_skipped,
 )
 from stepwell.cli.games import SkipOption
@@ -92,15 +91,7 @@ def query(
     if as_json:
         print(json.dumps([dict(zip(names, row, strict=True)) for row in rows], default=str))
         return
-    if not out.is_terminal:  # for other programs: nothing cut, nothing drawn
-        print("\t".join(names))
-        for row in rows:
-            print("\t".join("" if value is None else str(value) for value in row))
-        return
-    table = Table(*(escape(name) for name in names))
-    for row in rows:
-        table.add_row(*(escape("" if value is None else str(value)) for value in row))
-    out.print(table)
+    show_rows(names, rows)
 
 
 def export(

@@ -1,5 +1,6 @@
 """`stepwell verify`, for every store that carries sums."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,27 +8,32 @@ import typer
 
 import stepwell as sw
 from stepwell.cli.console import JsonOption, err, out, progress, show
+from stepwell.replay import ReplayReader
+from stepwell.stores.replay.layout import is_replay
 
-__all__ = ["verify"]
+__all__ = ["check", "verify"]
 
 
 def verify(
     path: Annotated[
         Path,
-        typer.Argument(metavar="PATH", help="A step dataset, a pack, a record store or shards."),
+        typer.Argument(
+            metavar="PATH",
+            help="A step dataset, a pack, a record store, a replay store or shards.",
+        ),
     ],
     as_json: JsonOption = False,
 ) -> None:
     """Check everything. Exit code 2 when something is broken, with a list of what."""
+    check(path, as_json, code=2)
+
+
+def check(path: Path, as_json: bool, code: int) -> None:
+    """Print what is wrong with a store, and exit with `code` when anything is."""
     problems: list[sw.FormatError]
     try:
-        options: dict[str, Any] = {"memory": "map"} if (path / "metadata.db").is_file() else {}
-        with sw.open(path, **options) as source, progress("verifying") as on_progress:
-            if not isinstance(
-                source, sw.StepDataset | sw.PackReader | sw.RecordStore | sw.ShardReader
-            ):
-                raise ValueError(f"{path}: nothing here carries sums")
-            problems = source.verify(on_progress=on_progress)
+        with progress("verifying") as on_progress:
+            problems = _problems(path, on_progress)
     except sw.FormatError as error:
         problems = [error]
     if as_json:
@@ -39,4 +45,15 @@ def verify(
         verdict = "INVALID" if problems else "OK"
         out.print(f"{verdict}: {path}", markup=False, soft_wrap=True)
     if problems:
-        raise typer.Exit(2)
+        raise typer.Exit(code)
+
+
+def _problems(path: Path, on_progress: Callable[[int, int], None]) -> list[sw.FormatError]:
+    if is_replay(path):
+        with ReplayReader(path) as reader:
+            return reader.verify(on_progress=on_progress)
+    options: dict[str, Any] = {"memory": "map"} if (path / "metadata.db").is_file() else {}
+    with sw.open(path, **options) as source:
+        if not isinstance(source, sw.StepDataset | sw.PackReader | sw.RecordStore | sw.ShardReader):
+            raise ValueError(f"{path}: nothing here carries sums")
+        return source.verify(on_progress=on_progress)

@@ -262,6 +262,16 @@ class Database:
                 [value for step in some for value in step],
             )
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """A block in which nobody else commits."""
+        with in_turn, translated(self._path):
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            finally:
+                self._database.execute("ROLLBACK")
+
     @taking_turns
     def next_episode(self, run_id: str) -> int:
         with translated(self._path):

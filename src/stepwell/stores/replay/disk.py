@@ -208,7 +208,8 @@ class RunDisk:
         self._database.commit(
             self._run_id, (), (), {"state": state, "updated_at": iso_time(time.time())}
         )
-        write_index(self._root, self._database.runs())
+        with self._database.alone():  # or another run's writer puts an older index over ours
+            write_index(self._root, self._database.runs())
 
     def close(self, counters: Counters) -> None:
         """Leave the run as a whole; the file can be opened by anything that reads HDF5."""

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, overload
@@ -19,7 +19,9 @@ from stepwell.stores.replay.database import EPISODE_COLUMNS, RunRow, reading, ru
 from stepwell.stores.replay.layout import database_path, lock_path
 from stepwell.stores.replay.refs import FrameRef
 from stepwell.stores.replay.resolver import FrameResolver
+from stepwell.stores.replay.rows import RunFile
 from stepwell.stores.replay.source import EpisodeSpan, ReplaySteps, RunSteps
+from stepwell.stores.replay.verify import find_problems
 
 __all__ = ["Episode", "EpisodeSteps", "Episodes", "ReplayReader"]
 
@@ -117,6 +119,22 @@ class ReplayReader:
         chosen = self.where(f"run_id IN ({places})", *runs) if runs else self.episodes
         return chosen.steps(**options)
 
+    def sizes(self, run_id: str) -> dict[str, tuple[int, int]]:
+        """Bytes of each array of a run: of its rows, and of the same in the file."""
+        run = self.runs[run_id]
+        found = {}
+        for channel in run.channels:
+            file, rows = self.resolver.file(run_id), run.rows.get(channel.name, 0)
+            raw = rows * channel.row_bytes
+            stored = file.stored_bytes(channel.name, rows) if isinstance(file, RunFile) else raw
+            found[channel.name] = (raw, stored)
+        return found
+
+    def verify(self, *, on_progress: Callable[[int, int], None] | None = None) -> list[FormatError]:
+        """What is wrong with the store, at most a hundred of it: every array against its sum, every
+        reference, and the numbers in SQLite against those in HDF5."""
+        return find_problems(self.root, self.resolver, on_progress)
+
     def close(self) -> None:
         self.resolver.close()
 
@@ -146,7 +164,7 @@ class Episodes(Sequence[Episode]):
     """Some episodes of a store, in the order in which they began."""
 
     def __init__(self, reader: ReplayReader, episodes: Sequence[Episode]) -> None:
-        self._reader = reader
+        self.reader = reader
         self._episodes = list(episodes)
 
     def __len__(self) -> int:
@@ -158,13 +176,13 @@ class Episodes(Sequence[Episode]):
     def __getitem__(self, i: slice) -> "Episodes": ...
     def __getitem__(self, i: int | slice) -> "Episode | Episodes":
         if isinstance(i, slice):
-            return Episodes(self._reader, self._episodes[i])
+            return Episodes(self.reader, self._episodes[i])
         return self._episodes[i]
 
     def where(self, condition: str, *values: Any) -> "Episodes":
         """Those of these for which a condition holds, too."""
-        chosen = {episode.episode_id for episode in self._reader.where(condition, *values)}
-        return Episodes(self._reader, [e for e in self._episodes if e.episode_id in chosen])
+        chosen = {episode.episode_id for episode in self.reader.where(condition, *values)}
+        return Episodes(self.reader, [e for e in self._episodes if e.episode_id in chosen])
 
     def steps(
         self,
@@ -175,7 +193,7 @@ class Episodes(Sequence[Episode]):
         gamma: float = 0.99,
     ) -> ReplaySteps:
         """Their steps as a source; see `ReplaySteps`."""
-        known = self._reader.runs
+        known = self.reader.runs
         by_run: dict[str, list[EpisodeSpan]] = {}
         for episode in self._episodes:
             span = EpisodeSpan(episode.number, episode.steps, episode.dropped, _final_row(episode))
@@ -185,12 +203,12 @@ class Episodes(Sequence[Episode]):
             if run_id not in known:
                 raise FormatError(
                     f"there are episodes of {run_id!r}, which is not a run",
-                    path=str(database_path(self._reader.root)),
+                    path=str(database_path(self.reader.root)),
                 )
             run = known[run_id]
             runs.append(RunSteps(run_id, run.steps, run.channels, spans))
         return ReplaySteps(
-            self._reader.root,
+            self.reader.root,
             runs,
             next_observation=next_observation,
             frames=frames,
@@ -199,7 +217,7 @@ class Episodes(Sequence[Episode]):
         )
 
     def __repr__(self) -> str:
-        return f"Episodes({len(self)} of {str(self._reader.root)!r})"
+        return f"Episodes({len(self)} of {str(self.reader.root)!r})"
 
 
 class EpisodeSteps:

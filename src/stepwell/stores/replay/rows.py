@@ -138,6 +138,16 @@ class RunFile:
         items = count * (entry.row_bytes // entry.dtype.itemsize)
         return np.frombuffer(data, entry.dtype, items).reshape(count, *entry.shape)
 
+    def stored_bytes(self, name: str, count: int) -> int:
+        """What the chunks of the first `count` rows of a dataset take."""
+        with self._lock:
+            entry, _ = self._dataset(name)
+            chunks = np.arange(0, count, entry.chunk_rows, dtype=np.int64)
+            _, places = self._find(name, chunks)
+        if entry.chunk_rows > 1:
+            return len(chunks) * entry.chunk_rows * entry.row_bytes
+        return int(places.sizes.sum(dtype=np.int64))
+
     def _find(self, name: str, rows: Rows) -> tuple[DatasetEntry, Places]:
         """The places of rows, each of them there."""
         if len(rows) and rows.min() < 0:

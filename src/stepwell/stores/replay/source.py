@@ -116,6 +116,11 @@ class ReplaySteps(Source):
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self._root, self._given, self._options)
 
+    @property
+    def episode_lengths(self) -> Rows:
+        """The rows of each episode, in the order of the rows: run after run."""
+        return self._lengths
+
     def _runs(self) -> tuple[Rows, Rows]:
         return np.cumsum(self._lengths) - self._lengths, self._lengths
 

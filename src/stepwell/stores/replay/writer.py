@@ -1,6 +1,7 @@
 """Records the steps of a run: the caller hands them over, a thread puts them on the disk."""
 
 import json
+import math
 import os
 import time
 import warnings
@@ -105,8 +106,8 @@ class ReplayWriter:
         """
         now = time.time()
         number = float(reward)
-        if number != number:
-            raise ValueError("reward: expected a number, got NaN")
+        if not math.isfinite(number):
+            raise ValueError(f"reward: expected a finite number, got {number}")
         text = _json(info) if info else None
         _check_agent(agent_id)
         terminated, truncated = bool(terminated), bool(truncated)

@@ -1,0 +1,126 @@
+"""`stepwell record`: play an environment and keep everything that happens."""
+
+import enum
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stepwell.cli.console import JsonOption, progress, show
+from stepwell.replay import ReplayReader
+
+__all__ = ["record"]
+
+
+class Policy(enum.StrEnum):
+    random = "random"
+
+
+def record(
+    env: Annotated[str, typer.Option(help="A Gymnasium environment: ALE/Breakout-v5.")],
+    output: Annotated[Path, typer.Option("--out", help="The replay store, new or not.")],
+    steps: Annotated[int, typer.Option(min=1, help="How many, in all environments.")] = 10_000,
+    frames: Annotated[str, typer.Option(help="all, every:N or none.")] = "all",
+    run_id: Annotated[str | None, typer.Option(help="Made of name and time by default.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of environment and policy.")] = None,
+    policy: Annotated[Policy, typer.Option(help="Who plays.")] = Policy.random,
+    envs: Annotated[int, typer.Option(min=1, help="Environments at once, a process each.")] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Play a Gymnasium environment and record it. Needs the extra `gym`.
+
+    Ctrl-C ends it; what was played until then is kept.
+    """
+    try:
+        from stepwell.replay import Record
+    except ImportError as error:
+        raise ImportError("record needs an extra: pip install 'stepwell[gym]'") from error
+    wanted = None if frames == "none" else frames
+    begin = time.perf_counter()
+    made = _make(env, envs, wanted)
+    with _translated(env), progress("recording") as on_step:
+        try:
+            if wanted is not None:  # what cannot be drawn is better known before a run begins
+                made.reset()
+                made.render()
+            made = Record(made, output, frames=wanted, run_id=run_id)
+            run_id = made.run_id
+            (_play if envs == 1 else _play_all)(made, steps, seed, on_step)
+        finally:
+            made.close()
+    seconds = time.perf_counter() - begin
+    with ReplayReader(output) as reader:
+        run = reader.runs[run_id]
+        rewards = [e.total_reward for e in reader.where("run_id = ? AND ended", run_id)]
+        stored = sum(stored for _, stored in reader.sizes(run_id).values())
+    facts = {
+        "path": str(output),
+        "run_id": run_id,
+        "steps": run.steps,
+        "episodes": run.episodes,
+        "mean_reward": sum(rewards) / len(rewards) if rewards else None,
+        "stored_bytes": stored,
+        "seconds": round(seconds, 3),
+        "steps_per_second": round(run.steps / seconds, 1),
+    }
+    show(facts, as_json)
+
+
+def _make(name: str, count: int, frames: str | None) -> Any:
+    import gymnasium as gym
+    from gymnasium.vector import AutoresetMode
+
+    if name.startswith("ALE/"):
+        try:
+            import ale_py
+        except ImportError as error:
+            raise ImportError(f"{name} needs an extra: pip install 'stepwell[gym]'") from error
+        gym.register_envs(ale_py)
+        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    mode = None if frames is None else "rgb_array"
+    with _translated(name):
+        if count == 1:
+            return gym.make(name, render_mode=mode)
+        return gym.make_vec(
+            name,
+            count,
+            vectorization_mode="async",
+            vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
+            render_mode=mode,
+        )
+
+
+class _translated:
+    """What Gymnasium says of an environment that cannot be played, as a mistake of the asker."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, *rest: object) -> None:
+        import gymnasium as gym
+
+        if isinstance(error, gym.error.Error):
+            raise ValueError(f"{self._name}: {error}") from error
+
+
+def _play(env: Any, steps: int, seed: int | None, on_step: Callable[[int, int], None]) -> None:
+    env.action_space.seed(seed)
+    env.reset(seed=seed)
+    for done in range(1, steps + 1):
+        *_, terminated, truncated, _ = env.step(env.action_space.sample())
+        if terminated or truncated:
+            env.reset()
+        on_step(done, steps)
+
+
+def _play_all(env: Any, steps: int, seed: int | None, on_step: Callable[[int, int], None]) -> None:
+    env.action_space.seed(seed)
+    env.reset(seed=seed)
+    for done in range(0, steps, env.num_envs):
+        env.step(env.action_space.sample())
+        on_step(min(steps, done + env.num_envs), steps)

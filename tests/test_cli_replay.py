@@ -1,0 +1,211 @@
+"""`stepwell record` and `stepwell replay`, run as a user runs them."""
+
+import json
+import re
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import stepwell as sw
+from stepwell.replay import ReplayReader, ReplayWriter
+from tests.test_cli import stepwell
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A game of Pong with frames, and CartPole without."""
+    root = tmp_path_factory.mktemp("cli") / "replays [1]"  # what looks like markup is none
+    for run_id, env, steps, frames in (
+        ("pong", "ALE/Pong-v5", "90", "every:4"),
+        ("cartpole", "CartPole-v1", "200", "none"),
+    ):
+        done = stepwell(
+            *("record", "--env", env, "--steps", steps, "--frames", frames, "--seed", "2"),
+            *("--out", root, "--run-id", run_id),
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+    return root
+
+
+def facts_of(*args: str | Path) -> Any:
+    done = stepwell(*args, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+def test_record(tmp_path: Path) -> None:
+    facts = facts_of("record", "--env", "ALE/Breakout-v5", "--steps", "60", "--out", tmp_path)
+    assert facts["steps"] == 60
+    assert re.fullmatch(r"breakout-\d{8}-\d{6}", facts["run_id"])
+    with ReplayReader(tmp_path) as reader:
+        run = reader.runs[facts["run_id"]]
+        assert (run.state, run.steps, run.rows["frames"]) == ("closed", 60, 60)
+
+
+def test_record_is_the_same_for_a_seed(tmp_path: Path) -> None:
+    command = ("record", "--env", "CartPole-v1", "--steps", "80", "--frames", "none")
+    for run_id in ("a", "b"):
+        facts_of(*command, "--seed", "5", "--run-id", run_id, "--out", tmp_path)
+    with ReplayReader(tmp_path) as reader:
+        one, other = reader.steps("a")[:], reader.steps("b")[:]
+        for name in one:
+            assert np.array_equal(one[name], other[name])
+
+
+def test_record_several_at_once(tmp_path: Path) -> None:
+    facts = facts_of(
+        *("record", "--env", "CartPole-v1", "--steps", "100", "--frames", "none"),
+        *("--envs", "3", "--seed", "1", "--out", tmp_path),
+    )
+    assert facts["steps"] == 102  # each of them makes as many
+    with ReplayReader(tmp_path) as reader:
+        assert {e.agent_id for e in reader.episodes} == {"env0", "env1", "env2"}
+        assert len(reader.steps()) == 102
+        assert reader.verify() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--env", "ALE/Nothing-v5"), "error: ALE/Nothing-v5: Environment `Nothing` doesn't exist"),
+        (("--env", "Nothing-v5"), "error: Nothing-v5: Environment `Nothing` doesn't exist"),
+        (("--env", "ALE/Pong-v5", "--frames", "some"), "error: frames: expected 'all', 'every:N'"),
+        (("--env", "ALE/Pong-v5", "--run-id", "a b"), "error: run_id: expected 1 to 128 letters"),
+        (("--env", "ALE/Pong-v5", "--policy", "best"), "Invalid value for '--policy'"),
+    ],
+)
+def test_record_what_cannot_be(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    done = stepwell("record", *options, "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("module", ["gymnasium", "ale_py", "h5py"])
+def test_record_without_the_extra(tmp_path: Path, module: str) -> None:
+    command = ["stepwell", "record", "--env", "ALE/Pong-v5", "--out", str(tmp_path / "out")]
+    script = (
+        f"import sys; sys.modules[{module!r}] = None; sys.argv = {command!r}\n"
+        "from stepwell.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "needs an extra: pip install 'stepwell[gym]'" in done.stderr
+
+
+def test_info(store: Path) -> None:
+    done = stepwell("replay", "info", store)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line.split("\t") for line in done.stdout.splitlines()]
+    assert lines[0] == ["run", "state", "steps", "episodes", "dropped", "lag s", "began"]
+    assert lines[1][:3] == ["pong", "closed", "90"]
+    assert ["pong", "frames", "23", "2.3 MB"] in [line[:4] for line in lines]
+    facts = facts_of("replay", "info", store)
+    assert [run["run_id"] for run in facts["runs"]] == ["pong", "cartpole"]
+    frames = facts["runs"][0]["arrays"]["frames"]
+    assert frames["bytes"] == 23 * 210 * 160 * 3
+    size = (store / "replay" / "pong.h5").stat().st_size
+    assert 0 < frames["stored_bytes"] < size < frames["bytes"]
+
+
+def test_episodes(store: Path) -> None:
+    command = ("replay", "episodes", store, "--where", "run_id = 'cartpole'")
+    done = stepwell(*command, "--sort", "-total_reward", "--limit", "3")
+    assert (done.returncode, done.stderr) == (0, "")
+    head, *rows, last = [line.split("\t") for line in done.stdout.splitlines()]
+    assert head == ["episode", "steps", "total_reward", "end", "started_at"]
+    with ReplayReader(store) as reader:
+        best = sorted((e.total_reward for e in reader.where("run_id = 'cartpole'")), reverse=True)
+    assert [float(row[2]) for row in rows] == best[:3]
+    assert last == [f"3 of {len(best)} episodes"]
+    done = stepwell(*command, "--json")
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert found[0]["episode_id"] == "cartpole-ep0000"
+    assert sum(e["steps"] for e in found) == 200
+    for options, message in (
+        (("--where", "score > 1"), "no such column: score"),
+        (("--sort", "nothing"), "--sort nothing: the columns are episode_id"),
+    ):
+        done = stepwell("replay", "episodes", store, *options)
+        assert done.returncode == 2
+        assert message in done.stderr
+
+
+def test_export_a_video(store: Path, tmp_path: Path) -> None:
+    for name, of in (("a.gif", "pong-ep0000"), ("a.mp4", "pong")):
+        done = stepwell("replay", "export", store, tmp_path / name, "--of", of, "--fps", "10")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(f"{tmp_path / name}: 23 frames, ")
+    with Image.open(tmp_path / "a.gif") as image:
+        assert (image.size, image.n_frames) == ((160, 210), 23)  # type: ignore[attr-defined]
+
+
+def test_export_steps(store: Path, tmp_path: Path) -> None:
+    done = stepwell(
+        *("replay", "export", store, tmp_path / "steps", "--to", "steps"),
+        *("--of", "cartpole", "--where", "steps > 10"),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    with sw.StepDataset.open(tmp_path / "steps") as steps, ReplayReader(store) as reader:
+        expected = reader.where("run_id = 'cartpole' AND steps > 10").steps()
+        assert np.array_equal(steps[:]["observation"], expected[:]["observation"])
+        assert done.stdout == f"{tmp_path}/steps: {len(steps.runs)} runs, {len(steps)} steps\n"
+
+
+def test_export_to_minari(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    done = stepwell(
+        *("replay", "export", store, "cartpole/cli-v0", "--to", "minari"),
+        *("--of", "cartpole", "--env", "CartPole-v1"),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("200 steps\n")
+    assert (tmp_path / "cartpole" / "cli-v0").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("a.gif",), "a video needs --of EPISODE or --of RUN"),
+        (("a.gif", "--of", "nobody"), "--of nobody: there is no such episode and no such run"),
+        (("a.gif", "--of", "cartpole"), "cartpole: there are no frames"),
+        (("a.avi", "--of", "pong"), "a.avi: expected a name that ends in .gif or .mp4"),
+    ],
+)
+def test_export_what_cannot_be(store: Path, options: tuple[str, ...], message: str) -> None:
+    done = stepwell("replay", "export", store, *options)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_verify(tmp_path: Path) -> None:
+    with ReplayWriter(tmp_path, "a") as writer:
+        for step in range(5):
+            writer.record_step(observation=np.zeros(3), reward=step, terminated=step == 4)
+    for command in (("replay", "verify"), ("verify",)):
+        done = stepwell(*command, tmp_path)
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"OK: {tmp_path}\n", "")
+    with closing(sqlite3.connect(tmp_path / "telemetry" / "telemetry.sqlite")) as database:
+        database.execute("UPDATE episodes SET total_reward = 3")
+        database.commit()
+    for command, code in ((("replay", "verify"), 1), (("verify",), 2)):
+        done = stepwell(*command, tmp_path)
+        assert done.returncode == code
+        assert "episode 'a-ep0000': total_reward 3.0, the sum is 10.0" in done.stderr
+        assert done.stdout == f"INVALID: {tmp_path}\n"
+    broken = json.loads(stepwell("replay", "verify", tmp_path, "--json").stdout)
+    assert (broken["ok"], len(broken["problems"])) == (False, 1)
+
+
+def test_what_is_no_replay_store(tmp_path: Path) -> None:
+    for command in ("info", "episodes", "verify"):
+        done = stepwell("replay", command, tmp_path)
+        assert done.returncode == 1
+        assert "telemetry.sqlite" in done.stderr or "expected a" in done.stderr

@@ -1,0 +1,214 @@
+"""`ReplayReader.verify`: silent when all is well, and it finds whatever is not."""
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stepwell.errors import ChecksumError
+from stepwell.replay import ReplayReader, ReplayWriter
+
+
+def record(root: Path, run_id: str = "a", *, numbers: bool = True) -> None:
+    draw = np.random.default_rng(1)
+    with ReplayWriter(root, run_id) as writer:
+        for episode in range(4):
+            for step in range(6):
+                writer.record_step(
+                    observation={
+                        "camera": draw.integers(256, size=(32, 40)).astype(np.uint8),
+                        "place": draw.random(3),
+                    },
+                    action=step % 4 if numbers else draw.random(2),
+                    reward=float(step) / 3,
+                    terminated=step == 5 and episode < 2,
+                    frame=draw.integers(4, size=(20, 30, 3)).astype(np.uint8),
+                    agent_id=f"env{episode % 2}",
+                )
+            if episode < 3:
+                last = {"camera": np.zeros((32, 40), np.uint8), "place": np.zeros(3)}
+                writer.end_episode(observation=last, agent_id=f"env{episode % 2}")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("whole")
+    record(root)
+    record(root, "b", numbers=False)
+    return root
+
+
+@pytest.fixture
+def store(whole: Path, tmp_path: Path) -> Path:
+    shutil.copytree(whole, tmp_path / "store")
+    return tmp_path / "store"
+
+
+def problems(root: Path) -> list[str]:
+    with ReplayReader(root) as reader:
+        return [str(problem) for problem in reader.verify()]
+
+
+def test_a_store_that_is_whole(store: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    with ReplayReader(store) as reader:
+        assert reader.verify(on_progress=lambda done, total: calls.append((done, total))) == []
+    total = 2 * (24 + 24 + 2 * 27 + 24)
+    assert calls[-1] == (total, total)
+    assert calls == sorted(calls)
+
+
+def test_a_run_that_is_being_written(store: Path) -> None:
+    with ReplayWriter(store, "c", flush_every=0.01) as writer:
+        for step in range(300):
+            writer.record_step(
+                observation=np.full(2000, step % 256, np.uint8),
+                reward=1,
+                terminated=step % 50 == 49,
+            )
+            if step % 40 == 0:
+                assert problems(store) == []
+    assert problems(store) == []
+
+
+@pytest.mark.parametrize(
+    ("sql", "message"),
+    [
+        ("UPDATE steps SET reward = 9 WHERE step_index = 3", "in the file"),
+        ("UPDATE steps SET action = 9 WHERE step_index = 3", "in the file"),
+        ("UPDATE steps SET terminated = 1 WHERE step_index = 0", "in the file"),
+        ("UPDATE steps SET truncated = 1 WHERE step_index = 0", "in the file"),
+        ("UPDATE steps SET frame_ref = NULL WHERE step_index = 2", "in the file"),
+        ("UPDATE steps SET frame_ref = 'h5://a/frames/99' WHERE step_index = 2", "in the file"),
+        ("UPDATE steps SET obs_ref = 'h5://b/observations/0'", "in the file"),
+        ("DELETE FROM steps WHERE step_index = 5", "expected 6 steps, got 5"),
+        ("DELETE FROM steps WHERE step_index = 2 AND run_id = 'b'", "expected 6 steps, got 5"),
+        ("DELETE FROM episodes WHERE number = 1", "steps of the episode 'a-ep0001'"),
+        ("UPDATE episodes SET total_reward = 4 WHERE number = 1", "total_reward 4.0, the sum"),
+        ("UPDATE episodes SET steps = 5 WHERE number = 1", "its episodes have 23"),
+        ("UPDATE episodes SET terminated = 0", "terminated, truncated: [0, 0]"),
+        ("UPDATE episodes SET ended = 0 WHERE number = 0", "it has not ended"),
+        ("UPDATE episodes SET ended = 1", "expected 4 that ended, got 3"),
+        ("UPDATE episodes SET final_obs_ref = 'h5://a/observations/27'", "leads nowhere"),
+        ("UPDATE episodes SET final_obs_ref = 'nowhere'", "leads nowhere"),
+        ("UPDATE runs SET steps = 23, written = 23", "23 steps, its episodes have 24"),
+        ("UPDATE runs SET episodes = 9", "9 episodes, the last is number 3"),
+        ("UPDATE runs SET enqueued = 1", "1 steps taken, 24 written"),
+        ("UPDATE runs SET rows = replace(rows, '\"frames\": 24', '\"frames\": 25')", "25 rows"),
+        ("UPDATE runs SET rows = replace(rows, '\"frames\": 24', '\"frames\": 23')", "no row 23"),
+        ("UPDATE runs SET channels = replace(channels, '[20, 30, 3]', '[20, 30]')", "got uint8"),
+        ("UPDATE runs SET channels = replace(channels, 'place', 'peace')", "nothing is said of"),
+        ("DELETE FROM runs WHERE run_id = 'b'", "is of a run that is not there"),
+    ],
+)
+def test_numbers_that_do_not_agree(store: Path, sql: str, message: str) -> None:
+    with closing(sqlite3.connect(store / "telemetry" / "telemetry.sqlite")) as database, database:
+        assert database.execute(sql).rowcount
+    found = problems(store)
+    assert any(message in problem for problem in found), found
+
+
+def _flip(path: Path, where: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(where)
+        (byte,) = file.read(1)
+        file.seek(where)
+        file.write(bytes([byte ^ 1]))
+
+
+def _place(root: Path, name: str, row: int) -> int:
+    """Where a row of a dataset is in its file."""
+    import h5py
+
+    with h5py.File(root / "replay" / "a.h5", "r") as file:
+        dataset = file[name]
+        chunk = dataset.id.get_chunk_info(row // dataset.chunks[0])
+        inside = row % dataset.chunks[0] * dataset.dtype.itemsize * int(np.prod(dataset.shape[1:]))
+        return int(chunk.byte_offset + inside)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "row"),
+    [("frames", 3), ("observations/camera", 26), ("observations/place", 26), ("actions", 9)],
+)
+def test_an_array_that_was_changed(store: Path, dataset: str, row: int) -> None:
+    _flip(store / "replay" / "a.h5", _place(store, dataset, row))
+    with ReplayReader(store) as reader:
+        found = [p for p in reader.verify() if isinstance(p, ChecksumError)]
+    assert len(found) == 1
+    assert f"{dataset}[{row}]" in str(found[0])
+
+
+@pytest.mark.parametrize(
+    ("dataset", "row"),
+    [("steps", 3), ("rewards", 3), ("dones", 3), ("episodes/starts", 1), ("episodes/lengths", 1)],
+)
+def test_a_number_that_was_changed(store: Path, dataset: str, row: int) -> None:
+    _flip(store / "replay" / "a.h5", _place(store, dataset, row))
+    assert problems(store)
+
+
+def _no_file(root: Path) -> None:
+    (root / "replay" / "a.h5").unlink()
+
+
+def _other_file(root: Path) -> None:
+    shutil.copy(root / "replay" / "b.h5", root / "replay" / "a.h5")
+
+
+def _short_file(root: Path) -> None:
+    path = root / "replay" / "a.h5"
+    path.write_bytes(path.read_bytes()[:6000])
+
+
+def _no_index(root: Path) -> None:
+    (root / "replay" / "index.json").unlink()
+
+
+def _other_index(root: Path) -> None:
+    index = json.loads((root / "replay" / "index.json").read_text())
+    index["a"]["steps"] = 3
+    (root / "replay" / "index.json").write_text(json.dumps(index))
+
+
+def _broken_database(root: Path) -> None:
+    path = root / "telemetry" / "telemetry.sqlite"
+    data = bytearray(path.read_bytes())
+    data[4096:] = bytes(len(data) - 4096)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_no_file, "the file of the run is missing - at"),
+        (_other_file, "expected the run 'a', got 'b'"),
+        (_short_file, "a.h5"),
+        (_no_index, "cannot be read"),
+        (_other_index, "index.json"),
+        (_broken_database, "SQLite"),
+    ],
+)
+def test_files_that_are_not_as_they_were(
+    store: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    damage(store)
+    found = problems(store)
+    assert any(message in problem for problem in found), found
+
+
+def test_at_most_a_hundred(store: Path) -> None:
+    path = store / "telemetry" / "telemetry.sqlite"
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE steps SET reward = reward + 1, obs_ref = NULL, frame_ref = NULL")
+    record(store, "c")
+    record(store, "d")
+    record(store, "e")
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE steps SET reward = reward + 1")
+    assert len(problems(store)) == 100
