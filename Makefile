@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 NATIVE := $(shell find native -name '*.[ch]pp') CMakeLists.txt pyproject.toml
 
-.PHONY: demo test lint kills bench sanitize stub wheel clean
+.PHONY: demo test lint kills lane bench sanitize stub wheel clean
 
 demo: $(VENV)/demo
 	$(BIN)/python -m benchmarks.demo
@@ -26,6 +26,11 @@ lint: $(VENV)/test
 # Kills every writer 10,000 times, where the suite does it 100 times.
 kills: $(VENV)/test
 	STEPWELL_KILLS=10000 $(BIN)/python -m pytest tests/crash -k test_kills -o faulthandler_timeout=7200
+
+# Looks for torn frames among ten million, where the suite does it among a million.
+lane: $(VENV)/test
+	STEPWELL_LANE_FRAMES=10000000 $(BIN)/python -m pytest tests/crash/test_lane_processes.py \
+		-k torn -o faulthandler_timeout=7200
 
 # Measures, then writes docs/performance.md and its plot.
 bench: $(VENV)/bench

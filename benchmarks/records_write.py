@@ -42,14 +42,16 @@ def append_cases(folder: Path, rounds: int) -> list[Case]:
             store.append({"x": table})
             store.commit()
 
-        candidates = [Candidate.of(_OURS, append, calls=_COMMITS)]
+        primed = partial(_primed, folder, _COMMITS * table.nbytes)
+        candidates = [Candidate(_OURS, partial(primed, append), _COMMITS)]
         for name, sync in zip(_PLAIN, (os.fsync, os.fdatasync), strict=True):
             path = folder / name
             stack.callback(path.unlink)
             file = stack.enter_context(path.open("wb", buffering=0))
-            candidates.append(Candidate.of(name, _writing(file, table, sync), calls=_COMMITS))
+            ready = partial(primed, _writing(file, table, sync))
+            candidates.append(Candidate(name, ready, _COMMITS))
         if lmdb := stack.enter_context(_lmdb(folder, table.nbytes * _COMMITS * (rounds + 1))):
-            candidates.append(Candidate.of(_LMDB, _putting(lmdb, table), calls=_COMMITS))
+            candidates.append(Candidate(_LMDB, partial(primed, _putting(lmdb, table)), _COMMITS))
         before = measure.reset_peak()
         with measure.AnonymousPeak() as peak:
             for _ in range(_COMMITS):
@@ -110,12 +112,13 @@ def _update_cases(rows: int, count: int, folder: Path, rounds: int, commits: int
         def distinct() -> NDArray[np.int64]:
             return rng.choice(len(store), count, replace=False)
 
-        candidates = [Candidate.of(_OURS, update, calls=commits)]
+        primed = partial(_primed, folder, commits * table.nbytes)
+        candidates = [Candidate(_OURS, partial(primed, update), commits)]
         if lmdb := stack.enter_context(_lmdb(folder, rows * ROW_BYTES)):
             with lmdb.begin(write=True) as transaction:
                 for row in range(rows):
                     transaction.put(_key(row), table[row % count].data, append=True)
-            candidates.append(Candidate.of(_LMDB, _replacing(lmdb, table), calls=commits))
+            candidates.append(Candidate(_LMDB, partial(primed, _replacing(lmdb, table)), commits))
         data.settle()
         updated = _by_record(measure.race(candidates, distinct, rounds=rounds), count)
         deletes = [Candidate.of(_OURS, delete, calls=commits)]
@@ -151,11 +154,12 @@ def rebalance_cases(rows: int, folder: Path) -> list[Case]:
         table = data.fixed(rows // 5, (ROW_BYTES,)).table
         seconds: dict[str, list[float]] = {name: [] for name in (_OURS, *_COPIES)}
         chunks = folder / "rebalance" / "chunk"
-        memory = (0, 0)
+        memory, size = (0, 0), 2 * rows * ROW_BYTES
         for turn in range(4):
             store.update(rng.choice(rows, len(table), replace=False), {"x": table})
             store.commit()
             data.settle()
+            measure.prime_page_cache(folder, size)
             before = measure.reset_peak()
             with measure.AnonymousPeak() as peak:
                 taken = _seconds(store.rebalance)
@@ -166,9 +170,10 @@ def rebalance_cases(rows: int, folder: Path) -> list[Case]:
             for name, copying in zip(_COPIES, (_copy_files, _cp), strict=True):
                 shutil.rmtree(copy, ignore_errors=True)
                 data.settle()
+                measure.prime_page_cache(folder, size)
                 if turn:
                     seconds[name].append(_seconds(partial(copying, chunks, copy)))
-        size = sum(file.stat().st_size for file in chunks.iterdir())
+        written = sum(file.stat().st_size for file in chunks.iterdir())
     found = {name: Measured.of(each) for name, each in seconds.items()}
     ours = Measured.of(seconds[_OURS], rss_bytes=memory[0], anonymous_bytes=memory[1])
     del found[_OURS]
@@ -186,7 +191,7 @@ def rebalance_cases(rows: int, folder: Path) -> list[Case]:
                     at_least=0.5,
                 )
             ],
-            f"{size / 1e6:.0f} MB come out, which are copied to compare; on the disk at the end",
+            f"{written / 1e6:.0f} MB come out, which are copied to compare; on the disk at the end",
         )
     ]
 
@@ -244,6 +249,13 @@ def open_cases(rows: int, folder: Path, rounds: int) -> list[Case]:
             f"4 bytes each, written in {built:.1f} s",
         )
     ]
+
+
+@contextmanager
+def _primed(folder: Path, size: int, call: measure.Call) -> Iterator[measure.Call]:
+    """A turn of someone who writes so much: with as much memory at hand as the others have."""
+    measure.prime_page_cache(folder, 2 * size)
+    yield call
 
 
 @contextmanager

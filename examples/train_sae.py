@@ -1,6 +1,6 @@
 """Train a sparse autoencoder on activation shards; killed and started again, it goes on there.
 
-python examples/train_sae.py data/
+python examples/train_sae.py [data/]
 
 Without shards in the directory it makes some: rows that are sums of 6 out of 256 directions, and
 noise. The autoencoder sees the rows only and has to find the directions. With the defaults it
@@ -24,7 +24,9 @@ DIRECTIONS, WIDTH, ACTIVE = 256, 256, 6
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("data", type=Path, help="where shards are, or will be")
+    parser.add_argument(
+        "data", type=Path, nargs="?", default=Path("sae-data"), help="where shards are, or will be"
+    )
     parser.add_argument("--rows", type=int, default=200_000, help="to make, if there are none")
     parser.add_argument("--features", type=int, default=384)
     parser.add_argument("--steps", type=int, default=1500)
@@ -93,8 +95,8 @@ def main() -> None:
     share = waited / max(time.perf_counter() - started, 1e-9)
     loader.close()
 
-    picture = draw(curve, args.data / "sae")
-    print(f"the loss is drawn in {picture}")
+    if curve:
+        print(f"the loss is drawn in {draw(curve, args.data / 'sae')}")
     if (args.data / "directions.npy").exists():
         best = recovered(model, np.load(args.data / "directions.npy"))
         found = (best > 0.9).float().mean().item()
@@ -142,15 +144,19 @@ def learning_rate(done: float) -> float:
 
 
 def open_shards(data: Path, rows: int) -> sw.ShardReader:
-    """The shards of a directory, which are made when there are none."""
-    if not (data / "directions.npy").exists() and not any(data.glob("*.shard")):
+    """The shards of a directory, which are made when there are none, or not yet all of them."""
+    begun = data / "directions.part.npy"
+    if begun.exists() or not any(data.glob("*.shard")):
         print(f"making {rows:,} rows", flush=True)
         rng = np.random.default_rng(0)
         directions = rng.standard_normal((DIRECTIONS, WIDTH), np.float32)
         directions /= np.linalg.norm(directions, axis=1, keepdims=True)
         center = rng.standard_normal(WIDTH, np.float32)
+        data.mkdir(parents=True, exist_ok=True)
+        np.save(begun, directions)
         with sw.ShardWriter(data, WIDTH, shard_bytes=1 << 25) as writer:
-            while len(writer) < rows:
+            while len(writer) < rows:  # after a kill, from the last whole shard on
+                rng = np.random.default_rng((1, len(writer)))
                 count = min(8192, rows - len(writer))
                 codes = np.zeros((count, DIRECTIONS), np.float32)
                 chosen = rng.integers(0, DIRECTIONS, (count, ACTIVE))
@@ -158,7 +164,7 @@ def open_shards(data: Path, rows: int) -> sw.ShardReader:
                 np.put_along_axis(codes, chosen, values.astype(np.float32), 1)
                 noise = rng.standard_normal((count, WIDTH), np.float32)
                 writer.append(codes @ directions + center + np.float32(0.02) * noise)
-        np.save(data / "directions.npy", directions)
+        begun.replace(data / "directions.npy")
     return sw.ShardReader.open(data)
 
 
@@ -182,7 +188,7 @@ def draw(curve: list[tuple[int, float]], path: Path) -> Path:
 
     figure, axes = pyplot.subplots(figsize=(6, 4))
     axes.plot(steps, losses)
-    axes.set(xlabel="step", ylabel="loss", yscale="log", title="sparse autoencoder")
+    axes.set(xlabel="step", ylabel="loss", ylim=(0, None), title="sparse autoencoder")
     figure.savefig(path.with_suffix(".png"), dpi=150, bbox_inches="tight")
     pyplot.close(figure)
     return path.with_suffix(".png")

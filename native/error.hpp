@@ -17,6 +17,11 @@ struct FormatError : std::runtime_error {
   std::uint64_t offset;
 };
 
+// Bytes that follow a version which this build cannot read.
+struct VersionError : FormatError {
+  using FormatError::FormatError;
+};
+
 // Bytes that were changed after they were written: a stored sum disagrees with them.
 struct ChecksumError : FormatError {
   using FormatError::FormatError;
@@ -24,6 +29,11 @@ struct ChecksumError : FormatError {
 
 // Entries that a writer left half changed: BusyError.
 struct Unsettled : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Another writer is at work: BusyError.
+struct Busy : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 

@@ -3,6 +3,7 @@
 
 #include <csetjmp>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 
@@ -11,6 +12,7 @@ namespace stepwell {
 namespace detail {
 struct Guard {
   std::span<const std::byte> memory;
+  std::uint64_t begin;  // of the memory, in its file
   sigjmp_buf back;
   const std::byte* fault;
   Guard* outer;
@@ -20,13 +22,13 @@ void install_guard();  // again, if someone has put another handler there
 [[noreturn]] void throw_cut(const Guard& guard, const std::string& path);
 }  // namespace detail
 
-// Runs `work`, which may read `memory`, a mapping of `path`. Throws FormatError when the file no
+// Runs `work`, which may read `memory`, a mapping of `path` from byte `begin` on. Throws FormatError when the file no
 // longer has what is read. The stack of `work` is then left without its destructors: it must own
 // nothing, and call nothing that does.
 template <class Work>
-void guarded(std::span<const std::byte> memory, const std::string& path, Work&& work) {
+void guarded(std::span<const std::byte> memory, const std::string& path, Work&& work, std::uint64_t begin = 0) {
   detail::install_guard();
-  detail::Guard guard{memory, {}, nullptr, detail::guard};
+  detail::Guard guard{memory, begin, {}, nullptr, detail::guard};
   if (sigsetjmp(guard.back, 0) == 0) {
     detail::guard = &guard;
     work();

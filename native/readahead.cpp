@@ -2,10 +2,13 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <utility>
 
 #include "error.hpp"
 #include "guard.hpp"
@@ -18,6 +21,9 @@ namespace stepwell {
 namespace {
 
 constexpr std::uint64_t kStep = std::uint64_t{1} << 20;
+constexpr std::chrono::microseconds kLook{500};
+constexpr int kLooks = 40;
+constexpr std::uintptr_t kHugePage = std::uintptr_t{2} << 20;
 
 std::size_t page_size() {
   static const auto size = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
@@ -32,19 +38,36 @@ std::span<std::byte> pages_of(std::span<const std::byte> memory) {
   return {reinterpret_cast<std::byte*>(begin), end - begin};
 }
 
-// The system has no such call: every page is touched.
-void touch(std::span<const std::byte> memory, const std::string& path) {
-  guarded(memory, path, [&] {
+// Whether this thread has waited for a page of a file, or had the disk read one, since it last asked.
+bool met_disk([[maybe_unused]] long& before) {
+#ifdef RUSAGE_THREAD
+  struct rusage used;
+  getrusage(RUSAGE_THREAD, &used);
+  const long now = used.ru_majflt + used.ru_inblock;
+  return std::exchange(before, now) != now;
+#else
+  return true;
+#endif
+}
+
+// Where the system has no such call, or found a page that is not there: every page is touched.
+void touch(std::span<const std::byte> memory, const std::string& path, std::uint64_t begin) {
+  const auto work = [&] {
     for (std::size_t at = 0; at < memory.size(); at += page_size())
       (void)*static_cast<const volatile std::byte*>(memory.data() + at);
-  });
+  };
+  guarded(memory, path, work, begin);
 }
 
 }  // namespace
 
-Readahead::Readahead(std::vector<Stretch> stretches, std::size_t window,
+Readahead::Readahead(std::vector<Stretch> stretches, std::size_t window, bool mapped,
                      std::shared_ptr<const void> keep)
-    : stretches_(std::move(stretches)), window_(window), keep_(std::move(keep)), process_(getpid()) {
+    : stretches_(std::move(stretches)),
+      window_(window),
+      mapped_(mapped),
+      keep_(std::move(keep)),
+      process_(getpid()) {
   for (const Stretch& stretch : stretches_) ends_.push_back(total_ += stretch.memory.size());
   wanted_ = std::min<std::uint64_t>(window_, total_);
   thread_ = std::thread([this] { run(); });
@@ -67,14 +90,20 @@ Readahead::~Readahead() {
 void Readahead::wait(std::uint64_t begin, std::uint64_t end) {
   end = std::min(end, total_);
   if (getpid() != process_) return bring(begin, end);  // forked: nobody works ahead
+  const bool delayed = met_disk(reads_);
   std::uint64_t from;
+  bool rests, wake;
   {
     const std::lock_guard lock(wakes_->mutex);
-    wanted_ = std::max(wanted_, std::min(total_, std::max(end, begin + window_)));
+    if (delayed) undelayed_ = 0;
+    rests = undelayed_ >= window_;
+    if (!rests) wanted_ = std::max(wanted_, std::min(total_, std::max(end, begin + window_)));
+    if (rests && !mapped_) brought_ = std::max(brought_, end);
     done_with_ = std::max(done_with_, begin);
     from = std::max(brought_, begin);
+    wake = !rests && (asleep_ || from < end);
   }
-  wakes_->work.notify_one();
+  if (wake) wakes_->work.notify_one();
   if (from < end) {
     // Not left to the thread: what is in the page cache is there sooner than a thread is awake, and on
     // what is not, both wait for the disk.
@@ -82,18 +111,24 @@ void Readahead::wait(std::uint64_t begin, std::uint64_t end) {
     const std::lock_guard lock(wakes_->mutex);
     brought_ = std::max(brought_, end);
   }
-  give_back(2 * window_ + kStep);  // where the thread does not come to it
+  give_back(rests ? std::max<std::uint64_t>(window_, kStep) : 2 * window_ + kStep);  // where the thread does not come to it
 }
 
 void Readahead::run() {
   // In large steps: every one is a call to the system.
   const std::uint64_t step = std::max<std::uint64_t>(window_ / 4, kStep);
+  long reads = -1;
   for (;;) {
     std::uint64_t at, end;
     {
       std::unique_lock lock(wakes_->mutex);
-      wakes_->work.wait(
-          lock, [&] { return stop_ || brought_ < wanted_ || done_with_ >= given_back_ + step; });
+      const auto called = [&] { return stop_ || brought_ < wanted_ || done_with_ >= given_back_ + step; };
+      // For a while it looks by itself: to wake a thread takes the caller longer than all the rest.
+      for (int looks = 0; looks < kLooks && !called(); ++looks)
+        wakes_->work.wait_until(lock, std::chrono::system_clock::now() + kLook);
+      asleep_ = true;
+      wakes_->work.wait(lock, called);
+      asleep_ = false;
       if (stop_) return;
       at = brought_;
       end = std::min(wanted_, at + kStep);
@@ -104,9 +139,11 @@ void Readahead::run() {
       } catch (...) {
         return;  // who comes to it finds the same
       }
+      const bool delayed = met_disk(reads);
       std::uint64_t gone;
       {
         const std::lock_guard lock(wakes_->mutex);
+        undelayed_ = delayed ? 0 : undelayed_ + (end - at);
         brought_ = std::max(brought_, end);
         gone = std::min(given_back_, end);
       }
@@ -136,9 +173,7 @@ void Readahead::bring(std::uint64_t begin, std::uint64_t end) {
     // (in smaller folios, it seems).
     while (madvise(pages.data(), pages.size(), MADV_POPULATE_READ) != 0) {
       if (errno == EINTR || errno == EAGAIN) continue;
-      if (errno == EFAULT || errno == ENOMEM)
-        throw FormatError("the file became shorter while it was read", of.path, at);
-      return touch(memory, of.path);
+      return touch(memory, of.path, of.begin + at);
     }
   });
 }
@@ -155,11 +190,16 @@ void Readahead::give_back(std::uint64_t least) {
 }
 
 void Readahead::unmap(std::uint64_t begin, std::uint64_t end) {
-  each_part(begin, end, [](const Stretch& of, std::uint64_t at, std::uint64_t bytes) {
-    auto pages = pages_of(of.memory.subspan(at, bytes));
-    // A page that is shared with what comes stays.
-    if (at + bytes < of.memory.size()) pages = pages.first(pages.size() - page_size());
-    if (!pages.empty()) madvise(pages.data(), pages.size(), MADV_DONTNEED);
+  // Whole huge pages: of one that goes by half, the other half is mapped again page by page.
+  const auto huge = [](const std::byte* at) {
+    return reinterpret_cast<std::byte*>(reinterpret_cast<std::uintptr_t>(at) & ~(kHugePage - 1));
+  };
+  each_part(begin, end, [&](const Stretch& of, std::uint64_t at, std::uint64_t bytes) {
+    const auto pages = pages_of(of.memory);
+    const auto* const last = of.memory.data() + at + bytes;
+    std::byte* const from = std::max(huge(of.memory.data() + at), pages.data());
+    std::byte* const to = at + bytes < of.memory.size() ? huge(last) : pages.data() + pages.size();
+    if (to > from) madvise(from, static_cast<std::size_t>(to - from), MADV_DONTNEED);
   });
 }
 

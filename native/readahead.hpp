@@ -17,13 +17,18 @@ namespace stepwell {
 struct Stretch {
   std::span<const std::byte> memory;
   std::string path;
+  std::uint64_t begin;  // of the memory, in its file
 };
 
 // Stretches one after another, as one run of bytes. A thread stays up to `window` bytes ahead of what
-// was asked for last.
+// was asked for last, as long as there is something to read from the disk: where the page cache has
+// everything it rests, for it would only take time from the caller.
 class Readahead {
  public:
-  Readahead(std::vector<Stretch> stretches, std::size_t window, std::shared_ptr<const void> keep);
+  // `mapped`: bytes that were waited for can be read without a page fault. Otherwise those that the page
+  // cache has may be left to whoever reads them.
+  Readahead(std::vector<Stretch> stretches, std::size_t window, bool mapped,
+            std::shared_ptr<const void> keep);
   ~Readahead();
   Readahead(const Readahead&) = delete;
   Readahead& operator=(const Readahead&) = delete;
@@ -44,8 +49,10 @@ class Readahead {
   std::vector<std::uint64_t> ends_;
   std::uint64_t total_ = 0;
   std::size_t window_;
+  bool mapped_;
   std::shared_ptr<const void> keep_;
   int process_;
+  long reads_ = -1;  // what the caller had of the disk, when it was here last
 
   struct Wakes {
     std::mutex mutex;
@@ -56,6 +63,8 @@ class Readahead {
   std::uint64_t brought_ = 0;     // bytes that are in memory
   std::uint64_t done_with_ = 0;   // bytes that may be given back
   std::uint64_t given_back_ = 0;
+  std::uint64_t undelayed_ = 0;   // bytes since the disk was waited for
+  bool asleep_ = false;           // until it is called
   bool stop_ = false;
   std::thread thread_;
 };

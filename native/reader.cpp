@@ -59,16 +59,17 @@ class TableReader final : public Reader {
 
 class GuardedReader final : public Reader {
  public:
-  GuardedReader(ReaderPtr base, std::span<const std::byte> memory, std::string path)
+  GuardedReader(ReaderPtr base, std::span<const std::byte> memory, std::string path, std::uint64_t begin)
       : Reader(base->length(), {base->fields().begin(), base->fields().end()}),
         base_(std::move(base)),
         memory_(memory),
-        path_(std::move(path)) {}
+        path_(std::move(path)),
+        begin_(begin) {}
 
   void fill(std::span<const std::int64_t> rows, std::span<const std::int64_t> slots,
             std::span<std::byte* const> outs) const override {
     check_rows(rows, length());  // it throws, and must not do so under the guard
-    guarded(memory_, path_, [&] { base_->fill(rows, slots, outs); });
+    guarded(memory_, path_, [&] { base_->fill(rows, slots, outs); }, begin_);
   }
 
   bool holds(std::span<const std::byte> memory) const override { return base_->holds(memory); }
@@ -77,6 +78,7 @@ class GuardedReader final : public Reader {
   ReaderPtr base_;
   std::span<const std::byte> memory_;
   std::string path_;
+  std::uint64_t begin_;
 };
 
 class MappedReader final : public Reader {
@@ -185,8 +187,9 @@ ReaderPtr table_reader(Table table, std::vector<Field> fields, std::shared_ptr<c
   return std::make_shared<TableReader>(table, std::move(fields), std::move(keep));
 }
 
-ReaderPtr guarded_reader(ReaderPtr base, std::span<const std::byte> memory, std::string path) {
-  return std::make_shared<GuardedReader>(std::move(base), memory, std::move(path));
+ReaderPtr guarded_reader(ReaderPtr base, std::span<const std::byte> memory, std::string path,
+                         std::uint64_t begin) {
+  return std::make_shared<GuardedReader>(std::move(base), memory, std::move(path), begin);
 }
 
 ReaderPtr mapped_reader(ReaderPtr base, RowMapPtr map) {

@@ -48,7 +48,8 @@ ReaderPtr table_reader(Table table, std::vector<Field> fields, std::shared_ptr<c
 
 // A table in a mapped file, which someone may cut: reading what is gone is a FormatError. The base must
 // be a table_reader.
-ReaderPtr guarded_reader(ReaderPtr base, std::span<const std::byte> memory, std::string path);
+ReaderPtr guarded_reader(ReaderPtr base, std::span<const std::byte> memory, std::string path,
+                         std::uint64_t begin);
 
 // A view: row i is the base's rows map(i), one after another. The base checks them.
 ReaderPtr mapped_reader(ReaderPtr base, RowMapPtr map);

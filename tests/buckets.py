@@ -5,17 +5,19 @@ All endpoints of a process have the same objects, so each test has names of its 
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from moto.server import ThreadedMotoServer
+from numpy.typing import NDArray
 from obstore.store import S3Store
 
 from stepwell import ShardReader
 from tests.proxy import Proxy
+from tests.shards import build
 
 __all__ = ["Bucket", "bucket"]
 
@@ -53,6 +55,14 @@ class Bucket:
                 readable = {"x-amz-acl": "public-read"}
                 assert self.proxy.ask("PUT", key, readable, path.read_bytes()).status == 200
         return self.url(name)
+
+    def corpus(self, folder: Path, name: str, counts: Sequence[int], width: int) -> NDArray[Any]:
+        """Shards of so many rows as `name`, with sums, and as `name`-bare, without a list."""
+        build(folder / "bare", counts, width=width)
+        self.upload(folder / "bare", f"{name}-bare")
+        rows = build(folder / "sums", counts, width=width, sums=True)
+        self.upload(folder / "sums", name)
+        return rows
 
     def open(self, name: str, **options: Any) -> ShardReader:
         return ShardReader.open(self.url(name), **{**self.options, **options})

@@ -6,11 +6,15 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import scaled
+
+if TYPE_CHECKING:
+    from tests.buckets import Bucket
 
 settings.register_profile(
     "stepwell",
@@ -33,6 +37,22 @@ def child(request: pytest.FixtureRequest) -> Iterator[ProcessPoolExecutor]:
     context = multiprocessing.get_context(request.param)
     with ProcessPoolExecutor(1, mp_context=context) as executor:
         yield executor
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator["Bucket"]:
+    """A bucket behind a proxy."""
+    from tests.buckets import bucket  # most tests need no server, nor what it needs
+
+    with bucket() as made:
+        yield made
+
+
+@pytest.fixture
+def s3(server: "Bucket") -> "Bucket":
+    """The same, as if nobody had asked for anything."""
+    server.proxy.forget()
+    return server
 
 
 @pytest.fixture

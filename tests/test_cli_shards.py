@@ -2,13 +2,12 @@
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.buckets import KEYS, Bucket, bucket
+from tests.buckets import KEYS, Bucket
 from tests.proxy import status, times
 from tests.reference import shards as reference
 from tests.shards import build, shard_bytes
@@ -121,12 +120,6 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     assert "No such file" in done.stderr
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Bucket]:
-    with bucket() as made:
-        yield made
-
-
 def test_a_bucket(server: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in KEYS.items():
         monkeypatch.setenv(f"AWS_{name.upper()}", value)
@@ -137,6 +130,8 @@ def test_a_bucket(server: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert json.loads(shards("info", *where, "--json").stdout)["rows"] == 5
     assert len(shards("head", *where, "--json").stdout.splitlines()) == 5
     assert shards("verify", *where).stdout == f"OK: {url}\n"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.proxy.url)  # as other tools have it
+    assert json.loads(shards("info", url, "--json").stdout)["rows"] == 5
     server.proxy.fault = times(None, status(403))
     done = shards("verify", *where)
     assert (done.returncode, done.stdout) == (1, "")

@@ -28,28 +28,9 @@ def test_training_killed_and_resumed_sees_every_row_once(tmp_path: Path) -> None
 def test_a_policy_killed_and_resumed_learns_the_same(tmp_path: Path) -> None:
     """Ten games, small layers: the way is the same, the accuracy is not the one it states."""
     options = ["--games", "10", "--epochs", "2", "--batch-size", "512", "--width", "32"]
-    command = [sys.executable, str(EXAMPLES / "train_2048.py"), str(tmp_path), *options]
-    command += ["--every", "8", "--checkpoint"]
-
-    alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # other tests may want the other cores
-
-    def finish(checkpoint: str) -> list[str]:
-        run = [*command, str(tmp_path / checkpoint)]
-        done = subprocess.run(
-            run, capture_output=True, text=True, check=True, timeout=110, env=alone
-        )
-        return done.stdout.splitlines()
-
-    whole = finish("whole.pt")
-    run = [*command, str(tmp_path / "killed.pt")]
-    with subprocess.Popen(run, stdout=subprocess.PIPE, text=True, env=alone) as child:
-        assert child.stdout is not None
-        seen = [child.stdout.readline() for _ in range(5)]
-        child.kill()
-        seen += child.stdout.readlines()  # what it printed before it died
-    seen += finish("killed.pt")
-    assert sum(line.startswith("goes on after step") for line in seen) == 1
-    assert losses(seen).keys() == losses(whole).keys()
+    whole, seen = with_and_without_a_kill(
+        "train_2048.py", tmp_path, [*options, "--every", "8"], lines=5
+    )
     for step, loss in losses(whole).items():
         assert abs(losses(seen)[step] - loss) < 1e-3  # sums may be taken in another order
     values = list(losses(whole).values())
@@ -61,6 +42,102 @@ def test_a_policy_killed_and_resumed_learns_the_same(tmp_path: Path) -> None:
     assert ends[0][1] == ends[1][1]
     assert abs(float(ends[0][2]) - float(ends[1][2])) < 0.3
     assert float(ends[0][2]) > 40
+
+
+def test_an_autoencoder_killed_and_resumed_learns_the_same(tmp_path: Path) -> None:
+    options = ["--rows", "8000", "--features", "256", "--steps", "240", "--every", "20"]
+    whole, seen = with_and_without_a_kill(
+        "train_sae.py", tmp_path, [*options, "--batch-size", "128"], lines=4
+    )
+    for step, loss in losses(whole).items():
+        assert abs(losses(seen)[step] - loss) < 1e-2 * loss  # sums may be taken in another order
+    values = list(losses(whole).values())
+    assert values[-1] < values[0] * 0.6
+    drawn = re.match(r"the loss is drawn in (.*)", whole[-3])
+    assert drawn is not None
+    assert Path(drawn[1]).stat().st_size > 200
+    found = re.match(r"directions found: (\S+)% \(cosine (\S+) in the mean\)", whole[-2])
+    assert found is not None
+    assert float(found[2]) > 0.4  # two random ones: 0.2
+    assert re.match(r"240 steps, \d+ s, \S+% of the training spent waiting for data", whole[-1])
+
+
+def test_the_picture_without_matplotlib(tmp_path: Path) -> None:
+    script = (
+        f"import sys; sys.path.insert(0, {str(EXAMPLES)!r}); sys.modules['matplotlib'] = None\n"
+        f"from pathlib import Path; import train_sae\n"
+        f"print(train_sae.draw([(1, 2.0), (5, 1.0)], Path({str(tmp_path)!r}) / 'sae'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=110
+    )
+    assert done.stdout.strip().endswith("sae.svg")
+    assert "580.0,190.0" in (tmp_path / "sae.svg").read_text()
+
+
+MAKING = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import stepwell as sw, train_sae
+append, calls = sw.ShardWriter.append, 0
+def some(writer, rows):
+    global calls
+    calls += 1
+    if calls == 6:  # in the second shard
+        raise KeyboardInterrupt
+    append(writer, rows)
+whole = train_sae.open_shards(Path("whole"), 50_000)
+sw.ShardWriter.append = some
+try:
+    train_sae.open_shards(Path("killed"), 50_000)
+except KeyboardInterrupt:
+    sw.ShardWriter.append = append
+killed = train_sae.open_shards(Path("killed"), 50_000)
+assert len(list(Path("killed").glob("*.npy"))) == 1
+assert [shard.crc32c for shard in killed.shards] == [shard.crc32c for shard in whole.shards]
+print(calls, len(killed))
+"""
+
+
+def test_shards_that_were_not_all_made(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MAKING, str(EXAMPLES)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=110,
+        cwd=tmp_path,
+    )
+    assert done.stdout.splitlines()[-1] == "6 50000"
+
+
+def with_and_without_a_kill(
+    example: str, folder: Path, options: list[str], *, lines: int
+) -> tuple[list[str], list[str]]:
+    """What a training prints that is left alone, and one that is killed after so many lines and
+    then begun again."""
+    command = [sys.executable, str(EXAMPLES / example), str(folder), *options, "--checkpoint"]
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # other tests may want the other cores
+
+    def finish(checkpoint: str) -> list[str]:
+        run = [*command, str(folder / checkpoint)]
+        done = subprocess.run(
+            run, capture_output=True, text=True, check=True, timeout=110, env=alone
+        )
+        return done.stdout.splitlines()
+
+    whole = finish("whole.pt")
+    run = [*command, str(folder / "killed.pt")]
+    with subprocess.Popen(run, stdout=subprocess.PIPE, text=True, env=alone) as child:
+        assert child.stdout is not None
+        seen = [child.stdout.readline() for _ in range(lines)]
+        child.kill()
+        seen += child.stdout.readlines()  # what it printed before it died
+    seen += finish("killed.pt")
+    assert sum(line.startswith("goes on after step") for line in seen) == 1
+    assert losses(seen).keys() == losses(whole).keys()
+    return whole, seen
 
 
 def losses(lines: list[str]) -> dict[int, float]:

@@ -68,7 +68,7 @@ def test_the_package_writes_the_corpus_of_the_page(tmp_path: Path) -> None:
 
 
 def test_the_hash_of_the_page() -> None:
-    (text,) = re.findall(r"splitmix64 of 0, 1, 2, 3 is (.*?)\. ", PAGE, re.DOTALL)
+    (text,) = re.findall(r"splitmix64 of 0, 1, 2, 3 is\s(.*?)\. ", PAGE, re.DOTALL)
     wanted = [int(digits, 16) for digits in re.findall("`([0-9a-f]{16})`", text)]
     assert len(wanted) == 4
     assert [reference.splitmix64(i) for i in range(4)] == wanted
@@ -145,4 +145,10 @@ def test_errors_are_those_of_the_page(tmp_path: Path) -> None:
     (tmp_path / "a.shard").write_bytes(reference.header(0, 1, 7))
     with pytest.raises(sw.VersionError) as caught:
         ShardReader.open(tmp_path)
+    build(tmp_path / "b", [2, 3], sums=True)
+    (tmp_path / "b" / "000000.shard").unlink()
+    with pytest.raises(sw.FormatError, match="is listed"):
+        ShardReader.open(tmp_path / "b")
+    with pytest.raises(reference.Broken, match="is listed"):
+        reference.check_folder(tmp_path / "b")
     assert (caught.value.path, caught.value.offset) == (str(tmp_path / "a.shard"), 24)

@@ -104,5 +104,6 @@ void bind_player(nb::module_& m);
 void bind_records(nb::module_& m);
 void bind_shards(nb::module_& m);
 void bind_batch_codec(nb::module_& m);
+void bind_lane(nb::module_& m);
 
 }  // namespace stepwell::bind

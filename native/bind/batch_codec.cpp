@@ -9,14 +9,40 @@
 namespace stepwell::bind {
 namespace {
 
-// The memory of bytes objects, which nobody can change; the list keeps them alive.
-std::vector<Bytes> spans_of(const std::vector<nb::bytes>& items) {
-  std::vector<Bytes> spans;
-  spans.reserve(items.size());
-  for (const nb::bytes& item : items)
-    spans.push_back(std::as_bytes(std::span(item.c_str(), item.size())));
-  return spans;
-}
+// The memory of objects like bytes, which stays where it is while this lives.
+class Views {
+ public:
+  explicit Views(const nb::list& items) {
+    views_.reserve(items.size());
+    for (nb::handle item : items) {
+      Py_buffer view;
+      if (PyObject_GetBuffer(item.ptr(), &view, PyBUF_SIMPLE) != 0) {
+        release();
+        throw nb::python_error();
+      }
+      views_.push_back(view);
+    }
+  }
+  ~Views() { release(); }
+  Views(const Views&) = delete;
+  Views& operator=(const Views&) = delete;
+
+  std::vector<Bytes> spans() const {
+    std::vector<Bytes> spans;
+    spans.reserve(views_.size());
+    for (const Py_buffer& view : views_)
+      spans.emplace_back(static_cast<const std::byte*>(view.buf), static_cast<std::size_t>(view.len));
+    return spans;
+  }
+
+ private:
+  void release() {
+    for (Py_buffer& view : views_) PyBuffer_Release(&view);
+    views_.clear();
+  }
+
+  std::vector<Py_buffer> views_;
+};
 
 }  // namespace
 }  // namespace stepwell::bind
@@ -24,8 +50,9 @@ std::vector<Bytes> spans_of(const std::vector<nb::bytes>& items) {
 void stepwell::bind::bind_batch_codec(nb::module_& m) {
   m.def(
       "pack_each",
-      [](int codec, int level, const std::vector<nb::bytes>& rows) {
-        const std::vector<Bytes> spans = spans_of(rows);
+      [](int codec, int level, const nb::list& rows) {
+        const Views views(rows);
+        const std::vector<Bytes> spans = views.spans();
         std::vector<std::vector<std::byte>> packed;
         std::vector<std::uint32_t> sums(rows.size());
         {
@@ -41,7 +68,7 @@ void stepwell::bind::bind_batch_codec(nb::module_& m) {
         return nb::make_tuple(result, bytes_of(std::move(sums)));
       },
       "codec"_a, "level"_a, "rows"_a,
-      nb::sig("def pack_each(codec: int, level: int, rows: list[bytes]) -> "
+      nb::sig("def pack_each(codec: int, level: int, rows: list[bytes | NDArray[numpy.uint8]]) -> "
               "tuple[list[bytes | None], NDArray[numpy.uint8]]"),
       "Each row packed, None for one that would not become smaller; and the CRC32C of what is to "
       "be stored of each, as bytes of uint32.");

@@ -11,17 +11,25 @@ void raise_format_error(const char* name, const FormatError& e) {
   PyErr_SetObject(type.ptr(), error.ptr());
 }
 
+void raise_busy_error(const std::exception& e) {
+  nb::object type = nb::module_::import_("stepwell.errors").attr("BusyError");
+  PyErr_SetString(type.ptr(), e.what());
+}
+
 // Raises those of stepwell.errors and OSError; nanobind itself knows the standard ones.
 void translate(const std::exception_ptr& thrown, void*) {
   try {
     std::rethrow_exception(thrown);
   } catch (const ChecksumError& e) {
     raise_format_error("ChecksumError", e);
+  } catch (const VersionError& e) {
+    raise_format_error("VersionError", e);
   } catch (const FormatError& e) {
     raise_format_error("FormatError", e);
   } catch (const Unsettled& e) {
-    nb::object type = nb::module_::import_("stepwell.errors").attr("BusyError");
-    PyErr_SetString(type.ptr(), e.what());
+    raise_busy_error(e);
+  } catch (const Busy& e) {
+    raise_busy_error(e);
   } catch (const FileError& e) {
     errno = e.code;
     PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, path_of(e.path).ptr());
@@ -54,4 +62,5 @@ NB_MODULE(_core, m) {
   stepwell::bind::bind_records(m);
   stepwell::bind::bind_shards(m);
   stepwell::bind::bind_batch_codec(m);
+  stepwell::bind::bind_lane(m);
 }

@@ -81,17 +81,20 @@ void bind_reader(nb::module_& m) {
       "The same rows, read out of mapped files with about `budget` bytes of them resident.");
   m.def(
       "guarded_reader",
-      [](BytesIn file, std::size_t offset, std::size_t rows, std::size_t row_bytes, nb::object path) {
+      [](BytesIn file, std::size_t offset, std::size_t rows, std::size_t row_bytes, nb::object path,
+         std::uint64_t begin) {
         std::size_t bytes;
         if (__builtin_mul_overflow(rows, row_bytes, &bytes) || offset > file.size() || bytes > file.size() - offset)
           throw std::invalid_argument("the rows leave the file");
         auto keep = std::make_shared<BytesIn>(file);
         const Table table{span_of(file).data() + offset, static_cast<std::int64_t>(rows),
                           static_cast<std::ptrdiff_t>(row_bytes), row_bytes};
-        return guarded_reader(table_reader(table, {{0, row_bytes}}, std::move(keep)), span_of(file), path_bytes(path));
+        return guarded_reader(table_reader(table, {{0, row_bytes}}, std::move(keep)), span_of(file), path_bytes(path),
+                              begin);
       },
-      "file"_a.noconvert(), "offset"_a, "rows"_a, "row_bytes"_a, "path"_a,
-      "Rows of a mapped file that someone may cut: an error, not the end of the process.");
+      "file"_a.noconvert(), "offset"_a, "rows"_a, "row_bytes"_a, "path"_a, "begin"_a = 0,
+      "Rows of a mapped file that someone may cut: an error, not the end of the process. The memory "
+      "is that of the file from byte `begin` on.");
   m.def("mapped_reader", &mapped_reader, "base"_a, "map"_a);
   m.def("concat_reader", &concat_reader, "parts"_a);
   m.def("join_reader", &join_reader, "parts"_a);

@@ -113,9 +113,9 @@ def bounded_reader(base: Reader, maps: Sequence[Annotated[NDArray[numpy.uint8], 
     The same rows, read out of mapped files with about `budget` bytes of them resident.
     """
 
-def guarded_reader(file: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], offset: int, rows: int, row_bytes: int, path: object) -> Reader:
+def guarded_reader(file: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], offset: int, rows: int, row_bytes: int, path: object, begin: int = 0) -> Reader:
     """
-    Rows of a mapped file that someone may cut: an error, not the end of the process.
+    Rows of a mapped file that someone may cut: an error, not the end of the process. The memory is that of the file from byte `begin` on.
     """
 
 def mapped_reader(base: Reader, map: RowMap) -> Reader: ...
@@ -282,17 +282,22 @@ def block_sums(table: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order=
 class Readahead:
     """Mapped files, brought into memory ahead of a cursor."""
 
-    def __init__(self, stretches: Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], int, int, object]], window: int) -> None: ...
+    def __init__(self, stretches: Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], int, int, object]], window: int, mapped: bool) -> None: ...
 
     def wait(self, begin: int, end: int) -> None:
         """
         Wait for the bytes up to `end`; those before `begin` may be given back.
         """
 
-def upcast(kind: int, from_: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], to: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], doubles: bool, threads: int, path: object) -> None:
-    """Floats of a shard (0 f32, 1 f16, 2 bf16) made float32 or float64."""
+def upcast(kind: int, from_: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], to: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], doubles: bool, threads: int, path: object, begin: int) -> None:
+    """
+    Floats of a shard (0 f32, 1 f16, 2 bf16) made float32 or float64; those of a file from byte `begin` on.
+    """
 
-def pack_each(codec: int, level: int, rows: list[bytes]) -> tuple[list[bytes | None], NDArray[numpy.uint8]]:
+def map_file(file: int, size: int, path: object) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)]:
+    """The memory of an open file, which may then be closed."""
+
+def pack_each(codec: int, level: int, rows: list[bytes | NDArray[numpy.uint8]]) -> tuple[list[bytes | None], NDArray[numpy.uint8]]:
     """
     Each row packed, None for one that would not become smaller; and the CRC32C of what is to be stored of each, as bytes of uint32.
     """
@@ -307,3 +312,55 @@ def unpack_lzf(packed: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order
 
 def sum_each(rows: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], row_bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
     """CRC32C of each row, as bytes of uint32."""
+
+class LaneWriter:
+    """Frames put into shared memory, one after another."""
+
+    def __init__(self, name: object, capacity: int, width: int, height: int, channels: int, pixel_crc: int, metadata_bytes: int) -> None: ...
+
+    @property
+    def metadata_bytes(self) -> int: ...
+
+    @property
+    def open(self) -> bool:
+        """Whether this process may publish."""
+
+    def publish(self, frame: Annotated[NDArray[numpy.uint8], dict(order='C', device='cpu', writable=False)], metadata: bytes, reward: float, rolling_return: float, step_rate_hz: float) -> int:
+        """Put a frame into its slot; returns its number."""
+
+    def close(self) -> None:
+        """Tell the readers, and remove the segment."""
+
+class LaneReader:
+    """The segment of one writer, read."""
+
+    def __init__(self, name: object) -> None: ...
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+    @property
+    def shape(self) -> tuple[int, int, int]: ...
+
+    @property
+    def pixel_crc(self) -> int: ...
+
+    def head(self) -> int:
+        """The number of the newest frame; 0: none."""
+
+    def closed(self) -> bool:
+        """Whether no frame will come any more."""
+
+    def replaced(self) -> bool:
+        """Whether another segment has the name now."""
+
+    def wait(self, head: int, most_s: float) -> None:
+        """Wait for another head, for a while at the most."""
+
+    def read(self, number: int, pixels: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> tuple[bytes, float, float, float] | None:
+        """
+        Copy a frame into the caller's memory; metadata and metrics, or None when it is gone.
+        """

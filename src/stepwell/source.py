@@ -11,6 +11,7 @@ subclasses `Source` and gives it two things: `schema` with `__len__`, and either
 (Python puts rows into arrays) or `_native` (the core reads them without Python).
 """
 
+import math
 import operator
 import sys
 from abc import ABC, abstractmethod
@@ -44,7 +45,7 @@ class Field:
     @property
     def row_bytes(self) -> int:
         """Bytes of one row (of one item, for a ragged field)."""
-        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+        return self.dtype.itemsize * math.prod(self.shape)
 
     def __str__(self) -> str:
         sizes = [*(["*"] if self.ragged else []), *map(str, self.shape)]

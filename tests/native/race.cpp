@@ -1,15 +1,23 @@
 // Threads against threads, for ThreadSanitizer: `make sanitize` builds and runs this.
 // The core is used without Python here, as any C++ program could.
 
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <numeric>
+#include <span>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "lane.hpp"
 #include "prefetch.hpp"
+#include "readahead.hpp"
 #include "threads.hpp"
 
 using namespace stepwell;
@@ -96,6 +104,58 @@ void reads_at_once(const Reader& reader, const Order& order) {
   });
 }
 
+// A frame is made of its number; readers see whole ones only, and the last one.
+void lane_seen_by_many() {
+  constexpr std::uint32_t words = 64;
+  constexpr std::uint64_t frames = 20'000;
+  const std::string name = "stepwell-race-" + std::to_string(getpid());
+  LaneWriter writer(name, 3, words * 8, 1, 1, 0, 8);
+  std::vector<std::thread> readers;
+  for (int i = 0; i < 3; ++i)
+    readers.emplace_back([lane = LaneReader(name)] {
+      std::vector<std::uint64_t> seen(words);
+      std::uint64_t last = 0;
+      while (last < frames) {
+        const std::uint64_t head = lane.head();
+        if (head == last) lane.wait(head, std::chrono::milliseconds(10));
+        const auto found = lane.read(head, std::as_writable_bytes(std::span(seen)));
+        if (!found) continue;
+        for (const std::uint64_t word : seen) expect(word == head, "a whole frame");
+        expect(found->metrics.reward == static_cast<double>(head), "its own metrics");
+        expect(head >= last && !lane.closed(), "frames in order of a writer that lives");
+        last = head;
+      }
+    });
+  std::vector<std::uint64_t> frame(words);
+  for (std::uint64_t number = 1; number <= frames; ++number) {
+    std::fill(frame.begin(), frame.end(), number);
+    writer.publish(std::as_bytes(std::span(frame)), {}, {static_cast<double>(number), 0, 0});
+  }
+  for (auto& reader : readers) reader.join();
+}
+
+// A file is read to its end while a thread goes ahead, or rests.
+void read_ahead() {
+  constexpr std::size_t size = std::size_t{16} << 20, step = 300'000;
+  std::FILE* const file = std::tmpfile();
+  const std::vector<char> content(size, 7);
+  expect(file && std::fwrite(content.data(), 1, size, file) == size && std::fflush(file) == 0, "a file");
+  void* const memory = mmap(nullptr, size, PROT_READ, MAP_SHARED, fileno(file), 0);
+  expect(memory != MAP_FAILED, "a mapping");
+  const std::span bytes(static_cast<const std::byte*>(memory), size);
+  for (const bool mapped : {false, true})
+    for (const std::size_t window : {1, 1 << 16, 1 << 22}) {
+      Readahead ahead({{bytes.first(size / 3), "a", 0}, {bytes.subspan(size / 3), "b", 0}}, window, mapped, nullptr);
+      for (std::size_t at = 0; at < size; at += step) {
+        const auto part = bytes.subspan(at, std::min(step, size - at));
+        ahead.wait(at, at + part.size());
+        expect(std::ranges::count(part, std::byte{7}) == std::ssize(part), "bytes that are read");
+      }
+    }
+  munmap(memory, size);
+  std::fclose(file);
+}
+
 }  // namespace
 
 int main() {
@@ -108,5 +168,7 @@ int main() {
   for (int i = 0; i < 50; ++i) close_while_waiting(reader, order);
   pool_shared_by_callers();
   reads_at_once(*reader, *order);
+  lane_seen_by_many();
+  read_ahead();
   std::puts("no race found");
 }

@@ -150,6 +150,8 @@ def check_folder(folder: Path) -> None:
     if (text["format"], text["version"]) != ("stepwell-shards", 1):
         raise Broken("another list")
     for entry in text["shards"]:
+        if not (folder / entry["name"]).exists():
+            raise Broken(f"{entry['name']} is listed and gone")
         data = (folder / entry["name"]).read_bytes()
         shard = read_shard(data)
         if (entry["rows"], entry["width"], entry["dtype"]) != (

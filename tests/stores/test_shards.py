@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 
 import stepwell as sw
@@ -188,6 +189,16 @@ def test_out_with_a_fault(tmp_path: Path, out: Any, error: type[Exception]) -> N
         ShardReader.open(tmp_path).batches(4, out=out)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_out_may_be_a_tensor(tmp_path: Path, dtype: torch.dtype) -> None:
+    rows = build(tmp_path, [7, 2], "float16")
+    out = torch.zeros((4, 5), dtype=dtype)
+    for batch in ShardReader.open(tmp_path).batches(out=out):
+        assert_same(out[: len(batch.rows)].numpy(), rows[batch.row_ids])
+    with pytest.raises(TypeError):
+        ShardReader.open(tmp_path).batches(out=out.to(torch.bfloat16))
+
+
 def test_out_that_is_read_only(tmp_path: Path) -> None:
     build(tmp_path)
     out = np.zeros((4, WIDTH))
@@ -258,6 +269,16 @@ def test_what_open_refuses(tmp_path: Path) -> None:
         ShardReader.open(tmp_path, dtype="f2")
     with pytest.raises(FileNotFoundError):
         ShardReader.open(tmp_path / "absent")
+    with pytest.raises(TypeError, match="expected paths, or one URL"):
+        ShardReader.open(["s3://bucket/a.shard"])
+
+
+def test_any_paths(tmp_path: Path) -> None:
+    rows = build(tmp_path, [3], names=["a.shard"])
+    for paths in (tmp_path.glob("*.shard"), (tmp_path / "a.shard",), {str(tmp_path / "a.shard")}):
+        reader = ShardReader.open(paths)
+        assert_same(reader[:]["data"], rows)
+        assert_same(pickle.loads(pickle.dumps(reader))[:]["data"], rows)
 
 
 # Parts of it.
@@ -310,3 +331,13 @@ def test_the_loader_shuffles_a_corpus(tmp_path: Path, kind: str) -> None:
     for threads in (1, 4):
         got = [batch["data"] for batch in Loader(reader, 64, seed=5, threads=threads)]
         assert_same(np.concatenate(got), rows[order])
+
+
+def test_a_subsample_is_small_to_send(tmp_path: Path) -> None:
+    build(tmp_path, [20_000], "float16", width=1)
+    part = ShardReader.open(tmp_path).subsample(0.5)
+    sent = pickle.dumps(part)
+    assert len(sent) < 1000
+    again = pickle.loads(sent)
+    assert again.row_ids.tolist() == part.row_ids.tolist()
+    assert again.weight == part.weight == 2

@@ -1,7 +1,7 @@
 """Shards of a bucket that are kept on the disk: fetched once, checked, within a size."""
 
+import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +23,10 @@ WIDTH = 16
 SHARD_BYTES = 32 + 100 * WIDTH * 4
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Bucket]:
-    with bucket() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def rows(tmp_path_factory: pytest.TempPathFactory, server: Bucket) -> NDArray[np.float32]:
-    folder = tmp_path_factory.mktemp("cache")
-    made: NDArray[np.float32] = build(folder / "a", COUNTS, width=WIDTH, sums=True)
-    server.upload(folder / "a", "cached")
-    build(folder / "b", COUNTS, width=WIDTH)
-    server.upload(folder / "b", "cached-bare")
-    return made
-
-
-@pytest.fixture
-def s3(server: Bucket, rows: NDArray[np.float32]) -> Bucket:
-    server.proxy.forget()
-    return server
+    """A corpus: `cached`, and `cached-bare` without a list."""
+    return server.corpus(tmp_path_factory.mktemp("cache"), "cached", COUNTS, WIDTH)
 
 
 def kept(cache: Path) -> dict[str, int]:
@@ -65,6 +49,22 @@ def test_fetched_once(s3: Bucket, rows: NDArray[np.float32], tmp_path: Path, nam
     assert sum(kept(tmp_path / "c").values()) == 3 * 32 + rows.nbytes
 
 
+def test_batches_come_from_what_is_there(
+    s3: Bucket, rows: NDArray[np.float32], tmp_path: Path
+) -> None:
+    reader = s3.open("cached", cache=tmp_path / "c")
+    reader.take([0, 200])
+    s3.proxy.forget()
+    assert_same(np.concatenate([b.rows for b in reader.batches(7)]), rows)
+    assert {request.path[-12:] for request in s3.proxy.requests} == {"000002.shard"}
+    assert set(kept(tmp_path / "c")) == {"000000.shard", "000003.shard"}  # they bring nothing
+    reader.take([100])
+    s3.proxy.forget()
+    assert_same(np.concatenate([b.rows for b in reader.batches(7)]), rows)
+    assert s3.open("cached", cache=tmp_path / "c").verify() == []
+    assert not s3.proxy.asked_for(".shard")
+
+
 @pytest.mark.parametrize("shards", [0, 1, 2])
 def test_no_more_than_asked_for(
     s3: Bucket, rows: NDArray[np.float32], tmp_path: Path, shards: int
@@ -77,6 +77,74 @@ def test_no_more_than_asked_for(
         assert_same(reader.take(chosen)["data"], rows[chosen])
         assert sum(kept(tmp_path / "c").values()) <= most
     assert bool(kept(tmp_path / "c")) == bool(shards)
+
+
+def test_corpora_share_the_room(s3: Bucket, rows: NDArray[np.float32], tmp_path: Path) -> None:
+    """And no file is touched that is not of a cache."""
+    mine = tmp_path / "c" / "mine"
+    build(mine, [1000])
+    for name in ("cached", "cached-bare"):
+        reader = s3.open(name, cache=tmp_path / "c", cache_bytes=2 * SHARD_BYTES)
+        assert_same(reader.take([0, 100])["data"], rows[[0, 100]])
+        found = [path for path in (tmp_path / "c").glob("*/*.shard") if path.parent != mine]
+        assert sum(path.stat().st_size for path in found) <= 2 * SHARD_BYTES
+    assert len({path.parent for path in found}) == 1  # those of the other one went
+    assert len(list(mine.iterdir())) == 1
+
+
+def test_what_a_kill_left_is_removed(s3: Bucket, tmp_path: Path) -> None:
+    reader = s3.open("cached", cache=tmp_path)
+    reader.take([0])
+    (folder,) = tmp_path.iterdir()
+    old, young = (folder / f".000002.shard.{n}.tmp" for n in ("0" * 8, "1" * 8))
+    for path in (old, young):
+        path.write_bytes(b"some of it")
+    os.utime(old, (0, 0))
+    reader.take([100])
+    assert not old.exists()
+    assert young.exists()  # someone may be writing it
+
+
+def test_a_kept_shard_that_is_cut(s3: Bucket, rows: NDArray[np.float32], tmp_path: Path) -> None:
+    reader = s3.open("cached", cache=tmp_path)
+    for ask in (lambda: reader.take([99])["data"], lambda: next(reader.batches()).rows[99:100]):
+        reader.take([0])
+        (path,) = tmp_path.rglob("000000.shard")
+        os.truncate(path, 4096)
+        assert_same(ask(), rows[[99]])
+
+
+def test_a_cache_that_is_read_only(
+    s3: Bucket, rows: NDArray[np.float32], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.open("cached", cache=tmp_path)[:]
+
+    def refuse(*args: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert_same(s3.open("cached", cache=tmp_path)[:]["data"], rows)
+
+
+def test_a_disk_that_is_full(
+    s3: Bucket, rows: NDArray[np.float32], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = s3.open("cached", cache=tmp_path)
+
+    def refuse(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuse)
+        with pytest.raises(OSError, match=r"No space left.*000000\.shard"):
+            reader.take([0])
+    assert not kept(tmp_path)
+    assert_same(reader.take([0])["data"], rows[:1])
+
+
+def test_sizes_that_are_none(s3: Bucket, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cache_bytes: expected at least 0"):
+        s3.open("cached", cache=tmp_path, cache_bytes=-1)
 
 
 def test_what_was_used_last_stays(s3: Bucket, tmp_path: Path) -> None:
@@ -163,13 +231,22 @@ def test_corpora_of_the_same_name(tmp_path: Path) -> None:
         assert_same(ShardReader.open(store, cache=tmp_path / "c")[:]["data"], rows)
 
 
+@pytest.mark.parametrize("named", ["in the call", "in the environment"])
 def test_the_same_url_of_another_server(
-    s3: Bucket, rows: NDArray[np.float32], tmp_path: Path
+    s3: Bucket,
+    rows: NDArray[np.float32],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    named: str,
 ) -> None:
     assert_same(s3.open("cached-bare", cache=tmp_path / "c")[:]["data"], rows)
     with bucket() as other:  # the same objects, which nobody knows here
         other.proxy.requests.clear()
-        assert_same(other.open("cached-bare", cache=tmp_path / "c")[:]["data"], rows)
+        options = dict(other.options)
+        if named == "in the environment":
+            monkeypatch.setenv("AWS_ENDPOINT_URL", options.pop("endpoint"))
+        reader = ShardReader.open(other.url("cached-bare"), cache=tmp_path / "c", **options)
+        assert_same(reader[:]["data"], rows)
         assert {r.begin for r in other.proxy.asked_for(".shard")} == {0}
         assert len({r.end for r in other.proxy.asked_for("000000.shard")}) == 2
 

@@ -1,19 +1,32 @@
 """Buckets that fail: what passes is tried again, what does not is named, nothing is believed."""
 
 import threading
-from collections.abc import Iterator
+import time
 from pathlib import Path
 
 import numpy as np
 import obstore
 import pytest
 from numpy.typing import NDArray
-from obstore.store import MemoryStore
+from obstore.store import LocalStore, MemoryStore
 
 from stepwell import ChecksumError, FetchError, FormatError, Loader, ShardReader
+from stepwell.files import remote
 from tests import children
-from tests.buckets import KEYS, Bucket, bucket
-from tests.proxy import Fault, Proxy, changed, cut, dropped, hang, short, status, times
+from tests.buckets import KEYS, Bucket
+from tests.proxy import (
+    Answer,
+    Fault,
+    Proxy,
+    Request,
+    changed,
+    cut,
+    dropped,
+    hang,
+    short,
+    status,
+    times,
+)
 from tests.shards import assert_same, build
 
 COUNTS = [400, 0, 300]
@@ -28,27 +41,10 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Bucket]:
-    with bucket() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def rows(tmp_path_factory: pytest.TempPathFactory, server: Bucket) -> NDArray[np.float32]:
-    """A corpus: `sums`, and `bare` without a list."""
-    folder = tmp_path_factory.mktemp("faults")
-    made: NDArray[np.float32] = build(folder / "sums", COUNTS, width=WIDTH, sums=True)
-    server.upload(folder / "sums", "sums")
-    build(folder / "bare", COUNTS, width=WIDTH)
-    server.upload(folder / "bare", "bare")
-    return made
-
-
-@pytest.fixture
-def s3(server: Bucket, rows: NDArray[np.float32]) -> Bucket:
-    server.proxy.forget()
-    return server
+    """A corpus: `sums`, and `sums-bare` without a list."""
+    return server.corpus(tmp_path_factory.mktemp("faults"), "sums", COUNTS, WIDTH)
 
 
 def everything(reader: ShardReader) -> NDArray[np.float64]:
@@ -59,7 +55,7 @@ def everything(reader: ShardReader) -> NDArray[np.float64]:
 # What passes.
 
 
-@pytest.mark.parametrize("name", ["sums", "bare"])
+@pytest.mark.parametrize("name", ["sums", "sums-bare"])
 @pytest.mark.parametrize("kind", ["500", "503", "cut", "short", "dropped"])
 def test_what_passes_is_tried_again(
     s3: Bucket, rows: NDArray[np.float32], name: str, kind: str
@@ -105,7 +101,10 @@ def refused(proxy: Proxy, reader: ShardReader, fault: Fault, url: str) -> FetchE
     return caught.value
 
 
-@pytest.mark.parametrize(("code", "text"), [(403, "403|privileges"), (404, "404|not found")])
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [(400, "400"), (403, "403|privileges"), (404, "404|not found"), (405, "405")],
+)
 def test_refusals_are_final(s3: Bucket, code: int, text: str) -> None:
     reader = s3.open("sums")  # with a minute to try
     s3.proxy.requests.clear()
@@ -133,6 +132,24 @@ def test_a_server_that_says_nothing(s3: Bucket) -> None:
     assert error.args[0]
 
 
+def test_a_server_that_falls_silent_late(s3: Bucket) -> None:
+    """What is left of the deadline is what it is waited for."""
+    reader = s3.open("sums", deadline_s=1)
+    released, begin = threading.Event(), time.monotonic()
+
+    def fault(request: Request, answer: Answer) -> Answer | None:
+        late = time.monotonic() - begin > 0.5
+        return (hang(released) if late else status(500))(request, answer)
+
+    s3.proxy.fault = times(None, fault, of="000002.shard")
+    try:
+        with pytest.raises(FetchError):
+            reader.take([699])
+        assert time.monotonic() - begin < 1.6
+    finally:
+        released.set()
+
+
 @pytest.mark.parametrize("kind", ["403", "500", "dropped"])
 def test_opening(s3: Bucket, kind: str) -> None:
     s3.proxy.fault = times(None, FAULTS[kind])
@@ -145,8 +162,8 @@ def test_opening(s3: Bucket, kind: str) -> None:
 def test_a_header_that_does_not_come(s3: Bucket) -> None:
     s3.proxy.fault = times(None, status(403), of="000002.shard")
     with pytest.raises(FetchError) as caught:
-        s3.open("bare")
-    assert caught.value.url == s3.url("bare/000002.shard")
+        s3.open("sums-bare")
+    assert caught.value.url == s3.url("sums-bare/000002.shard")
 
 
 def test_places_that_are_not_there(s3: Bucket) -> None:
@@ -183,25 +200,58 @@ def test_options_that_are_none(s3: Bucket) -> None:
 
 
 CREDENTIALS = """
-import sys
+import sys, time
 import stepwell as sw
-# The machine's own service is asked where nothing else is known; here it is the proxy.
+endpoint, metadata, url, *options = sys.argv[1:]
+begin = time.monotonic()
 try:
-    sw.ShardReader.open(
-        "s3://activations/sums", endpoint=sys.argv[1], metadata_endpoint=sys.argv[1],
-        region="us-east-1", deadline_s=2,
+    more = {"skip_signature": True} if options else {}
+    reader = sw.ShardReader.open(
+        url, endpoint=endpoint, metadata_endpoint=metadata, region="us-east-1", **more
     )
+    print(len(reader))
 except sw.FetchError as error:
-    print(error.url, repr(error.__cause__ is not None), error)
+    print(error.url, error.__cause__ is not None, time.monotonic() - begin < 5, error)
 """
 
 
-def test_credentials_that_are_missing(s3: Bucket, tmp_path: Path) -> None:
-    s3.proxy.fault = times(None, status(404), of="/latest/")
-    env = {"HOME": str(tmp_path), "AWS_CONFIG_FILE": "", "AWS_SHARED_CREDENTIALS_FILE": ""}
-    text = children.answer(CREDENTIALS, s3.proxy.url, env=env)
-    assert text.startswith("s3://activations/sums/shards.json True ")
+def without_keys(home: Path, *args: str, **env: str) -> str:
+    """What someone is told who has no keys; the service of the machine is another one."""
+    empty = {"HOME": str(home), "AWS_CONFIG_FILE": "", "AWS_SHARED_CREDENTIALS_FILE": ""}
+    return children.answer(CREDENTIALS, *args, env={**empty, **env})
+
+
+@pytest.mark.parametrize("how", ["refuses", "is not there", "is silent"])
+def test_credentials_that_are_missing(s3: Bucket, tmp_path: Path, how: str) -> None:
+    """Soon, though there is a minute to try, and by name."""
+    released = threading.Event()
+    fault = hang(released) if how == "is silent" else status(404)
+    s3.proxy.fault = times(None, fault, of="/latest/")
+    service = "http://127.0.0.1:9" if how == "is not there" else s3.proxy.url
+    try:
+        text = without_keys(tmp_path, s3.proxy.url, service, s3.url("sums"))
+    finally:
+        released.set()
+    assert text.startswith("s3://activations/sums/shards.json True True no credentials: ")
+    assert "AWS_ACCESS_KEY_ID" in text
+    assert "skip_signature=True" in text
     assert not s3.proxy.asked_for("shards.json")
+
+
+def test_a_public_bucket(s3: Bucket, tmp_path: Path) -> None:
+    places = s3.proxy.url, "http://127.0.0.1:9", s3.url("sums")
+    assert without_keys(tmp_path, *places, "public") == "700"
+    assert without_keys(tmp_path, *places, AWS_SKIP_SIGNATURE="true") == "700"
+
+
+def test_keys_that_fail_later_are_waited_for(s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that has given keys before will again."""
+    monkeypatch.setattr(remote, "_KEYLESS_S", 0.0)
+    reader = s3.open("sums")
+    body = b"no credentials at the moment"
+    fault: Fault = lambda request, answer: Answer(500, {}, body)  # noqa: E731
+    s3.proxy.fault = times(2, fault, of=".shard")
+    assert len(reader.take([1])["data"]) == 1
 
 
 # What is not believed.
@@ -222,8 +272,8 @@ def test_other_bytes(s3: Bucket) -> None:
 def test_other_bytes_in_the_headers(s3: Bucket) -> None:
     s3.proxy.fault = times(None, changed, of="000002.shard")
     with pytest.raises(FormatError) as caught:  # the middle of a header is its width
-        s3.open("bare")
-    assert caught.value.path == s3.url("bare/000002.shard")
+        s3.open("sums-bare")
+    assert caught.value.path == s3.url("sums-bare/000002.shard")
 
 
 def test_a_list_of_nonsense(s3: Bucket) -> None:
@@ -238,14 +288,32 @@ def test_a_list_of_nonsense(s3: Bucket) -> None:
             s3.open("sums", deadline_s=0.4)
 
 
-def test_a_list_that_promises_too_much(tmp_path: Path) -> None:
+def test_a_list_that_promises_too_much(s3: Bucket, tmp_path: Path) -> None:
+    """No time will make the file longer: there is a minute to try, and it is told at once."""
     build(tmp_path, [3, 2], sums=True)
+    path = tmp_path / "000001.shard"
+    path.write_bytes(path.read_bytes()[:-1])
     store = MemoryStore()
-    for path in tmp_path.iterdir():
-        obstore.put(store, path.name, path.read_bytes())
-    obstore.put(store, "000001.shard", (tmp_path / "000001.shard").read_bytes()[:-1])
-    reader = ShardReader.open(store, deadline_s=0.3)
-    assert len(reader.take([0, 1])["data"]) == 2
-    for ask in (lambda: reader.take([4]), lambda: list(reader.batches())):
-        with pytest.raises(FetchError, match=r"000001\.shard"):
-            ask()
+    for each in tmp_path.iterdir():
+        obstore.put(store, each.name, each.read_bytes())
+    s3.upload(tmp_path, "cut")
+    for reader in (ShardReader.open(store), ShardReader.open(LocalStore(tmp_path)), s3.open("cut")):
+        begin = time.monotonic()
+        assert len(reader.take([0, 1])["data"]) == 2
+        problems = reader.verify()
+        with pytest.raises(FormatError) as caught:
+            reader.take([4])
+        problems.append(caught.value)
+        with pytest.raises(FormatError) as caught:
+            list(reader.batches())
+        problems.append(caught.value)
+        assert [(p.args[0], p.offset) for p in problems] == [
+            ("expected 72 bytes, the file has 71", 71)
+        ] * 3
+        assert all(str(problem.path).endswith("/000001.shard") for problem in problems)
+        assert time.monotonic() - begin < 10
+    path.write_bytes(path.read_bytes()[:40])
+    s3.upload(tmp_path, "cut")
+    with pytest.raises(FormatError, match="the file has 40") as caught:
+        s3.open("cut").take([4])  # from behind its end
+    assert caught.value.offset == 40

@@ -254,13 +254,28 @@ def test_a_list_that_contradicts_a_shard(
             attempt(quick_path)
 
 
-def test_a_list_of_other_shards(quick_path: Path) -> None:
+def test_a_list_that_does_not_have_a_shard(quick_path: Path) -> None:
     rows = build(quick_path, [3, 2], sums=True)
-    (quick_path / "000000.shard").rename(quick_path / "000002.shard")
+    build(quick_path / "more", [4], names=["000002.shard"])
+    (quick_path / "more" / "000002.shard").rename(quick_path / "000002.shard")
     reader = ShardReader.open(quick_path)  # the shards are believed
-    assert_same(reader[:]["data"], rows[[3, 4, 0, 1, 2]])
-    assert [shard.crc32c is None for shard in reader.shards] == [False, True]
+    assert len(reader) == 9
+    assert_same(reader[:5]["data"], rows)
+    assert [shard.crc32c is None for shard in reader.shards] == [False, False, True]
     assert reader.verify() == []
+
+
+@pytest.mark.parametrize("name", ["000000.shard", "000001.shard"])
+def test_a_shard_that_is_listed_and_gone(quick_path: Path, name: str) -> None:
+    """Without it other rows would have its ids."""
+    build(quick_path, [3, 2], sums=True)
+    (quick_path / name).unlink()
+    for attempt in (ShardReader.open, ShardWriter):
+        with pytest.raises(FormatError, match=f"expected {name}, which is listed") as caught:
+            attempt(quick_path)
+        assert caught.value.path == str(quick_path / "shards.json")
+    others = sorted(quick_path.glob("*.shard"))
+    assert len(ShardReader.open(others)) == (2 if name == "000000.shard" else 3)  # as asked for
 
 
 def test_every_byte_of_the_rows(quick_path: Path) -> None:

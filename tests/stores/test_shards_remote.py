@@ -1,7 +1,6 @@
 """Corpora in buckets: the same rows, in the same order, however they are fetched."""
 
 import pickle
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,24 +14,12 @@ from obstore.store import LocalStore, MemoryStore
 from stepwell import FetchError, FormatError, Loader, ShardReader, ShardWriter
 from stepwell.source import Source
 from tests import children, scaled
-from tests.buckets import Bucket, bucket
+from tests.buckets import Bucket
 from tests.contract import Expected, SourceContract, assert_array, assert_batch, pick
 from tests.reference import shards as reference
 from tests.shards import COUNTS, assert_same, build
 
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Bucket]:
-    with bucket() as made:
-        yield made
-
-
-@pytest.fixture
-def s3(server: Bucket) -> Bucket:
-    server.proxy.forget()
-    return server
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +138,17 @@ def test_rows_in_any_order(s3: Bucket, large: Path) -> None:
     want = [batch["data"] for batch in Loader(local, 700, seed=1)]
     for mine, theirs in zip(got, want, strict=True):
         assert_array(mine, theirs)
+
+
+def test_rows_of_one_shard_come_several_at_a_time(s3: Bucket, tmp_path: Path) -> None:
+    rows = build(tmp_path, [40], width=1 << 14)
+    s3.upload(tmp_path, "wide")
+    reader = s3.open("wide")
+    s3.proxy.forget()
+    s3.proxy.latency_s = 0.05
+    assert_same(reader.take([36, 0, 12, 4, 8, 12])["data"], rows[[36, 0, 12, 4, 8, 12]])
+    assert len(s3.proxy.requests) == 5  # each row once
+    assert s3.proxy.most_in_flight > 2 << 16
 
 
 def test_views_of_what_was_fetched(s3: Bucket, large: Path) -> None:
@@ -299,6 +297,12 @@ def test_a_plain_web_server(tmp_path: Path, s3: Bucket) -> None:
 def test_a_plain_web_server_needs_a_list(tmp_path: Path, s3: Bucket) -> None:
     build(tmp_path)
     s3.upload(tmp_path, "web-bare")
-    with pytest.raises(FetchError) as caught:
-        ShardReader.open(s3.http_url("web-bare"), deadline_s=1)
+    with pytest.raises(FetchError, match=r"expected a shards\.json") as caught:
+        ShardReader.open(s3.http_url("web-bare"))
     assert caught.value.url.startswith(s3.http_url("web-bare"))
+
+
+@pytest.mark.parametrize("where", [None, 5, b"acts", object()])
+def test_what_is_neither_a_path_nor_a_store(where: Any) -> None:
+    with pytest.raises(TypeError, match="a URL or a store"):
+        ShardReader.open(where)

@@ -1,6 +1,10 @@
 """A vector for each row: what a dict would hold."""
 
+import errno
+import gc
 import json
+import os
+import struct
 import threading
 from pathlib import Path
 from tempfile import mkdtemp
@@ -10,9 +14,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stepwell import BusyError, FormatError, RowState, SchemaError, StepwellError
+from stepwell import (
+    BusyError,
+    FormatError,
+    RowState,
+    SchemaError,
+    StepwellError,
+    VersionError,
+    _core,
+)
 from stepwell.stores.shards import state as state_module
-from tests import children, scaled
+from tests import SANITIZED, children, scaled
 from tests.contract import assert_array
 
 IDS = st.lists(st.integers(0, 60) | st.integers(4000, 4200), max_size=12, unique=True)
@@ -78,6 +90,7 @@ def test_what_it_gives_is_the_callers(tmp_path: Path) -> None:
         ([0.5], np.zeros((1, 2)), TypeError),
         ([[1]], np.zeros((1, 2)), TypeError),
         ([True], np.zeros((1, 2)), TypeError),
+        ([1], np.ma.array([[1, 2]], mask=True), TypeError),
     ],
 )
 def test_what_put_refuses(tmp_path: Path, ids: Any, values: Any, error: Any) -> None:
@@ -104,6 +117,9 @@ def test_width_and_dtype_stay(tmp_path: Path) -> None:
         with pytest.raises((SchemaError, ValueError)):
             RowState(tmp_path, width, dtype)
     RowState(tmp_path, 3, np.float64).close()  # nobody holds it
+    for wrong in ("O", "f4, f4", "(2,)f4", "V0"):
+        with pytest.raises(ValueError, match="plain dtype"):
+            RowState(tmp_path / "new", 3, wrong)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", "{}", '{"width": 0, "dtype": "<f4"}'])
@@ -124,6 +140,123 @@ def test_every_byte_of_the_description(tmp_path: Path) -> None:
             RowState(tmp_path)
     (tmp_path / "state.json").write_bytes(text)
     assert json.loads(text)["width"] == RowState(tmp_path).width == 3
+
+
+def test_a_description_of_another_version(tmp_path: Path) -> None:
+    RowState(tmp_path, 3).close()
+    text = json.loads((tmp_path / "state.json").read_text())
+    (tmp_path / "state.json").write_text(json.dumps({**text, "version": 2}))
+    with pytest.raises(VersionError, match="expected version 1, got 2"):
+        RowState(tmp_path)
+
+
+def test_a_table_that_was_cut(tmp_path: Path) -> None:
+    with RowState(tmp_path, 3) as state:
+        state.put([5], [[1, 2, 3]])
+    os.truncate(tmp_path / "values", 24)
+    with pytest.raises(FormatError, match="the file has 2") as caught:
+        RowState(tmp_path)
+    assert (caught.value.path, caught.value.offset) == (str(tmp_path / "values"), 24)
+
+
+@pytest.mark.parametrize("row_id", [-1, 1 << 48, 1 << 62])
+def test_a_journal_with_rows_that_are_none(tmp_path: Path, row_id: int) -> None:
+    with RowState(tmp_path, 1) as state:
+        state.put([0], [[7]])
+    body = struct.pack("<Qqf", 1, row_id, 1.0)
+    head = struct.pack("<4sIQ", b"RST1", _core.crc32c(np.frombuffer(body, np.uint8)), len(body))
+    (tmp_path / "journal").write_bytes(head + body)
+    with RowState(tmp_path) as state:
+        assert len(state) == 1
+
+
+@pytest.mark.parametrize("row_id", [1 << 38, (1 << 48) - 1])
+def test_a_row_for_which_there_is_no_room(tmp_path: Path, row_id: int) -> None:
+    """The disk is not filled to find out."""
+    with RowState(tmp_path, 1024) as state:
+        state.put([1], np.ones((1, 1024)))
+        sizes = [(tmp_path / name).stat().st_blocks for name in ("values", "there")]
+        with pytest.raises(OSError, match=r"(No space left|too large).*values"):
+            state.put([2, row_id], np.ones((2, 1024)))
+        assert [(tmp_path / name).stat().st_blocks for name in ("values", "there")] == sizes
+        assert len(state) == 1
+        state.put([2], np.ones((1, 1024)))
+        assert len(state) == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "sync"),
+    [("flush", 1), *((call, sync) for call in ("close", "put") for sync in (1, 2, 3, 4))],
+)
+def test_a_sync_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, sync: int
+) -> None:
+    """The system forgets what it could not write, and says that all is well the next time."""
+    state = RowState(tmp_path, 1)
+    state.put([1, 2], [[1], [2]])
+    done = 0
+
+    def refused(file: int) -> None:
+        nonlocal done
+        done += 1
+        if done == sync:
+            raise OSError(errno.EIO, "Input/output error")
+
+    def put() -> None:
+        state.put([3], [[3]])
+
+    work = {"flush": state.flush, "close": state.close, "put": put}
+    with monkeypatch.context() as patch:
+        patch.setattr(state_module, "_JOURNAL_BYTES", 1)
+        patch.setattr(os, "fsync", refused)
+        patch.setattr(os, "fdatasync", refused)
+        with pytest.raises(OSError, match="Input/output error") as caught:
+            work[call]()
+        assert str(caught.value.filename).startswith(str(tmp_path))
+    if call != "close":
+        with pytest.raises(ValueError, match="open it again"):
+            state.flush()
+        with pytest.raises(ValueError, match="open it again"):
+            state.put([4], [[4]])
+        with pytest.raises(ValueError, match="open it again"):
+            state.get([1])
+    state.close()
+    with RowState(tmp_path) as state:
+        assert state.get([1, 2, 3, 4]).ravel().tolist() == [1, 2, 0, 0]
+
+
+def test_a_state_that_is_forgotten_keeps_no_files(tmp_path: Path) -> None:
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    state = RowState(tmp_path, 1)
+    state.put([1], [[1]])
+    del state
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+    with RowState(tmp_path) as state:
+        assert state.get([1]).tolist() == [[1]]
+
+
+MANY_ROWS = """
+import os, sys
+from pathlib import Path
+import numpy as np
+import stepwell as sw
+def resident():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) << 10
+state = sw.RowState(sys.argv[1], 1, "u1")
+state.put([(1 << 25) - 1], np.zeros((1, 1), "u1"))
+before = resident()
+for begin in range(0, 1 << 25, 1 << 20):
+    state.put(np.arange(begin, begin + (1 << 20)), np.ones((1 << 20, 1), "u1"))
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(SANITIZED, reason="the sanitizer keeps what was freed")
+def test_memory_does_not_grow_with_the_rows(quick_path: Path) -> None:
+    assert int(children.answer(MANY_ROWS, quick_path)) < 96 << 20
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:

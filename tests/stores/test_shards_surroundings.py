@@ -62,7 +62,8 @@ for number, how in enumerate(sys.argv[3:]):
             work()
         except sw.FormatError as error:
             assert "became shorter" in str(error), error
-            assert error.offset is not None
+            # Where it ends, in the file, or the first row that was not there.
+            assert 4096 + 100 <= error.offset < 6 << 20, error.offset
             print(how, Path(error.path).name, sep=": ")
     assert reader.take([5, 1024, 7000])["data"][:, 0].tolist() == [0, 1, 6]  # others are there
 print("alive")
@@ -198,3 +199,42 @@ def test_memory_stays_within_the_window(tmp_path: Path) -> None:
             writer.append(rows)
     for most in children.answer(BOUNDED, tmp_path).split():
         assert int(most) < 64 << 20
+
+
+MANY_BATCHES = """
+import os, sys
+from pathlib import Path
+import stepwell as sw
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+reader = sw.ShardReader.open(sys.argv[1])
+next(iter(reader.batches()))
+before = resident()
+begun = reader.batches(1)
+next(begun)
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(SANITIZED, reason="the sanitizer keeps what was freed")
+def test_batches_that_have_not_come_cost_nothing(quick_path: Path) -> None:
+    with ShardWriter(quick_path, 1, "float16") as writer:
+        writer.append(np.zeros((1 << 20, 1), np.float16))
+    assert int(children.answer(MANY_BATCHES, quick_path)) < 16 << 20
+
+
+FEW_FILES = """
+import os, resource, sys
+import numpy as np, stepwell as sw
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+reader = sw.ShardReader.open(sys.argv[1])
+before = len(os.listdir("/proc/self/fd"))
+assert len(reader.take(np.arange(200))["data"]) == sum(len(b.rows) for b in reader.batches()) == 200
+assert reader.verify() == []
+print(before < 16)
+"""
+
+
+def test_more_shards_than_files_may_be_open(quick_path: Path) -> None:
+    build(quick_path, [1] * 200, sums=True)
+    assert children.answer(FEW_FILES, quick_path) == "True"

@@ -1,5 +1,8 @@
 """Shards as they are written: any floats, whole shards, one writer at a time."""
 
+import gc
+import json
+import os
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -8,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 from stepwell import BusyError, FormatError, SchemaError, ShardReader, ShardWriter
+from stepwell.stores.shards import writer as writer_module
 from tests import children, scaled
 from tests.reference import shards as reference
 from tests.shards import assert_same, build, values
@@ -202,6 +207,14 @@ def test_it_keeps_its_dtype_and_width(tmp_path: Path) -> None:
             ShardWriter(tmp_path / "new", width, shard_bytes=shard_bytes)
     with pytest.raises(TypeError, match="expected floats"):
         ShardWriter(tmp_path / "new", 1, "int8")
+    for dtype in ("float32", np.float64, "bfloat16"):
+        with pytest.raises(SchemaError, match="expected rows of float16, got"):
+            ShardWriter(tmp_path, dtype=dtype)
+    ShardWriter(tmp_path, dtype="float16").close()
+    with pytest.raises(TypeError):
+        ShardWriter(tmp_path / "new", 1, shard_bytes=1e6)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        ShardWriter(tmp_path / "new", 1.0)  # type: ignore[arg-type]
     ShardWriter(tmp_path / "new", 1).close()  # nobody holds it
 
 
@@ -223,6 +236,58 @@ def test_shards_that_the_list_does_not_have(tmp_path: Path) -> None:
     assert [shard.crc32c is None for shard in reader.shards] == [True, True, False]
     assert reader.verify() == []
     assert_same(reader[:]["data"], np.concatenate([rows, rows]))
+
+
+def test_a_kill_between_a_shard_and_the_list(tmp_path: Path) -> None:
+    """The sum that the list would have had is that of the bytes."""
+    rows = values(30, 4)
+    with ShardWriter(tmp_path, 4, shard_bytes=160) as writer:
+        writer.append(rows)
+    whole = (tmp_path / "shards.json").read_bytes()
+    for known in (2, 0):
+        text = json.loads(whole)
+        for path in list(shards(tmp_path))[known + 1 :]:
+            path.unlink()
+        text["shards"] = text["shards"][:known]
+        (tmp_path / "shards.json").write_text(json.dumps(text))
+        if not known:
+            (tmp_path / "shards.json").unlink()
+        with ShardWriter(tmp_path, shard_bytes=160) as writer:
+            assert writer.rows == 10 * (known + 1)
+            writer.append(rows[writer.rows :])
+        assert (tmp_path / "shards.json").read_bytes() == whole
+
+
+def test_names_that_would_not_sort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "_MOST_SHARDS", 2)
+    writer = ShardWriter(tmp_path, 1, shard_bytes=4)
+    with pytest.raises(ValueError, match="would not sort"):
+        writer.append(np.zeros((3, 1)))
+    writer.close()
+    assert len(ShardReader.open(tmp_path)) == 2
+
+
+def test_a_writer_that_is_forgotten_keeps_no_files(tmp_path: Path) -> None:
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    writer = ShardWriter(tmp_path, 1)
+    writer.append(np.zeros((3, 1)))
+    del writer
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert os.listdir(tmp_path) == [".writer.lock"]
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_tensors(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
+    rows = torch.arange(12, dtype=dtype).reshape(3, 4)
+    rows.requires_grad = True
+    with ShardWriter(tmp_path, 4, getattr(torch, kind)) as writer:
+        writer.append(rows)
+    reader = ShardReader.open(tmp_path)
+    assert reader.stored_dtype == kind
+    assert_same(reader[:]["data"], np.arange(12).reshape(3, 4))
 
 
 # Others.

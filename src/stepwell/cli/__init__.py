@@ -13,6 +13,7 @@ from stepwell.cli import (
     shards,
     sources,
     steps,
+    telemetry,
     verify,
 )
 
@@ -34,6 +35,7 @@ app.command()(verify.verify)
 app.command()(steps.query)
 app.command()(steps.export)
 app.command()(convert.convert)
+app.command("migrate-telemetry")(telemetry.migrate)
 app.command()(record.record)
 app.add_typer(pack.app, name="pack")
 app.add_typer(records.app, name="records")

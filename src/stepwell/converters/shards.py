@@ -24,6 +24,7 @@ from stepwell.errors import FormatError, SchemaError
 from stepwell.files.npy import open_regular
 from stepwell.source import Batch, Field
 from stepwell.stores import ShardReader, ShardWriter
+from stepwell.stores.shards.layout import Span
 
 __all__ = ["fill_shards", "write_from_shards"]
 
@@ -199,13 +200,12 @@ class _Shards:
 
     def stored(self, first: int) -> Iterator[NDArray[np.uint8]]:
         """The bytes of the rows from `first` on, as they are in the files."""
-        cuts, start = [], 0
+        spans, start = [], 0
         for number, shard in enumerate(self.reader.shards):
-            count = rows_of(shard.row_bytes)
-            for begin in range(max(first - start, 0), shard.rows, count):
-                cuts.append((number, begin, min(begin + count, shard.rows)))
+            begin = min(max(first - start, 0), shard.rows)
+            spans.append(Span(number, begin, shard.rows, rows_of(shard.row_bytes)))
             start += shard.rows
-        return self.reader._shards.parts(cuts, _WINDOW_BYTES)
+        return self.reader._shards.parts(spans, _WINDOW_BYTES)
 
 
 def _write_tensor(source: _Shards, folder: PartFolder, on_progress: Progress) -> Path:

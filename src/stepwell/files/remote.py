@@ -1,21 +1,47 @@
 """Files in a bucket or behind a web server, read in ranges (extra `remote`)."""
 
 import os
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.errors import FetchError
+from stepwell.errors import FetchError, FormatError
 
 __all__ = ["RemoteFiles", "is_url"]
 
 T = TypeVar("T")
 
 _PAUSE_S = 0.1
+_STATUS = re.compile(r"status code: (4\d\d)")
+_OUTSIDE = re.compile(r"status code: 416|[Ii]nvalid range|range was invalid")
+
+# Without keys the service of the machine is asked for some, which most machines do not have.
+_KEYLESS = re.compile(
+    "credential|/latest/(api/token|meta-data)|computeMetadata|/metadata/identity|token request"
+)
+_KEYLESS_S = 2.0
+_ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+_KEYS = {
+    ("s3",): "expected AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment (what is in "
+    "~/.aws is not read), access_key_id= and secret_access_key=, or credential_provider=; of a "
+    "public bucket AWS_SKIP_SIGNATURE=true or skip_signature=True",
+    ("gs",): "expected GOOGLE_APPLICATION_CREDENTIALS in the environment, service_account_path= or "
+    "credential_provider=; of a public bucket GOOGLE_SKIP_SIGNATURE=true or skip_signature=True",
+    (
+        "az",
+        "abfs",
+        "adl",
+    ): "expected AZURE_STORAGE_ACCOUNT_KEY in the environment, account_key=, sas_key= or "
+    "credential_provider=; of a public container AZURE_SKIP_SIGNATURE=true or skip_signature=True",
+}
 
 
 def is_url(where: object) -> bool:
@@ -27,7 +53,8 @@ class RemoteFiles:
     """Files below a URL (s3, gs, az, http, https, …) or of an obstore store.
 
     Requests that fail in a way that may pass are tried again, with growing pauses, for up to
-    `deadline_s`. `options` are those of the store: `endpoint`, `region`, keys, as obstore has them.
+    `deadline_s`; one without an answer is given up after half of that. `options` are those of the
+    store: `endpoint`, `region`, keys, as obstore has them. A store that is given has its own.
     """
 
     def __init__(self, where: Any, *, deadline_s: float = 60.0, **options: Any) -> None:
@@ -35,26 +62,26 @@ class RemoteFiles:
         if deadline_s <= 0:
             raise ValueError(f"deadline_s: expected more than 0, got {deadline_s}")
         self._deadline_s = deadline_s
+        self._options = options
+        self._patient: dict[float, Any] = {}
+        self._answered = False
         if is_url(where):
-            self.url = str(where).rstrip("/")
-            limit = timedelta(seconds=deadline_s)
-            retry = {"max_retries": 100, "retry_timeout": limit}
-            client = {"timeout": limit, **options.pop("client_options", {})}
-            if self.url.startswith("http://") or options.get("endpoint", "").startswith("http://"):
-                client.setdefault("allow_http", True)
+            self.url, self._given = str(where).rstrip("/"), None
             try:
-                self._store = obstore.store.from_url(
-                    self.url, client_options=client, retry_config=retry, **options
-                )
+                self._store = self._with_patience(deadline_s / 2)
             except (obstore.exceptions.BaseError, ValueError, TypeError) as error:
-                raise FetchError(f"not a place to read from: {error}", url=self.url) from error
+                message = f"not a place to read from: {_first_line(error)}"
+                raise FetchError(message, url=self.url) from error
+        elif not isinstance(where, get_args(obstore.store.ObjectStore)):
+            raise TypeError(f"expected a URL or a store of obstore, got {where!r}")
         else:
-            self.url, self._store = repr(where), where
+            self.url, self._store, self._given = repr(where), where, where
 
     @property
     def place(self) -> str:
         """What tells these files from all others: the same URL may be of several servers."""
-        return f"{self.url} {getattr(self._store, 'config', {}).get('endpoint', '')}"
+        config = getattr(self._store, "config", {})
+        return f"{self.url} {_endpoint(self.url, config)}"
 
     def url_of(self, name: str) -> str:
         return f"{self.url}/{name}"
@@ -63,8 +90,8 @@ class RemoteFiles:
         """Names that end so, directly below the URL, and their sizes."""
         obstore = _obstore()
 
-        def work() -> dict[str, int]:
-            found = obstore.list_with_delimiter(self._store)["objects"]
+        def work(store: Any) -> dict[str, int]:
+            found = obstore.list_with_delimiter(store)["objects"]
             return {
                 each["path"]: int(each["size"])
                 for each in found
@@ -74,13 +101,19 @@ class RemoteFiles:
         return self._tried(work, self.url)
 
     def read(self, name: str, begin: int, end: int) -> NDArray[np.uint8]:
-        """Bytes `begin` to `end` of a file, all of them."""
+        """Bytes `begin` to `end` of a file, all of them; `FormatError` where it is too short."""
         obstore = _obstore()
 
-        def work() -> NDArray[np.uint8]:
-            got = obstore.get_range(self._store, name, start=begin, end=end)
+        def work(store: Any) -> NDArray[np.uint8]:
+            try:
+                got = obstore.get_range(store, name, start=begin, end=end)
+            except obstore.exceptions.BaseError as error:
+                if _OUTSIDE.search(str(error)):
+                    self._check_size(store, name, end)
+                raise
             data = np.frombuffer(got, np.uint8)
             if len(data) != end - begin:
+                self._check_size(store, name, end)
                 raise _Short(f"expected {end - begin} bytes at {begin}, got {len(data)}")
             return data
 
@@ -88,20 +121,57 @@ class RemoteFiles:
             return np.empty(0, np.uint8)
         return self._tried(work, self.url_of(name))
 
+    def _check_size(self, store: Any, name: str, end: int) -> None:
+        """A response that is short may be that of a file that is, for ever."""
+        size = int(_obstore().head(store, name)["size"])
+        if size < end:
+            raise FormatError(
+                f"expected {end} bytes, the file has {size}", path=self.url_of(name), offset=size
+            )
+
     def read_all(self, name: str) -> bytes | None:
         """A whole small file; None where there is none."""
         obstore = _obstore()
         try:
             return self._tried(
-                lambda: bytes(obstore.get(self._store, name).bytes()), self.url_of(name)
+                lambda store: bytes(obstore.get(store, name).bytes()), self.url_of(name)
             )
         except FetchError as error:
             if isinstance(error.__cause__, FileNotFoundError | obstore.exceptions.NotFoundError):
                 return None
             raise
 
-    def _tried(self, work: Callable[[], T], url: str) -> T:
-        """What `work` returns, in the end; obstore itself repeats what a server refused for now."""
+    # Below this line: how it is asked.
+
+    def _with_patience(self, timeout_s: float) -> Any:
+        """The store at the URL, whose requests take no longer than this and are not repeated."""
+        if timeout_s in self._patient:
+            return self._patient[timeout_s]
+        options = dict(self._options)
+        client = {"timeout": timedelta(seconds=timeout_s), **options.pop("client_options", {})}
+        if "http://" in (self.url[:7], _endpoint(self.url, options)[:7]):
+            client.setdefault("allow_http", True)
+        retry = {"max_retries": 0, "retry_timeout": timedelta(seconds=timeout_s)}
+        store = _obstore().store.from_url(
+            self.url, client_options=client, retry_config=retry, **options
+        )
+        return self._patient.setdefault(timeout_s, store)
+
+    def _store_for(self, left_s: float) -> Any:
+        """A store that gives up within the time that is left, or soon after.
+
+        The patience of a store is part of it, so there are a few: a half, a quarter, … of the
+        deadline. Most files never need the second one.
+        """
+        if self._given is not None:
+            return self._given
+        patience_s = self._deadline_s / 2
+        while patience_s > max(left_s, self._deadline_s / 32):
+            patience_s /= 2
+        return self._with_patience(patience_s)
+
+    def _tried(self, work: Callable[[Any], T], url: str) -> T:
+        """What `work` returns for a store, in the end."""
         obstore = _obstore()
         final = (
             obstore.exceptions.NotFoundError,
@@ -113,20 +183,35 @@ class RemoteFiles:
             NotImplementedError,
             ValueError,
         )
-        end, pause = time.monotonic() + self._deadline_s, _PAUSE_S
+        begin, pause, spent_s = time.monotonic(), _PAUSE_S, 0.0
+        # Whoever has no keys is to know soon, even where the service of the machine is silent.
+        left_s = self._deadline_s if self._answered else min(_KEYLESS_S, self._deadline_s)
         while True:
             try:
-                return work()
+                result = work(self._store_for(left_s))
+                self._answered = True
+                return result
+            except FormatError:
+                raise
             except (
                 obstore.exceptions.BaseError,
                 OSError,
                 ValueError,
                 NotImplementedError,
             ) as error:
+                spent_s = time.monotonic() - begin
+                self._answered |= isinstance(error, obstore.exceptions.NotFoundError)
+                keyless = not self._answered and _KEYLESS.search(str(error)) is not None
+                limit_s = min(_KEYLESS_S / 2, self._deadline_s) if keyless else self._deadline_s
                 passing = not isinstance(error, final) or isinstance(error, _Short)
-                if not passing or _is_refusal(error) or time.monotonic() + pause > end:
-                    raise FetchError(_first_line(error), url=url) from error
+                refused = not keyless and _is_refusal(error)
+                if not passing or refused or spent_s + pause > limit_s:
+                    message = _first_line(error)
+                    if keyless:
+                        message = f"no credentials: {_how_to_sign(self.url)} ({message})"
+                    raise FetchError(message, url=url) from error
             time.sleep(pause)
+            left_s = self._deadline_s - spent_s - pause
             pause = min(pause * 2, 5.0)
 
 
@@ -135,9 +220,30 @@ class _Short(OSError):
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Credentials that are missing or a bucket that does not exist: no time will help."""
+    """What no time will help: a request that is wrong, a bucket that does not exist."""
     text = str(error)
-    return any(word in text for word in ("credential", "NoSuchBucket", "AccessDenied", "404 Not"))
+    if any(word in text for word in ("NoSuchBucket", "AccessDenied", "404 Not", "builder error")):
+        return True
+    status = _STATUS.search(text)
+    return status is not None and status[1] not in ("408", "425", "429")
+
+
+def _endpoint(url: str, options: Mapping[str, Any]) -> str:
+    """The server that is asked, where it is not the usual one."""
+    for name in ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url", "azure_endpoint"):
+        if options.get(name):
+            return str(options[name])
+    for scheme, names in _ENDPOINTS.items():
+        if url.startswith(scheme):
+            return next((os.environ[name] for name in names if os.environ.get(name)), "")
+    return ""
+
+
+def _how_to_sign(url: str) -> str:
+    for schemes, text in _KEYS.items():
+        if url.startswith(schemes):
+            return text
+    return "the store has none"
 
 
 def _first_line(error: Exception) -> str:

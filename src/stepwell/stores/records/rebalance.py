@@ -23,7 +23,9 @@ from stepwell.stores.records.writer import RecordWriter
 __all__ = ["rebalance"]
 
 _LOOK_ROWS = 1 << 16
-_SLAB_BYTES = 1 << 23
+# As with appends. For larger writes the system takes larger pages, and a virtual machine has
+# given those that were free for a while back to its host.
+_SLAB_BYTES = 1 << 20
 
 
 class _Slab(NamedTuple):
@@ -119,7 +121,7 @@ def _removed_if_it_fails(root: Path, old: Meta, chunks: list[ChunkFile]) -> Iter
 def _plan(
     records: _core.Records, meta: Meta, size: int, new_chunk: Callable[[], ChunkFile]
 ) -> Iterator[_Slab]:
-    """All records in order, in slabs of some megabytes that do not cross a chunk."""
+    """All records in order, in slabs of about a megabyte that do not cross a chunk."""
     numbers = list(range(len(meta.fields)))
     chunk, position, room = None, 0, 0
     for at in range(0, meta.length, _LOOK_ROWS):

@@ -150,8 +150,11 @@ class TableFile:
         if not len(blocks):
             return
         first, last = int(blocks[0]), int(blocks[-1])
-        if (last - first) * _SUM_BYTES < _SPAN_BYTES:
-            want = (last + 1 - first) * _SUM_BYTES
+        want = (last + 1 - first) * _SUM_BYTES
+        if want == len(blocks) * _SUM_BYTES:
+            write_all(self._sums, sums.view(np.uint8), first * _SUM_BYTES, self._sums_path)
+            return
+        if want <= _SPAN_BYTES:
             there = os.pread(self._sums, want, first * _SUM_BYTES)
             span = np.frombuffer(there.ljust(want, b"\0"), "<u4").copy()
             span[blocks - first] = sums
@@ -180,4 +183,5 @@ def _touched(change: Change) -> Rows:
     end = (
         -(-(change.first + len(change.appended)) // TABLE_BLOCK) if len(change.appended) else first
     )
-    return np.union1d(np.arange(first, end, dtype=np.int64), change.rows // TABLE_BLOCK)
+    blocks = np.arange(first, end, dtype=np.int64)
+    return np.union1d(blocks, change.rows // TABLE_BLOCK) if len(change.rows) else blocks

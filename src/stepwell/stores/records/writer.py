@@ -129,8 +129,6 @@ class RecordWriter:
             changes = self.staging.changes()
             for table, change in zip(self._tables, changes, strict=True):
                 table.check(change, self.meta.peak)
-            self._failed = True  # unless all goes well
-            self.chunks.sync()
             commit = Commit(
                 self.meta.commit + 1,
                 self.staging.length,
@@ -140,7 +138,10 @@ class RecordWriter:
                 self.chunks.unfull,
                 changes,
             )
-            self._to_journal(commit.encode())
+            entry = commit.encode()  # the disk is at work on the payloads meanwhile
+            self._failed = True  # unless all goes well
+            self.chunks.sync()
+            self._to_journal(entry)
             self._apply(commit)
             self.chunks.committed()
             self._failed = False
@@ -387,8 +388,7 @@ class RecordWriter:
                 limit = (int(ends[at - 1]) if at else 0) + _SLAB_BYTES
                 fit = max(int(np.searchsorted(ends, limit, "right")), at + 1)
                 end = min(fit, at + room, cuts[writer + 1])
-                frames, places = self._frames(values, numbers, at, end, chunk)
-                chunk.write(frames, end - at)
+                places = self._write_frames(values, numbers, at, end, chunk)
                 made.append(entry_bytes(places, given, end - at))
                 at = end
             return joined(made)
@@ -398,9 +398,10 @@ class RecordWriter:
         with ThreadPoolExecutor(writers) as pool:
             return joined([made for made in pool.map(part, range(writers)) if made])
 
-    def _frames(
+    def _write_frames(
         self, values: Mapping[str, Values], numbers: Rows, begin: int, end: int, chunk: ChunkFile
-    ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    ) -> NDArray[np.uint8]:
+        """Their entries. The memory of the frames is free afterwards, for the next ones."""
         fields = []
         for name, given in values.items():
             field = self.meta.fields[name]
@@ -413,7 +414,9 @@ class RecordWriter:
             data = given.data[begin * size : end * size] if ends is None else given.data
             there = None if given.there is None else given.there[begin:end]
             fields.append((number, codec, field.packing_level, dictionary, data, ends, size, there))
-        return _core.make_frames(fields, numbers[begin:end], chunk.id, chunk.position)
+        frames, places = _core.make_frames(fields, numbers[begin:end], chunk.id, chunk.position)
+        chunk.write(frames, end - begin)
+        return places
 
     def _train(self, values: Mapping[str, Values]) -> None:
         """Make the dictionaries that are still to be made, if there is enough to learn from."""

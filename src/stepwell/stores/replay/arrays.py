@@ -10,7 +10,7 @@ takes its place.
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,16 @@ from stepwell.errors import FormatError
 from stepwell.files.atomic import sync_path
 from stepwell.stores.replay.channels import Channel
 from stepwell.stores.replay.directory import DatasetEntry, Directory, space_for
-from stepwell.stores.replay.hdf5 import LIBVER, RAW, SUMS, ZSTD, open_for_reading, translated
+from stepwell.stores.replay.hdf5 import (
+    LIBVER,
+    RAW,
+    SUMS,
+    ZSTD,
+    not_in_children,
+    open_for_reading,
+    translated,
+)
+from stepwell.stores.replay.items import Payload
 
 __all__ = ["CODECS", "ArrayFile", "build_file"]
 
@@ -48,20 +57,24 @@ class ArrayFile:
             access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
             access.set_libver_bounds(h5py.h5f.LIBVER_V110, h5py.h5f.LIBVER_V110)
             access.set_file_locking(False, True)
+            # No cache of chunks: HDF5 does not survive one that it cannot write to a full disk.
+            access.set_cache(0, 521, 0, 0.75)
             mode = h5py.h5f.ACC_RDWR | h5py.h5f.ACC_SWMR_WRITE
             self._file = h5py.File(h5py.h5f.open(os.fsencode(path), mode, fapl=access))
+            self._guard = ExitStack()
             try:
+                self._guard.enter_context(not_in_children(self._file))
                 for name, count in rows.items():
                     self._columns[name] = _column(_dataset(self._file, name, count, path))
             except BaseException:
-                self._file.close()
+                self.close()
                 raise
 
     @property
     def rows(self) -> dict[str, int]:
         return {name: column.rows for name, column in self._columns.items()}
 
-    def append(self, name: str, rows: Sequence[bytes]) -> None:
+    def append(self, name: str, rows: Sequence[Payload]) -> None:
         """Put rows behind the others, and their sums into the dataset of sums."""
         with translated(self._path):
             sums = self._columns[name].append(rows)
@@ -81,7 +94,7 @@ class ArrayFile:
         sync_path(self._path)
 
     def close(self) -> None:
-        with translated(self._path):
+        with translated(self._path), self._guard:
             self._file.close()
 
 
@@ -108,6 +121,7 @@ def build_file(
         with (
             translated(path),
             h5py.File(beside, "x", libver=LIBVER, locking=False, userblock_size=base) as new,
+            not_in_children(new),
         ):
             new.attrs.update(attributes)
             if rows:
@@ -185,7 +199,7 @@ class _Column:
         self.rows = int(dataset.shape[0])
         self._packed = dataset.id.get_create_plist().get_nfilters() > 0
 
-    def append(self, rows: Sequence[bytes]) -> NDArray[np.uint32]:
+    def append(self, rows: Sequence[Payload]) -> NDArray[np.uint32]:
         raise NotImplementedError
 
     def append_array(self, values: NDArray[Any]) -> None:
@@ -205,7 +219,7 @@ class _Column:
 class _Single(_Column):
     """One row a chunk, packed here or not at all."""
 
-    def append(self, rows: Sequence[bytes]) -> NDArray[np.uint32]:
+    def append(self, rows: Sequence[Payload]) -> NDArray[np.uint32]:
         packed, sums = _core.pack_each(ZSTD if self._packed else RAW, _LEVEL, list(rows))
         first = self._grow(len(rows))
         rest = (0,) * (len(self.dataset.shape) - 1)
@@ -231,8 +245,8 @@ class _Small(_Column):
             _, stored = dataset.id.read_direct_chunk(self._at(self.rows - begun))
             self._tail[: begun * self._row_bytes] = stored[: begun * self._row_bytes]
 
-    def append(self, rows: Sequence[bytes]) -> NDArray[np.uint32]:
-        joined = b"".join(rows)
+    def append(self, rows: Sequence[Payload]) -> NDArray[np.uint32]:
+        joined = _joined(rows)
         self._append(joined)
         return _core.sum_each(np.frombuffer(joined, np.uint8), self._row_bytes).view(np.uint32)
 
@@ -269,15 +283,19 @@ class _Small(_Column):
 class _Filtered(_Column):
     """One row a chunk, packed by a filter of HDF5."""
 
-    def append(self, rows: Sequence[bytes]) -> NDArray[np.uint32]:
+    def append(self, rows: Sequence[Payload]) -> NDArray[np.uint32]:
         first = self._grow(len(rows))
         shape = (len(rows), *self.dataset.shape[1:])
-        self.dataset[first:] = np.frombuffer(b"".join(rows), self.dataset.dtype).reshape(shape)
+        self.dataset[first:] = np.frombuffer(_joined(rows), self.dataset.dtype).reshape(shape)
         self.dataset.flush()
         rest = (0,) * (len(self.dataset.shape) - 1)
         read = self.dataset.id.read_direct_chunk
         stored = (read((first + i, *rest))[1] for i in range(len(rows)))
         return np.array([_core.crc32c(np.frombuffer(s, np.uint8)) for s in stored], np.uint32)
+
+
+def _joined(rows: Sequence[Payload]) -> bytes:
+    return b"".join([row if isinstance(row, bytes) else row.data for row in rows])
 
 
 def _column(dataset: h5py.Dataset) -> _Column:

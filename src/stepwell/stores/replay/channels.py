@@ -4,6 +4,7 @@ An observation may be a dict or a tuple, nested; each of its arrays is then a ch
 `observations/camera/left`, and all have the same number of rows.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ class Channel:
 
     @property
     def row_bytes(self) -> int:
-        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+        return self.dtype.itemsize * math.prod(self.shape)
 
     @property
     def chunk_rows(self) -> int:
@@ -63,12 +64,13 @@ class Channel:
     def bytes_of(self, value: Any) -> bytes:
         """A copy of `value`. Raises `SchemaError` when it is not of this channel."""
         array = value if type(value) is np.ndarray else _array(self.name, value)
-        if array.dtype != self.dtype or array.shape != self.shape:
-            array = self._fitting(array)
-        return array.tobytes()
+        return self.fitting(array).tobytes()
 
-    def _fitting(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Numbers of another kind, where nothing is lost: a policy's int32 as an int64."""
+    def fitting(self, array: NDArray[Any]) -> NDArray[Any]:
+        """The array itself, or its numbers as those of this channel, where nothing is lost: a
+        policy's int32 as an int64."""
+        if array.dtype == self.dtype and array.shape == self.shape:
+            return array
         if array.shape == self.shape and np.can_cast(array.dtype, self.dtype, "safe"):
             return array.astype(self.dtype)
         raise SchemaError(
@@ -89,8 +91,11 @@ class Channel:
         try:
             name, codec = str(stated["name"]), str(stated["codec"])
             shape = tuple(int(size) for size in stated["shape"])
-            return cls(name, dtype_from_json(stated["dtype"]), shape, codec)
-        except (KeyError, TypeError, ValueError) as error:
+            made = cls(name, dtype_from_json(stated["dtype"]), shape, codec)
+            if made.dtype.kind not in "biuf" or any(size < 1 for size in shape):
+                raise ValueError("not of numbers")
+            return made
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FormatError(f"not a channel: {stated!r} ({error})", path=path) from None
 
 

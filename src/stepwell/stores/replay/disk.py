@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from stepwell.errors import FormatError
+from stepwell.errors import BusyError, FormatError
 from stepwell.files.lock import WriterLock
 from stepwell.stores.replay.arrays import ArrayFile, build_file
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel
 from stepwell.stores.replay.database import Database, Seat, iso_time
 from stepwell.stores.replay.hdf5 import FILE_VERSION
-from stepwell.stores.replay.items import Counters, Ending, Step
+from stepwell.stores.replay.items import Counters, Ending, Payload, Step
 from stepwell.stores.replay.layout import (
     NUMBERS,
     STEPS,
@@ -38,7 +38,10 @@ class RunDisk:
         self._path = array_path(root, run_id)
         for folder in (self._path.parent, database_path(root).parent):
             folder.mkdir(parents=True, exist_ok=True)
-        self._lock = WriterLock(lock_path(root, run_id))
+        try:
+            self._lock = WriterLock(lock_path(root, run_id))
+        except BusyError:
+            raise BusyError(f"another writer records run {run_id!r} in {root}") from None
         try:
             self._database = Database(database_path(root))
             try:
@@ -99,30 +102,41 @@ class RunDisk:
 
     def write(self, items: Sequence[Step | Ending], counters: Counters) -> None:
         """Put a batch on the disk. When it fails, the run is as it was before."""
-        payloads: dict[Channel, list[bytes]] = {}
+        steps = [item for item in items if isinstance(item, Step)]
+        first = self.rows.get(STEPS, 0)
+        touched, ended = self._follow(items, first)
+        spans = [(self._starts.pop(seat.number, first), seat.steps) for seat in ended]
+        self.put(items, [_values(step, self._run_id) for step in steps], touched, spans, counters)
+
+    def put(
+        self,
+        items: Sequence[Step | Ending],
+        rows: list[tuple[Any, ...]],
+        seats: list[Seat],
+        ended: Sequence[tuple[int, int]],
+        counters: Counters,
+    ) -> None:
+        """The same, when the caller knows what the tables are to say: `rows` of the steps, `seats`
+        of the episodes, and of each episode that `ended` its first row and its steps."""
+        payloads: dict[Channel, list[Payload]] = {}
         for item in items:
             for channel, data in item.payloads:
                 payloads.setdefault(channel, []).append(data)
         arrays = self._with_channels(list(payloads))
-        for channel, rows in payloads.items():
-            arrays.append(channel.name, rows)
+        for channel, data_rows in payloads.items():
+            arrays.append(channel.name, data_rows)
         steps = [item for item in items if isinstance(item, Step)]
-        first = arrays.rows[STEPS]
         if steps:
             places = [(step.episode, step.step_index, *step.places) for step in steps]
             arrays.append_numbers(STEPS, np.array(places, np.int64))
             arrays.append_numbers("rewards", np.array([step.reward for step in steps]))
             dones = [step.terminated | step.truncated << 1 for step in steps]
             arrays.append_numbers("dones", np.array(dones, np.uint8))
-        touched, ended = self._follow(items, first)
         if ended:
-            starts = [self._starts.pop(seat.number, first) for seat in ended]
-            arrays.append_numbers("episodes/starts", np.array(starts))
-            arrays.append_numbers("episodes/lengths", np.array([seat.steps for seat in ended]))
+            arrays.append_numbers("episodes/starts", np.array([first for first, _ in ended]))
+            arrays.append_numbers("episodes/lengths", np.array([steps for _, steps in ended]))
         arrays.flush()
-        self._commit(
-            [_values(step, self._run_id) for step in steps], touched, counters, "recording"
-        )
+        self._commit(rows, seats, counters, "recording")
 
     def _with_channels(self, channels: list[Channel]) -> ArrayFile:
         new = [channel for channel in channels if channel not in self.channels]

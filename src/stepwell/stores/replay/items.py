@@ -2,9 +2,15 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from stepwell.stores.replay.channels import Channel
 
-__all__ = ["Counters", "Ending", "Rows", "Step"]
+__all__ = ["Counters", "Ending", "Payload", "Rows", "Step"]
+
+Payload = bytes | NDArray[np.uint8]
+"""The bytes of an array."""
 
 
 class Rows(NamedTuple):
@@ -31,7 +37,7 @@ class Step(NamedTuple):
     time: float
     places: tuple[int, int, int]
     """Rows of frame, observation and action; -1 for none."""
-    payloads: list[tuple[Channel, bytes]]
+    payloads: list[tuple[Channel, Payload]]
     after: Rows
 
 
@@ -46,7 +52,7 @@ class Ending(NamedTuple):
     truncated: bool
     final_obs_ref: str | None
     time: float
-    payloads: list[tuple[Channel, bytes]]
+    payloads: list[tuple[Channel, Payload]]
     after: Rows
 
 

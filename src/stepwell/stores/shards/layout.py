@@ -2,9 +2,9 @@
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,8 @@ __all__ = [
     "MANIFEST",
     "SUFFIX",
     "Shard",
+    "Span",
+    "cuts",
     "header_bytes",
     "kind_of",
     "manifest_bytes",
@@ -57,13 +59,33 @@ class Shard:
         return self.rows * self.row_bytes
 
 
+class Span(NamedTuple):
+    """Rows `begin` to `end` of a shard, to be read `step` at a time."""
+
+    number: int
+    begin: int
+    end: int
+    step: int
+
+
+def cuts(spans: Iterable[Span]) -> Iterator[tuple[int, int, int]]:
+    """Shard, first row and end of each part that spans are read in."""
+    for number, begin, end, step in spans:
+        for at in range(begin, end, step):
+            yield number, at, min(at + step, end)
+
+
 def kind_of(dtype: Any) -> str:
-    """The kind that keeps floats of a dtype: float16 and bfloat16, and float32 for others."""
-    name = str(np.dtype(dtype).name)
-    if name in ("float16", "bfloat16"):
-        return name
-    if np.dtype(dtype).kind != "f":
-        raise TypeError(f"expected floats, got {name}")
+    """The kind that keeps floats of a dtype, of NumPy's or torch's: float16 and bfloat16, and
+    float32 for others."""
+    given = str(dtype).removeprefix("torch.")
+    if given in KINDS:
+        return given
+    made = np.dtype(given if str(dtype) != given else dtype)
+    if made.name in KINDS:
+        return made.name
+    if made.kind != "f":
+        raise TypeError(f"expected floats, got {made.name}")
     return "float32"
 
 

@@ -1,6 +1,5 @@
 """Shards on a file system: mapped, and read ahead of a cursor."""
 
-import mmap
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ from stepwell.stores.shards.layout import (
     MANIFEST,
     SUFFIX,
     Shard,
+    Span,
+    cuts,
     parse_header,
     parse_manifest,
     with_sum,
@@ -46,7 +47,7 @@ class LocalShards:
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = [path.absolute() for path in paths]
         self._files = [_mapped(path) for path in self.paths]
-        listed = _listed(self.paths)
+        self._listed = listed = _listed(self.paths)
         self.shards = [
             with_sum(file.shard, listed.get(path), str(path.with_name(MANIFEST)))
             for file, path in zip(self._files, self.paths, strict=True)
@@ -56,7 +57,16 @@ class LocalShards:
     def in_folder(cls, folder: Path) -> "LocalShards":
         """All shards of a directory, sorted by the bytes of their names."""
         names = [name for name in os.listdir(os.fsencode(folder)) if name.endswith(SUFFIX.encode())]
-        return cls([folder / os.fsdecode(name) for name in sorted(names)])
+        made = cls([folder / os.fsdecode(name) for name in sorted(names)])
+        missing = made._listed.keys() - set(made.paths)
+        for path in sorted(missing):
+            if not path.exists():  # else it is newer than our names
+                raise FormatError(
+                    f"expected {path.name}, which is listed, found none: all rows behind it would "
+                    "have other ids",
+                    path=str(path.with_name(MANIFEST)),
+                )
+        return made
 
     def where(self, number: int) -> str:
         return str(self.paths[number])
@@ -77,28 +87,48 @@ class LocalShards:
         ]
         return parts[0] if len(parts) == 1 else _core.concat_reader(parts)
 
+    def copied(self, number: int, begin: int, end: int) -> NDArray[np.uint8]:
+        """Bytes `begin` to `end` of the rows of a shard; an error if its file was cut."""
+        file = self._files[number]
+        whole = _core.guarded_reader(file.memory, HEADER_BYTES + begin, 1, end - begin, file.path)
+        return whole.take(np.zeros(1, np.int64))[: end - begin]
+
+    def is_cut(self, number: int) -> bool:
+        """Whether the file at the path has become shorter; one that is gone is not."""
+        file = self._files[number]
+        try:
+            return os.stat(file.path).st_size < file.size
+        except FileNotFoundError:
+            return False
+
     def parts(
-        self, cuts: Sequence[tuple[int, int, int]], window_bytes: int
+        self, spans: Sequence[Span], window_bytes: int, *, mapped: bool = True
     ) -> Iterator[NDArray[np.uint8]]:
-        """The bytes of (shard, first row, end) one after another, read ahead of the loop."""
-        stretches, ends = [], [0]
-        for number, begin, end in cuts:
+        """The bytes of each part of the spans, read ahead of the loop.
+
+        Without `mapped`, pages that are in memory anyway may be left to whoever reads them.
+        """
+        stretches = []
+        for number, begin, end, _ in spans:
             file, size = self._files[number], self._files[number].shard.row_bytes
             stretches.append(
                 (file.memory, HEADER_BYTES + begin * size, (end - begin) * size, file.path)
             )
-            ends.append(ends[-1] + (end - begin) * size)
-        ahead = _core.Readahead(stretches, window_bytes)
-        for (number, begin, end), first, last in zip(cuts, ends, ends[1:], strict=False):
-            ahead.wait(first, last)
-            yield self._files[number].payload(begin, end)
+        ahead = _core.Readahead(stretches, window_bytes, mapped)
+        at = 0
+        for number, begin, end in cuts(spans):
+            data = self._files[number].payload(begin, end)
+            ahead.wait(at, at + len(data))
+            at += len(data)
+            yield data
 
 
 def _mapped(path: Path) -> _Mapped:
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         shard = parse_header(file.read(HEADER_BYTES), path.name, str(path), size)
-        memory = np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
+        # Not Python's mmap, which keeps a descriptor for each of a thousand shards.
+        memory = _core.map_file(file.fileno(), size, path)
     return _Mapped(shard, path, memory, size)
 
 

@@ -1,7 +1,8 @@
 """A corpus of activations: in a fixed order with stable row ids, or in any order."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -12,7 +13,7 @@ from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError, SchemaError
 from stepwell.files.remote import RemoteFiles, is_url
 from stepwell.source import Batch, Field, Rows, Schema, Source
-from stepwell.stores.shards.layout import KINDS, Shard
+from stepwell.stores.shards.layout import HEADER_BYTES, KINDS, Shard, Span, cuts
 from stepwell.stores.shards.local import LocalShards, check_same
 from stepwell.stores.shards.remote import RemoteShards
 from stepwell.stores.shards.subsample import Subsample, kept_rows
@@ -21,6 +22,7 @@ __all__ = ["RowBatch", "ShardReader"]
 
 WINDOW_BYTES = 8 << 20
 BATCH_ROWS = 1024
+_MOST_WINDOW = 1 << 62
 _REMOTE_OPTIONS = ("connections", "cache", "cache_bytes")
 _UPCAST = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -41,7 +43,7 @@ class Shards(Protocol):
     def surplus(self, number: int) -> int: ...
     def reader(self) -> _core.Reader | None: ...
     def parts(
-        self, cuts: Sequence[tuple[int, int, int]], window_bytes: int
+        self, spans: Sequence[Span], window_bytes: int, *, mapped: bool = True
     ) -> Iterator[NDArray[np.uint8]]: ...
 
 
@@ -63,7 +65,7 @@ class ShardReader(Source):
         self._options = options
         self._infos = shards.shards
         self._kind = self._infos[0].kind
-        stored = _stored_dtype(self._kind)
+        self._stored = stored = _stored_dtype(self._kind)
         self._dtype = (stored or np.dtype(np.float32)) if dtype is None else np.dtype(dtype)
         if self._dtype not in (*_UPCAST, *filter(None, [stored])):
             raise ValueError(f"dtype: expected float32, float64 or the stored one, got {dtype}")
@@ -73,19 +75,23 @@ class ShardReader(Source):
     @classmethod
     def open(
         cls,
-        where: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Any,
+        where: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | Any,
         *,
         dtype: DTypeLike | None = None,
         **options: Any,
     ) -> Self:
-        """Open a directory of shards, a list of paths in the order of their rows, a URL or a store
-        of obstore.
+        """Open a directory of shards, paths in the order of their rows, a URL or an obstore store.
+
+        Options are for what is in a bucket: `connections`, `cache` (a directory), `cache_bytes`,
+        `deadline_s`, and those of obstore (`endpoint`, `region`, `skip_signature`, keys).
 
         Raises `FormatError` naming the shard that does not fit, and `FetchError` for a bucket that
         does not answer.
         """
         shards: Shards
-        if is_url(where) or not isinstance(where, str | os.PathLike | Sequence):
+        if isinstance(where, Iterable) and not isinstance(where, str | bytes | os.PathLike):
+            where = list(where)
+        if is_url(where) or not isinstance(where, str | os.PathLike | list):
             own = {name: options[name] for name in _REMOTE_OPTIONS if name in options}
             rest = {name: value for name, value in options.items() if name not in own}
             shards = RemoteShards(RemoteFiles(where, **rest), **own)
@@ -97,6 +103,8 @@ class ShardReader(Source):
             if not shards.shards:
                 raise FormatError("expected .shard files, found none", path=str(paths))
         else:
+            for url in filter(is_url, where):
+                raise TypeError(f"expected paths, or one URL of them all, got {url!r} among others")
             shards = LocalShards([Path(path) for path in where])
             if not shards.shards:
                 raise ValueError("expected at least one shard")
@@ -151,55 +159,69 @@ class ShardReader(Source):
         dtype: DTypeLike | None = np.float64,
         window_bytes: int = WINDOW_BYTES,
         *,
-        out: NDArray[Any] | None = None,
+        out: Any = None,
     ) -> Iterator[RowBatch]:
         """Every row once, in order, `batch_rows` at a time (up to 1,024); never across two shards.
 
         Each call begins anew with the first row, and gives the same batches. `dtype` is float64,
-        float32, or None for the stored dtype, not copied: such rows are the file's own memory, and
-        read-only. With `out`, an array of `batch_rows` rows (pinned memory, say), every batch is
-        put there, in place of the one before.
+        float32, or None for the stored dtype, not copied: such rows are the file's own memory,
+        read-only, and end the process if someone cuts the file while they are used. With `out`, an
+        array of `batch_rows` rows or a tensor of torch in pinned memory, every batch is put there,
+        in place of the one before.
         """
+        if out is not None and not isinstance(out, np.ndarray) and hasattr(out, "numpy"):
+            out = out.numpy()  # the same memory
         if batch_rows is None:
             batch_rows = min(BATCH_ROWS, len(self)) if out is None else len(out)
+        batch_rows, window_bytes = index(batch_rows), min(index(window_bytes), _MOST_WINDOW)
         if batch_rows < 1 or window_bytes < 1:
             raise ValueError(f"{batch_rows} rows a batch, a window of {window_bytes} bytes")
         if out is not None:
             dtype = self._checked_out(out, batch_rows)
-        wanted = None if dtype is None else np.dtype(dtype)
-        stored = _stored_dtype(self._kind)
+        wanted, stored = None if dtype is None else np.dtype(dtype), self._stored
         if wanted is None and stored is None:
             raise ValueError("NumPy has no bfloat16; ask for float32 or float64")
         if wanted is not None and wanted not in (*_UPCAST, *filter(None, [stored])):
             raise ValueError(f"dtype: expected float32, float64 or None, got {wanted}")
-        cuts = [
-            (number, begin, min(begin + batch_rows, shard.rows))
-            for number, shard in enumerate(self._infos)
-            for begin in range(0, shard.rows, batch_rows)
+        spans = [
+            Span(number, 0, shard.rows, batch_rows) for number, shard in enumerate(self._infos)
         ]
-        return self._batches(cuts, wanted, window_bytes, out)
+        return self._batches(spans, wanted, window_bytes, out)
 
     def _batches(
         self,
-        cuts: Sequence[tuple[int, int, int]],
+        spans: Sequence[Span],
         wanted: np.dtype[Any] | None,
         window_bytes: int,
         out: NDArray[Any] | None,
     ) -> Iterator[RowBatch]:
-        stored = _stored_dtype(self._kind)
-        for (number, begin, end), data in zip(
-            cuts, self._shards.parts(cuts, window_bytes), strict=True
-        ):
-            first = int(self._starts[number]) + begin
-            ids = np.arange(first, first + end - begin, dtype=np.int64)
-            if out is None and stored is not None and (wanted is None or wanted == stored):
-                rows = data.view(stored).reshape(-1, self.width)
-                rows.flags.writeable = False
+        given = out is None and (wanted is None or self._is_stored(wanted))
+        stored = self._stored if given else None
+        parts = self._shards.parts(spans, window_bytes, mapped=stored is not None)
+        # Nothing is kept of a batch: its memory is for the next one as soon as the caller lets go.
+        for cut, data in zip(cuts(spans), parts, strict=True):
+            if stored is not None:
+                yield self._batch(cut, _view(data, stored, self.width))
             else:
                 assert wanted is not None
-                rows = self._empty_rows(end - begin, wanted) if out is None else out[: end - begin]
-                self._convert(data, rows, self._shards.where(number))
-            yield RowBatch(rows, ids)
+                yield self._batch(cut, self._converted(cut, data, wanted, out))
+
+    def _batch(self, cut: tuple[int, int, int], rows: NDArray[Any]) -> RowBatch:
+        first = int(self._starts[cut[0]]) + cut[1]
+        return RowBatch(rows, np.arange(first, first + len(rows), dtype=np.int64))
+
+    def _converted(
+        self,
+        cut: tuple[int, int, int],
+        data: NDArray[np.uint8],
+        wanted: np.dtype[Any],
+        out: NDArray[Any] | None,
+    ) -> NDArray[Any]:
+        number, begin, end = cut
+        rows = self._empty_rows(end - begin, wanted) if out is None else out[: end - begin]
+        at = HEADER_BYTES + begin * self._infos[number].row_bytes
+        self._convert(data, rows, self._shards.where(number), at)
+        return rows
 
     def subsample(self, fraction: float) -> "Subsample":
         """About `fraction` of the rows, chosen by a hash of their ids: the same everywhere, and
@@ -211,19 +233,19 @@ class ShardReader(Source):
         problems: list[FormatError] = []
         done, total = 0, sum(shard.payload_bytes for shard in self._infos)
         for number, shard in enumerate(self._infos):
-            where, crc = self._shards.where(number), 0
+            where, crc, at = self._shards.where(number), 0, HEADER_BYTES
             if surplus := self._shards.surplus(number):
                 problems.append(
                     FormatError(f"{surplus} bytes behind the last row", path=where,
-                                offset=32 + shard.payload_bytes)
+                                offset=HEADER_BYTES + shard.payload_bytes)
                 )  # fmt: skip
             step = max((1 << 22) // shard.row_bytes, 1)
-            cuts = [(number, at, min(at + step, shard.rows)) for at in range(0, shard.rows, step)]
             try:
-                for data in self._shards.parts(cuts, WINDOW_BYTES):
-                    copy = _whole(data, where).take(np.zeros(1, np.int64))
+                span = Span(number, 0, shard.rows, step)
+                for data in self._shards.parts([span], WINDOW_BYTES, mapped=False):
+                    copy = _whole(data, where, at).take(np.zeros(1, np.int64))
                     crc = _core.crc32c(copy[: len(data)], crc)
-                    done += len(data)
+                    done, at = done + len(data), at + len(data)
                     if on_progress is not None:
                         on_progress(done, total)
             except FormatError as error:
@@ -251,30 +273,30 @@ class ShardReader(Source):
             data = self._shards.rows(rows, self._starts)
         else:
             data = reader.take(rows)[: len(rows) * self._infos[0].row_bytes]
-        self._convert(data, out["data"], str(self._options["where"]))
+        self._convert(data, out["data"], str(self._options["where"]), 0)
 
     # Below this line: for this package.
 
     def _is_stored(self, dtype: np.dtype[Any]) -> bool:
-        stored = _stored_dtype(self._kind)
-        return stored is not None and dtype == stored  # NumPy takes None for float64
+        return self._stored is not None and dtype == self._stored  # to NumPy, None is float64
 
     def _empty_rows(self, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         size = count * self.width * dtype.itemsize
         return _core.shared_blocks().take(size)[:size].view(dtype).reshape(count, self.width)
 
-    def _convert(self, data: NDArray[np.uint8], rows: NDArray[Any], where: str) -> None:
+    def _convert(self, data: NDArray[np.uint8], rows: NDArray[Any], where: str, at: int) -> None:
+        """Bytes of the file `where`, from byte `at` on, as values of another dtype."""
         flat = rows.reshape(-1).view(np.uint8)
         if self._is_stored(rows.dtype):
-            _whole(data, where).read(np.zeros(1, np.int64), [flat])
+            _whole(data, where, at).read(np.zeros(1, np.int64), [flat])
             return
         if not rows.flags.aligned:
             made = self._empty_rows(len(rows), rows.dtype)
-            self._convert(data, made, where)
+            self._convert(data, made, where, at)
             rows[...] = made
             return
         doubles = rows.dtype == np.float64
-        _core.upcast(KINDS.index(self._kind), data, flat, doubles, self._cores, where)
+        _core.upcast(KINDS.index(self._kind), data, flat, doubles, self._cores, where, at)
 
     def _checked_out(self, out: NDArray[Any], batch_rows: int) -> np.dtype[Any]:
         if not isinstance(out, np.ndarray):
@@ -288,9 +310,15 @@ class ShardReader(Source):
         return out.dtype
 
 
-def _whole(data: NDArray[np.uint8], where: str) -> _core.Reader:
+def _whole(data: NDArray[np.uint8], where: str, at: int) -> _core.Reader:
     """Bytes as one row, to be copied: they may be those of a file that someone cuts meanwhile."""
-    return _core.guarded_reader(data, 0, 1, len(data), where)
+    return _core.guarded_reader(data, 0, 1, len(data), where, at)
+
+
+def _view(data: NDArray[np.uint8], dtype: np.dtype[Any], width: int) -> NDArray[Any]:
+    rows = data.view(dtype).reshape(-1, width)
+    rows.flags.writeable = False
+    return rows
 
 
 def _stored_dtype(kind: str) -> np.dtype[Any] | None:

@@ -3,10 +3,10 @@
 import hashlib
 import os
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,8 @@ from stepwell.stores.shards.layout import (
     MANIFEST,
     SUFFIX,
     Shard,
+    Span,
+    cuts,
     parse_header,
     parse_manifest,
     with_sum,
@@ -35,14 +37,17 @@ _RANGE_BYTES = 1 << 22
 _NEAR_BYTES = 1 << 16
 _HEADERS_AT_ONCE = 16
 _TRIES = 3
+_FOLDER_LETTERS = 16
+_LEFT_S = 3600
 
 
 class RemoteShards:
     """Shards below a URL, sorted by the bytes of their names.
 
     `connections` requests are under way at a time, of no more than the window all together. With
-    `cache`, a directory, whole shards are kept there, up to `cache_bytes`, the least recently used
-    going first; random rows then come from the disk.
+    `cache`, a directory, shards that random rows are asked of are brought there whole; what is
+    there is not fetched again, for batches in order either. All corpora that have that directory
+    together keep up to `cache_bytes`; what was used last stays.
     """
 
     def __init__(
@@ -66,7 +71,7 @@ class RemoteShards:
             self.shards = parse_manifest(listed, files.url_of(MANIFEST))
             self.shards.sort(key=lambda shard: shard.name.encode())
         else:
-            self._sizes = files.names(SUFFIX)
+            self._sizes = _names(files)
             names = sorted(self._sizes, key=str.encode)
             self.shards = list(in_order(self._header, names, _HEADERS_AT_ONCE))
         if not self.shards:
@@ -89,46 +94,57 @@ class RemoteShards:
         out = np.empty((len(rows), size), np.uint8)
         of = np.searchsorted(starts, rows, side="right") - 1
 
-        def fetch(number: int) -> None:
-            mine = np.flatnonzero(of == number)
-            local = rows[mine] - starts[number]
+        def from_cache(number: int, places: Rows, local: Rows) -> None:
             kept = None if self._cache is None else self._cache.shard(self.shards[number])
             if kept is not None:
-                out[mine] = kept.reader().take(local)[: len(mine) * size].reshape(-1, size)
+                out[places] = kept.reader().take(local)[: len(local) * size].reshape(-1, size)
                 return
-            wanted, places = np.unique(local, return_inverse=True)
-            for first, last in _groups(wanted, size):
-                data = self._range(number, int(wanted[first]), int(wanted[last - 1]) + 1)
-                inside = (places >= first) & (places < last)
-                found = wanted[places[inside]] - wanted[first]
-                out[mine[inside]] = data.reshape(-1, size)[found]
+            for first, last in _groups(local, size):
+                from_bucket(number, places[first:last], local[first:last])
 
+        def from_bucket(number: int, places: Rows, local: Rows) -> None:
+            data = self._range(number, int(local[0]), int(local[-1]) + 1)
+            out[places] = data.reshape(-1, size)[local - local[0]]
+
+        tasks: list[tuple[Callable[[int, Rows, Rows], None], int, Rows, Rows]] = []
+        for number in np.unique(of).tolist():
+            mine = np.flatnonzero(of == number)
+            mine = mine[np.argsort(rows[mine], kind="stable")]
+            local = rows[mine] - starts[number]
+            if self._cache is not None:
+                tasks.append((from_cache, number, mine, local))
+                continue
+            for first, last in _groups(local, size):
+                tasks.append((from_bucket, number, mine[first:last], local[first:last]))
         with ThreadPoolExecutor(self._connections) as pool:
-            list(pool.map(fetch, np.unique(of).tolist()))
+            list(pool.map(lambda task: task[0](*task[1:]), tasks))
         return out.reshape(-1)
 
     def parts(
-        self, cuts: Sequence[tuple[int, int, int]], window_bytes: int
+        self, spans: Sequence[Span], window_bytes: int, *, mapped: bool = True
     ) -> Iterator[NDArray[np.uint8]]:
-        """The bytes of (shard, first row, end), fetched ahead of the loop.
+        """The bytes of each part of the spans, fetched ahead of the loop; nothing is mapped.
 
         A range has many small parts, or one of several ranges is put together: how much a loop
         takes at a time does not decide how many requests are under way.
         """
         most = min(_RANGE_BYTES, max(window_bytes // self._connections // 64 * 64, 64))
-        ranges = list(self._ranges(cuts, most))
+        ranges = list(self._ranges(spans, most))
         ahead = max(window_bytes // most, 1)
         sums: dict[int, int] = {}
 
         def fetch(range_: tuple[int, int, int]) -> NDArray[np.uint8]:
             number, begin, end = range_
-            name = self.shards[number].name
-            return self._files.read(name, HEADER_BYTES + begin, HEADER_BYTES + end)
+            shard = self.shards[number]
+            kept = None if self._cache is None else self._cache.bytes_of(shard, begin, end)
+            if kept is not None:
+                return kept
+            return self._files.read(shard.name, HEADER_BYTES + begin, HEADER_BYTES + end)
 
         fetched = in_order(fetch, ranges, min(self._connections, ahead), ahead=ahead)
         coming = zip(ranges, fetched, strict=True)
         left = np.empty(0, np.uint8)
-        for number, begin, end in cuts:
+        for number, begin, end in cuts(spans):
             needed = (end - begin) * self.shards[number].row_bytes
             found = []
             while needed:
@@ -154,17 +170,12 @@ class RemoteShards:
                 path=self.where(number),
             )
 
-    def _ranges(
-        self, cuts: Sequence[tuple[int, int, int]], most: int
-    ) -> Iterator[tuple[int, int, int]]:
-        """Shard, first byte and end of requests of up to `most` bytes that all cuts are in; those
-        of a shard follow one another."""
-        for number, mine in groupby(cuts, lambda cut: cut[0]):
-            rows = list(mine)
+    def _ranges(self, spans: Sequence[Span], most: int) -> Iterator[tuple[int, int, int]]:
+        """Shard, first byte and end of requests of up to `most` bytes that the spans are in."""
+        for number, first, last, _ in spans:
             size = self.shards[number].row_bytes
-            begin, end = rows[0][1] * size, rows[-1][2] * size
-            for at in range(begin, end, most):
-                yield number, at, min(at + most, end)
+            for at in range(first * size, last * size, most):
+                yield number, at, min(at + most, last * size)
 
     def _range(self, number: int, begin: int, end: int) -> NDArray[np.uint8]:
         shard = self.shards[number]
@@ -175,6 +186,16 @@ class RemoteShards:
         size = self._sizes[name]
         data = self._files.read(name, 0, min(HEADER_BYTES, size)).tobytes()
         return parse_header(data, name, self._files.url_of(name), size)
+
+
+def _names(files: RemoteFiles) -> dict[str, int]:
+    try:
+        return files.names(SUFFIX)
+    except FetchError as error:
+        if not files.url.startswith("http"):
+            raise
+        message = f"expected a {MANIFEST}, found none, and no list of files ({error.args[0]})"
+        raise FetchError(message, url=files.url) from error.__cause__
 
 
 def _groups(wanted: Rows, size: int) -> Iterator[tuple[int, int]]:
@@ -192,10 +213,13 @@ def _groups(wanted: Rows, size: int) -> Iterator[tuple[int, int]]:
 
 
 class _Cache:
-    """Whole shards in a directory, up to a size."""
+    """Whole shards in a directory, up to a size that is that of all corpora there."""
 
     def __init__(self, folder: Path, most_bytes: int, files: RemoteFiles, connections: int) -> None:
-        self._folder = folder / hashlib.sha256(files.place.encode()).hexdigest()[:16]
+        if most_bytes < 0:
+            raise ValueError(f"cache_bytes: expected at least 0, got {most_bytes}")
+        self._root = folder
+        self._folder = folder / hashlib.sha256(files.place.encode()).hexdigest()[:_FOLDER_LETTERS]
         self._folder.mkdir(parents=True, exist_ok=True)
         self._most_bytes = most_bytes
         self._files = files
@@ -207,21 +231,39 @@ class _Cache:
         """A shard on the disk, brought there first if need be; None where there is no room."""
         if HEADER_BYTES + shard.payload_bytes > self._most_bytes:
             return None
-        path = self._folder / shard.name
         with self._turn:
-            found = self._open.get(shard.name)
+            found = self._there(shard)
             if found is None:
-                found = self._usable(path, shard)
-            if found is None:
+                path = self._folder / shard.name
                 self._bring(path, shard)
                 try:
                     found = LocalShards([path])
                 except FileNotFoundError:  # another process made room for its own
                     return None
                 with_sum(found.shards[0], shard, self._files.url_of(shard.name))
-            self._open[shard.name] = found
-            with suppress(FileNotFoundError):
-                os.utime(path)
+                self._open[shard.name] = found
+            return found
+
+    def bytes_of(self, shard: Shard, begin: int, end: int) -> NDArray[np.uint8] | None:
+        """Bytes `begin` to `end` of the rows of a shard; None if it is not on the disk."""
+        with self._turn:
+            found = self._there(shard)
+        return None if found is None else found.copied(0, begin, end)
+
+    def _there(self, shard: Shard) -> LocalShards | None:
+        """A shard that is on the disk already, and as long as it was when it came."""
+        path = self._folder / shard.name
+        found = self._open.get(shard.name)
+        if found is not None and found.is_cut(0):
+            found = None
+        if found is None:
+            found = self._usable(path, shard)
+        if found is None:
+            self._open.pop(shard.name, None)
+            return None
+        self._open[shard.name] = found
+        with suppress(OSError):  # it may be gone, or the directory be read-only
+            os.utime(path)
         return found
 
     def _usable(self, path: Path, shard: Shard) -> LocalShards | None:
@@ -229,19 +271,19 @@ class _Cache:
         try:
             found = LocalShards([path])
             with_sum(found.shards[0], shard, str(path))
+            if shard.crc32c is None:
+                return found
+            crc, step = 0, max(_RANGE_BYTES // shard.row_bytes, 1)
+            for number, begin, end in cuts([Span(0, 0, shard.rows, step)]):
+                size = shard.row_bytes
+                crc = _core.crc32c(found.copied(number, begin * size, end * size), crc)
         except (FileNotFoundError, FormatError):
             return None
-        if shard.crc32c is None:
-            return found
-        crc, step = 0, max(_RANGE_BYTES // shard.row_bytes, 1)
-        cuts = [(0, at, min(at + step, shard.rows)) for at in range(0, shard.rows, step)]
-        for data in found.parts(cuts, 2 * _RANGE_BYTES):
-            crc = _core.crc32c(data, crc)
         return found if crc == shard.crc32c else None
 
     def _bring(self, path: Path, shard: Shard) -> None:
         """Fetch a whole shard, again where its sum does not fit; `ChecksumError` in the end."""
-        self._make_room(HEADER_BYTES + shard.payload_bytes)
+        self._make_room(path, HEADER_BYTES + shard.payload_bytes)
         for left in reversed(range(_TRIES)):
             try:
                 return self._bring_once(path, shard)
@@ -266,15 +308,25 @@ class _Cache:
                     path=self._files.url_of(shard.name),
                 )
 
-    def _make_room(self, needed: int) -> None:
+    def _make_room(self, path: Path, needed: int) -> None:
+        """Remove what was not used for longest, of any corpus; others may do the same."""
         there = []
-        for path in self._folder.glob(f"*{SUFFIX}"):
-            with suppress(FileNotFoundError):
-                there.append((path.stat().st_mtime_ns, path.stat().st_size, path))
-        total = sum(size for _, size, _ in there)
-        for _, size, path in sorted(there):
-            if total + needed <= self._most_bytes:
+        total = needed
+        for folder in self._root.glob("[0-9a-f]" * _FOLDER_LETTERS):
+            for each in [*folder.glob(f"*{SUFFIX}"), *folder.glob(f".*{SUFFIX}.*.tmp")]:
+                with suppress(FileNotFoundError):
+                    about = each.stat()
+                    if each == path:
+                        continue  # it is about to be replaced
+                    total += about.st_size
+                    if each.suffix == SUFFIX:
+                        there.append((about.st_mtime_ns, about.st_size, each))
+                    elif time.time() - about.st_mtime > _LEFT_S:  # a process was killed
+                        there.append((0, about.st_size, each))
+        for used, size, each in sorted(there):
+            if total <= self._most_bytes and used:
                 return
-            self._open.pop(path.name, None)  # who reads it keeps it
-            path.unlink(missing_ok=True)
+            if each.parent == self._folder:
+                self._open.pop(each.name, None)  # who reads it keeps it
+            each.unlink(missing_ok=True)
             total -= size

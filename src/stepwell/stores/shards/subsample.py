@@ -45,7 +45,7 @@ class Subsample(Select):
         self.fraction = fraction
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Subsample, (self._base, self._rows, self.fraction)
+        return _again, (self._base, self.fraction)  # not a number for each row
 
     @property
     def row_ids(self) -> Rows:
@@ -57,3 +57,7 @@ class Subsample(Select):
     def weight(self) -> float:
         """How many rows of the corpus each of these stands for."""
         return 1 / self.fraction
+
+
+def _again(base: "ShardReader", fraction: float) -> Subsample:
+    return base.subsample(fraction)

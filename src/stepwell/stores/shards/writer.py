@@ -2,6 +2,8 @@
 
 import os
 from contextlib import suppress
+from dataclasses import replace
+from operator import index
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,6 +32,8 @@ from stepwell.stores.shards.layout import (
 __all__ = ["ShardWriter"]
 
 LOCK = ".writer.lock"
+_MOST_SHARDS = 10**6
+_PIECE_BYTES = 1 << 22
 
 
 class ShardWriter:
@@ -40,18 +44,19 @@ class ShardWriter:
 
     A shard appears under its name when it is full or at the end, whole and on the disk. A writer
     that was killed is continued by opening it again: `rows` says how many are there, and the
-    rows to go on with. `dtype` is float32, float16 or "bfloat16", and given once, for a new
-    corpus; values that it cannot hold are refused.
+    rows to go on with. `dtype` is float32 (if none is given for a new corpus), float16 or
+    "bfloat16"; values that it cannot hold are refused.
     """
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         width: int | None = None,
-        dtype: DTypeLike | str = "float32",
+        dtype: DTypeLike | str | None = None,
         *,
         shard_bytes: int = 1 << 28,
     ) -> None:
+        shard_bytes = index(shard_bytes)
         if shard_bytes < 1:
             raise ValueError(f"shard_bytes: expected at least 1, got {shard_bytes}")
         self._root = Path(path).absolute()
@@ -66,13 +71,16 @@ class ShardWriter:
             there = self._shards[0] if self._shards else None
             if width is None and there is None:
                 raise ValueError("a new corpus needs a width")
-            if width is not None and width < 1:
+            if width is not None and index(width) < 1:
                 raise ValueError(f"width: expected at least 1, got {width}")
-            kind = dtype if isinstance(dtype, str) and dtype in KINDS else kind_of(dtype)
+            kind = None if dtype is None else kind_of(dtype)
             if there is not None:
                 if width is not None and width != there.width:
                     raise SchemaError(f"expected rows of {there.width} values, got {width}")
+                if kind is not None and kind != there.kind:
+                    raise SchemaError(f"expected rows of {there.kind}, got {kind}")
                 kind, width = there.kind, there.width
+            kind = kind or KINDS[0]
             assert width is not None
             self._width, self._kind = width, kind
             self._row_bytes = Shard("", 0, width, kind).row_bytes
@@ -160,6 +168,10 @@ class ShardWriter:
     def __exit__(self, kind: object, *exc: object) -> None:
         self.close() if kind is None else self.abort()
 
+    def __del__(self) -> None:
+        if hasattr(self, "_beside"):
+            self.abort()
+
     # Below this line: for this package.
 
     def _found(self) -> list[Shard]:
@@ -171,16 +183,19 @@ class ShardWriter:
         with suppress(FileNotFoundError):
             path = self._root / MANIFEST
             known = {shard.name: shard for shard in parse_manifest(path.read_bytes(), str(path))}
-        found = []
-        for number in range(1 << 62):
+        found: list[Shard] = []
+        manifest = str(self._root / MANIFEST)
+        for number in range(_MOST_SHARDS):
             path = self._root / f"{number:06}{SUFFIX}"
             if not path.exists():
                 break
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 shard = parse_header(file.read(HEADER_BYTES), path.name, str(path), size)
-            manifest = str(self._root / MANIFEST)
             found.append(with_sum(shard, known.get(path.name), manifest))
+        for name in known.keys() - {shard.name for shard in found}:
+            if not (self._root / name).exists():
+                raise FormatError(f"expected {name}, which is listed, found none", path=manifest)
         others = {path.name for path in self._root.glob(f"*{SUFFIX}")} - {s.name for s in found}
         if others:
             raise FormatError(
@@ -188,10 +203,15 @@ class ShardWriter:
                 path=str(self._root),
             )
         if found and [shard.name for shard in found] != list(known):
+            if [shard.name for shard in found[:-1]] == list(known):
+                # The last writer was killed between the shard and the list, and knew the sum.
+                found[-1] = replace(found[-1], crc32c=_sum_of(self._root / found[-1].name))
             write_file(self._root / MANIFEST, manifest_bytes(found))
         return found
 
     def _begin(self) -> None:
+        if len(self._shards) >= _MOST_SHARDS:
+            raise ValueError(f"{_MOST_SHARDS:,} shards, and more would not sort; make larger ones")
         descriptor, self._beside = create_beside(self._root / f"{len(self._shards):06}{SUFFIX}")
         self._file = descriptor
         self._open_rows, self._crc = 0, 0
@@ -200,7 +220,7 @@ class ShardWriter:
         """Rows as bytes of the stored kind, (n, bytes of a row)."""
         if is_masked(rows):
             raise TypeError("a masked array would lose its mask; fill it first")
-        array = np.asarray(rows)
+        array = np.asarray(_detached(rows))
         if array.ndim != 2 or array.shape[1] != self._width:
             raise SchemaError(f"expected (n, {self._width}) values, got {array.shape}")
         if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
@@ -231,6 +251,24 @@ class ShardWriter:
         finally:
             with suppress(OSError):
                 self._beside.unlink(missing_ok=True)
+
+
+def _detached(rows: Any) -> Any:
+    """Tensors of torch as NumPy can take them: without a gradient, not bfloat16."""
+    if not hasattr(rows, "detach"):
+        return rows
+    tensor = rows.detach().cpu()
+    return tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor
+
+
+def _sum_of(path: Path) -> int:
+    """The CRC32C of everything behind the header."""
+    crc = 0
+    with path.open("rb") as file:
+        file.seek(HEADER_BYTES)
+        while len(data := np.fromfile(file, np.uint8, _PIECE_BYTES)):
+            crc = _core.crc32c(data, crc)
+    return crc
 
 
 def _to_bfloat16(array: NDArray[Any]) -> NDArray[np.uint16]:

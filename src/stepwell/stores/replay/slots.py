@@ -1,0 +1,79 @@
+"""Memory that rows wait in until they are written, used again and again.
+
+The pages of fresh memory cost several times more than the copy into them. Slots are cut from large
+pieces on huge pages, and come back when their row is on the disk.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell import _core
+from stepwell.stores.replay.items import Payload
+
+__all__ = ["LEAST_BYTES", "Slots", "in_slots", "touched"]
+
+LEAST_BYTES = 4096  # smaller rows are bytes, which Python keeps memory for
+_PIECE_BYTES = 4 << 20
+
+
+class Slots:
+    """Slots by size. The caller holds a lock."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[NDArray[np.uint8]]] = {}
+
+    def copy(self, array: NDArray[Any]) -> NDArray[np.uint8]:
+        """A copy of an array as bytes."""
+        size = array.nbytes
+        free = self._free.get(size)
+        if not free:
+            free = self._free.setdefault(size, [])
+            free += _cut(size)
+        slot = free.pop()
+        slot.view(array.dtype).reshape(array.shape)[...] = array
+        return slot
+
+    def wanting(self, rows: int, most_bytes: int) -> list[tuple[int, int]]:
+        """How many slots of each size there should be more of, to have some for so many rows."""
+        sizes = len(self._free) or 1
+        return [
+            (size, missing)
+            for size, free in self._free.items()
+            if (missing := min(rows, most_bytes // sizes // size) - len(free)) > 0
+        ]
+
+    def add(self, size: int, slots: Iterable[NDArray[np.uint8]]) -> None:
+        self._free[size].extend(slots)
+
+    def give_back(self, payloads: Iterable[tuple[Any, Payload]]) -> None:
+        """Nobody looks at these any more."""
+        for size, slots in in_slots(payloads).items():
+            self.add(size, slots)
+
+
+def in_slots(payloads: Iterable[tuple[Any, Payload]]) -> dict[int, list[NDArray[np.uint8]]]:
+    """Those of the payloads that lie in slots, by size. Needs no lock."""
+    found: dict[int, list[NDArray[np.uint8]]] = {}
+    for _, data in payloads:
+        if isinstance(data, np.ndarray):
+            found.setdefault(len(data), []).append(data)
+    return found
+
+
+def touched(size: int, count: int) -> list[NDArray[np.uint8]]:
+    """New slots whose pages are there already. Needs no lock."""
+    made: list[NDArray[np.uint8]] = []
+    while len(made) < count:
+        made += _cut(size, touch=True)
+    return made
+
+
+def _cut(size: int, *, touch: bool = False) -> list[NDArray[np.uint8]]:
+    count = max(1, _PIECE_BYTES // size)
+    piece = _core.allocate(count * size)
+    if touch:
+        piece[::4096] = 0
+    return [piece[i * size : (i + 1) * size] for i in range(count)]

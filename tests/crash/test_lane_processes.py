@@ -1,0 +1,191 @@
+"""Lanes between processes that come, go and are killed: whole frames, and nothing in the way."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from stepwell import BusyError
+from stepwell.stores.replay.lane import LaneReader, LaneWriter, lanes
+from tests import ROOT, scaled
+from tests.crash.kills import KILLS, Victims
+from tests.crash.lane_work import WORDS, check, shape
+from tests.lanes import numbered, run_id
+from tests.reference.lane import path_of
+
+__all__ = ["run_id"]
+
+FRAMES = int(os.environ.get("STEPWELL_LANE_FRAMES", scaled(1_000_000)))
+"""How many frames are looked at for torn ones; `make lane` asks for ten million."""
+
+
+STARTED: list["Process"] = []
+
+
+@pytest.fixture(autouse=True)
+def _none_is_left() -> Iterator[None]:
+    yield
+    while STARTED:
+        STARTED.pop().kill()
+
+
+class Process:
+    """One of tests.crash.lane_work."""
+
+    def __init__(self, what: str, *args: object) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, "-m", "tests.crash.lane_work", what, *map(str, args)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        STARTED.append(self)
+
+    def says(self) -> str:
+        assert self._popen.stdout is not None
+        return self._popen.stdout.readline().strip()
+
+    def go(self) -> None:
+        assert self._popen.stdin is not None
+        self._popen.stdin.write("\n")
+        self._popen.stdin.flush()
+
+    def kill(self) -> None:
+        if self._popen.returncode is None:
+            self._popen.kill()
+            self._popen.communicate()
+
+    def ends(self) -> str:
+        """What else it says; it must succeed."""
+        said, _ = self._popen.communicate(timeout=60)
+        assert self._popen.returncode == 0
+        return said.strip()
+
+
+def began(what: str, *args: object) -> Process:
+    process = Process(what, *args)
+    assert process.says() == "begins"
+    return process
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 8])
+def test_no_torn_frames(run_id: str, capacity: int) -> None:
+    """A writer at full speed, a reader of everything and one of the newest: each is checked."""
+    total = FRAMES // 3
+    writer = began("write", run_id, total, WORDS, capacity)
+    readers = [began("read", run_id, how) for how in ("frames", "latest")]
+    writer.go()
+    assert writer.says() == "done"
+    for reader in readers:
+        seen, skipped, last = map(int, reader.ends().split())
+        assert seen > 0
+        assert (seen + skipped, last) == (total, total)
+    writer.ends()
+
+
+def test_no_torn_frames_of_the_size_of_a_screen(run_id: str) -> None:
+    """Copies that take long enough to be overtaken."""
+    total = scaled(20_000)
+    writer = began("write", run_id, total, 12_600, 2)
+    readers = [began("read", run_id, how) for how in ("frames", "latest")]
+    writer.go()
+    assert writer.says() == "done"
+    for reader in readers:
+        seen, skipped, last = map(int, reader.ends().split())
+        assert seen > 0
+        assert (seen + skipped, last) == (total, total)
+    writer.ends()
+
+
+def test_readers_come_and_go(run_id: str) -> None:
+    """Four at a time, some of them killed, and the writer does not notice."""
+    writer = began("write_for_ever", run_id, WORDS, 0.0005)
+    watching = LaneReader(run_id)
+    chance = random.Random(1)
+    readers = [began("read", run_id, how) for how in ("frames", "latest") * 2]
+    for number in range(scaled(12, smallest=6)):
+        time.sleep(chance.uniform(0, 0.1))
+        readers.pop(0).kill()
+        how, most = chance.choice(["frames", "latest"]), 2000 if number % 3 == 0 else 0
+        readers.append(began("read", run_id, how, most))
+        assert watching.wait(30)
+        for frame in watching.frames():
+            check(frame)
+    assert not watching.closed
+    writer.kill()
+    for reader in readers:  # they notice that it was killed
+        seen, _, _ = map(int, reader.ends().split())
+        assert seen > 0
+    while watching.wait():
+        for frame in watching.frames():
+            check(frame)
+    assert (run_id, False) in lanes()
+
+
+def work(folder: Path, first: int) -> Iterator[int]:
+    """One frame after the other; the stamp is their number."""
+    words = random.choice([WORDS, 12_600])
+    lane = LaneWriter(folder.name, shape(words), metadata_bytes=8)
+    for number in count(first):
+        text = number.to_bytes(8, "little")
+        yield lane.publish(numbered(number, words), reward=number, metadata=text)
+
+
+def test_kills(run_id: str) -> None:
+    """At any moment: what was published is there, whole, and in nobody's way."""
+    chance = random.Random()
+    follower: LaneReader | None = None
+    followed = lost = 0
+    longest_s = 0.01
+    with Victims("tests.crash.test_lane_processes:work", Path(run_id)) as victims:
+        for _ in range(KILLS):
+            published = victims.kill(1, chance.uniform(0, longest_s))
+            longest_s = min(longest_s * 1.2, 2) if published == 0 else longest_s * 0.9
+            try:
+                left = LaneReader(run_id)
+            except FileNotFoundError:  # it was killed before there was a lane
+                lost += 1
+                assert published == 0
+                continue
+            assert left.closed
+            frames = left.frames()
+            for frame in frames:
+                check(frame)
+            assert published == 0 or frames[-1].number in (published, published + 1)
+            follower = follower or LaneReader(run_id)
+            for frame in follower:
+                check(frame)
+                followed += 1
+    assert lost < KILLS
+    assert followed > 0
+    assert follower is not None
+    with LaneWriter(run_id, shape(WORDS), metadata_bytes=8) as last:
+        before = follower.restarts
+        last.publish(numbered(1, WORDS), reward=1, metadata=(1).to_bytes(8, "little"))
+        assert [frame.number for frame in follower.frames()] == [1]
+        assert follower.restarts == before + 1 > 1
+    assert not path_of(run_id).exists()
+
+
+def test_a_reader_waits_while_writers_change(run_id: str) -> None:
+    """A reader that was asleep when its writer was killed wakes up by itself."""
+    writer = began("write_for_ever", run_id, WORDS, 1000)
+    reader = LaneReader(run_id)
+    assert reader.wait(30)
+    reader.frames()
+    assert not reader.wait(0.01)  # the next one comes in a quarter of an hour
+    with pytest.raises(BusyError):
+        LaneWriter(run_id, (2, 2))
+    writer.kill()
+    assert not reader.wait()
+    writer = began("write_for_ever", run_id, WORDS, 1000)
+    assert reader.wait(30)
+    assert reader.restarts == 1
+    writer.kill()
