@@ -283,7 +283,8 @@ def test_a_vector(
 
 def test_a_vector_that_is_reset_in_the_middle(tmp_path: Path) -> None:
     inner = SyncVectorEnv([cartpole] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)
-    env = Record(inner, tmp_path, frames=None, run_id="a")
+    env = Record(inner, tmp_path, frames=None)
+    assert env.run_id.startswith("cartpole-")
     for _ in range(3):
         play_vector(env, AutoresetMode.NEXT_STEP, 25)
     logs = inner.get_attr("log")

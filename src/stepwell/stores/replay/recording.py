@@ -152,7 +152,10 @@ def picture(frame: Any) -> Any:
 
 def _name_of(env: Any) -> str:
     """What an environment is called: "breakout" for "ALE/Breakout-v5"."""
-    text = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
+    spec = env.spec
+    if spec is None and hasattr(env.unwrapped, "get_attr"):  # a vector, made by hand
+        spec = env.unwrapped.get_attr("spec")[0]
+    text = spec.id if spec is not None else type(env.unwrapped).__name__
     text = re.sub(r"-v\d+$", "", text.rpartition("/")[2])
     return re.sub(r"[^A-Za-z0-9_]+", "-", text, flags=re.ASCII).strip("-").lower()[:64] or "run"
 
