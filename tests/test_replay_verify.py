@@ -11,22 +11,23 @@ import numpy as np
 import pytest
 
 from stepwell.errors import ChecksumError
-from stepwell.replay import ReplayReader, ReplayWriter
+from stepwell.replay import ReplayReader, ReplayWriter, migrate_telemetry
+from tests.old_telemetry import database, step
 
 
 def record(root: Path, run_id: str = "a", *, numbers: bool = True) -> None:
     draw = np.random.default_rng(1)
     with ReplayWriter(root, run_id) as writer:
         for episode in range(4):
-            for step in range(6):
+            for i in range(6):
                 writer.record_step(
                     observation={
                         "camera": draw.integers(256, size=(32, 40)).astype(np.uint8),
                         "place": draw.random(3),
                     },
-                    action=step % 4 if numbers else draw.random(2),
-                    reward=float(step) / 3,
-                    terminated=step == 5 and episode < 2,
+                    action=i % 4 if numbers else draw.random(2),
+                    reward=i / 3,
+                    terminated=i == 5 and episode < 2,
                     frame=draw.integers(4, size=(20, 30, 3)).astype(np.uint8),
                     agent_id=f"env{episode % 2}",
                 )
@@ -65,15 +66,43 @@ def test_a_store_that_is_whole(store: Path) -> None:
 
 def test_a_run_that_is_being_written(store: Path) -> None:
     with ReplayWriter(store, "c", flush_every=0.01) as writer:
-        for step in range(300):
+        for i in range(300):
             writer.record_step(
-                observation=np.full(2000, step % 256, np.uint8),
+                observation=np.full(2000, i % 256, np.uint8),
                 reward=1,
-                terminated=step % 50 == 49,
+                terminated=i % 50 == 49,
             )
-            if step % 40 == 0:
+            if i % 40 == 0:
                 assert problems(store) == []
     assert problems(store) == []
+
+
+def test_steps_that_were_dropped(tmp_path: Path) -> None:
+    draw = np.random.default_rng(1)
+    with ReplayWriter(
+        tmp_path, "a", when_full="drop", queue_bytes=9000, flush_every=0.01
+    ) as writer:
+        for _ in range(2000):
+            agent = f"env{draw.integers(3)}"
+            writer.record_step(
+                observation=np.zeros(500),
+                reward=draw.random(),
+                terminated=draw.random() < 0.05,
+                agent_id=agent,
+            )
+            if draw.random() < 0.1:
+                writer.end_episode(observation=np.ones(500), agent_id=agent)
+    assert ReplayReader(tmp_path).runs["a"].dropped > 100
+    assert problems(tmp_path) == []
+
+
+def test_a_store_that_was_migrated(tmp_path: Path) -> None:
+    with database(tmp_path / "old.sqlite") as connection:
+        for name, indices in (("a-ep1", (1, 2, 5)), ("a-ep2", (0, 1, 2)), ("b-ep1", (4,))):
+            for i in indices:
+                step(connection, name, i, observation=[i, i], reward=i / 3)
+    migrate_telemetry(tmp_path / "old.sqlite", tmp_path / "new")
+    assert problems(tmp_path / "new") == []
 
 
 @pytest.mark.parametrize(
@@ -107,8 +136,8 @@ def test_a_run_that_is_being_written(store: Path) -> None:
     ],
 )
 def test_numbers_that_do_not_agree(store: Path, sql: str, message: str) -> None:
-    with closing(sqlite3.connect(store / "telemetry" / "telemetry.sqlite")) as database, database:
-        assert database.execute(sql).rowcount
+    with closing(sqlite3.connect(store / "telemetry" / "telemetry.sqlite")) as opened, opened:
+        assert opened.execute(sql).rowcount
     found = problems(store)
     assert any(message in problem for problem in found), found
 
@@ -204,11 +233,11 @@ def test_files_that_are_not_as_they_were(
 
 def test_at_most_a_hundred(store: Path) -> None:
     path = store / "telemetry" / "telemetry.sqlite"
-    with closing(sqlite3.connect(path)) as database, database:
-        database.execute("UPDATE steps SET reward = reward + 1, obs_ref = NULL, frame_ref = NULL")
+    with closing(sqlite3.connect(path)) as opened, opened:
+        opened.execute("UPDATE steps SET reward = reward + 1, obs_ref = NULL, frame_ref = NULL")
     record(store, "c")
     record(store, "d")
     record(store, "e")
-    with closing(sqlite3.connect(path)) as database, database:
-        database.execute("UPDATE steps SET reward = reward + 1")
+    with closing(sqlite3.connect(path)) as opened, opened:
+        opened.execute("UPDATE steps SET reward = reward + 1")
     assert len(problems(store)) == 100

@@ -279,7 +279,7 @@ class _Run:
             yield self._of(episode, f"terminated, truncated: {said}, its steps say {flags}")
         if any(flags) and not episode["ended"]:
             yield self._of(episode, "its last step ended it, and it has not ended")
-        gaps = steps[-1][0] + 1 - len(steps) if steps else 0
+        gaps = steps[-1][0] + 1 - steps[0][0] - len(steps) if steps else 0
         if episode["dropped"] < gaps:
             yield self._of(episode, f"{episode['dropped']} dropped, {gaps} missing")
         final = episode["final_obs_ref"]
