@@ -225,7 +225,7 @@ def test_options(tmp_path: Path, options: dict[str, Any]) -> None:
 
 
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"reward": math.nan}, ValueError, "reward: expected a number, got NaN"),
+    ({"reward": math.nan}, ValueError, "reward: expected a finite number, got nan"),
     ({"reward": "much"}, ValueError, "much"),
     ({"reward": None}, TypeError, "float"),
     ({"observation": "text"}, SchemaError, "observations: expected"),
