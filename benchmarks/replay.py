@@ -131,7 +131,7 @@ def _pace_cases(rows: int, rounds: int) -> list[Case]:
             for step in played.around(100):
                 writer.record_step(**step)
             writer.flush()
-            took += _paced(played, count, interval, lambda step: writer.record_step(**step))  # noqa: B023
+            took += _paced(played, count, interval, lambda step: writer.record_step(**step))
         dry += _paced(played, count, interval, _copy)
     ours, copying = (Measured.of([s * 1e6 for s in each]) for each in (took, dry))
     return [
@@ -514,7 +514,7 @@ def _codec_cases(rows: int, rounds: int) -> list[Case]:
                 if who == _OURS:
                     took = _seconds(lambda: _record_with(path, played, count, codec))  # noqa: B023
                     with ReplayReader(path) as reader:
-                        read = _seconds(lambda: reader.episode(f"{_RUN}-ep0000"))  # noqa: B023
+                        read = _seconds(lambda: reader.episode(f"{_RUN}-ep0000"))
                     sizes[name] = data.size_of(path / "replay") / count
                 else:
                     file = path / "a.h5"
@@ -522,7 +522,7 @@ def _codec_cases(rows: int, rounds: int) -> list[Case]:
                         lambda: peers.write_hdf5(file, played.around(count), codec)  # noqa: B023
                     )
                     with h5py.File(file) as opened:
-                        read = _seconds(lambda: peers.read_hdf5(opened, count))  # noqa: B023
+                        read = _seconds(lambda: peers.read_hdf5(opened, count))
                     sizes[name] = file.stat().st_size / count
             gc.collect()
             for what, seconds in (("write", took), ("read", read)):

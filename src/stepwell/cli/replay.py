@@ -182,5 +182,5 @@ def _chosen(reader: ReplayReader, name: str | None, where: str | None) -> Episod
 
 @app.command()
 def verify(root: RootArgument, as_json: JsonOption = False) -> None:
-    """Check every array, reference and number. Exit code 1 with a list of what is wrong."""
-    check(root, as_json, code=1)
+    """Check every array, reference and number. Exit code 2 with a list of what is wrong."""
+    check(root, as_json)

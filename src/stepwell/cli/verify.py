@@ -25,11 +25,11 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Check everything. Exit code 2 when something is broken, with a list of what."""
-    check(path, as_json, code=2)
+    check(path, as_json)
 
 
-def check(path: Path, as_json: bool, code: int) -> None:
-    """Print what is wrong with a store, and exit with `code` when anything is."""
+def check(path: Path, as_json: bool) -> None:
+    """Print what is wrong with a store, and exit with 2 when anything is."""
     problems: list[sw.FormatError]
     try:
         with progress("verifying") as on_progress:
@@ -45,7 +45,7 @@ def check(path: Path, as_json: bool, code: int) -> None:
         verdict = "INVALID" if problems else "OK"
         out.print(f"{verdict}: {path}", markup=False, soft_wrap=True)
     if problems:
-        raise typer.Exit(code)
+        raise typer.Exit(2)
 
 
 def _problems(path: Path, on_progress: Callable[[int, int], None]) -> list[sw.FormatError]:
