@@ -2,11 +2,14 @@
 
 import fcntl
 import os
+import time
 from pathlib import Path
 
 from stepwell.errors import BusyError
 
 __all__ = ["WriterLock", "is_locked"]
+
+_PAUSES_S = (0.0, 0.001, 0.002, 0.005, 0.01)
 
 
 class WriterLock:
@@ -18,7 +21,7 @@ class WriterLock:
         self._file = -1
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(file)
         except BlockingIOError:
             os.close(file)
             raise BusyError(f"another writer is at work in {path.parent}") from None
@@ -52,6 +55,18 @@ class WriterLock:
 
     def __del__(self) -> None:
         self.release()
+
+
+def _take(file: int) -> None:
+    """Lock a file. Whoever asks `is_locked` holds it for a moment; that is waited for."""
+    for pause_s in _PAUSES_S:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(pause_s)
+        else:
+            return
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_locked(path: Path) -> bool:

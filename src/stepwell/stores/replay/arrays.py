@@ -10,7 +10,7 @@ takes its place.
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,15 @@ from stepwell.errors import FormatError
 from stepwell.files.atomic import sync_path
 from stepwell.stores.replay.channels import Channel
 from stepwell.stores.replay.directory import DatasetEntry, Directory, space_for
-from stepwell.stores.replay.hdf5 import LIBVER, RAW, SUMS, ZSTD, open_for_reading, translated
+from stepwell.stores.replay.hdf5 import (
+    LIBVER,
+    RAW,
+    SUMS,
+    ZSTD,
+    not_in_children,
+    open_for_reading,
+    translated,
+)
 from stepwell.stores.replay.items import Payload
 
 __all__ = ["CODECS", "ArrayFile", "build_file"]
@@ -49,13 +57,17 @@ class ArrayFile:
             access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
             access.set_libver_bounds(h5py.h5f.LIBVER_V110, h5py.h5f.LIBVER_V110)
             access.set_file_locking(False, True)
+            # No cache of chunks: HDF5 does not survive one that it cannot write to a full disk.
+            access.set_cache(0, 521, 0, 0.75)
             mode = h5py.h5f.ACC_RDWR | h5py.h5f.ACC_SWMR_WRITE
             self._file = h5py.File(h5py.h5f.open(os.fsencode(path), mode, fapl=access))
+            self._guard = ExitStack()
             try:
+                self._guard.enter_context(not_in_children(self._file))
                 for name, count in rows.items():
                     self._columns[name] = _column(_dataset(self._file, name, count, path))
             except BaseException:
-                self._file.close()
+                self.close()
                 raise
 
     @property
@@ -82,7 +94,7 @@ class ArrayFile:
         sync_path(self._path)
 
     def close(self) -> None:
-        with translated(self._path):
+        with translated(self._path), self._guard:
             self._file.close()
 
 
@@ -109,6 +121,7 @@ def build_file(
         with (
             translated(path),
             h5py.File(beside, "x", libver=LIBVER, locking=False, userblock_size=base) as new,
+            not_in_children(new),
         ):
             new.attrs.update(attributes)
             if rows:

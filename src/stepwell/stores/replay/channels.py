@@ -61,11 +61,6 @@ class Channel:
         """Rows of a chunk: one, so that one can be read alone, unless rows are small."""
         return 1 if self.row_bytes >= _PACKED_FROM else max(1, _CHUNK_BYTES // self.row_bytes)
 
-    def bytes_of(self, value: Any) -> bytes:
-        """A copy of `value`. Raises `SchemaError` when it is not of this channel."""
-        array = value if type(value) is np.ndarray else _array(self.name, value)
-        return self.fitting(array).tobytes()
-
     def fitting(self, array: NDArray[Any]) -> NDArray[Any]:
         """The array itself, or its numbers as those of this channel, where nothing is lost: a
         policy's int32 as an int64."""
@@ -91,8 +86,11 @@ class Channel:
         try:
             name, codec = str(stated["name"]), str(stated["codec"])
             shape = tuple(int(size) for size in stated["shape"])
-            return cls(name, dtype_from_json(stated["dtype"]), shape, codec)
-        except (KeyError, TypeError, ValueError) as error:
+            made = cls(name, dtype_from_json(stated["dtype"]), shape, codec)
+            if made.dtype.kind not in "biuf" or any(size < 1 for size in shape):
+                raise ValueError("not of numbers")
+            return made
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FormatError(f"not a channel: {stated!r} ({error})", path=path) from None
 
 

@@ -21,9 +21,10 @@ __all__ = ["ChunkIndex", "Places"]
 
 _NOWHERE = (1 << 64) - 1
 _SPACE, _LAYOUT, _CONTINUED = 1, 8, 16  # kinds of messages in an object header
-_MOST_MESSAGES = 1 << 20  # bytes
+_MOST_MESSAGES = 1 << 16  # bytes
+_SIZES = (32, 4, 16, 4, 10)  # of every such array that HDF5 makes for a dataset
 _EXTENSIBLE_ARRAY = 4
-_MOST_BLOCK = 1 << 28  # bytes; no block of an index that we could write is larger
+_MOST_ADDRESS = 1 << 62
 
 
 class Places:
@@ -60,6 +61,8 @@ class ChunkIndex:
         places = Places(len(chunks))
         if not len(chunks) or not self._begun():
             return places
+        if chunks.max() >= self._most:
+            raise self._damaged(f"no index has a chunk {chunks.max():,}", self._address)
         block, within, size = self._where(chunks)
         for number in np.unique(block).tolist():
             here = np.flatnonzero(block == number)
@@ -85,18 +88,11 @@ class ChunkIndex:
 
     def _read_header(self) -> None:
         data = self._read(self._address, 72, b"EAHD")
-        (
-            client,
-            self._element,
-            bits,
-            self._first,
-            self._least,
-            pointers,
-            page_bits,
-        ) = struct.unpack_from("<7B", data, 5)
-        powers = all(n and n & (n - 1) == 0 for n in (self._least, pointers))
-        if client > 1 or not powers or not 8 <= self._element <= 20 or bits > 64 or page_bits > 31:
+        client, self._element, *sizes = struct.unpack_from("<7B", data, 5)
+        right = 13 <= self._element <= 20 if client == 1 else (client, self._element) == (0, 8)
+        if not right or tuple(sizes) != _SIZES:
             raise self._damaged("an index with impossible sizes", self._address)
+        bits, self._first, self._least, pointers, page_bits = sizes
         self._filtered = bool(client)
         self._offset_size = (bits + 7) // 8
         self._page = 1 << page_bits
@@ -111,6 +107,7 @@ class ChunkIndex:
         self._direct = 2 * (pointers - 1)
         self._direct_groups = 2 * (pointers.bit_length() - 1)
         self._groups = groups
+        self._most = self._first + int((self._blocks * self._sizes).sum())
 
     def _where(self, chunks: Rows) -> tuple[Rows, Rows, Rows]:
         """For each chunk the data block (-1: the index block), the place in it, and its size."""
@@ -140,6 +137,8 @@ class ChunkIndex:
     def _decode(self, elements: NDArray[np.uint8], places: Places, here: Rows) -> None:
         addresses = elements[:, :8].copy().view("<u8")[:, 0]
         there = self._written(elements)
+        if (addresses[there] >= _MOST_ADDRESS).any():
+            raise self._damaged("a chunk at an impossible address", self._address)
         places.offsets[here] = np.where(there, addresses + np.uint64(self._base), np.uint64(0))
         if not self._filtered:
             places.sizes[here] = self._chunk_bytes
@@ -216,7 +215,7 @@ class ChunkIndex:
             while at + 4 <= len(messages):
                 kind, length = messages[at], int.from_bytes(messages[at + 1 : at + 3], "little")
                 at += 6 if flags & 4 else 4
-                if kind == _SPACE and messages[at] == 2:
+                if kind == _SPACE and messages[at : at + 1] == b"\2":
                     self._length_at = begin + at + 4
                 elif kind == _LAYOUT:
                     layout = messages[at : at + length]
@@ -237,7 +236,7 @@ class ChunkIndex:
 
     def _read(self, address: int, size: int, sign: bytes = b"", whole: int = 0) -> bytes:
         """Bytes at an address: `size` of them at least, `whole` where the file has them."""
-        if address == _NOWHERE or address >= 1 << 62 or max(size, whole) > _MOST_BLOCK:
+        if address >= _MOST_ADDRESS or size < 0:
             raise self._damaged("an impossible address", 0)
         data = os.pread(self._file, max(size, whole), self._base + address)
         if len(data) < size:

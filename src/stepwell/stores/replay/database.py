@@ -15,6 +15,7 @@ from typing import Any
 from stepwell.errors import FormatError, VersionError
 from stepwell.files.catalog import in_turn, open_readonly, taking_turns, translated
 from stepwell.stores.replay.channels import Channel
+from stepwell.stores.replay.refs import check_run_id
 
 __all__ = ["EPISODE_COLUMNS", "Database", "RunRow", "Seat", "iso_time", "reading", "run_rows"]
 
@@ -128,6 +129,7 @@ class RunRow:
 
 
 _RUN_COLUMNS = tuple(RunRow.__dataclass_fields__)
+_COUNTS = ("steps", "episodes", "enqueued", "written", "dropped")
 
 
 @taking_turns
@@ -144,11 +146,18 @@ def _run_row(row: Sequence[Any], path: Path) -> RunRow:
         channels, rows = json.loads(row[-2]), json.loads(row[-1])
         counted = {str(name): int(count) for name, count in rows.items()}
         made = tuple(Channel.from_json(stated, str(path)) for stated in channels)
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise FormatError(f"run {row[0]!r}: {error}", path=str(path)) from None
-    if any(count < 0 for count in counted.values()):
-        raise FormatError(f"run {row[0]!r}: a number of rows below 0", path=str(path))
     values = dict(zip(_RUN_COLUMNS, row, strict=True))
+    try:
+        check_run_id(row[0])
+    except (TypeError, ValueError) as error:
+        raise FormatError(str(error), path=str(path)) from None
+    for name, count in [*counted.items(), *((name, values[name]) for name in _COUNTS)]:
+        if not isinstance(count, int) or count < 0:
+            raise FormatError(
+                f"run {row[0]!r}: {name}: expected a number of rows, got {count!r}", path=str(path)
+            )
     return RunRow(**{**values, "channels": made, "rows": counted})
 
 

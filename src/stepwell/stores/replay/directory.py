@@ -22,6 +22,7 @@ __all__ = ["DatasetEntry", "Directory", "space_for"]
 _MAGIC = b"STEPWELL REPLAY "
 _VERSION = 1
 _LEAST, _MOST = 4096, 1 << 24
+_MOST_SHARED = 1 << 20  # bytes of a chunk of several rows
 _PER_DATASET = 512
 
 
@@ -91,10 +92,16 @@ class Directory:
                 )
             stated = json.loads(text)
             datasets = {name: _entry(entry) for name, entry in stated["datasets"].items()}
-            return cls(str(stated["run_id"]), int(stated["base"]), datasets)
+            base = int(stated["base"])
+            if not _LEAST <= base <= _MOST or base & (base - 1):
+                raise ValueError(f"HDF5 cannot begin at {base}")
+            return cls(str(stated["run_id"]), base, datasets)
         except FormatError:
             raise
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (
+            *(LookupError, TypeError, ValueError, AttributeError, ArithmeticError),
+            RecursionError,
+        ) as error:
             raise FormatError(f"not a directory of datasets: {error}", path=str(path)) from None
 
 
@@ -106,7 +113,10 @@ def _entry(stated: Any) -> DatasetEntry:
         int(stated["chunk_rows"]),
         str(stated["codec"]),
     )
-    if entry.header < 0 or entry.chunk_rows < 1 or not 0 < entry.row_bytes < 1 << 32:
+    sizes = [*entry.shape, entry.chunk_rows]
+    whole = entry.chunk_rows == 1 or entry.chunk_rows * entry.row_bytes <= _MOST_SHARED
+    plain = entry.dtype.kind in "biuf" and entry.row_bytes < 1 << 32
+    if entry.header < 0 or min(sizes) < 1 or not whole or not plain:
         raise ValueError(f"an impossible dataset: {stated}")
     return entry
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stepwell.errors import FormatError
+from stepwell.errors import BusyError, FormatError
 from stepwell.files.lock import WriterLock
 from stepwell.stores.replay.arrays import ArrayFile, build_file
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel
@@ -38,7 +38,10 @@ class RunDisk:
         self._path = array_path(root, run_id)
         for folder in (self._path.parent, database_path(root).parent):
             folder.mkdir(parents=True, exist_ok=True)
-        self._lock = WriterLock(lock_path(root, run_id))
+        try:
+            self._lock = WriterLock(lock_path(root, run_id))
+        except BusyError:
+            raise BusyError(f"another writer records run {run_id!r} in {root}") from None
         try:
             self._database = Database(database_path(root))
             try:

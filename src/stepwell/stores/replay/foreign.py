@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell.errors import FormatError
 from stepwell.source import Rows
 from stepwell.stores.replay.hdf5 import open_for_reading, translated
 
@@ -35,6 +36,7 @@ class ForeignFile:
 
         with self._lock, translated(self.path), open_for_reading(self.path, self._run_id) as file:
             item = file.get(kind)
+            self._check_inside(file, item)
             if isinstance(item, h5py.Dataset):
                 return [kind]
             if isinstance(item, h5py.Group):
@@ -49,6 +51,7 @@ class ForeignFile:
     def length(self, name: str) -> int:
         with self._lock, open_for_reading(self.path, self._run_id) as file:
             item = file.get(name)
+            self._check_inside(file, item)
             return int(item.shape[0]) if isinstance(item, h5py.Dataset) and item.shape else 0
 
     def read(self, name: str, rows: Rows, out: NDArray[Any] | None = None) -> NDArray[Any]:
@@ -69,6 +72,17 @@ class ForeignFile:
 
     def _dataset(self, file: h5py.File, name: str) -> h5py.Dataset:
         found = file.get(name)
+        self._check_inside(file, found)
         if not isinstance(found, h5py.Dataset) or not found.shape:
             raise KeyError(f"there is no dataset {name!r} - at {self.path}")
         return found
+
+    def _check_inside(self, file: h5py.File, item: Any) -> None:
+        """HDF5 can lead to any other file; a reference must not."""
+        if item is None:
+            return
+        elsewhere = item.file.id != file.id
+        if isinstance(item, h5py.Dataset):
+            elsewhere = elsewhere or item.is_virtual or bool(item.external)
+        if elsewhere:
+            raise FormatError(f"{item.name!r} leads to another file", path=str(self.path))

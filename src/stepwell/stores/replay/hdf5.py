@@ -4,7 +4,7 @@ import errno
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import h5py
@@ -12,12 +12,55 @@ import hdf5plugin  # noqa: F401 - makes h5py know zstd
 
 from stepwell.errors import FormatError, StepwellError
 
-__all__ = ["FILE_VERSION", "LIBVER", "RAW", "SUMS", "ZSTD", "open_for_reading", "translated"]
+__all__ = [
+    "FILE_VERSION",
+    "LIBVER",
+    "RAW",
+    "SUMS",
+    "ZSTD",
+    "not_in_children",
+    "open_for_reading",
+    "translated",
+]
 
 FILE_VERSION = 1
 SUMS = "checksums"
 RAW, ZSTD = 0, 2  # the core's numbers for them
 LIBVER = ("v110", "v110")  # what SWMR needs, and what chunk_index.py reads
+
+
+_written: dict[int, tuple[int, int]] = {}
+
+
+@contextmanager
+def not_in_children(file: h5py.File) -> Iterator[None]:
+    """Keep forked children from writing to a file that is open for writing in the block.
+
+    When a process ends, HDF5 writes what it remembers of every file; a child remembers what was
+    true when it was forked. So the child gets another file in that one's place.
+    """
+    number = file.id.get_vfd_handle()
+    found = os.fstat(number)
+    _written[number] = found.st_dev, found.st_ino
+    try:
+        yield
+    finally:
+        _written.pop(number, None)
+
+
+def _in_child() -> None:
+    for number, identity in _written.items():
+        with suppress(OSError):
+            found = os.fstat(number)
+            if (found.st_dev, found.st_ino) == identity:
+                other = os.memfd_create("forked") if hasattr(os, "memfd_create") else -1
+                other = other if other >= 0 else os.open(os.devnull, os.O_RDWR)
+                os.dup2(other, number)
+                os.close(other)
+    _written.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 
 from stepwell.stores.replay.disk import RunDisk
 from stepwell.stores.replay.items import Counters, Ending, Rows, Step
@@ -12,14 +13,22 @@ from stepwell.stores.replay.slots import Slots, in_slots, touched
 __all__ = ["Pipeline"]
 
 _BATCH_STEPS = 512
+_FIRST_STEPS = 64  # to have memory for, before it is known whether there will be many
+_LONGEST_S = 3600.0  # that a thread can be told to wait at a time
 _OVERHEAD = 1024  # bytes that a step costs in the queue besides its arrays
 
 
 class Pipeline:
-    """Steps in, commits out, in order. The caller holds `lock` while it puts one together."""
+    """Steps in, commits out, in order. The caller holds `lock` while it puts one together.
+
+    A caller may be interrupted (Ctrl-C) anywhere. So it takes `lock` itself, which Python lets go
+    of for certain, and not the condition, and it waits at a gate of its own, without the lock.
+    """
 
     def __init__(self, disk: RunDisk, drop: bool, queue_bytes: int, flush_every: float) -> None:
-        self.lock = threading.Condition(threading.RLock())
+        self.lock = threading.RLock()
+        self._more = threading.Condition(self.lock)  # the thread waits here, and nobody else
+        self._gates: list[threading.Lock] = []
         self.last = Rows(*disk.handed_over)
         self._disk = disk
         self._drop = drop
@@ -34,6 +43,7 @@ class Pipeline:
         self._taken = self._done = 0  # items of the queue, since this writer began
         self._wanted = 0  # as many have to be written before anybody waits any longer
         self._closing = False
+        self.ended = False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="stepwell-replay", daemon=True)
         self._thread.start()
@@ -61,36 +71,61 @@ class Pipeline:
         return self._queue[-1].after if self._queue else self.last
 
     def room(self, size: int) -> bool:
-        """Wait until there is room for a step, or count it as dropped and return False."""
-        while self._queue and self._bytes + size + _OVERHEAD > self._limit:
-            if self._drop:
-                self._dropped += 1
-                return False
-            self.lock.notify_all()
-            self.lock.wait(1)
-            self.check()
-        return True
+        """Wait until there is room for a step, or return False. Call it without the lock."""
+        while True:
+            with self.lock:
+                self.check()
+                if not self._queue or self._bytes + size + _OVERHEAD <= self._limit:
+                    return True
+                self._hurry()
+                if self._drop:
+                    return False
+                gate = self._gate()
+            gate.acquire(timeout=1)
+
+    def drop(self) -> None:
+        """Count a step that there was no room for."""
+        self._dropped += 1
 
     def put(self, item: Step | Ending) -> None:
-        self._queue.append(item)
-        self._bytes += _size(item)
+        """Hand an item over. The last line does it; an interrupt before has done no harm."""
+        size = _size(item)
+        if len(self._queue) in (0, _BATCH_STEPS - 1) or self._bytes + size > self._limit // 2:
+            self._more.notify_all()
+        self._bytes += size
         self._enqueued += isinstance(item, Step)
-        if len(self._queue) == _BATCH_STEPS or len(self._queue) == 1:
-            self.lock.notify_all()
+        self._queue.append(item)
 
     def flush(self) -> None:
         """Return when everything that was put is on the disk."""
         with self.lock:
             self.check()
-            self._flush()
+            target = self._hurry()
+        while True:
+            with self.lock:
+                if self._done >= target:
+                    return
+                if self._failure is not None:
+                    raise self._failure
+                gate = self._gate()
+            gate.acquire(timeout=1)
 
-    def _flush(self) -> None:
-        self._wanted = target = self._taken + len(self._queue)
-        self.lock.notify_all()
-        while self._done < target:
-            if self._failure is not None:
-                raise self._failure
-            self.lock.wait(1)
+    def _hurry(self) -> int:
+        """Let the thread write everything that is waiting; return how much will be done then."""
+        self._wanted = self._taken + len(self._queue)
+        self._more.notify_all()
+        return self._wanted
+
+    def _gate(self) -> threading.Lock:
+        """A lock that can be acquired once the thread has done something."""
+        gate = threading.Lock()
+        gate.acquire()
+        self._gates.append(gate)
+        return gate
+
+    def _open_gates(self) -> None:
+        while self._gates:
+            self._gates.pop().release()
 
     def close(self) -> None:
         """Write what is left and let go of the run. Once; later calls do nothing."""
@@ -98,9 +133,15 @@ class Pipeline:
             return
         with self.lock:
             self._closing = True
-            self.lock.notify_all()
+            self._more.notify_all()
         if threading.current_thread() is self._thread:
             return  # collected there as garbage; the thread is about to see it
+        while True:  # `join` alone would say that a thread has ended once it was interrupted
+            with self.lock:
+                if self.ended:
+                    break
+                gate = self._gate()
+            gate.acquire(timeout=1)
         self._thread.join()
         with self.lock:
             failure, self._failure = self._failure, None
@@ -123,26 +164,34 @@ class Pipeline:
                 with self.lock:
                     self._done += len(items)
                     self._bytes -= size
+                    if not self._queue:
+                        self._bytes = 0  # an interrupt may have left some
                     for row_bytes, some in slots.items():
                         self.slots.add(row_bytes, some)
-                    self.lock.notify_all()
+                    self._open_gates()
             self._disk.close(self._counters(time.time()))
         except BaseException as error:
             with self.lock:
                 self._failure = error
-                self.lock.notify_all()
+                self._open_gates()
             self._disk.abandon()
+        finally:
+            with self.lock:
+                self.ended = True
+                self._open_gates()
 
     def _prepare(self) -> None:
         """Have memory for the next batch, so that the caller need not wait for pages of it."""
         with self.lock:
             while not self._queue and not self._closing:
-                self.lock.wait()
-            wanting = self.slots.wanting(_BATCH_STEPS, self._limit - self._bytes)
-        for size, count in wanting:
-            slots = touched(size, count)
-            with self.lock:
-                self.slots.add(size, slots)
+                self._more.wait()
+            rows = _BATCH_STEPS if self._taken else _FIRST_STEPS
+            wanting = self.slots.wanting(rows, self._limit - self._bytes)
+        with suppress(MemoryError):  # nobody needs it yet
+            for size, count in wanting:
+                slots = touched(size, count)
+                with self.lock:
+                    self.slots.add(size, slots)
 
     def _next(self) -> list[Step | Ending]:
         """Wait for a batch; empty when there will be none."""
@@ -151,7 +200,7 @@ class Pipeline:
             left = deadline - time.monotonic()
             if left <= 0 or self._bytes > self._limit // 2:
                 break
-            self.lock.wait(left)
+            self._more.wait(min(left, _LONGEST_S))
         count = min(len(self._queue), _BATCH_STEPS)
         items = [self._queue.popleft() for _ in range(count)]
         if items:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Self, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepwell.errors import FormatError
 from stepwell.files.catalog import query, select_ids
@@ -132,6 +131,12 @@ class ReplayReader:
 
     def _episode(self, row: Sequence[Any]) -> Episode:
         values = dict(zip(EPISODE_COLUMNS, row, strict=True))
+        for name in ("number", "steps", "dropped"):
+            if not isinstance(values[name], int):
+                raise FormatError(
+                    f"{values['episode_id']!r}: {name}: expected a number, got {values[name]!r}",
+                    path=str(self._database),
+                )
         for name in ("ended", "terminated", "truncated"):
             values[name] = bool(values[name])
         return Episode(**values)
@@ -173,10 +178,7 @@ class Episodes(Sequence[Episode]):
         known = self._reader.runs
         by_run: dict[str, list[EpisodeSpan]] = {}
         for episode in self._episodes:
-            final = FrameRef.parse(episode.final_obs_ref) if episode.final_obs_ref else None
-            span = EpisodeSpan(
-                episode.number, episode.steps, episode.dropped, final.index if final else -1
-            )
+            span = EpisodeSpan(episode.number, episode.steps, episode.dropped, _final_row(episode))
             by_run.setdefault(episode.run_id, []).append(span)
         runs = []
         for run_id, spans in by_run.items():
@@ -232,7 +234,7 @@ class EpisodeSteps:
         self.final_observation: Tree = None
         if observations and episode.final_obs_ref is not None:
             self.final_observation = resolver.resolve(episode.final_obs_ref, missing="raise")
-        self.action_steps, self.actions = _actions(resolver, columns[1])
+        self.action_steps, self.actions = _actions(resolver, episode.run_id, columns[1])
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -240,13 +242,23 @@ class EpisodeSteps:
     @lazy
     def infos(self) -> list[dict[str, Any]]:
         """What came with each step, a dict of it."""
-        return [json.loads(info) if info else {} for info in self._infos]
+        return [_info(self.episode, info) for info in self._infos]
 
     def __repr__(self) -> str:
         return (
             f"EpisodeSteps({self.episode.episode_id!r}, {len(self)} steps, "
             f"{len(self.frame_steps)} frames, reward {self.rewards.sum():g})"
         )
+
+
+def _final_row(episode: Episode) -> int:
+    """The row of what was seen last, -1 where nothing was."""
+    if episode.final_obs_ref is None:
+        return -1
+    final = FrameRef.of(episode.final_obs_ref)
+    if (final.run_id, final.dataset) != (episode.run_id, OBSERVATIONS):
+        raise FormatError(f"{episode.episode_id}: {final} is no observation of its run")
+    return final.index
 
 
 def _resolved(
@@ -267,10 +279,34 @@ def _resolved(
     return steps, assemble(found[0].dataset, {name: file.read(name, rows) for name in names})
 
 
-def _actions(resolver: FrameResolver, values: Sequence[Any]) -> tuple[Rows, Tree]:
-    """Numbers stand in the database, anything else in the file."""
-    if any(isinstance(value, str) for value in values):
+def _actions(resolver: FrameResolver, run_id: str, values: Sequence[Any]) -> tuple[Rows, Tree]:
+    """Numbers stand in the database, where it can hold them; anything else in the file."""
+    there = [value for value in values if value is not None]
+    if not there or all(isinstance(value, str) for value in there):
         return _resolved(resolver, ACTIONS, values, True)
     steps = np.array([i for i, value in enumerate(values) if value is not None], np.int64)
-    actions: NDArray[Any] = np.array([value for value in values if value is not None])
-    return steps, actions if len(steps) else None
+    numbers = [
+        resolver.resolve(value, missing="raise") if isinstance(value, str) else value
+        for value in there
+    ]
+    return steps, np.array(numbers, _type_of_actions(resolver, run_id))
+
+
+def _type_of_actions(resolver: FrameResolver, run_id: str) -> np.dtype[Any] | None:
+    """What they were before they became numbers of the database, if the file is there to say."""
+    try:
+        return resolver.file(run_id).field(ACTIONS)[0]
+    except (FileNotFoundError, KeyError):
+        return None
+
+
+def _info(episode: Episode, text: Any) -> dict[str, Any]:
+    if not text:
+        return {}
+    try:
+        info = json.loads(text)
+        if not isinstance(info, dict):
+            raise TypeError(f"expected a dict, got {type(info).__name__}")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise FormatError(f"{episode.episode_id}: an info that is not JSON: {error}") from None
+    return info

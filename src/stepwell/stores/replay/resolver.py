@@ -20,7 +20,7 @@ class FrameResolver:
     """Finds the arrays that references name, in the files of any number of runs.
 
     `root` is a replay store, or the folder of its `.h5` files. At most `open_files` of them are
-    open at a time. Safe from any thread.
+    open at a time. Safe from any thread, and after a fork.
     """
 
     def __init__(self, root: str | os.PathLike[str], *, open_files: int = 16) -> None:
@@ -29,6 +29,10 @@ class FrameResolver:
         inside = Path(root) / "replay"
         self._folder = inside if inside.is_dir() else Path(root)
         self._most = open_files
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
         self._files: OrderedDict[str, ArrayRows] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -87,6 +91,8 @@ class FrameResolver:
 
     def file(self, run_id: str) -> ArrayRows:
         """The open file of a run. Raises `FileNotFoundError`."""
+        if self._process != os.getpid():
+            self._begin()  # forked, maybe while a thread that is not here held a lock
         with self._lock:
             found = self._files.get(run_id)
             if found is None:
@@ -114,8 +120,7 @@ class FrameResolver:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._files = OrderedDict()
-        self._lock = threading.Lock()
+        self._begin()
 
 
 def _pick(tree: Tree, i: int) -> Tree:

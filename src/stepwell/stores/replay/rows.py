@@ -76,28 +76,25 @@ class RunFile:
     def leaves(self, kind: str) -> list[str]:
         """The dataset called `kind`, or all of those below it, as they were written."""
         with self._lock:
-            found = self._below(kind)
-            if not found and self._replaced():
-                self._open()
-                found = self._below(kind)
-            return found
+            self._follow()
+            return self._below(kind)
 
     def field(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
         """What a row of a dataset is. Raises `KeyError` when there is none of that name."""
         with self._lock:
+            self._follow()
             entry, _ = self._dataset(name)
             return entry.dtype, entry.shape
 
     def length(self, name: str) -> int:
         """Rows that a dataset has by now, committed or not; 0 for one that is not there."""
         with self._lock:
-            if self._replaced():
-                self._open()
-            try:
-                _, index = self._dataset(name)
-            except KeyError:
+            self._follow()
+            if name not in self._directory.datasets:
                 return 0
-            return index.rows()
+            names = [name, f"{SUMS}/{name}"]  # rows come first, and are there with their sums
+            known = [n for n in names if n in self._directory.datasets]
+            return min(self._dataset(n)[1].rows() for n in known)
 
     def read(self, name: str, rows: Rows, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Return rows of a dataset in the given order, repeats included.
@@ -106,6 +103,7 @@ class RunFile:
         `ChecksumError` or `FormatError` for one that is damaged.
         """
         with self._lock:
+            self._follow()
             entry, places = self._find(name, rows)
             sums = self._sums(name, rows)
             file = os.dup(self._file)  # another thread may open another file in this one's place
@@ -121,7 +119,13 @@ class RunFile:
     def read_all(self, name: str, count: int) -> NDArray[Any]:
         """The first `count` rows of a dataset of numbers, chunk by chunk."""
         with self._lock:
-            entry, _ = self._dataset(name)
+            self._follow()
+            entry, index = self._dataset(name)
+            size = os.fstat(self._file).st_size
+            if count > index.rows() or count * entry.row_bytes > size:
+                raise FormatError(
+                    f"{name}: expected {count:,} rows, got fewer", path=str(self.path)
+                )
             chunks = np.arange(0, count, entry.chunk_rows, dtype=np.int64)
             _, places = self._find(name, chunks)
             parts = [
@@ -138,22 +142,13 @@ class RunFile:
         """The places of rows, each of them there."""
         if len(rows) and rows.min() < 0:
             raise IndexError(f"row {rows.min()} of {name} - at {self.path}")
-        for again in (False, True):
-            try:
-                entry, index = self._dataset(name)
-                length = index.rows()
-                outside = len(rows) and rows.max() >= length
-                if not outside:
-                    return entry, self._places(entry, index, rows)
-            except (KeyError, FormatError):
-                if again or not self._replaced():
-                    raise
-            if again or not self._replaced():
-                break
-            self._open()
-        raise IndexError(
-            f"row {rows.max():,} of {name} is outside its {length:,} rows - at {self.path}"
-        )
+        entry, index = self._dataset(name)
+        length = index.rows()
+        if len(rows) and rows.max() >= length:
+            raise IndexError(
+                f"row {rows.max():,} of {name} is outside its {length:,} rows - at {self.path}"
+            )
+        return entry, self._places(entry, index, rows)
 
     def _places(self, entry: DatasetEntry, index: ChunkIndex, rows: Rows) -> Places:
         places = index.find(rows // entry.chunk_rows)
@@ -183,10 +178,7 @@ class RunFile:
         if self._file < 0:
             raise ValueError("the reader is closed")
         if name not in self._directory.datasets:
-            if self._replaced():
-                self._open()
-            if name not in self._directory.datasets:
-                raise KeyError(f"there is no dataset {name!r} - at {self.path}")
+            raise KeyError(f"there is no dataset {name!r} - at {self.path}")
         entry = self._directory.datasets[name]
         index = self._indexes.get(name)
         if index is None:
@@ -222,6 +214,12 @@ class RunFile:
         self._file = file
         self._directory = directory
         self._indexes: dict[str, ChunkIndex] = {}
+
+    def _follow(self) -> None:
+        """Look before every read whether another file has come into this one's place: rows that
+        its writer had not committed when it was killed are others there."""
+        if self._replaced():
+            self._open()
 
     def _replaced(self) -> bool:
         """Whether another file is in this one's place: its writer added a dataset, or was killed
@@ -264,6 +262,8 @@ def _unpack(
     for i, (offset, size) in enumerate(
         zip(places.offsets.tolist(), places.sizes.tolist(), strict=True)
     ):
+        if size > entry.row_bytes + entry.row_bytes // 8 + 4096:
+            raise FormatError(f"expected a packed row, the index has {size} bytes", offset=i)
         stored = np.frombuffer(os.pread(file, size, offset), np.uint8)
         if len(sums) and _core.crc32c(stored) != sums[i]:
             raise ChecksumError(f"expected a sum of {sums[i]:08x}", offset=i)
@@ -278,7 +278,10 @@ def _unpack_one(
         if raw:
             out[:] = stored
         elif entry.codec == "gzip":
-            out[:] = np.frombuffer(zlib.decompress(stored.tobytes(), bufsize=len(out)), np.uint8)
+            unpacker = zlib.decompressobj()
+            out[:] = np.frombuffer(unpacker.decompress(stored.tobytes(), len(out)), np.uint8)
+            if not unpacker.eof and unpacker.decompress(unpacker.unconsumed_tail, 1):
+                raise FormatError("gzip: another length", offset=number)
         elif entry.codec == "lzf":
             _core.unpack_lzf(stored, out)
         else:

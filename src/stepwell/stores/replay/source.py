@@ -90,9 +90,9 @@ class ReplaySteps(Source):
             "gamma": gamma,
         }
         self._resolver = FrameResolver(root)
-        used = [run for run in runs if run.episodes]
+        used = [run for run in runs if run.episodes and run.steps]
         self._run_ids = [run.run_id for run in used]
-        self._channels = _common(used)
+        self._channels = _common(used, frames)
         self._schema = self._make_schema()
         parts = [self._load(number, run) for number, run in enumerate(used)]
         columns, lengths = zip(*parts, strict=True) if parts else ((), ())
@@ -226,11 +226,11 @@ def _field_name(kind: str, rest: str) -> str:
     return f"{kind[:-1]}/{rest}" if rest else kind[:-1]
 
 
-def _common(runs: Sequence[RunSteps]) -> list[Channel]:
+def _common(runs: Sequence[RunSteps], frames: bool) -> list[Channel]:
     """The channels of all runs. Raises `SchemaError` when two runs do not agree on them."""
 
     def fields(run: RunSteps) -> dict[str, str]:
-        kinds = (OBSERVATIONS, ACTIONS)
+        kinds = (OBSERVATIONS, ACTIONS, FRAMES) if frames else (OBSERVATIONS, ACTIONS)
         return {
             c.name: f"{c.dtype} {c.shape}" for c in run.channels if c.name.split("/")[0] in kinds
         }

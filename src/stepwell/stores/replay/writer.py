@@ -108,20 +108,22 @@ class ReplayWriter:
         if number != number:
             raise ValueError("reward: expected a number, got NaN")
         text = _json(info) if info else None
-        if agent_id is not None and not isinstance(agent_id, str):
-            raise TypeError(f"agent_id: expected text, got {type(agent_id).__name__}")
+        _check_agent(agent_id)
         terminated, truncated = bool(terminated), bool(truncated)
         pipeline = self._pipeline
         with pipeline.lock:
             pipeline.check()
             observed, acted, framed = self._payloads(observation, action, frame)
-            payloads = observed + acted + framed
-            kept = pipeline.room(sum([len(data) for _, data in payloads]))
+        payloads = observed + acted + framed
+        kept = pipeline.room(sum([len(data) for _, data in payloads]))
+        with pipeline.lock:
+            pipeline.check()
             stream = self._stream(agent_id)
             index, stream.steps = stream.steps, stream.steps + 1
             stream.over = terminated or truncated
             if not kept:
                 pipeline.slots.give_back(payloads)
+                pipeline.drop()
                 if stream.over:
                     self._put_ending(stream, agent_id, now, terminated, truncated, [])
                 return None
@@ -168,6 +170,7 @@ class ReplayWriter:
                     raise ValueError("there is no episode that this observation could end")
                 return
             observed, _, _ = self._payloads(observation, None, None)
+            stream.over = True  # before it is said, for no step may follow that
             self._put_ending(stream, agent_id, time.time(), False, False, observed)
             del self._streams[agent_id]
 
@@ -177,8 +180,11 @@ class ReplayWriter:
 
     def close(self) -> None:
         """Write what is left and end. Episodes that did not end stay as they are."""
-        if self._finalizer.detach() is not None:
+        try:
             self._pipeline.close()
+        finally:
+            if self._pipeline.ended:
+                self._finalizer.detach()
 
     def __enter__(self) -> Self:
         return self
@@ -199,36 +205,42 @@ class ReplayWriter:
     def _payloads(self, observation: Tree, action: Tree, frame: Any) -> tuple[_Data, _Data, _Data]:
         """Copies of what a step carries. New channels count once all of it has been accepted."""
         new: dict[str, Channel] = {}
-        data = (
-            self._data(OBSERVATIONS, observation, new),
-            self._data(ACTIONS, action, new),
-            self._data(FRAMES, frame, new),
+        observed, acted, framed = (
+            self._arrays(OBSERVATIONS, observation, new),
+            self._arrays(ACTIONS, action, new),
+            self._arrays(FRAMES, frame, new),
         )
         if new:
             self._channels |= new
-        return data
+        return self._copies(observed), self._copies(acted), self._copies(framed)
 
-    def _data(self, kind: str, tree: Tree, new: dict[str, Channel]) -> _Data:
+    def _copies(self, arrays: list[tuple[Channel, NDArray[Any]]]) -> _Data:
+        slots = self._pipeline.slots
+        return [
+            (channel, array.tobytes() if array.nbytes < LEAST_BYTES else slots.copy(array))
+            for channel, array in arrays
+        ]
+
+    def _arrays(
+        self, kind: str, tree: Tree, new: dict[str, Channel]
+    ) -> list[tuple[Channel, NDArray[Any]]]:
         if tree is None:
             return []
         channel = self._channels.get(kind)
         if channel is not None and type(tree) is np.ndarray:
-            return [(channel, self._copy(channel, tree))]
+            return [(channel, channel.fitting(tree))]
         found = list(leaves(kind, tree))
         known = [name for name in self._channels if name == kind or name.startswith(kind + "/")]
         if not known:
             if kind == FRAMES:
                 _check_frame(found)
             new |= {name: Channel.like(name, array, self._codec) for name, array in found}
-        elif known != [name for name, _ in found]:
-            raise SchemaError(f"{kind}: expected {known}, got {[name for name, _ in found]}")
+        else:
+            found.sort(key=lambda leaf: known.index(leaf[0]) if leaf[0] in known else -1)
+            if known != [name for name, _ in found]:
+                raise SchemaError(f"{kind}: expected {known}, got {[name for name, _ in found]}")
         channels = [self._channels.get(name) or new[name] for name, _ in found]
-        return [(c, self._copy(c, array)) for c, (_, array) in zip(channels, found, strict=True)]
-
-    def _copy(self, channel: Channel, array: NDArray[Any]) -> Payload:
-        fitting = channel.fitting(array)
-        small = fitting.nbytes < LEAST_BYTES
-        return fitting.tobytes() if small else self._pipeline.slots.copy(fitting)
+        return [(c, c.fitting(array)) for c, (_, array) in zip(channels, found, strict=True)]
 
     def _place(self, kind: str, data: _Data, row: int) -> tuple[int, str | None]:
         return (row, f"h5://{self.run_id}/{kind}/{row}") if data else (-1, None)
@@ -262,8 +274,22 @@ class ReplayWriter:
 
 def _abandoned(pipeline: Pipeline, run_id: str) -> None:
     if pipeline.own:
-        warnings.warn(f"the writer of run {run_id!r} was not closed", ResourceWarning, stacklevel=2)
-        pipeline.close()
+        try:
+            message = f"the writer of run {run_id!r} was not closed"
+            warnings.warn(message, ResourceWarning, stacklevel=2)
+        finally:
+            pipeline.close()
+
+
+def _check_agent(agent_id: str | None) -> None:
+    if agent_id is None:
+        return
+    if not isinstance(agent_id, str):
+        raise TypeError(f"agent_id: expected text, got {type(agent_id).__name__}")
+    try:
+        agent_id.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"agent_id: expected text, got {agent_id!r}") from None
 
 
 def _check_frame(found: list[tuple[str, Any]]) -> None:
@@ -285,8 +311,10 @@ def _number(acted: _Data) -> int | float | None:
 
 
 def _json(info: Mapping[str, Any]) -> bytes:
+    if not isinstance(info, Mapping):
+        raise TypeError(f"info: expected a dict, got {type(info).__name__}")
     try:
-        return json.dumps(info, default=_described, skipkeys=True).encode()
+        return json.dumps(dict(info), default=_described, skipkeys=True).encode()
     except (TypeError, ValueError) as error:
         raise TypeError(f"info: {error}") from None
 
@@ -294,7 +322,8 @@ def _json(info: Mapping[str, Any]) -> bytes:
 def _described(value: Any) -> Any:
     """What JSON does not know: NumPy's numbers, small arrays, and a word for anything else."""
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.size <= 256):
-        return value.tolist()
+        plain = value.tolist()
+        return plain if not isinstance(plain, np.generic) else str(plain)
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {value.shape}"
     return str(value)

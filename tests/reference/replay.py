@@ -1,0 +1,229 @@
+"""Replay stores from docs/formats/replay.md alone: sqlite3, h5py and json; slow and plain.
+
+store = read_store(root)          everything in it, checked while it is read
+write_seed_file(path, frames)     a file as other programs write it
+"""
+
+import json
+import re
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import hdf5plugin  # noqa: F401 - makes h5py know zstd
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.reference.runs import crc32c
+
+__all__ = ["Run", "Store", "read_run", "read_store", "resolve", "write_seed_file"]
+
+Arrays = dict[str, NDArray[Any]]
+
+_RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_REF = re.compile(r"h5://([A-Za-z0-9_-]{1,128})/([^/]+)/([0-9]+)")
+_NUMBERS = {
+    "steps": ("<i8", (5,)),
+    "rewards": ("<f8", ()),
+    "dones": ("|u1", ()),
+    "episodes/starts": ("<i8", ()),
+    "episodes/lengths": ("<i8", ()),
+}
+
+
+@dataclass
+class Run:
+    """A row of `runs`, and the committed rows of each dataset of its file."""
+
+    row: dict[str, Any]
+    datasets: Arrays
+
+    def arrays(self, kind: str) -> list[str]:
+        return [n for n in self.datasets if n == kind or n.startswith(kind + "/")]
+
+
+@dataclass
+class Store:
+    runs: dict[str, Run]
+    episodes: dict[str, dict[str, Any]]
+    steps: dict[tuple[str, int], dict[str, Any]]
+    index: dict[str, Any]
+
+
+def read_store(root: Path) -> Store:
+    """Everything in a store. Any rule of the page that does not hold is an `AssertionError`."""
+    path = root / "telemetry" / "telemetry.sqlite"
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        database.row_factory = sqlite3.Row
+        assert database.execute("PRAGMA user_version").fetchone()[0] == 1
+        assert database.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+        database.execute("BEGIN")  # all of them as they are at one moment
+        runs, episodes, steps = (
+            [dict(row) for row in database.execute(f"SELECT * FROM {table}")]
+            for table in ("runs", "episodes", "steps")
+        )
+    store = Store(
+        {row["run_id"]: Run(row, read_run(root, row)) for row in runs},
+        {row["episode_id"]: row for row in episodes},
+        {(row["episode_id"], row["step_index"]): row for row in steps},
+        json.loads((root / "replay" / "index.json").read_bytes()),
+    )
+    for run in store.runs.values():
+        _check_run(store, run)
+    return store
+
+
+def read_run(root: Path, row: Mapping[str, Any]) -> Arrays:
+    """The committed rows of each dataset of a run's file."""
+    assert _RUN_ID.fullmatch(row["run_id"])
+    committed: dict[str, int] = json.loads(row["rows"])
+    if not committed:
+        return {}
+    path = root / "replay" / row["file"]
+    assert path.name == row["run_id"] + ".h5"
+    with h5py.File(path, "r", swmr=True, locking=False) as file:
+        assert file.attrs["run_id"] == row["run_id"]
+        assert file.attrs["created_at"] == row["created_at"]
+        assert file.attrs["version"] == 1
+        found = {name: _dataset(file, name)[:count] for name, count in committed.items()}
+        for name, count in committed.items():
+            assert len(found[name]) == count, name
+            assert file[name].maxshape[0] is None
+        for channel in json.loads(row["channels"]):
+            _check_channel(file, channel, found)
+        _check_directory(path, file, row["run_id"], list(committed))
+    for name, (dtype, shape) in _NUMBERS.items():
+        assert found[name].dtype.str == dtype
+        assert found[name].shape[1:] == shape
+    return found
+
+
+def _dataset(file: h5py.File, name: str) -> h5py.Dataset:
+    found = file[name]
+    assert isinstance(found, h5py.Dataset)
+    return found
+
+
+def _check_channel(file: h5py.File, channel: Mapping[str, Any], found: Arrays) -> None:
+    """A row has the type that the run says, and its stored bytes add up."""
+    name = channel["name"]
+    values, dataset = found[name], _dataset(file, name)
+    sums = found[f"checksums/{name}"]
+    assert values.dtype.str == channel["dtype"]
+    assert list(values.shape[1:]) == channel["shape"]
+    assert sums.dtype == np.uint32
+    assert len(sums) == len(values)
+    row_bytes = values.dtype.itemsize * int(np.prod(values.shape[1:]))
+    rest = (0,) * (values.ndim - 1)
+    if row_bytes < 1024:
+        assert dataset.chunks[0] == max(1, 16384 // row_bytes)
+        assert dataset.id.get_create_plist().get_nfilters() == 0
+    else:
+        assert dataset.chunks[0] == 1
+    for i in range(len(values)):
+        stored = values[i].tobytes()
+        if row_bytes >= 1024:
+            mask, packed = dataset.id.read_direct_chunk((i, *rest))
+            assert (mask == 0 and channel["codec"] != "none") or packed == stored
+            stored = packed
+        assert sums[i] == crc32c(stored), (name, i)
+
+
+def _check_directory(path: Path, file: h5py.File, run_id: str, names: list[str]) -> None:
+    line, _, rest = path.read_bytes()[: file.userblock_size].partition(b"\n")
+    magic, kind, version, crc, length = line.split(b" ")
+    assert (magic, kind, version) == (b"STEPWELL", b"REPLAY", b"1")
+    text = rest[: int(length)]
+    assert len(crc) == 8
+    assert crc32c(text) == int(crc, 16)
+    assert not rest[int(length) :].strip(b"\0")
+    stated = json.loads(text)
+    assert stated["run_id"] == run_id
+    assert stated["base"] == file.userblock_size >= 4096
+    assert set(stated["datasets"]) == set(names)
+    for name, entry in stated["datasets"].items():
+        dataset = _dataset(file, name)
+        assert entry["header"] == h5py.h5o.get_info(dataset.id).addr
+        assert entry["dtype"] == dataset.dtype.str
+        assert tuple(entry["shape"]) == dataset.shape[1:]
+        assert entry["chunk_rows"] == dataset.chunks[0]
+
+
+def _check_run(store: Store, run: Run) -> None:
+    """The database and the file tell the same of every step and episode."""
+    run_id = run.row["run_id"]
+    steps = [row for row in store.steps.values() if row["run_id"] == run_id]
+    episodes = [row for row in store.episodes.values() if row["run_id"] == run_id]
+    assert run.row["steps"] == run.row["written"] == len(steps)
+    if not run.datasets:
+        assert steps == []
+        return
+    table = run.datasets["steps"].tolist()
+    assert len(table) == len(run.datasets["rewards"]) == len(run.datasets["dones"]) == len(steps)
+    for number, row in enumerate(table):
+        episode, index, *places = row
+        step = store.steps[f"{run_id}-ep{episode:04d}", index]
+        assert step["reward"] == run.datasets["rewards"][number]
+        done = step["terminated"] + 2 * step["truncated"]
+        assert done == run.datasets["dones"][number]
+        assert step["frame_ref"] == _ref(run_id, "frames", places[0])
+        assert step["obs_ref"] == _ref(run_id, "observations", places[1])
+        if isinstance(step["action"], str) or step["action"] is None:
+            assert step["action"] == _ref(run_id, "actions", places[2])
+        else:
+            assert run.datasets["actions"][places[2]] == step["action"]
+        for kind, place in zip(("frames", "observations", "actions"), places, strict=True):
+            assert place < 0 or all(place < len(run.datasets[n]) for n in run.arrays(kind))
+    ended = list(
+        zip(
+            run.datasets["episodes/starts"].tolist(),
+            run.datasets["episodes/lengths"].tolist(),
+            strict=True,
+        )
+    )
+    assert len(ended) == sum(row["ended"] for row in episodes)
+    for row in episodes:
+        mine = [r for r in table if r[0] == row["number"]]
+        assert row["episode_id"] == f"{run_id}-ep{row['number']:04d}"
+        assert row["steps"] == len(mine)
+        assert [r[1] for r in mine] == sorted({r[1] for r in mine})
+        rewards = [store.steps[row["episode_id"], r[1]]["reward"] for r in mine]
+        assert np.isclose(row["total_reward"], sum(rewards))
+        if row["ended"] and mine:
+            assert (table.index(mine[0]), len(mine)) in ended
+        if row["final_obs_ref"] is not None:
+            resolve(store, row["final_obs_ref"])
+
+
+def _ref(run_id: str, dataset: str, place: int) -> str | None:
+    return None if place < 0 else f"h5://{run_id}/{dataset}/{place}"
+
+
+def resolve(store: Store, ref: str) -> Any:
+    """The array of a reference; a dict by dataset where there are several."""
+    found = _REF.fullmatch(ref)
+    assert found, ref
+    run = store.runs[found[1]]
+    names = run.arrays(found[2])
+    assert names, ref
+    row = int(found[3])
+    assert all(row < len(run.datasets[name]) for name in names), ref
+    if names == [found[2]]:
+        return run.datasets[names[0]][row]
+    return {name: run.datasets[name][row] for name in names}
+
+
+def write_seed_file(path: Path, datasets: Mapping[str, NDArray[Any]], run_id: str | None) -> None:
+    """What came before: no bytes before the HDF5, rows in chunks of 16, packed by lzf."""
+    with h5py.File(path, "w") as file:
+        if run_id is not None:
+            file.attrs["run_id"] = run_id
+        for name, values in datasets.items():
+            row = values.shape[1:]
+            file.create_dataset(
+                name, data=values, maxshape=(None, *row), chunks=(16, *row), compression="lzf"
+            )

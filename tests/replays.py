@@ -1,0 +1,77 @@
+"""Steps made from numbers, so that whoever reads one can tell whether it is the right one."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell.replay import ReplayWriter
+
+__all__ = ["assert_tree", "camera", "frame", "observation", "pose", "record", "record_all", "step"]
+
+
+def camera(number: int) -> NDArray[np.uint8]:
+    """A row that is packed: half of it noise, half of it not."""
+    made = np.full((30, 40), number % 251, np.uint8)
+    made[:15] = np.random.default_rng(number).integers(0, 256, (15, 40), np.uint8)
+    return made
+
+
+def pose(number: int) -> NDArray[np.float32]:
+    """A row that shares its chunk with others."""
+    return np.array([number, number + 0.5, -number], np.float32)
+
+
+def frame(number: int) -> NDArray[np.uint8]:
+    """Noise, which no codec makes smaller; or, every fourth, a single colour."""
+    if number % 4 == 0:
+        return np.full((20, 25, 3), number % 256, np.uint8)
+    return np.random.default_rng(number + 10**6).integers(0, 256, (20, 25, 3), np.uint8)
+
+
+def observation(number: int) -> dict[str, Any]:
+    return {"camera": camera(number), "inner": (pose(number), np.int16(number % 2**15))}
+
+
+def step(number: int) -> dict[str, Any]:
+    """What `record_step` is given; every third has a frame."""
+    return {
+        "reward": float(number),
+        "observation": observation(number),
+        "action": number,
+        "frame": frame(number) if number % 3 == 0 else None,
+        "info": {"number": number},
+    }
+
+
+def record(writer: ReplayWriter, number: int, **others: Any) -> Any:
+    return writer.record_step(**{**step(number), **others})
+
+
+def record_all(root: Path, run_id: str, numbers: Iterable[int], **options: Any) -> None:
+    """A run that was closed, of episodes of ten steps."""
+    with ReplayWriter(root, run_id, **options) as writer:
+        for number in numbers:
+            record(writer, number, terminated=number % 10 == 9)
+
+
+def assert_tree(got: Any, want: Any) -> None:
+    """The same arrays, by type, shape and bytes, in the same dicts and tuples."""
+    if isinstance(want, dict):
+        assert isinstance(got, dict)
+        assert list(got) == list(want)
+        for key in want:
+            assert_tree(got[key], want[key])
+    elif isinstance(want, tuple):
+        assert isinstance(got, tuple)
+        assert len(got) == len(want)
+        for mine, theirs in zip(got, want, strict=True):
+            assert_tree(mine, theirs)
+    elif want is None:
+        assert got is None
+    else:
+        assert np.asarray(got).dtype == np.asarray(want).dtype
+        assert np.asarray(got).shape == np.asarray(want).shape
+        assert np.asarray(got).tobytes() == np.asarray(want).tobytes()
