@@ -17,10 +17,17 @@ import pytest
 from stepwell import ChecksumError, FormatError, StepwellError, VersionError, _core
 from stepwell.replay import FrameRef, FrameResolver, ReplayWriter
 from stepwell.stores.replay.chunk_index import ChunkIndex
-from stepwell.stores.replay.rows import RunFile
 from tests import children, scaled
 from tests.reference.replay import read_store, write_seed_file
-from tests.replays import assert_tree, camera, frame, observation, record, record_all
+from tests.replays import (
+    assert_tree,
+    camera,
+    frame,
+    observation,
+    places_of,
+    record,
+    record_all,
+)
 
 # References.
 
@@ -323,7 +330,7 @@ def test_a_flipped_byte_in_each_stored_row(quick_path: Path) -> None:
     record_all(quick_path, "run", range(12))
     path = quick_path / "replay" / "run.h5"
     data = path.read_bytes()
-    places = _places(path, ["observations/camera", "frames", "observations/inner/(0)", "actions"])
+    places = places_of(path, ["observations/camera", "frames", "observations/inner/(0)", "actions"])
     for name, rows in places.items():
         for row, (offset, size) in enumerate(rows):
             flipped = bytearray(data)
@@ -340,18 +347,6 @@ def test_a_flipped_byte_in_each_stored_row(quick_path: Path) -> None:
                         resolver.resolve(ref, missing="raise")
                     assert f"{name}[{row}]" in str(caught.value)
                     assert caught.value.path == str(path)
-
-
-def _places(path: Path, names: list[str]) -> dict[str, list[tuple[int, int]]]:
-    file = RunFile(path)
-    found = {}
-    for name in names:
-        entry, index = file._dataset(name)
-        rows = np.arange(index.rows())
-        places = file._places(entry, index, rows)
-        found[name] = list(zip(places.offsets.tolist(), places.sizes.tolist(), strict=True))
-    file.close()
-    return found
 
 
 def rewritten(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -428,8 +423,8 @@ def test_a_small_chunk_that_unpacks_to_much(quick_path: Path) -> None:
         seen = np.random.default_rng(5).integers(0, 256, 400_000, np.uint8)
         writer.record_step(reward=0, observation=seen)
     path = quick_path / "replay" / "run.h5"
-    ((offset, size),) = _places(path, ["observations"])["observations"]
-    ((sum_at, _),) = _places(path, ["checksums/observations"])["checksums/observations"]
+    ((offset, size),) = places_of(path, ["observations"])["observations"]
+    ((sum_at, _),) = places_of(path, ["checksums/observations"])["checksums/observations"]
     assert size > len(bomb)
     stored = bomb.ljust(size, b"\0")
     with path.open("r+b") as file:

@@ -15,7 +15,7 @@ from stepwell.source import Source
 from stepwell.stores.replay.disk import RunDisk
 from tests import scaled
 from tests.contract import Expected, SourceContract, assert_batch, windows
-from tests.replays import camera, frame, pose, record_all
+from tests.replays import camera, frame, places_of, pose, record_all
 
 EPISODES = [range(0, 7), range(7, 8), range(8, 20), range(20, 31), range(31, 40)]
 
@@ -303,11 +303,9 @@ def test_a_source_stays_as_it_is_while_the_run_goes_on(quick_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["steps", "rewards", "dones"])
 def test_damaged_columns_are_noticed(quick_path: Path, name: str) -> None:
-    from tests.stores.test_replay_resolver import _places
-
     record_episodes(quick_path, EPISODES)
     path = quick_path / "replay" / "run.h5"
-    places = _places(path, [name])[name]
+    places = places_of(path, [name])[name]
     data = path.read_bytes()
     for offset, size in places[::7]:
         flipped = bytearray(data)
