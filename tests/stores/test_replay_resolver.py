@@ -71,7 +71,7 @@ def test_references_that_lead_nowhere(quick_path: Path) -> None:
     with FrameResolver(quick_path) as resolver:
         for text, error in nowhere:
             assert resolver.resolve(text) is None
-            with pytest.raises(error, match="at |No such file"):
+            with pytest.raises(error, match=r"at |No such file"):
                 resolver.resolve(text, missing="raise")
         mixed = ["h5://run/frames/3", None, "h5://run/frames/4", "x", "h5://run/frames/0"]
         found = resolver.resolve_batch(mixed)
@@ -290,8 +290,7 @@ def look(root: Path) -> tuple[int, int]:
             for ref, want in calls if row < 8 else calls[::2]:
                 try:
                     found = resolver.resolve(ref, missing="raise")
-                except (StepwellError, KeyError, IndexError) as error:
-                    assert str(error)
+                except (StepwellError, KeyError, IndexError):
                     refused += 1
                 else:
                     assert_tree(found, want())

@@ -276,6 +276,7 @@ def test_stores_with_little_in_them(quick_path: Path) -> None:
     ReplayWriter(quick_path, "empty").close()
     with ReplayReader(quick_path) as reader:
         assert len(reader.episodes) == len(reader.steps()) == len(reader.steps("empty")) == 0
+        assert reader.steps()[:]["reward"].tolist() == []
     with ReplayWriter(quick_path, "numbers") as writer:
         for number in range(5):
             writer.record_step(reward=number)
