@@ -7,6 +7,7 @@ import shutil
 import threading
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import pytest
 
 from stepwell import ChecksumError, FormatError, StepwellError, VersionError, _core
 from stepwell.replay import FrameRef, FrameResolver, ReplayWriter
-from stepwell.stores.replay.chunk_index import ChunkIndex
+from stepwell.source import Rows
+from stepwell.stores.replay.chunk_index import ChunkIndex, Places
 from tests import children, scaled
 from tests.reference.replay import read_store, write_seed_file
 from tests.replays import (
@@ -124,7 +126,7 @@ def test_threads_and_forks_at_once(quick_path: Path) -> None:
             thread.start()
         try:
             for seed in range(scaled(20, smallest=5)):
-                assert children.in_fork(lambda seed=seed: look(seed))
+                assert children.in_fork(partial(look, seed))
         finally:
             over.set()
             for thread in threads:
@@ -283,9 +285,9 @@ def look(root: Path) -> tuple[int, int]:
     with FrameResolver(root) as resolver:
         for row in range(24):
             calls: list[tuple[str, Callable[[], Any]]] = [
-                (f"h5://run/observations/{row}", lambda row=row: observation(row)),
-                (f"h5://run/frames/{row}", lambda row=row: frame(3 * row)),
-                (f"h5://run/actions/{row}", lambda row=row: np.int64(row)),
+                (f"h5://run/observations/{row}", partial(observation, row)),
+                (f"h5://run/frames/{row}", partial(frame, 3 * row)),
+                (f"h5://run/actions/{row}", partial(np.int64, row)),
             ]
             for ref, want in calls if row < 8 else calls[::2]:
                 try:
@@ -461,9 +463,12 @@ def test_index_and_sums_are_used(quick_path: Path, monkeypatch: pytest.MonkeyPat
     record_all(quick_path, "run", range(5))
     called: list[int] = []
     find = ChunkIndex.find
-    monkeypatch.setattr(
-        ChunkIndex, "find", lambda self, chunks: called.append(1) or find(self, chunks)
-    )
+
+    def counted(self: ChunkIndex, chunks: Rows) -> Places:
+        called.append(len(chunks))
+        return find(self, chunks)
+
+    monkeypatch.setattr(ChunkIndex, "find", counted)
     monkeypatch.setattr(h5py, "File", None)
     with FrameResolver(quick_path) as resolver:
         assert_tree(resolver.resolve("h5://run/observations/1")["camera"], camera(1))

@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.replays import assert_tree, camera, frame, observation, pose
 
 FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None
 AGENTS = st.sampled_from([None, "a", "b"])
-KINDS = {
+KINDS: dict[str, Callable[[int], Any]] = {
     "plain": pose,
     "dict": observation,
     "tuple": lambda number: (pose(number), {"x": camera(number)}),
