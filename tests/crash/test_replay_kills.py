@@ -6,7 +6,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ def given(number: int) -> dict[str, Any]:
     return made
 
 
-def work(folder: Path, first: int) -> Iterator[int]:
+def work(folder: Path, first: int) -> Generator[int, None, None]:
     """Runs one after the other, each by several writers. The stamp is the last step on the disk."""
     chance = random.Random(first)
     number = first

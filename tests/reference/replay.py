@@ -96,6 +96,8 @@ def read_run(root: Path, row: Mapping[str, Any]) -> Arrays:
         for channel in json.loads(row["channels"]):
             _check_channel(file, channel, found)
         _check_directory(path, file, row["run_id"], list(committed))
+    for name in ("steps", "rewards", "dones"):
+        assert found[f"checksums/{name}"].tolist() == [crc32c(r.tobytes()) for r in found[name]]
     for name, (dtype, shape) in _NUMBERS.items():
         assert found[name].dtype.str == dtype
         assert found[name].shape[1:] == shape

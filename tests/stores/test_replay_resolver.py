@@ -7,6 +7,7 @@ import shutil
 import threading
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,19 @@ import pytest
 
 from stepwell import ChecksumError, FormatError, StepwellError, VersionError, _core
 from stepwell.replay import FrameRef, FrameResolver, ReplayWriter
-from stepwell.stores.replay.chunk_index import ChunkIndex
-from stepwell.stores.replay.rows import RunFile
+from stepwell.source import Rows
+from stepwell.stores.replay.chunk_index import ChunkIndex, Places
 from tests import children, scaled
 from tests.reference.replay import read_store, write_seed_file
-from tests.replays import assert_tree, camera, frame, observation, record, record_all
+from tests.replays import (
+    assert_tree,
+    camera,
+    frame,
+    observation,
+    places_of,
+    record,
+    record_all,
+)
 
 # References.
 
@@ -64,7 +73,7 @@ def test_references_that_lead_nowhere(quick_path: Path) -> None:
     with FrameResolver(quick_path) as resolver:
         for text, error in nowhere:
             assert resolver.resolve(text) is None
-            with pytest.raises(error, match="at |No such file"):
+            with pytest.raises(error, match=r"at |No such file"):
                 resolver.resolve(text, missing="raise")
         mixed = ["h5://run/frames/3", None, "h5://run/frames/4", "x", "h5://run/frames/0"]
         found = resolver.resolve_batch(mixed)
@@ -117,7 +126,7 @@ def test_threads_and_forks_at_once(quick_path: Path) -> None:
             thread.start()
         try:
             for seed in range(scaled(20, smallest=5)):
-                assert children.in_fork(lambda seed=seed: look(seed))
+                assert children.in_fork(partial(look, seed))
         finally:
             over.set()
             for thread in threads:
@@ -276,15 +285,14 @@ def look(root: Path) -> tuple[int, int]:
     with FrameResolver(root) as resolver:
         for row in range(24):
             calls: list[tuple[str, Callable[[], Any]]] = [
-                (f"h5://run/observations/{row}", lambda row=row: observation(row)),
-                (f"h5://run/frames/{row}", lambda row=row: frame(3 * row)),
-                (f"h5://run/actions/{row}", lambda row=row: np.int64(row)),
+                (f"h5://run/observations/{row}", partial(observation, row)),
+                (f"h5://run/frames/{row}", partial(frame, 3 * row)),
+                (f"h5://run/actions/{row}", partial(np.int64, row)),
             ]
             for ref, want in calls if row < 8 else calls[::2]:
                 try:
                     found = resolver.resolve(ref, missing="raise")
-                except (StepwellError, KeyError, IndexError) as error:
-                    assert str(error)
+                except (StepwellError, KeyError, IndexError):
                     refused += 1
                 else:
                     assert_tree(found, want())
@@ -323,7 +331,7 @@ def test_a_flipped_byte_in_each_stored_row(quick_path: Path) -> None:
     record_all(quick_path, "run", range(12))
     path = quick_path / "replay" / "run.h5"
     data = path.read_bytes()
-    places = _places(path, ["observations/camera", "frames", "observations/inner/(0)", "actions"])
+    places = places_of(path, ["observations/camera", "frames", "observations/inner/(0)", "actions"])
     for name, rows in places.items():
         for row, (offset, size) in enumerate(rows):
             flipped = bytearray(data)
@@ -340,18 +348,6 @@ def test_a_flipped_byte_in_each_stored_row(quick_path: Path) -> None:
                         resolver.resolve(ref, missing="raise")
                     assert f"{name}[{row}]" in str(caught.value)
                     assert caught.value.path == str(path)
-
-
-def _places(path: Path, names: list[str]) -> dict[str, list[tuple[int, int]]]:
-    file = RunFile(path)
-    found = {}
-    for name in names:
-        entry, index = file._dataset(name)
-        rows = np.arange(index.rows())
-        places = file._places(entry, index, rows)
-        found[name] = list(zip(places.offsets.tolist(), places.sizes.tolist(), strict=True))
-    file.close()
-    return found
 
 
 def rewritten(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -428,8 +424,8 @@ def test_a_small_chunk_that_unpacks_to_much(quick_path: Path) -> None:
         seen = np.random.default_rng(5).integers(0, 256, 400_000, np.uint8)
         writer.record_step(reward=0, observation=seen)
     path = quick_path / "replay" / "run.h5"
-    ((offset, size),) = _places(path, ["observations"])["observations"]
-    ((sum_at, _),) = _places(path, ["checksums/observations"])["checksums/observations"]
+    ((offset, size),) = places_of(path, ["observations"])["observations"]
+    ((sum_at, _),) = places_of(path, ["checksums/observations"])["checksums/observations"]
     assert size > len(bomb)
     stored = bomb.ljust(size, b"\0")
     with path.open("r+b") as file:
@@ -467,9 +463,12 @@ def test_index_and_sums_are_used(quick_path: Path, monkeypatch: pytest.MonkeyPat
     record_all(quick_path, "run", range(5))
     called: list[int] = []
     find = ChunkIndex.find
-    monkeypatch.setattr(
-        ChunkIndex, "find", lambda self, chunks: called.append(1) or find(self, chunks)
-    )
+
+    def counted(self: ChunkIndex, chunks: Rows) -> Places:
+        called.append(len(chunks))
+        return find(self, chunks)
+
+    monkeypatch.setattr(ChunkIndex, "find", counted)
     monkeypatch.setattr(h5py, "File", None)
     with FrameResolver(quick_path) as resolver:
         assert_tree(resolver.resolve("h5://run/observations/1")["camera"], camera(1))

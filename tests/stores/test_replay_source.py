@@ -15,7 +15,7 @@ from stepwell.source import Source
 from stepwell.stores.replay.disk import RunDisk
 from tests import scaled
 from tests.contract import Expected, SourceContract, assert_batch, windows
-from tests.replays import camera, frame, pose, record_all
+from tests.replays import camera, frame, places_of, pose, record_all
 
 EPISODES = [range(0, 7), range(7, 8), range(8, 20), range(20, 31), range(31, 40)]
 
@@ -276,6 +276,7 @@ def test_stores_with_little_in_them(quick_path: Path) -> None:
     ReplayWriter(quick_path, "empty").close()
     with ReplayReader(quick_path) as reader:
         assert len(reader.episodes) == len(reader.steps()) == len(reader.steps("empty")) == 0
+        assert reader.steps()[:]["reward"].tolist() == []
     with ReplayWriter(quick_path, "numbers") as writer:
         for number in range(5):
             writer.record_step(reward=number)
@@ -303,11 +304,9 @@ def test_a_source_stays_as_it_is_while_the_run_goes_on(quick_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["steps", "rewards", "dones"])
 def test_damaged_columns_are_noticed(quick_path: Path, name: str) -> None:
-    from tests.stores.test_replay_resolver import _places
-
     record_episodes(quick_path, EPISODES)
     path = quick_path / "replay" / "run.h5"
-    places = _places(path, [name])[name]
+    places = places_of(path, [name])[name]
     data = path.read_bytes()
     for offset, size in places[::7]:
         flipped = bytearray(data)

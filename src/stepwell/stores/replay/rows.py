@@ -119,7 +119,20 @@ class RunFile:
         return out
 
     def read_all(self, name: str, count: int) -> NDArray[Any]:
-        """The first `count` rows of a dataset of numbers, chunk by chunk."""
+        """The first `count` rows of a dataset of numbers, chunk by chunk.
+
+        Raises `ChecksumError` or `FormatError` when one of them is damaged.
+        """
+        found = self._read_chunks(name, count)
+        if count and f"{SUMS}/{name}" in self._directory.datasets:
+            stored = found.reshape(-1).view(np.uint8)
+            sums = _core.sum_each(stored, len(stored) // count).view(np.uint32)
+            wrong = np.flatnonzero(sums != self._read_chunks(f"{SUMS}/{name}", count))
+            if len(wrong):
+                raise ChecksumError(f"{name}[{wrong[0]}]: another sum", path=str(self.path))
+        return found
+
+    def _read_chunks(self, name: str, count: int) -> NDArray[Any]:
         with self._lock:
             self._follow()
             entry, index = self._dataset(name)
