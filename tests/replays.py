@@ -8,8 +8,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.replay import ReplayWriter
+from stepwell.stores.replay.rows import RunFile
 
-__all__ = ["assert_tree", "camera", "frame", "observation", "pose", "record", "record_all", "step"]
+__all__ = [
+    "assert_tree",
+    "camera",
+    "frame",
+    "observation",
+    "places_of",
+    "pose",
+    "record",
+    "record_all",
+    "step",
+]
 
 
 def camera(number: int) -> NDArray[np.uint8]:
@@ -75,3 +86,16 @@ def assert_tree(got: Any, want: Any) -> None:
         assert np.asarray(got).dtype == np.asarray(want).dtype
         assert np.asarray(got).shape == np.asarray(want).shape
         assert np.asarray(got).tobytes() == np.asarray(want).tobytes()
+
+
+def places_of(path: Path, names: list[str]) -> dict[str, list[tuple[int, int]]]:
+    """Where each stored row of some datasets of a file is, and its bytes."""
+    file = RunFile(path)
+    found = {}
+    for name in names:
+        entry, index = file._dataset(name)
+        rows = np.arange(index.rows())
+        places = file._places(entry, index, rows)
+        found[name] = list(zip(places.offsets.tolist(), places.sizes.tolist(), strict=True))
+    file.close()
+    return found

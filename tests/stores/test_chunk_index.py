@@ -184,8 +184,7 @@ def _reads(path: Path, header: int, rows: np.ndarray[Any, np.dtype[np.int64]]) -
         try:
             index.rows()
             index.find(rows)
-        except FormatError as error:
-            assert error.path == str(path)
+        except FormatError:
             return False
     return True
 

@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,7 @@ def test_actions_that_sqlite_cannot_hold(quick_path: Path, odd: Any) -> None:
 
 
 def test_info_of_any_kind(quick_path: Path) -> None:
-    info = {
+    info: dict[Any, Any] = {
         "number": np.int64(3),
         "small": np.arange(3),
         "large": np.zeros(1000),
@@ -596,14 +597,13 @@ def test_in_a_forked_child(quick_path: Path) -> None:
             return "nothing was raised"
 
         for call in (lambda: record(writer, 99), writer.flush, writer.end_episode):
-            assert "forked process" in children.in_fork(lambda call=call: use(call))
+            assert "forked process" in children.in_fork(partial(use, call))
         assert children.in_fork(writer.close) is None
         for number in range(10, 40):
             record(writer, number)
             if number % 10 == 0:  # wherever the thread is at this moment
-                children.in_fork(
-                    lambda n=number: record_all(quick_path, f"child_{n}", range(n, n + 3))
-                )
+                numbers = range(number, number + 3)
+                children.in_fork(partial(record_all, quick_path, f"child_{number}", numbers))
     assert numbers_of(quick_path) == list(range(40))
     for number in (10, 20, 30):
         assert numbers_of(quick_path, f"child_{number}") == list(range(number, number + 3))

@@ -28,6 +28,7 @@ from stepwell.stores.replay.hdf5 import (
     LIBVER,
     RAW,
     SUMS,
+    UNSUMMED,
     ZSTD,
     not_in_children,
     open_for_reading,
@@ -81,9 +82,14 @@ class ArrayFile:
             self._columns[f"{SUMS}/{name}"].append_array(sums)
 
     def append_numbers(self, name: str, values: NDArray[Any]) -> None:
-        """The same for a dataset of plain numbers, which has no sums."""
+        """The same for a dataset of plain numbers, of which not all have sums."""
+        column, sums = self._columns[name], self._columns.get(f"{SUMS}/{name}")
+        rows = np.ascontiguousarray(values, column.dataset.dtype)
         with translated(self._path):
-            self._columns[name].append_array(values)
+            column.append_array(rows)
+            if sums is not None:
+                stored = rows.reshape(-1).view(np.uint8)
+                sums.append_array(_core.sum_each(stored, len(stored) // len(rows)).view(np.uint32))
 
     def flush(self) -> None:
         """Everything appended so far is on the disk, and readers can see it."""
@@ -112,9 +118,9 @@ def build_file(
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     fresh = {name: Channel("", np.dtype(t), shape, "none") for name, (t, shape) in numbers.items()}
-    for channel in channels:
-        fresh[channel.name] = channel
-        fresh[f"{SUMS}/{channel.name}"] = Channel("", np.dtype("<u4"), (), "none")
+    fresh |= {channel.name: channel for channel in channels}
+    for name in [name for name in fresh if name not in UNSUMMED]:
+        fresh[f"{SUMS}/{name}"] = Channel("", np.dtype("<u4"), (), "none")
     found = dict(rows) | dict.fromkeys(fresh, 0)
     base = space_for(len(found))
     try:

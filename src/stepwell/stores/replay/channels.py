@@ -61,11 +61,6 @@ class Channel:
         """Rows of a chunk: one, so that one can be read alone, unless rows are small."""
         return 1 if self.row_bytes >= _PACKED_FROM else max(1, _CHUNK_BYTES // self.row_bytes)
 
-    def bytes_of(self, value: Any) -> bytes:
-        """A copy of `value`. Raises `SchemaError` when it is not of this channel."""
-        array = value if type(value) is np.ndarray else _array(self.name, value)
-        return self.fitting(array).tobytes()
-
     def fitting(self, array: NDArray[Any]) -> NDArray[Any]:
         """The array itself, or its numbers as those of this channel, where nothing is lost: a
         policy's int32 as an int64."""

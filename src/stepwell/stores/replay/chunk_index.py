@@ -10,6 +10,7 @@ any process, without HDF5's library and its one lock.
 import os
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +55,11 @@ class ChunkIndex:
         self._address = _NOWHERE
         self._length_at = -1
         self._ready = False
-        self._tables: dict[int, NDArray[np.uint8]] = {}
+        # What was read of the array, block behind block as they were met.
+        self._addresses = np.zeros(0, np.uint64)
+        self._lengths = np.zeros(0, np.uint64)
+        self._masks = np.zeros(0, np.uint32)
+        self._used = 0
 
     def find(self, chunks: Rows) -> Places:
         """The places of chunks, by number."""
@@ -63,12 +68,28 @@ class ChunkIndex:
             return places
         if chunks.max() >= self._most:
             raise self._damaged(f"no index has a chunk {chunks.max():,}", self._address)
-        block, within, size = self._where(chunks)
-        for number in np.unique(block).tolist():
-            here = np.flatnonzero(block == number)
-            elements = self._elements(number, int(size[here[0]]), within[here])
-            self._decode(elements, places, here)
+        block, within = self._where(chunks)
+        fresh = set(np.unique(block[self._begins[block] < 0]).tolist())
+        for number in fresh:
+            self._load(number)
+        at = self._begins[block] + within
+        # A chunk that was not there when its block was read may be there now.
+        absent = set(np.unique(block[~_written(self._addresses[at])]).tolist()) - fresh
+        for number in absent:
+            self._load(number)
+        self._fill(places, at)
         return places
+
+    def _fill(self, places: Places, at: Rows) -> None:
+        addresses, lengths = self._addresses[at], self._lengths[at]
+        there = _written(addresses)
+        if (addresses[there] >= _MOST_ADDRESS).any():
+            raise self._damaged("a chunk at an impossible address", self._address)
+        if (lengths[there] >= 1 << 32).any():
+            raise self._damaged("a chunk of more than 4 GiB", self._address)
+        places.offsets[:] = np.where(there, addresses + np.uint64(self._base), np.uint64(0))
+        places.sizes[:] = np.where(there, lengths, 0)
+        places.masks[:] = np.where(there, self._masks[at], 0)
 
     def _begun(self) -> bool:
         """Read the array's header, once there is one: the first chunk brings it along."""
@@ -108,50 +129,43 @@ class ChunkIndex:
         self._direct_groups = 2 * (pointers.bit_length() - 1)
         self._groups = groups
         self._most = self._first + int((self._blocks * self._sizes).sum())
+        if not self._ready:
+            self._begins = np.full(1 + int(self._blocks.sum()), -1)
 
-    def _where(self, chunks: Rows) -> tuple[Rows, Rows, Rows]:
-        """For each chunk the data block (-1: the index block), the place in it, and its size."""
+    def _where(self, chunks: Rows) -> tuple[Rows, Rows]:
+        """For each chunk its block, 0 for the index block and 1 for the first data block, and its
+        place in that."""
         after = chunks - self._first
         group = np.searchsorted(self._starts, np.maximum(after, 0), "right") - 1
         size = self._sizes[group]
         rest = np.maximum(after, 0) - self._starts[group]
-        block = np.where(after < 0, -1, self._numbers[group] + rest // size)
-        within = np.where(after < 0, chunks, rest % size)
-        return block, within, np.where(after < 0, self._first, size)
+        block = np.where(after < 0, 0, 1 + self._numbers[group] + rest // size)
+        return block, np.where(after < 0, chunks, rest % size)
 
-    def _elements(self, block: int, size: int, within: Rows) -> NDArray[np.uint8]:
-        """The raw elements of a block at these places; read anew when one was not there before."""
-        table = self._tables.get(block)
-        if table is not None:
-            found = table[within]
-            if self._written(found).all():
-                return found
-        table = self._tables[block] = self._read_table(block, size)
-        return table[within]
-
-    def _written(self, elements: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        addresses = elements[:, :8].copy().view("<u8")[:, 0]
-        written: NDArray[np.bool_] = (addresses != _NOWHERE) & (addresses != 0)
-        return written
-
-    def _decode(self, elements: NDArray[np.uint8], places: Places, here: Rows) -> None:
-        addresses = elements[:, :8].copy().view("<u8")[:, 0]
-        there = self._written(elements)
-        if (addresses[there] >= _MOST_ADDRESS).any():
-            raise self._damaged("a chunk at an impossible address", self._address)
-        places.offsets[here] = np.where(there, addresses + np.uint64(self._base), np.uint64(0))
+    def _load(self, block: int) -> None:
+        """Read a block, for the first time or anew."""
+        group = int(np.searchsorted(self._numbers, block - 1, "right")) - 1
+        size = self._first if block == 0 else int(self._sizes[group])
+        elements = self._read_table(block - 1, size)
+        begin = int(self._begins[block])
+        if begin < 0:
+            begin, self._used = self._used, self._used + size
+            if self._used > len(self._addresses):
+                room = max(2 * len(self._addresses), self._used)
+                self._addresses = _longer(self._addresses, room)
+                self._lengths = _longer(self._lengths, room)
+                self._masks = _longer(self._masks, room)
+            self._begins[block] = begin
+        here = slice(begin, begin + size)
+        self._addresses[here] = elements[:, :8].copy().view("<u8")[:, 0]
         if not self._filtered:
-            places.sizes[here] = self._chunk_bytes
+            self._lengths[here] = self._chunk_bytes
             return
         width = self._element - 12
-        padded = np.zeros((len(elements), 8), np.uint8)
+        padded = np.zeros((size, 8), np.uint8)
         padded[:, :width] = elements[:, 8 : 8 + width]
-        sizes = padded.view("<u8")[:, 0]
-        if (sizes[there] >= 1 << 32).any():
-            raise self._damaged("a chunk of more than 4 GiB", self._address)
-        places.sizes[here] = np.where(there, sizes, 0)
-        masks = elements[:, 8 + width : 12 + width].copy().view("<u4")[:, 0]
-        places.masks[here] = np.where(there, masks, 0)
+        self._lengths[here] = padded.view("<u8")[:, 0]
+        self._masks[here] = elements[:, 8 + width : 12 + width].copy().view("<u4")[:, 0]
 
     # The blocks.
 
@@ -247,3 +261,14 @@ class ChunkIndex:
 
     def _damaged(self, message: str, address: int) -> FormatError:
         return FormatError(message, path=str(self._path), offset=self._base + address)
+
+
+def _written(addresses: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    written: NDArray[np.bool_] = (addresses != _NOWHERE) & (addresses != 0)
+    return written
+
+
+def _longer(array: NDArray[Any], length: int) -> NDArray[Any]:
+    grown = np.zeros(length, array.dtype)
+    grown[: len(array)] = array
+    return grown

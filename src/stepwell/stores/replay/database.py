@@ -3,9 +3,10 @@
 Its transaction is the commit. A row that is here has its arrays on the disk already.
 """
 
+import errno
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -253,6 +254,25 @@ class Database:
                     self._database.execute("ROLLBACK")
                 raise
 
+    @taking_turns
+    def say(
+        self, run_id: str, facts: Mapping[str, Any], tell: Callable[[dict[str, RunRow]], None]
+    ) -> None:
+        """Change a run's own row, and `tell` of all runs while no other writer can."""
+        with translated(self._path):
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                changes = ", ".join(f"{name} = ?" for name in facts)
+                self._database.execute(
+                    f"UPDATE runs SET {changes} WHERE run_id = ?", (*facts.values(), run_id)
+                )
+                tell(run_rows(self._database, self._path))
+                self._database.execute("COMMIT")
+            except BaseException:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+                raise
+
     def _insert_steps(self, steps: Sequence[Sequence[Any]]) -> None:
         one = f"({', '.join('?' * _STEP_VALUES)})"
         for first in range(0, len(steps), _ROWS_AT_ONCE):
@@ -261,16 +281,6 @@ class Database:
                 f"INSERT INTO steps VALUES {', '.join([one] * len(some))}",
                 [value for step in some for value in step],
             )
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """A block in which nobody else commits."""
-        with in_turn, translated(self._path):
-            self._database.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-            finally:
-                self._database.execute("ROLLBACK")
 
     @taking_turns
     def next_episode(self, run_id: str) -> int:
@@ -288,7 +298,10 @@ class Database:
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """The database, for questions only. Raises `FormatError` when it is not one of ours."""
+    """The database, for questions only. Raises `FormatError` when it is not one of ours.
+
+    Raises `FileNotFoundError` when nothing was ever committed to it.
+    """
     path.stat()
     with in_turn, translated(path), closing(open_readonly(path)) as database:
         (version,) = database.execute("PRAGMA user_version").fetchone()
@@ -297,6 +310,8 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
             raise VersionError(
                 f"expected version {VERSION} or below, got {version}", path=str(path)
             )
+        if not version and not tables:  # its writer has just begun, or was killed when it had
+            raise FileNotFoundError(errno.ENOENT, "there is no replay store yet", str(path))
         missing = {"runs", "episodes", "steps"} - tables
         if missing:
             raise FormatError(f"there is no table {min(missing)!r}", path=str(path))

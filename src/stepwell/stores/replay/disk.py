@@ -205,11 +205,8 @@ class RunDisk:
 
     def _say(self, state: str) -> None:
         """Note what becomes of the run, in the database and in the index."""
-        self._database.commit(
-            self._run_id, (), (), {"state": state, "updated_at": iso_time(time.time())}
-        )
-        with self._database.alone():  # or another run's writer puts an older index over ours
-            write_index(self._root, self._database.runs())
+        facts = {"state": state, "updated_at": iso_time(time.time())}
+        self._database.say(self._run_id, facts, lambda runs: write_index(self._root, runs))
 
     def close(self, counters: Counters) -> None:
         """Leave the run as a whole; the file can be opened by anything that reads HDF5."""

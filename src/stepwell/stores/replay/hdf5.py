@@ -17,6 +17,7 @@ __all__ = [
     "LIBVER",
     "RAW",
     "SUMS",
+    "UNSUMMED",
     "ZSTD",
     "not_in_children",
     "open_for_reading",
@@ -25,6 +26,7 @@ __all__ = [
 
 FILE_VERSION = 1
 SUMS = "checksums"
+UNSUMMED = ("episodes/starts", "episodes/lengths")  # the database has the same, and is believed
 RAW, ZSTD = 0, 2  # the core's numbers for them
 LIBVER = ("v110", "v110")  # what SWMR needs, and what chunk_index.py reads
 

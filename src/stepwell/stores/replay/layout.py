@@ -8,6 +8,7 @@ replay/index.json            which runs there are
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from stepwell.files.atomic import write_file
@@ -56,7 +57,10 @@ def is_replay(path: str | os.PathLike[str]) -> bool:
 
 
 def write_index(root: Path, runs: Mapping[str, RunRow]) -> None:
-    """Say in index.json which runs there are; a summary of the database for people and scripts."""
+    """Say in index.json which runs there are; a summary of the database for people and scripts.
+
+    One writer at a time: what another one left unfinished is removed.
+    """
     index = {
         run.run_id: {
             "file": run.file,
@@ -66,4 +70,7 @@ def write_index(root: Path, runs: Mapping[str, RunRow]) -> None:
         }
         for run in runs.values()
     }
+    for left in (root / "replay").glob(".index.json.*.tmp"):
+        with suppress(OSError):
+            left.unlink()
     write_file(root / "replay" / "index.json", json.dumps(index, indent=2).encode() + b"\n")

@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 
 from stepwell.stores.replay.disk import RunDisk
 from stepwell.stores.replay.items import Counters, Ending, Rows, Step
@@ -12,6 +13,7 @@ from stepwell.stores.replay.slots import Slots, in_slots, touched
 __all__ = ["Pipeline"]
 
 _BATCH_STEPS = 512
+_FIRST_STEPS = 64  # to have memory for, before it is known whether there will be many
 _LONGEST_S = 3600.0  # that a thread can be told to wait at a time
 _OVERHEAD = 1024  # bytes that a step costs in the queue besides its arrays
 
@@ -183,11 +185,13 @@ class Pipeline:
         with self.lock:
             while not self._queue and not self._closing:
                 self._more.wait()
-            wanting = self.slots.wanting(_BATCH_STEPS, self._limit - self._bytes)
-        for size, count in wanting:
-            slots = touched(size, count)
-            with self.lock:
-                self.slots.add(size, slots)
+            rows = _BATCH_STEPS if self._taken else _FIRST_STEPS
+            wanting = self.slots.wanting(rows, self._limit - self._bytes)
+        with suppress(MemoryError):  # nobody needs it yet
+            for size, count in wanting:
+                slots = touched(size, count)
+                with self.lock:
+                    self.slots.add(size, slots)
 
     def _next(self) -> list[Step | Ending]:
         """Wait for a batch; empty when there will be none."""

@@ -286,15 +286,15 @@ def _resolved(
     steps = np.array([i for i, ref in enumerate(refs) if ref is not None], np.int64)
     if not wanted or not len(steps):
         return steps, None
-    found = [FrameRef.of(ref) for ref in refs if ref is not None]
-    if len({(ref.run_id, ref.dataset) for ref in found}) > 1:
+    found = FrameRef.rows([ref for ref in refs if ref is not None])
+    if found is None:
         raise FormatError(f"{kind}: the references of an episode lead to several datasets")
-    file = resolver.file(found[0].run_id)
-    rows = np.array([ref.index for ref in found], np.int64)
-    names = file.leaves(found[0].dataset)
+    first, rows = found[0], np.array(found[1], np.int64)
+    file = resolver.file(first.run_id)
+    names = file.leaves(first.dataset)
     if not names:
-        raise FormatError(f"there is no dataset {found[0].dataset!r}", path=str(file.path))
-    return steps, assemble(found[0].dataset, {name: file.read(name, rows) for name in names})
+        raise FormatError(f"there is no dataset {first.dataset!r}", path=str(file.path))
+    return steps, assemble(first.dataset, {name: file.read(name, rows) for name in names})
 
 
 def _actions(resolver: FrameResolver, run_id: str, values: Sequence[Any]) -> tuple[Rows, Tree]:

@@ -4,6 +4,7 @@ Places come from HDF5's index of chunks, the core's threads read and unpack. A f
 ours is left to h5py.
 """
 
+import math
 import os
 import threading
 import zlib
@@ -27,6 +28,7 @@ SUMS = "checksums"
 RAW, ZSTD = 0, 2  # the core's numbers for them
 
 _DIRECTORY_BYTES = 1 << 16
+_POOLED_FROM = 1 << 21
 
 
 class ArrayRows(Protocol):
@@ -109,7 +111,7 @@ class RunFile:
             file = os.dup(self._file)  # another thread may open another file in this one's place
         try:
             if out is None:
-                out = np.empty((len(rows), *entry.shape), entry.dtype)
+                out = _fresh((len(rows), *entry.shape), entry.dtype)
             with self._naming(name, rows):
                 _unpack(file, self.path, entry, places, sums, out.reshape(-1).view(np.uint8))
         finally:
@@ -117,7 +119,20 @@ class RunFile:
         return out
 
     def read_all(self, name: str, count: int) -> NDArray[Any]:
-        """The first `count` rows of a dataset of numbers, chunk by chunk."""
+        """The first `count` rows of a dataset of numbers, chunk by chunk.
+
+        Raises `ChecksumError` or `FormatError` when one of them is damaged.
+        """
+        found = self._read_chunks(name, count)
+        if count and f"{SUMS}/{name}" in self._directory.datasets:
+            stored = found.reshape(-1).view(np.uint8)
+            sums = _core.sum_each(stored, len(stored) // count).view(np.uint32)
+            wrong = np.flatnonzero(sums != self._read_chunks(f"{SUMS}/{name}", count))
+            if len(wrong):
+                raise ChecksumError(f"{name}[{wrong[0]}]: another sum", path=str(self.path))
+        return found
+
+    def _read_chunks(self, name: str, count: int) -> NDArray[Any]:
         with self._lock:
             self._follow()
             entry, index = self._dataset(name)
@@ -251,6 +266,15 @@ class RunFile:
         except FormatError as error:
             row = f"{name}[{rows[error.offset or 0]}]"
             raise type(error)(f"{row}: {error.args[0]}", path=str(self.path)) from None
+
+
+def _fresh(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An array to be filled. Large ones are of the pool that batches are of: new pages would cost
+    as much as unpacking into them."""
+    size = dtype.itemsize * math.prod(shape)
+    if size < _POOLED_FROM:
+        return np.empty(shape, dtype)
+    return _core.shared_blocks().take(size)[:size].view(dtype).reshape(shape)
 
 
 def _unpack(

@@ -188,7 +188,8 @@ class ReplaySteps(Source):
 
     def _fill(self, rows: Rows, out: Batch) -> None:
         steps = self._steps
-        assert steps is not None
+        if steps is None:  # nothing is there, and nothing was asked for
+            return
         for name in ("reward", "terminated", "truncated", "discount"):
             if name in out:
                 getattr(steps, name).take(rows, out=out[name])

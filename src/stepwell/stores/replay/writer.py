@@ -123,8 +123,8 @@ class ReplayWriter:
             index, stream.steps = stream.steps, stream.steps + 1
             stream.over = terminated or truncated
             if not kept:
-                pipeline.drop()
                 pipeline.slots.give_back(payloads)
+                pipeline.drop()
                 if stream.over:
                     self._put_ending(stream, agent_id, now, terminated, truncated, [])
                 return None
@@ -206,21 +206,30 @@ class ReplayWriter:
     def _payloads(self, observation: Tree, action: Tree, frame: Any) -> tuple[_Data, _Data, _Data]:
         """Copies of what a step carries. New channels count once all of it has been accepted."""
         new: dict[str, Channel] = {}
-        data = (
-            self._data(OBSERVATIONS, observation, new),
-            self._data(ACTIONS, action, new),
-            self._data(FRAMES, frame, new),
+        observed, acted, framed = (
+            self._arrays(OBSERVATIONS, observation, new),
+            self._arrays(ACTIONS, action, new),
+            self._arrays(FRAMES, frame, new),
         )
         if new:
             self._channels |= new
-        return data
+        return self._copies(observed), self._copies(acted), self._copies(framed)
 
-    def _data(self, kind: str, tree: Tree, new: dict[str, Channel]) -> _Data:
+    def _copies(self, arrays: list[tuple[Channel, NDArray[Any]]]) -> _Data:
+        slots = self._pipeline.slots
+        return [
+            (channel, array.tobytes() if array.nbytes < LEAST_BYTES else slots.copy(array))
+            for channel, array in arrays
+        ]
+
+    def _arrays(
+        self, kind: str, tree: Tree, new: dict[str, Channel]
+    ) -> list[tuple[Channel, NDArray[Any]]]:
         if tree is None:
             return []
         channel = self._channels.get(kind)
         if channel is not None and type(tree) is np.ndarray:
-            return [(channel, self._copy(channel, tree))]
+            return [(channel, channel.fitting(tree))]
         found = list(leaves(kind, tree))
         known = [name for name in self._channels if name == kind or name.startswith(kind + "/")]
         if not known:
@@ -232,12 +241,7 @@ class ReplayWriter:
             if known != [name for name, _ in found]:
                 raise SchemaError(f"{kind}: expected {known}, got {[name for name, _ in found]}")
         channels = [self._channels.get(name) or new[name] for name, _ in found]
-        return [(c, self._copy(c, array)) for c, (_, array) in zip(channels, found, strict=True)]
-
-    def _copy(self, channel: Channel, array: NDArray[Any]) -> Payload:
-        fitting = channel.fitting(array)
-        small = fitting.nbytes < LEAST_BYTES
-        return fitting.tobytes() if small else self._pipeline.slots.copy(fitting)
+        return [(c, c.fitting(array)) for c, (_, array) in zip(channels, found, strict=True)]
 
     def _place(self, kind: str, data: _Data, row: int) -> tuple[int, str | None]:
         return (row, f"h5://{self.run_id}/{kind}/{row}") if data else (-1, None)

@@ -1,0 +1,222 @@
+"""Replay stores whose writer is killed: what it acknowledged is there, what is there is right."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import h5py
+
+from stepwell.replay import FrameResolver, ReplayReader, ReplayWriter
+from tests import ROOT
+from tests.crash.kills import KILLS, Victims
+from tests.reference.replay import read_store
+from tests.replays import assert_tree, observation, step
+
+STEPS_OF_A_RUN = 80
+
+
+def run_of(number: int) -> str:
+    return f"run_{number // STEPS_OF_A_RUN}"
+
+
+def given(number: int) -> dict[str, Any]:
+    """A step. Actions come to a run after a while, and then frames: each time the file is made
+    anew, for HDF5 adds no dataset to one that others may read."""
+    within = number % STEPS_OF_A_RUN
+    made = {**step(number), "agent_id": f"agent {number % 2}"}
+    made["action"] = number if within >= 25 else None
+    made["frame"] = made["frame"] if within >= 50 else None
+    made["terminated"] = number % 7 == 6
+    return made
+
+
+def work(folder: Path, first: int) -> Generator[int, None, None]:
+    """Runs one after the other, each by several writers. The stamp is the last step on the disk."""
+    chance = random.Random(first)
+    number = first
+    while True:
+        run = run_of(number)
+        with ReplayWriter(folder, run, flush_every=chance.choice([0.001, 10])) as writer:
+            for _ in range(chance.randrange(1, 40)):
+                if run_of(number) != run:
+                    break
+                writer.record_step(**given(number))
+                if number % 7 == 6:
+                    writer.end_episode(
+                        observation=observation(number + 1), agent_id=f"agent {number % 2}"
+                    )
+                number += 1
+                if chance.random() < 0.3:
+                    writer.flush()
+                    yield number - 1
+        yield number - 1
+
+
+def check(rows: list[tuple[Any, ...]], resolver: FrameResolver) -> list[int]:
+    """Every row resolves to what its number says; return the numbers."""
+    numbers = [int(row[0]) for row in rows]
+    seen = resolver.resolve_batch([row[3] for row in rows], missing="raise")
+    frames = resolver.resolve_batch([row[2] for row in rows], missing="raise")
+    for number, row, saw, frame in zip(numbers, rows, seen, frames, strict=True):
+        _, action, frame_ref, _, info, agent, run = row
+        want = given(number)
+        assert run == run_of(number)
+        assert (agent, action) == (want["agent_id"], want["action"])
+        assert json.loads(info) == want["info"]
+        assert (frame_ref is None) == (want["frame"] is None)
+        assert_tree(saw, want["observation"])
+        assert_tree(frame, want["frame"])
+    return numbers
+
+
+COLUMNS = "reward, action, frame_ref, obs_ref, info, agent_id, run_id"
+
+
+def look(reader: ReplayReader, runs: list[str], most: int = 10**6) -> list[int]:
+    """The numbers of the last steps of some runs, every one of them checked."""
+    places = ", ".join("?" * len(runs))
+    sql = f"SELECT {COLUMNS} FROM steps WHERE run_id IN ({places}) ORDER BY reward DESC LIMIT ?"
+    return check(reader.query(sql, *runs, most)[1][::-1], reader.resolver)
+
+
+def opened(folder: Path, **options: Any) -> ReplayReader:
+    """A reader, as soon as something can be read."""
+    while True:
+        try:
+            return ReplayReader(folder, **options)
+        except FileNotFoundError:
+            time.sleep(0.01)
+
+
+def check_ends(reader: ReplayReader, runs: list[str]) -> None:
+    places = ", ".join("?" * len(runs))
+    _, ends = reader.query(
+        "SELECT final_obs_ref, max(steps.reward) FROM episodes JOIN steps USING (episode_id) "
+        f"WHERE final_obs_ref IS NOT NULL AND episodes.run_id IN ({places}) GROUP BY episode_id",
+        *runs,
+    )
+    seen = reader.resolver.resolve_batch([ref for ref, _ in ends], missing="raise")
+    for found, (_, last) in zip(seen, ends, strict=True):
+        assert_tree(found, observation(int(last) + 1))
+
+
+def follow(folder: Path) -> int:
+    """Another process: looks at the last runs until it is told to stop, with files kept open."""
+    looks = 0
+    with opened(folder, open_files=3) as reader:
+        parent = os.getppid()
+        while not (folder / "stop").exists() and os.getppid() == parent:
+            known = list(reader.runs)[-2:]
+            found = look(reader, known, most=25)
+            time.sleep(0.01)
+            # One commit after the other: what is seen has no gaps.
+            assert found == list(range(found[0], found[-1] + 1)) if found else True
+            looks += 1
+    return looks
+
+
+def test_kills(quick_path: Path) -> None:
+    chance = random.Random()
+    last, longest_s = -1, 0.04
+    script = (
+        "import sys; from pathlib import Path; from tests.crash.test_replay_kills import follow; "
+    )
+    script += "print(follow(Path(sys.argv[1])))"
+    followers = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(quick_path)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    interrupted = rebuilt = 0
+    try:
+        with Victims("tests.crash.test_replay_kills:work", quick_path) as victims:
+            for number in range(KILLS + KILLS // 4):
+                acknowledged = victims.kill(last + 1, chance.uniform(0, longest_s))
+                longest_s = min(longest_s * 1.1, 0.5) if acknowledged <= last else longest_s * 0.95
+                try:
+                    reader = ReplayReader(quick_path)
+                except FileNotFoundError:
+                    assert acknowledged == -1
+                    continue
+                with reader:
+                    runs = list(reader.runs)
+                    interrupted += any(r.state == "interrupted" for r in reader.runs.values())
+                    latest = runs[-3:]
+                    found = look(reader, latest)
+                    check_ends(reader, latest)
+                if found:
+                    assert found == list(range(found[0], found[-1] + 1))
+                    assert found[0] % STEPS_OF_A_RUN == 0
+                    last, before = found[-1], last
+                    assert last >= max(acknowledged, before)
+                else:
+                    assert acknowledged == -1
+                for run in latest:
+                    path = quick_path / "replay" / f"{run}.h5"
+                    if path.exists():
+                        with h5py.File(path, "r", swmr=True, locking=False) as file:
+                            rebuilt += "frames" in file
+                if number % 40 == 39:
+                    read_store(quick_path)
+    finally:
+        (quick_path / "stop").touch()
+        ends = [follower.communicate(timeout=60) for follower in followers]
+    for _, error in ends:
+        assert error == ""
+    assert all(int(out) > 10 for out, _ in ends)
+    # Otherwise no kill came at an interesting moment.
+    assert interrupted > 0
+    assert rebuilt > 0
+    assert last > STEPS_OF_A_RUN
+    # It can be gone on with, and then everything is right.
+    worker = work(quick_path, last + 1)
+    for _ in range(20):
+        last = next(worker)
+    worker.close()
+    with ReplayReader(quick_path) as reader:
+        runs = list(reader.runs)
+        found = look(reader, runs)
+        check_ends(reader, runs)
+        assert found[: last + 1] == list(range(last + 1))
+    read_store(quick_path)
+    assert not [name for name in os.listdir(quick_path / "replay") if name.endswith(".tmp")]
+
+
+def test_kills_while_it_closes(quick_path: Path) -> None:
+    """Closing changes the file most: HDF5 says in it that nobody writes to it any more."""
+    chance = random.Random()
+    last, longest_s = -1, 0.06
+    with Victims("tests.crash.test_replay_kills:open_and_close", quick_path) as victims:
+        for _ in range(max(10, KILLS // 4)):
+            acknowledged = victims.kill(last + 1, chance.uniform(0, longest_s))
+            longest_s = longest_s * 1.2 if acknowledged <= last else longest_s * 0.9
+            try:
+                reader = ReplayReader(quick_path)
+            except FileNotFoundError:
+                assert acknowledged == -1
+                continue
+            with reader:
+                found = look(reader, list(reader.runs)[-2:])
+            assert not found or found[-1] >= max(acknowledged, last)
+            last = found[-1] if found else last
+    assert last > 0
+    read_store(quick_path)
+
+
+def open_and_close(folder: Path, first: int) -> Iterator[int]:
+    for number in count(first):
+        with ReplayWriter(folder, run_of(number)) as writer:
+            writer.record_step(**given(number))
+        yield number
