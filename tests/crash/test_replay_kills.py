@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -123,6 +124,14 @@ def follow(folder: Path) -> int:
 
 
 def test_kills(quick_path: Path) -> None:
+    for first in range(0, KILLS, 100):  # a store that grows for ever takes ever longer to check
+        folder = quick_path / str(first)
+        folder.mkdir()
+        kill_and_follow(folder, min(100, KILLS - first))
+        shutil.rmtree(folder)
+
+
+def kill_and_follow(folder: Path, kills: int) -> None:
     chance = random.Random()
     last, longest_s = -1, 0.04
     script = (
@@ -131,7 +140,7 @@ def test_kills(quick_path: Path) -> None:
     script += "print(follow(Path(sys.argv[1])))"
     followers = [
         subprocess.Popen(
-            [sys.executable, "-c", script, str(quick_path)],
+            [sys.executable, "-c", script, str(folder)],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -141,12 +150,12 @@ def test_kills(quick_path: Path) -> None:
     ]
     interrupted = rebuilt = 0
     try:
-        with Victims("tests.crash.test_replay_kills:work", quick_path) as victims:
-            for number in range(KILLS + KILLS // 4):
+        with Victims("tests.crash.test_replay_kills:work", folder) as victims:
+            for number in range(kills):
                 acknowledged = victims.kill(last + 1, chance.uniform(0, longest_s))
                 longest_s = min(longest_s * 1.1, 0.5) if acknowledged <= last else longest_s * 0.95
                 try:
-                    reader = ReplayReader(quick_path)
+                    reader = ReplayReader(folder)
                 except FileNotFoundError:
                     assert acknowledged == -1
                     continue
@@ -164,14 +173,14 @@ def test_kills(quick_path: Path) -> None:
                 else:
                     assert acknowledged == -1
                 for run in latest:
-                    path = quick_path / "replay" / f"{run}.h5"
+                    path = folder / "replay" / f"{run}.h5"
                     if path.exists():
                         with h5py.File(path, "r", swmr=True, locking=False) as file:
                             rebuilt += "frames" in file
                 if number % 40 == 39:
-                    read_store(quick_path)
+                    read_store(folder)
     finally:
-        (quick_path / "stop").touch()
+        (folder / "stop").touch()
         ends = [follower.communicate(timeout=60) for follower in followers]
     for _, error in ends:
         assert error == ""
@@ -181,17 +190,17 @@ def test_kills(quick_path: Path) -> None:
     assert rebuilt > 0
     assert last > STEPS_OF_A_RUN
     # It can be gone on with, and then everything is right.
-    worker = work(quick_path, last + 1)
+    worker = work(folder, last + 1)
     for _ in range(20):
         last = next(worker)
     worker.close()
-    with ReplayReader(quick_path) as reader:
+    with ReplayReader(folder) as reader:
         runs = list(reader.runs)
         found = look(reader, runs)
         check_ends(reader, runs)
         assert found[: last + 1] == list(range(last + 1))
-    read_store(quick_path)
-    assert not [name for name in os.listdir(quick_path / "replay") if name.endswith(".tmp")]
+    read_store(folder)
+    assert not [name for name in os.listdir(folder / "replay") if name.endswith(".tmp")]
 
 
 def test_kills_while_it_closes(quick_path: Path) -> None:

@@ -7,6 +7,7 @@ import shutil
 import threading
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
 from stepwell import ChecksumError, FormatError, StepwellError, VersionError, _core
 from stepwell.replay import FrameRef, FrameResolver, ReplayWriter
@@ -473,3 +475,12 @@ def test_index_and_sums_are_used(quick_path: Path, monkeypatch: pytest.MonkeyPat
     with FrameResolver(quick_path) as resolver:
         assert_tree(resolver.resolve("h5://run/observations/1")["camera"], camera(1))
     assert called
+
+
+@given(packed=st.binary(max_size=200), size=st.integers(1, 400))
+def test_lzf_of_any_bytes(packed: bytes, size: int) -> None:
+    """Exactly as many bytes as there should be, or an error."""
+    out = np.full(size + 16, 0xA5, np.uint8)
+    with suppress(FormatError):
+        _core.unpack_lzf(np.frombuffer(packed, np.uint8), out[:size])
+    assert (out[size:] == 0xA5).all()
