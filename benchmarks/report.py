@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks import machine, plot
 from benchmarks.results import Case, cells, number
 
-_SCRIPTS = ("take", "loader", "shuffle", "pack", "steps", "records", "shards")
+_SCRIPTS = ("take", "loader", "shuffle", "pack", "steps", "records", "shards", "replay")
 _DRAWN = ("raw take:", "one shuffled epoch", "row numbers of a shuffled epoch of 100,000,000")
 
 _INTRODUCTION = """\
