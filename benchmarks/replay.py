@@ -370,9 +370,9 @@ def _episode_cases(rows: int, rounds: int) -> list[Case]:
                 Target(f"of the limit ({limit})", found[limit].median / ours.median, at_least=0.7),
             ],
             f"129 MB of arrays; JSON is measured with {few} steps. The limits unpack the same "
-            "payloads with all cores into fresh arrays of the same size and do nothing else: with zstandard "
-            "from memory, and with the store's own core from the file. stepwell uses memory again "
-            "that earlier arrays have left. Memory is what is needed besides the arrays",
+            "payloads with all cores into fresh arrays of the same size and do nothing else: with "
+            "zstandard from memory, and with the store's own core from the file. stepwell uses "
+            "memory again that earlier arrays left. Memory is what is needed besides the arrays",
         )
     ]
 
