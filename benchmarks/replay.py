@@ -1,8 +1,8 @@
 """Replay stores: recording and reading Atari, against JSON in SQLite and plain h5py.
 
-Frames of 210 x 160 x 3 and observations of 84 x 84 x 4 from three games. All files are in the page
-cache. `--rows` is the number of steps of the store that random ones are read from; `--only` asks one
-question instead of all.
+Frames of 210 x 160 x 3 and observations of 84 x 84 x 4 from three games. All files are in the
+page cache. `--rows` is the number of steps of the store that random ones are read from; `--only`
+asks one question instead of all.
 """
 
 import gc
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def _record_cases(rows: int, rounds: int) -> list[Case]:
             count, write = ways[name]
             with data.scratch("record") as path:
                 os.sync()
-                costs[name].append(_seconds(lambda path=path: write(path)) / count * 1e6)  # type: ignore[misc]
+                costs[name].append(_seconds(partial(write, path)) / count * 1e6)
     found = {n: Measured.of(each, rows_per_s=1e6 / np.median(each)) for n, each in costs.items()}
     ours = replace(found.pop(_OURS), anonymous_bytes=peak.bytes - peak.before)
     return [
@@ -131,7 +132,7 @@ def _pace_cases(rows: int, rounds: int) -> list[Case]:
             for step in played.around(100):
                 writer.record_step(**step)
             writer.flush()
-            took += _paced(played, count, interval, lambda step: writer.record_step(**step))
+            took += _paced(played, count, interval, partial(_put, writer))
         dry += _paced(played, count, interval, _copy)
     ours, copying = (Measured.of([s * 1e6 for s in each]) for each in (took, dry))
     return [
@@ -144,6 +145,10 @@ def _pace_cases(rows: int, rounds: int) -> list[Case]:
             "frame and observation in every step; the writer's thread is at work meanwhile",
         )
     ]
+
+
+def _put(writer: ReplayWriter, step: dict[str, Any]) -> None:
+    writer.record_step(**step)
 
 
 def _copy(step: dict[str, Any]) -> None:
@@ -299,7 +304,7 @@ def _plane_cases(rounds: int) -> list[Case]:
                     name: Measured.of([sizes[name]], note=f"{costs[name]:.1f} us to unpack")
                     for name in list(ways)[1:]
                 },
-                note="unpacking is that of an observation: four planes, if they are apart; one thread",
+                note="unpacking is that of an observation, so of four planes when they are apart",
             )
         )
     return cases
@@ -364,10 +369,10 @@ def _episode_cases(rows: int, rounds: int) -> list[Case]:
                 Target("times JSON in SQLite", found[_JSON].median / ours.median, at_least=300),
                 Target(f"of the limit ({limit})", found[limit].median / ours.median, at_least=0.7),
             ],
-            f"129 MB into fresh arrays; JSON is measured with {few} steps. The limits unpack the same "
-            "payloads with all cores into fresh memory of the same size and do nothing else: with "
-            "zstandard from memory, and with the store's own core from the file. Memory is what is "
-            "needed besides the arrays",
+            f"129 MB of arrays; JSON is measured with {few} steps. The limits unpack the same "
+            "payloads with all cores into fresh arrays of the same size and do nothing else: with "
+            "zstandard from memory, and with the store's own core from the file. stepwell uses "
+            "memory again that earlier arrays left. Memory is what is needed besides the arrays",
         )
     ]
 
@@ -427,8 +432,8 @@ def _random_cases(rows: int, rounds: int) -> list[Case]:
     cases = []
     with data.scratch("random") as path:
         _record(path, played, rows)
-        for codec in ("lzf", "zstd"):
-            with peers.hdf5_writer(path / f"{codec}.h5", codec) as append:
+        for name, codec, chunk in (("lzf", "lzf", 16), ("zstd", "zstd", 16), ("one", "zstd", 1)):
+            with peers.hdf5_writer(path / f"{name}.h5", codec, chunk) as append:
                 for begin in range(0, rows, peers.BATCH):
                     wanted = np.arange(begin, min(begin + peers.BATCH, rows)) % len(played)
                     append(played.frames[wanted], played.observations[wanted])
@@ -437,6 +442,7 @@ def _random_cases(rows: int, rounds: int) -> list[Case]:
             ReplayReader(path) as reader,
             h5py.File(path / "lzf.h5") as lzf,
             h5py.File(path / "zstd.h5") as zstd,
+            h5py.File(path / "one.h5") as one,
         ):
             shown = reader.steps(frames=True, next_observation=False)
             pairs = reader.steps()
@@ -444,22 +450,11 @@ def _random_cases(rows: int, rounds: int) -> list[Case]:
                 ("frame and observation", shown, ("frames", "observations")),
                 ("observation and the next one", pairs, ("observations", "observations")),
             ):
-
-                def theirs(
-                    file: h5py.File,
-                    wanted: NDArray[np.int64],
-                    names: Sequence[str] = names,
-                ) -> object:
-                    second = wanted + 1 if names[0] == names[1] else wanted
-                    return [
-                        peers.take_hdf5(file[name], each)
-                        for name, each in zip(names, (wanted, second), strict=True)
-                    ]
-
                 ways: dict[str, Callable[[Any], object]] = {
                     _OURS: source.take,
-                    _LZF: lambda wanted, theirs=theirs: theirs(lzf, wanted),  # type: ignore[misc]
-                    "h5py, zstd": lambda wanted, theirs=theirs: theirs(zstd, wanted),  # type: ignore[misc]
+                    _LZF: partial(_take_both, lzf, names),
+                    "h5py, zstd": partial(_take_both, zstd, names),
+                    "h5py, zstd, one step a chunk, row by row": partial(_take_each, one, names),
                 }
                 candidates = [
                     measure.Candidate.of(name, way, calls=20 if name == _OURS else 2)
@@ -499,6 +494,26 @@ def _random_cases(rows: int, rounds: int) -> list[Case]:
     return cases
 
 
+def _take_each(file: h5py.File, names: Sequence[str], wanted: NDArray[np.int64]) -> object:
+    second = wanted + 1 if names[0] == names[1] else wanted
+    taken = []
+    for name, rows in zip(names, (wanted, second), strict=True):
+        dataset = file[name]
+        out = np.empty((len(rows), *dataset.shape[1:]), dataset.dtype)
+        for i, row in enumerate(rows.tolist()):
+            dataset.read_direct(out, np.s_[row], np.s_[i])
+        taken.append(out)
+    return taken
+
+
+def _take_both(file: h5py.File, names: Sequence[str], wanted: NDArray[np.int64]) -> object:
+    second = wanted + 1 if names[0] == names[1] else wanted
+    return [
+        peers.take_hdf5(file[name], rows)
+        for name, rows in zip(names, (wanted, second), strict=True)
+    ]
+
+
 def _codec_cases(rows: int, rounds: int) -> list[Case]:
     """Size, writing and reading, of a store with each codec and of h5py with the same."""
     played = data.all_played()
@@ -512,17 +527,16 @@ def _codec_cases(rows: int, rounds: int) -> list[Case]:
             with data.scratch("codec") as path:
                 os.sync()
                 if who == _OURS:
-                    took = _seconds(lambda: _record_with(path, played, count, codec))  # noqa: B023
+                    took = _seconds(partial(_record_with, path, played, count, codec))
                     with ReplayReader(path) as reader:
-                        read = _seconds(lambda: reader.episode(f"{_RUN}-ep0000"))
+                        read = _seconds(partial(reader.episode, f"{_RUN}-ep0000"))
                     sizes[name] = data.size_of(path / "replay") / count
                 else:
                     file = path / "a.h5"
-                    took = _seconds(
-                        lambda: peers.write_hdf5(file, played.around(count), codec)  # noqa: B023
-                    )
+                    steps = played.around(count)
+                    took = _seconds(partial(peers.write_hdf5, file, steps, codec))
                     with h5py.File(file) as opened:
-                        read = _seconds(lambda: peers.read_hdf5(opened, count))
+                        read = _seconds(partial(peers.read_hdf5, opened, count))
                     sizes[name] = file.stat().st_size / count
             gc.collect()
             for what, seconds in (("write", took), ("read", read)):

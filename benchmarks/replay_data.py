@@ -26,6 +26,7 @@ FRAME, OBSERVATION = (210, 160, 3), (84, 84, 4)
 FRAME_BYTES, OBSERVATION_BYTES = 210 * 160 * 3, 84 * 84 * 4
 
 gymnasium.register_envs(ale_py)
+ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 
 
 @dataclass(frozen=True)

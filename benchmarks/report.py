@@ -15,7 +15,10 @@ from pathlib import Path
 from benchmarks import machine, plot
 from benchmarks.results import Case, cells, number
 
-_SCRIPTS = ("take", "loader", "shuffle", "pack", "steps", "records", "shards", "lane")
+_SCRIPTS = (
+    *("take", "loader", "shuffle", "pack", "steps"),
+    *("records", "shards", "replay", "lane"),
+)
 _DRAWN = ("raw take:", "one shuffled epoch", "row numbers of a shuffled epoch of 100,000,000")
 
 _INTRODUCTION = """\

@@ -228,8 +228,8 @@ class ReplayWriter:
         if tree is None:
             return []
         channel = self._channels.get(kind)
-        if channel is not None and type(tree) is np.ndarray:
-            return [(channel, channel.fitting(tree))]
+        if channel is not None and isinstance(tree, np.ndarray | np.generic | int | float):
+            return [(channel, channel.fitting(np.asarray(tree)))]
         found = list(leaves(kind, tree))
         known = [name for name in self._channels if name == kind or name.startswith(kind + "/")]
         if not known:
