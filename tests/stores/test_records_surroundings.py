@@ -4,6 +4,7 @@ import os
 import resource
 import shutil
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -144,13 +145,12 @@ def test_an_interrupted_change_is_not_committed(quick_path: Path) -> None:
             store = RecordStore.create(path, dict.fromkeys(names, "<i8"))
             store.append({name: np.arange(1000) for name in names})
             store.commit()
-            signal.setitimer(signal.ITIMER_REAL, 0.0002 * (turn + 1))
-            try:
-                store.delete(np.arange(500))
-            except KeyboardInterrupt:
-                pass
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
+            with suppress(KeyboardInterrupt):  # wherever it comes from here on
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 0.0002 * (turn + 1))
+                    store.delete(np.arange(500))
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
             try:
                 store.commit()
             except ValueError as error:
