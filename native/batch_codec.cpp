@@ -55,9 +55,9 @@ void read_whole(int file, const std::string& path, std::uint64_t offset, std::sp
 }  // namespace
 
 std::vector<std::vector<std::byte>> pack_each(Codec codec, int level, std::span<const Bytes> rows,
-                                              std::span<std::uint32_t> sums) {
+                                              std::span<std::uint32_t> sums, bool shared) {
   std::vector<std::vector<std::byte>> packed(rows.size());
-  for_each_row(rows.size(), [&](std::size_t i) {
+  const auto one = [&](std::size_t i) {
     thread_local std::vector<std::byte> space;
     sums[i] = 0;
     if (rows[i].empty()) return;
@@ -66,7 +66,11 @@ std::vector<std::vector<std::byte>> pack_each(Codec codec, int level, std::span<
         pack(codec, level, nullptr, rows[i], std::span(space).first(rows[i].size() - 1));
     packed[i].assign(space.begin(), space.begin() + static_cast<std::ptrdiff_t>(size));
     sums[i] = crc32c(0, size ? Bytes(packed[i]) : rows[i]);
-  });
+  };
+  if (shared)
+    for_each_row(rows.size(), one);
+  else
+    for (std::size_t i = 0; i < rows.size(); ++i) one(i);
   return packed;
 }
 

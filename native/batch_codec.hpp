@@ -14,9 +14,9 @@ namespace stepwell {
 using Bytes = std::span<const std::byte>;
 
 // Each row packed; an empty vector for one that would not become smaller. `sums`, one for each
-// row, become those of what is to be stored.
+// row, become those of what is to be stored. With `shared` all cores help, else the caller alone works.
 std::vector<std::vector<std::byte>> pack_each(Codec codec, int level, std::span<const Bytes> rows,
-                                              std::span<std::uint32_t> sums);
+                                              std::span<std::uint32_t> sums, bool shared);
 
 // A payload in a file.
 struct Cell {

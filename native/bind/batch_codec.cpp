@@ -2,6 +2,7 @@
 
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <stdexcept>
 
 #include "arrays.hpp"
@@ -50,14 +51,14 @@ class Views {
 void stepwell::bind::bind_batch_codec(nb::module_& m) {
   m.def(
       "pack_each",
-      [](int codec, int level, const nb::list& rows) {
+      [](int codec, int level, const nb::list& rows, bool shared) {
         const Views views(rows);
         const std::vector<Bytes> spans = views.spans();
         std::vector<std::vector<std::byte>> packed;
         std::vector<std::uint32_t> sums(rows.size());
         {
           const Unlocked unlocked;
-          packed = pack_each(static_cast<Codec>(codec), level, spans, sums);
+          packed = pack_each(static_cast<Codec>(codec), level, spans, sums, shared);
         }
         nb::list result;
         for (std::size_t i = 0; i < packed.size(); ++i)
@@ -67,11 +68,25 @@ void stepwell::bind::bind_batch_codec(nb::module_& m) {
             result.append(nb::bytes(reinterpret_cast<const char*>(packed[i].data()), packed[i].size()));
         return nb::make_tuple(result, bytes_of(std::move(sums)));
       },
-      "codec"_a, "level"_a, "rows"_a,
-      nb::sig("def pack_each(codec: int, level: int, rows: list[bytes | NDArray[numpy.uint8]]) -> "
-              "tuple[list[bytes | None], NDArray[numpy.uint8]]"),
+      "codec"_a, "level"_a, "rows"_a, "shared"_a = true,
+      nb::sig("def pack_each(codec: int, level: int, rows: list[bytes | NDArray[numpy.uint8]], "
+              "shared: bool = True) -> tuple[list[bytes | None], NDArray[numpy.uint8]]"),
       "Each row packed, None for one that would not become smaller; and the CRC32C of what is to "
       "be stored of each, as bytes of uint32.");
+  m.def(
+      "copy_bytes",
+      [](nb::object from, BytesOut to) {
+        Py_buffer view;
+        if (PyObject_GetBuffer(from.ptr(), &view, PyBUF_C_CONTIGUOUS) != 0) throw nb::python_error();
+        const bool fits = static_cast<std::size_t>(view.len) == to.size();
+        if (fits && view.len) std::memcpy(to.data(), view.buf, to.size());
+        PyBuffer_Release(&view);
+        if (!fits) throw std::invalid_argument("expected as many bytes as there is room for");
+      },
+      "from"_a, "to"_a.noconvert(),
+      nb::sig("def copy_bytes(source: object, to: NDArray[numpy.uint8]) -> None"),
+      "Copy the memory of an array in C order. The GIL is kept: whoever lets go of it for some "
+      "microseconds may wait for milliseconds.");
   m.def(
       "read_cells",
       [](int file, nb::object path, int codec, In<std::uint64_t> offsets, In<std::uint32_t> sizes,

@@ -35,11 +35,13 @@ from stepwell.stores.replay.hdf5 import (
     translated,
 )
 from stepwell.stores.replay.items import Payload
+from stepwell.stores.replay.pace import HURRIED, Pace
 
 __all__ = ["CODECS", "ArrayFile", "build_file"]
 
 CODECS = ("zstd", "gzip", "lzf", "none")
 _LEVEL = 3
+_CHUNKS_AT_ONCE = 8  # written before others get the interpreter
 
 
 class ArrayFile:
@@ -75,10 +77,10 @@ class ArrayFile:
     def rows(self) -> dict[str, int]:
         return {name: column.rows for name, column in self._columns.items()}
 
-    def append(self, name: str, rows: Sequence[Payload]) -> None:
+    def append(self, name: str, rows: Sequence[Payload], pace: Pace = HURRIED) -> None:
         """Put rows behind the others, and their sums into the dataset of sums."""
         with translated(self._path):
-            sums = self._columns[name].append(rows)
+            sums = self._columns[name].append(rows, pace)
             self._columns[f"{SUMS}/{name}"].append_array(sums)
 
     def append_numbers(self, name: str, values: NDArray[Any]) -> None:
@@ -205,7 +207,7 @@ class _Column:
         self.rows = int(dataset.shape[0])
         self._packed = dataset.id.get_create_plist().get_nfilters() > 0
 
-    def append(self, rows: Sequence[Payload]) -> NDArray[np.uint32]:
+    def append(self, rows: Sequence[Payload], pace: Pace = HURRIED) -> NDArray[np.uint32]:
         raise NotImplementedError
 
     def append_array(self, values: NDArray[Any]) -> None:
@@ -225,8 +227,9 @@ class _Column:
 class _Single(_Column):
     """One row a chunk, packed here or not at all."""
 
-    def append(self, rows: Sequence[Payload]) -> NDArray[np.uint32]:
-        packed, sums = _core.pack_each(ZSTD if self._packed else RAW, _LEVEL, list(rows))
+    def append(self, rows: Sequence[Payload], pace: Pace = HURRIED) -> NDArray[np.uint32]:
+        codec = ZSTD if self._packed else RAW
+        packed, sums = _core.pack_each(codec, _LEVEL, list(rows), pace.hurried)
         first = self._grow(len(rows))
         rest = (0,) * (len(self.dataset.shape) - 1)
         write = self.dataset.id.write_direct_chunk
@@ -234,6 +237,8 @@ class _Single(_Column):
             # The mask says which filters of the dataset this chunk has not been through.
             mask = int(self._packed and short is None)
             write((first + i, *rest), row if short is None else short, mask)
+            if i % _CHUNKS_AT_ONCE == 0:
+                pace.rest()
         return sums.view(np.uint32)
 
 
@@ -251,7 +256,7 @@ class _Small(_Column):
             _, stored = dataset.id.read_direct_chunk(self._at(self.rows - begun))
             self._tail[: begun * self._row_bytes] = stored[: begun * self._row_bytes]
 
-    def append(self, rows: Sequence[Payload]) -> NDArray[np.uint32]:
+    def append(self, rows: Sequence[Payload], pace: Pace = HURRIED) -> NDArray[np.uint32]:
         joined = _joined(rows)
         self._append(joined)
         return _core.sum_each(np.frombuffer(joined, np.uint8), self._row_bytes).view(np.uint32)
@@ -289,7 +294,7 @@ class _Small(_Column):
 class _Filtered(_Column):
     """One row a chunk, packed by a filter of HDF5."""
 
-    def append(self, rows: Sequence[Payload]) -> NDArray[np.uint32]:
+    def append(self, rows: Sequence[Payload], pace: Pace = HURRIED) -> NDArray[np.uint32]:
         first = self._grow(len(rows))
         shape = (len(rows), *self.dataset.shape[1:])
         self.dataset[first:] = np.frombuffer(_joined(rows), self.dataset.dtype).reshape(shape)

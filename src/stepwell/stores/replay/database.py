@@ -16,6 +16,7 @@ from typing import Any
 from stepwell.errors import FormatError, VersionError
 from stepwell.files.catalog import in_turn, open_readonly, taking_turns, translated
 from stepwell.stores.replay.channels import Channel
+from stepwell.stores.replay.pace import HURRIED, Pace
 from stepwell.stores.replay.refs import check_run_id
 
 __all__ = ["EPISODE_COLUMNS", "Database", "RunRow", "Seat", "iso_time", "reading", "run_rows"]
@@ -237,12 +238,13 @@ class Database:
         steps: Sequence[Sequence[Any]],
         episodes: Iterable[Seat],
         facts: Mapping[str, Any],
+        pace: Pace = HURRIED,
     ) -> None:
         """Steps, the episodes they belong to and the run's own row, all or nothing."""
         with translated(self._path):
             self._database.execute("BEGIN IMMEDIATE")
             try:
-                self._insert_steps(steps)
+                self._insert_steps(steps, pace)
                 self._database.executemany(_PUT_EPISODE, [seat.row() for seat in episodes])
                 changes = ", ".join(f"{name} = ?" for name in facts)
                 self._database.execute(
@@ -273,7 +275,7 @@ class Database:
                     self._database.execute("ROLLBACK")
                 raise
 
-    def _insert_steps(self, steps: Sequence[Sequence[Any]]) -> None:
+    def _insert_steps(self, steps: Sequence[Sequence[Any]], pace: Pace) -> None:
         one = f"({', '.join('?' * _STEP_VALUES)})"
         for first in range(0, len(steps), _ROWS_AT_ONCE):
             some = steps[first : first + _ROWS_AT_ONCE]
@@ -281,6 +283,7 @@ class Database:
                 f"INSERT INTO steps VALUES {', '.join([one] * len(some))}",
                 [value for step in some for value in step],
             )
+            pace.rest()
 
     @taking_turns
     def next_episode(self, run_id: str) -> int:

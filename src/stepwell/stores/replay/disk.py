@@ -25,8 +25,11 @@ from stepwell.stores.replay.layout import (
     lock_path,
     write_index,
 )
+from stepwell.stores.replay.pace import HURRIED, Pace
 
 __all__ = ["RunDisk"]
+
+_STEPS_AT_ONCE = 32  # put together before others get the interpreter
 
 
 class RunDisk:
@@ -100,13 +103,20 @@ class RunDisk:
         names = (c.name for c in self.channels if c.name == kind or c.name.startswith(kind + "/"))
         return self.rows.get(next(names, ""), 0)
 
-    def write(self, items: Sequence[Step | Ending], counters: Counters) -> None:
+    def write(
+        self, items: Sequence[Step | Ending], counters: Counters, pace: Pace = HURRIED
+    ) -> None:
         """Put a batch on the disk. When it fails, the run is as it was before."""
         steps = [item for item in items if isinstance(item, Step)]
         first = self.rows.get(STEPS, 0)
         touched, ended = self._follow(items, first)
         spans = [(self._starts.pop(seat.number, first), seat.steps) for seat in ended]
-        self.put(items, [_values(step, self._run_id) for step in steps], touched, spans, counters)
+        rows = []
+        for number, step in enumerate(steps):
+            rows.append(_values(step, self._run_id))
+            if number % _STEPS_AT_ONCE == 0:
+                pace.rest()
+        self.put(items, rows, touched, spans, counters, pace)
 
     def put(
         self,
@@ -115,16 +125,20 @@ class RunDisk:
         seats: list[Seat],
         ended: Sequence[tuple[int, int]],
         counters: Counters,
+        pace: Pace = HURRIED,
     ) -> None:
         """The same, when the caller knows what the tables are to say: `rows` of the steps, `seats`
         of the episodes, and of each episode that `ended` its first row and its steps."""
-        payloads: dict[Channel, list[Payload]] = {}
+        channels: dict[str, Channel] = {}
+        payloads: dict[str, list[Payload]] = {}
         for item in items:
             for channel, data in item.payloads:
-                payloads.setdefault(channel, []).append(data)
-        arrays = self._with_channels(list(payloads))
-        for channel, data_rows in payloads.items():
-            arrays.append(channel.name, data_rows)
+                if channel.name not in payloads:
+                    channels[channel.name], payloads[channel.name] = channel, []
+                payloads[channel.name].append(data)
+        arrays = self._with_channels(list(channels.values()))
+        for name, data_rows in payloads.items():
+            arrays.append(name, data_rows, pace)
         steps = [item for item in items if isinstance(item, Step)]
         if steps:
             places = [(step.episode, step.step_index, *step.places) for step in steps]
@@ -136,7 +150,7 @@ class RunDisk:
             arrays.append_numbers("episodes/starts", np.array([first for first, _ in ended]))
             arrays.append_numbers("episodes/lengths", np.array([steps for _, steps in ended]))
         arrays.flush()
-        self._commit(rows, seats, counters, "recording")
+        self._commit(rows, seats, counters, "recording", pace)
 
     def _with_channels(self, channels: list[Channel]) -> ArrayFile:
         new = [channel for channel in channels if channel not in self.channels]
@@ -184,7 +198,12 @@ class RunDisk:
         return list(touched.values()), ended
 
     def _commit(
-        self, steps: list[tuple[Any, ...]], seats: list[Seat], counters: Counters, state: str
+        self,
+        steps: list[tuple[Any, ...]],
+        seats: list[Seat],
+        counters: Counters,
+        state: str,
+        pace: Pace = HURRIED,
     ) -> None:
         self._written += len(steps)
         if seats:
@@ -201,7 +220,7 @@ class RunDisk:
             self.rows = self._arrays.rows
             facts["channels"] = json.dumps([channel.to_json() for channel in self.channels])
             facts["rows"] = json.dumps(self.rows)
-        self._database.commit(self._run_id, steps, seats, facts)
+        self._database.commit(self._run_id, steps, seats, facts, pace)
 
     def _say(self, state: str) -> None:
         """Note what becomes of the run, in the database and in the index."""

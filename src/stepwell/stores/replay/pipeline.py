@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from stepwell.stores.replay.disk import RunDisk
 from stepwell.stores.replay.items import Counters, Ending, Rows, Step
+from stepwell.stores.replay.pace import Pace
 from stepwell.stores.replay.slots import Slots, in_slots, touched
 
 __all__ = ["Pipeline"]
@@ -43,6 +44,7 @@ class Pipeline:
         self._taken = self._done = 0  # items of the queue, since this writer began
         self._wanted = 0  # as many have to be written before anybody waits any longer
         self._closing = False
+        self._pace = Pace(self._hurried)
         self.ended = False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="stepwell-replay", daemon=True)
@@ -110,6 +112,10 @@ class Pipeline:
                 gate = self._gate()
             gate.acquire(timeout=1)
 
+    def _hurried(self) -> bool:
+        """Whether someone waits, or will soon have to."""
+        return self._closing or self._done < self._wanted or self._bytes > self._limit // 4
+
     def _hurry(self) -> int:
         """Let the thread write everything that is waiting; return how much will be done then."""
         self._wanted = self._taken + len(self._queue)
@@ -158,7 +164,7 @@ class Pipeline:
                     items = self._next()
                 if not items:
                     break
-                self._disk.write(items, self._counters(items[0].time))
+                self._disk.write(items, self._counters(items[0].time), self._pace)
                 size = sum(map(_size, items))
                 slots = in_slots(payload for item in items for payload in item.payloads)
                 with self.lock:

@@ -33,7 +33,10 @@ class Slots:
             free = self._free.setdefault(size, [])
             free += _cut(size)
         slot = free.pop()
-        slot.view(array.dtype).reshape(array.shape)[...] = array
+        if array.flags.c_contiguous:
+            _core.copy_bytes(array, slot)
+        else:
+            slot.view(array.dtype).reshape(array.shape)[...] = array
         return slot
 
     def wanting(self, rows: int, most_bytes: int) -> list[tuple[int, int]]:

@@ -315,7 +315,7 @@ def _json(info: Mapping[str, Any]) -> bytes:
     if not isinstance(info, Mapping):
         raise TypeError(f"info: expected a dict, got {type(info).__name__}")
     try:
-        return json.dumps(dict(info), default=_described, skipkeys=True).encode()
+        return _ENCODER.encode(dict(info)).encode()
     except (TypeError, ValueError) as error:
         raise TypeError(f"info: {error}") from None
 
@@ -328,3 +328,6 @@ def _described(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {value.shape}"
     return str(value)
+
+
+_ENCODER = json.JSONEncoder(default=_described, skipkeys=True)
