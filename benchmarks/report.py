@@ -6,6 +6,7 @@ the way. `--rows` makes all of them smaller, to try the report itself.
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -50,8 +51,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rows", type=int, help="rows for every script, instead of its own")
     parser.add_argument("--out", type=Path, default=Path("docs"), help="folder (%(default)s)")
+    parser.add_argument(
+        "--only", nargs="+", choices=_SCRIPTS, metavar="SCRIPT", help="leave the others as they are"
+    )
     args = parser.parse_args()
     quiet = machine.Quiet()
+    if args.only:
+        found = {name: _run(name, args.rows) for name in args.only}
+        page = args.out / "performance.md"
+        page.write_text(_spliced(page.read_text(), "\n".join(_page(found, quiet.others())) + "\n"))
+        return
     found = {name: _run(name, args.rows) for name in _SCRIPTS}
     cases = [case for each in found.values() for case in each]
     drawn = [case for start in _DRAWN for case in cases if case.case.startswith(start)]
@@ -91,6 +100,38 @@ def _promises(found: dict[str, list[Case]]) -> Iterator[list[str]]:
             for target in case.target:
                 met = "met" if target.met else "**missed**"
                 yield [f"{subject}, {target.what}", target.promise, number(target.value), met]
+
+
+def _spliced(old: str, new: str) -> str:
+    """The old page with what the new one has of promises and scripts in their places."""
+    before, after = _parts(old), _parts(new)
+    promises = {name: rows for part in (before, after) for name, (_, rows) in part.items()}
+    sections = {name: text for part in (before, after) for name, (text, _) in part.items()}
+    head, _, rest = old.partition("## Promises\n")
+    tail = rest[rest.index("## Machine\n") :]
+    titles = rest[: rest.index("| ---")] + "| --- | ---: | ---: | --- |\n"
+    names = [name for name in _SCRIPTS if name in sections]
+    rows = "".join(row for name in names for row in promises[name])
+    return f"{head}## Promises\n{titles}{rows}\n" + "".join(sections[n] for n in names) + tail
+
+
+def _parts(page: str) -> dict[str, tuple[str, list[str]]]:
+    """Of each script its section, and its rows in the table of promises."""
+    table, *rest = re.split(
+        r"(?m)^(?=## `python -m benchmarks\.)", page.partition("## Machine\n")[0]
+    )
+    rows = [line + "\n" for line in table.splitlines() if line.startswith("| ")][2:]
+    parts = {}
+    for section in rest:
+        name = section.partition("`\n")[0].rpartition(".")[2]
+        subjects = [case.partition(":")[0] for case in re.findall(r"(?m)^### (.*)$", section)]
+        mine = [
+            row
+            for row in rows
+            if any(row[2:].lower().startswith(f"{subject.lower()}, ") for subject in subjects)
+        ]
+        parts[name] = section, mine
+    return parts
 
 
 def _table(headings: Sequence[str], body: Sequence[Sequence[str]]) -> Iterator[str]:
