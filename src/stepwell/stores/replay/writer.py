@@ -77,7 +77,7 @@ class ReplayWriter:
         if not flush_every > 0:
             raise ValueError(f"flush_every: expected more than 0 seconds, got {flush_every}")
         self.run_id = run_id
-        self.root = Path(root)
+        self.root = Path(root).absolute()  # wherever the process goes later
         self._codec = codec
         disk = RunDisk(self.root, run_id)
         self._channels = {channel.name: channel for channel in disk.channels}
