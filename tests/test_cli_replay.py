@@ -173,6 +173,18 @@ def test_export_to_minari(store: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert (tmp_path / "cartpole" / "cli-v0").is_dir()
 
 
+def test_export_a_game_of_atari_to_minari(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    done = stepwell(
+        *("replay", "export", store, "pong/cli-v0", "--to", "minari"),
+        *("--of", "pong", "--env", "ALE/Pong-v5"),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "pong/cli-v0: 1 episodes, 90 steps\n"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -180,6 +192,14 @@ def test_export_to_minari(store: Path, tmp_path: Path, monkeypatch: pytest.Monke
         (("a.gif", "--of", "nobody"), "--of nobody: there is no such episode and no such run"),
         (("a.gif", "--of", "cartpole"), "cartpole: there are no frames"),
         (("a.avi", "--of", "pong"), "a.avi: expected a name that ends in .gif or .mp4"),
+        (
+            ("name", "--to", "minari"),
+            "dataset_id: expected a name like 'pong/random-v0', got 'name'",
+        ),
+        (
+            ("pong/x-v0", "--to", "minari", "--of", "pong", "--env", "Nothing-v0"),
+            "error: Nothing-v0: Environment `Nothing` doesn't exist",
+        ),
     ],
 )
 def test_export_what_cannot_be(store: Path, options: tuple[str, ...], message: str) -> None:

@@ -15,7 +15,7 @@ import stepwell as sw
 from stepwell.cli.console import JsonOption, progress, show
 from stepwell.replay import ReplayReader
 
-__all__ = ["record"]
+__all__ = ["record", "register_atari", "translated"]
 
 _SAID = (sw.StepwellError, OSError, ImportError, ValueError, IndexError)  # in one line already
 
@@ -53,7 +53,7 @@ def record(
         played = done
         on_step(done, total)
 
-    with _quiet_workers(), _translated(env), progress("recording") as on_step:
+    with _quiet_workers(), translated(env), progress("recording") as on_step:
         try:
             try:
                 if wanted is not None:  # what cannot be drawn is better known before a run begins
@@ -92,15 +92,9 @@ def _make(name: str, count: int, frames: str | None) -> Any:
     import gymnasium as gym
     from gymnasium.vector import AutoresetMode
 
-    if name.startswith("ALE/"):
-        try:
-            import ale_py
-        except ImportError as error:
-            raise ImportError(f"{name} needs an extra: pip install 'stepwell[gym]'") from error
-        gym.register_envs(ale_py)
-        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    register_atari(name)
     mode = None if frames is None else "rgb_array"
-    with _translated(name):
+    with translated(name):
         if count == 1:
             return gym.make(name, render_mode=mode)
         return gym.make_vec(
@@ -112,7 +106,20 @@ def _make(name: str, count: int, frames: str | None) -> Any:
         )
 
 
-class _translated:
+def register_atari(name: str) -> None:
+    """Make Gymnasium know the games of the ALE, if `name` is one."""
+    if not name.startswith("ALE/"):
+        return
+    try:
+        import ale_py
+        import gymnasium as gym
+    except ImportError as error:
+        raise ImportError(f"{name} needs an extra: pip install 'stepwell[gym]'") from error
+    gym.register_envs(ale_py)
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+
+
+class translated:
     """What Gymnasium says of an environment that cannot be played, as a mistake of the asker; and
     what the environment itself raises, in one line."""
 
@@ -123,6 +130,8 @@ class _translated:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, *rest: object) -> None:
+        if error is None or isinstance(error, ImportError):  # maybe that of Gymnasium
+            return
         import gymnasium as gym
 
         if isinstance(error, gym.error.Error):
