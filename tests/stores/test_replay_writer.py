@@ -916,3 +916,15 @@ def test_a_writer_stays_where_it_was_opened(
     with ReplayReader(tmp_path / "v") as reader:
         assert len(reader.episode("run-ep0000")) == 2
         assert reader.verify() == []
+
+
+def test_info_that_is_too_deep(tmp_path: Path) -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with ReplayWriter(tmp_path, "run") as writer:
+        with pytest.raises(TypeError, match="info: "):
+            writer.record_step(reward=0, info={"deep": deep})
+        writer.record_step(reward=1)
+    with ReplayReader(tmp_path) as reader:
+        assert reader.episode("run-ep0000").rewards.tolist() == [1]
