@@ -1,10 +1,13 @@
 """`stepwell record` and `stepwell replay`, run as a user runs them."""
 
 import json
+import os
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -170,6 +173,18 @@ def test_export_to_minari(store: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert (tmp_path / "cartpole" / "cli-v0").is_dir()
 
 
+def test_export_a_game_of_atari_to_minari(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    done = stepwell(
+        *("replay", "export", store, "pong/cli-v0", "--to", "minari"),
+        *("--of", "pong", "--env", "ALE/Pong-v5"),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "pong/cli-v0: 1 episodes, 90 steps\n"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -177,6 +192,14 @@ def test_export_to_minari(store: Path, tmp_path: Path, monkeypatch: pytest.Monke
         (("a.gif", "--of", "nobody"), "--of nobody: there is no such episode and no such run"),
         (("a.gif", "--of", "cartpole"), "cartpole: there are no frames"),
         (("a.avi", "--of", "pong"), "a.avi: expected a name that ends in .gif or .mp4"),
+        (
+            ("name", "--to", "minari"),
+            "dataset_id: expected a name like 'pong/random-v0', got 'name'",
+        ),
+        (
+            ("pong/x-v0", "--to", "minari", "--of", "pong", "--env", "Nothing-v0"),
+            "error: Nothing-v0: Environment `Nothing` doesn't exist",
+        ),
     ],
 )
 def test_export_what_cannot_be(store: Path, options: tuple[str, ...], message: str) -> None:
@@ -209,3 +232,93 @@ def test_what_is_no_replay_store(tmp_path: Path) -> None:
         done = stepwell("replay", command, tmp_path)
         assert done.returncode == code
         assert "telemetry.sqlite" in done.stderr or "expected a" in done.stderr
+
+
+BRITTLE = """
+import time
+
+import gymnasium as gym
+import numpy as np
+
+class Brittle(gym.Env):
+    observation_space = gym.spaces.Box(0, 1, (3,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    steps = 0
+
+    def __init__(self, breaks=True, render_mode=None):
+        self.breaks = breaks
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.breaks and self.steps == 6:
+            raise RuntimeError("it fell over")
+        time.sleep(0.01)
+        return np.ones(3, np.float32), 1.0, False, False, {}
+
+gym.register("Brittle-v0", Brittle)
+gym.register("Tough-v0", Brittle, kwargs={"breaks": False})
+"""
+
+
+@pytest.fixture
+def brittle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module with an environment that breaks in its sixth step, and one that does not."""
+    path = tmp_path / "brittle.py"
+    path.write_text(BRITTLE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return path
+
+
+@pytest.mark.parametrize("envs", [1, 3])
+def test_record_what_breaks(brittle: Path, tmp_path: Path, envs: int) -> None:
+    done = stepwell(
+        *("record", "--env", "brittle:Brittle-v0", "--steps", "100", "--frames", "none"),
+        *("--envs", str(envs), "--run-id", "run", "--out", tmp_path / "out"),
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: brittle:Brittle-v0: RuntimeError: it fell over - at ")
+    assert done.stderr.count("\n") == 1
+    assert envs > 1 or f"{brittle}:21" in done.stderr
+    with ReplayReader(tmp_path / "out") as reader:
+        assert (reader.runs["run"].state, reader.runs["run"].steps) == ("closed", 5 * envs)
+
+
+@pytest.mark.parametrize("envs", [1, 3])
+def test_record_until_it_is_stopped(brittle: Path, tmp_path: Path, envs: int) -> None:
+    command = [
+        *("record", "--env", "brittle:Tough-v0", "--frames", "none", "--envs", str(envs)),
+        *("--run-id", "run", "--out", str(tmp_path / "out"), "--json"),
+    ]
+    script = f"import sys; sys.argv[1:] = {command!r}\nfrom stepwell.cli import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as recording:
+        while not _steps_of(tmp_path / "out"):
+            assert recording.poll() is None
+            time.sleep(0.05)
+        os.killpg(recording.pid, signal.SIGINT)  # as a terminal does
+        said, errors = recording.communicate()
+    assert (recording.returncode, errors) == (130, "")
+    facts = json.loads(said)
+    assert facts["steps"] == _steps_of(tmp_path / "out") > 0
+
+    more = facts_of(*command[:-1], "--steps", "30")
+    assert more["steps"] == facts["steps"] + 30
+    assert more["steps_per_second"] == pytest.approx(30 / more["seconds"], rel=0.01)
+    with ReplayReader(tmp_path / "out") as reader:
+        assert reader.verify() == []
+
+
+def _steps_of(root: Path) -> int:
+    try:
+        with ReplayReader(root) as reader:
+            return sum(run.steps for run in reader.runs.values())
+    except (FileNotFoundError, sw.FormatError):
+        return 0

@@ -559,3 +559,10 @@ def test_command(old: Path, tmp_path: Path) -> None:
     assert "d/e: d_e-" in done.stdout
     done = stepwell("migrate-telemetry", old, tmp_path / "new", "--run-id", "x")
     assert (done.returncode, done.stderr) == (2, f"error: there is no run 'x' - at {old}\n")
+
+
+@pytest.mark.parametrize("name", ["floaty", "complex64", ""])
+def test_a_type_that_is_not_of_numbers(old: Path, tmp_path: Path, name: str) -> None:
+    done = stepwell("migrate-telemetry", old, tmp_path / "new", "--observations", name)
+    assert done.returncode == 2
+    assert done.stderr == f"error: observations: expected a type of numbers, got {name!r}\n"

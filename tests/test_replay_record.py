@@ -266,7 +266,9 @@ def play_vector(env: VectorEnv[Any, Any, Any], mode: AutoresetMode, steps: int) 
 def test_a_vector(
     tmp_path: Path, mode: AutoresetMode, make: Callable[[], Log], kind: Callable[..., Any]
 ) -> None:
-    inner = kind([make] * 3, autoreset_mode=mode)
+    # JAX, where another test has imported it, warns of every fork.
+    options = {"context": "forkserver"} if kind is AsyncVectorEnv else {}
+    inner = kind([make] * 3, autoreset_mode=mode, **options)
     every = 2 if inner.render_mode else 0
     env = Record(inner, tmp_path, frames="every:2" if every else None, run_id="a")
     assert isinstance(env, RecordedVectorEnv)

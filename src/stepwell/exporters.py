@@ -179,8 +179,15 @@ def export_minari(
     try:
         import minari
         from minari.data_collector import EpisodeBuffer
+        from minari.dataset.minari_dataset import parse_dataset_id
     except ImportError as error:
         raise ImportError("export_minari needs an extra: pip install 'stepwell[minari]'") from error
+    try:
+        parse_dataset_id(dataset_id)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"dataset_id: expected a name like 'pong/random-v0', got {dataset_id!r}"
+        ) from None
     whole = [e for e in episodes if e.steps and not e.dropped and e.final_obs_ref is not None]
     if not whole:
         raise SchemaError("there are no episodes with all steps and a final observation")

@@ -557,3 +557,11 @@ def test_no_room(run_id: str, capacity: int) -> None:
     with pytest.raises(OSError):
         LaneWriter(run_id, (1 << 15, 1 << 15, 3), capacity=capacity)
     assert not path_of(run_id).exists()
+
+
+@pytest.mark.parametrize("value", [np.float32(1), object(), "\ud800"])
+def test_metadata_that_is_not_json(run_id: str, value: Any) -> None:
+    with LaneWriter(run_id, SHAPE) as writer:
+        with pytest.raises(TypeError, match="metadata: "):
+            writer.publish(pixels(0), metadata={"value": value})
+        assert writer.publish(pixels(0)) == 1

@@ -1,5 +1,6 @@
 """Steps of a replay store as a source: the exam, and what follows a step, against plain Python."""
 
+import pickle
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -335,3 +336,14 @@ def test_threads_make_sources_at_once(quick_path: Path) -> None:
         for thread in threads:
             thread.join()
     assert failures == []
+
+
+def test_a_process_that_goes_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record_all(tmp_path / "v", "run", range(5))
+    monkeypatch.chdir(tmp_path)
+    reader = ReplayReader("v")
+    source = reader.steps()
+    monkeypatch.chdir("/")
+    assert reader.runs["run"].steps == 5
+    again = pickle.loads(pickle.dumps(source))
+    assert_batch(again.take([2]), source.take([2]))

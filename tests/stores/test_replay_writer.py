@@ -900,3 +900,31 @@ def test_a_newer_database(quick_path: Path) -> None:
     for call in (ReplayReader, lambda root: ReplayWriter(root, "run")):
         with pytest.raises(VersionError, match="expected version 1 or below, got 99"):
             call(quick_path)
+
+
+def test_a_writer_stays_where_it_was_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with ReplayWriter("v", "run") as writer:
+        writer.record_step(reward=0, observation=camera(0))
+        writer.flush()
+        monkeypatch.chdir(tmp_path / "sub")
+        writer.record_step(reward=1, observation=camera(1), frame=frame(1))  # makes a new file
+    assert list((tmp_path / "sub").iterdir()) == []
+    with ReplayReader(tmp_path / "v") as reader:
+        assert len(reader.episode("run-ep0000")) == 2
+        assert reader.verify() == []
+
+
+def test_info_that_is_too_deep(tmp_path: Path) -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with ReplayWriter(tmp_path, "run") as writer:
+        with pytest.raises(TypeError, match="info: "):
+            writer.record_step(reward=0, info={"deep": deep})
+        writer.record_step(reward=1)
+    with ReplayReader(tmp_path) as reader:
+        assert reader.episode("run-ep0000").rewards.tolist() == [1]

@@ -2,16 +2,22 @@
 
 import enum
 import time
-from collections.abc import Callable
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+import stepwell as sw
 from stepwell.cli.console import JsonOption, progress, show
 from stepwell.replay import ReplayReader
 
-__all__ = ["record"]
+__all__ = ["record", "register_atari", "translated"]
+
+_SAID = (sw.StepwellError, OSError, ImportError, ValueError, IndexError)  # in one line already
 
 
 class Policy(enum.StrEnum):
@@ -31,7 +37,7 @@ def record(
 ) -> None:
     """Play a Gymnasium environment and record it. Needs the extra `gym`.
 
-    Ctrl-C ends it; what was played until then is kept.
+    Ctrl-C ends it; what was played until then is kept, and the same --run-id goes on.
     """
     try:
         from stepwell.replay import Record
@@ -40,17 +46,29 @@ def record(
     wanted = None if frames == "none" else frames
     begin = time.perf_counter()
     made = _make(env, envs, wanted)
-    with _translated(env), progress("recording") as on_step:
+    played, stopped = 0, False
+
+    def count(done: int, total: int) -> None:
+        nonlocal played
+        played = done
+        on_step(done, total)
+
+    with _quiet_workers(), translated(env), progress("recording") as on_step:
         try:
-            if wanted is not None:  # what cannot be drawn is better known before a run begins
-                made.reset()
-                made.render()
-            made = Record(made, output, frames=wanted, run_id=run_id)
-            run_id = made.run_id
-            (_play if envs == 1 else _play_all)(made, steps, seed, on_step)
-        finally:
-            made.close()
+            try:
+                if wanted is not None:  # what cannot be drawn is better known before a run begins
+                    made.reset()
+                    made.render()
+                made = Record(made, output, frames=wanted, run_id=run_id)
+                (_play if envs == 1 else _play_all)(made, steps, seed, count)
+            finally:
+                made.close()
+        except KeyboardInterrupt:
+            if not played:
+                raise
+            stopped = True  # also where the processes of the environments heard it, in `close`
     seconds = time.perf_counter() - begin
+    run_id = str(made.run_id)
     with ReplayReader(output) as reader:
         run = reader.runs[run_id]
         rewards = [e.total_reward for e in reader.where("run_id = ? AND ended", run_id)]
@@ -63,24 +81,20 @@ def record(
         "mean_reward": sum(rewards) / len(rewards) if rewards else None,
         "stored_bytes": stored,
         "seconds": round(seconds, 3),
-        "steps_per_second": round(run.steps / seconds, 1),
+        "steps_per_second": round(played / seconds, 1),
     }
     show(facts, as_json)
+    if stopped:
+        raise typer.Exit(130)
 
 
 def _make(name: str, count: int, frames: str | None) -> Any:
     import gymnasium as gym
     from gymnasium.vector import AutoresetMode
 
-    if name.startswith("ALE/"):
-        try:
-            import ale_py
-        except ImportError as error:
-            raise ImportError(f"{name} needs an extra: pip install 'stepwell[gym]'") from error
-        gym.register_envs(ale_py)
-        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    register_atari(name)
     mode = None if frames is None else "rgb_array"
-    with _translated(name):
+    with translated(name):
         if count == 1:
             return gym.make(name, render_mode=mode)
         return gym.make_vec(
@@ -92,8 +106,22 @@ def _make(name: str, count: int, frames: str | None) -> Any:
         )
 
 
-class _translated:
-    """What Gymnasium says of an environment that cannot be played, as a mistake of the asker."""
+def register_atari(name: str) -> None:
+    """Make Gymnasium know the games of the ALE, if `name` is one."""
+    if not name.startswith("ALE/"):
+        return
+    try:
+        import ale_py
+        import gymnasium as gym
+    except ImportError as error:
+        raise ImportError(f"{name} needs an extra: pip install 'stepwell[gym]'") from error
+    gym.register_envs(ale_py)
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+
+
+class translated:
+    """What Gymnasium says of an environment that cannot be played, as a mistake of the asker; and
+    what the environment itself raises, in one line."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -102,10 +130,25 @@ class _translated:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, *rest: object) -> None:
+        if error is None or isinstance(error, ImportError):  # maybe that of Gymnasium
+            return
         import gymnasium as gym
 
         if isinstance(error, gym.error.Error):
             raise ValueError(f"{self._name}: {error}") from error
+        if isinstance(error, Exception) and not isinstance(error, _SAID):
+            *_, last = traceback.extract_tb(error.__traceback__)
+            raise sw.StepwellError(
+                f"{self._name}: {type(error).__name__}: {error} - at {last.filename}:{last.lineno}"
+            ) from error
+
+
+@contextmanager
+def _quiet_workers() -> Iterator[None]:
+    """Gymnasium warns of what its processes raise, Ctrl-C too, and then raises it here."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"gymnasium\.vector\.")
+        yield
 
 
 def _play(env: Any, steps: int, seed: int | None, on_step: Callable[[int, int], None]) -> None:
@@ -123,4 +166,4 @@ def _play_all(env: Any, steps: int, seed: int | None, on_step: Callable[[int, in
     env.reset(seed=seed)
     for done in range(0, steps, env.num_envs):
         env.step(env.action_space.sample())
-        on_step(min(steps, done + env.num_envs), steps)
+        on_step(done + env.num_envs, max(steps, done + env.num_envs))

@@ -12,6 +12,7 @@ from rich import filesize
 
 from stepwell import exporters
 from stepwell.cli.console import JsonOption, err, progress, say, show_rows
+from stepwell.cli.record import register_atari, translated
 from stepwell.cli.verify import check
 from stepwell.replay import Episode, Episodes, ReplayReader
 
@@ -161,7 +162,8 @@ def export(
                 said = f"{len(steps.runs):,} runs, {len(steps):,} steps"
         else:
             chosen = _chosen(reader, of, where)
-            with warnings.catch_warnings(record=True) as caught:
+            register_atari(env or "")
+            with warnings.catch_warnings(record=True) as caught, translated(env or output):
                 made = exporters.export_minari(chosen, output, env=env, on_progress=on_progress)
             for warning in caught:
                 if "left out" in str(warning.message):  # Minari has many others

@@ -377,4 +377,7 @@ def _opened(name: str) -> _core.LaneReader | None:
 def _as_json(metadata: Mapping[str, Any]) -> bytes:
     if not isinstance(metadata, Mapping):
         raise TypeError(f"expected metadata of bytes or a mapping, got {type(metadata).__name__}")
-    return json.dumps(dict(metadata), separators=(",", ":"), ensure_ascii=False).encode()
+    try:
+        return json.dumps(dict(metadata), separators=(",", ":"), ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"metadata: {error}") from None

@@ -73,7 +73,7 @@ def migrate_telemetry(
     """
     if codec not in CODECS:
         raise ValueError(f"codec: expected one of {', '.join(CODECS)}, got {codec!r}")
-    if observations is not None and np.dtype(observations).kind not in "biuf":
+    if observations is not None and not _is_of_numbers(observations):
         raise ValueError(f"observations: expected a type of numbers, got {observations!r}")
     move = _Migration(Path(old), Path(root), run_ids, on_progress)
     with closing(move):
@@ -349,6 +349,13 @@ def _safe_name(old: str | None) -> str:
         name = re.sub(r"[^A-Za-z0-9_-]", "_", old)[:100]
         sum_ = hashlib.blake2b(old.encode(errors="surrogateescape"), digest_size=4).hexdigest()
         return f"{name}-{sum_}"
+
+
+def _is_of_numbers(name: str) -> bool:
+    try:
+        return np.dtype(name).kind in "biuf"
+    except TypeError:
+        return False
 
 
 def _text(value: Any) -> bool:

@@ -52,7 +52,7 @@ class ReplayReader:
     """
 
     def __init__(self, root: str | os.PathLike[str], *, open_files: int = 16) -> None:
-        self.root = Path(root)
+        self.root = Path(root).absolute()  # wherever the process goes later
         self._database = database_path(self.root)
         with reading(self._database):
             pass

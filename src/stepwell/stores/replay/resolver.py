@@ -26,8 +26,9 @@ class FrameResolver:
     def __init__(self, root: str | os.PathLike[str], *, open_files: int = 16) -> None:
         if open_files < 1:
             raise ValueError(f"open_files: expected at least 1, got {open_files}")
-        inside = Path(root) / "replay"
-        self._folder = inside if inside.is_dir() else Path(root)
+        folder = Path(root).absolute()  # wherever the process goes later
+        inside = folder / "replay"
+        self._folder = inside if inside.is_dir() else folder
         self._most = open_files
         self._begin()
 

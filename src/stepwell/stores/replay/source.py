@@ -81,7 +81,7 @@ class ReplaySteps(Source):
             raise ValueError(f"n_step: expected at least 1, got {n_step}")
         if not 0 <= gamma <= 1:
             raise ValueError(f"gamma: expected 0 to 1, got {gamma}")
-        self._root = Path(root)
+        self._root = Path(root).absolute()  # wherever the process goes later
         self._given = list(runs)
         self._options: dict[str, Any] = {
             "next_observation": next_observation,

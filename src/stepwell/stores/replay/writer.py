@@ -77,7 +77,7 @@ class ReplayWriter:
         if not flush_every > 0:
             raise ValueError(f"flush_every: expected more than 0 seconds, got {flush_every}")
         self.run_id = run_id
-        self.root = Path(root)
+        self.root = Path(root).absolute()  # wherever the process goes later
         self._codec = codec
         disk = RunDisk(self.root, run_id)
         self._channels = {channel.name: channel for channel in disk.channels}
@@ -100,9 +100,11 @@ class ReplayWriter:
     ) -> StepRefs | None:
         """Hand over a step: what the agent saw, what it did, and what came of it.
 
-        Everything is copied before it returns. Each `agent_id` has episodes of its own. Returns
-        None when the step was dropped. Raises `SchemaError` when an array is not like those of
-        the steps before; nothing is recorded then.
+        Everything is copied before it returns. Each `agent_id` has episodes of its own. `info`
+        is kept as JSON, for people: of what JSON does not know, NumPy's numbers and arrays of up
+        to 256 become numbers, anything else its `str`; keys that are no text, number or None are
+        left out. Returns None when the step was dropped. Raises `SchemaError` when an array is
+        not like those of the steps before; nothing is recorded then.
         """
         now = time.time()
         number = float(reward)
@@ -316,7 +318,7 @@ def _json(info: Mapping[str, Any]) -> bytes:
         raise TypeError(f"info: expected a dict, got {type(info).__name__}")
     try:
         return _ENCODER.encode(dict(info)).encode()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"info: {error}") from None
 
 
