@@ -2,8 +2,13 @@
 
 #include <unistd.h>
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <exception>
 #include <limits>
 #include <mutex>
@@ -135,6 +140,23 @@ void unpack_lzf(Bytes from, std::span<std::byte> to) {
     for (; length; --length, ++at) to[at] = to[at - distance];
   }
   if (at != to.size()) throw FormatError("lzf: another length", "", 0);
+}
+
+void copy_past_caches(Bytes from, std::byte* to) {
+#ifdef __SSE2__
+  const std::size_t head =
+      std::min(from.size(), -reinterpret_cast<std::uintptr_t>(to) % std::size_t{64});
+  std::memcpy(to, from.data(), head);
+  std::size_t at = head;
+  for (; at + 64 <= from.size(); at += 64)
+    for (std::size_t k = 0; k < 64; k += 16)
+      _mm_stream_si128(reinterpret_cast<__m128i*>(to + at + k),
+                       _mm_loadu_si128(reinterpret_cast<const __m128i*>(from.data() + at + k)));
+  _mm_sfence();
+  std::memcpy(to + at, from.data() + at, from.size() - at);
+#else
+  std::memcpy(to, from.data(), from.size());
+#endif
 }
 
 std::vector<std::uint32_t> sum_each(Bytes rows, std::size_t row_bytes) {

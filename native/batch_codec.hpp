@@ -35,6 +35,9 @@ void read_cells(int file, const std::string& path, Codec codec, std::span<const 
 // Unpacks LZF, as HDF5's filter of that name packs: `from` must fill `to` exactly. Throws FormatError.
 void unpack_lzf(Bytes from, std::span<std::byte> to);
 
+// Copies past the caches: `to` is for another core, and what this one works with stays.
+void copy_past_caches(Bytes from, std::byte* to);
+
 // CRC32C of every `row_bytes` bytes of `rows`.
 std::vector<std::uint32_t> sum_each(Bytes rows, std::size_t row_bytes);
 

@@ -2,7 +2,6 @@
 
 #include <nanobind/stl/vector.h>
 
-#include <cstring>
 #include <stdexcept>
 
 #include "arrays.hpp"
@@ -79,7 +78,8 @@ void stepwell::bind::bind_batch_codec(nb::module_& m) {
         Py_buffer view;
         if (PyObject_GetBuffer(from.ptr(), &view, PyBUF_C_CONTIGUOUS) != 0) throw nb::python_error();
         const bool fits = static_cast<std::size_t>(view.len) == to.size();
-        if (fits && view.len) std::memcpy(to.data(), view.buf, to.size());
+        if (fits && view.len)
+          copy_past_caches({static_cast<const std::byte*>(view.buf), to.size()}, span_of(to).data());
         PyBuffer_Release(&view);
         if (!fits) throw std::invalid_argument("expected as many bytes as there is room for");
       },

@@ -74,6 +74,8 @@ class Pipeline:
 
     def room(self, size: int) -> bool:
         """Wait until there is room for a step, or return False. Call it without the lock."""
+        if self._bytes + size + _OVERHEAD <= self._limit:
+            return True
         while True:
             with self.lock:
                 self.check()
@@ -191,7 +193,7 @@ class Pipeline:
         with self.lock:
             while not self._queue and not self._closing:
                 self._more.wait()
-            rows = _BATCH_STEPS if self._taken else _FIRST_STEPS
+            rows = 0 if self._taken else _FIRST_STEPS
             wanting = self.slots.wanting(rows, self._limit - self._bytes)
         with suppress(MemoryError):  # nobody needs it yet
             for size, count in wanting:

@@ -24,6 +24,7 @@ class Slots:
 
     def __init__(self) -> None:
         self._free: dict[int, list[NDArray[np.uint8]]] = {}
+        self._used: dict[int, int] = {}  # since somebody asked what is wanting
 
     def copy(self, array: NDArray[Any]) -> NDArray[np.uint8]:
         """A copy of an array as bytes."""
@@ -33,6 +34,7 @@ class Slots:
             free = self._free.setdefault(size, [])
             free += _cut(size)
         slot = free.pop()
+        self._used[size] = self._used.get(size, 0) + 1
         if array.flags.c_contiguous:
             _core.copy_bytes(array, slot)
         else:
@@ -40,12 +42,18 @@ class Slots:
         return slot
 
     def wanting(self, rows: int, most_bytes: int) -> list[tuple[int, int]]:
-        """How many slots of each size there should be more of, to have some for so many rows."""
+        """How many slots of each size there should be more of: as many again as were used since
+        the last time, at least `rows`."""
+        used, self._used = self._used, {}
         sizes = len(self._free) or 1
         return [
             (size, missing)
-            for size, free in self._free.items()
-            if (missing := min(rows, most_bytes // sizes // size) - len(free)) > 0
+            for size, count in used.items()
+            if (
+                missing := min(max(rows, count), most_bytes // sizes // size)
+                - len(self._free[size])
+            )
+            > 0
         ]
 
     def add(self, size: int, slots: Iterable[NDArray[np.uint8]]) -> None:
