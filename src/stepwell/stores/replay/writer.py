@@ -25,6 +25,8 @@ from stepwell.stores.replay.slots import LEAST_BYTES
 __all__ = ["ReplayWriter", "StepRefs"]
 
 
+_INT64 = np.dtype("<i8")
+_NUMBERS = (np.ndarray, np.generic, int, float)
 _Data = list[tuple[Channel, Payload]]
 
 
@@ -120,7 +122,7 @@ class ReplayWriter:
         payloads = observed + acted + framed
         kept = pipeline.room(sum([len(data) for _, data in payloads]))
         with pipeline.lock:
-            pipeline.check()
+            pipeline.check()  # again: it may have been closed meanwhile
             stream = self._stream(agent_id)
             index, stream.steps = stream.steps, stream.steps + 1
             stream.over = terminated or truncated
@@ -230,8 +232,11 @@ class ReplayWriter:
         if tree is None:
             return []
         channel = self._channels.get(kind)
-        if channel is not None and isinstance(tree, np.ndarray | np.generic | int | float):
-            return [(channel, channel.fitting(np.asarray(tree)))]
+        if channel is not None:
+            if type(tree) is np.ndarray:
+                return [(channel, channel.fitting(tree))]
+            if isinstance(tree, _NUMBERS):
+                return [(channel, channel.fitting(np.asarray(tree)))]
         found = list(leaves(kind, tree))
         known = [name for name in self._channels if name == kind or name.startswith(kind + "/")]
         if not known:
@@ -308,9 +313,15 @@ def _number(acted: _Data) -> int | float | None:
     if len(acted) != 1 or acted[0][0].shape or acted[0][0].name != ACTIONS:
         return None
     channel, data = acted[0]
-    value = np.frombuffer(data, channel.dtype)[0].item()
+    value: int | float = _read_number(channel, data)
     fits = isinstance(value, float) or -(2**63) <= value < 2**63
     return value if fits and value == value else None
+
+
+def _read_number(channel: Channel, data: Payload) -> Any:
+    if channel.dtype == _INT64:
+        return int.from_bytes(data, "little", signed=True)
+    return np.frombuffer(data, channel.dtype)[0].item()
 
 
 def _json(info: Mapping[str, Any]) -> bytes:
