@@ -313,3 +313,15 @@ def test_mappings_of_a_reader_that_follows(quick_path: Path) -> None:
 
 def _maps() -> int:
     return len(Path(f"/proc/{os.getpid()}/maps").read_text().splitlines())
+
+
+def test_a_reader_that_looked_between_a_crash_and_the_next_writer(quick_path: Path) -> None:
+    """What a killed writer had begun may be mapped; the next one writes to the same file."""
+    with RecordStore.create(quick_path / "a", {"n": "<i8", "t": "str"}, chunk_records=3) as store:
+        store.append({"n": [1], "t": ["a text of some length"]})
+        shutil.copytree(quick_path / "a", quick_path / "b")  # as a kill leaves it
+    reader = RecordStore.open(quick_path / "b")
+    with RecordStore.open(quick_path / "b", "a") as store:
+        store.append({"n": [2, 3], "t": ["abc", "defg"]})
+    assert reader.refresh() == 2
+    assert reader[:]["n"].tolist() == [2, 3]

@@ -303,8 +303,12 @@ class RecordWriter:
         meta, root = self.meta, self.root
         for path in root.glob(f"{CHUNKS}/*.zr"):
             ours = path.stem.isdecimal() and path.stem == str(int(path.stem))
-            if ours and not meta.first_chunk <= int(path.stem) < meta.next_chunk:
+            if ours and int(path.stem) < meta.first_chunk:
                 path.unlink(missing_ok=True)
+            elif ours and int(path.stem) >= meta.next_chunk:
+                # Not removed: a reader may have it mapped, and must see what is written there next.
+                with suppress(FileNotFoundError):
+                    os.truncate(path, 0)
         names = "|".join(map(re.escape, meta.fields))
         table = re.compile(rf"({names})(\.[1-9][0-9]*)?\.(offset|sums)")
         keep = {
