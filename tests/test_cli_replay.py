@@ -202,7 +202,14 @@ def test_export_a_game_of_atari_to_minari(
         ),
     ],
 )
-def test_export_what_cannot_be(store: Path, options: tuple[str, ...], message: str) -> None:
+def test_export_what_cannot_be(
+    store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     done = stepwell("replay", "export", store, *options)
     assert done.returncode == 2
     assert message in done.stderr
