@@ -75,11 +75,9 @@ def began(what: str, *args: object) -> Process:
     return process
 
 
-@pytest.mark.parametrize("capacity", [1, 2, 8])
-def test_no_torn_frames(run_id: str, capacity: int) -> None:
-    """A writer at full speed, a reader of everything and one of the newest: each is checked."""
-    total = FRAMES // 3
-    writer = began("write", run_id, total, WORDS, capacity)
+def none_torn(run_id: str, total: int, words: int, capacity: int) -> None:
+    """Let a writer publish as fast as it can; both kinds of readers check what they accept."""
+    writer = began("write", run_id, total, words, capacity)
     readers = [began("read", run_id, how) for how in ("frames", "latest")]
     writer.go()
     assert writer.says() == "done"
@@ -88,20 +86,19 @@ def test_no_torn_frames(run_id: str, capacity: int) -> None:
         assert seen > 0
         assert (seen + skipped, last) == (total, total)
     writer.ends()
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 8])
+def test_no_torn_frames(run_id: str, capacity: int) -> None:
+    """A writer at full speed, a reader of everything and one of the newest: each is checked."""
+    total = FRAMES // 3
+    none_torn(run_id, total, WORDS, capacity)
 
 
 def test_no_torn_frames_of_the_size_of_a_screen(run_id: str) -> None:
     """Copies that take long enough to be overtaken."""
     total = scaled(20_000)
-    writer = began("write", run_id, total, 12_600, 2)
-    readers = [began("read", run_id, how) for how in ("frames", "latest")]
-    writer.go()
-    assert writer.says() == "done"
-    for reader in readers:
-        seen, skipped, last = map(int, reader.ends().split())
-        assert seen > 0
-        assert (seen + skipped, last) == (total, total)
-    writer.ends()
+    none_torn(run_id, total, 12_600, 2)
 
 
 def test_readers_come_and_go(run_id: str) -> None:

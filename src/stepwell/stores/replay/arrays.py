@@ -9,6 +9,7 @@ takes its place.
 
 import os
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -199,16 +200,17 @@ def _copy(old: h5py.Dataset, new: h5py.File, name: str, count: int) -> None:
         copy.write_direct_chunk((first, *rest), stored, mask)
 
 
-class _Column:
-    """A dataset that grows at its end, chunks of one row written as they come."""
+class _Column(ABC):
+    """A dataset that grows at its end."""
 
     def __init__(self, dataset: h5py.Dataset) -> None:
         self.dataset = dataset
         self.rows = int(dataset.shape[0])
         self._packed = dataset.id.get_create_plist().get_nfilters() > 0
 
+    @abstractmethod
     def append(self, rows: Sequence[Payload], pace: Pace = HURRIED) -> NDArray[np.uint32]:
-        raise NotImplementedError
+        """Put rows behind the others; returns the sums of what is stored of each."""
 
     def append_array(self, values: NDArray[Any]) -> None:
         """Rows that are an array already."""
