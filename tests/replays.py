@@ -1,5 +1,6 @@
 """Steps made from numbers, so that whoever reads one can tell whether it is the right one."""
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.replay import ReplayWriter
+from stepwell.replay import FrameResolver, ReplayWriter
 from stepwell.stores.replay.rows import RunFile
+from tests.reference.replay import read_store, resolve
 
 __all__ = [
     "assert_tree",
     "camera",
     "frame",
+    "numbers_of",
     "observation",
     "places_of",
     "pose",
@@ -99,3 +102,21 @@ def places_of(path: Path, names: list[str]) -> dict[str, list[tuple[int, int]]]:
         found[name] = list(zip(places.offsets.tolist(), places.sizes.tolist(), strict=True))
     file.close()
     return found
+
+
+def numbers_of(root: Path, run_id: str = "run") -> list[int]:
+    """The numbers of the steps that are there, in order, after a look at every one of them."""
+    store = read_store(root)
+    rows = [row for row in store.steps.values() if row["run_id"] == run_id]
+    rows.sort(key=lambda row: row["reward"])
+    with FrameResolver(root) as resolver:
+        for row in rows:
+            number = int(row["reward"])
+            seen = resolver.resolve(row["obs_ref"], missing="raise")
+            assert_tree(seen, observation(number))
+            assert_tree(
+                None if row["frame_ref"] is None else resolve(store, row["frame_ref"]),
+                step(number)["frame"],
+            )
+            assert json.loads(row["info"]) == {"number": number}
+    return [int(row["reward"]) for row in rows]
