@@ -1,0 +1,455 @@
+"""Replay writers among threads, interrupts, forks, full queues and disks that fail."""
+
+import errno
+import math
+import os
+import signal
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepwell import FormatError, VersionError
+from stepwell.replay import ReplayReader, ReplayWriter
+from stepwell.stores.replay.disk import RunDisk
+from tests import children
+from tests.crash.faults import on_a_small_disk
+from tests.reference.replay import read_store
+from tests.replays import (
+    numbers_of,
+    record,
+    record_all,
+)
+
+CODECS = ["zstd", "gzip", "lzf", "none"]
+
+
+# Threads, interrupts, forks.
+
+
+def test_threads_record_at_once(quick_path: Path) -> None:
+    with ReplayWriter(quick_path, "run", queue_bytes=50_000, flush_every=0.01) as writer:
+
+        def work(agent: int) -> None:
+            for number in range(agent * 1000, agent * 1000 + 100):
+                record(writer, number, agent_id=f"agent {agent}", terminated=number % 10 == 9)
+                if number % 30 == 0:
+                    writer.flush()
+
+        threads = [threading.Thread(target=work, args=(agent,)) for agent in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert numbers_of(quick_path) == [a * 1000 + n for a in range(8) for n in range(100)]
+    store = read_store(quick_path)
+    assert len(store.episodes) == 80
+    for (episode_id, index), row in store.steps.items():
+        assert row["agent_id"] == f"agent {int(row['reward']) // 1000}"
+        assert store.episodes[episode_id]["agent_id"] == row["agent_id"]
+        assert index == row["reward"] % 10
+
+
+INTERRUPTED = """
+import signal, sys, threading, time
+from stepwell.replay import ReplayWriter
+from tests.replays import observation, record
+chance = __import__("random").Random(int(sys.argv[2]))
+options = {"queue_bytes": 60_000} if int(sys.argv[2]) % 2 else {}
+writer = ReplayWriter(sys.argv[1], "run", flush_every=0.005, **options)
+armed = False
+def interrupt(*_):
+    if armed:
+        raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, interrupt)
+signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0007)
+interrupts = 0
+end = time.monotonic() + 2.5
+number = 0
+while time.monotonic() < end:
+    try:
+        try:
+            armed = True
+            record(writer, number, terminated=number % 17 == 16)
+            if number % 10 == 3:
+                writer.end_episode(observation=observation(number))
+            if number % 50 == 3:
+                writer.flush()
+        finally:
+            armed = False
+    except KeyboardInterrupt:
+        interrupts += 1
+    number += 1
+signal.setitimer(signal.ITIMER_REAL, 0)
+record(writer, number)
+writer.flush()
+writer.close()
+print(interrupts, number)
+"""
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_interrupts_at_any_point(quick_path: Path, seed: int) -> None:
+    interrupts, last = map(int, children.answer(INTERRUPTED, quick_path, str(seed)).split())
+    assert interrupts > 50
+    found = numbers_of(quick_path)
+    assert found[-1] == last
+    assert len(set(found)) == len(found)
+    for row in read_store(quick_path).episodes.values():
+        if row["final_obs_ref"] is not None:
+            assert row["ended"]
+
+
+def test_close_that_was_interrupted(quick_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+    write = RunDisk.write
+
+    def slowly(*args: Any) -> None:
+        assert go.wait(60)
+        write(*args)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunDisk, "write", slowly)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        writer = ReplayWriter(quick_path, "run", flush_every=1000)
+        for number in range(20):
+            record(writer, number)
+        for call in (writer.flush, writer.close, writer.close):
+            with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it may come before the call
+                signal.setitimer(signal.ITIMER_REAL, 0.05)
+                call()
+        threading.Timer(0.1, go.set).start()
+        writer.close()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        go.set()
+    assert numbers_of(quick_path) == list(range(20))
+    ReplayWriter(quick_path, "run").close()
+
+
+def test_in_a_forked_child(quick_path: Path) -> None:
+    with ReplayWriter(quick_path, "run", flush_every=0.001) as writer:
+        for number in range(10):
+            record(writer, number)
+
+        def use(call: Callable[[], object]) -> str:
+            try:
+                call()
+            except RuntimeError as error:
+                return str(error)
+            return "nothing was raised"
+
+        for call in (lambda: record(writer, 99), writer.flush, writer.end_episode):
+            assert "forked process" in children.in_fork(partial(use, call))
+        assert children.in_fork(writer.close) is None
+        for number in range(10, 40):
+            record(writer, number)
+            if number % 10 == 0:  # wherever the thread is at this moment
+                numbers = range(number, number + 3)
+                children.in_fork(partial(record_all, quick_path, f"child_{number}", numbers))
+    assert numbers_of(quick_path) == list(range(40))
+    for number in (10, 20, 30):
+        assert numbers_of(quick_path, f"child_{number}") == list(range(number, number + 3))
+
+
+def test_a_child_that_ends_does_not_touch_the_file(quick_path: Path) -> None:
+    """HDF5 would write what it has of the parent's file when the child ends."""
+    script = """
+import os, sys, warnings
+from stepwell.replay import ReplayWriter
+from tests.replays import record
+writer = ReplayWriter(sys.argv[1], "run", flush_every=0.002)
+number = 0
+for _ in range(25):
+    for _ in range(40):
+        record(writer, number)
+        number += 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        child = os.fork()
+    if child == 0:
+        sys.exit(0)  # not os._exit: everything that runs at the end runs
+    for _ in range(10):
+        record(writer, number)
+        number += 1
+    assert os.waitpid(child, 0)[1] == 0
+writer.flush()
+os._exit(0)  # as if it had been killed
+"""
+    children.answer(script, quick_path)
+    assert numbers_of(quick_path) == list(range(1250))
+    record_all(quick_path, "run", range(1250, 1260))
+    assert numbers_of(quick_path) == list(range(1260))
+
+
+# A queue that is full.
+
+
+def test_steps_that_are_dropped_are_counted(
+    quick_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+    write = RunDisk.write
+
+    def slowly(*args: Any) -> None:
+        assert go.wait(60)
+        write(*args)
+
+    monkeypatch.setattr(RunDisk, "write", slowly)
+    writer = ReplayWriter(
+        quick_path, "run", when_full="drop", queue_bytes=20_000, flush_every=0.001
+    )
+    refs = [record(writer, number, terminated=number == 49) for number in range(50)]
+    go.set()
+    writer.flush()
+    refs += [record(writer, number) for number in range(50, 53)]
+    writer.close()
+    kept = [number for number, ref in enumerate(refs) if ref is not None]
+    assert numbers_of(quick_path) == kept
+    assert 0 < len(kept) < 50
+    assert kept[-3:] == [50, 51, 52]
+    store = read_store(quick_path)
+    assert store.runs["run"].row["dropped"] == 53 - len(kept)
+    assert store.runs["run"].row["enqueued"] == len(kept)
+    first, second = store.episodes.values()
+    assert first["steps"] == len(kept) - 3
+    assert first["dropped"] == 53 - len(kept)
+    assert (first["ended"], first["terminated"], second["dropped"]) == (1, 1, 0)
+    for (_, index), row in store.steps.items():
+        assert index == row["reward"] % 50
+    record_all(quick_path, "run", range(53, 55))  # goes on counting
+    assert read_store(quick_path).runs["run"].row["dropped"] == 53 - len(kept)
+
+
+def test_nothing_is_dropped_while_the_disk_is_idle(quick_path: Path) -> None:
+    """A queue that is half full is written, however long a step might wait."""
+    with ReplayWriter(
+        quick_path, "run", when_full="drop", queue_bytes=40_000, flush_every=1000
+    ) as writer:
+        for number in range(60):
+            assert record(writer, number) is not None
+            time.sleep(0.005)
+    assert numbers_of(quick_path) == list(range(60))
+
+
+@pytest.mark.parametrize("when_full", ["block", "drop"])
+def test_a_queue_smaller_than_a_step(quick_path: Path, when_full: str) -> None:
+    with ReplayWriter(
+        quick_path, "run", when_full=when_full, queue_bytes=1, flush_every=1000
+    ) as writer:
+        for number in range(20):
+            assert record(writer, number) is not None
+            if when_full == "drop":
+                writer.flush()
+    assert numbers_of(quick_path) == list(range(20))
+
+
+def test_a_small_step_before_a_large_one_does_not_wait(quick_path: Path) -> None:
+    with ReplayWriter(quick_path, "run", queue_bytes=100_000, flush_every=1000) as writer:
+        writer.record_step(reward=0, frame=np.zeros((200, 200), np.uint8))
+        writer.record_step(reward=1, observation=np.zeros(80_000, np.uint8))
+    assert len(read_store(quick_path).steps) == 2
+
+
+@pytest.mark.parametrize("flush_every", [math.inf, 1e12])
+def test_only_when_told_to(quick_path: Path, flush_every: float) -> None:
+    with ReplayWriter(quick_path, "run", flush_every=flush_every) as writer:
+        record(writer, 0)
+        time.sleep(0.05)
+        record(writer, 1)
+        writer.flush()
+        assert numbers_of(quick_path) == [0, 1]
+
+
+def test_a_step_does_not_wait_for_others(quick_path: Path) -> None:
+    with ReplayWriter(quick_path, "run", flush_every=0.05) as writer:
+        record(writer, 0)
+        end = time.monotonic() + 20
+        while not read_store(quick_path).steps:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
+# Failures.
+
+
+def test_a_disk_that_fails(quick_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = ReplayWriter(quick_path, "run", flush_every=1000)
+    for number in range(10):
+        record(writer, number)
+    writer.flush()
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "the disk")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("stepwell.stores.replay.arrays.sync_path", fail)
+        record(writer, 10)
+        for call in (writer.flush, writer.flush, lambda: record(writer, 11), writer.close):
+            with pytest.raises(OSError, match="Input/output error") as caught:
+                call()
+            assert caught.value.errno == errno.EIO
+    writer.close()
+    with pytest.raises(ValueError, match="the writer is closed"):
+        record(writer, 12)
+    assert numbers_of(quick_path) == list(range(10))
+    record_all(quick_path, "run", range(10, 20))
+    assert numbers_of(quick_path) == list(range(20))
+
+
+FULL = """
+import errno, sys
+from pathlib import Path
+import numpy as np
+from stepwell.replay import ReplayWriter
+from tests.replays import record
+from tests.stores.test_replay_writer import numbers_of
+root = Path(sys.argv[1])
+size = int(sys.argv[2])
+(root / "filler").write_bytes(bytes(size))
+acknowledged = 0
+writer = ReplayWriter(root, "run", codec=sys.argv[3], flush_every=1000)
+try:
+    for number in range(100_000):
+        record(writer, number)
+        if number % 5 == 4:
+            writer.flush()
+            acknowledged = number + 1
+except OSError as error:
+    assert error.errno == errno.ENOSPC, repr(error)
+else:
+    raise SystemExit("there was room")
+for call in (writer.flush, writer.close):
+    try:
+        call()
+    except OSError as error:
+        assert error.errno == errno.ENOSPC, repr(error)
+    else:
+        raise SystemExit("as if nothing had happened")
+writer.close()
+(root / "filler").unlink()
+found = numbers_of(root)
+assert found[:acknowledged] == list(range(acknowledged)), (found, acknowledged)
+assert found == list(range(len(found)))
+with ReplayWriter(root, "run") as writer:
+    for number in range(len(found), len(found) + 20):
+        record(writer, number)
+assert numbers_of(root) == list(range(len(found) + 20))
+print("full")
+"""
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lzf"])
+@pytest.mark.parametrize("room", [300_000, 700_000, 1_000_000])
+def test_a_disk_that_is_really_full(tmp_path: Path, room: int, codec: str) -> None:
+    size = str((6 << 20) - room)
+    assert on_a_small_disk(tmp_path, "6m", FULL, size, codec) == "full\n"
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    script = """
+import os, sys
+from stepwell.replay import ReplayReader, ReplayWriter
+if os.getuid() == 0:
+    os.setresuid(65534, 65534, 65534)
+try:
+    ReplayWriter(sys.argv[1], "new")
+except OSError as error:
+    print(type(error).__name__)
+with ReplayReader(sys.argv[1]) as reader:
+    print(len(reader.steps()[:]["reward"]))
+"""
+    root = tmp_path / "store"
+    record_all(root, "run", range(20))
+    folders = [root, root / "replay", root / "telemetry"]
+    above = [path for path in tmp_path.parents if path.name.startswith("pytest-")]
+    for folder in [tmp_path, *above]:
+        folder.chmod(0o755)
+    for folder in folders:
+        folder.chmod(0o555)
+    try:
+        assert children.answer(script, root).split() == ["PermissionError", "20"]
+    finally:
+        for folder in folders:
+            folder.chmod(0o755)
+
+
+# A database that is not one.
+
+
+def database(root: Path) -> Path:
+    return root / "telemetry" / "telemetry.sqlite"
+
+
+def spoil(root: Path, how: str) -> None:
+    path = database(root)
+    if how == "text":
+        path.write_bytes(b"not a database" * 100)
+        return
+    with closing(sqlite3.connect(path)) as connection:
+        if how == "newer":
+            connection.execute("PRAGMA user_version = 99")
+        else:
+            connection.execute(f"UPDATE runs SET {how}")
+        connection.commit()
+
+
+DAMAGE = [
+    "channels = '['",
+    "channels = '3'",
+    "channels = '[{}]'",
+    """channels = '[{"name": "a", "dtype": "|O", "shape": [1], "codec": "none"}]'""",
+    "channels = x'ff'",
+    "rows = '[]'",
+    "rows = '{\"steps\": -1}'",
+    'rows = \'{"steps": "x"}\'',
+    "rows = '{\"steps\": 1e999}'",
+    "steps = 'many'",
+    "steps = -1",
+    "written = x'00'",
+    "run_id = '../../escape'",
+    "run_id = 'a/b'",
+]
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_damaged_database(quick_path: Path, how: str) -> None:
+    record_all(quick_path, "run", range(20))
+    spoil(quick_path, how)
+    with ReplayReader(quick_path) as reader:
+        with pytest.raises(FormatError) as caught:
+            reader.runs["run"]
+        assert caught.value.path == str(database(quick_path))
+        with pytest.raises(FormatError):
+            reader.steps()
+    with pytest.raises(FormatError):
+        ReplayWriter(quick_path, "run")
+
+
+def test_not_a_database(quick_path: Path) -> None:
+    record_all(quick_path, "run", range(20))
+    spoil(quick_path, "text")
+    for call in (ReplayReader, lambda root: ReplayWriter(root, "run")):
+        with pytest.raises(FormatError, match=r"telemetry\.sqlite"):
+            call(quick_path)
+    database(quick_path).unlink()
+    with pytest.raises(FileNotFoundError):
+        ReplayReader(quick_path)
+
+
+def test_a_newer_database(quick_path: Path) -> None:
+    record_all(quick_path, "run", range(20))
+    spoil(quick_path, "newer")
+    for call in (ReplayReader, lambda root: ReplayWriter(root, "run")):
+        with pytest.raises(VersionError, match="expected version 1 or below, got 99"):
+            call(quick_path)
