@@ -274,6 +274,19 @@ def test_damaged_rows_can_be_skipped() -> None:
     assert loader.state_dict()["epoch"] == 1
 
 
+def test_skipped_rows_are_listed_with_their_batch_and_once() -> None:
+    loader = sw.Loader(
+        PythonSource(damaged=[3, 70]), 64, shuffle=False, on_corrupt="skip", threads=2, prefetch=8
+    )
+    listed = []
+    for _ in loader:
+        time.sleep(0.01)  # batches ahead, of the next epoch too, are made meanwhile
+        listed.append([row for row, _ in loader.corrupt])
+    assert listed[:2] == [[3], [3, 70]]
+    order_of(loader)
+    assert [row for row, _ in loader.corrupt] == [3, 70]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -39,6 +40,8 @@ class Delivery(NamedTuple):
     batch: Any
     epoch: int
     position: int
+    left_out: Mapping[int, FormatError] = MappingProxyType({})
+    """Damaged rows that are not in the batch."""
 
 
 class Loader:
@@ -54,7 +57,7 @@ class Loader:
     batch in one of several threads, so batches reach it in no fixed order; one that has a method
     `in_epoch(epoch)` is asked for the transform of the batch's epoch, which it gives without
     changing itself. With `on_corrupt="skip"` damaged rows are left out of their batch and
-    listed in `corrupt`.
+    listed in `corrupt` once that batch is handed over.
     """
 
     def __init__(
@@ -94,8 +97,7 @@ class Loader:
         self._on_corrupt = on_corrupt
         self._epoch = 0
         self._position = 0
-        self.corrupt: list[tuple[int, FormatError]] = []
-        """Rows that `on_corrupt="skip"` left out, each with its error."""
+        self._corrupt: dict[int, FormatError] = {}
         self._engine: _Engine | None = None
         self._started: deque[Delivery | Exception] = deque()
         self._loops = 0  # begun or ended so far; a loop that is not the last one is over
@@ -125,6 +127,11 @@ class Loader:
     def epoch(self) -> int:
         """The epoch of the next batch."""
         return self._epoch
+
+    @property
+    def corrupt(self) -> list[tuple[int, FormatError]]:
+        """Rows that `on_corrupt="skip"` left out of batches handed over, each with its error."""
+        return list(self._corrupt.items())
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch; nothing happens when the loader is in it already.
@@ -245,8 +252,9 @@ class Loader:
         try:
             while len(self._started) < self._ahead:
                 try:
-                    batch, epoch, position = self._engine.next()
-                    self._started.append(Delivery(self._start(batch), epoch, position))
+                    batch, epoch, position, left_out = self._engine.next()
+                    begun = Delivery(self._start(batch), epoch, position, left_out)
+                    self._started.append(begun)
                 except Exception as error:
                     self._started.append(error)  # raised when its turn comes
                     break
@@ -260,14 +268,13 @@ class Loader:
                 raise RuntimeError("a source or transform raised StopIteration") from error
             raise
         self._epoch, self._position = delivery.epoch, delivery.position
+        self._corrupt.update(delivery.left_out)
         self._at_end = self._begin.steps_from(self._position) == 0
         return finished
 
     def _make_engine(self) -> "_Engine":
         schedule = self._schedule(self._epoch, self._position)
-        fetch = _Fetch(
-            self._source, self._order, self._transform, self._on_corrupt == "skip", self.corrupt
-        )
+        fetch = _Fetch(self._source, self._order, self._transform, self._on_corrupt == "skip")
         reader = self._source._reader
         if (
             reader is None
@@ -311,22 +318,22 @@ class _Fetch:
     order: Order
     transform: Transform | None
     skip_corrupt: bool
-    corrupt: list[tuple[int, FormatError]]
 
-    def batch(self, epoch: int, start: int, count: int) -> Batch:
+    def delivery(self, epoch: int, start: int, count: int, after: int) -> Delivery:
         rows = self._rows(epoch, start, count)
+        left_out: dict[int, FormatError] = {}
         try:
             batch = self.source.take(rows)
         except FormatError:
             if not self.skip_corrupt:
                 raise
-            batch = self.source.take(np.concatenate(list(self._sound(rows))))
-        if self.transform is None:
-            return batch
-        # Batches of the next epoch are made while the last ones of this are still handed over, so
-        # a transform cannot be told the epoch from outside.
-        of_epoch = getattr(self.transform, "in_epoch", None)
-        return self.transform(batch) if of_epoch is None else of_epoch(epoch)(batch)
+            batch = self.source.take(np.concatenate(list(self._sound(rows, left_out))))
+        if self.transform is not None:
+            # Batches of the next epoch are made while the last ones of this are still handed over,
+            # so a transform cannot be told the epoch from outside.
+            of_epoch = getattr(self.transform, "in_epoch", None)
+            batch = self.transform(batch) if of_epoch is None else of_epoch(epoch)(batch)
+        return Delivery(batch, epoch, after, left_out)
 
     def _rows(self, epoch: int, start: int, count: int) -> Rows:
         """Rows of `count` positions from `start` on, around the end of the epoch."""
@@ -339,17 +346,17 @@ class _Fetch:
             count, start = count - part, 0
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _sound(self, rows: Rows) -> Iterator[Rows]:
-        """The rows that can be read, found by halving; the others are put on record."""
+    def _sound(self, rows: Rows, left_out: dict[int, FormatError]) -> Iterator[Rows]:
+        """The rows that can be read, found by halving; the others are put into `left_out`."""
         try:
             self.source.take(rows)
             yield rows
         except FormatError as error:
             if len(rows) > 1:
-                yield from self._sound(rows[: len(rows) // 2])
-                yield from self._sound(rows[len(rows) // 2 :])
+                yield from self._sound(rows[: len(rows) // 2], left_out)
+                yield from self._sound(rows[len(rows) // 2 :], left_out)
             else:
-                self.corrupt.append((int(rows[0]), error))
+                left_out[int(rows[0])] = error
                 yield rows[:0]
 
 
@@ -384,7 +391,7 @@ class _NativeEngine(_Engine):
             batch = self._fetch.source._split(self._prefetch.next(), count)
         except Exception as error:
             if isinstance(error, FormatError) and self._fetch.skip_corrupt:
-                return Delivery(self._fetch.batch(epoch, start, count), epoch, after)
+                return self._fetch.delivery(epoch, start, count, after)
             error.add_note(_note(epoch, start, count))
             raise
         return Delivery(batch, epoch, after)
@@ -410,7 +417,7 @@ class _PythonEngine(_Engine):
 
     def _make(self, epoch: int, start: int, count: int, after: int) -> Delivery:
         try:
-            return Delivery(self._fetch.batch(epoch, start, count), epoch, after)
+            return self._fetch.delivery(epoch, start, count, after)
         except Exception as error:
             error.add_note(_note(epoch, start, count))
             raise
