@@ -61,12 +61,10 @@ void touch(std::span<const std::byte> memory, const std::string& path, std::uint
 
 }  // namespace
 
-Readahead::Readahead(std::vector<Stretch> stretches, std::size_t window, bool mapped,
-                     std::shared_ptr<const void> keep)
+Readahead::Readahead(std::vector<Stretch> stretches, std::size_t window, bool mapped)
     : stretches_(std::move(stretches)),
       window_(window),
       mapped_(mapped),
-      keep_(std::move(keep)),
       process_(getpid()) {
   for (const Stretch& stretch : stretches_) ends_.push_back(total_ += stretch.memory.size());
   wanted_ = std::min<std::uint64_t>(window_, total_);
@@ -87,10 +85,10 @@ Readahead::~Readahead() {
   thread_.join();
 }
 
-void Readahead::wait(std::uint64_t begin, std::uint64_t end) {
+void Readahead::wait(std::uint64_t begin, std::uint64_t end, Watch& watch) {
   end = std::min(end, total_);
   if (getpid() != process_) return bring(begin, end);  // forked: nobody works ahead
-  const bool delayed = met_disk(reads_);
+  const bool delayed = met_disk(watch.reads);
   std::uint64_t from;
   bool rests, wake;
   {

@@ -27,15 +27,19 @@ class Readahead {
  public:
   // `mapped`: bytes that were waited for can be read without a page fault. Otherwise those that the page
   // cache has may be left to whoever reads them.
-  Readahead(std::vector<Stretch> stretches, std::size_t window, bool mapped,
-            std::shared_ptr<const void> keep);
+  Readahead(std::vector<Stretch> stretches, std::size_t window, bool mapped);
   ~Readahead();
   Readahead(const Readahead&) = delete;
   Readahead& operator=(const Readahead&) = delete;
 
+  // What a thread had of the disk when it was here last.
+  struct Watch {
+    long reads = -1;
+  };
+
   // Waits until the bytes up to `end` are in memory; those before `begin` may be given back. Throws
-  // FormatError when a file has become shorter. Call without the GIL, from one thread.
-  void wait(std::uint64_t begin, std::uint64_t end);
+  // FormatError when a file has become shorter. Call without the GIL, each thread with its own watch.
+  void wait(std::uint64_t begin, std::uint64_t end, Watch& watch);
 
  private:
   void run();
@@ -50,9 +54,7 @@ class Readahead {
   std::uint64_t total_ = 0;
   std::size_t window_;
   bool mapped_;
-  std::shared_ptr<const void> keep_;
   int process_;
-  long reads_ = -1;  // what the caller had of the disk, when it was here last
 
   struct Wakes {
     std::mutex mutex;

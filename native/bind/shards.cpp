@@ -1,4 +1,3 @@
-#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 #include <sys/mman.h>
@@ -13,6 +12,7 @@
 #include "readahead.hpp"
 #include "threads.hpp"
 #include "upcast.hpp"
+#include "upcasts.hpp"
 
 namespace stepwell::bind {
 namespace {
@@ -20,18 +20,50 @@ namespace {
 // file's memory, begin, bytes, path
 using StretchIn = std::tuple<BytesIn, std::size_t, std::size_t, nb::object>;
 
-std::shared_ptr<Readahead> make_readahead(const std::vector<StretchIn>& given, std::size_t window,
-                                          bool mapped) {
-  auto keep = std::make_shared<std::vector<BytesIn>>();
+std::vector<Stretch> stretches_of(const std::vector<StretchIn>& given, std::vector<BytesIn>& keep) {
   std::vector<Stretch> stretches;
   for (const auto& [memory, begin, bytes, path] : given) {
     if (begin > memory.size() || bytes > memory.size() - begin)
       throw std::invalid_argument("a stretch leaves its file");
-    keep->push_back(memory);
+    keep.push_back(memory);
     stretches.push_back({span_of(memory).subspan(begin, bytes), path_bytes(path), begin});
   }
-  return std::make_shared<Readahead>(std::move(stretches), window, mapped, std::move(keep));
+  return stretches;
 }
+
+FloatKind kind_of(std::uint32_t tag) {
+  if (tag > 2) throw std::invalid_argument("no such kind of float");
+  return static_cast<FloatKind>(tag);
+}
+
+// For one thread of Python.
+struct BoundReadahead {
+  std::vector<BytesIn> keep;
+  Readahead ahead;
+  Readahead::Watch watch{};
+
+  BoundReadahead(const std::vector<StretchIn>& stretches, std::size_t window, bool mapped)
+      : ahead(stretches_of(stretches, keep), window, mapped) {}
+};
+
+struct BoundUpcasts {
+  std::vector<BytesIn> keep;
+  Upcasts upcasts;
+
+  BoundUpcasts(const std::vector<StretchIn>& stretches, std::size_t step, std::size_t window, std::uint32_t kind,
+               bool doubles, unsigned threads)
+      : upcasts(stretches_of(stretches, keep), step, window, kind_of(kind), doubles, threads) {}
+
+  NumpyBytes next() {
+    std::optional<Upcasts::Batch> batch;
+    {
+      const Unlocked unlocked;
+      batch = upcasts.next();
+    }
+    if (!batch) throw nb::index_error("that was the last batch");
+    return numpy_bytes(std::move(batch->block), batch->bytes);
+  }
+};
 
 // Values shared out among the cores in pieces of so many.
 constexpr std::size_t kPiece = std::size_t{1} << 16;
@@ -56,23 +88,26 @@ void upcast_all(FloatKind kind, std::span<const std::byte> from, std::span<To> t
 }  // namespace
 
 void bind_shards(nb::module_& m) {
-  nb::class_<Readahead>(m, "Readahead", "Mapped files, brought into memory ahead of a cursor.")
-      .def(nb::new_(&make_readahead), "stretches"_a, "window"_a, "mapped"_a)
+  nb::class_<BoundReadahead>(m, "Readahead", "Mapped files, brought into memory ahead of a cursor.")
+      .def(nb::init<const std::vector<StretchIn>&, std::size_t, bool>(), "stretches"_a, "window"_a, "mapped"_a)
       .def(
           "wait",
-          [](Readahead& ahead, std::uint64_t begin, std::uint64_t end) {
+          [](BoundReadahead& bound, std::uint64_t begin, std::uint64_t end) {
             const Unlocked unlocked;
-            ahead.wait(begin, end);
+            bound.ahead.wait(begin, end, bound.watch);
           },
           "begin"_a, "end"_a, "Wait for the bytes up to `end`; those before `begin` may be given back.");
+  nb::class_<BoundUpcasts>(m, "Upcasts", "Floats of shards (0 f32, 1 f16, 2 bf16) made float32 or float64.")
+      .def(nb::init<const std::vector<StretchIn>&, std::size_t, std::size_t, std::uint32_t, bool, unsigned>(),
+           "stretches"_a, "step"_a, "window"_a, "kind"_a, "doubles"_a, "threads"_a)
+      .def("next", &BoundUpcasts::next, "What the next `step` bytes of a stretch, or those its end leaves, become.");
   m.def(
       "upcast",
       [](std::uint32_t kind, BytesIn from, BytesOut to, bool doubles, unsigned threads, nb::object where,
          std::uint64_t begin) {
-        if (kind > 2) throw std::invalid_argument("no such kind of float");
         const auto path = path_bytes(where);
         const std::size_t size = doubles ? 8 : 4, count = to.size() / size;
-        const auto of = static_cast<FloatKind>(kind);
+        const FloatKind of = kind_of(kind);
         if (to.size() % size || from.size() != count * bytes_of(of) ||
             reinterpret_cast<std::uintptr_t>(to.data()) % size)
           throw std::invalid_argument("as many values to write as there are to read are needed");

@@ -289,6 +289,16 @@ class Readahead:
         Wait for the bytes up to `end`; those before `begin` may be given back.
         """
 
+class Upcasts:
+    """Floats of shards (0 f32, 1 f16, 2 bf16) made float32 or float64."""
+
+    def __init__(self, stretches: Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], int, int, object]], step: int, window: int, kind: int, doubles: bool, threads: int) -> None: ...
+
+    def next(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """
+        What the next `step` bytes of a stretch, or those its end leaves, become.
+        """
+
 def upcast(kind: int, from_: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], to: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], doubles: bool, threads: int, path: object, begin: int) -> None:
     """
     Floats of a shard (0 f32, 1 f16, 2 bf16) made float32 or float64; those of a file from byte `begin` on.

@@ -13,6 +13,7 @@ from stepwell.errors import FormatError
 from stepwell.files.npy import open_regular
 from stepwell.stores.shards.layout import (
     HEADER_BYTES,
+    KINDS,
     MANIFEST,
     SUFFIX,
     Shard,
@@ -108,19 +109,30 @@ class LocalShards:
 
         Without `mapped`, pages that are in memory anyway may be left to whoever reads them.
         """
-        stretches = []
-        for number, begin, end, _ in spans:
-            file, size = self._files[number], self._files[number].shard.row_bytes
-            stretches.append(
-                (file.memory, HEADER_BYTES + begin * size, (end - begin) * size, file.path)
-            )
-        ahead = _core.Readahead(stretches, window_bytes, mapped)
+        ahead = _core.Readahead(self._stretches(spans), window_bytes, mapped)
         at = 0
         for number, begin, end in cuts(spans):
             data = self._files[number].payload(begin, end)
             ahead.wait(at, at + len(data))
             at += len(data)
             yield data
+
+    def upcasts(
+        self, spans: Sequence[Span], window_bytes: int, *, doubles: bool, threads: int
+    ) -> _core.Upcasts:
+        """Gives the rows of each part of the spans, which are of one length, as wider floats."""
+        kind, rows = KINDS.index(self.shards[0].kind), max(shard.rows for shard in self.shards)
+        step = min(spans[0].step, rows) * self.shards[0].row_bytes
+        return _core.Upcasts(self._stretches(spans), step, window_bytes, kind, doubles, threads)
+
+    def _stretches(self, spans: Sequence[Span]) -> list[tuple[NDArray[np.uint8], int, int, Path]]:
+        """Memory, first byte, bytes and path of each span."""
+        stretches = []
+        for number, begin, end, _ in spans:
+            file, size = self._files[number], self._files[number].shard.row_bytes
+            first = HEADER_BYTES + begin * size
+            stretches.append((file.memory, first, (end - begin) * size, file.path))
+        return stretches
 
 
 def _mapped(path: Path) -> _Mapped:

@@ -24,6 +24,7 @@ WINDOW_BYTES = 8 << 20
 BATCH_ROWS = 1024
 _MOST_WINDOW = 1 << 62
 _REMOTE_OPTIONS = ("connections", "cache", "cache_bytes")
+_Cut = tuple[int, int, int]
 _UPCAST = (np.dtype(np.float32), np.dtype(np.float64))
 
 
@@ -195,24 +196,40 @@ class ShardReader(Source):
         window_bytes: int,
         out: NDArray[Any] | None,
     ) -> Iterator[RowBatch]:
-        given = out is None and (wanted is None or self._is_stored(wanted))
-        stored = self._stored if given else None
-        parts = self._shards.parts(spans, window_bytes, mapped=stored is not None)
-        # Nothing is kept of a batch: its memory is for the next one as soon as the caller lets go.
-        for cut, data in zip(cuts(spans), parts, strict=True):
-            if stored is not None:
-                yield self._batch(cut, _view(data, stored, self.width))
-            else:
-                assert wanted is not None
-                yield self._batch(cut, self._converted(cut, data, wanted, out))
+        make = self._maker(spans, wanted, window_bytes, out)
+        for cut in cuts(spans):
+            # No name for it here: its memory is for the next one as soon as the caller lets go.
+            yield self._batch(cut, make(cut))
 
-    def _batch(self, cut: tuple[int, int, int], rows: NDArray[Any]) -> RowBatch:
+    def _maker(
+        self,
+        spans: Sequence[Span],
+        wanted: np.dtype[Any] | None,
+        window_bytes: int,
+        out: NDArray[Any] | None,
+    ) -> Callable[[_Cut], NDArray[Any]]:
+        """What gives the rows of one part of the spans after another."""
+        if out is None and (wanted is None or self._is_stored(wanted)):
+            stored = self._stored
+            assert stored is not None
+            views = self._shards.parts(spans, window_bytes)
+            return lambda cut: _view(next(views), stored, self.width)
+        assert wanted is not None
+        if out is None and isinstance(self._shards, LocalShards):
+            upcasts = self._shards.upcasts(
+                spans, window_bytes, doubles=wanted == np.float64, threads=self._cores
+            )
+            return lambda cut: upcasts.next().view(wanted).reshape(-1, self.width)
+        parts = self._shards.parts(spans, window_bytes, mapped=False)
+        return lambda cut: self._converted(cut, next(parts), wanted, out)
+
+    def _batch(self, cut: _Cut, rows: NDArray[Any]) -> RowBatch:
         first = int(self._starts[cut[0]]) + cut[1]
         return RowBatch(rows, np.arange(first, first + len(rows), dtype=np.int64))
 
     def _converted(
         self,
-        cut: tuple[int, int, int],
+        cut: _Cut,
         data: NDArray[np.uint8],
         wanted: np.dtype[Any],
         out: NDArray[Any] | None,

@@ -1,0 +1,170 @@
+#include "upcasts.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+#include <system_error>
+#include <utility>
+
+#include "guard.hpp"
+
+namespace stepwell {
+namespace {
+
+// Values that one thread converts at a time.
+constexpr std::size_t kPiece = std::size_t{1} << 16;
+constexpr std::chrono::microseconds kLook{200};
+constexpr int kLooks = 100;
+
+std::size_t checked(std::size_t step, FloatKind kind) {
+  if (step == 0 || step % bytes_of(kind)) throw std::invalid_argument("a batch has whole values");
+  return step;
+}
+
+}  // namespace
+
+Upcasts::Upcasts(std::vector<Stretch> stretches, std::size_t step, std::size_t window, FloatKind kind,
+                 bool doubles, unsigned threads)
+    : stretches_([&] {
+        std::erase_if(stretches, [](const Stretch& each) { return each.memory.empty(); });
+        return std::move(stretches);
+      }()),
+      step_(checked(step, kind)),
+      depth_(window / step >= 2 ? 2 : 1),
+      kind_(kind),
+      doubles_(doubles),
+      ahead_(stretches_, window, false),
+      process_(getpid()),
+      shared_(std::make_unique<Shared>()) {
+  try {
+    for (unsigned i = 1; i < threads; ++i) shared_->helpers.emplace_back([this] { help(); });
+  } catch (const std::system_error&) {
+    // The system gives no more threads; those that are there, or none, do as well.
+  }
+}
+
+Upcasts::~Upcasts() {
+  if (getpid() != process_) {
+    (void)shared_.release();  // its helpers do not exist here, and may have held its mutex
+    return;
+  }
+  {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->stop = true;
+  }
+  shared_->room.notify_all();
+  for (auto& helper : shared_->helpers) helper.join();
+}
+
+std::optional<Upcasts::Batch> Upcasts::next() {
+  if (getpid() != process_) {
+    (void)shared_.release();
+    shared_ = std::make_unique<Shared>();
+    shared_->place = next_;
+    process_ = getpid();
+  }
+  Shared& s = *shared_;
+  std::unique_lock lock(s.mutex);
+  while (s.makings.empty() || !s.makings.front().is_done()) {
+    if (work(lock, watch_)) continue;
+    if (s.makings.empty()) return std::nullopt;
+    s.ready.wait(lock, [&] { return s.makings.front().is_done(); });
+  }
+  Making made = std::move(s.makings.front());
+  s.makings.pop_front();
+  next_ = after(made.place);
+  const bool wake = s.asleep > 0;
+  lock.unlock();
+  if (wake) s.room.notify_all();
+  if (made.error) std::rethrow_exception(made.error);
+  return Batch{std::move(made.block), made.values * wide()};
+}
+
+void Upcasts::help() {
+  Shared& s = *shared_;
+  Readahead::Watch watch;
+  std::unique_lock lock(s.mutex);
+  while (!s.stop) {
+    if (work(lock, watch)) continue;
+    const auto called = [&] { return s.stop || (s.makings.size() < depth_ && !is_end(s.place)); };
+    // For a while it looks by itself: to wake a thread takes the caller longer than all the rest.
+    for (int looks = 0; looks < kLooks && !called(); ++looks)
+      s.room.wait_until(lock, std::chrono::system_clock::now() + kLook);
+    ++s.asleep;
+    s.room.wait(lock, called);
+    --s.asleep;
+  }
+}
+
+// Makes a piece, if there is one to make.
+bool Upcasts::work(std::unique_lock<std::mutex>& lock, Readahead::Watch& watch) {
+  Shared& s = *shared_;
+  const auto open = std::ranges::find_if(s.makings, [](const Making& each) { return each.begun < each.pieces; });
+  Making* const making = open != s.makings.end() ? &*open : begin_batch();
+  if (making == nullptr) return false;
+  if (making->is_done()) return true;  // there was no memory for it
+  const std::size_t piece = making->begun++;
+  const std::uint64_t done_with = s.makings.front().place.before;
+  lock.unlock();
+  std::exception_ptr error;
+  try {
+    convert(*making, piece, done_with, watch);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  lock.lock();
+  if (error) {
+    making->error = error;
+    making->done += making->pieces - making->begun;  // the others need not be made
+    making->begun = making->pieces;
+  }
+  ++making->done;
+  if (making->is_done() && making == &s.makings.front()) s.ready.notify_one();
+  return true;
+}
+
+Upcasts::Making* Upcasts::begin_batch() {
+  Shared& s = *shared_;
+  if (s.makings.size() >= depth_ || is_end(s.place)) return nullptr;
+  const std::size_t bytes = bytes_at(s.place), values = bytes / bytes_of(kind_);
+  Making making{s.place, bytes, values, (values + kPiece - 1) / kPiece};
+  try {
+    making.block = shared_blocks()->take(values * wide());
+  } catch (...) {
+    making.error = std::current_exception();  // thrown when its turn comes
+    making.begun = making.done = making.pieces;
+  }
+  s.makings.push_back(std::move(making));
+  s.place = after(s.place);
+  return &s.makings.back();
+}
+
+void Upcasts::convert(const Making& making, std::size_t piece, std::uint64_t done_with,
+                      Readahead::Watch& watch) {
+  const std::size_t size = bytes_of(kind_), first = piece * kPiece;
+  const std::size_t count = std::min(kPiece, making.values - first);
+  ahead_.wait(done_with, making.place.before + (first + count) * size, watch);
+  const Stretch& of = stretches_[making.place.stretch];
+  const std::uint64_t at = making.place.at + first * size;
+  const auto from = of.memory.subspan(at, count * size);
+  const bool past_caches = larger_than_caches(making.values * wide());
+  const auto to = [&]<class To>(To* values) {
+    guarded(from, of.path, [&] { upcast(kind_, from, std::span(values + first, count), past_caches); },
+            of.begin + at);
+  };
+  doubles_ ? to(reinterpret_cast<double*>(making.block.get())) : to(reinterpret_cast<float*>(making.block.get()));
+}
+
+Upcasts::Place Upcasts::after(const Place& place) const {
+  const std::size_t bytes = bytes_at(place);
+  const bool whole = place.at + bytes == stretches_[place.stretch].memory.size();
+  return {place.stretch + whole, whole ? 0 : place.at + bytes, place.before + bytes};
+}
+
+std::size_t Upcasts::bytes_at(const Place& place) const {
+  return std::min<std::size_t>(step_, stretches_[place.stretch].memory.size() - place.at);
+}
+
+}  // namespace stepwell
