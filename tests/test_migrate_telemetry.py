@@ -502,6 +502,20 @@ def test_damage_is_seen_when_read_back(
         migrate_telemetry(old, tmp_path / "new")
 
 
+@pytest.mark.parametrize("wal", [False, True])
+def test_a_store_whose_writer_was_killed_before_its_first_commit(
+    old: Path, tmp_path: Path, wal: bool
+) -> None:
+    begun = tmp_path / "new/telemetry/telemetry.sqlite"
+    begun.parent.mkdir(parents=True)
+    begun.touch()
+    if wal:
+        with closing(sqlite3.connect(begun)) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+    migrate_telemetry(old, tmp_path / "new")
+    assert_moved(old, tmp_path / "new")
+
+
 def work(path: Path, first: int) -> Iterator[int]:
     migrate._BATCH_STEPS = 3
     migrate_telemetry(path / "old.sqlite", path / "new")

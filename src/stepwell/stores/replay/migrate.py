@@ -259,12 +259,14 @@ class _Migration:
     def _state(self, run_id: str, episodes: list[OldEpisode]) -> str | None:
         """What the store says of a run. Raises `SchemaError` when it is another one of that name:
         one with other episodes, or whose first steps are not the same."""
-        if not self._database.exists():
+        try:
+            with reading(self._database) as database:
+                question = "SELECT state FROM runs WHERE run_id = ?"
+                row = database.execute(question, (run_id,)).fetchone()
+                question = "SELECT episode_id FROM episodes WHERE run_id = ? ORDER BY number"
+                there = [name for (name,) in database.execute(question, (run_id,))]
+        except FileNotFoundError:
             return None
-        with reading(self._database) as database:
-            row = database.execute("SELECT state FROM runs WHERE run_id = ?", (run_id,)).fetchone()
-            question = "SELECT episode_id FROM episodes WHERE run_id = ? ORDER BY number"
-            there = [name for (name,) in database.execute(question, (run_id,))]
         known = {episode.episode_id: episode for episode in episodes}
         for name in there:
             if name not in known:
@@ -281,18 +283,20 @@ class _Migration:
 
     def _known(self, run_id: str, episode: OldEpisode) -> "_Known":
         """What the store has of an episode. Raises `SchemaError` when it is of another run."""
-        if not self._database.exists():
-            return _Known()
         name = episode.episode_id
-        with reading(self._database) as database:
-            row = database.execute(
-                "SELECT run_id, ended, terminated OR truncated FROM episodes WHERE episode_id = ?",
-                (name,),
-            ).fetchone()
-            if row is None:
-                return _Known()
-            rows = database.execute("SELECT step_index FROM steps WHERE episode_id = ?", (name,))
-            steps = frozenset(index for (index,) in rows)
+        try:
+            with reading(self._database) as database:
+                row = database.execute(
+                    "SELECT run_id, ended, terminated OR truncated FROM episodes "
+                    "WHERE episode_id = ?",
+                    (name,),
+                ).fetchone()
+                if row is None:
+                    return _Known()
+                question = "SELECT step_index FROM steps WHERE episode_id = ?"
+                steps = frozenset(index for (index,) in database.execute(question, (name,)))
+        except FileNotFoundError:
+            return _Known()
         if row[0] != run_id:
             raise SchemaError(
                 f"episode {name!r}: the store has one of the run {row[0]!r}, "
