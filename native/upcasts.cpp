@@ -13,8 +13,8 @@
 namespace stepwell {
 namespace {
 
-// Values that one thread converts at a time.
-constexpr std::size_t kPiece = std::size_t{1} << 16;
+// The least values that one thread converts at a time; a piece costs a few calls to the system.
+constexpr std::size_t kLeastPiece = std::size_t{1} << 16;
 constexpr std::chrono::microseconds kLook{200};
 constexpr int kLooks = 100;
 
@@ -33,6 +33,7 @@ Upcasts::Upcasts(std::vector<Stretch> stretches, std::size_t step, std::size_t w
       }()),
       step_(checked(step, kind)),
       depth_(window / step >= 2 ? 2 : 1),
+      makers_(std::max(1u, threads)),
       kind_(kind),
       doubles_(doubles),
       ahead_(stretches_, window, false),
@@ -79,7 +80,7 @@ std::optional<Upcasts::Batch> Upcasts::next() {
   lock.unlock();
   if (wake) s.room.notify_all();
   if (made.error) std::rethrow_exception(made.error);
-  return Batch{std::move(made.block), made.values * wide()};
+  return Batch{std::move(made.block), made.values};
 }
 
 void Upcasts::help() {
@@ -128,8 +129,9 @@ bool Upcasts::work(std::unique_lock<std::mutex>& lock, Readahead::Watch& watch) 
 Upcasts::Making* Upcasts::begin_batch() {
   Shared& s = *shared_;
   if (s.makings.size() >= depth_ || is_end(s.place)) return nullptr;
-  const std::size_t bytes = bytes_at(s.place), values = bytes / bytes_of(kind_);
-  Making making{s.place, bytes, values, (values + kPiece - 1) / kPiece};
+  const std::size_t values = bytes_at(s.place) / bytes_of(kind_);
+  const std::size_t piece = makers_ == 1 ? values : std::max(kLeastPiece, values / (2 * makers_) + 1);
+  Making making{s.place, values, piece, (values + piece - 1) / piece};
   try {
     making.block = shared_blocks()->take(values * wide());
   } catch (...) {
@@ -143,8 +145,8 @@ Upcasts::Making* Upcasts::begin_batch() {
 
 void Upcasts::convert(const Making& making, std::size_t piece, std::uint64_t done_with,
                       Readahead::Watch& watch) {
-  const std::size_t size = bytes_of(kind_), first = piece * kPiece;
-  const std::size_t count = std::min(kPiece, making.values - first);
+  const std::size_t size = bytes_of(kind_), first = piece * making.piece;
+  const std::size_t count = std::min(making.piece, making.values - first);
   ahead_.wait(done_with, making.place.before + (first + count) * size, watch);
   const Stretch& of = stretches_[making.place.stretch];
   const std::uint64_t at = making.place.at + first * size;

@@ -24,7 +24,7 @@ class Upcasts {
  public:
   struct Batch {
     BlockRef block;
-    std::size_t bytes;
+    std::size_t values;
   };
 
   // A batch is `step` bytes of a stretch, or what its end leaves, made floats or doubles.
@@ -47,7 +47,7 @@ class Upcasts {
   };
   struct Making {
     Place place;
-    std::size_t bytes, values, pieces;
+    std::size_t values, piece, pieces;  // values, those of a piece
     BlockRef block{};
     std::size_t begun = 0, done = 0;  // pieces
     std::exception_ptr error{};
@@ -76,7 +76,7 @@ class Upcasts {
   std::size_t bytes_at(const Place& place) const;
 
   const std::vector<Stretch> stretches_;
-  const std::size_t step_, depth_;
+  const std::size_t step_, depth_, makers_;
   const FloatKind kind_;
   const bool doubles_;
   Readahead ahead_;

@@ -46,22 +46,31 @@ struct BoundReadahead {
       : ahead(stretches_of(stretches, keep), window, mapped) {}
 };
 
+using NumpyTable = nb::ndarray<nb::numpy, nb::ndim<2>>;
+
 struct BoundUpcasts {
   std::vector<BytesIn> keep;
+  std::size_t width;
+  nb::dlpack::dtype dtype;
   Upcasts upcasts;
 
-  BoundUpcasts(const std::vector<StretchIn>& stretches, std::size_t step, std::size_t window, std::uint32_t kind,
-               bool doubles, unsigned threads)
-      : upcasts(stretches_of(stretches, keep), step, window, kind_of(kind), doubles, threads) {}
+  BoundUpcasts(const std::vector<StretchIn>& stretches, std::size_t rows, std::size_t width_, std::size_t window,
+               std::uint32_t kind, bool doubles, unsigned threads)
+      : width(width_),
+        dtype(doubles ? nb::dtype<double>() : nb::dtype<float>()),
+        upcasts(stretches_of(stretches, keep), rows * width * bytes_of(kind_of(kind)), window, kind_of(kind), doubles,
+                threads) {}
 
-  NumpyBytes next() {
+  NumpyTable next() {
     std::optional<Upcasts::Batch> batch;
     {
       const Unlocked unlocked;
       batch = upcasts.next();
     }
     if (!batch) throw nb::index_error("that was the last batch");
-    return numpy_bytes(std::move(batch->block), batch->bytes);
+    auto* held = new BlockRef(std::move(batch->block));
+    nb::capsule owner(held, [](void* p) noexcept { delete static_cast<BlockRef*>(p); });
+    return NumpyTable(held->get(), {batch->values / width, width}, owner, {}, dtype);
   }
 };
 
@@ -97,10 +106,12 @@ void bind_shards(nb::module_& m) {
             bound.ahead.wait(begin, end, bound.watch);
           },
           "begin"_a, "end"_a, "Wait for the bytes up to `end`; those before `begin` may be given back.");
-  nb::class_<BoundUpcasts>(m, "Upcasts", "Floats of shards (0 f32, 1 f16, 2 bf16) made float32 or float64.")
-      .def(nb::init<const std::vector<StretchIn>&, std::size_t, std::size_t, std::uint32_t, bool, unsigned>(),
-           "stretches"_a, "step"_a, "window"_a, "kind"_a, "doubles"_a, "threads"_a)
-      .def("next", &BoundUpcasts::next, "What the next `step` bytes of a stretch, or those its end leaves, become.");
+  nb::class_<BoundUpcasts>(m, "Upcasts", "Rows of shards (0 f32, 1 f16, 2 bf16) made float32 or float64.")
+      .def(nb::init<const std::vector<StretchIn>&, std::size_t, std::size_t, std::size_t, std::uint32_t, bool,
+                    unsigned>(),
+           "stretches"_a, "rows"_a, "width"_a, "window"_a, "kind"_a, "doubles"_a, "threads"_a)
+      .def("next", &BoundUpcasts::next, nb::sig("def next(self) -> NDArray[numpy.float32 | numpy.float64]"),
+           "The next `rows` rows of a stretch, or those its end leaves.");
   m.def(
       "upcast",
       [](std::uint32_t kind, BytesIn from, BytesOut to, bool doubles, unsigned threads, nb::object where,

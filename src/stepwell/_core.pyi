@@ -290,14 +290,12 @@ class Readahead:
         """
 
 class Upcasts:
-    """Floats of shards (0 f32, 1 f16, 2 bf16) made float32 or float64."""
+    """Rows of shards (0 f32, 1 f16, 2 bf16) made float32 or float64."""
 
-    def __init__(self, stretches: Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], int, int, object]], step: int, window: int, kind: int, doubles: bool, threads: int) -> None: ...
+    def __init__(self, stretches: Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], int, int, object]], rows: int, width: int, window: int, kind: int, doubles: bool, threads: int) -> None: ...
 
-    def next(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
-        """
-        What the next `step` bytes of a stretch, or those its end leaves, become.
-        """
+    def next(self) -> NDArray[numpy.float32 | numpy.float64]:
+        """The next `rows` rows of a stretch, or those its end leaves."""
 
 def upcast(kind: int, from_: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], to: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], doubles: bool, threads: int, path: object, begin: int) -> None:
     """

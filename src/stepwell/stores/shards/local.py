@@ -118,12 +118,14 @@ class LocalShards:
             yield data
 
     def upcasts(
-        self, spans: Sequence[Span], window_bytes: int, *, doubles: bool, threads: int
+        self, spans: Sequence[Span], window_bytes: int, doubles: bool, threads: int
     ) -> _core.Upcasts:
         """Gives the rows of each part of the spans, which are of one length, as wider floats."""
-        kind, rows = KINDS.index(self.shards[0].kind), max(shard.rows for shard in self.shards)
-        step = min(spans[0].step, rows) * self.shards[0].row_bytes
-        return _core.Upcasts(self._stretches(spans), step, window_bytes, kind, doubles, threads)
+        kind, width = self.shards[0].kind, self.shards[0].width
+        rows = min(spans[0].step, max(shard.rows for shard in self.shards))
+        return _core.Upcasts(
+            self._stretches(spans), rows, width, window_bytes, KINDS.index(kind), doubles, threads
+        )
 
     def _stretches(self, spans: Sequence[Span]) -> list[tuple[NDArray[np.uint8], int, int, Path]]:
         """Memory, first byte, bytes and path of each span."""

@@ -24,7 +24,6 @@ WINDOW_BYTES = 8 << 20
 BATCH_ROWS = 1024
 _MOST_WINDOW = 1 << 62
 _REMOTE_OPTIONS = ("connections", "cache", "cache_bytes")
-_Cut = tuple[int, int, int]
 _UPCAST = (np.dtype(np.float32), np.dtype(np.float64))
 
 
@@ -196,40 +195,36 @@ class ShardReader(Source):
         window_bytes: int,
         out: NDArray[Any] | None,
     ) -> Iterator[RowBatch]:
-        make = self._maker(spans, wanted, window_bytes, out)
-        for cut in cuts(spans):
+        rows, first, integer = self._rows(spans, wanted, window_bytes, out), 0, np.dtype(np.int64)
+        for _, begin, end in cuts(spans):
+            last = first + end - begin
             # No name for it here: its memory is for the next one as soon as the caller lets go.
-            yield self._batch(cut, make(cut))
+            yield RowBatch(rows(), np.arange(first, last, dtype=integer))
+            first = last
 
-    def _maker(
+    def _rows(
         self,
         spans: Sequence[Span],
         wanted: np.dtype[Any] | None,
         window_bytes: int,
         out: NDArray[Any] | None,
-    ) -> Callable[[_Cut], NDArray[Any]]:
+    ) -> Callable[[], NDArray[Any]]:
         """What gives the rows of one part of the spans after another."""
         if out is None and (wanted is None or self._is_stored(wanted)):
-            stored = self._stored
-            assert stored is not None
-            views = self._shards.parts(spans, window_bytes)
-            return lambda cut: _view(next(views), stored, self.width)
+            assert self._stored is not None
+            stored, width, parts = self._stored, self.width, self._shards.parts(spans, window_bytes)
+            return (_view(data, stored, width) for data in parts).__next__
         assert wanted is not None
         if out is None and isinstance(self._shards, LocalShards):
-            upcasts = self._shards.upcasts(
-                spans, window_bytes, doubles=wanted == np.float64, threads=self._cores
-            )
-            return lambda cut: upcasts.next().view(wanted).reshape(-1, self.width)
+            doubles = wanted == np.float64
+            return self._shards.upcasts(spans, window_bytes, doubles, self._cores).next
         parts = self._shards.parts(spans, window_bytes, mapped=False)
-        return lambda cut: self._converted(cut, next(parts), wanted, out)
-
-    def _batch(self, cut: _Cut, rows: NDArray[Any]) -> RowBatch:
-        first = int(self._starts[cut[0]]) + cut[1]
-        return RowBatch(rows, np.arange(first, first + len(rows), dtype=np.int64))
+        pairs = zip(cuts(spans), parts, strict=True)
+        return (self._converted(cut, data, wanted, out) for cut, data in pairs).__next__
 
     def _converted(
         self,
-        cut: _Cut,
+        cut: tuple[int, int, int],
         data: NDArray[np.uint8],
         wanted: np.dtype[Any],
         out: NDArray[Any] | None,
