@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <stdexcept>
 #include <system_error>
 #include <utility>
 
@@ -18,27 +17,19 @@ constexpr std::size_t kLeastPiece = std::size_t{1} << 16;
 constexpr std::chrono::microseconds kLook{200};
 constexpr int kLooks = 100;
 
-std::size_t checked(std::size_t step, FloatKind kind) {
-  if (step == 0 || step % bytes_of(kind)) throw std::invalid_argument("a batch has whole values");
-  return step;
-}
-
 }  // namespace
 
-Upcasts::Upcasts(std::vector<Stretch> stretches, std::size_t step, std::size_t window, FloatKind kind,
-                 bool doubles, unsigned threads)
-    : stretches_([&] {
-        std::erase_if(stretches, [](const Stretch& each) { return each.memory.empty(); });
-        return std::move(stretches);
-      }()),
-      step_(checked(step, kind)),
-      depth_(window / step >= 2 ? 2 : 1),
+Upcasts::Upcasts(Cuts cuts, std::size_t window, FloatKind kind, bool doubles, unsigned threads)
+    : cuts_(std::move(cuts)),
+      depth_(window / std::max<std::size_t>(cuts_.first().bytes, 1) >= 2 ? 2 : 1),
       makers_(std::max(1u, threads)),
       kind_(kind),
       doubles_(doubles),
-      ahead_(stretches_, window, false),
+      ahead_(cuts_.stretches(), window, false),
+      next_(cuts_.first()),
       process_(getpid()),
       shared_(std::make_unique<Shared>()) {
+  shared_->next = next_;
   try {
     for (unsigned i = 1; i < threads; ++i) shared_->helpers.emplace_back([this] { help(); });
   } catch (const std::system_error&) {
@@ -63,7 +54,7 @@ std::optional<Upcasts::Batch> Upcasts::next() {
   if (getpid() != process_) {
     (void)shared_.release();
     shared_ = std::make_unique<Shared>();
-    shared_->place = next_;
+    shared_->next = next_;
     process_ = getpid();
   }
   Shared& s = *shared_;
@@ -75,7 +66,7 @@ std::optional<Upcasts::Batch> Upcasts::next() {
   }
   Making made = std::move(s.makings.front());
   s.makings.pop_front();
-  next_ = after(made.place);
+  next_ = cuts_.after(made.cut);
   const bool wake = s.asleep > 0;
   lock.unlock();
   if (wake) s.room.notify_all();
@@ -89,7 +80,7 @@ void Upcasts::help() {
   std::unique_lock lock(s.mutex);
   while (!s.stop) {
     if (work(lock, watch)) continue;
-    const auto called = [&] { return s.stop || (s.makings.size() < depth_ && !is_end(s.place)); };
+    const auto called = [&] { return s.stop || (s.makings.size() < depth_ && !s.next.is_end()); };
     // For a while it looks by itself: to wake a thread takes the caller longer than all the rest.
     for (int looks = 0; looks < kLooks && !called(); ++looks)
       s.room.wait_until(lock, std::chrono::system_clock::now() + kLook);
@@ -107,7 +98,7 @@ bool Upcasts::work(std::unique_lock<std::mutex>& lock, Readahead::Watch& watch) 
   if (making == nullptr) return false;
   if (making->is_done()) return true;  // there was no memory for it
   const std::size_t piece = making->begun++;
-  const std::uint64_t done_with = s.makings.front().place.before;
+  const std::uint64_t done_with = s.makings.front().cut.before;
   lock.unlock();
   std::exception_ptr error;
   try {
@@ -128,10 +119,10 @@ bool Upcasts::work(std::unique_lock<std::mutex>& lock, Readahead::Watch& watch) 
 
 Upcasts::Making* Upcasts::begin_batch() {
   Shared& s = *shared_;
-  if (s.makings.size() >= depth_ || is_end(s.place)) return nullptr;
-  const std::size_t values = bytes_at(s.place) / bytes_of(kind_);
+  if (s.makings.size() >= depth_ || s.next.is_end()) return nullptr;
+  const std::size_t values = s.next.bytes / bytes_of(kind_);
   const std::size_t piece = makers_ == 1 ? values : std::max(kLeastPiece, values / (2 * makers_) + 1);
-  Making making{s.place, values, piece, (values + piece - 1) / piece};
+  Making making{s.next, values, piece, (values + piece - 1) / piece};
   try {
     making.block = shared_blocks()->take(values * wide());
   } catch (...) {
@@ -139,7 +130,7 @@ Upcasts::Making* Upcasts::begin_batch() {
     making.begun = making.done = making.pieces;
   }
   s.makings.push_back(std::move(making));
-  s.place = after(s.place);
+  s.next = cuts_.after(s.next);
   return &s.makings.back();
 }
 
@@ -147,26 +138,15 @@ void Upcasts::convert(const Making& making, std::size_t piece, std::uint64_t don
                       Readahead::Watch& watch) {
   const std::size_t size = bytes_of(kind_), first = piece * making.piece;
   const std::size_t count = std::min(making.piece, making.values - first);
-  ahead_.wait(done_with, making.place.before + (first + count) * size, watch);
-  const Stretch& of = stretches_[making.place.stretch];
-  const std::uint64_t at = making.place.at + first * size;
-  const auto from = of.memory.subspan(at, count * size);
+  ahead_.wait(done_with, making.cut.before + (first + count) * size, watch);
+  const Stretch& of = cuts_.of(making.cut);
+  const auto from = cuts_.memory(making.cut).subspan(first * size, count * size);
   const bool past_caches = larger_than_caches(making.values * wide());
   const auto to = [&]<class To>(To* values) {
     guarded(from, of.path, [&] { upcast(kind_, from, std::span(values + first, count), past_caches); },
-            of.begin + at);
+            of.begin + making.cut.at + first * size);
   };
   doubles_ ? to(reinterpret_cast<double*>(making.block.get())) : to(reinterpret_cast<float*>(making.block.get()));
-}
-
-Upcasts::Place Upcasts::after(const Place& place) const {
-  const std::size_t bytes = bytes_at(place);
-  const bool whole = place.at + bytes == stretches_[place.stretch].memory.size();
-  return {place.stretch + whole, whole ? 0 : place.at + bytes, place.before + bytes};
-}
-
-std::size_t Upcasts::bytes_at(const Place& place) const {
-  return std::min<std::size_t>(step_, stretches_[place.stretch].memory.size() - place.at);
 }
 
 }  // namespace stepwell

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "blocks.hpp"
+#include "cuts.hpp"
 #include "readahead.hpp"
 #include "upcast.hpp"
 
@@ -27,9 +28,8 @@ class Upcasts {
     std::size_t values;
   };
 
-  // A batch is `step` bytes of a stretch, or what its end leaves, made floats or doubles.
-  Upcasts(std::vector<Stretch> stretches, std::size_t step, std::size_t window, FloatKind kind, bool doubles,
-          unsigned threads);
+  // Each cut becomes a batch of floats, or of doubles.
+  Upcasts(Cuts cuts, std::size_t window, FloatKind kind, bool doubles, unsigned threads);
   ~Upcasts();
   Upcasts(const Upcasts&) = delete;
   Upcasts& operator=(const Upcasts&) = delete;
@@ -39,14 +39,8 @@ class Upcasts {
   std::optional<Batch> next();
 
  private:
-  // Where a batch begins.
-  struct Place {
-    std::size_t stretch = 0;
-    std::uint64_t at = 0;      // in the stretch
-    std::uint64_t before = 0;  // bytes of all stretches up to there
-  };
   struct Making {
-    Place place;
+    Cut cut;
     std::size_t values, piece, pieces;  // values, those of a piece
     BlockRef block{};
     std::size_t begun = 0, done = 0;  // pieces
@@ -60,7 +54,7 @@ class Upcasts {
     std::condition_variable room;   // for helpers: there is something to make
     std::condition_variable ready;  // for the caller: its batch is done
     std::deque<Making> makings;     // the caller's next batch, and one behind it
-    Place place;                    // of the batch behind those
+    Cut next{};                     // the batch behind those
     unsigned asleep = 0;            // helpers, until they are called
     bool stop = false;
     std::vector<std::thread> helpers;
@@ -71,17 +65,14 @@ class Upcasts {
   Making* begin_batch();
   void convert(const Making& making, std::size_t piece, std::uint64_t done_with, Readahead::Watch& watch);
   std::size_t wide() const { return doubles_ ? sizeof(double) : sizeof(float); }
-  bool is_end(const Place& place) const { return place.stretch == stretches_.size(); }
-  Place after(const Place& place) const;
-  std::size_t bytes_at(const Place& place) const;
 
-  const std::vector<Stretch> stretches_;
-  const std::size_t step_, depth_, makers_;
+  const Cuts cuts_;
+  const std::size_t depth_, makers_;
   const FloatKind kind_;
   const bool doubles_;
   Readahead ahead_;
   Readahead::Watch watch_;
-  Place next_;  // of the batch that comes next
+  Cut next_;  // the caller's next batch
   int process_;
   std::unique_ptr<Shared> shared_;
 };

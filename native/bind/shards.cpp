@@ -46,9 +46,51 @@ struct BoundReadahead {
       : ahead(stretches_of(stretches, keep), window, mapped) {}
 };
 
-using NumpyTable = nb::ndarray<nb::numpy, nb::ndim<2>>;
+std::size_t step_of(std::uint32_t kind, std::size_t rows, std::size_t width) {
+  return rows * width * bytes_of(kind_of(kind));
+}
 
+// Rows of files as they are stored.
+struct BoundViews {
+  using Table = nb::ndarray<nb::numpy, nb::ro, nb::ndim<2>>;
+
+  std::vector<BytesIn> keep;
+  std::size_t width;
+  nb::dlpack::dtype dtype;
+  Cuts cuts;
+  Readahead ahead;
+  Readahead::Watch watch{};
+  Cut cut;
+  std::vector<nb::object> owners{};
+
+  BoundViews(const std::vector<StretchIn>& stretches, std::size_t rows, std::size_t width_, std::size_t window,
+             std::uint32_t kind)
+      : width(width_),
+        dtype{static_cast<std::uint8_t>(nb::dlpack::dtype_code::Float),
+              static_cast<std::uint8_t>(8 * bytes_of(kind_of(kind))), 1},
+        cuts(stretches_of(stretches, keep), step_of(kind, rows, width)),
+        ahead(cuts.stretches(), window, true),
+        cut(cuts.first()) {
+    for (const BytesIn& memory : keep) owners.push_back(nb::cast(memory));
+  }
+
+  Table next() {
+    if (cut.is_end()) throw nb::index_error("that was the last batch");
+    {
+      const Unlocked unlocked;
+      ahead.wait(cut.before, cut.before + cut.bytes, watch);
+    }
+    const auto memory = cuts.memory(cut);
+    const nb::handle owner = owners[cut.stretch];
+    cut = cuts.after(cut);
+    return Table(memory.data(), {memory.size() / (width * dtype.bits / 8), width}, owner, {}, dtype);
+  }
+};
+
+// The same rows made wider.
 struct BoundUpcasts {
+  using Table = nb::ndarray<nb::numpy, nb::ndim<2>>;
+
   std::vector<BytesIn> keep;
   std::size_t width;
   nb::dlpack::dtype dtype;
@@ -58,10 +100,10 @@ struct BoundUpcasts {
                std::uint32_t kind, bool doubles, unsigned threads)
       : width(width_),
         dtype(doubles ? nb::dtype<double>() : nb::dtype<float>()),
-        upcasts(stretches_of(stretches, keep), rows * width * bytes_of(kind_of(kind)), window, kind_of(kind), doubles,
+        upcasts(Cuts(stretches_of(stretches, keep), step_of(kind, rows, width)), window, kind_of(kind), doubles,
                 threads) {}
 
-  NumpyTable next() {
+  Table next() {
     std::optional<Upcasts::Batch> batch;
     {
       const Unlocked unlocked;
@@ -70,7 +112,7 @@ struct BoundUpcasts {
     if (!batch) throw nb::index_error("that was the last batch");
     auto* held = new BlockRef(std::move(batch->block));
     nb::capsule owner(held, [](void* p) noexcept { delete static_cast<BlockRef*>(p); });
-    return NumpyTable(held->get(), {batch->values / width, width}, owner, {}, dtype);
+    return Table(held->get(), {batch->values / width, width}, owner, {}, dtype);
   }
 };
 
@@ -106,6 +148,11 @@ void bind_shards(nb::module_& m) {
             bound.ahead.wait(begin, end, bound.watch);
           },
           "begin"_a, "end"_a, "Wait for the bytes up to `end`; those before `begin` may be given back.");
+  nb::class_<BoundViews>(m, "Views", "Rows of shards (0 f32, 1 f16) as they are, read ahead of a loop.")
+      .def(nb::init<const std::vector<StretchIn>&, std::size_t, std::size_t, std::size_t, std::uint32_t>(),
+           "stretches"_a, "rows"_a, "width"_a, "window"_a, "kind"_a)
+      .def("next", &BoundViews::next, nb::sig("def next(self) -> NDArray[numpy.float32 | numpy.float16]"),
+           "The next `rows` rows of a stretch, or those its end leaves: the file's own memory.");
   nb::class_<BoundUpcasts>(m, "Upcasts", "Rows of shards (0 f32, 1 f16, 2 bf16) made float32 or float64.")
       .def(nb::init<const std::vector<StretchIn>&, std::size_t, std::size_t, std::size_t, std::uint32_t, bool,
                     unsigned>(),

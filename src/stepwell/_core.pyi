@@ -289,6 +289,16 @@ class Readahead:
         Wait for the bytes up to `end`; those before `begin` may be given back.
         """
 
+class Views:
+    """Rows of shards (0 f32, 1 f16) as they are, read ahead of a loop."""
+
+    def __init__(self, stretches: Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], int, int, object]], rows: int, width: int, window: int, kind: int) -> None: ...
+
+    def next(self) -> NDArray[numpy.float32 | numpy.float16]:
+        """
+        The next `rows` rows of a stretch, or those its end leaves: the file's own memory.
+        """
+
 class Upcasts:
     """Rows of shards (0 f32, 1 f16, 2 bf16) made float32 or float64."""
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <numeric>
@@ -19,6 +20,7 @@
 #include "prefetch.hpp"
 #include "readahead.hpp"
 #include "threads.hpp"
+#include "upcasts.hpp"
 
 using namespace stepwell;
 
@@ -145,11 +147,24 @@ void read_ahead() {
   const std::span bytes(static_cast<const std::byte*>(memory), size);
   for (const bool mapped : {false, true})
     for (const std::size_t window : {1, 1 << 16, 1 << 22}) {
-      Readahead ahead({{bytes.first(size / 3), "a", 0}, {bytes.subspan(size / 3), "b", 0}}, window, mapped, nullptr);
+      Readahead ahead({{bytes.first(size / 3), "a", 0}, {bytes.subspan(size / 3), "b", 0}}, window, mapped);
+      Readahead::Watch watch;
       for (std::size_t at = 0; at < size; at += step) {
         const auto part = bytes.subspan(at, std::min(step, size - at));
-        ahead.wait(at, at + part.size());
+        ahead.wait(at, at + part.size(), watch);
         expect(std::ranges::count(part, std::byte{7}) == std::ssize(part), "bytes that are read");
+      }
+    }
+  for (const unsigned threads : {1, 2, 5})
+    for (const std::size_t window : {std::size_t{1}, size}) {
+      const Cuts cuts({{bytes.first(size / 8 * 4), "a", 0}, {bytes.last(size / 8 * 4), "b", 0}}, step);
+      for (int last : {1000, 1}) {  // some are left before the end
+        Upcasts upcasts(cuts, window, FloatKind::kF32, true, threads);
+        const auto seven = static_cast<double>(std::bit_cast<float>(0x07070707));
+        for (std::optional<Upcasts::Batch> batch; last-- && (batch = upcasts.next());) {
+          const std::span values(reinterpret_cast<const double*>(batch->block.get()), batch->values);
+          expect(std::ranges::count(values, seven) == std::ssize(values), "values that are made");
+        }
       }
     }
   munmap(memory, size);

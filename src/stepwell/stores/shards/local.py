@@ -117,15 +117,24 @@ class LocalShards:
             at += len(data)
             yield data
 
+    def views(self, spans: Sequence[Span], window_bytes: int) -> _core.Views:
+        """Gives the rows of each part of the spans, which are of one length: the files' memory."""
+        rows, width, kind = self._shape(spans)
+        return _core.Views(self._stretches(spans), rows, width, window_bytes, kind)
+
     def upcasts(
         self, spans: Sequence[Span], window_bytes: int, doubles: bool, threads: int
     ) -> _core.Upcasts:
-        """Gives the rows of each part of the spans, which are of one length, as wider floats."""
-        kind, width = self.shards[0].kind, self.shards[0].width
-        rows = min(spans[0].step, max(shard.rows for shard in self.shards))
+        """The same as wider floats, made ahead of the loop."""
+        rows, width, kind = self._shape(spans)
         return _core.Upcasts(
-            self._stretches(spans), rows, width, window_bytes, KINDS.index(kind), doubles, threads
+            self._stretches(spans), rows, width, window_bytes, kind, doubles, threads
         )
+
+    def _shape(self, spans: Sequence[Span]) -> tuple[int, int, int]:
+        """Rows of a part, their width and kind."""
+        rows = min(spans[0].step, max(shard.rows for shard in self.shards))
+        return rows, self.shards[0].width, KINDS.index(self.shards[0].kind)
 
     def _stretches(self, spans: Sequence[Span]) -> list[tuple[NDArray[np.uint8], int, int, Path]]:
         """Memory, first byte, bytes and path of each span."""

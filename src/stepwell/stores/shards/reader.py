@@ -210,14 +210,16 @@ class ShardReader(Source):
         out: NDArray[Any] | None,
     ) -> Callable[[], NDArray[Any]]:
         """What gives the rows of one part of the spans after another."""
+        local = self._shards if isinstance(self._shards, LocalShards) and out is None else None
         if out is None and (wanted is None or self._is_stored(wanted)):
+            if local is not None:
+                return local.views(spans, window_bytes).next
             assert self._stored is not None
             stored, width, parts = self._stored, self.width, self._shards.parts(spans, window_bytes)
             return (_view(data, stored, width) for data in parts).__next__
         assert wanted is not None
-        if out is None and isinstance(self._shards, LocalShards):
-            doubles = wanted == np.float64
-            return self._shards.upcasts(spans, window_bytes, doubles, self._cores).next
+        if local is not None:
+            return local.upcasts(spans, window_bytes, wanted == np.float64, self._cores).next
         parts = self._shards.parts(spans, window_bytes, mapped=False)
         pairs = zip(cuts(spans), parts, strict=True)
         return (self._converted(cut, data, wanted, out) for cut, data in pairs).__next__
