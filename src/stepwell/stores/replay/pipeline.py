@@ -72,14 +72,16 @@ class Pipeline:
         interrupt cannot come between the two."""
         return self._queue[-1].after if self._queue else self.last
 
-    def room(self, size: int) -> bool:
+    def has_room(self, size: int) -> bool:
+        """Whether a step with so many bytes can be put at once."""
+        return self._bytes + size + _OVERHEAD <= self._limit or not self._queue
+
+    def wait_for_room(self, size: int) -> bool:
         """Wait until there is room for a step, or return False. Call it without the lock."""
-        if self._bytes + size + _OVERHEAD <= self._limit:
-            return True
         while True:
             with self.lock:
                 self.check()
-                if not self._queue or self._bytes + size + _OVERHEAD <= self._limit:
+                if self.has_room(size):
                     return True
                 self._hurry()
                 if self._drop:
@@ -91,9 +93,10 @@ class Pipeline:
         """Count a step that there was no room for."""
         self._dropped += 1
 
-    def put(self, item: Step | Ending) -> None:
-        """Hand an item over. The last line does it; an interrupt before has done no harm."""
-        size = _size(item)
+    def put(self, item: Step | Ending, size: int) -> None:
+        """Hand an item over, with `size` bytes of arrays. The last line does it; an interrupt
+        before has done no harm."""
+        size += _OVERHEAD
         if len(self._queue) in (0, _BATCH_STEPS - 1) or self._bytes + size > self._limit // 2:
             self._more.notify_all()
         self._bytes += size

@@ -6,7 +6,7 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -25,9 +25,8 @@ from stepwell.stores.replay.slots import LEAST_BYTES
 __all__ = ["ReplayWriter", "StepRefs"]
 
 
-_INT64 = np.dtype("<i8")
 _NUMBERS = (np.ndarray, np.generic, int, float)
-_Data = list[tuple[Channel, Payload]]
+_Arrays = Sequence[tuple[Channel, NDArray[Any]]]
 
 
 class StepRefs(NamedTuple):
@@ -43,10 +42,11 @@ class StepRefs(NamedTuple):
 class _Stream:
     """Where an agent is in its episode."""
 
-    __slots__ = ("number", "over", "steps")
+    __slots__ = ("episode_id", "number", "over", "steps")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, episode_id: str) -> None:
         self.number = number
+        self.episode_id = episode_id
         self.steps = 0
         self.over = False
 
@@ -113,54 +113,79 @@ class ReplayWriter:
         if not math.isfinite(number):
             raise ValueError(f"reward: expected a finite number, got {number}")
         text = _json(info) if info else None
-        _check_agent(agent_id)
+        if agent_id is not None:
+            _check_agent(agent_id)
         terminated, truncated = bool(terminated), bool(truncated)
         pipeline = self._pipeline
         with pipeline.lock:
             pipeline.check()
-            observed, acted, framed = self._payloads(observation, action, frame)
-        payloads = observed + acted + framed
-        kept = pipeline.room(sum([len(data) for _, data in payloads]))
+            given = self._copied(observation, action, frame)
+            if pipeline.has_room(given.size):
+                return self._put_step(given, number, terminated, truncated, text, agent_id, now)
+        kept = pipeline.wait_for_room(given.size)
         with pipeline.lock:
             pipeline.check()  # again: it may have been closed meanwhile
-            stream = self._stream(agent_id)
-            index, stream.steps = stream.steps, stream.steps + 1
-            stream.over = terminated or truncated
-            if not kept:
-                pipeline.slots.give_back(payloads)
-                pipeline.drop()
-                if stream.over:
-                    self._put_ending(stream, agent_id, now, terminated, truncated, [])
-                return None
-            rows = pipeline.rows
-            frame_row, frame_ref = self._place(FRAMES, framed, rows.frames)
-            obs_row, obs_ref = self._place(OBSERVATIONS, observed, rows.observations)
-            action_row, action_ref = self._place(ACTIONS, acted, rows.actions)
-            number_of = _number(acted)
-            pipeline.put(
-                Step(
-                    stream.number,
-                    agent_id,
-                    index,
-                    action_ref if number_of is None else number_of,
-                    number,
-                    terminated,
-                    truncated,
-                    frame_ref,
-                    obs_ref,
-                    text,
-                    now,
-                    (frame_row, obs_row, action_row),
-                    payloads,
-                    Rows(
-                        rows.frames + bool(framed),
-                        rows.observations + bool(observed),
-                        rows.actions + bool(acted),
-                    ),
-                )
-            )
-            episode_id = f"{self.run_id}-ep{stream.number:04d}"
-        return StepRefs(episode_id, index, frame_ref, obs_ref, action_ref)
+            if kept:
+                return self._put_step(given, number, terminated, truncated, text, agent_id, now)
+            self._drop_step(given, terminated, truncated, agent_id, now)
+            return None
+
+    def _put_step(
+        self,
+        given: "_Given",
+        reward: float,
+        terminated: bool,
+        truncated: bool,
+        info: bytes | None,
+        agent_id: str | None,
+        now: float,
+    ) -> StepRefs:
+        stream, pipeline = self._stream(agent_id), self._pipeline
+        frames, observations, actions = rows = pipeline.rows
+        frame_row = obs_row = action_row = -1
+        frame_ref = obs_ref = action_ref = None
+        if given.framed:
+            frame_row, frames = frames, frames + 1
+            frame_ref = f"h5://{self.run_id}/{FRAMES}/{frame_row}"
+        if given.observed:
+            obs_row, observations = observations, observations + 1
+            obs_ref = f"h5://{self.run_id}/{OBSERVATIONS}/{obs_row}"
+        if given.acted:
+            action_row, actions = actions, actions + 1
+            action_ref = f"h5://{self.run_id}/{ACTIONS}/{action_row}"
+        index, stream.steps = stream.steps, stream.steps + 1
+        stream.over = terminated or truncated
+        pipeline.put(
+            Step(
+                stream.number,
+                agent_id,
+                index,
+                action_ref if given.number is None else given.number,
+                reward,
+                terminated,
+                truncated,
+                frame_ref,
+                obs_ref,
+                info,
+                now,
+                (frame_row, obs_row, action_row),
+                given.payloads,
+                Rows(frames, observations, actions) if given.payloads else rows,
+            ),
+            given.size,
+        )
+        return StepRefs(stream.episode_id, index, frame_ref, obs_ref, action_ref)
+
+    def _drop_step(
+        self, given: "_Given", terminated: bool, truncated: bool, agent_id: str | None, now: float
+    ) -> None:
+        stream = self._stream(agent_id)
+        stream.steps += 1
+        stream.over = terminated or truncated
+        self._pipeline.slots.give_back(given.payloads)
+        self._pipeline.drop()
+        if stream.over:
+            self._put_ending(stream, _NOTHING, terminated, truncated, agent_id, now)
 
     def end_episode(self, *, observation: Tree = None, agent_id: str | None = None) -> None:
         """End an agent's episode, with what it saw last; the next step begins another.
@@ -174,9 +199,9 @@ class ReplayWriter:
                 if observation is not None:
                     raise ValueError("there is no episode that this observation could end")
                 return
-            observed, _, _ = self._payloads(observation, None, None)
+            seen = self._copied(observation, None, None)
             stream.over = True  # before it is said, for no step may follow that
-            self._put_ending(stream, agent_id, time.time(), False, False, observed)
+            self._put_ending(stream, seen, False, False, agent_id, time.time())
             del self._streams[agent_id]
 
     def flush(self) -> None:
@@ -204,39 +229,34 @@ class ReplayWriter:
         stream = self._streams.get(agent_id)
         if stream is None or stream.over:
             number, self._next_episode = self._next_episode, self._next_episode + 1
-            stream = self._streams[agent_id] = _Stream(number)
+            stream = self._streams[agent_id] = _Stream(number, f"{self.run_id}-ep{number:04d}")
         return stream
 
-    def _payloads(self, observation: Tree, action: Tree, frame: Any) -> tuple[_Data, _Data, _Data]:
+    def _copied(self, observation: Tree, action: Tree, frame: Any) -> "_Given":
         """Copies of what a step carries. New channels count once all of it has been accepted."""
         new: dict[str, Channel] = {}
-        observed, acted, framed = (
-            self._arrays(OBSERVATIONS, observation, new),
-            self._arrays(ACTIONS, action, new),
-            self._arrays(FRAMES, frame, new),
-        )
+        observed = self._arrays(OBSERVATIONS, observation, new)
+        acted = self._arrays(ACTIONS, action, new)
+        framed = self._arrays(FRAMES, frame, new)
         if new:
             self._channels |= new
-        return self._copies(observed), self._copies(acted), self._copies(framed)
+        copy, payloads, size = self._pipeline.slots.copy, [], 0
+        for channel, array in (*observed, *acted, *framed):
+            data = array.tobytes() if array.nbytes < LEAST_BYTES else copy(array)
+            payloads.append((channel, data))
+            size += len(data)
+        number = _number(*acted[0]) if len(acted) == 1 else None
+        return _Given(payloads, size, bool(observed), bool(acted), bool(framed), number)
 
-    def _copies(self, arrays: list[tuple[Channel, NDArray[Any]]]) -> _Data:
-        slots = self._pipeline.slots
-        return [
-            (channel, array.tobytes() if array.nbytes < LEAST_BYTES else slots.copy(array))
-            for channel, array in arrays
-        ]
-
-    def _arrays(
-        self, kind: str, tree: Tree, new: dict[str, Channel]
-    ) -> list[tuple[Channel, NDArray[Any]]]:
+    def _arrays(self, kind: str, tree: Tree, new: dict[str, Channel]) -> _Arrays:
         if tree is None:
-            return []
+            return ()
         channel = self._channels.get(kind)
         if channel is not None:
             if type(tree) is np.ndarray:
-                return [(channel, channel.fitting(tree))]
+                return ((channel, channel.fitting(tree)),)
             if isinstance(tree, _NUMBERS):
-                return [(channel, channel.fitting(np.asarray(tree)))]
+                return ((channel, channel.fitting(np.asarray(tree))),)
         found = list(leaves(kind, tree))
         known = [name for name in self._channels if name == kind or name.startswith(kind + "/")]
         if not known:
@@ -250,34 +270,44 @@ class ReplayWriter:
         channels = [self._channels.get(name) or new[name] for name, _ in found]
         return [(c, c.fitting(array)) for c, (_, array) in zip(channels, found, strict=True)]
 
-    def _place(self, kind: str, data: _Data, row: int) -> tuple[int, str | None]:
-        return (row, f"h5://{self.run_id}/{kind}/{row}") if data else (-1, None)
-
     def _put_ending(
         self,
         stream: _Stream,
-        agent_id: str | None,
-        now: float,
+        seen: "_Given",
         terminated: bool,
         truncated: bool,
-        observed: _Data,
+        agent_id: str | None,
+        now: float,
     ) -> None:
-        rows = self._pipeline.rows
-        _, ref = self._place(OBSERVATIONS, observed, rows.observations)
-        after = rows._replace(observations=rows.observations + bool(observed))
-        self._pipeline.put(
-            Ending(
-                stream.number,
-                agent_id,
-                stream.steps,
-                terminated,
-                truncated,
-                ref,
-                now,
-                observed,
-                after,
-            )
+        row = self._pipeline.rows.observations
+        ref = f"h5://{self.run_id}/{OBSERVATIONS}/{row}" if seen.observed else None
+        ending = Ending(
+            stream.number,
+            agent_id,
+            stream.steps,
+            terminated,
+            truncated,
+            ref,
+            now,
+            seen.payloads,
+            self._pipeline.rows._replace(observations=row + seen.observed),
         )
+        self._pipeline.put(ending, seen.size)
+
+
+class _Given(NamedTuple):
+    """Copies of the arrays that came with a step."""
+
+    payloads: list[tuple[Channel, Payload]]
+    size: int
+    observed: bool
+    acted: bool
+    framed: bool
+    number: int | float | None
+    """The action, when it is a single number that SQLite can hold."""
+
+
+_NOTHING = _Given([], 0, False, False, False, None)
 
 
 def _abandoned(pipeline: Pipeline, run_id: str) -> None:
@@ -308,20 +338,12 @@ def _check_frame(found: list[tuple[str, Any]]) -> None:
         )
 
 
-def _number(acted: _Data) -> int | float | None:
-    """An action that is a single number SQLite can hold, else None."""
-    if len(acted) != 1 or acted[0][0].shape or acted[0][0].name != ACTIONS:
+def _number(channel: Channel, array: NDArray[Any]) -> int | float | None:
+    if array.ndim or channel.name != ACTIONS:
         return None
-    channel, data = acted[0]
-    value: int | float = _read_number(channel, data)
+    value: int | float = array.item()
     fits = isinstance(value, float) or -(2**63) <= value < 2**63
     return value if fits and value == value else None
-
-
-def _read_number(channel: Channel, data: Payload) -> Any:
-    if channel.dtype == _INT64:
-        return int.from_bytes(data, "little", signed=True)
-    return np.frombuffer(data, channel.dtype)[0].item()
 
 
 def _json(info: Mapping[str, Any]) -> bytes:
