@@ -279,49 +279,67 @@ def _size_cases(rows: int, rounds: int) -> list[Case]:
 
 
 def _plane_cases(rounds: int) -> list[Case]:
-    """What would be gained if each of the four planes of an observation were kept once."""
+    """What is gained by storing the planes of an observation one behind the other, and what would
+    be by keeping each once; and why the colours of a frame stay together."""
     cases = []
     for game in data.GAMES:
-        seen = data.played(game).observations
-        ways = {
-            "84 x 84 x 4, as it is": seen,
-            "4 x 84 x 84": np.ascontiguousarray(np.moveaxis(seen, 3, 1)),
-            "the newest plane alone": np.ascontiguousarray(seen[..., 3]),
+        played = data.played(game)
+        seen, newest = played.observations, np.ascontiguousarray(played.observations[..., 3])
+        apart, together = "one plane behind the other", "as they are"
+        observations = {
+            apart: _Packed(seen, 4),
+            together: _Packed(seen),
+            "the newest plane alone, read four times": _Packed(newest, times=4),
         }
-        sizes, costs = {}, {}
-        for name, rows in ways.items():
-            packed, _ = _core.pack_each(2, 3, [row.tobytes() for row in rows])
-            sizes[name] = float(
-                np.mean([len(p) if p is not None else rows[0].nbytes for p in packed])
-            )
-            planes = 4 if rows[0].ndim == 2 else 1  # as many have to be unpacked
-            stored = [bytes(p) for p in packed if p is not None]
-            costs[name] = _unpacking(stored, rows[0].nbytes, rounds) * planes
-        first = next(iter(ways))
-        cases.append(
-            Case(
-                f"stacked observations of {game}, stored as they are or a plane at a time",
-                "bytes",
-                Measured.of([sizes[first]], note=f"{costs[first]:.1f} us to unpack"),
-                {
-                    name: Measured.of([sizes[name]], note=f"{costs[name]:.1f} us to unpack")
-                    for name in list(ways)[1:]
-                },
-                note="unpacking is that of an observation, so of four planes when they are apart",
-            )
-        )
+        frames = {together: _Packed(played.frames), apart: _Packed(played.frames, 3)}
+        for what, ways in (("stacked observations", observations), ("frames", frames)):
+            for turn in range(rounds):
+                for name in sorted(ways, reverse=turn % 2 == 1):
+                    ways[name].measure()
+            found = {name: way.measured() for name, way in ways.items()}
+            stored = next(iter(found))
+            ours = found.pop(stored)
+            title = f"{what} of {game}, stored {stored}"
+            note = "packed and read by the store's own core, by one thread"
+            cases.append(Case(title, "bytes", ours, found, note=note))
     return cases
 
 
-def _unpacking(stored: Sequence[bytes], size: int, rounds: int) -> float:
-    unpack = zstandard.ZstdDecompressor().decompress
-    took = []
-    for _ in range(rounds):
-        begin = time.perf_counter()
-        for packed in stored:
-            unpack(packed, size)
-        took.append((time.perf_counter() - begin) / len(stored))
-    return float(np.median(took)) * 1e6
+class _Packed:
+    """Rows in a file of their own, as a store packs them."""
+
+    def __init__(self, rows: NDArray[np.uint8], planes: int = 1, times: int = 1) -> None:
+        """`times` as many of them are read."""
+        self._rows = [row.tobytes() for row in rows]
+        self._planes, self._times = planes, times
+        packed, _ = _core.pack_each(2, 3, self._rows, False, planes)
+        stored = [r if p is None else p for r, p in zip(self._rows, packed, strict=True)]
+        sizes = np.array([len(each) for each in stored], np.uint32)
+        offsets = np.cumsum(sizes, dtype=np.uint64) - sizes
+        raw = np.array([p is None for p in packed], np.uint8)
+        self._cells: tuple[NDArray[Any], ...] = (offsets, sizes, raw)
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed when all are measured
+        self._file.write(b"".join(stored))
+        self._file.flush()
+        self._costs: list[tuple[float, float]] = []
+
+    def measure(self) -> None:
+        pack = _seconds(lambda: _core.pack_each(2, 3, self._rows, False, self._planes))
+        self._costs.append((pack, _seconds(self._read) * self._times))
+
+    def _read(self) -> None:
+        file, size, none = self._file.fileno(), len(self._rows[0]), np.empty(0, np.uint32)
+        some = 8  # what one thread takes at a time
+        out = np.empty(some * size, np.uint8)
+        for i in range(0, len(self._rows) - some + 1, some):
+            at, sizes, raw = (column[i : i + some] for column in self._cells)
+            _core.read_cells(file, "", 2, at, sizes, raw, none, size, out, self._planes)
+
+    def measured(self) -> Measured:
+        self._file.close()
+        pack, read = np.median(self._costs, axis=0) / len(self._rows) * 1e6
+        note = f"{pack:.1f} us to pack, {read:.1f} us to read"
+        return Measured.of([float(self._cells[1].mean())], note=note)
 
 
 # Reading
@@ -374,8 +392,9 @@ def _episode_cases(rows: int, rounds: int) -> list[Case]:
             ],
             f"129 MB of arrays; JSON is measured with {few} steps. The limits unpack the same "
             "payloads with all cores into fresh arrays of the same size and do nothing else: with "
-            "zstandard from memory, and with the store's own core from the file. stepwell uses "
-            "memory again that earlier arrays left. Memory is what is needed besides the arrays",
+            "zstandard from memory, which leaves the planes of observations apart, and with the "
+            "store's own core from the file. stepwell uses memory again that earlier arrays left. "
+            "Memory is what is needed besides the arrays",
         )
     ]
 
@@ -389,10 +408,11 @@ def _limits(path: Path) -> Iterator[dict[str, Callable[[], object]]]:
             rows = file[name]
             infos = [rows.id.get_chunk_info(i) for i in range(len(rows))]
             infos.sort(key=lambda info: info.chunk_offset)
-            size = int(np.prod(rows.shape[1:]))
+            planes = rows.dtype.itemsize  # a byte each
+            size = int(np.prod(rows.shape[1:])) * planes
             stored = [rows.id.read_direct_chunk(info.chunk_offset)[1] for info in infos]
             sizes = np.full(len(infos), size, np.uint64).tobytes()
-            everything.append((infos, size, stored, sizes))
+            everything.append((infos, size, stored, sizes, planes))
     opened = os.open(path, os.O_RDONLY)
 
     def zstandard_() -> object:
@@ -400,15 +420,15 @@ def _limits(path: Path) -> Iterator[dict[str, Callable[[], object]]]:
         cores = _core.usable_cores()
         return [
             unpack(stored, decompressed_sizes=sizes, threads=cores)
-            for _, _, stored, sizes in everything
+            for _, _, stored, sizes, _ in everything
         ]
 
     def cells() -> object:
         made = []
-        for (offsets, lengths, raw), (_, size, _, _) in zip(places, everything, strict=True):
-            out = np.empty(len(offsets) * size, np.uint8)
+        for cells_, (_, size, _, _, planes) in zip(places, everything, strict=True):
+            out = np.empty(len(cells_[0]) * size, np.uint8)
             none = np.empty(0, np.uint32)
-            _core.read_cells(opened, path, 2, offsets, lengths, raw, none, size, out)
+            _core.read_cells(opened, path, 2, *cells_, none, size, out, planes)
             made.append(out)
         return made
 

@@ -12,10 +12,12 @@
 #include <exception>
 #include <limits>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 
 #include "checksum.hpp"
 #include "error.hpp"
+#include "planes.hpp"
 #include "threads.hpp"
 
 namespace stepwell {
@@ -59,16 +61,26 @@ void read_whole(int file, const std::string& path, std::uint64_t offset, std::sp
 
 }  // namespace
 
-std::vector<std::vector<std::byte>> pack_each(Codec codec, int level, std::span<const Bytes> rows,
+std::vector<std::vector<std::byte>> pack_each(Codec codec, int level, std::size_t planes,
+                                              std::span<const Bytes> rows,
                                               std::span<std::uint32_t> sums, bool shared) {
+  for (const Bytes row : rows)
+    if (planes == 0 || row.size() % planes)
+      throw std::invalid_argument("expected rows of whole planes");
   std::vector<std::vector<std::byte>> packed(rows.size());
   const auto one = [&](std::size_t i) {
-    thread_local std::vector<std::byte> space;
+    thread_local std::vector<std::byte> space, apart;
     sums[i] = 0;
     if (rows[i].empty()) return;
     space.resize(std::max(space.size(), rows[i].size()));
+    Bytes row = rows[i];
+    if (planes > 1) {
+      apart.resize(std::max(apart.size(), row.size()));
+      take_apart(row, planes, std::span(apart).first(row.size()));
+      row = Bytes(apart).first(row.size());
+    }
     const std::size_t size =
-        pack(codec, level, nullptr, rows[i], std::span(space).first(rows[i].size() - 1));
+        pack(codec, level, nullptr, row, std::span(space).first(row.size() - 1));
     packed[i].assign(space.begin(), space.begin() + static_cast<std::ptrdiff_t>(size));
     sums[i] = crc32c(0, size ? Bytes(packed[i]) : rows[i]);
   };
@@ -79,11 +91,11 @@ std::vector<std::vector<std::byte>> pack_each(Codec codec, int level, std::span<
   return packed;
 }
 
-void read_cells(int file, const std::string& path, Codec codec, std::span<const Cell> cells,
-                std::span<const std::uint32_t> sums, std::size_t row_bytes,
-                std::span<std::byte> out) {
+void read_cells(int file, const std::string& path, Codec codec, std::size_t planes,
+                std::span<const Cell> cells, std::span<const std::uint32_t> sums,
+                std::size_t row_bytes, std::span<std::byte> out) {
   for_each_row(cells.size(), [&](std::size_t i) {
-    thread_local std::vector<std::byte> space;
+    thread_local std::vector<std::byte> space, apart;
     const Cell& cell = cells[i];
     const std::span<std::byte> target = out.subspan(i * row_bytes, row_bytes);
     const bool raw = cell.raw || codec == Codec::kRaw;
@@ -105,11 +117,14 @@ void read_cells(int file, const std::string& path, Codec codec, std::span<const 
         throw ChecksumError("expected a sum of " + hex_of(sums[i]) + ", got " + hex_of(sum), "", i);
     }
     if (raw) return;
+    if (planes > 1) apart.resize(std::max(apart.size(), row_bytes));
+    const std::span<std::byte> unpacked = planes > 1 ? std::span(apart).first(row_bytes) : target;
     try {
-      unpack(codec, nullptr, stored, target);
+      unpack(codec, nullptr, stored, unpacked);
     } catch (const FormatError& error) {
       throw FormatError(error.what(), "", i);
     }
+    if (planes > 1) put_together(unpacked, planes, target);
   });
 }
 

@@ -22,6 +22,7 @@ __all__ = [
     "pose",
     "record",
     "record_all",
+    "stack",
     "step",
 ]
 
@@ -36,6 +37,16 @@ def camera(number: int) -> NDArray[np.uint8]:
 def pose(number: int) -> NDArray[np.float32]:
     """A row that shares its chunk with others."""
     return np.array([number, number + 0.5, -number], np.float32)
+
+
+def stack(number: int, planes: int = 4, dtype: str = "u1") -> NDArray[Any]:
+    """Planes that are much alike; or, every fourth, noise, which no codec makes smaller."""
+    if number % 4 == 3:
+        made = np.random.default_rng(number).integers(0, 256, (24, 24, planes), np.uint8)
+    else:
+        picture = np.add.outer(np.arange(24), np.arange(24)) + number
+        made = np.stack([np.roll(picture, p, 1) for p in range(planes)], 2).astype(np.uint8)
+    return made.astype(bool) if dtype == "?" else made.view(dtype)
 
 
 def frame(number: int) -> NDArray[np.uint8]:

@@ -50,14 +50,14 @@ class Views {
 void stepwell::bind::bind_batch_codec(nb::module_& m) {
   m.def(
       "pack_each",
-      [](int codec, int level, const nb::list& rows, bool shared) {
+      [](int codec, int level, const nb::list& rows, bool shared, std::size_t planes) {
         const Views views(rows);
         const std::vector<Bytes> spans = views.spans();
         std::vector<std::vector<std::byte>> packed;
         std::vector<std::uint32_t> sums(rows.size());
         {
           const Unlocked unlocked;
-          packed = pack_each(static_cast<Codec>(codec), level, spans, sums, shared);
+          packed = pack_each(static_cast<Codec>(codec), level, planes, spans, sums, shared);
         }
         nb::list result;
         for (std::size_t i = 0; i < packed.size(); ++i)
@@ -67,11 +67,12 @@ void stepwell::bind::bind_batch_codec(nb::module_& m) {
             result.append(nb::bytes(reinterpret_cast<const char*>(packed[i].data()), packed[i].size()));
         return nb::make_tuple(result, bytes_of(std::move(sums)));
       },
-      "codec"_a, "level"_a, "rows"_a, "shared"_a = true,
+      "codec"_a, "level"_a, "rows"_a, "shared"_a = true, "planes"_a = 1,
       nb::sig("def pack_each(codec: int, level: int, rows: list[bytes | NDArray[numpy.uint8]], "
-              "shared: bool = True) -> tuple[list[bytes | None], NDArray[numpy.uint8]]"),
-      "Each row packed, None for one that would not become smaller; and the CRC32C of what is to "
-      "be stored of each, as bytes of uint32.");
+              "shared: bool = True, planes: int = 1) -> tuple[list[bytes | None], "
+              "NDArray[numpy.uint8]]"),
+      "Each row packed, one of its planes behind the other, None for one that would not become "
+      "smaller; and the CRC32C of what is to be stored of each, as bytes of uint32.");
   m.def(
       "copy_bytes",
       [](nb::object from, BytesOut to) {
@@ -90,24 +91,28 @@ void stepwell::bind::bind_batch_codec(nb::module_& m) {
   m.def(
       "read_cells",
       [](int file, nb::object path, int codec, In<std::uint64_t> offsets, In<std::uint32_t> sizes,
-         BytesIn raw, In<std::uint32_t> sums, std::size_t row_bytes, BytesOut out) {
+         BytesIn raw, In<std::uint32_t> sums, std::size_t row_bytes, BytesOut out,
+         std::size_t planes) {
         const std::size_t count = offsets.size();
         if (sizes.size() != count || raw.size() != count || (sums.size() && sums.size() != count))
           throw std::invalid_argument("expected as many of each as there are cells");
         if (row_bytes == 0 || out.size() / row_bytes != count || out.size() % row_bytes)
           throw std::invalid_argument("expected room for exactly one row a cell");
+        if (planes == 0 || row_bytes % planes)
+          throw std::invalid_argument("expected rows of whole planes");
         std::vector<Cell> cells(count);
         for (std::size_t i = 0; i < count; ++i)
           cells[i] = {offsets.data()[i], sizes.data()[i], raw.data()[i] != 0};
         const std::string name = path_bytes(path);
         const Unlocked unlocked;
-        read_cells(file, name, static_cast<Codec>(codec), cells, elements(sums), row_bytes,
+        read_cells(file, name, static_cast<Codec>(codec), planes, cells, elements(sums), row_bytes,
                    span_of(out));
       },
       "file"_a, "path"_a, "codec"_a, "offsets"_a.noconvert(), "sizes"_a.noconvert(),
       "raw"_a.noconvert(), "sums"_a.noconvert(), "row_bytes"_a, "out"_a.noconvert(),
-      "Read payloads of an open file and unpack them side by side into `out`; those marked raw are "
-      "copied as they are.");
+      "planes"_a = 1,
+      "Read payloads of an open file and unpack them side by side into `out`, their planes put "
+      "together; those marked raw are copied as they are.");
   m.def(
       "unpack_lzf",
       [](BytesIn packed, BytesOut out) {

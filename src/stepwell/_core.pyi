@@ -315,9 +315,9 @@ def upcast(kind: int, from_: Annotated[NDArray[numpy.uint8], dict(shape=(None,),
 def map_file(file: int, size: int, path: object) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)]:
     """The memory of an open file, which may then be closed."""
 
-def pack_each(codec: int, level: int, rows: list[bytes | NDArray[numpy.uint8]], shared: bool = True) -> tuple[list[bytes | None], NDArray[numpy.uint8]]:
+def pack_each(codec: int, level: int, rows: list[bytes | NDArray[numpy.uint8]], shared: bool = True, planes: int = 1) -> tuple[list[bytes | None], NDArray[numpy.uint8]]:
     """
-    Each row packed, None for one that would not become smaller; and the CRC32C of what is to be stored of each, as bytes of uint32.
+    Each row packed, one of its planes behind the other, None for one that would not become smaller; and the CRC32C of what is to be stored of each, as bytes of uint32.
     """
 
 def copy_bytes(source: object, to: NDArray[numpy.uint8]) -> None:
@@ -325,9 +325,9 @@ def copy_bytes(source: object, to: NDArray[numpy.uint8]) -> None:
     Copy the memory of an array in C order. The GIL is kept: whoever lets go of it for some microseconds may wait for milliseconds.
     """
 
-def read_cells(file: int, path: object, codec: int, offsets: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], sizes: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], raw: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], sums: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], row_bytes: int, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
+def read_cells(file: int, path: object, codec: int, offsets: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], sizes: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], raw: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], sums: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], row_bytes: int, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], planes: int = 1) -> None:
     """
-    Read payloads of an open file and unpack them side by side into `out`; those marked raw are copied as they are.
+    Read payloads of an open file and unpack them side by side into `out`, their planes put together; those marked raw are copied as they are.
     """
 
 def unpack_lzf(packed: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:

@@ -13,6 +13,7 @@
 #include "error.hpp"
 #include "jsonl.hpp"
 #include "permute.hpp"
+#include "planes.hpp"
 #include "run_codec.hpp"
 #include "runs.hpp"
 
@@ -110,6 +111,18 @@ bool decode(const Bytes& payload, RunKind kind) {
   return true;
 }
 
+// Planes of any number and size, taken apart and put together again.
+void planes(Random& random) {
+  const std::size_t count = 1 + random.below(20), size = count * random.below(100);
+  const auto row = exactly<std::byte>(size), apart = exactly<std::byte>(size),
+             again = exactly<std::byte>(size);
+  for (std::size_t i = 0; i < size; ++i) row[i] = std::byte(random.below(256));
+  take_apart({row.get(), size}, count, {apart.get(), size});
+  put_together({apart.get(), size}, count, {again.get(), size});
+  for (std::size_t i = 0; i < size; ++i)
+    if (again[i] != row[i] || apart[i % count * (size / count) + i / count] != row[i]) std::abort();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -120,6 +133,7 @@ int main(int argc, char** argv) {
   for (std::uint64_t i = 0; i < rounds; ++i) {
     const RunKind kind = random.below(3) ? RunKind::v2 : RunKind::v1;
     Bytes payload = some_run(random, kind);
+    if (i % 64 == 0) planes(random);
     if (i % 16 == 0) {
       if (!decode(payload, kind)) std::abort();  // what is whole decodes
       continue;

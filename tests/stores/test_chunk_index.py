@@ -63,7 +63,7 @@ def listed(places: Places) -> list[Place]:
 def index_of(path: Path, header: int) -> Iterator[ChunkIndex]:
     file = os.open(path, os.O_RDONLY)
     try:
-        yield ChunkIndex(file, path, 512, header, 4)
+        yield ChunkIndex(file, path, 512, header, 4, 1)
     finally:
         os.close(file)
 

@@ -395,6 +395,8 @@ LIES: list[Callable[[dict[str, Any]], Any]] = [
     _frames(chunk_rows=0),
     _frames(chunk_rows=2**40),
     _frames(chunk_rows=7),
+    _frames(planes=3),
+    _frames(planes=3, shape=[20, 75]),
     _frames(codec="gzip"),
     _frames(codec="none"),
     _frames(codec="unheard of"),

@@ -14,13 +14,14 @@ from stepwell import BusyError, SchemaError
 from stepwell.replay import ReplayReader, ReplayWriter
 from tests import scaled
 from tests.reference.replay import read_store
-from tests.replays import assert_tree, camera, frame, observation, pose
+from tests.replays import assert_tree, camera, frame, observation, pose, stack
 
 FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None
 AGENTS = st.sampled_from([None, "a", "b"])
 KINDS: dict[str, Callable[[int], Any]] = {
     "plain": pose,
     "dict": observation,
+    "stack": stack,
     "tuple": lambda number: (pose(number), {"x": camera(number)}),
 }
 

@@ -33,6 +33,7 @@ from stepwell.stores.replay.hdf5 import (
     ZSTD,
     not_in_children,
     open_for_reading,
+    row_of,
     translated,
 )
 from stepwell.stores.replay.items import Payload
@@ -156,7 +157,16 @@ def _entry(dataset: h5py.Dataset) -> DatasetEntry:
     if dataset.compression is None and dataset.id.get_create_plist().get_nfilters():
         codec = "zstd"  # h5py has no name for the filters of others
     header = int(h5py.h5o.get_info(dataset.id).addr)
-    return DatasetEntry(header, dataset.dtype, dataset.shape[1:], int(dataset.chunks[0]), codec)
+    return DatasetEntry(header, *row_of(dataset), int(dataset.chunks[0]), codec, _planes(dataset))
+
+
+def _planes(dataset: h5py.Dataset) -> int:
+    return dataset.dtype.itemsize if dataset.dtype.subdtype else 1
+
+
+def _filters(dataset: h5py.Dataset) -> list[int]:
+    properties = dataset.id.get_create_plist()
+    return [properties.get_filter(i)[0] for i in range(properties.get_nfilters())]
 
 
 def _dataset(
@@ -174,16 +184,20 @@ def _dataset(
 
 def _create(file: h5py.File, name: str, channel: Channel) -> None:
     filters: dict[str, Any] = {}
+    dtype, row = channel.dtype, channel.shape
+    if channel.planes > 1:
+        # HDF5's shuffle goes by the bytes of an element: as an array, the last axis is one.
+        dtype, row = np.dtype((dtype, row[-1:])), row[:-1]
     if channel.codec == "zstd":
-        filters = dict(hdf5plugin.Zstd(clevel=_LEVEL))
+        filters = dict(hdf5plugin.Zstd(clevel=_LEVEL), shuffle=channel.planes > 1)
     elif channel.codec != "none":
         filters = {"compression": channel.codec}
     file.create_dataset(
         name,
-        (0, *channel.shape),
-        channel.dtype,
-        chunks=(channel.chunk_rows, *channel.shape),
-        maxshape=(None, *channel.shape),
+        (0, *row),
+        dtype,
+        chunks=(channel.chunk_rows, *row),
+        maxshape=(None, *row),
         **filters,
     )
 
@@ -206,7 +220,6 @@ class _Column(ABC):
     def __init__(self, dataset: h5py.Dataset) -> None:
         self.dataset = dataset
         self.rows = int(dataset.shape[0])
-        self._packed = dataset.id.get_create_plist().get_nfilters() > 0
 
     @abstractmethod
     def append(self, rows: Sequence[Payload], pace: Pace = HURRIED) -> NDArray[np.uint32]:
@@ -229,15 +242,21 @@ class _Column(ABC):
 class _Single(_Column):
     """One row a chunk, packed here or not at all."""
 
+    def __init__(self, dataset: h5py.Dataset) -> None:
+        super().__init__(dataset)
+        filters = len(_filters(dataset))
+        self._codec = ZSTD if filters else RAW
+        self._planes = _planes(dataset)
+        # The mask says which filters of the dataset a chunk has not been through.
+        self._left_out = (1 << filters) - 1
+
     def append(self, rows: Sequence[Payload], pace: Pace = HURRIED) -> NDArray[np.uint32]:
-        codec = ZSTD if self._packed else RAW
-        packed, sums = _core.pack_each(codec, _LEVEL, list(rows), pace.hurried)
+        packed, sums = _core.pack_each(self._codec, _LEVEL, list(rows), pace.hurried, self._planes)
         first = self._grow(len(rows))
         rest = (0,) * (len(self.dataset.shape) - 1)
         write = self.dataset.id.write_direct_chunk
         for i, (row, short) in enumerate(zip(rows, packed, strict=True)):
-            # The mask says which filters of the dataset this chunk has not been through.
-            mask = int(self._packed and short is None)
+            mask = self._left_out if short is None else 0
             write((first + i, *rest), row if short is None else short, mask)
             if i % _CHUNKS_AT_ONCE == 0:
                 pace.rest()
@@ -298,8 +317,8 @@ class _Filtered(_Column):
 
     def append(self, rows: Sequence[Payload], pace: Pace = HURRIED) -> NDArray[np.uint32]:
         first = self._grow(len(rows))
-        shape = (len(rows), *self.dataset.shape[1:])
-        self.dataset[first:] = np.frombuffer(_joined(rows), self.dataset.dtype).reshape(shape)
+        dtype, shape = row_of(self.dataset)
+        self.dataset[first:] = np.frombuffer(_joined(rows), dtype).reshape(len(rows), *shape)
         self.dataset.flush()
         rest = (0,) * (len(self.dataset.shape) - 1)
         read = self.dataset.id.read_direct_chunk
@@ -314,8 +333,9 @@ def _joined(rows: Sequence[Payload]) -> bytes:
 def _column(dataset: h5py.Dataset) -> _Column:
     if dataset.chunks[0] > 1:
         return _Small(dataset)
-    properties = dataset.id.get_create_plist()
-    filters = [properties.get_filter(i)[0] for i in range(properties.get_nfilters())]
-    if not filters or (filters == [hdf5plugin.Zstd.filter_id] and _core.has_codec(ZSTD)):
+    filters = _filters(dataset)
+    shuffle = [h5py.h5z.FILTER_SHUFFLE] if _planes(dataset) > 1 else []
+    ours = [*shuffle, hdf5plugin.Zstd.filter_id]
+    if not filters or (filters == ours and _core.has_codec(ZSTD)):
         return _Single(dataset)
     return _Filtered(dataset)

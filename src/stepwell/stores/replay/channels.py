@@ -26,6 +26,7 @@ Tree = Any
 _PACKED_FROM = 1024  # bytes of a row; smaller ones share chunks and are not packed
 _CHUNK_BYTES = 16384  # of such a chunk, which is written anew whenever rows are added to it
 _LARGEST = 1 << 31
+_MOST_PLANES = 16
 _UNUSABLE = re.compile(r"|\.\.?|.*/.*|\(.*\)")  # as a name in HDF5, or because tuples use it
 
 
@@ -60,6 +61,19 @@ class Channel:
     def chunk_rows(self) -> int:
         """Rows of a chunk: one, so that one can be read alone, unless rows are small."""
         return 1 if self.row_bytes >= _PACKED_FROM else max(1, _CHUNK_BYTES // self.row_bytes)
+
+    @property
+    def planes(self) -> int:
+        """Planes that are stored one behind the other, those of the last axis; 1 for rows that are
+        stored as they are.
+
+        A stack of grey pictures becomes smaller by that. Colours become larger: the three values of
+        a pixel come again together.
+        """
+        last = self.shape[-1] if len(self.shape) > 2 else 1
+        if self.codec != "zstd" or self.dtype.itemsize > 1 or last > _MOST_PLANES:
+            return 1
+        return 1 if self.name == FRAMES or last % 3 == 0 else last
 
     def fitting(self, array: NDArray[Any]) -> NDArray[Any]:
         """The array itself, or its numbers as those of this channel, where nothing is lost: a

@@ -45,13 +45,16 @@ class Places:
 class ChunkIndex:
     """The places of a dataset's chunks. Not safe from several threads at once."""
 
-    def __init__(self, file: int, path: Path, base: int, header: int, chunk_bytes: int) -> None:
+    def __init__(
+        self, file: int, path: Path, base: int, header: int, chunk_bytes: int, element_bytes: int
+    ) -> None:
         """`header` is the dataset's object header, `base` what all addresses count from."""
         self._file = file
         self._path = path
         self._base = base
         self._object = header
         self._chunk_bytes = chunk_bytes
+        self._element_bytes = element_bytes
         self._address = _NOWHERE
         self._length_at = -1
         self._ready = False
@@ -245,6 +248,10 @@ class ChunkIndex:
         at = 5 + layout[3] * layout[4] if len(layout) > 4 else 0  # behind the shape of a chunk
         if layout[:2] != bytes([4, 2]) or len(layout) < at + 14 or layout[at] != _EXTENSIBLE_ARRAY:
             raise self._damaged("a layout other than chunks in an extensible array", self._object)
+        element = int.from_bytes(layout[at - layout[4] : at], "little")
+        if element != self._element_bytes:
+            message = f"expected elements of {self._element_bytes} bytes, got {element}"
+            raise self._damaged(message, self._object)
         (address,) = struct.unpack_from("<Q", layout, at + 6)
         return int(address)
 

@@ -35,10 +35,21 @@ class DatasetEntry:
     shape: tuple[int, ...]
     chunk_rows: int
     codec: str
+    planes: int = 1  # of the last axis, stored one behind the other
 
     @property
     def row_bytes(self) -> int:
         return self.dtype.itemsize * math.prod(self.shape)
+
+    def to_json(self) -> dict[str, Any]:
+        stated = {
+            "header": self.header,
+            "dtype": dtype_to_json(self.dtype),
+            "shape": list(self.shape),
+            "chunk_rows": self.chunk_rows,
+            "codec": self.codec,
+        }
+        return stated | ({"planes": self.planes} if self.planes > 1 else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +65,7 @@ class Directory:
             {
                 "run_id": self.run_id,
                 "base": self.base,
-                "datasets": {
-                    name: {
-                        "header": entry.header,
-                        "dtype": dtype_to_json(entry.dtype),
-                        "shape": list(entry.shape),
-                        "chunk_rows": entry.chunk_rows,
-                        "codec": entry.codec,
-                    }
-                    for name, entry in self.datasets.items()
-                },
+                "datasets": {name: entry.to_json() for name, entry in self.datasets.items()},
             }
         ).encode()
         crc = _core.crc32c(np.frombuffer(text, np.uint8))
@@ -112,11 +114,14 @@ def _entry(stated: Any) -> DatasetEntry:
         tuple(int(size) for size in stated["shape"]),
         int(stated["chunk_rows"]),
         str(stated["codec"]),
+        int(stated.get("planes", 1)),
     )
     sizes = [*entry.shape, entry.chunk_rows]
     whole = entry.chunk_rows == 1 or entry.chunk_rows * entry.row_bytes <= _MOST_SHARED
     plain = entry.dtype.kind in "biuf" and entry.row_bytes < 1 << 32
-    if entry.header < 0 or min(sizes) < 1 or not whole or not plain:
+    apart = (entry.dtype.itemsize, entry.chunk_rows, entry.codec) == (1, 1, "zstd")
+    planes = entry.planes == 1 or (apart and entry.planes == (entry.shape or (0,))[-1] > 1)
+    if entry.header < 0 or min(sizes) < 1 or not whole or not plain or not planes:
         raise ValueError(f"an impossible dataset: {stated}")
     return entry
 

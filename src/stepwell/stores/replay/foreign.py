@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from stepwell.errors import FormatError
 from stepwell.source import Rows
-from stepwell.stores.replay.hdf5 import open_for_reading, translated
+from stepwell.stores.replay.hdf5 import open_for_reading, row_of, translated
 
 __all__ = ["ForeignFile"]
 
@@ -45,8 +45,7 @@ class ForeignFile:
 
     def field(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
         with self._lock, open_for_reading(self.path, self._run_id) as file:
-            dataset = self._dataset(file, name)
-            return dataset.dtype, tuple(dataset.shape[1:])
+            return row_of(self._dataset(file, name))
 
     def length(self, name: str) -> int:
         with self._lock, open_for_reading(self.path, self._run_id) as file:

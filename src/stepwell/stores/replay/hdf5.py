@@ -6,9 +6,11 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import h5py
 import hdf5plugin  # noqa: F401 - makes h5py know zstd
+import numpy as np
 
 from stepwell.errors import FormatError, StepwellError
 
@@ -21,6 +23,7 @@ __all__ = [
     "ZSTD",
     "not_in_children",
     "open_for_reading",
+    "row_of",
     "translated",
 ]
 
@@ -107,3 +110,9 @@ def open_for_reading(path: Path, run_id: str | None = None) -> h5py.File:
         file.close()
         raise
     return file
+
+
+def row_of(dataset: h5py.Dataset) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """What a row of a dataset is. Where each element is an array, its axes are the row's last."""
+    dtype, inner = dataset.dtype.subdtype or (dataset.dtype, ())
+    return dtype, (*dataset.shape[1:], *inner)

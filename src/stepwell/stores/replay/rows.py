@@ -29,6 +29,7 @@ RAW, ZSTD = 0, 2  # the core's numbers for them
 
 _DIRECTORY_BYTES = 1 << 16
 _POOLED_FROM = 1 << 21
+_BOTH_LEFT_OUT = 3  # the mask of a chunk that is as it is where there are two filters
 
 
 class ArrayRows(Protocol):
@@ -209,7 +210,8 @@ class RunFile:
         if index is None:
             size = entry.chunk_rows * entry.row_bytes
             base = self._directory.base
-            index = ChunkIndex(self._file, self.path, base, entry.header, size)
+            element = entry.planes * entry.dtype.itemsize
+            index = ChunkIndex(self._file, self.path, base, entry.header, size, element)
             self._indexes[name] = index
         return entry, index
 
@@ -287,11 +289,15 @@ def _unpack(
 ) -> None:
     """Read and unpack what is at `places`. Errors count the rows of the call."""
     raw = (places.masks != 0).astype(np.uint8)
+    if entry.planes > 1:
+        partly = np.flatnonzero((places.masks != 0) & (places.masks != _BOTH_LEFT_OUT))
+        if len(partly):
+            mask = places.masks[partly[0]]
+            raise FormatError(f"expected both filters or none, got {mask}", offset=int(partly[0]))
     if entry.codec in ("none", "zstd"):
         codec = ZSTD if entry.codec == "zstd" else RAW
-        _core.read_cells(
-            file, path, codec, places.offsets, places.sizes, raw, sums, entry.row_bytes, out
-        )
+        cells = (places.offsets, places.sizes, raw, sums)
+        _core.read_cells(file, path, codec, *cells, entry.row_bytes, out, entry.planes)
         return
     for i, (offset, size) in enumerate(
         zip(places.offsets.tolist(), places.sizes.tolist(), strict=True)

@@ -1,0 +1,326 @@
+"""Stacked observations, whose planes are stored one behind the other: everybody reads the same."""
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import hdf5plugin  # noqa: F401 - makes h5py know zstd
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, strategies as st
+from numpy.typing import NDArray
+
+from stepwell import ChecksumError, FormatError, StepwellError, _core
+from stepwell.replay import FrameResolver, ReplayReader, ReplayWriter
+from stepwell.stores.replay.channels import Channel
+from stepwell.stores.replay.foreign import ForeignFile
+from tests import scaled
+from tests.reference.replay import read_store
+from tests.replays import assert_tree, places_of, stack
+from tests.stores.test_replay_resolver import rewritten
+
+ROWS = 12
+ZSTD = 2
+
+
+def written(root: Path, make: Callable[[int], Any] = stack, **options: Any) -> Path:
+    """A run of such observations, to which a second writer added some."""
+    for numbers in (range(ROWS // 2), range(ROWS // 2, ROWS)):
+        with ReplayWriter(root, "run", **options) as writer:
+            for number in numbers:
+                writer.record_step(reward=number, observation=make(number))
+    return root / "replay" / "run.h5"
+
+
+def assert_all_read(root: Path, want: NDArray[Any]) -> None:
+    """By the store, by the reference, by h5py alone, and by h5py in the store's place."""
+    path, order = root / "replay" / "run.h5", [3, 1, 3, 11, 0]
+    assert_tree(read_store(root).runs["run"].datasets["observations"], want)
+    with h5py.File(path) as file:
+        assert_tree(file["observations"][:], want)
+        for row in (0, 3, ROWS - 1):
+            assert_tree(file["observations"][row], want[row])
+    foreign = ForeignFile(path)
+    assert foreign.field("observations") == (want.dtype, want.shape[1:])
+    assert_tree(foreign.read("observations", np.array(order)), want[order])
+    with ReplayReader(root) as reader:
+        assert reader.verify() == []
+        (channel,) = reader.runs["run"].channels
+        assert (channel.dtype, channel.shape) == (want.dtype, want.shape[1:])
+        found = [reader.episode(episode.episode_id).observations for episode in reader.episodes]
+        assert_tree(np.concatenate(found), want)
+        taken = reader.steps(next_observation=False).take(order)
+        assert_tree(taken["observation"], want[order])
+    with FrameResolver(root) as resolver:
+        for row, array in enumerate(want):
+            assert_tree(resolver.resolve(f"h5://run/observations/{row}"), array)
+
+
+def masks_of(path: Path) -> list[int]:
+    with h5py.File(path) as file:
+        dataset = file["observations"].id
+        infos = [dataset.get_chunk_info(i) for i in range(dataset.get_num_chunks())]
+    return [i.filter_mask for i in sorted(infos, key=lambda info: info.chunk_offset)]
+
+
+# What comes back.
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i1", "?"])
+@pytest.mark.parametrize("planes", [2, 4, 5, 8, 16])
+def test_planes_read_back_equal(quick_path: Path, planes: int, dtype: str) -> None:
+    path = written(quick_path, lambda number: stack(number, planes, dtype))
+    assert_all_read(quick_path, np.array([stack(n, planes, dtype) for n in range(ROWS)]))
+    with h5py.File(path) as file:
+        dataset = file["observations"]
+        assert dataset.shape == (ROWS, 24, 24)
+        assert dataset.dtype == np.dtype((dtype, (planes,)))
+    # Noise is stored as it is, unless it is of single bits.
+    noise = 0 if dtype == "?" else 3
+    assert masks_of(path) == [noise if n % 4 == 3 else 0 for n in range(ROWS)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((24, 24, 3), {}),
+        ((24, 24, 12), {}),
+        ((24, 24, 17), {}),
+        ((24, 24, 1), {}),
+        ((400, 4), {}),
+        ((4, 24, 24), {}),
+        ((15, 17, 4), {}),
+        ((24, 24, 4), {"codec": "lzf"}),
+        ((24, 24, 4), {"codec": "gzip"}),
+        ((24, 24, 4), {"codec": "none"}),
+    ],
+    ids=repr,
+)
+def test_rows_that_are_stored_as_they_are(
+    quick_path: Path, shape: tuple[int, ...], options: dict[str, str]
+) -> None:
+    """Colours, long last axes, small rows, other codecs."""
+
+    def make(number: int) -> NDArray[np.uint8]:
+        return np.arange(math.prod(shape)).reshape(shape).astype(np.uint8) + np.uint8(number)
+
+    path = written(quick_path, make, **options)
+    assert_all_read(quick_path, np.array([make(n) for n in range(ROWS)]))
+    with h5py.File(path) as file:
+        assert file["observations"].shape == (ROWS, *shape)
+        assert not file["observations"].shuffle
+
+
+def test_frames_and_wider_numbers_are_stored_as_they_are(quick_path: Path) -> None:
+    wide = stack(0).astype(np.int16)
+    with ReplayWriter(quick_path, "run") as writer:
+        writer.record_step(reward=0, frame=stack(0), observation=wide, action=stack(1))
+    data = read_store(quick_path).runs["run"].datasets
+    for name, want in (("frames", stack(0)), ("observations", wide), ("actions", stack(1))):
+        assert_tree(data[name], want[None])
+    with h5py.File(quick_path / "replay" / "run.h5") as file:
+        shapes = [file[name].shape for name in ("frames", "observations", "actions")]
+    assert shapes == [(1, 24, 24, 4), (1, 24, 24, 4), (1, 24, 24)]
+
+
+def moving(number: int) -> NDArray[np.uint8]:
+    """The same picture in every plane, a little further on."""
+    picture = np.random.default_rng(number).integers(0, 256, (84, 84), np.uint8)
+    return np.stack([np.roll(picture, plane, 1) for plane in range(4)], 2)
+
+
+def test_planes_become_smaller(quick_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    for name, planes in (("apart", Channel.planes), ("together", property(lambda _: 1))):
+        monkeypatch.setattr(Channel, "planes", planes)
+        path = written(quick_path / name, moving)
+        sizes.append(sum(size for _, size in places_of(path, ["observations"])["observations"]))
+    assert sizes[0] * 2 < sizes[1]
+
+
+def test_a_file_from_before(quick_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows are as they are, and so are those that are added."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Channel, "planes", property(lambda _: 1))
+        with ReplayWriter(quick_path, "run") as writer:
+            for number in range(5):
+                writer.record_step(reward=number, observation=stack(number))
+    with ReplayWriter(quick_path, "run") as writer:
+        for number in range(5, ROWS):
+            # A new dataset: the file is copied.
+            writer.record_step(reward=number, observation=stack(number), action=1)
+    assert masks_of(quick_path / "replay" / "run.h5") == [0, 0, 0, 1] * 3
+    data = read_store(quick_path).runs["run"].datasets["observations"]
+    assert_tree(data, np.array([stack(n) for n in range(ROWS)]))
+    with FrameResolver(quick_path) as resolver:
+        for number in range(ROWS):
+            assert_tree(resolver.resolve(f"h5://run/observations/{number}"), stack(number))
+
+
+def test_a_file_that_is_copied(quick_path: Path) -> None:
+    with ReplayWriter(quick_path, "run") as writer:
+        for number in range(ROWS):
+            frame = stack(number) if number > 5 else None
+            writer.record_step(reward=number, observation=stack(number), frame=frame)
+            writer.flush()
+    data = read_store(quick_path).runs["run"].datasets
+    assert_tree(data["observations"], np.array([stack(n) for n in range(ROWS)]))
+    assert_tree(data["frames"], np.array([stack(n) for n in range(6, ROWS)]))
+
+
+def test_planes_that_hdf5_packs(quick_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine whose system has no zstd: HDF5's own filters write, we read."""
+    with monkeypatch.context() as patch:
+        patch.setattr(_core, "has_codec", lambda _: False)
+        path = written(quick_path)
+    assert masks_of(path) == [0] * ROWS
+    assert_all_read(quick_path, np.array([stack(n) for n in range(ROWS)]))
+
+
+# The core.
+
+
+@given(
+    st.integers(1, 20),
+    st.lists(st.integers(0, 70), max_size=20),
+    st.integers(1, 255),
+    st.booleans(),
+)
+def test_the_core_against_numpy(planes: int, sizes: list[int], most: int, shared: bool) -> None:
+    random = np.random.default_rng(most)
+    rows = [random.integers(0, most, size * planes, np.uint8, endpoint=True) for size in sizes]
+    packed, _ = _core.pack_each(ZSTD, 3, list(rows), shared, planes)
+    for row, short in zip(rows, packed, strict=True):
+        if short is not None:
+            apart = row.reshape(-1, planes).T.tobytes()
+            assert zstandard.decompress(short, max_output_size=len(row)) == apart
+
+
+@given(st.integers(1, 20), st.integers(1, 300), st.integers(1, 12), st.integers(0, 2**32))
+def test_the_core_reads_what_it_packed(planes: int, size: int, count: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    rows = random.integers(0, [[2], [255]] * count, (2 * count, size * planes), np.uint8)
+    packed, sums = _core.pack_each(ZSTD, 3, list(rows), True, planes)
+    stored = [
+        row.tobytes() if short is None else short for row, short in zip(rows, packed, strict=True)
+    ]
+    sizes = np.array([len(each) for each in stored], np.uint32)
+    offsets = np.cumsum(sizes, dtype=np.uint64) - sizes
+    raw = np.array([short is None for short in packed], np.uint8)
+    out = np.zeros(rows.size, np.uint8)
+    file = os.memfd_create("rows")
+    try:
+        os.write(file, b"".join(stored))
+        cells = (offsets, sizes, raw, sums.view(np.uint32))
+        _core.read_cells(file, "rows", ZSTD, *cells, size * planes, out, planes)
+    finally:
+        os.close(file)
+    assert out.tobytes() == rows.tobytes()
+
+
+def test_the_core_wants_whole_planes() -> None:
+    row = np.zeros(10, np.uint8)
+    cells = (np.zeros(1, np.uint64), np.zeros(1, np.uint32), np.zeros(1, np.uint8))
+    for planes in (0, 3, 11, 2**63):
+        with pytest.raises(ValueError, match="whole planes"):
+            _core.pack_each(ZSTD, 3, [row], True, planes)
+        with pytest.raises(ValueError, match="whole planes"):
+            _core.read_cells(0, "x", ZSTD, *cells, np.zeros(0, np.uint32), 10, row, planes)
+
+
+# Lies and damage.
+
+LIES: list[dict[str, Any]] = [
+    *({"planes": wrong} for wrong in (0, -1, -4, 1, 2, 3, 8, 24, 10**30, "x", None, [4], math.inf)),
+    {"shape": [24, 24, 8], "planes": 8},
+    {"shape": [24, 48, 2], "planes": 2},
+    {"shape": [24, 24], "planes": 4},
+    {"shape": [], "planes": 4},
+    {"shape": [2304], "planes": 2304},
+    {"dtype": "<u2"},
+    {"dtype": "<u4", "planes": 1},
+    {"codec": "none"},
+    {"codec": "gzip"},
+    {"chunk_rows": 2},
+]
+
+
+@pytest.mark.parametrize("lie", LIES, ids=repr)
+def test_a_directory_that_lies(quick_path: Path, lie: dict[str, Any]) -> None:
+    path = written(quick_path)
+    rewritten(path, lambda stated: stated["datasets"]["observations"].update(lie))
+    assert_refused(quick_path, range(ROWS))
+
+
+def test_a_directory_that_says_nothing(quick_path: Path) -> None:
+    path = written(quick_path)
+    rewritten(path, lambda stated: stated["datasets"]["observations"].pop("planes") and None)
+    assert_refused(quick_path, range(ROWS))
+
+
+def assert_refused(root: Path, rows: range) -> None:
+    for row in rows:
+        with FrameResolver(root) as resolver, pytest.raises(FormatError) as caught:
+            resolver.resolve(f"h5://run/observations/{row}", missing="raise")
+        assert caught.value.path == str(root / "replay" / "run.h5")
+
+
+@pytest.mark.parametrize("mask", [1, 2, 4, 7])
+def test_one_filter_left_out(quick_path: Path, mask: int) -> None:
+    path = written(quick_path)
+    with h5py.File(path, "r+") as file:
+        for row in (2, 3):
+            _, stored = file["observations"].id.read_direct_chunk((row, 0, 0))
+            # A byte less: a mask alone HDF5 would not change.
+            file["observations"].id.write_direct_chunk((row, 0, 0), stored[:-1], mask)
+    assert_refused(quick_path, range(2, 4))
+    with FrameResolver(quick_path) as resolver:
+        assert_tree(resolver.resolve("h5://run/observations/1"), stack(1))
+    with ReplayReader(quick_path) as reader:
+        problems = [str(problem) for problem in reader.verify()]
+    assert len(problems) == 2
+    assert f"observations[2]: expected both filters or none, got {mask}" in problems[0]
+
+
+def test_a_flipped_byte_in_each_stored_row(quick_path: Path) -> None:
+    path = written(quick_path)
+    data = path.read_bytes()
+    for row, (offset, size) in enumerate(places_of(path, ["observations"])["observations"]):
+        flipped = bytearray(data)
+        flipped[offset + size // 2] ^= 4
+        path.write_bytes(flipped)
+        with FrameResolver(quick_path) as resolver:
+            for other in range(ROWS):
+                ref = f"h5://run/observations/{other}"
+                if other != row:
+                    assert_tree(resolver.resolve(ref), stack(other))
+                    continue
+                with pytest.raises(ChecksumError, match=rf"observations\[{row}\]"):
+                    resolver.resolve(ref)
+        with ReplayReader(quick_path) as reader:
+            (problem,) = reader.verify()
+            assert f"observations[{row}]" in str(problem)
+
+
+def test_flipped_bytes_anywhere(quick_path: Path) -> None:
+    path = written(quick_path)
+    data = path.read_bytes()
+    random = np.random.default_rng(7)
+    refused = 0
+    for place in random.integers(0, len(data), scaled(200, smallest=40)).tolist():
+        flipped = bytearray(data)
+        flipped[place] ^= int(random.choice([1, 0x80, 0xFF]))
+        path.write_bytes(flipped)
+        with FrameResolver(quick_path) as resolver:
+            for row in range(ROWS):
+                try:
+                    found = resolver.resolve(f"h5://run/observations/{row}", missing="raise")
+                except (StepwellError, KeyError, IndexError):
+                    refused += 1
+                else:
+                    assert_tree(found, stack(row))
+    assert refused
