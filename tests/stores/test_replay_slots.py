@@ -22,22 +22,22 @@ def test_copies() -> None:
     for given in (array, array.T, array[::-1], array.astype("<f4", order="F")):
         slot = slots.copy(given)
         assert slot.tobytes() == given.tobytes()
-        slots.give_back([(None, slot)])
+        slots.give_back([slot])
     first, second = slots.copy(array), slots.copy(array)
     assert not np.shares_memory(first, second)
-    assert in_slots([(None, first), (None, b"x"), (None, second)]) == {40_000: [first, second]}
+    assert in_slots([first, b"x", second]) == {40_000: [first, second]}
 
 
 def test_used_again() -> None:
     slots = Slots()
     first = slots.copy(PICTURE)
-    slots.give_back([(None, first)])
+    slots.give_back([first])
     assert np.shares_memory(slots.copy(PICTURE), first)
 
 
 def test_made_ahead() -> None:
     slots = Slots()
-    slots.give_back([(None, slots.copy(PICTURE))])
+    slots.give_back([slots.copy(PICTURE)])
     there = len(slots._free[PICTURE.nbytes])
     ((size, count),) = slots.wanting(there + 5, 1 << 30)
     assert (size, count) == (PICTURE.nbytes, 5)

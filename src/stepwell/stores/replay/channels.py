@@ -51,7 +51,8 @@ class Channel:
         if len(array.shape) > 31:
             raise SchemaError(f"{name}: expected at most 31 dimensions, got {len(array.shape)}")
         small = array.nbytes < _PACKED_FROM
-        return cls(name, array.dtype.newbyteorder("<"), array.shape, "none" if small else codec)
+        dtype = np.dtype(array.dtype.newbyteorder("<").str)
+        return cls(name, dtype, array.shape, "none" if small else codec)
 
     @property
     def row_bytes(self) -> int:
@@ -75,10 +76,12 @@ class Channel:
             return 1
         return 1 if self.name == FRAMES or last % 3 == 0 else last
 
-    def fitting(self, array: NDArray[Any]) -> NDArray[Any]:
+    def fitting(self, array: Any) -> Any:
         """The array itself, or its numbers as those of this channel, where nothing is lost: a
         policy's int32 as an int64."""
-        if array.dtype == self.dtype and array.shape == self.shape:
+        # NumPy has one object for each plain dtype, and the objects are compared in no time.
+        dtype = array.dtype
+        if (dtype is self.dtype or dtype == self.dtype) and array.shape == self.shape:
             return array
         if array.shape == self.shape and np.can_cast(array.dtype, self.dtype, "safe"):
             return array.astype(self.dtype)

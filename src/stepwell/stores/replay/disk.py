@@ -132,7 +132,7 @@ class RunDisk:
         channels: dict[str, Channel] = {}
         payloads: dict[str, list[Payload]] = {}
         for item in items:
-            for channel, data in item.payloads:
+            for channel, data in zip(item.channels, item.data, strict=True):
                 if channel.name not in payloads:
                     channels[channel.name], payloads[channel.name] = channel, []
                 payloads[channel.name].append(data)

@@ -22,7 +22,11 @@ class Rows(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step on its way."""
+    """A step on its way.
+
+    Its numbers are its own and not in tuples of theirs: thousands of steps wait at a time, and
+    Python's garbage collector, which may run in any call of the agent's, looks at every tuple.
+    """
 
     episode: int
     agent_id: str | None
@@ -35,10 +39,31 @@ class Step(NamedTuple):
     obs_ref: str | None
     info: bytes | None
     time: float
-    places: tuple[int, int, int]
-    """Rows of frame, observation and action; -1 for none."""
-    payloads: list[tuple[Channel, Payload]]
-    after: Rows
+    acted: bool
+    frames: int
+    observations: int
+    actions: int
+    """Rows of each kind that were handed over before it."""
+    channels: tuple[Channel, ...]
+    data: tuple[Payload, ...]
+    """Its arrays, one of each channel."""
+
+    @property
+    def places(self) -> tuple[int, int, int]:
+        """Rows of frame, observation and action; -1 for none."""
+        return (
+            -1 if self.frame_ref is None else self.frames,
+            -1 if self.obs_ref is None else self.observations,
+            self.actions if self.acted else -1,
+        )
+
+    @property
+    def after(self) -> Rows:
+        return Rows(
+            self.frames + (self.frame_ref is not None),
+            self.observations + (self.obs_ref is not None),
+            self.actions + self.acted,
+        )
 
 
 class Ending(NamedTuple):
@@ -52,7 +77,8 @@ class Ending(NamedTuple):
     truncated: bool
     final_obs_ref: str | None
     time: float
-    payloads: list[tuple[Channel, Payload]]
+    channels: tuple[Channel, ...]
+    data: tuple[Payload, ...]
     after: Rows
 
 

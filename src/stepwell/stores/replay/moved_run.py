@@ -73,12 +73,12 @@ class MovedRun:
                 continue
             place = self._place(episode)
             touched[episode.episode_id] = place
-            payloads = (framed, observed, acted)
-            at = tuple(row if data else -1 for row, data in zip(counts, payloads, strict=True))
-            counts = Rows(*(n + bool(data) for n, data in zip(counts, payloads, strict=True)))
+            payloads = framed + observed + acted
             refs = [
-                f"h5://{self.run_id}/{kind}/{row}" if row >= 0 else None
-                for kind, row in zip((FRAMES, OBSERVATIONS, ACTIONS), at, strict=True)
+                f"h5://{self.run_id}/{kind}/{row}" if data else None
+                for kind, row, data in zip(
+                    (FRAMES, OBSERVATIONS, ACTIONS), counts, (framed, observed, acted), strict=True
+                )
             ]
             action = refs[2] if step.number is None else step.number
             self._first.setdefault(place.seat.number, self._disk.rows.get(STEPS, 0) + len(items))
@@ -87,9 +87,11 @@ class MovedRun:
                 Step(
                     place.seat.number, step.agent_id, step.step_index, action, step.reward,
                     step.terminated, step.truncated, refs[0], refs[1], step.info, 0.0,
-                    (at[0], at[1], at[2]), framed + observed + acted, counts,
+                    bool(acted), *counts, tuple(channel for channel, _ in payloads),
+                    tuple(data for _, data in payloads),
                 )
             )  # fmt: skip
+            counts = items[-1].after
             rows.append(
                 (
                     step.episode_id, step.step_index, action, step.reward, int(step.terminated),

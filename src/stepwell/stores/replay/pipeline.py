@@ -171,7 +171,7 @@ class Pipeline:
                     break
                 self._disk.write(items, self._counters(items[0].time), self._pace)
                 size = sum(map(_size, items))
-                slots = in_slots(payload for item in items for payload in item.payloads)
+                slots = in_slots(data for item in items for data in item.data)
                 with self.lock:
                     self._done += len(items)
                     self._bytes -= size
@@ -225,4 +225,4 @@ class Pipeline:
 
 
 def _size(item: Step | Ending) -> int:
-    return _OVERHEAD + sum([len(data) for _, data in item.payloads])
+    return _OVERHEAD + sum(map(len, item.data))

@@ -59,18 +59,18 @@ class Slots:
     def add(self, size: int, slots: Iterable[NDArray[np.uint8]]) -> None:
         self._free[size].extend(slots)
 
-    def give_back(self, payloads: Iterable[tuple[Any, Payload]]) -> None:
+    def give_back(self, data: Iterable[Payload]) -> None:
         """Nobody looks at these any more."""
-        for size, slots in in_slots(payloads).items():
+        for size, slots in in_slots(data).items():
             self.add(size, slots)
 
 
-def in_slots(payloads: Iterable[tuple[Any, Payload]]) -> dict[int, list[NDArray[np.uint8]]]:
-    """Those of the payloads that lie in slots, by size. Needs no lock."""
+def in_slots(data: Iterable[Payload]) -> dict[int, list[NDArray[np.uint8]]]:
+    """Those that lie in slots, by size. Needs no lock."""
     found: dict[int, list[NDArray[np.uint8]]] = {}
-    for _, data in payloads:
-        if isinstance(data, np.ndarray):
-            found.setdefault(len(data), []).append(data)
+    for each in data:
+        if isinstance(each, np.ndarray):
+            found.setdefault(len(each), []).append(each)
     return found
 
 

@@ -17,7 +17,7 @@ from stepwell.errors import SchemaError
 from stepwell.stores.replay.arrays import CODECS
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel, Tree, leaves
 from stepwell.stores.replay.disk import RunDisk
-from stepwell.stores.replay.items import Ending, Payload, Rows, Step
+from stepwell.stores.replay.items import Ending, Payload, Step
 from stepwell.stores.replay.pipeline import Pipeline
 from stepwell.stores.replay.refs import check_run_id
 from stepwell.stores.replay.slots import LEAST_BYTES
@@ -81,6 +81,8 @@ class ReplayWriter:
         self.run_id = run_id
         self.root = Path(root).absolute()  # wherever the process goes later
         self._codec = codec
+        self._refs = f"h5://{run_id}/"
+        self._last_channels: tuple[Channel, ...] = ()
         disk = RunDisk(self.root, run_id)
         self._channels = {channel.name: channel for channel in disk.channels}
         self._next_episode = disk.next_episode
@@ -141,18 +143,10 @@ class ReplayWriter:
         now: float,
     ) -> StepRefs:
         stream, pipeline = self._stream(agent_id), self._pipeline
-        frames, observations, actions = rows = pipeline.rows
-        frame_row = obs_row = action_row = -1
-        frame_ref = obs_ref = action_ref = None
-        if given.framed:
-            frame_row, frames = frames, frames + 1
-            frame_ref = f"h5://{self.run_id}/{FRAMES}/{frame_row}"
-        if given.observed:
-            obs_row, observations = observations, observations + 1
-            obs_ref = f"h5://{self.run_id}/{OBSERVATIONS}/{obs_row}"
-        if given.acted:
-            action_row, actions = actions, actions + 1
-            action_ref = f"h5://{self.run_id}/{ACTIONS}/{action_row}"
+        frames, observations, actions = pipeline.rows
+        frame_ref = f"{self._refs}{FRAMES}/{frames}" if given.framed else None
+        obs_ref = f"{self._refs}{OBSERVATIONS}/{observations}" if given.observed else None
+        action_ref = f"{self._refs}{ACTIONS}/{actions}" if given.acted else None
         index, stream.steps = stream.steps, stream.steps + 1
         stream.over = terminated or truncated
         pipeline.put(
@@ -168,9 +162,12 @@ class ReplayWriter:
                 obs_ref,
                 info,
                 now,
-                (frame_row, obs_row, action_row),
-                given.payloads,
-                Rows(frames, observations, actions) if given.payloads else rows,
+                given.acted,
+                frames,
+                observations,
+                actions,
+                given.channels,
+                given.data,
             ),
             given.size,
         )
@@ -182,7 +179,7 @@ class ReplayWriter:
         stream = self._stream(agent_id)
         stream.steps += 1
         stream.over = terminated or truncated
-        self._pipeline.slots.give_back(given.payloads)
+        self._pipeline.slots.give_back(given.data)
         self._pipeline.drop()
         if stream.over:
             self._put_ending(stream, _NOTHING, terminated, truncated, agent_id, now)
@@ -240,13 +237,23 @@ class ReplayWriter:
         framed = self._arrays(FRAMES, frame, new)
         if new:
             self._channels |= new
-        copy, payloads, size = self._pipeline.slots.copy, [], 0
-        for channel, array in (*observed, *acted, *framed):
-            data = array.tobytes() if array.nbytes < LEAST_BYTES else copy(array)
-            payloads.append((channel, data))
-            size += len(data)
-        number = _number(*acted[0]) if len(acted) == 1 else None
-        return _Given(payloads, size, bool(observed), bool(acted), bool(framed), number)
+        arrays = (*observed, *acted, *framed)
+        channels = tuple([channel for channel, _ in arrays])
+        if channels != self._last_channels:
+            self._last_channels = channels  # steps share it while they are alike
+        copy = self._pipeline.slots.copy
+        data = tuple(
+            [array.tobytes() if array.nbytes < LEAST_BYTES else copy(array) for _, array in arrays]
+        )
+        return _Given(
+            self._last_channels,
+            data,
+            sum(map(len, data)),
+            bool(observed),
+            bool(acted),
+            bool(framed),
+            _number(*acted[0]) if len(acted) == 1 else None,
+        )
 
     def _arrays(self, kind: str, tree: Tree, new: dict[str, Channel]) -> _Arrays:
         if tree is None:
@@ -255,6 +262,8 @@ class ReplayWriter:
         if channel is not None:
             if type(tree) is np.ndarray:
                 return ((channel, channel.fitting(tree)),)
+            if type(tree) is int and -(2**63) <= tree < 2**63:
+                return ((channel, channel.fitting(np.int64(tree))),)  # sooner than by asarray
             if isinstance(tree, _NUMBERS):
                 return ((channel, channel.fitting(np.asarray(tree))),)
         found = list(leaves(kind, tree))
@@ -280,7 +289,7 @@ class ReplayWriter:
         now: float,
     ) -> None:
         row = self._pipeline.rows.observations
-        ref = f"h5://{self.run_id}/{OBSERVATIONS}/{row}" if seen.observed else None
+        ref = f"{self._refs}{OBSERVATIONS}/{row}" if seen.observed else None
         ending = Ending(
             stream.number,
             agent_id,
@@ -289,7 +298,8 @@ class ReplayWriter:
             truncated,
             ref,
             now,
-            seen.payloads,
+            seen.channels,
+            seen.data,
             self._pipeline.rows._replace(observations=row + seen.observed),
         )
         self._pipeline.put(ending, seen.size)
@@ -298,7 +308,8 @@ class ReplayWriter:
 class _Given(NamedTuple):
     """Copies of the arrays that came with a step."""
 
-    payloads: list[tuple[Channel, Payload]]
+    channels: tuple[Channel, ...]
+    data: tuple[Payload, ...]
     size: int
     observed: bool
     acted: bool
@@ -307,7 +318,7 @@ class _Given(NamedTuple):
     """The action, when it is a single number that SQLite can hold."""
 
 
-_NOTHING = _Given([], 0, False, False, False, None)
+_NOTHING = _Given((), (), 0, False, False, False, None)
 
 
 def _abandoned(pipeline: Pipeline, run_id: str) -> None:
