@@ -3,7 +3,7 @@
 import json
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,6 @@ from stepwell.stores.replay.layout import (
 from stepwell.stores.replay.pace import HURRIED, Pace
 
 __all__ = ["RunDisk"]
-
-_STEPS_AT_ONCE = 32  # put together before others get the interpreter
 
 
 class RunDisk:
@@ -107,15 +105,11 @@ class RunDisk:
         self, items: Sequence[Step | Ending], counters: Counters, pace: Pace = HURRIED
     ) -> None:
         """Put a batch on the disk. When it fails, the run is as it was before."""
-        steps = [item for item in items if isinstance(item, Step)]
         first = self.rows.get(STEPS, 0)
-        touched, ended = self._follow(items, first)
+        touched, ended = self._follow(pace.slowly(items), first)
         spans = [(self._starts.pop(seat.number, first), seat.steps) for seat in ended]
-        rows = []
-        for number, step in enumerate(steps):
-            rows.append(_values(step, self._run_id))
-            if number % _STEPS_AT_ONCE == 0:
-                pace.rest()
+        steps = (item for item in items if isinstance(item, Step))
+        rows = [_values(step, self._run_id) for step in pace.slowly(steps)]
         self.put(items, rows, touched, spans, counters, pace)
 
     def put(
@@ -131,21 +125,26 @@ class RunDisk:
         of the episodes, and of each episode that `ended` its first row and its steps."""
         channels: dict[str, Channel] = {}
         payloads: dict[str, list[Payload]] = {}
-        for item in items:
+        places: list[tuple[int, ...]] = []
+        rewards: list[float] = []
+        dones: list[int] = []
+        for item in pace.slowly(items):
             for channel, data in zip(item.channels, item.data, strict=True):
                 if channel.name not in payloads:
                     channels[channel.name], payloads[channel.name] = channel, []
                 payloads[channel.name].append(data)
+            if isinstance(item, Step):
+                places.append((item.episode, item.step_index, *item.places))
+                rewards.append(item.reward)
+                dones.append(item.terminated | item.truncated << 1)
         arrays = self._with_channels(list(channels.values()))
         for name, data_rows in payloads.items():
             arrays.append(name, data_rows, pace)
-        steps = [item for item in items if isinstance(item, Step)]
-        if steps:
-            places = [(step.episode, step.step_index, *step.places) for step in steps]
+        if places:
             arrays.append_numbers(STEPS, np.array(places, np.int64))
-            arrays.append_numbers("rewards", np.array([step.reward for step in steps]))
-            dones = [step.terminated | step.truncated << 1 for step in steps]
+            arrays.append_numbers("rewards", np.array(rewards))
             arrays.append_numbers("dones", np.array(dones, np.uint8))
+            pace.rest()
         if ended:
             arrays.append_numbers("episodes/starts", np.array([first for first, _ in ended]))
             arrays.append_numbers("episodes/lengths", np.array([steps for _, steps in ended]))
@@ -170,7 +169,7 @@ class RunDisk:
             "version": FILE_VERSION,
         }
 
-    def _follow(self, items: Sequence[Step | Ending], row: int) -> tuple[list[Seat], list[Seat]]:
+    def _follow(self, items: Iterable[Step | Ending], row: int) -> tuple[list[Seat], list[Seat]]:
         """Bring the episodes up to date; return those that changed and those that ended."""
         touched: dict[int, Seat] = {}
         ended: list[Seat] = []

@@ -169,9 +169,10 @@ class Pipeline:
                     items = self._next()
                 if not items:
                     break
+                self._pace.rest()  # a caller may have waited for the lock; it wants the GIL now
                 self._disk.write(items, self._counters(items[0].time), self._pace)
                 size = sum(map(_size, items))
-                slots = in_slots(data for item in items for data in item.data)
+                slots = in_slots(d for item in self._pace.slowly(items) for d in item.data)
                 with self.lock:
                     self._done += len(items)
                     self._bytes -= size
@@ -180,6 +181,7 @@ class Pipeline:
                     for row_bytes, some in slots.items():
                         self.slots.add(row_bytes, some)
                     self._open_gates()
+                self._pace.rest()
             self._disk.close(self._counters(time.time()))
         except BaseException as error:
             with self.lock:
