@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -116,6 +117,18 @@ def test_info(store: Path) -> None:
     assert frames["bytes"] == 23 * 210 * 160 * 3
     size = (store / "replay" / "pong.h5").stat().st_size
     assert 0 < frames["stored_bytes"] < size < frames["bytes"]
+
+
+def test_info_of_a_store_that_lost_a_file(store: Path, tmp_path: Path) -> None:
+    lost = shutil.copytree(store, tmp_path / "lost")
+    (lost / "replay" / "pong.h5").unlink()
+    done = stepwell("replay", "info", lost)
+    assert done.returncode == 2
+    assert done.stderr.startswith("pong: ")
+    assert "pong.h5" in done.stderr
+    assert [line.split("\t")[0] for line in done.stdout.splitlines()].count("cartpole") > 1
+    facts = json.loads(stepwell("replay", "info", lost, "--json").stdout)
+    assert [run["problem"] is None for run in facts["runs"]] == [False, True]
 
 
 def test_episodes(store: Path) -> None:

@@ -453,3 +453,24 @@ def test_a_newer_database(quick_path: Path) -> None:
     for call in (ReplayReader, lambda root: ReplayWriter(root, "run")):
         with pytest.raises(VersionError, match="expected version 1 or below, got 99"):
             call(quick_path)
+
+
+KILLED = """
+import os, sys
+from stepwell.replay import ReplayWriter
+writer = ReplayWriter(sys.argv[1], "run")
+writer.record_step(reward=1.0)
+writer.flush()
+os._exit(0)
+"""
+
+
+def test_a_killed_writers_log_is_lost(quick_path: Path) -> None:
+    children.answer(KILLED, quick_path)
+    for name in ("-wal", "-shm"):
+        Path(f"{database(quick_path)}{name}").unlink()
+    with ReplayReader(quick_path) as reader:
+        assert reader.runs == {}
+    with pytest.raises(FileExistsError, match=r"run\.h5 is there, but .* knows nothing of it"):
+        ReplayWriter(quick_path, "run")
+    record_all(quick_path, "other", range(20))  # others can be recorded

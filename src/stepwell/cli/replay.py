@@ -14,6 +14,7 @@ from stepwell import exporters
 from stepwell.cli.console import JsonOption, err, progress, say, show_rows
 from stepwell.cli.record import register_atari, translated
 from stepwell.cli.verify import check
+from stepwell.errors import StepwellError
 from stepwell.replay import Episode, Episodes, ReplayReader
 
 __all__ = ["app"]
@@ -35,9 +36,15 @@ class Target(enum.StrEnum):
 @app.command()
 def info(root: RootArgument, as_json: JsonOption = False) -> None:
     """The runs: what became of them, and what their arrays take, stored and as they were."""
+    sizes: dict[str, dict[str, tuple[int, int]]] = {}
+    problems: dict[str, str] = {}
     with ReplayReader(root) as reader:
         runs = reader.runs
-        sizes = {name: reader.sizes(name) for name in runs}
+        for name in runs:
+            try:
+                sizes[name] = reader.sizes(name)
+            except (OSError, StepwellError) as error:  # the others are worth knowing all the same
+                sizes[name], problems[name] = {}, str(error)
     if as_json:
         facts = [
             {
@@ -46,11 +53,12 @@ def info(root: RootArgument, as_json: JsonOption = False) -> None:
                     array: {"bytes": raw, "stored_bytes": stored}
                     for array, (raw, stored) in sizes[name].items()
                 },
+                "problem": problems.get(name),
             }
             for name, run in runs.items()
         ]
         print(json.dumps({"path": str(root), "runs": facts}))
-        return
+        raise typer.Exit(2 if problems else 0)
     columns = ("run", "state", "steps", "episodes", "dropped", "lag s", "began")
     rows = [
         (
@@ -79,6 +87,9 @@ def info(root: RootArgument, as_json: JsonOption = False) -> None:
         for array, (raw, stored) in arrays.items()
     ]
     show_rows(names, lines, numbers=range(2, 6))
+    for name, problem in problems.items():
+        err.print(f"{name}: {problem}", markup=False, soft_wrap=True)
+    raise typer.Exit(2 if problems else 0)
 
 
 def _moment(text: str) -> str:

@@ -216,6 +216,8 @@ class Database:
                 self._database.execute(statement)
         self._database.execute(f"PRAGMA user_version = {VERSION}")
         self._database.execute("COMMIT")
+        if not version:  # so that the file itself is a store, should someone lose the log beside it
+            self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     @taking_turns
     def runs(self) -> dict[str, RunRow]:
