@@ -5,10 +5,6 @@ pieces of text, a picture for every 80 of them, and 50 tiny ones for each, to op
 asks one question instead of all.
 """
 
-import json
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,11 +17,12 @@ import numpy as np
 
 import stepwell as sw
 from benchmarks import measure, records_data as data
-from benchmarks.machine import Quiet
+from benchmarks.questions import answer
 from benchmarks.records_data import IMAGE, ROW_BYTES, ROWS, Codec, Records
 from benchmarks.records_peers import Peer, Rows, formats, npy, numpy_slices, numpy_takes
 from benchmarks.records_write import append_cases, open_cases, rebalance_cases, update_cases
-from benchmarks.results import Case, Measured, Target, arguments, console, publish, save
+from benchmarks.results import Case, Measured, Target, arguments
+from benchmarks.rows import folder_for
 
 _OURS, _OUT = "stepwell", "stepwell, out="
 _UNCHECKED, _UNCHECKED_OUT = "stepwell, checksums=False", "stepwell, checksums=False, out="
@@ -52,38 +49,15 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="keep the data for the next run")
     parser.add_argument("--only", choices=_QUESTIONS, help="one question instead of all")
     args = parser.parse_args()
-    quiet = Quiet()
     # The report's --rows is for tables: more records than these would only take longer.
     rows = min(args.rows, _SMALL_ROWS if args.small else ROWS)
-    with data.folder(rows, keep=args.keep) as folder:
+    with folder_for(f"records-{rows}", keep=args.keep) as folder:
         asked = Asked(rows, args.batch, args.rounds, folder)
-        if args.only:
-            measure.keep_freed_memory()
-            cases = [_with_command(case, args.only) for case in _QUESTIONS[args.only](asked)]
-            publish(cases, args.json)
-        else:
-            cases = [case for name in _QUESTIONS for case in _ask(name, asked)]
-            save(cases, args.json)
-    console.print(f"[dim]other programs used {quiet.others():.0%} of the machine[/]")
-
-
-def _ask(question: str, asked: Asked) -> list[Case]:
-    """The answer of a fresh process, which prints it.
-
-    What one question leaves in memory is not to change the numbers of the next.
-    """
-    options = [f"--only={question}", f"--rows={asked.rows}", f"--batch={asked.batch}"]
-    options += [f"--rounds={asked.rounds}", "--keep"]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "cases.json"
-        command = [sys.executable, "-m", "benchmarks.records", f"--json={path}", *options]
-        subprocess.run(command, check=True)
-        return [Case.from_json(case) for case in json.loads(path.read_text())]
-
-
-def _with_command(case: Case, question: str) -> Case:
-    command = f"alone: `python -m benchmarks.records --only {question}`"
-    return replace(case, note=f"{case.note}; {command}" if case.note else command)
+        measure.keep_freed_memory()
+        options = [f"--rows={rows}", f"--batch={args.batch}", f"--rounds={args.rounds}", "--keep"]
+        answer(
+            "records", {name: partial(q, asked) for name, q in _QUESTIONS.items()}, args, options
+        )
 
 
 def _fixed_cases(asked: Asked) -> list[Case]:

@@ -3,7 +3,6 @@
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 import stepwell as sw
-from benchmarks.rows import FOLDER
 
 ROWS = 200_000
 ROW_BYTES = 2048
@@ -115,18 +113,6 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-@contextmanager
-def folder(rows: int, *, keep: bool) -> Iterator[Path]:
-    """Where all of it is."""
-    path = FOLDER / f"records-{rows}"
-    path.mkdir(parents=True, exist_ok=True)
-    try:
-        yield path
-    finally:
-        if not keep:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def settle() -> None:

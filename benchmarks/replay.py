@@ -6,11 +6,7 @@ asks one question instead of all.
 """
 
 import gc
-import json
 import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,11 +20,11 @@ import zstandard
 from numpy.typing import NDArray
 
 from benchmarks import measure, replay_data as data, replay_peers as peers
-from benchmarks.machine import Quiet
+from benchmarks.questions import answer
 from benchmarks.replay_common import JSON, LZF, OURS, RUN, record, seconds_of
 from benchmarks.replay_recording import loop_cases, pace_cases, record_cases
 from benchmarks.replay_sizes import codec_cases, size_cases
-from benchmarks.results import Case, Measured, Target, arguments, console, publish, save
+from benchmarks.results import Case, Measured, Target, arguments
 from stepwell import _core
 from stepwell.replay import ReplayReader
 
@@ -42,30 +38,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="turns of each (%(default)s)")
     parser.add_argument("--only", choices=_QUESTIONS, help="one question instead of all")
     args = parser.parse_args()
-    quiet = Quiet()
     rows = max(2 * _EPISODE, min(args.rows, _STEPS))
-    if args.only:
-        cases = [_with_command(c, args.only) for c in _QUESTIONS[args.only](rows, args.rounds)]
-        publish(cases, args.json)
-    else:
-        data.all_played()
-        cases = [case for name in _QUESTIONS for case in _ask(name, rows, args.rounds)]
-        save(cases, args.json)
-    console.print(f"[dim]other programs used {quiet.others():.0%} of the machine[/]")
-
-
-def _ask(question: str, rows: int, rounds: int) -> list[Case]:
-    """The answer of a fresh process, which prints it."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "cases.json"
-        options = [f"--only={question}", f"--rows={rows}", f"--rounds={rounds}", f"--json={path}"]
-        subprocess.run([sys.executable, "-m", "benchmarks.replay", *options], check=True)
-        return [Case.from_json(case) for case in json.loads(path.read_text())]
-
-
-def _with_command(case: Case, question: str) -> Case:
-    command = f"alone: `python -m benchmarks.replay --only {question}`"
-    return replace(case, note=f"{case.note}; {command}" if case.note else command)
+    data.all_played()
+    options = [f"--rows={rows}", f"--rounds={args.rounds}"]
+    questions = {name: partial(q, rows, args.rounds) for name, q in _QUESTIONS.items()}
+    answer("replay", questions, args, options)
 
 
 # Reading

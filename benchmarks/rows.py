@@ -1,6 +1,7 @@
 """The rows that are measured: 32 packed bytes each, like the steps of recorded games."""
 
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,18 @@ FOLDER = Path("bench-data")
 
 RUN_STEPS = 1000
 CHUNK_ROWS = 1 << 20
+
+
+@contextmanager
+def folder_for(name: str, *, keep: bool) -> Iterator[Path]:
+    """A folder for the data of a benchmark, gone afterwards unless it is kept."""
+    path = FOLDER / name
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield path
+    finally:
+        if not keep:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager

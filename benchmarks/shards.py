@@ -5,26 +5,24 @@ from the disk are cold: the system is told to forget the files before each pass.
 question instead of all.
 """
 
-import json
 import os
 import random
-import subprocess
-import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 import stepwell as sw
 from benchmarks import measure, shards_data as data
-from benchmarks.machine import Quiet
 from benchmarks.measure import Candidate
-from benchmarks.results import Case, Measured, Target, arguments, console, publish, save
+from benchmarks.questions import answer
+from benchmarks.results import Case, Measured, Target, arguments, console
+from benchmarks.rows import folder_for
 from benchmarks.shards_data import BATCH_ROWS, ROW_BYTES, WIDTH
 from benchmarks.shards_peers import Rows, bare_loop, formats, has_compiler
 from benchmarks.shards_remote import remote_cases
@@ -57,34 +55,13 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="keep the data for the next run")
     parser.add_argument("--only", choices=_QUESTIONS, help="one question instead of all")
     args = parser.parse_args()
-    quiet = Quiet()
     # The report's --rows is for tables: a longer corpus would only take longer.
     rows = min(args.rows, _SMALL_ROWS if args.small else _ROWS)
-    with data.folder(rows, keep=args.keep) as folder:
+    with folder_for(f"shards-{rows}", keep=args.keep) as folder:
         asked = Asked(rows, args.rounds, folder)
-        if args.only:
-            measure.keep_freed_memory()
-            cases = [_with_command(case, args.only) for case in _QUESTIONS[args.only](asked)]
-            publish(cases, args.json)
-        else:
-            cases = [case for name in _QUESTIONS for case in _ask(name, asked)]
-            save(cases, args.json)
-    console.print(f"[dim]other programs used {quiet.others():.0%} of the machine[/]")
-
-
-def _ask(question: str, asked: Asked) -> list[Case]:
-    """The answer of a fresh process, which prints it."""
-    options = [f"--only={question}", f"--rows={asked.rows}", f"--rounds={asked.rounds}", "--keep"]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "cases.json"
-        command = [sys.executable, "-m", "benchmarks.shards", f"--json={path}", *options]
-        subprocess.run(command, check=True)
-        return [Case.from_json(case) for case in json.loads(path.read_text())]
-
-
-def _with_command(case: Case, question: str) -> Case:
-    command = f"alone: `python -m benchmarks.shards --only {question}`"
-    return replace(case, note=f"{case.note}; {command}" if case.note else command)
+        measure.keep_freed_memory()
+        options = [f"--rows={rows}", f"--rounds={args.rounds}", "--keep"]
+        answer("shards", {name: partial(q, asked) for name, q in _QUESTIONS.items()}, args, options)
 
 
 # In order, from the page cache.

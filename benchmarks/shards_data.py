@@ -1,9 +1,7 @@
 """The corpora that `benchmarks.shards` reads: rows of 768 floats."""
 
 import os
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,25 +9,12 @@ from numpy.typing import NDArray
 
 import stepwell as sw
 from benchmarks.records_data import made
-from benchmarks.rows import FOLDER
 
 WIDTH = 768
 ROW_BYTES = WIDTH * 4
 BATCH_ROWS = 1024
 HEADER_BYTES = 32
 _PIECE_ROWS = 8192
-
-
-@contextmanager
-def folder(rows: int, *, keep: bool) -> Iterator[Path]:
-    """Where all of it is."""
-    path = FOLDER / f"shards-{rows}"
-    path.mkdir(parents=True, exist_ok=True)
-    try:
-        yield path
-    finally:
-        if not keep:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def corpus(path: Path, rows: int, *, shard_bytes: int = 1 << 28) -> list[Path]:

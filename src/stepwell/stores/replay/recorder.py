@@ -6,9 +6,8 @@ from typing import Any, overload
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
-from stepwell.stores.replay.recording import Recording, frame_interval, picture
+from stepwell.stores.replay.recording import Recorded, Recording, frame_interval, picture
 from stepwell.stores.replay.vector_recorder import RecordedVectorEnv
-from stepwell.stores.replay.writer import ReplayWriter
 
 __all__ = ["Record", "RecordedEnv", "RecordedVectorEnv"]
 
@@ -60,7 +59,7 @@ def Record(
     raise TypeError(f"env: expected a Gymnasium environment, got {type(env).__name__}")
 
 
-class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
+class RecordedEnv(Recorded, gym.Wrapper[Any, Any, Any, Any]):
     """A Gymnasium environment that records itself; see `Record`."""
 
     def __init__(
@@ -85,14 +84,6 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
             options=options,
         )
         (self._actor,) = self._recording.actors
-
-    @property
-    def writer(self) -> ReplayWriter:
-        return self._recording.writer
-
-    @property
-    def run_id(self) -> str:
-        return self.writer.run_id
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

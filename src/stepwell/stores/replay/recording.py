@@ -22,7 +22,7 @@ from stepwell.stores.replay.layout import lock_path
 from stepwell.stores.replay.spaces import check_space, value_of
 from stepwell.stores.replay.writer import ReplayWriter
 
-__all__ = ["Actor", "Recording", "frame_interval", "picture"]
+__all__ = ["Actor", "Recorded", "Recording", "frame_interval", "picture"]
 
 _EVERY = re.compile(r"every:([1-9][0-9]{0,8})", re.ASCII)
 
@@ -143,6 +143,20 @@ class Recording:
                 self.cut(actor)
         finally:
             self.writer.close()
+
+
+class Recorded:
+    """What an environment that records itself can be asked."""
+
+    _recording: Recording
+
+    @property
+    def writer(self) -> ReplayWriter:
+        return self._recording.writer
+
+    @property
+    def run_id(self) -> str:
+        return self.writer.run_id
 
 
 def picture(frame: Any) -> Any:

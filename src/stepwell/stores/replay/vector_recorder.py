@@ -13,13 +13,12 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import iterate
 
-from stepwell.stores.replay.recording import Recording, frame_interval, picture
-from stepwell.stores.replay.writer import ReplayWriter
+from stepwell.stores.replay.recording import Recorded, Recording, frame_interval, picture
 
 __all__ = ["RecordedVectorEnv"]
 
 
-class RecordedVectorEnv(VectorWrapper):
+class RecordedVectorEnv(Recorded, VectorWrapper):
     """A vector of environments that records itself; see `Record`."""
 
     def __init__(
@@ -44,14 +43,6 @@ class RecordedVectorEnv(VectorWrapper):
             infos=infos,
             options=options,
         )
-
-    @property
-    def writer(self) -> ReplayWriter:
-        return self._recording.writer
-
-    @property
-    def run_id(self) -> str:
-        return self.writer.run_id
 
     def reset(
         self,
