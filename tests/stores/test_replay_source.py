@@ -178,7 +178,9 @@ def record_plan(root: Path, episodes: Sequence[Episode], monkeypatch: pytest.Mon
         for e, (steps, whole, end, final) in enumerate(episodes):
             rewards = dict(steps)
             for index in range(whole):
-                monkeypatch.setattr(writer._pipeline, "room", lambda _, kept=index in rewards: kept)
+                for name in ("has_room", "wait_for_room"):
+                    kept = index in rewards
+                    monkeypatch.setattr(writer._pipeline, name, lambda _, kept=kept: kept)
                 last = index == whole - 1
                 writer.record_step(
                     reward=rewards.get(index, 77.0),
