@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <system_error>
 #include <utility>
 
 #include "error.hpp"
@@ -68,13 +69,17 @@ Readahead::Readahead(std::vector<Stretch> stretches, std::size_t window, bool ma
       process_(getpid()) {
   for (const Stretch& stretch : stretches_) ends_.push_back(total_ += stretch.memory.size());
   wanted_ = std::min<std::uint64_t>(window_, total_);
-  thread_ = std::thread([this] { run(); });
+  try {
+    thread_ = std::make_unique<std::thread>([this] { run(); });
+  } catch (const std::system_error&) {
+    // The system gives no more threads; callers then bring everything themselves.
+  }
 }
 
 Readahead::~Readahead() {
   if (getpid() != process_) {
-    thread_.detach();        // it does not exist here
-    (void)wakes_.release();  // to destroy them would be to wait for it
+    (void)thread_.release();  // it does not exist here, and its handle may be another thread's by now
+    (void)wakes_.release();   // to destroy them would be to wait for it
     return;
   }
   {
@@ -82,7 +87,7 @@ Readahead::~Readahead() {
     stop_ = true;
   }
   wakes_->work.notify_one();
-  thread_.join();
+  if (thread_) thread_->join();
 }
 
 void Readahead::wait(std::uint64_t begin, std::uint64_t end, Watch& watch) {
@@ -96,20 +101,43 @@ void Readahead::wait(std::uint64_t begin, std::uint64_t end, Watch& watch) {
     if (delayed) undelayed_ = 0;
     rests = undelayed_ >= window_;
     if (!rests) wanted_ = std::max(wanted_, std::min(total_, std::max(end, begin + window_)));
-    if (rests && !mapped_) brought_ = std::max(brought_, end);
+    if (rests && !mapped_) claimed_ = std::max(claimed_, end);
     done_with_ = std::max(done_with_, begin);
-    from = std::max(brought_, begin);
+    from = std::max(claimed_, begin);
     wake = !rests && (asleep_ || from < end);
+    if (from < end) {
+      claimed_ = end;
+      under_way_.push_back(from);
+    }
   }
   if (wake) wakes_->work.notify_one();
-  if (from < end) {
-    // Not left to the thread: what is in the page cache is there sooner than a thread is awake, and on
-    // what is not, both wait for the disk.
-    bring(from, end);
-    const std::lock_guard lock(wakes_->mutex);
-    brought_ = std::max(brought_, end);
+  // Not left to the thread: what is in the page cache is there sooner than a thread is awake.
+  if (from < end) bring_claimed(from, end);
+  {
+    std::unique_lock lock(wakes_->mutex);
+    wakes_->done.wait(lock, [&] { return std::ranges::none_of(under_way_, [&](auto at) { return at < end; }); });
+    from = claimed_;
   }
+  if (from < end) bring(begin, end);  // somebody could not; this throws what is wrong, if it still is
   give_back(rests ? std::max<std::uint64_t>(window_, kStep) : 2 * window_ + kStep);  // where the thread does not come to it
+}
+
+// Brings bytes that the caller has claimed. Throws when they are not there; they are then claimed no more.
+void Readahead::bring_claimed(std::uint64_t begin, std::uint64_t end) {
+  const auto is_done = [&] {
+    under_way_.erase(std::ranges::find(under_way_, begin));
+    wakes_->done.notify_all();
+  };
+  try {
+    bring(begin, end);
+  } catch (...) {
+    const std::lock_guard lock(wakes_->mutex);
+    claimed_ = std::min(claimed_, begin);
+    is_done();
+    throw;
+  }
+  const std::lock_guard lock(wakes_->mutex);
+  is_done();
 }
 
 void Readahead::run() {
@@ -120,7 +148,7 @@ void Readahead::run() {
     std::uint64_t at, end;
     {
       std::unique_lock lock(wakes_->mutex);
-      const auto called = [&] { return stop_ || brought_ < wanted_ || done_with_ >= given_back_ + step; };
+      const auto called = [&] { return stop_ || claimed_ < wanted_ || done_with_ >= given_back_ + step; };
       // For a while it looks by itself: to wake a thread takes the caller longer than all the rest.
       for (int looks = 0; looks < kLooks && !called(); ++looks)
         wakes_->work.wait_until(lock, std::chrono::system_clock::now() + kLook);
@@ -128,12 +156,16 @@ void Readahead::run() {
       wakes_->work.wait(lock, called);
       asleep_ = false;
       if (stop_) return;
-      at = brought_;
-      end = std::min(wanted_, at + kStep);
+      at = claimed_;
+      end = std::max(at, std::min(wanted_, at + kStep));
+      if (at < end) {
+        claimed_ = end;
+        under_way_.push_back(at);
+      }
     }
     if (at < end) {
       try {
-        bring(at, end);
+        bring_claimed(at, end);
       } catch (...) {
         return;  // who comes to it finds the same
       }
@@ -142,7 +174,6 @@ void Readahead::run() {
       {
         const std::lock_guard lock(wakes_->mutex);
         undelayed_ = delayed ? 0 : undelayed_ + (end - at);
-        brought_ = std::max(brought_, end);
         gone = std::min(given_back_, end);
       }
       if (at < gone) unmap(at, gone);  // it was overtaken

@@ -43,6 +43,7 @@ class Readahead {
 
  private:
   void run();
+  void bring_claimed(std::uint64_t begin, std::uint64_t end);
   void bring(std::uint64_t begin, std::uint64_t end);
   void give_back(std::uint64_t least);
   void unmap(std::uint64_t begin, std::uint64_t end);
@@ -58,17 +59,19 @@ class Readahead {
 
   struct Wakes {
     std::mutex mutex;
-    std::condition_variable work;
+    std::condition_variable work;  // for the thread: there may be something to bring
+    std::condition_variable done;  // for callers: something was brought
   };
   std::unique_ptr<Wakes> wakes_ = std::make_unique<Wakes>();
   std::uint64_t wanted_ = 0;      // bytes the thread may bring
-  std::uint64_t brought_ = 0;     // bytes that are in memory
+  std::uint64_t claimed_ = 0;     // bytes that are in memory, or being brought by someone
+  std::vector<std::uint64_t> under_way_;  // where each that is being brought begins
   std::uint64_t done_with_ = 0;   // bytes that may be given back
   std::uint64_t given_back_ = 0;
   std::uint64_t undelayed_ = 0;   // bytes since the disk was waited for
   bool asleep_ = false;           // until it is called
   bool stop_ = false;
-  std::thread thread_;
+  std::unique_ptr<std::thread> thread_;
 };
 
 }  // namespace stepwell

@@ -14,6 +14,8 @@ namespace {
 
 // The least values that one thread converts at a time; a piece costs a few calls to the system.
 constexpr std::size_t kLeastPiece = std::size_t{1} << 16;
+// Fewer than some machines have cores: memory is not faster than that, and each loop has its own.
+constexpr unsigned kMostMakers = 8;
 constexpr std::chrono::microseconds kLook{200};
 constexpr int kLooks = 100;
 
@@ -22,7 +24,7 @@ constexpr int kLooks = 100;
 Upcasts::Upcasts(Cuts cuts, std::size_t window, FloatKind kind, bool doubles, unsigned threads)
     : cuts_(std::move(cuts)),
       depth_(window / std::max<std::size_t>(cuts_.first().bytes, 1) >= 2 ? 2 : 1),
-      makers_(std::max(1u, threads)),
+      makers_(std::clamp(threads, 1u, kMostMakers)),
       kind_(kind),
       doubles_(doubles),
       ahead_(cuts_.stretches(), window, false),
@@ -31,7 +33,7 @@ Upcasts::Upcasts(Cuts cuts, std::size_t window, FloatKind kind, bool doubles, un
       shared_(std::make_unique<Shared>()) {
   shared_->next = next_;
   try {
-    for (unsigned i = 1; i < threads; ++i) shared_->helpers.emplace_back([this] { help(); });
+    for (std::size_t i = 1; i < makers_; ++i) shared_->helpers.emplace_back([this] { help(); });
   } catch (const std::system_error&) {
     // The system gives no more threads; those that are there, or none, do as well.
   }

@@ -131,6 +131,20 @@ def test_info_of_a_store_that_lost_a_file(store: Path, tmp_path: Path) -> None:
     assert [run["problem"] is None for run in facts["runs"]] == [False, True]
 
 
+def test_info_of_a_store_with_an_older_file(tmp_path: Path) -> None:
+    for run, steps in (("a", 1), ("b", 1), ("a", 50)):
+        with ReplayWriter(tmp_path, run) as writer:
+            for _ in range(steps):
+                writer.record_step(reward=0, observation=np.zeros((40, 40), np.uint8))
+        if run == "b":
+            shutil.copy(tmp_path / "replay/a.h5", tmp_path / "older.h5")
+    shutil.move(tmp_path / "older.h5", tmp_path / "replay/a.h5")
+    done = stepwell("replay", "info", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("a: ")
+    assert "b\tobservations\t1" in done.stdout
+
+
 def test_episodes(store: Path) -> None:
     command = ("replay", "episodes", store, "--where", "run_id = 'cartpole'")
     done = stepwell(*command, "--sort", "-total_reward", "--limit", "3")

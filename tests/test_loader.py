@@ -274,6 +274,25 @@ def test_damaged_rows_can_be_skipped() -> None:
     assert loader.state_dict()["epoch"] == 1
 
 
+def test_a_source_whose_fingerprint_is_damaged_can_be_resumed() -> None:
+    def loader(*damaged: int) -> sw.Loader:
+        source = PythonSource(damaged=damaged)
+        return sw.Loader(source, 64, shuffle=False, on_corrupt="skip")
+
+    first = loader(0)
+    for _, _ in zip(range(3), first, strict=False):
+        pass
+    state = first.state_dict()
+    for again in (loader(0), loader(), loader(0, 5)):
+        again.load_state_dict(state)
+        assert order_of(again)[0] == 192
+    sound = loader()
+    late = loader(0)
+    late.load_state_dict(sound.state_dict())  # it was sound when the state was taken
+    with pytest.raises(sw.ChecksumError):
+        sw.Loader(PythonSource(damaged=[0]), 64).state_dict()
+
+
 def test_skipped_rows_are_listed_with_their_batch_and_once() -> None:
     loader = sw.Loader(
         PythonSource(damaged=[3, 70]), 64, shuffle=False, on_corrupt="skip", threads=2, prefetch=8

@@ -455,6 +455,32 @@ def test_a_newer_database(quick_path: Path) -> None:
             call(quick_path)
 
 
+@pytest.mark.parametrize("call", ["close", "flush", "record_step", "end_episode"])
+def test_a_signal_handler_in_the_middle_of_a_call(quick_path: Path, call: str) -> None:
+    writer = ReplayWriter(quick_path, "run")
+    options = {"reward": 5.0, "observation": np.ones(3)} if call == "record_step" else {}
+
+    class Interrupted:
+        def __array__(self, *_: Any, **__: Any) -> Any:
+            signal.raise_signal(signal.SIGUSR1)
+            return np.zeros(3)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: getattr(writer, call)(**options))
+    try:
+        for number in range(5):
+            writer.record_step(reward=number, observation=np.full(3, float(number)))
+        with pytest.raises(RuntimeError, match="in the middle of a call"):
+            writer.record_step(reward=9, observation=Interrupted())
+        writer.record_step(reward=5, observation=np.full(3, 5.0))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        writer.close()
+    with ReplayReader(quick_path) as reader:
+        assert reader.episode("run-ep0000").rewards.tolist() == [0, 1, 2, 3, 4, 5]
+        assert reader.episode("run-ep0000").observations[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+        assert reader.verify() == []
+
+
 KILLED = """
 import os, sys
 from stepwell.replay import ReplayWriter

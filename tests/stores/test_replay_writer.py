@@ -119,6 +119,16 @@ def test_smaller_numbers_become_those_of_before(quick_path: Path) -> None:
     assert read_store(quick_path).runs["run"].datasets["actions"].tolist() == [5, 6, 1]
 
 
+def test_whole_numbers_among_fractions(quick_path: Path) -> None:
+    with ReplayWriter(quick_path, "run") as writer:
+        for action in (0.5, 7, 2**53, -(2**53)):
+            writer.record_step(reward=0, action=action)
+        with pytest.raises(SchemaError, match="expected float64"):
+            writer.record_step(reward=0, action=2**53 + 1)
+    found = read_store(quick_path).runs["run"].datasets["actions"]
+    assert found.tolist() == [0.5, 7, 2**53, -(2**53)]
+
+
 def test_the_order_of_keys_does_not_matter(quick_path: Path) -> None:
     one, two = np.zeros(3), np.ones(4)
     with ReplayWriter(quick_path, "run") as writer:

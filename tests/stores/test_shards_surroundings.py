@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from stepwell import Loader, RowBatch, ShardReader, ShardWriter
+from stepwell import FormatError, Loader, RowBatch, ShardReader, ShardWriter
 from tests import SANITIZED, children, scaled
 from tests.shards import assert_same, build
 
@@ -146,6 +146,31 @@ def test_a_fork_forgets_what_was_begun(tmp_path: Path) -> None:
     assert children.in_fork(forget) == "done"
 
 
+FREED = """
+import os, sys, threading, time
+import stepwell as sw
+reader = sw.ShardReader.open(sys.argv[1])
+begun = [reader.batches(10, dtype=dtype) for dtype in (None, "f8") for _ in range(10)]
+for each in begun:
+    next(each)
+child = os.fork()
+if not child:
+    for _ in range(5):  # their handles may be those of threads that stayed behind
+        threading.Thread(target=time.sleep, args=(1,), daemon=True).start()
+    del begun, each
+    other = reader.batches(10)
+    next(other)
+    del other
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_fork_with_threads_forgets_what_was_begun(tmp_path: Path) -> None:
+    build(tmp_path, [400, 300], width=64)
+    assert children.answer(FREED, tmp_path) == "0"
+
+
 def test_a_loader_after_a_fork(tmp_path: Path) -> None:
     rows = build(tmp_path, [400, 300])
     reader = ShardReader.open(tmp_path)
@@ -164,6 +189,26 @@ def test_loops_that_are_left(tmp_path: Path) -> None:
     for _ in range(50):
         next(iter(reader.batches(10, window_bytes=1 << 12)))
     assert len(os.listdir("/proc/self/task")) <= before + 1
+
+
+@pytest.mark.parametrize("dtype", [None, "f8"])
+def test_a_file_that_is_cut_in_its_last_page(tmp_path: Path, dtype: str | None) -> None:
+    """Nothing faults there; what is missing reads as zeros."""
+    rows = build(tmp_path, [1000, 1000], width=16)
+    first = sorted(tmp_path.glob("*.shard"))[0]
+    reader = ShardReader.open(tmp_path)
+    kept, begun = [], reader.batches(100, dtype=dtype)
+    kept.append(next(begun).rows)
+    os.truncate(first, first.stat().st_size - 1600)
+    with pytest.raises(FormatError, match="has become shorter") as caught:
+        kept.extend(batch.rows.copy() for batch in begun)
+    assert caught.value.path == str(first)
+    assert_same(np.concatenate(kept), rows[:900])
+    (problem,) = reader.verify()
+    assert problem.path == str(first)
+    first.unlink()
+    first.write_bytes(b"another one")  # of that name, which is no matter of the reader's
+    assert [str(p) for p in reader.verify()] == []
 
 
 # Memory.

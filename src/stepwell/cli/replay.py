@@ -43,7 +43,7 @@ def info(root: RootArgument, as_json: JsonOption = False) -> None:
         for name in runs:
             try:
                 sizes[name] = reader.sizes(name)
-            except (OSError, StepwellError) as error:  # the others are worth knowing all the same
+            except (OSError, LookupError, StepwellError) as error:  # the others are worth knowing
                 sizes[name], problems[name] = {}, str(error)
     if as_json:
         facts = [

@@ -84,7 +84,10 @@ class Channel:
         if (dtype is self.dtype or dtype == self.dtype) and array.shape == self.shape:
             return array
         if array.shape == self.shape and np.can_cast(array.dtype, self.dtype, "safe"):
-            return array.astype(self.dtype)
+            made = array.astype(self.dtype)
+            # NumPy calls it safe to make floats of whole numbers that they cannot hold.
+            if array.dtype.kind == "f" or np.array_equal(made.astype(array.dtype), array):
+                return made
         raise SchemaError(
             f"{self.name}: expected {self.dtype} {self.shape} as in the steps before, "
             f"got {array.dtype} {array.shape}"

@@ -50,6 +50,13 @@ class Pipeline:
         self._thread = threading.Thread(target=self._work, name="stepwell-replay", daemon=True)
         self._thread.start()
 
+    def turn(self) -> "threading.RLock":
+        """The lock, for a caller that begins. Raises `RuntimeError` when this thread is inside
+        already: a signal handler came in the middle of a call, whose end it would wait for."""
+        if self.lock._is_owned():  # type: ignore[attr-defined]
+            raise RuntimeError("this writer is in the middle of a call, which was interrupted")
+        return self.lock
+
     @property
     def own(self) -> bool:
         """Whether this is the process whose thread does the work."""
@@ -105,7 +112,7 @@ class Pipeline:
 
     def flush(self) -> None:
         """Return when everything that was put is on the disk."""
-        with self.lock:
+        with self.turn():
             self.check()
             target = self._hurry()
         while True:
@@ -142,11 +149,12 @@ class Pipeline:
         """Write what is left and let go of the run. Once; later calls do nothing."""
         if not self.own:
             return
-        with self.lock:
+        collected = threading.current_thread() is self._thread  # there, as garbage
+        with self.lock if collected else self.turn():
             self._closing = True
             self._more.notify_all()
-        if threading.current_thread() is self._thread:
-            return  # collected there as garbage; the thread is about to see it
+        if collected:
+            return  # the thread is about to see it
         while True:  # `join` alone would say that a thread has ended once it was interrupted
             with self.lock:
                 if self.ended:

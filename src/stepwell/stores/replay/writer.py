@@ -119,7 +119,7 @@ class ReplayWriter:
             _check_agent(agent_id)
         terminated, truncated = bool(terminated), bool(truncated)
         pipeline = self._pipeline
-        with pipeline.lock:
+        with pipeline.turn():
             pipeline.check()
             given = self._copied(observation, action, frame)
             if pipeline.has_room(given.size):
@@ -189,7 +189,7 @@ class ReplayWriter:
 
         A step that was terminated or truncated has ended it already: this adds the observation.
         """
-        with self._pipeline.lock:
+        with self._pipeline.turn():
             self._pipeline.check()
             stream = self._streams.get(agent_id)
             if stream is None:
@@ -239,14 +239,15 @@ class ReplayWriter:
             self._channels |= new
         arrays = (*observed, *acted, *framed)
         channels = tuple([channel for channel, _ in arrays])
-        if channels != self._last_channels:
-            self._last_channels = channels  # steps share it while they are alike
+        if channels == self._last_channels:
+            channels = self._last_channels  # steps share it while they are alike
+        self._last_channels = channels
         copy = self._pipeline.slots.copy
         data = tuple(
             [array.tobytes() if array.nbytes < LEAST_BYTES else copy(array) for _, array in arrays]
         )
         return _Given(
-            self._last_channels,
+            channels,
             data,
             sum(map(len, data)),
             bool(observed),

@@ -35,6 +35,8 @@ class _Mapped:
     """The whole file."""
     size: int
     """Of the file, which may be longer than its header says."""
+    identity: tuple[int, int]
+    """Its device and number there: another file may get its name."""
 
     def payload(self, begin: int, end: int) -> NDArray[np.uint8]:
         """The bytes of rows `begin` to `end`, not copied."""
@@ -98,9 +100,17 @@ class LocalShards:
         """Whether the file at the path has become shorter; one that is gone is not."""
         file = self._files[number]
         try:
-            return os.stat(file.path).st_size < file.size
+            found = os.stat(file.path)
         except FileNotFoundError:
             return False
+        return (found.st_dev, found.st_ino) == file.identity and found.st_size < file.size
+
+    def check_whole(self, number: int) -> None:
+        """Raise `FormatError` for a file that was cut. What is behind the end of a file in its
+        last page is read as zeros, without an error."""
+        if self.is_cut(number):
+            path = self._files[number].path
+            raise FormatError("the file has become shorter since it was opened", path=str(path))
 
     def parts(
         self, spans: Sequence[Span], window_bytes: int, *, mapped: bool = True
@@ -148,11 +158,12 @@ class LocalShards:
 
 def _mapped(path: Path) -> _Mapped:
     with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
+        found = os.fstat(file.fileno())
+        size = found.st_size
         shard = parse_header(file.read(HEADER_BYTES), path.name, str(path), size)
         # Not Python's mmap, which keeps a descriptor for each of a thousand shards.
         memory = _core.map_file(file.fileno(), size, path)
-    return _Mapped(shard, path, memory, size)
+    return _Mapped(shard, path, memory, size, (found.st_dev, found.st_ino))
 
 
 def _listed(paths: Sequence[Path]) -> dict[Path, Shard]:

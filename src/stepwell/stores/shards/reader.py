@@ -196,11 +196,20 @@ class ShardReader(Source):
         out: NDArray[Any] | None,
     ) -> Iterator[RowBatch]:
         rows, first, integer = self._rows(spans, wanted, window_bytes, out), 0, np.dtype(np.int64)
-        for _, begin, end in cuts(spans):
+        for number, begin, end in cuts(spans):
             last = first + end - begin
             # No name for it here: its memory is for the next one as soon as the caller lets go.
-            yield RowBatch(rows(), np.arange(first, last, dtype=integer))
+            yield RowBatch(
+                rows() if end < self._infos[number].rows else self._last_of(number, rows()),
+                np.arange(first, last, dtype=integer),
+            )
             first = last
+
+    def _last_of(self, number: int, rows: NDArray[Any]) -> NDArray[Any]:
+        """The last rows of a shard, if it is still as long as it was."""
+        if isinstance(self._shards, LocalShards):
+            self._shards.check_whole(number)
+        return rows
 
     def _rows(
         self,
@@ -262,6 +271,8 @@ class ShardReader(Source):
                     done, at = done + len(data), at + len(data)
                     if on_progress is not None:
                         on_progress(done, total)
+                if isinstance(self._shards, LocalShards):
+                    self._shards.check_whole(number)
             except FormatError as error:
                 problems.append(error)
                 continue
