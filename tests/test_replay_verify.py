@@ -186,6 +186,16 @@ def _no_file(root: Path) -> None:
     (root / "replay" / "a.h5").unlink()
 
 
+def _folder(root: Path) -> None:
+    _no_file(root)
+    (root / "replay" / "a.h5").mkdir()
+
+
+def _circle(root: Path) -> None:
+    _no_file(root)
+    (root / "replay" / "a.h5").symlink_to("a.h5")
+
+
 def _other_file(root: Path) -> None:
     shutil.copy(root / "replay" / "b.h5", root / "replay" / "a.h5")
 
@@ -216,6 +226,8 @@ def _broken_database(root: Path) -> None:
     ("damage", "message"),
     [
         (_no_file, "the file of the run is missing - at"),
+        (_folder, "a.h5"),
+        (_circle, "a.h5"),
         (_other_file, "expected the run 'a', got 'b'"),
         (_short_file, "a.h5"),
         (_no_index, "cannot be read"),

@@ -130,6 +130,8 @@ class _Run:
                     yield from self._of_rows(file, channel)
         except FileNotFoundError as error:
             yield FormatError("the file of the run is missing", path=str(error.filename))
+        except OSError as error:  # one run that cannot be read; there are others
+            yield self._wrong(str(error))
         except FormatError as error:
             yield error
         except (StepwellError, KeyError, IndexError, ValueError, TypeError) as error:

@@ -57,6 +57,9 @@ class ReplayWriter:
     Steps are handed over, and a thread writes them: `flush` waits until everything is on the disk;
     by itself a step waits `flush_every` seconds at most. When `queue_bytes` are waiting,
     `record_step` waits too, or, with `when_full="drop"`, the step is dropped and counted.
+
+    Any thread may call it. A signal handler may too, but gets a `RuntimeError` when the signal came
+    in the middle of another call.
     """
 
     def __init__(
