@@ -90,9 +90,9 @@ Readahead::~Readahead() {
   if (thread_) thread_->join();
 }
 
-void Readahead::wait(std::uint64_t begin, std::uint64_t end, Watch& watch) {
+void Readahead::wait(std::uint64_t done_with, std::uint64_t begin, std::uint64_t end, Watch& watch) {
   end = std::min(end, total_);
-  if (getpid() != process_) return bring(begin, end);  // forked: nobody works ahead
+  if (getpid() != process_) return bring(done_with, end);  // forked: nobody works ahead
   const bool delayed = met_disk(watch.reads);
   std::uint64_t from;
   bool rests, wake;
@@ -102,8 +102,8 @@ void Readahead::wait(std::uint64_t begin, std::uint64_t end, Watch& watch) {
     rests = undelayed_ >= window_;
     if (!rests) wanted_ = std::max(wanted_, std::min(total_, std::max(end, begin + window_)));
     if (rests && !mapped_) claimed_ = std::max(claimed_, end);
-    done_with_ = std::max(done_with_, begin);
-    from = std::max(claimed_, begin);
+    done_with_ = std::max(done_with_, done_with);
+    from = std::max(claimed_, done_with);
     wake = !rests && (asleep_ || from < end);
     if (from < end) {
       claimed_ = end;
@@ -118,7 +118,7 @@ void Readahead::wait(std::uint64_t begin, std::uint64_t end, Watch& watch) {
     wakes_->done.wait(lock, [&] { return std::ranges::none_of(under_way_, [&](auto at) { return at < end; }); });
     from = claimed_;
   }
-  if (from < end) bring(begin, end);  // somebody could not; this throws what is wrong, if it still is
+  if (from < end) bring(done_with, end);  // somebody could not; this throws what is wrong, if it still is
   give_back(rests ? std::max<std::uint64_t>(window_, kStep) : 2 * window_ + kStep);  // where the thread does not come to it
 }
 

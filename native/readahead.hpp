@@ -37,9 +37,10 @@ class Readahead {
     long reads = -1;
   };
 
-  // Waits until the bytes up to `end` are in memory; those before `begin` may be given back. Throws
-  // FormatError when a file has become shorter. Call without the GIL, each thread with its own watch.
-  void wait(std::uint64_t begin, std::uint64_t end, Watch& watch);
+  // Waits until the bytes up to `end` are in memory; the window begins at `begin`, and those before
+  // `done_with` may be given back. Throws FormatError when a file has become shorter. Call without the
+  // GIL, each thread with its own watch.
+  void wait(std::uint64_t done_with, std::uint64_t begin, std::uint64_t end, Watch& watch);
 
  private:
   void run();
