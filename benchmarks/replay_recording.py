@@ -113,26 +113,29 @@ def _paced(
 
 
 def loop_cases(rows: int, rounds: int) -> list[Case]:
-    """Games played at their own speed, with and without a recorder."""
-    count = min(rows, 4000)
+    """Games played at their own speed, with and without a recorder.
+
+    The same moment of the machine for both, and many of them: turns are short, and compared one by
+    one. One writer records all of a game's, as it does in a run of hours.
+    """
+    count, turns = min(rows, 2000), 3 * rounds
     cases = []
     for game in data.GAMES:
         costs: dict[str, list[float]] = {"not recorded": [], OURS: []}
         calls: list[float] = []
         env = data.environment(game)
-        for turn in range(rounds):
-            for name in sorted(costs, reverse=turn % 2 == 1):
-                with data.scratch("loop") as path:
-                    recorder = ReplayWriter(path, RUN) if name == OURS else None
+        with data.scratch("loop") as path, ReplayWriter(path, RUN) as writer:
+            _play(env, count, writer, [])
+            for turn in range(turns):
+                for name in sorted(costs, reverse=turn % 2 == 1):
+                    writer.flush()
+                    recorder = writer if name == OURS else None
                     costs[name].append(_play(env, count, recorder, calls) / count * 1e6)
-                    if recorder is not None:
-                        recorder.close()
         env.close()
         found = {
             n: Measured.of(each, rows_per_s=1e6 / np.median(each)) for n, each in costs.items()
         }
         ours = found.pop(OURS)
-        # The same moment of the machine for both: rounds are compared one by one.
         slower = np.median([a / b for a, b in zip(costs[OURS], costs["not recorded"], strict=True)])
         cases.append(
             Case(
@@ -148,7 +151,7 @@ def loop_cases(rows: int, rounds: int) -> list[Case]:
                         at_most=100,
                     ),
                 ],
-                f"{count:,} steps a turn after {_WARM}, the environment at its own speed",
+                f"{turns} turns of {count:,} steps after {_WARM}, the environment at its own speed",
             )
         )
     return cases
