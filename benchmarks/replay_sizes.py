@@ -90,13 +90,16 @@ class _Packed:
 
     def __init__(self, rows: NDArray[np.uint8], planes: int = 1, times: int = 1) -> None:
         """`times` as many of them are read."""
-        self._rows = [row.tobytes() for row in rows]
+        self._count, self._row_bytes = len(rows), rows[0].nbytes
+        self._rows = _core.RowBuffer(self._row_bytes)
+        for number, row in enumerate(rows):
+            self._rows.put(number, row)
         self._planes, self._times = planes, times
-        packed, _ = _core.pack_each(2, 3, self._rows, False, planes)
-        stored = [r if p is None else p for r, p in zip(self._rows, packed, strict=True)]
+        packed = self._pack()
+        stored = [packed.stored(i) for i in range(self._count)]
         sizes = np.array([len(each) for each in stored], np.uint32)
         offsets = np.cumsum(sizes, dtype=np.uint64) - sizes
-        raw = np.array([p is None for p in packed], np.uint8)
+        raw = np.array([packed.raw(i) for i in range(self._count)], np.uint8)
         self._cells: tuple[NDArray[Any], ...] = (offsets, sizes, raw)
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed when all are measured
         self._file.write(b"".join(stored))
@@ -104,20 +107,22 @@ class _Packed:
         self._costs: list[tuple[float, float]] = []
 
     def measure(self) -> None:
-        pack = seconds_of(lambda: _core.pack_each(2, 3, self._rows, False, self._planes))
-        self._costs.append((pack, seconds_of(self._read) * self._times))
+        self._costs.append((seconds_of(self._pack), seconds_of(self._read) * self._times))
+
+    def _pack(self) -> _core.PackedRows:
+        return self._rows.packed(0, self._count, 2, 3, self._planes, False)
 
     def _read(self) -> None:
-        file, size, none = self._file.fileno(), len(self._rows[0]), np.empty(0, np.uint32)
+        file, size, none = self._file.fileno(), self._row_bytes, np.empty(0, np.uint32)
         some = 8  # what one thread takes at a time
         out = np.empty(some * size, np.uint8)
-        for i in range(0, len(self._rows) - some + 1, some):
+        for i in range(0, self._count - some + 1, some):
             at, sizes, raw = (column[i : i + some] for column in self._cells)
             _core.read_cells(file, "", 2, at, sizes, raw, none, size, out, self._planes)
 
     def measured(self) -> Measured:
         self._file.close()
-        pack, read = np.median(self._costs, axis=0) / len(self._rows) * 1e6
+        pack, read = np.median(self._costs, axis=0) / self._count * 1e6
         note = f"{pack:.1f} us to pack, {read:.1f} us to read"
         return Measured.of([float(self._cells[1].mean())], note=note)
 

@@ -105,5 +105,6 @@ void bind_records(nb::module_& m);
 void bind_shards(nb::module_& m);
 void bind_batch_codec(nb::module_& m);
 void bind_lane(nb::module_& m);
+void bind_row_buffer(nb::module_& m);
 
 }  // namespace stepwell::bind

@@ -63,4 +63,5 @@ NB_MODULE(_core, m) {
   stepwell::bind::bind_shards(m);
   stepwell::bind::bind_batch_codec(m);
   stepwell::bind::bind_lane(m);
+  stepwell::bind::bind_row_buffer(m);
 }

@@ -315,16 +315,6 @@ def upcast(kind: int, from_: Annotated[NDArray[numpy.uint8], dict(shape=(None,),
 def map_file(file: int, size: int, path: object) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)]:
     """The memory of an open file, which may then be closed."""
 
-def pack_each(codec: int, level: int, rows: list[bytes | NDArray[numpy.uint8]], shared: bool = True, planes: int = 1) -> tuple[list[bytes | None], NDArray[numpy.uint8]]:
-    """
-    Each row packed, one of its planes behind the other, None for one that would not become smaller; and the CRC32C of what is to be stored of each, as bytes of uint32.
-    """
-
-def copy_bytes(source: object, to: NDArray[numpy.uint8]) -> None:
-    """
-    Copy the memory of an array in C order. The GIL is kept: whoever lets go of it for some microseconds may wait for milliseconds.
-    """
-
 def read_cells(file: int, path: object, codec: int, offsets: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], sizes: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], raw: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], sums: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], row_bytes: int, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], planes: int = 1) -> None:
     """
     Read payloads of an open file and unpack them side by side into `out`, their planes put together; those marked raw are copied as they are.
@@ -386,4 +376,54 @@ class LaneReader:
     def read(self, number: int, pixels: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> tuple[bytes, float, float, float] | None:
         """
         Copy a frame into the caller's memory; metadata and metrics, or None when it is gone.
+        """
+
+class PackedRows:
+    """Rows as they are to be stored."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def sums(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """CRC32C of what is stored of each, as bytes of uint32."""
+
+    def raw(self, i: int) -> bool:
+        """Whether a row is stored as it is, since it would not become smaller."""
+
+    def stored(self, i: int) -> bytes: ...
+
+    def write(self, function: int, dataset: int, first: int, rank: int, raw_mask: int) -> int:
+        """
+        Write the rows as chunks `first`, `first` + 1, … of a dataset, by the function whose address this is: H5Dwrite_chunk of the library that the dataset is open in. Returns how many were written: all, or those before the one that it refused.
+        """
+
+class RowBuffer:
+    """Rows of one size that wait to be written, each under its number."""
+
+    def __init__(self, row_bytes: int, first: int = 0) -> None: ...
+
+    @property
+    def row_bytes(self) -> int: ...
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory, in use or not."""
+
+    def put(self, row: int, array: object) -> None:
+        """
+        Copy an array in C order, or an int as an int64. The GIL is kept: whoever lets go of it for some microseconds may wait for milliseconds.
+        """
+
+    def reserve(self, rows: int) -> None:
+        """Have memory for so many rows behind the last one."""
+
+    def release(self, row: int) -> None:
+        """Rows before this one are not needed any more."""
+
+    def joined(self, first: int, count: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """A copy of rows, one behind the other."""
+
+    def packed(self, first: int, count: int, codec: int, level: int, planes: int = 1, shared: bool = True) -> PackedRows:
+        """
+        Rows packed, the planes of each one behind the other, by all cores if `shared`. They must not be released before the result is of no more use.
         """

@@ -184,38 +184,49 @@ def test_planes_that_hdf5_packs(quick_path: Path, monkeypatch: pytest.MonkeyPatc
 # The core.
 
 
+def pack(rows: NDArray[np.uint8], planes: int, shared: bool) -> _core.PackedRows:
+    buffer = _core.RowBuffer(rows.shape[1])
+    for number, row in enumerate(rows):
+        buffer.put(number, row)
+    return buffer.packed(0, len(rows), ZSTD, 3, planes, shared)
+
+
 @given(
     st.integers(1, 20),
-    st.lists(st.integers(0, 70), max_size=20),
+    st.integers(1, 70),
+    st.integers(0, 20),
     st.integers(1, 255),
     st.booleans(),
 )
-def test_the_core_against_numpy(planes: int, sizes: list[int], most: int, shared: bool) -> None:
+def test_the_core_against_numpy(
+    planes: int, size: int, count: int, most: int, shared: bool
+) -> None:
     random = np.random.default_rng(most)
-    rows = [random.integers(0, most, size * planes, np.uint8, endpoint=True) for size in sizes]
-    packed, _ = _core.pack_each(ZSTD, 3, list(rows), shared, planes)
-    for row, short in zip(rows, packed, strict=True):
-        if short is not None:
+    rows = random.integers(0, most, (count, size * planes), np.uint8, endpoint=True)
+    packed = pack(rows, planes, shared)
+    assert len(packed) == count
+    for i, row in enumerate(rows):
+        if packed.raw(i):
+            assert packed.stored(i) == row.tobytes()
+        else:
             apart = row.reshape(-1, planes).T.tobytes()
-            assert zstandard.decompress(short, max_output_size=len(row)) == apart
+            assert zstandard.decompress(packed.stored(i), max_output_size=len(row)) == apart
 
 
 @given(st.integers(1, 20), st.integers(1, 300), st.integers(1, 12), st.integers(0, 2**32))
 def test_the_core_reads_what_it_packed(planes: int, size: int, count: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     rows = random.integers(0, [[2], [255]] * count, (2 * count, size * planes), np.uint8)
-    packed, sums = _core.pack_each(ZSTD, 3, list(rows), True, planes)
-    stored = [
-        row.tobytes() if short is None else short for row, short in zip(rows, packed, strict=True)
-    ]
+    packed = pack(rows, planes, True)
+    stored = [packed.stored(i) for i in range(2 * count)]
     sizes = np.array([len(each) for each in stored], np.uint32)
     offsets = np.cumsum(sizes, dtype=np.uint64) - sizes
-    raw = np.array([short is None for short in packed], np.uint8)
+    raw = np.array([packed.raw(i) for i in range(2 * count)], np.uint8)
     out = np.zeros(rows.size, np.uint8)
     file = os.memfd_create("rows")
     try:
         os.write(file, b"".join(stored))
-        cells = (offsets, sizes, raw, sums.view(np.uint32))
+        cells = (offsets, sizes, raw, packed.sums.view(np.uint32))
         _core.read_cells(file, "rows", ZSTD, *cells, size * planes, out, planes)
     finally:
         os.close(file)
@@ -227,7 +238,7 @@ def test_the_core_wants_whole_planes() -> None:
     cells = (np.zeros(1, np.uint64), np.zeros(1, np.uint32), np.zeros(1, np.uint8))
     for planes in (0, 3, 11, 2**63):
         with pytest.raises(ValueError, match="whole planes"):
-            _core.pack_each(ZSTD, 3, [row], True, planes)
+            pack(row[None], planes, True)
         with pytest.raises(ValueError, match="whole planes"):
             _core.read_cells(0, "x", ZSTD, *cells, np.zeros(0, np.uint32), 10, row, planes)
 

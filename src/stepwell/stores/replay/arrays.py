@@ -7,10 +7,11 @@ datasets, and a file whose writer was killed can never be written to again; in b
 takes its place.
 """
 
+import math
 import os
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -36,14 +37,13 @@ from stepwell.stores.replay.hdf5 import (
     row_of,
     translated,
 )
-from stepwell.stores.replay.items import Payload
+from stepwell.stores.replay.hdf5_calls import flush, write_chunks
 from stepwell.stores.replay.pace import HURRIED, Pace
 
 __all__ = ["CODECS", "ArrayFile", "build_file"]
 
 CODECS = ("zstd", "gzip", "lzf", "none")
 _LEVEL = 3
-_CHUNKS_AT_ONCE = 8  # written before others get the interpreter
 
 
 class ArrayFile:
@@ -79,28 +79,36 @@ class ArrayFile:
     def rows(self) -> dict[str, int]:
         return {name: column.rows for name, column in self._columns.items()}
 
-    def append(self, name: str, rows: Sequence[Payload], pace: Pace = HURRIED) -> None:
-        """Put rows behind the others, and their sums into the dataset of sums."""
+    def append(self, name: str, rows: _core.RowBuffer, count: int, pace: Pace = HURRIED) -> None:
+        """Put `count` rows behind the others, those of the same numbers in the buffer, and their
+        sums into the dataset of sums."""
         with translated(self._path):
-            sums = self._columns[name].append(rows, pace)
-            self._columns[f"{SUMS}/{name}"].append_array(sums)
+            sums = self._columns[name].append(rows, count, pace)
+            self._numbers(f"{SUMS}/{name}").append_array(sums)
 
     def append_numbers(self, name: str, values: NDArray[Any]) -> None:
         """The same for a dataset of plain numbers, of which not all have sums."""
-        column, sums = self._columns[name], self._columns.get(f"{SUMS}/{name}")
-        rows = np.ascontiguousarray(values, column.dataset.dtype)
+        column = self._numbers(name)
+        rows = np.ascontiguousarray(values, column.dtype)
         with translated(self._path):
             column.append_array(rows)
-            if sums is not None:
+            if f"{SUMS}/{name}" in self._columns:
                 stored = rows.reshape(-1).view(np.uint8)
-                sums.append_array(_core.sum_each(stored, len(stored) // len(rows)).view(np.uint32))
+                sums = _core.sum_each(stored, len(stored) // len(rows)).view(np.uint32)
+                self._numbers(f"{SUMS}/{name}").append_array(sums)
+
+    def _numbers(self, name: str) -> "_Small":
+        column = self._columns[name]
+        if not isinstance(column, _Small):
+            raise FormatError(f"{name}: expected many rows a chunk", path=str(self._path))
+        return column
 
     def flush(self) -> None:
         """Everything appended so far is on the disk, and readers can see it."""
         with translated(self._path):
             for column in self._columns.values():
                 column.flush()
-            self._file.flush()
+            flush(self._file)
         sync_path(self._path)
 
     def close(self) -> None:
@@ -220,23 +228,22 @@ class _Column(ABC):
     def __init__(self, dataset: h5py.Dataset) -> None:
         self.dataset = dataset
         self.rows = int(dataset.shape[0])
+        self._row_shape = tuple(map(int, dataset.shape[1:]))
 
     @abstractmethod
-    def append(self, rows: Sequence[Payload], pace: Pace = HURRIED) -> NDArray[np.uint32]:
+    def append(self, rows: _core.RowBuffer, count: int, pace: Pace) -> NDArray[np.uint32]:
         """Put rows behind the others; returns the sums of what is stored of each."""
 
-    def append_array(self, values: NDArray[Any]) -> None:
-        """Rows that are an array already."""
-        rows = np.ascontiguousarray(values, self.dataset.dtype)
-        self.append([row.tobytes() for row in rows])
-
     def flush(self) -> None:
-        self.dataset.flush()
+        """Hand to HDF5 what it does not have yet."""
 
     def _grow(self, count: int) -> int:
         first, self.rows = self.rows, self.rows + count
-        self.dataset.resize(self.rows, 0)
+        self.dataset.id.set_extent((self.rows, *self._row_shape))
         return first
+
+    def _at(self, row: int) -> tuple[int, ...]:
+        return (row, *(0,) * len(self._row_shape))
 
 
 class _Single(_Column):
@@ -250,17 +257,10 @@ class _Single(_Column):
         # The mask says which filters of the dataset a chunk has not been through.
         self._left_out = (1 << filters) - 1
 
-    def append(self, rows: Sequence[Payload], pace: Pace = HURRIED) -> NDArray[np.uint32]:
-        packed, sums = _core.pack_each(self._codec, _LEVEL, list(rows), pace.hurried, self._planes)
-        first = self._grow(len(rows))
-        rest = (0,) * (len(self.dataset.shape) - 1)
-        write = self.dataset.id.write_direct_chunk
-        for i, (row, short) in enumerate(zip(rows, packed, strict=True)):
-            mask = self._left_out if short is None else 0
-            write((first + i, *rest), row if short is None else short, mask)
-            if i % _CHUNKS_AT_ONCE == 0:
-                pace.rest()
-        return sums.view(np.uint32)
+    def append(self, rows: _core.RowBuffer, count: int, pace: Pace) -> NDArray[np.uint32]:
+        packed = rows.packed(self.rows, count, self._codec, _LEVEL, self._planes, pace.hurried)
+        write_chunks(self.dataset, self._grow(count), packed, self._left_out)
+        return packed.sums.view(np.uint32)
 
 
 class _Small(_Column):
@@ -268,8 +268,9 @@ class _Small(_Column):
 
     def __init__(self, dataset: h5py.Dataset) -> None:
         super().__init__(dataset)
+        self.dtype = dataset.dtype
         self._chunk_rows = int(dataset.chunks[0])
-        self._row_bytes = int(np.prod(dataset.shape[1:], dtype=np.int64)) * dataset.dtype.itemsize
+        self._row_bytes = math.prod(self._row_shape) * self.dtype.itemsize
         self._tail = bytearray(self._chunk_rows * self._row_bytes)
         self._written = self.rows
         begun = self.rows % self._chunk_rows
@@ -277,15 +278,16 @@ class _Small(_Column):
             _, stored = dataset.id.read_direct_chunk(self._at(self.rows - begun))
             self._tail[: begun * self._row_bytes] = stored[: begun * self._row_bytes]
 
-    def append(self, rows: Sequence[Payload], pace: Pace = HURRIED) -> NDArray[np.uint32]:
-        joined = _joined(rows)
+    def append(self, rows: _core.RowBuffer, count: int, pace: Pace) -> NDArray[np.uint32]:
+        joined = rows.joined(self.rows, count)
         self._append(joined)
-        return _core.sum_each(np.frombuffer(joined, np.uint8), self._row_bytes).view(np.uint32)
+        return _core.sum_each(joined, self._row_bytes).view(np.uint32)
 
     def append_array(self, values: NDArray[Any]) -> None:
-        self._append(np.ascontiguousarray(values, self.dataset.dtype).tobytes())
+        """Rows that are an array already."""
+        self._append(np.ascontiguousarray(values, self.dtype).reshape(-1).view(np.uint8))
 
-    def _append(self, joined: bytes) -> None:
+    def _append(self, joined: NDArray[np.uint8]) -> None:
         count, done = len(joined) // self._row_bytes, 0
         first = self._grow(count)
         while done < count:
@@ -293,7 +295,7 @@ class _Small(_Column):
             some = min(count - done, self._chunk_rows - within)
             begin, size = within * self._row_bytes, some * self._row_bytes
             start = done * self._row_bytes
-            self._tail[begin : begin + size] = joined[start : start + size]
+            self._tail[begin : begin + size] = joined[start : start + size].data
             done += some
             if within + some == self._chunk_rows:
                 self._write(first + done - self._chunk_rows)
@@ -303,31 +305,23 @@ class _Small(_Column):
         if begun and self._written != self.rows:
             self._write(self.rows - begun)
         self._written = self.rows
-        super().flush()
 
     def _write(self, first: int) -> None:
         self.dataset.id.write_direct_chunk(self._at(first), bytes(self._tail))
-
-    def _at(self, row: int) -> tuple[int, ...]:
-        return (row, *(0,) * (len(self.dataset.shape) - 1))
 
 
 class _Filtered(_Column):
     """One row a chunk, packed by a filter of HDF5."""
 
-    def append(self, rows: Sequence[Payload], pace: Pace = HURRIED) -> NDArray[np.uint32]:
-        first = self._grow(len(rows))
+    def append(self, rows: _core.RowBuffer, count: int, pace: Pace) -> NDArray[np.uint32]:
+        joined = rows.joined(self.rows, count)
+        first = self._grow(count)
         dtype, shape = row_of(self.dataset)
-        self.dataset[first:] = np.frombuffer(_joined(rows), dtype).reshape(len(rows), *shape)
+        self.dataset[first:] = joined.view(dtype).reshape(count, *shape)
         self.dataset.flush()
-        rest = (0,) * (len(self.dataset.shape) - 1)
         read = self.dataset.id.read_direct_chunk
-        stored = (read((first + i, *rest))[1] for i in range(len(rows)))
+        stored = (read(self._at(first + i))[1] for i in range(count))
         return np.array([_core.crc32c(np.frombuffer(s, np.uint8)) for s in stored], np.uint32)
-
-
-def _joined(rows: Sequence[Payload]) -> bytes:
-    return b"".join([row if isinstance(row, bytes) else row.data for row in rows])
 
 
 def _column(dataset: h5py.Dataset) -> _Column:

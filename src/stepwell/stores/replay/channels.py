@@ -55,6 +55,11 @@ class Channel:
         return cls(name, dtype, array.shape, "none" if small else codec)
 
     @property
+    def kind(self) -> str:
+        """Frames, observations or actions."""
+        return self.name.partition("/")[0]
+
+    @property
     def row_bytes(self) -> int:
         return self.dtype.itemsize * math.prod(self.shape)
 
@@ -79,9 +84,7 @@ class Channel:
     def fitting(self, array: Any) -> Any:
         """The array itself, or its numbers as those of this channel, where nothing is lost: a
         policy's int32 as an int64."""
-        # NumPy has one object for each plain dtype, and the objects are compared in no time.
-        dtype = array.dtype
-        if (dtype is self.dtype or dtype == self.dtype) and array.shape == self.shape:
+        if array.dtype == self.dtype and array.shape == self.shape:
             return array
         if array.shape == self.shape and np.can_cast(array.dtype, self.dtype, "safe"):
             made = array.astype(self.dtype)

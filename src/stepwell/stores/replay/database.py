@@ -10,16 +10,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from stepwell.errors import FormatError, VersionError
 from stepwell.files.catalog import in_turn, open_readonly, taking_turns, translated
 from stepwell.stores.replay.channels import Channel
-from stepwell.stores.replay.pace import HURRIED, Pace
 from stepwell.stores.replay.refs import check_run_id
 
-__all__ = ["EPISODE_COLUMNS", "Database", "RunRow", "Seat", "iso_time", "reading", "run_rows"]
+__all__ = [
+    "EPISODE_COLUMNS",
+    "Database",
+    "RunRow",
+    "Seat",
+    "iso_time",
+    "iso_times",
+    "reading",
+    "run_rows",
+]
 
 VERSION = 1
 
@@ -97,12 +108,23 @@ _PUT_EPISODE = (
 )
 
 _STEP_VALUES = 12
-_ROWS_AT_ONCE = 32  # SQLite gives the interpreter back once a statement, not once a row
+_ROWS_AT_ONCE = 256  # SQLite gives the interpreter back once a statement, not once a row
+
+
+def iso_times(seconds: Sequence[float]) -> list[str]:
+    """Moments as the database has them: UTC, to the microsecond."""
+    texts: list[str] = []
+    prefix, second = "", None
+    for moment in np.rint(np.array(seconds) * 1e6).astype(np.int64).tolist():
+        whole, micros = divmod(moment, 1_000_000)
+        if whole != second:
+            prefix, second = datetime.fromtimestamp(whole, UTC).isoformat()[:-6], whole
+        texts.append(f"{prefix}.{micros:06d}+00:00")
+    return texts
 
 
 def iso_time(seconds: float) -> str:
-    """A moment as the database has it: UTC, to the microsecond."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
+    return iso_times([seconds])[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,13 +262,12 @@ class Database:
         steps: Sequence[Sequence[Any]],
         episodes: Iterable[Seat],
         facts: Mapping[str, Any],
-        pace: Pace = HURRIED,
     ) -> None:
         """Steps, the episodes they belong to and the run's own row, all or nothing."""
         with translated(self._path):
             self._database.execute("BEGIN IMMEDIATE")
             try:
-                self._insert_steps(steps, pace)
+                self._insert_steps(steps)
                 self._database.executemany(_PUT_EPISODE, [seat.row() for seat in episodes])
                 changes = ", ".join(f"{name} = ?" for name in facts)
                 self._database.execute(
@@ -277,15 +298,19 @@ class Database:
                     self._database.execute("ROLLBACK")
                 raise
 
-    def _insert_steps(self, steps: Sequence[Sequence[Any]], pace: Pace) -> None:
+    def _insert_steps(self, steps: Sequence[Sequence[Any]]) -> None:
+        """By statements of as many rows as a power of two, of which SQLite keeps a few ready."""
+        most = self._database.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER) // _STEP_VALUES
         one = f"({', '.join('?' * _STEP_VALUES)})"
-        for first in range(0, len(steps), _ROWS_AT_ONCE):
-            some = steps[first : first + _ROWS_AT_ONCE]
+        first = 0
+        while first < len(steps):
+            left = min(len(steps) - first, _ROWS_AT_ONCE, most)
+            count = 1 << left.bit_length() - 1
             self._database.execute(
-                f"INSERT INTO steps VALUES {', '.join([one] * len(some))}",
-                [value for step in some for value in step],
+                f"INSERT INTO steps VALUES {', '.join([one] * count)}",
+                list(chain.from_iterable(steps[first : first + count])),
             )
-            pace.rest()
+            first += count
 
     @taking_turns
     def next_episode(self, run_id: str) -> int:

@@ -5,6 +5,7 @@ import sqlite3
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from stepwell.errors import BusyError, FormatError
 from stepwell.files.lock import WriterLock
 from stepwell.stores.replay.arrays import ArrayFile, build_file
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel
-from stepwell.stores.replay.database import Database, Seat, iso_time
+from stepwell.stores.replay.database import Database, Seat, iso_time, iso_times
 from stepwell.stores.replay.hdf5 import FILE_VERSION
-from stepwell.stores.replay.items import Counters, Ending, Payload, Step
+from stepwell.stores.replay.items import Counters, Ending, Inlet, Rows, Step
 from stepwell.stores.replay.layout import (
     NUMBERS,
     STEPS,
@@ -98,58 +99,63 @@ class RunDisk:
         return self._count(FRAMES), self._count(OBSERVATIONS), self._count(ACTIONS)
 
     def _count(self, kind: str) -> int:
-        names = (c.name for c in self.channels if c.name == kind or c.name.startswith(kind + "/"))
+        names = (channel.name for channel in self.channels if channel.kind == kind)
         return self.rows.get(next(names, ""), 0)
 
     def write(
-        self, items: Sequence[Step | Ending], counters: Counters, pace: Pace = HURRIED
+        self,
+        items: Sequence[Step | Ending],
+        inlets: Iterable[Inlet],
+        counters: Counters,
+        pace: Pace = HURRIED,
     ) -> None:
         """Put a batch on the disk. When it fails, the run is as it was before."""
         first = self.rows.get(STEPS, 0)
         touched, ended = self._follow(pace.slowly(items), first)
         spans = [(self._starts.pop(seat.number, first), seat.steps) for seat in ended]
-        steps = (item for item in items if isinstance(item, Step))
-        rows = [_values(step, self._run_id) for step in pace.slowly(steps)]
-        self.put(items, rows, touched, spans, counters, pace)
+        steps = [item for item in items if isinstance(item, Step)]
+        times = iso_times([step.time for step in steps])
+        pace.rest()
+        self.put(steps, times, items[-1].after, inlets, touched, spans, counters, pace)
 
     def put(
         self,
-        items: Sequence[Step | Ending],
-        rows: list[tuple[Any, ...]],
+        steps: Sequence[Step],
+        times: Sequence[str],
+        after: Rows,
+        inlets: Iterable[Inlet],
         seats: list[Seat],
         ended: Sequence[tuple[int, int]],
         counters: Counters,
         pace: Pace = HURRIED,
     ) -> None:
-        """The same, when the caller knows what the tables are to say: `rows` of the steps, `seats`
-        of the episodes, and of each episode that `ended` its first row and its steps."""
-        channels: dict[str, Channel] = {}
-        payloads: dict[str, list[Payload]] = {}
-        places: list[tuple[int, ...]] = []
-        rewards: list[float] = []
-        dones: list[int] = []
-        for item in pace.slowly(items):
-            for channel, data in zip(item.channels, item.data, strict=True):
-                if channel.name not in payloads:
-                    channels[channel.name], payloads[channel.name] = channel, []
-                payloads[channel.name].append(data)
-            if isinstance(item, Step):
-                places.append((item.episode, item.step_index, *item.places))
-                rewards.append(item.reward)
-                dones.append(item.terminated | item.truncated << 1)
-        arrays = self._with_channels(list(channels.values()))
-        for name, data_rows in payloads.items():
-            arrays.append(name, data_rows, pace)
-        if places:
-            arrays.append_numbers(STEPS, np.array(places, np.int64))
-            arrays.append_numbers("rewards", np.array(rewards))
-            arrays.append_numbers("dones", np.array(dones, np.uint8))
+        """The same, when the caller knows what the tables are to say: the `times` of the steps,
+        `seats` of the episodes, and of each episode that `ended` its first row and its steps.
+        `after` is how many rows of each kind there are then; the inlets have those that are new."""
+        waiting = {inlet: after.of(inlet.kind) - self._rows_of(inlet) for inlet in inlets}
+        waiting = {inlet: count for inlet, count in waiting.items() if count}
+        arrays = self._with_channels([inlet.channel for inlet in waiting])
+        for inlet, count in waiting.items():
+            arrays.append(inlet.channel.name, inlet.buffer, count, pace)
+        rows: list[tuple[Any, ...]] = []
+        if steps:
+            columns: Any = Step._make(zip(*steps, strict=True))
+            places = np.array([getattr(columns, name) for name in _PLACES], np.int64).T
+            dones = np.array(columns.terminated, np.uint8) | np.array(columns.truncated) << 1
             pace.rest()
+            arrays.append_numbers(STEPS, places)
+            arrays.append_numbers("rewards", np.array(columns.reward, np.float64))
+            arrays.append_numbers("dones", dones)
+            rows = _table(columns, times, self._run_id)
         if ended:
             arrays.append_numbers("episodes/starts", np.array([first for first, _ in ended]))
             arrays.append_numbers("episodes/lengths", np.array([steps for _, steps in ended]))
+        pace.rest()
         arrays.flush()
-        self._commit(rows, seats, counters, "recording", pace)
+        self._commit(rows, seats, counters, "recording")
+
+    def _rows_of(self, inlet: Inlet) -> int:
+        return self.rows.get(inlet.channel.name, 0)
 
     def _with_channels(self, channels: list[Channel]) -> ArrayFile:
         new = [channel for channel in channels if channel not in self.channels]
@@ -188,8 +194,8 @@ class RunDisk:
             else:
                 seat.final_obs_ref = item.final_obs_ref or seat.final_obs_ref
                 seat.dropped = item.step_index - seat.steps
-            seat.terminated |= int(item.terminated)
-            seat.truncated |= int(item.truncated)
+            seat.terminated |= item.terminated
+            seat.truncated |= item.truncated
             over = item.terminated or item.truncated or not isinstance(item, Step)
             if over and not seat.ended:
                 seat.ended, seat.ended_at = 1, iso_time(item.time)
@@ -202,7 +208,6 @@ class RunDisk:
         seats: list[Seat],
         counters: Counters,
         state: str,
-        pace: Pace = HURRIED,
     ) -> None:
         self._written += len(steps)
         if seats:
@@ -219,7 +224,7 @@ class RunDisk:
             self.rows = self._arrays.rows
             facts["channels"] = json.dumps([channel.to_json() for channel in self.channels])
             facts["rows"] = json.dumps(self.rows)
-        self._database.commit(self._run_id, steps, seats, facts, pace)
+        self._database.commit(self._run_id, steps, seats, facts)
 
     def _say(self, state: str) -> None:
         """Note what becomes of the run, in the database and in the index."""
@@ -248,19 +253,25 @@ class RunDisk:
         self._lock.release()
 
 
-def _values(step: Step, run_id: str) -> tuple[Any, ...]:
-    """A step as a row of the table."""
-    return (
-        f"{run_id}-ep{step.episode:04d}",
-        step.step_index,
-        step.action,
-        step.reward,
-        int(step.terminated),
-        int(step.truncated),
-        step.frame_ref,
-        step.obs_ref,
-        step.info,
-        iso_time(step.time),
-        step.agent_id,
-        run_id,
+_PLACES = ("episode", "step_index", "frame_row", "obs_row", "action_row")
+
+
+def _table(columns: Any, times: Sequence[str], run_id: str) -> list[tuple[Any, ...]]:
+    """Steps as rows of their table."""
+    return list(
+        zip(
+            columns.episode_id,
+            columns.step_index,
+            columns.action,
+            columns.reward,
+            columns.terminated,
+            columns.truncated,
+            columns.frame_ref,
+            columns.obs_ref,
+            columns.info,
+            times,
+            columns.agent_id,
+            repeat(run_id, len(times)),
+            strict=True,
+        )
     )

@@ -1,24 +1,43 @@
-"""What is handed over on the way to the disk."""
+"""What is handed over on the way to the disk: numbers here, arrays in buffers."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from stepwell.stores.replay.channels import Channel
+from stepwell import _core
+from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel
 
-__all__ = ["Counters", "Ending", "Payload", "Rows", "Step"]
-
-Payload = bytes | NDArray[np.uint8]
-"""The bytes of an array."""
+__all__ = ["Counters", "Ending", "Inlet", "Rows", "Step"]
 
 
 class Rows(NamedTuple):
-    """How many rows of each kind were handed over so far."""
+    """How many rows of each kind there are."""
 
     frames: int
     observations: int
     actions: int
+
+    def of(self, kind: str) -> int:
+        return self[_KINDS.index(kind)]
+
+
+_KINDS = (FRAMES, OBSERVATIONS, ACTIONS)
+
+
+class Inlet:
+    """A channel, and the memory in which its rows wait."""
+
+    __slots__ = ("buffer", "channel", "dtype", "kind", "row_bytes", "shape", "whole")
+
+    def __init__(self, channel: Channel, first: int) -> None:
+        """Rows from number `first` of the dataset on."""
+        self.channel = channel
+        self.kind = channel.kind
+        self.dtype = channel.dtype
+        self.shape = channel.shape
+        self.whole = not channel.shape and channel.dtype == np.int64  # as Python's ints are
+        self.row_bytes = channel.row_bytes
+        self.buffer = _core.RowBuffer(self.row_bytes, first)
 
 
 class Step(NamedTuple):
@@ -28,42 +47,30 @@ class Step(NamedTuple):
     Python's garbage collector, which may run in any call of the agent's, looks at every tuple.
     """
 
-    episode: int
-    agent_id: str | None
+    episode_id: str
     step_index: int
     action: Any
     reward: float
-    terminated: bool
-    truncated: bool
+    terminated: int
+    truncated: int
     frame_ref: str | None
     obs_ref: str | None
     info: bytes | None
+    agent_id: str | None
     time: float
-    acted: bool
+    episode: int
+    frame_row: int
+    obs_row: int
+    action_row: int
+    """-1 for none."""
     frames: int
     observations: int
     actions: int
-    """Rows of each kind that were handed over before it."""
-    channels: tuple[Channel, ...]
-    data: tuple[Payload, ...]
-    """Its arrays, one of each channel."""
-
-    @property
-    def places(self) -> tuple[int, int, int]:
-        """Rows of frame, observation and action; -1 for none."""
-        return (
-            -1 if self.frame_ref is None else self.frames,
-            -1 if self.obs_ref is None else self.observations,
-            self.actions if self.acted else -1,
-        )
+    """Rows of each kind that were handed over, those of this step too."""
 
     @property
     def after(self) -> Rows:
-        return Rows(
-            self.frames + (self.frame_ref is not None),
-            self.observations + (self.obs_ref is not None),
-            self.actions + self.acted,
-        )
+        return Rows(self.frames, self.observations, self.actions)
 
 
 class Ending(NamedTuple):
@@ -73,13 +80,17 @@ class Ending(NamedTuple):
     agent_id: str | None
     step_index: int
     """Steps of the episode, dropped ones too."""
-    terminated: bool
-    truncated: bool
+    terminated: int
+    truncated: int
     final_obs_ref: str | None
     time: float
-    channels: tuple[Channel, ...]
-    data: tuple[Payload, ...]
-    after: Rows
+    frames: int
+    observations: int
+    actions: int
+
+    @property
+    def after(self) -> Rows:
+        return Rows(self.frames, self.observations, self.actions)
 
 
 class Counters(NamedTuple):

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from stepwell.errors import SchemaError
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel, Tree, leaves
-from stepwell.stores.replay.items import Payload
 from stepwell.stores.replay.json_arrays import parse, picture
 from stepwell.stores.replay.old_telemetry import OldStep
 from stepwell.stores.replay.resolver import FrameResolver
@@ -22,7 +21,7 @@ NEW_COLUMNS = (
 )
 _KINDS = (OBSERVATIONS, ACTIONS, FRAMES)
 
-Payloads = list[tuple[Channel, Payload]]
+Payloads = list[tuple[Channel, NDArray[Any]]]
 
 
 class MovedStep(NamedTuple):
@@ -130,11 +129,7 @@ class Channels:
                 self._known[name] = self._channel(kind, name, some)
 
     def _of(self, kind: str) -> list[Channel]:
-        return [
-            channel
-            for name, channel in self._known.items()
-            if name == kind or name.startswith(kind + "/")
-        ]
+        return [channel for channel in self._known.values() if channel.kind == kind]
 
     def _channel(self, kind: str, name: str, some: list[NDArray[Any]]) -> Channel:
         """Pixels are uint8, other whole numbers int64, fractions float64."""
@@ -165,7 +160,7 @@ def _are_bytes(array: NDArray[Any]) -> bool:
     return bool(array.size and array.min() >= 0 and array.max() <= 255)
 
 
-def _stored(channel: Channel, array: NDArray[Any]) -> bytes:
+def _stored(channel: Channel, array: NDArray[Any]) -> NDArray[Any]:
     if array.shape != channel.shape:
         raise SchemaError(
             f"{channel.name}: expected {channel.shape} as in the steps before, got {array.shape}"
@@ -175,7 +170,7 @@ def _stored(channel: Channel, array: NDArray[Any]) -> bytes:
             f"{channel.name}: expected {channel.dtype} as in the first steps, got "
             f"{array.min()} to {array.max()}; choose another type for all"
         )
-    return array.astype(channel.dtype).tobytes()
+    return array.astype(channel.dtype, order="C")
 
 
 def _fits(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -11,13 +10,15 @@ from stepwell.errors import SchemaError
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS
 from stepwell.stores.replay.database import EPISODE_COLUMNS, Seat, reading
 from stepwell.stores.replay.disk import RunDisk
-from stepwell.stores.replay.items import Counters, Rows, Step
+from stepwell.stores.replay.items import Counters, Inlet, Rows, Step
 from stepwell.stores.replay.layout import STEPS, array_path, database_path
 from stepwell.stores.replay.moved import Channels, MovedStep
 from stepwell.stores.replay.old_telemetry import OldEpisode
 from stepwell.stores.replay.rows import RunFile
 
 __all__ = ["MovedRun"]
+
+_KINDS = (FRAMES, OBSERVATIONS, ACTIONS)
 
 
 class MovedRun:
@@ -55,7 +56,7 @@ class MovedRun:
         """Commit steps, and the ends of episodes; returns the steps that were not skipped."""
         self._channels.settle([step for _, step in steps if step is not None])
         items: list[Step] = []
-        rows: list[tuple[Any, ...]] = []
+        inlets: dict[str, Inlet] = {}
         kept: list[MovedStep] = []
         touched: dict[str, _Place] = {}
         counts = Rows(*self._disk.handed_over)
@@ -73,30 +74,24 @@ class MovedRun:
                 continue
             place = self._place(episode)
             touched[episode.episode_id] = place
-            payloads = framed + observed + acted
-            refs = [
-                f"h5://{self.run_id}/{kind}/{row}" if data else None
-                for kind, row, data in zip(
-                    (FRAMES, OBSERVATIONS, ACTIONS), counts, (framed, observed, acted), strict=True
-                )
-            ]
-            action = refs[2] if step.number is None else step.number
-            self._first.setdefault(place.seat.number, self._disk.rows.get(STEPS, 0) + len(items))
+            refs, at = [], []
+            for kind, row, arrays in zip(_KINDS, counts, (framed, observed, acted), strict=True):
+                refs.append(f"h5://{self.run_id}/{kind}/{row}" if arrays else None)
+                at.append(row if arrays else -1)
+                for channel, array in arrays:
+                    if channel.name not in inlets:
+                        inlets[channel.name] = Inlet(channel, row)
+                    inlets[channel.name].buffer.put(row, array)
+            counts = Rows(*(n + (row >= 0) for n, row in zip(counts, at, strict=True)))
+            number = place.seat.number
+            self._first.setdefault(number, self._disk.rows.get(STEPS, 0) + len(items))
             place.add(step)
             items.append(
                 Step(
-                    place.seat.number, step.agent_id, step.step_index, action, step.reward,
-                    step.terminated, step.truncated, refs[0], refs[1], step.info, 0.0,
-                    bool(acted), *counts, tuple(channel for channel, _ in payloads),
-                    tuple(data for _, data in payloads),
-                )
-            )  # fmt: skip
-            counts = items[-1].after
-            rows.append(
-                (
-                    step.episode_id, step.step_index, action, step.reward, int(step.terminated),
-                    int(step.truncated), refs[0], refs[1], step.info, step.timestamp,
-                    step.agent_id, self.run_id,
+                    step.episode_id, step.step_index,
+                    refs[2] if step.number is None else step.number,
+                    step.reward, int(step.terminated), int(step.truncated), refs[0], refs[1],
+                    step.info, step.agent_id, 0.0, number, at[0], at[1], at[2], *counts,
                 )
             )  # fmt: skip
             kept.append(step)
@@ -105,7 +100,9 @@ class MovedRun:
             ended = [place.seat for place in touched.values() if place.ended]
             spans = [(self._first[seat.number], seat.steps) for seat in ended]
             seats = [place.seat for place in touched.values()]
-            self._disk.put(items, rows, seats, spans, self._counters(len(items)))
+            times = [step.timestamp for step in kept]
+            counters = self._counters(len(items))
+            self._disk.put(items, times, counts, inlets.values(), seats, spans, counters)
         return kept
 
     def _place(self, episode: OldEpisode) -> "_Place":

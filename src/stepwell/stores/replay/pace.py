@@ -12,7 +12,7 @@ from typing import TypeVar
 __all__ = ["HURRIED", "Pace"]
 
 Item = TypeVar("Item")
-_AT_ONCE = 16  # that are looked at before others get the interpreter
+_AT_ONCE = 256  # that are looked at before others get the interpreter
 _REST_S = 50e-6  # long enough for a thread that waits for the GIL to wake up
 
 

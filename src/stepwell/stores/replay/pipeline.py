@@ -3,20 +3,33 @@
 import os
 import threading
 import time
+import weakref
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 
 from stepwell.stores.replay.disk import RunDisk
-from stepwell.stores.replay.items import Counters, Ending, Rows, Step
+from stepwell.stores.replay.items import Counters, Ending, Inlet, Rows, Step
 from stepwell.stores.replay.pace import Pace
-from stepwell.stores.replay.slots import Slots, in_slots, touched
 
 __all__ = ["Pipeline"]
 
 _BATCH_STEPS = 512
 _FIRST_STEPS = 64  # to have memory for, before it is known whether there will be many
+_FREED_AT_ONCE = 256
 _LONGEST_S = 3600.0  # that a thread can be told to wait at a time
 _OVERHEAD = 1024  # bytes that a step costs in the queue besides its arrays
+
+
+_pipelines: "weakref.WeakSet[Pipeline]" = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for pipeline in _pipelines:
+        pipeline.refuses = True
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 class Pipeline:
@@ -36,19 +49,23 @@ class Pipeline:
         self._limit = queue_bytes
         self._wait = flush_every
         self._process = os.getpid()
-        self.slots = Slots()
-        self._queue: deque[Step | Ending] = deque()
+        self.inlets: dict[str, Inlet] = {}
+        self.queue: deque[Step | Ending] = deque()
         self._bytes = 0
         self._enqueued = disk.enqueued
         self._dropped = disk.dropped
         self._taken = self._done = 0  # items of the queue, since this writer began
+        self._batch = Rows(0, 0, 0)  # of the last batch
         self._wanted = 0  # as many have to be written before anybody waits any longer
         self._closing = False
+        self.refuses = False  # whether `check` would raise
         self._pace = Pace(self._hurried)
         self.ended = False
         self._failure: BaseException | None = None
+        self.open(Inlet(channel, self.last.of(channel.kind)) for channel in disk.channels)
         self._thread = threading.Thread(target=self._work, name="stepwell-replay", daemon=True)
         self._thread.start()
+        _pipelines.add(self)
 
     def turn(self) -> "threading.RLock":
         """The lock, for a caller that begins. Raises `RuntimeError` when this thread is inside
@@ -77,11 +94,15 @@ class Pipeline:
     def rows(self) -> Rows:
         """What was handed over, by the last item that was; nothing else counts it, so that an
         interrupt cannot come between the two."""
-        return self._queue[-1].after if self._queue else self.last
+        return self.queue[-1].after if self.queue else self.last
+
+    def open(self, inlets: Iterable[Inlet]) -> None:
+        """Write rows of these from now on: of all, or of none when this is interrupted."""
+        self.inlets |= {inlet.channel.name: inlet for inlet in inlets}
 
     def has_room(self, size: int) -> bool:
         """Whether a step with so many bytes can be put at once."""
-        return self._bytes + size + _OVERHEAD <= self._limit or not self._queue
+        return self._bytes + size + _OVERHEAD <= self._limit or not self.queue
 
     def wait_for_room(self, size: int) -> bool:
         """Wait until there is room for a step, or return False. Call it without the lock."""
@@ -104,11 +125,11 @@ class Pipeline:
         """Hand an item over, with `size` bytes of arrays. The last line does it; an interrupt
         before has done no harm."""
         size += _OVERHEAD
-        if len(self._queue) in (0, _BATCH_STEPS - 1) or self._bytes + size > self._limit // 2:
+        if len(self.queue) in (0, _BATCH_STEPS - 1) or self._bytes + size > self._limit // 2:
             self._more.notify_all()
         self._bytes += size
         self._enqueued += isinstance(item, Step)
-        self._queue.append(item)
+        self.queue.append(item)
 
     def flush(self) -> None:
         """Return when everything that was put is on the disk."""
@@ -130,7 +151,7 @@ class Pipeline:
 
     def _hurry(self) -> int:
         """Let the thread write everything that is waiting; return how much will be done then."""
-        self._wanted = self._taken + len(self._queue)
+        self._wanted = self._taken + len(self.queue)
         self._more.notify_all()
         return self._wanted
 
@@ -151,7 +172,7 @@ class Pipeline:
             return
         collected = threading.current_thread() is self._thread  # there, as garbage
         with self.lock if collected else self.turn():
-            self._closing = True
+            self._closing = self.refuses = True
             self._more.notify_all()
         if collected:
             return  # the thread is about to see it
@@ -178,22 +199,26 @@ class Pipeline:
                 if not items:
                     break
                 self._pace.rest()  # a caller may have waited for the lock; it wants the GIL now
-                self._disk.write(items, self._counters(items[0].time), self._pace)
-                size = sum(map(_size, items))
-                slots = in_slots(d for item in self._pace.slowly(items) for d in item.data)
+                inlets = list(self.inlets.values())
+                self._disk.write(items, inlets, self._counters(items[0].time), self._pace)
+                after = items[-1].after
+                size = _OVERHEAD * len(items)
+                for inlet in inlets:
+                    size += inlet.row_bytes * self._batch.of(inlet.kind)
+                    inlet.buffer.release(after.of(inlet.kind))
                 with self.lock:
                     self._done += len(items)
                     self._bytes -= size
-                    if not self._queue:
+                    if not self.queue:
                         self._bytes = 0  # an interrupt may have left some
-                    for row_bytes, some in slots.items():
-                        self.slots.add(row_bytes, some)
                     self._open_gates()
-                self._pace.rest()
+                while items:
+                    self._pace.rest()
+                    del items[-_FREED_AT_ONCE:]
             self._disk.close(self._counters(time.time()))
         except BaseException as error:
             with self.lock:
-                self._failure = error
+                self._failure, self.refuses = error, True
                 self._open_gates()
             self._disk.abandon()
         finally:
@@ -204,35 +229,31 @@ class Pipeline:
     def _prepare(self) -> None:
         """Have memory for the next batch, so that the caller need not wait for pages of it."""
         with self.lock:
-            while not self._queue and not self._closing:
+            while not self.queue and not self._closing:
                 self._more.wait()
-            rows = 0 if self._taken else _FIRST_STEPS
-            wanting = self.slots.wanting(rows, self._limit - self._bytes)
+            inlets = list(self.inlets.values())
+            room = max(0, self._limit - self._bytes)
         with suppress(MemoryError):  # nobody needs it yet
-            for size, count in wanting:
-                slots = touched(size, count)
-                with self.lock:
-                    self.slots.add(size, slots)
+            for inlet in inlets:
+                rows = self._batch.of(inlet.kind) if self._taken else _FIRST_STEPS
+                inlet.buffer.reserve(min(rows, room // len(inlets) // inlet.row_bytes))
 
     def _next(self) -> list[Step | Ending]:
         """Wait for a batch; empty when there will be none."""
         deadline = time.monotonic() + self._wait
-        while len(self._queue) < _BATCH_STEPS and not self._closing and self._done >= self._wanted:
+        while len(self.queue) < _BATCH_STEPS and not self._closing and self._done >= self._wanted:
             left = deadline - time.monotonic()
             if left <= 0 or self._bytes > self._limit // 2:
                 break
             self._more.wait(min(left, _LONGEST_S))
-        count = min(len(self._queue), _BATCH_STEPS)
-        items = [self._queue.popleft() for _ in range(count)]
+        count = min(len(self.queue), _BATCH_STEPS)
+        items = [self.queue.popleft() for _ in range(count)]
         if items:
-            self.last = items[-1].after
+            before, self.last = self.last, items[-1].after
+            self._batch = Rows(*(b - a for a, b in zip(before, self.last, strict=True)))
         self._taken += count
         return items
 
     def _counters(self, since: float) -> Counters:
-        waiting = sum(isinstance(item, Step) for item in list(self._queue))
+        waiting = [*map(type, list(self.queue))].count(Step)
         return Counters(self._enqueued, self._dropped, waiting, max(0.0, time.time() - since))
-
-
-def _size(item: Step | Ending) -> int:
-    return _OVERHEAD + sum(map(len, item.data))

@@ -17,16 +17,16 @@ from stepwell.errors import SchemaError
 from stepwell.stores.replay.arrays import CODECS
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel, Tree, leaves
 from stepwell.stores.replay.disk import RunDisk
-from stepwell.stores.replay.items import Ending, Payload, Step
+from stepwell.stores.replay.items import Ending, Inlet, Step
 from stepwell.stores.replay.pipeline import Pipeline
 from stepwell.stores.replay.refs import check_run_id
-from stepwell.stores.replay.slots import LEAST_BYTES
 
 __all__ = ["ReplayWriter", "StepRefs"]
 
 
 _NUMBERS = (np.ndarray, np.generic, int, float)
-_Arrays = Sequence[tuple[Channel, NDArray[Any]]]
+_Arrays = Sequence[tuple[Inlet, Any]]
+_made = tuple.__new__  # what a named tuple's own function does besides takes longer
 
 
 class StepRefs(NamedTuple):
@@ -85,12 +85,11 @@ class ReplayWriter:
         self.root = Path(root).absolute()  # wherever the process goes later
         self._codec = codec
         self._refs = f"h5://{run_id}/"
-        self._last_channels: tuple[Channel, ...] = ()
         disk = RunDisk(self.root, run_id)
-        self._channels = {channel.name: channel for channel in disk.channels}
         self._next_episode = disk.next_episode
         self._streams: dict[str | None, _Stream] = {}
         self._pipeline = Pipeline(disk, when_full == "drop", queue_bytes, flush_every)
+        self._inlets, self._queue = self._pipeline.inlets, self._pipeline.queue
         self._finalizer = weakref.finalize(self, _abandoned, self._pipeline, run_id)
 
     def record_step(
@@ -120,72 +119,74 @@ class ReplayWriter:
         text = _json(info) if info else None
         if agent_id is not None:
             _check_agent(agent_id)
-        terminated, truncated = bool(terminated), bool(truncated)
-        pipeline = self._pipeline
-        with pipeline.turn():
-            pipeline.check()
-            given = self._copied(observation, action, frame)
-            if pipeline.has_room(given.size):
-                return self._put_step(given, number, terminated, truncated, text, agent_id, now)
-        kept = pipeline.wait_for_room(given.size)
-        with pipeline.lock:
-            pipeline.check()  # again: it may have been closed meanwhile
-            if kept:
-                return self._put_step(given, number, terminated, truncated, text, agent_id, now)
-            self._drop_step(given, terminated, truncated, agent_id, now)
-            return None
+        ended, cut = 1 if terminated else 0, 1 if truncated else 0
+        pipeline, queue, waited = self._pipeline, self._queue, False
+        # All that is done for every step is here: an agent has emptied the caches since the last
+        # one, and each function on the way has to be fetched anew.
+        while True:
+            with pipeline.turn():
+                if pipeline.refuses:
+                    pipeline.check()
+                new: list[Inlet] = []
+                observed = () if observation is None else self._fit(OBSERVATIONS, observation, new)
+                acted = () if action is None else self._fit(ACTIONS, action, new)
+                framed = () if frame is None else self._fit(FRAMES, frame, new)
+                if new:  # which counts once all of the step has been accepted
+                    pipeline.open(new)
+                size = 0
+                for inlet, _ in (*observed, *acted, *framed):
+                    size += inlet.row_bytes
+                if waited or pipeline.has_room(size):
+                    # Rows that nobody counts yet: if this is interrupted, the next step's replace
+                    # them.
+                    frames, observations, actions = (queue[-1] if queue else pipeline.last)[-3:]
+                    frame_row = obs_row = action_row = -1
+                    frame_ref = obs_ref = action_ref = value = None
+                    if framed:
+                        frame_row, frame_ref = frames, f"{self._refs}{FRAMES}/{frames}"
+                        for inlet, array in framed:
+                            inlet.buffer.put(frames, array)
+                        frames += 1
+                    if observed:
+                        obs_row = observations
+                        obs_ref = f"{self._refs}{OBSERVATIONS}/{observations}"
+                        for inlet, array in observed:
+                            inlet.buffer.put(observations, array)
+                        observations += 1
+                    if acted:
+                        action_row, action_ref = actions, f"{self._refs}{ACTIONS}/{actions}"
+                        for inlet, array in acted:
+                            inlet.buffer.put(actions, array)
+                        actions += 1
+                        value = array if type(array) is int else _number(acted)
+                    stream = self._streams.get(agent_id)
+                    if stream is None or stream.over:
+                        stream = self._begin(agent_id)
+                    index, stream.steps = stream.steps, stream.steps + 1
+                    stream.over = bool(ended or cut)
+                    step = (
+                        stream.episode_id, index, action_ref if value is None else value, number,
+                        ended, cut, frame_ref, obs_ref, text, agent_id, now, stream.number,
+                        frame_row, obs_row, action_row, frames, observations, actions,
+                    )  # fmt: skip
+                    pipeline.put(_made(Step, step), size)
+                    return StepRefs(stream.episode_id, index, frame_ref, obs_ref, action_ref)
+            waited = pipeline.wait_for_room(size)
+            if not waited:
+                self._drop_step(ended, cut, agent_id, now)
+                return None
 
-    def _put_step(
-        self,
-        given: "_Given",
-        reward: float,
-        terminated: bool,
-        truncated: bool,
-        info: bytes | None,
-        agent_id: str | None,
-        now: float,
-    ) -> StepRefs:
-        stream, pipeline = self._stream(agent_id), self._pipeline
-        frames, observations, actions = pipeline.rows
-        frame_ref = f"{self._refs}{FRAMES}/{frames}" if given.framed else None
-        obs_ref = f"{self._refs}{OBSERVATIONS}/{observations}" if given.observed else None
-        action_ref = f"{self._refs}{ACTIONS}/{actions}" if given.acted else None
-        index, stream.steps = stream.steps, stream.steps + 1
-        stream.over = terminated or truncated
-        pipeline.put(
-            Step(
-                stream.number,
-                agent_id,
-                index,
-                action_ref if given.number is None else given.number,
-                reward,
-                terminated,
-                truncated,
-                frame_ref,
-                obs_ref,
-                info,
-                now,
-                given.acted,
-                frames,
-                observations,
-                actions,
-                given.channels,
-                given.data,
-            ),
-            given.size,
-        )
-        return StepRefs(stream.episode_id, index, frame_ref, obs_ref, action_ref)
-
-    def _drop_step(
-        self, given: "_Given", terminated: bool, truncated: bool, agent_id: str | None, now: float
-    ) -> None:
-        stream = self._stream(agent_id)
-        stream.steps += 1
-        stream.over = terminated or truncated
-        self._pipeline.slots.give_back(given.data)
-        self._pipeline.drop()
-        if stream.over:
-            self._put_ending(stream, _NOTHING, terminated, truncated, agent_id, now)
+    def _drop_step(self, terminated: int, truncated: int, agent_id: str | None, now: float) -> None:
+        with self._pipeline.turn():
+            self._pipeline.check()  # again: it may have been closed meanwhile
+            stream = self._streams.get(agent_id)
+            if stream is None or stream.over:
+                stream = self._begin(agent_id)
+            stream.steps += 1
+            stream.over = bool(terminated or truncated)
+            self._pipeline.drop()
+            if stream.over:
+                self._put_ending(stream, (), terminated, truncated, agent_id, now)
 
     def end_episode(self, *, observation: Tree = None, agent_id: str | None = None) -> None:
         """End an agent's episode, with what it saw last; the next step begins another.
@@ -199,9 +200,12 @@ class ReplayWriter:
                 if observation is not None:
                     raise ValueError("there is no episode that this observation could end")
                 return
-            seen = self._copied(observation, None, None)
+            new: list[Inlet] = []
+            seen = () if observation is None else self._fit(OBSERVATIONS, observation, new)
+            if new:
+                self._pipeline.open(new)
             stream.over = True  # before it is said, for no step may follow that
-            self._put_ending(stream, seen, False, False, agent_id, time.time())
+            self._put_ending(stream, seen, 0, 0, agent_id, time.time())
             del self._streams[agent_id]
 
     def flush(self) -> None:
@@ -225,104 +229,59 @@ class ReplayWriter:
     def __repr__(self) -> str:
         return f"ReplayWriter({str(self.root)!r}, {self.run_id!r})"
 
-    def _stream(self, agent_id: str | None) -> _Stream:
-        stream = self._streams.get(agent_id)
-        if stream is None or stream.over:
-            number, self._next_episode = self._next_episode, self._next_episode + 1
-            stream = self._streams[agent_id] = _Stream(number, f"{self.run_id}-ep{number:04d}")
+    def _begin(self, agent_id: str | None) -> _Stream:
+        number, self._next_episode = self._next_episode, self._next_episode + 1
+        stream = self._streams[agent_id] = _Stream(number, f"{self.run_id}-ep{number:04d}")
         return stream
 
-    def _copied(self, observation: Tree, action: Tree, frame: Any) -> "_Given":
-        """Copies of what a step carries. New channels count once all of it has been accepted."""
-        new: dict[str, Channel] = {}
-        observed = self._arrays(OBSERVATIONS, observation, new)
-        acted = self._arrays(ACTIONS, action, new)
-        framed = self._arrays(FRAMES, frame, new)
-        if new:
-            self._channels |= new
-        arrays = (*observed, *acted, *framed)
-        channels = tuple([channel for channel, _ in arrays])
-        if channels == self._last_channels:
-            channels = self._last_channels  # steps share it while they are alike
-        self._last_channels = channels
-        copy = self._pipeline.slots.copy
-        data = tuple(
-            [array.tobytes() if array.nbytes < LEAST_BYTES else copy(array) for _, array in arrays]
-        )
-        return _Given(
-            channels,
-            data,
-            sum(map(len, data)),
-            bool(observed),
-            bool(acted),
-            bool(framed),
-            _number(*acted[0]) if len(acted) == 1 else None,
-        )
+    def _fit(self, kind: str, tree: Tree, new: list[Inlet]) -> _Arrays:
+        """What a step carries of a kind, and where it goes. `new` are inlets that are not open yet.
 
-    def _arrays(self, kind: str, tree: Tree, new: dict[str, Channel]) -> _Arrays:
-        if tree is None:
-            return ()
-        channel = self._channels.get(kind)
-        if channel is not None:
+        Raises `SchemaError` when it is not like that of the steps before.
+        """
+        inlet = self._inlets.get(kind)
+        if inlet is not None:
+            # NumPy has one object for each plain dtype, and the objects are compared in no time.
             if type(tree) is np.ndarray:
-                return ((channel, channel.fitting(tree)),)
-            if type(tree) is int and -(2**63) <= tree < 2**63:
-                return ((channel, channel.fitting(np.int64(tree))),)  # sooner than by asarray
+                if tree.dtype is inlet.dtype and tree.shape == inlet.shape:
+                    return ((inlet, tree),)
+                return ((inlet, inlet.channel.fitting(tree)),)
+            if type(tree) is int and inlet.whole and -(2**63) <= tree < 2**63:
+                return ((inlet, tree),)
             if isinstance(tree, _NUMBERS):
-                return ((channel, channel.fitting(np.asarray(tree))),)
-        found = list(leaves(kind, tree))
-        known = [name for name in self._channels if name == kind or name.startswith(kind + "/")]
+                return ((inlet, inlet.channel.fitting(np.asarray(tree))),)
+        found = dict(leaves(kind, tree))
+        known = {i.channel.name: i for i in self._inlets.values() if i.kind == kind}
         if not known:
             if kind == FRAMES:
                 _check_frame(found)
-            new |= {name: Channel.like(name, array, self._codec) for name, array in found}
-        else:
-            found.sort(key=lambda leaf: known.index(leaf[0]) if leaf[0] in known else -1)
-            if known != [name for name, _ in found]:
-                raise SchemaError(f"{kind}: expected {known}, got {[name for name, _ in found]}")
-        channels = [self._channels.get(name) or new[name] for name, _ in found]
-        return [(c, c.fitting(array)) for c, (_, array) in zip(channels, found, strict=True)]
+            row = self._pipeline.rows.of(kind)
+            channels = [Channel.like(name, array, self._codec) for name, array in found.items()]
+            known = {channel.name: Inlet(channel, row) for channel in channels}
+            new += known.values()
+        elif known.keys() != found.keys():
+            raise SchemaError(f"{kind}: expected {list(known)}, got {list(found)}")
+        return [(inlet, inlet.channel.fitting(found[name])) for name, inlet in known.items()]
 
     def _put_ending(
         self,
         stream: _Stream,
-        seen: "_Given",
-        terminated: bool,
-        truncated: bool,
+        seen: _Arrays,
+        terminated: int,
+        truncated: int,
         agent_id: str | None,
         now: float,
     ) -> None:
-        row = self._pipeline.rows.observations
-        ref = f"{self._refs}{OBSERVATIONS}/{row}" if seen.observed else None
-        ending = Ending(
-            stream.number,
-            agent_id,
-            stream.steps,
-            terminated,
-            truncated,
-            ref,
-            now,
-            seen.channels,
-            seen.data,
-            self._pipeline.rows._replace(observations=row + seen.observed),
-        )
-        self._pipeline.put(ending, seen.size)
-
-
-class _Given(NamedTuple):
-    """Copies of the arrays that came with a step."""
-
-    channels: tuple[Channel, ...]
-    data: tuple[Payload, ...]
-    size: int
-    observed: bool
-    acted: bool
-    framed: bool
-    number: int | float | None
-    """The action, when it is a single number that SQLite can hold."""
-
-
-_NOTHING = _Given((), (), 0, False, False, False, None)
+        rows, ref, size = self._pipeline.rows, None, 0
+        if seen:
+            ref = f"{self._refs}{OBSERVATIONS}/{rows.observations}"
+            for inlet, array in seen:
+                inlet.buffer.put(rows.observations, array)
+                size += inlet.row_bytes
+            rows = rows._replace(observations=rows.observations + 1)
+        index, number = stream.steps, stream.number
+        ending = Ending(number, agent_id, index, terminated, truncated, ref, now, *rows)
+        self._pipeline.put(ending, size)
 
 
 def _abandoned(pipeline: Pipeline, run_id: str) -> None:
@@ -345,16 +304,18 @@ def _check_agent(agent_id: str | None) -> None:
         raise ValueError(f"agent_id: expected text, got {agent_id!r}") from None
 
 
-def _check_frame(found: list[tuple[str, Any]]) -> None:
-    name, array = found[0]
+def _check_frame(found: dict[str, NDArray[Any]]) -> None:
+    name, array = next(iter(found.items()))
     if len(found) > 1 or name != FRAMES or array.dtype != np.uint8 or array.ndim not in (2, 3):
         raise SchemaError(
             f"frame: expected uint8 (height, width, channels), got {array.dtype} {array.shape}"
         )
 
 
-def _number(channel: Channel, array: NDArray[Any]) -> int | float | None:
-    if array.ndim or channel.name != ACTIONS:
+def _number(acted: _Arrays) -> int | float | None:
+    """An action that is a single number which SQLite can hold."""
+    inlet, array = acted[0]
+    if inlet.shape or inlet.channel.name != ACTIONS:
         return None
     value: int | float = array.item()
     fits = isinstance(value, float) or -(2**63) <= value < 2**63
