@@ -19,6 +19,7 @@
 #include "lane.hpp"
 #include "prefetch.hpp"
 #include "readahead.hpp"
+#include "row_buffer.hpp"
 #include "threads.hpp"
 #include "upcasts.hpp"
 
@@ -171,6 +172,36 @@ void read_ahead() {
   std::fclose(file);
 }
 
+// One thread puts rows, another one packs, releases and makes memory for more.
+void rows_that_wait() {
+  constexpr std::uint64_t first = 1'000'003, rows = 20'000;
+  constexpr std::size_t size = 5000;
+  RowBuffer buffer(size, first);
+  std::atomic<std::uint64_t> there{first};
+  std::thread writer([&] {
+    for (std::uint64_t done = first; done < first + rows;) {
+      const auto count = static_cast<std::size_t>(std::min<std::uint64_t>(there.load() - done, 100));
+      const PackedRows packed(buffer.lend(done, count), Codec::kRaw, 0, 1, done % 2 == 0);
+      for (std::size_t i = 0; i < count; ++i) {
+        const auto value = static_cast<std::byte>((done + i) % 251);
+        const Bytes stored = packed.stored(i);
+        expect(std::ranges::count(stored, value) == std::ssize(stored), "rows as they were put");
+      }
+      done += count;
+      buffer.release(done);
+      buffer.reserve(100);
+      expect(buffer.kept_bytes() > 0, "memory");
+    }
+  });
+  std::vector<std::byte> row(size);
+  for (std::uint64_t i = first; i < first + rows; ++i) {
+    std::ranges::fill(row, static_cast<std::byte>(i % 251));
+    buffer.put(i, row);
+    there = i + 1;
+  }
+  writer.join();
+}
+
 }  // namespace
 
 int main() {
@@ -185,5 +216,6 @@ int main() {
   reads_at_once(*reader, *order);
   lane_seen_by_many();
   read_ahead();
+  rows_that_wait();
   std::puts("no race found");
 }

@@ -178,7 +178,7 @@ def test_a_chunk_that_is_refused(tmp_path: Path) -> None:
     packed = buffer.packed(0, 3, RAW, 3)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         whole = file.create_dataset("whole", (3, 16), np.uint8)
-        with pytest.raises((RuntimeError, TypeError, OSError), match="chunked"):
+        with pytest.raises(OSError, match="chunked"):
             hdf5_calls.write_chunks(whole, 0, packed, 0)
         cut = file.create_dataset("cut", (3, 16), np.uint8, chunks=(1, 16))
         hdf5_calls.write_chunks(cut, 0, packed, 0)
