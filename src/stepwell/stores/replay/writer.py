@@ -120,9 +120,7 @@ class ReplayWriter:
         if agent_id is not None:
             _check_agent(agent_id)
         ended, cut = 1 if terminated else 0, 1 if truncated else 0
-        pipeline, queue, waited = self._pipeline, self._queue, False
-        # All that is done for every step is here: an agent has emptied the caches since the last
-        # one, and each function on the way has to be fetched anew.
+        pipeline, waited = self._pipeline, False
         while True:
             with pipeline.turn():
                 if pipeline.refuses:
@@ -137,44 +135,61 @@ class ReplayWriter:
                 for inlet, _ in (*observed, *acted, *framed):
                     size += inlet.row_bytes
                 if waited or pipeline.has_room(size):
-                    # Rows that nobody counts yet: if this is interrupted, the next step's replace
-                    # them.
-                    frames, observations, actions = (queue[-1] if queue else pipeline.last)[-3:]
-                    frame_row = obs_row = action_row = -1
-                    frame_ref = obs_ref = action_ref = value = None
-                    if framed:
-                        frame_row, frame_ref = frames, f"{self._refs}{FRAMES}/{frames}"
-                        for inlet, array in framed:
-                            inlet.buffer.put(frames, array)
-                        frames += 1
-                    if observed:
-                        obs_row = observations
-                        obs_ref = f"{self._refs}{OBSERVATIONS}/{observations}"
-                        for inlet, array in observed:
-                            inlet.buffer.put(observations, array)
-                        observations += 1
-                    if acted:
-                        action_row, action_ref = actions, f"{self._refs}{ACTIONS}/{actions}"
-                        for inlet, array in acted:
-                            inlet.buffer.put(actions, array)
-                        actions += 1
-                        value = array if type(array) is int else _number(acted)
-                    stream = self._streams.get(agent_id)
-                    if stream is None or stream.over:
-                        stream = self._begin(agent_id)
-                    index, stream.steps = stream.steps, stream.steps + 1
-                    stream.over = bool(ended or cut)
-                    step = (
-                        stream.episode_id, index, action_ref if value is None else value, number,
-                        ended, cut, frame_ref, obs_ref, text, agent_id, now, stream.number,
-                        frame_row, obs_row, action_row, frames, observations, actions,
-                    )  # fmt: skip
-                    pipeline.put(_made(Step, step), size)
-                    return StepRefs(stream.episode_id, index, frame_ref, obs_ref, action_ref)
+                    given = (observed, acted, framed, size)
+                    return self._put_step(*given, number, ended, cut, text, agent_id, now)
             waited = pipeline.wait_for_room(size)
             if not waited:
                 self._drop_step(ended, cut, agent_id, now)
                 return None
+
+    def _put_step(
+        self,
+        observed: _Arrays,
+        acted: _Arrays,
+        framed: _Arrays,
+        size: int,
+        reward: float,
+        terminated: int,
+        truncated: int,
+        info: bytes | None,
+        agent_id: str | None,
+        now: float,
+    ) -> StepRefs:
+        # In one piece: an agent has emptied the caches since its last step, and each function on
+        # the way would have to be fetched anew.
+        pipeline = self._pipeline
+        frames, observations, actions = (self._queue[-1] if self._queue else pipeline.last)[-3:]
+        frame_row = obs_row = action_row = -1
+        frame_ref = obs_ref = action_ref = value = None
+        # Rows that nobody counts yet: if this is interrupted, the next step's replace them.
+        if framed:
+            frame_row, frame_ref = frames, f"{self._refs}{FRAMES}/{frames}"
+            for inlet, array in framed:
+                inlet.buffer.put(frames, array)
+            frames += 1
+        if observed:
+            obs_row, obs_ref = observations, f"{self._refs}{OBSERVATIONS}/{observations}"
+            for inlet, array in observed:
+                inlet.buffer.put(observations, array)
+            observations += 1
+        if acted:
+            action_row, action_ref = actions, f"{self._refs}{ACTIONS}/{actions}"
+            for inlet, array in acted:
+                inlet.buffer.put(actions, array)
+            actions += 1
+            value = array if type(array) is int else _number(acted)
+        stream = self._streams.get(agent_id)
+        if stream is None or stream.over:
+            stream = self._begin(agent_id)
+        index, stream.steps = stream.steps, stream.steps + 1
+        stream.over = bool(terminated or truncated)
+        step = (
+            stream.episode_id, index, action_ref if value is None else value, reward, terminated,
+            truncated, frame_ref, obs_ref, info, agent_id, now, stream.number, frame_row, obs_row,
+            action_row, frames, observations, actions,
+        )  # fmt: skip
+        pipeline.put(_made(Step, step), size)
+        return StepRefs(stream.episode_id, index, frame_ref, obs_ref, action_ref)
 
     def _drop_step(self, terminated: int, truncated: int, agent_id: str | None, now: float) -> None:
         with self._pipeline.turn():
