@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -119,12 +120,32 @@ def test_info(store: Path) -> None:
     assert 0 < frames["stored_bytes"] < size < frames["bytes"]
 
 
-def test_info_of_a_store_that_lost_a_file(store: Path, tmp_path: Path) -> None:
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def put_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (Path.unlink, "No such file"),
+        (cut, "expected at least"),
+        (put_a_pipe, "expected a file"),
+    ],
+)
+def test_info_of_a_store_with_a_bad_file(
+    store: Path, tmp_path: Path, harm: Callable[[Path], None], message: str
+) -> None:
     lost = shutil.copytree(store, tmp_path / "lost")
-    (lost / "replay" / "pong.h5").unlink()
+    harm(lost / "replay" / "pong.h5")
     done = stepwell("replay", "info", lost)
     assert done.returncode == 2
     assert done.stderr.startswith("pong: ")
+    assert message in done.stderr
     assert "pong.h5" in done.stderr
     assert [line.split("\t")[0] for line in done.stdout.splitlines()].count("cartpole") > 1
     facts = json.loads(stepwell("replay", "info", lost, "--json").stdout)

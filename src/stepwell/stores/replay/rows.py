@@ -49,6 +49,8 @@ def open_rows(path: Path, run_id: str | None = None) -> ArrayRows:
 
     Raises `FileNotFoundError`, and `FormatError` when it is not HDF5 or that of another run.
     """
+    if not path.is_file() and path.exists():  # a pipe would let us wait for ever
+        raise FormatError("expected a file", path=str(path))
     with path.open("rb") as file:
         ours = Directory.read(file.read(_DIRECTORY_BYTES), path) is not None
     if ours:
@@ -155,11 +157,21 @@ class RunFile:
         return np.frombuffer(data, entry.dtype, items).reshape(count, *entry.shape)
 
     def stored_bytes(self, name: str, count: int) -> int:
-        """What the chunks of the first `count` rows of a dataset take."""
+        """What the chunks of the first `count` rows of a dataset take.
+
+        Raises `FormatError` when the file ends before one of them.
+        """
         with self._lock:
+            self._follow()
             entry, _ = self._dataset(name)
             chunks = np.arange(0, count, entry.chunk_rows, dtype=np.int64)
             _, places = self._find(name, chunks)
+            size = os.fstat(self._file).st_size
+        end = int((places.offsets + places.sizes).max()) if count else 0
+        if end > size:
+            raise FormatError(
+                f"{name}: expected at least {end:,} bytes, got {size:,}", path=str(self.path)
+            )
         if entry.chunk_rows > 1:
             return len(chunks) * entry.chunk_rows * entry.row_bytes
         return int(places.sizes.sum(dtype=np.int64))
