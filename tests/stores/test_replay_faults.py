@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
@@ -105,6 +106,64 @@ def test_interrupts_at_any_point(quick_path: Path, seed: int) -> None:
     for row in read_store(quick_path).episodes.values():
         if row["final_obs_ref"] is not None:
             assert row["ended"]
+
+
+def test_calls_from_inside_h5py(quick_path: Path) -> None:
+    """h5py holds its lock while it calls back, and the writer's thread needs that."""
+    writer = ReplayWriter(quick_path, "run", queue_bytes=20_000, flush_every=60)
+    with h5py.File(quick_path / "other.h5", "w") as file:
+        file["x"] = 1
+
+        def inside(name: str) -> None:
+            record(writer, 0)
+            with pytest.raises(RuntimeError, match="cannot wait for the writer here"):
+                writer.flush()
+            with pytest.raises(RuntimeError, match="cannot wait for the writer here"):
+                _ = [record(writer, 1) for _ in range(1000)]
+            with pytest.raises(RuntimeError, match="cannot wait for the writer here"):
+                writer.close()
+
+        file.visit(inside)
+    writer.close()
+    found = numbers_of(quick_path)
+    assert found[0] == 0
+    assert set(found[1:]) == {1}
+
+
+FORGOTTEN_INSIDE = """
+import gc, sys, warnings
+import h5py
+from stepwell.files.catalog import in_turn
+from stepwell.replay import ReplayWriter
+from tests.replays import record
+warnings.simplefilter("ignore")
+gc.disable()
+
+class Agent:
+    pass
+
+def forget(run):
+    agent = Agent()
+    agent.itself = agent
+    agent.writer = ReplayWriter(sys.argv[1], run, flush_every=60)
+    for number in range(30):
+        record(agent.writer, number)
+
+forget("a")
+with h5py.File(sys.argv[1] + "/other.h5", "w") as file:
+    file["x"] = 1
+    file.visit(lambda name: gc.collect() and None)
+forget("b")
+with in_turn:
+    gc.collect()
+"""
+
+
+def test_writers_that_are_collected_inside_h5py_and_sqlite(quick_path: Path) -> None:
+    children.answer(FORGOTTEN_INSIDE, quick_path)
+    for run in ("a", "b"):
+        assert numbers_of(quick_path, run) == list(range(30))
+        assert read_store(quick_path).runs[run].row["state"] == "closed"
 
 
 def test_close_that_was_interrupted(quick_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from h5py._objects import phil
 
 from stepwell import _core
 
-__all__ = ["flush", "write_chunks"]
+__all__ = ["flush", "inside_h5py", "write_chunks"]
 
 
 def _find() -> tuple[int, "ctypes._NamedFuncPointer"] | None:
@@ -29,6 +29,11 @@ def _find() -> tuple[int, "ctypes._NamedFuncPointer"] | None:
 
 _FOUND = _find()
 _LOCAL = 0  # H5F_SCOPE_LOCAL
+
+
+def inside_h5py() -> bool:
+    """Whether the calling thread holds h5py's lock: h5py has called it, as `visititems` does."""
+    return bool(phil._is_owned())
 
 
 def write_chunks(dataset: h5py.Dataset, first: int, rows: _core.PackedRows, raw_mask: int) -> None:

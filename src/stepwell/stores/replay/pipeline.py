@@ -8,7 +8,9 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 
+from stepwell.files.catalog import in_turn
 from stepwell.stores.replay.disk import RunDisk
+from stepwell.stores.replay.hdf5_calls import inside_h5py
 from stepwell.stores.replay.items import Counters, Ending, Inlet, Rows, Step
 from stepwell.stores.replay.pace import Pace
 
@@ -155,8 +157,18 @@ class Pipeline:
         self._more.notify_all()
         return self._wanted
 
+    @property
+    def can_be_waited_for(self) -> bool:
+        """Not by a thread that holds what the pipeline's own needs, nor by that one itself."""
+        held = inside_h5py() or in_turn._is_owned()  # type: ignore[attr-defined]
+        return not held and threading.current_thread() is not self._thread
+
     def _gate(self) -> threading.Lock:
         """A lock that can be acquired once the thread has done something."""
+        if not self.can_be_waited_for:
+            raise RuntimeError(
+                "cannot wait for the writer here, inside a call of h5py or SQLite that it waits for"
+            )
         gate = threading.Lock()
         gate.acquire()
         self._gates.append(gate)
@@ -166,16 +178,18 @@ class Pipeline:
         while self._gates:
             self._gates.pop().release()
 
+    def end(self) -> None:
+        """Let the thread write what is left and let go of the run, without waiting for it."""
+        with self.lock:
+            self._closing = self.refuses = True
+            self._more.notify_all()
+
     def close(self) -> None:
         """Write what is left and let go of the run. Once; later calls do nothing."""
         if not self.own:
             return
-        collected = threading.current_thread() is self._thread  # there, as garbage
-        with self.lock if collected else self.turn():
-            self._closing = self.refuses = True
-            self._more.notify_all()
-        if collected:
-            return  # the thread is about to see it
+        with self.turn():
+            self.end()
         while True:  # `join` alone would say that a thread has ended once it was interrupted
             with self.lock:
                 if self.ended:

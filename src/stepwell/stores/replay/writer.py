@@ -1,5 +1,6 @@
 """Records the steps of a run: the caller hands them over, a thread puts them on the disk."""
 
+import atexit
 import json
 import math
 import os
@@ -305,7 +306,11 @@ def _abandoned(pipeline: Pipeline, run_id: str) -> None:
             message = f"the writer of run {run_id!r} was not closed"
             warnings.warn(message, ResourceWarning, stacklevel=2)
         finally:
-            pipeline.close()
+            if pipeline.can_be_waited_for:
+                pipeline.close()
+            else:  # whatever was interrupted by the collection has to go on first
+                pipeline.end()
+                atexit.register(pipeline.close)
 
 
 def _check_agent(agent_id: str | None) -> None:
