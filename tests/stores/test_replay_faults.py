@@ -25,6 +25,7 @@ from tests.crash.faults import on_a_small_disk
 from tests.reference.replay import read_store
 from tests.replays import (
     numbers_of,
+    observation,
     record,
     record_all,
 )
@@ -290,6 +291,43 @@ def test_steps_that_are_dropped_are_counted(
     assert read_store(quick_path).runs["run"].row["dropped"] == 53 - len(kept)
 
 
+def test_what_was_seen_last_is_dropped_too(
+    quick_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+    write = RunDisk.write
+
+    def slowly(*args: Any) -> None:
+        assert go.wait(60)
+        write(*args)
+
+    monkeypatch.setattr(RunDisk, "write", slowly)
+    with ReplayWriter(
+        quick_path, "run", when_full="drop", queue_bytes=20_000, flush_every=0.001
+    ) as writer:
+        for number in range(50):
+            record(writer, number)
+            writer.end_episode(observation=observation(number))
+        waiting = writer._pipeline._bytes
+        go.set()
+    assert waiting < 20_000 + 50 * 1024  # each ending itself is kept, and counts as much
+    last = [row["final_obs_ref"] for row in read_store(quick_path).episodes.values()]
+    assert last[0] is not None
+    assert last[-1] is None
+    with ReplayReader(quick_path) as reader:
+        assert reader.verify() == []
+
+
+def test_the_end_of_an_episode_waits_for_room(quick_path: Path) -> None:
+    with ReplayWriter(quick_path, "run", queue_bytes=5000, flush_every=1000) as writer:
+        for number in range(50):
+            record(writer, number)
+            writer.end_episode(observation=observation(number))
+            assert writer._pipeline._bytes <= 5000 or len(writer._pipeline.queue) <= 1
+    episodes = read_store(quick_path).episodes.values()
+    assert [row["final_obs_ref"] is None for row in episodes] == [False] * 50
+
+
 def test_nothing_is_dropped_while_the_disk_is_idle(quick_path: Path) -> None:
     """A queue that is half full is written, however long a step might wait."""
     with ReplayWriter(
@@ -311,6 +349,13 @@ def test_a_queue_smaller_than_a_step(quick_path: Path, when_full: str) -> None:
             if when_full == "drop":
                 writer.flush()
     assert numbers_of(quick_path) == list(range(20))
+
+
+def test_a_queue_of_a_size_that_is_a_float(quick_path: Path) -> None:
+    with ReplayWriter(quick_path, "run", queue_bytes=1e5, flush_every=0.01) as writer:
+        for number in range(100):
+            record(writer, number)
+    assert numbers_of(quick_path) == list(range(100))
 
 
 def test_a_small_step_before_a_large_one_does_not_wait(quick_path: Path) -> None:

@@ -206,6 +206,8 @@ def test_names_of_runs_are_text(tmp_path: Path) -> None:
         {"codec": "blosc"},
         {"when_full": "wait"},
         {"queue_bytes": 0},
+        {"queue_bytes": math.nan},
+        {"queue_bytes": math.inf},
         {"flush_every": 0},
         {"flush_every": math.nan},
     ],

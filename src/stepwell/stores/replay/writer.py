@@ -70,7 +70,7 @@ class ReplayWriter:
         *,
         codec: str = "zstd",
         when_full: str = "block",
-        queue_bytes: int = 128 << 20,
+        queue_bytes: float = 128 << 20,
         flush_every: float = 0.5,
     ) -> None:
         check_run_id(run_id)
@@ -78,7 +78,7 @@ class ReplayWriter:
             raise ValueError(f"codec: expected one of {', '.join(CODECS)}, got {codec!r}")
         if when_full not in ("block", "drop"):
             raise ValueError(f"when_full: expected 'block' or 'drop', got {when_full!r}")
-        if queue_bytes < 1:
+        if not 1 <= queue_bytes < math.inf:
             raise ValueError(f"queue_bytes: expected at least 1, got {queue_bytes}")
         if not flush_every > 0:
             raise ValueError(f"flush_every: expected more than 0 seconds, got {flush_every}")
@@ -89,7 +89,7 @@ class ReplayWriter:
         disk = RunDisk(self.root, run_id)
         self._next_episode = disk.next_episode
         self._streams: dict[str | None, _Stream] = {}
-        self._pipeline = Pipeline(disk, when_full == "drop", queue_bytes, flush_every)
+        self._pipeline = Pipeline(disk, when_full == "drop", int(queue_bytes), flush_every)
         self._inlets, self._queue = self._pipeline.inlets, self._pipeline.queue
         self._finalizer = weakref.finalize(self, _abandoned, self._pipeline, run_id)
 
@@ -207,22 +207,31 @@ class ReplayWriter:
     def end_episode(self, *, observation: Tree = None, agent_id: str | None = None) -> None:
         """End an agent's episode, with what it saw last; the next step begins another.
 
-        A step that was terminated or truncated has ended it already: this adds the observation.
+        A step that was terminated or truncated has ended it already: this adds the observation,
+        unless the queue is full and steps are dropped.
         """
-        with self._pipeline.turn():
-            self._pipeline.check()
-            stream = self._streams.get(agent_id)
-            if stream is None:
-                if observation is not None:
-                    raise ValueError("there is no episode that this observation could end")
-                return
-            new: list[Inlet] = []
-            seen = () if observation is None else self._fit(OBSERVATIONS, observation, new)
-            if new:
-                self._pipeline.open(new)
-            stream.over = True  # before it is said, for no step may follow that
-            self._put_ending(stream, seen, 0, 0, agent_id, time.time())
-            del self._streams[agent_id]
+        waited = False
+        while True:
+            with self._pipeline.turn():
+                self._pipeline.check()
+                stream = self._streams.get(agent_id)
+                if stream is None:
+                    if observation is not None:
+                        raise ValueError("there is no episode that this observation could end")
+                    return
+                new: list[Inlet] = []
+                seen = () if observation is None else self._fit(OBSERVATIONS, observation, new)
+                if new:
+                    self._pipeline.open(new)
+                size = sum(inlet.row_bytes for inlet, _ in seen)
+                if waited or self._pipeline.has_room(size):
+                    stream.over = True  # before it is said, for no step may follow that
+                    self._put_ending(stream, seen, 0, 0, agent_id, time.time())
+                    del self._streams[agent_id]
+                    return
+            if not self._pipeline.wait_for_room(size):
+                observation = None
+            waited = True
 
     def flush(self) -> None:
         """Return when every step recorded so far is on the disk."""
