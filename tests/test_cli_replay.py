@@ -134,7 +134,7 @@ def put_a_pipe(path: Path) -> None:
     [
         (Path.unlink, "No such file"),
         (cut, "expected at least"),
-        (put_a_pipe, "expected a file"),
+        (put_a_pipe, "got a pipe"),
     ],
 )
 def test_info_of_a_store_with_a_bad_file(

@@ -49,8 +49,8 @@ def open_rows(path: Path, run_id: str | None = None) -> ArrayRows:
 
     Raises `FileNotFoundError`, and `FormatError` when it is not HDF5 or that of another run.
     """
-    if not path.is_file() and path.exists():  # a pipe would let us wait for ever
-        raise FormatError("expected a file", path=str(path))
+    if path.is_fifo():  # which would let us wait for ever
+        raise FormatError("expected a file, got a pipe", path=str(path))
     with path.open("rb") as file:
         ours = Directory.read(file.read(_DIRECTORY_BYTES), path) is not None
     if ours:
