@@ -222,6 +222,110 @@ def test_in_a_forked_child(quick_path: Path) -> None:
         assert numbers_of(quick_path, f"child_{number}") == list(range(number, number + 3))
 
 
+FORKED_AT = """
+import os, sys, threading, time
+import h5py
+from stepwell.stores.replay.hdf5 import writing
+
+path, moment = sys.argv[1] + "/a.h5", sys.argv[2]
+there = threading.Event()
+
+def slowly():
+    file = h5py.File(path, "x", locking=False)
+    if moment == "opening":
+        there.set()
+        time.sleep(0.3)
+    return file
+
+def write():
+    with writing(slowly) as file:
+        file["first"] = range(100)
+        if moment == "open":
+            there.set()
+            time.sleep(0.3)
+        for i in range(100):
+            file[str(i)] = range(i)
+
+thread = threading.Thread(target=write)
+thread.start()
+there.wait()
+child = os.fork()
+if not child:
+    time.sleep(0.6)  # until the file is closed
+    sys.exit(0)  # not os._exit: HDF5 writes what it remembers
+thread.join()
+print(os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.parametrize("moment", ["opening", "open"])
+def test_forks_while_a_file_is_opened(quick_path: Path, moment: str) -> None:
+    assert int(children.answer(FORKED_AT, quick_path, moment)) == 0
+    with h5py.File(quick_path / "a.h5") as file:
+        assert file["first"][:].tolist() == list(range(100))
+        assert [file[str(i)][:].tolist() for i in range(100)] == [
+            list(range(i)) for i in range(100)
+        ]
+
+
+def test_a_child_of_a_process_whose_threads_record(quick_path: Path) -> None:
+    """One of them may be inside of the writer, for ever as the child sees it."""
+    script = """
+import os, sys, threading, time
+import numpy as np
+from stepwell.replay import ReplayWriter
+writer = ReplayWriter(sys.argv[1], "run", flush_every=0.01)
+picture = np.zeros((2000, 100, 3), np.uint8)[:, ::2]  # takes its time
+over = False
+def work():
+    while not over:
+        writer.record_step(reward=0, observation=picture)
+threads = [threading.Thread(target=work) for _ in range(2)]
+for thread in threads:
+    thread.start()
+refused = 0
+for _ in range(20):
+    child = os.fork()
+    if not child:
+        for call in (lambda: writer.record_step(reward=1), writer.flush, writer.end_episode):
+            try:
+                call()
+                os._exit(1)
+            except RuntimeError as error:
+                if "forked" not in str(error):
+                    os._exit(2)
+        os._exit(0)
+    refused += os.waitpid(child, 0)[1] == 0
+over = True
+for thread in threads:
+    thread.join()
+writer.close()
+print(refused)
+"""
+    assert int(children.answer(script, quick_path)) == 20
+
+
+def test_a_failure_keeps_nothing_of_the_calls_it_is_raised_in(
+    quick_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(RunDisk, "write", fail)
+    writer = ReplayWriter(quick_path, "run")
+    record(writer, 0)
+    depths = []
+    for _ in range(5):
+        with pytest.raises(OSError, match="broken") as caught:
+            writer.flush()
+        depths.append(len(caught.traceback))
+        with pytest.raises(OSError, match="broken"):
+            record(writer, 1)
+    assert len(set(depths[1:])) == 1
+    with pytest.raises(OSError, match="broken"):
+        writer.close()
+
+
 def test_a_child_that_ends_does_not_touch_the_file(quick_path: Path) -> None:
     """HDF5 would write what it has of the parent's file when the child ends."""
     script = """

@@ -32,10 +32,10 @@ from stepwell.stores.replay.hdf5 import (
     SUMS,
     UNSUMMED,
     ZSTD,
-    not_in_children,
     open_for_reading,
     row_of,
     translated,
+    writing,
 )
 from stepwell.stores.replay.hdf5_calls import flush, write_chunks
 from stepwell.stores.replay.pace import HURRIED, Pace
@@ -65,10 +65,12 @@ class ArrayFile:
             # No cache of chunks: HDF5 does not survive one that it cannot write to a full disk.
             access.set_cache(0, 521, 0, 0.75)
             mode = h5py.h5f.ACC_RDWR | h5py.h5f.ACC_SWMR_WRITE
-            self._file = h5py.File(h5py.h5f.open(os.fsencode(path), mode, fapl=access))
+            encoded = os.fsencode(path)
             self._guard = ExitStack()
+            self._file = self._guard.enter_context(
+                writing(lambda: h5py.File(h5py.h5f.open(encoded, mode, fapl=access)))
+            )
             try:
-                self._guard.enter_context(not_in_children(self._file))
                 for name, count in rows.items():
                     self._columns[name] = _column(_dataset(self._file, name, count, path))
             except BaseException:
@@ -112,8 +114,8 @@ class ArrayFile:
         sync_path(self._path)
 
     def close(self) -> None:
-        with translated(self._path), self._guard:
-            self._file.close()
+        with translated(self._path):
+            self._guard.close()
 
 
 def build_file(
@@ -136,11 +138,8 @@ def build_file(
     found = dict(rows) | dict.fromkeys(fresh, 0)
     base = space_for(len(found))
     try:
-        with (
-            translated(path),
-            h5py.File(beside, "x", libver=LIBVER, locking=False, userblock_size=base) as new,
-            not_in_children(new),
-        ):
+        options = {"libver": LIBVER, "locking": False, "userblock_size": base}
+        with translated(path), writing(lambda: h5py.File(beside, "x", **options)) as new:
             new.attrs.update(attributes)
             if rows:
                 with open_for_reading(path) as old:

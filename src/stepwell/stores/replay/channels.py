@@ -89,7 +89,9 @@ class Channel:
         if array.shape == self.shape and np.can_cast(array.dtype, self.dtype, "safe"):
             made = array.astype(self.dtype)
             # NumPy calls it safe to make floats of whole numbers that they cannot hold.
-            if array.dtype.kind == "f" or np.array_equal(made.astype(array.dtype), array):
+            with np.errstate(invalid="ignore"):
+                same = array.dtype.kind == "f" or np.array_equal(made.astype(array.dtype), array)
+            if same:
                 return made
         raise SchemaError(
             f"{self.name}: expected {self.dtype} {self.shape} as in the steps before, "

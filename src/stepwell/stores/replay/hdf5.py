@@ -3,7 +3,7 @@
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import h5py
 import hdf5plugin  # noqa: F401 - makes h5py know zstd
 import numpy as np
+from h5py._objects import phil
 
 from stepwell.errors import FormatError, StepwellError
 
@@ -21,10 +22,10 @@ __all__ = [
     "SUMS",
     "UNSUMMED",
     "ZSTD",
-    "not_in_children",
     "open_for_reading",
     "row_of",
     "translated",
+    "writing",
 ]
 
 FILE_VERSION = 1
@@ -38,19 +39,29 @@ _written: dict[int, tuple[int, int]] = {}
 
 
 @contextmanager
-def not_in_children(file: h5py.File) -> Iterator[None]:
-    """Keep forked children from writing to a file that is open for writing in the block.
+def writing(open_file: Callable[[], h5py.File]) -> Iterator[h5py.File]:
+    """A file that is open for writing in the block, and that forked children leave alone.
 
     When a process ends, HDF5 writes what it remembers of every file; a child remembers what was
-    true when it was forked. So the child gets another file in that one's place.
+    true when it was forked. So the child gets another file in that one's place. It has to know of
+    it from the beginning: whoever forks waits for h5py's lock.
     """
-    number = file.id.get_vfd_handle()
-    found = os.fstat(number)
-    _written[number] = found.st_dev, found.st_ino
+    with phil:
+        file = open_file()
+        try:
+            number = file.id.get_vfd_handle()
+            found = os.fstat(number)
+            _written[number] = found.st_dev, found.st_ino
+        except BaseException:
+            file.close()
+            raise
     try:
-        yield
+        yield file
     finally:
-        _written.pop(number, None)
+        try:
+            file.close()
+        finally:
+            _written.pop(number, None)
 
 
 def _in_child() -> None:

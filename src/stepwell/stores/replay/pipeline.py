@@ -7,6 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
+from types import TracebackType
 
 from stepwell.files.catalog import in_turn
 from stepwell.stores.replay.disk import RunDisk
@@ -64,6 +65,7 @@ class Pipeline:
         self._pace = Pace(self._hurried)
         self.ended = False
         self._failure: BaseException | None = None
+        self._failed_at: TracebackType | None = None
         self.open(Inlet(channel, self.last.of(channel.kind)) for channel in disk.channels)
         self._thread = threading.Thread(target=self._work, name="stepwell-replay", daemon=True)
         self._thread.start()
@@ -71,7 +73,12 @@ class Pipeline:
 
     def turn(self) -> "threading.RLock":
         """The lock, for a caller that begins. Raises `RuntimeError` when this thread is inside
-        already: a signal handler came in the middle of a call, whose end it would wait for."""
+        already: a signal handler came in the middle of a call, whose end it would wait for; and in
+        a forked process, where the lock may be held by a thread that is not there."""
+        if self.refuses and not self.own:
+            raise RuntimeError(
+                "a writer cannot be used in a forked process; open another run there"
+            )
         if self.lock._is_owned():  # type: ignore[attr-defined]
             raise RuntimeError("this writer is in the middle of a call, which was interrupted")
         return self.lock
@@ -83,14 +90,14 @@ class Pipeline:
 
     def check(self) -> None:
         """Raises what keeps this writer from taking a step."""
-        if not self.own:
-            raise RuntimeError(
-                "a writer cannot be used in a forked process; open another run there"
-            )
-        if self._failure is not None:
-            raise self._failure
+        self._raise_failure()
         if self._closing:
             raise ValueError("the writer is closed")
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            # As it was: else it would keep the frames of every call that it was raised in.
+            raise self._failure.with_traceback(self._failed_at)
 
     @property
     def rows(self) -> Rows:
@@ -142,8 +149,7 @@ class Pipeline:
             with self.lock:
                 if self._done >= target:
                     return
-                if self._failure is not None:
-                    raise self._failure
+                self._raise_failure()
                 gate = self._gate()
             gate.acquire(timeout=1)
 
@@ -232,7 +238,8 @@ class Pipeline:
             self._disk.close(self._counters(time.time()))
         except BaseException as error:
             with self.lock:
-                self._failure, self.refuses = error, True
+                self._failure, self._failed_at = error, error.__traceback__
+                self.refuses = True
                 self._open_gates()
             self._disk.abandon()
         finally:
