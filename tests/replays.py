@@ -1,16 +1,21 @@
 """Steps made from numbers, so that whoever reads one can tell whether it is the right one."""
 
 import json
+import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.replay import FrameResolver, ReplayWriter
+from stepwell.stores.replay.disk import RunDisk
 from stepwell.stores.replay.rows import RunFile
 from tests.reference.replay import read_store, resolve
+
+if TYPE_CHECKING:  # processes that are to be killed import this, and begin sooner without
+    import pytest
 
 __all__ = [
     "assert_tree",
@@ -24,6 +29,7 @@ __all__ = [
     "record_all",
     "stack",
     "step",
+    "stop_disk",
 ]
 
 
@@ -131,3 +137,16 @@ def numbers_of(root: Path, run_id: str = "run") -> list[int]:
             )
             assert json.loads(row["info"]) == {"number": number}
     return [int(row["reward"]) for row in rows]
+
+
+def stop_disk(monkeypatch: "pytest.MonkeyPatch") -> threading.Event:
+    """Nothing is written before the event is set."""
+    go = threading.Event()
+    write = RunDisk.write
+
+    def slowly(*args: Any) -> None:
+        assert go.wait(60)
+        write(*args)
+
+    monkeypatch.setattr(RunDisk, "write", slowly)
+    return go

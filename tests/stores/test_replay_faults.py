@@ -1,19 +1,14 @@
-"""Replay writers among threads, interrupts, forks, full queues and disks that fail."""
+"""Replay writers with full queues, disks that fail and databases that are damaged."""
 
 import errno
 import math
 import os
-import signal
 import sqlite3
-import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 
@@ -28,332 +23,10 @@ from tests.replays import (
     observation,
     record,
     record_all,
+    stop_disk,
 )
 
 CODECS = ["zstd", "gzip", "lzf", "none"]
-
-
-# Threads, interrupts, forks.
-
-
-def test_threads_record_at_once(quick_path: Path) -> None:
-    with ReplayWriter(quick_path, "run", queue_bytes=50_000, flush_every=0.01) as writer:
-
-        def work(agent: int) -> None:
-            for number in range(agent * 1000, agent * 1000 + 100):
-                record(writer, number, agent_id=f"agent {agent}", terminated=number % 10 == 9)
-                if number % 30 == 0:
-                    writer.flush()
-
-        threads = [threading.Thread(target=work, args=(agent,)) for agent in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert numbers_of(quick_path) == [a * 1000 + n for a in range(8) for n in range(100)]
-    store = read_store(quick_path)
-    assert len(store.episodes) == 80
-    for (episode_id, index), row in store.steps.items():
-        assert row["agent_id"] == f"agent {int(row['reward']) // 1000}"
-        assert store.episodes[episode_id]["agent_id"] == row["agent_id"]
-        assert index == row["reward"] % 10
-
-
-INTERRUPTED = """
-import signal, sys, threading, time
-from stepwell.replay import ReplayWriter
-from tests.replays import observation, record
-chance = __import__("random").Random(int(sys.argv[2]))
-options = {"queue_bytes": 60_000} if int(sys.argv[2]) % 2 else {}
-writer = ReplayWriter(sys.argv[1], "run", flush_every=0.005, **options)
-armed = False
-def interrupt(*_):
-    if armed:
-        raise KeyboardInterrupt
-signal.signal(signal.SIGALRM, interrupt)
-signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0007)
-interrupts = 0
-end = time.monotonic() + 2.5
-number = 0
-while time.monotonic() < end:
-    try:
-        try:
-            armed = True
-            record(writer, number, terminated=number % 17 == 16)
-            if number % 10 == 3:
-                writer.end_episode(observation=observation(number))
-            if number % 50 == 3:
-                writer.flush()
-        finally:
-            armed = False
-    except KeyboardInterrupt:
-        interrupts += 1
-    number += 1
-signal.setitimer(signal.ITIMER_REAL, 0)
-record(writer, number)
-writer.flush()
-writer.close()
-print(interrupts, number)
-"""
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-def test_interrupts_at_any_point(quick_path: Path, seed: int) -> None:
-    interrupts, last = map(int, children.answer(INTERRUPTED, quick_path, str(seed)).split())
-    assert interrupts > 50
-    found = numbers_of(quick_path)
-    assert found[-1] == last
-    assert len(set(found)) == len(found)
-    for row in read_store(quick_path).episodes.values():
-        if row["final_obs_ref"] is not None:
-            assert row["ended"]
-
-
-def test_calls_from_inside_h5py(quick_path: Path) -> None:
-    """h5py holds its lock while it calls back, and the writer's thread needs that."""
-    writer = ReplayWriter(quick_path, "run", queue_bytes=20_000, flush_every=60)
-    with h5py.File(quick_path / "other.h5", "w") as file:
-        file["x"] = 1
-
-        def inside(name: str) -> None:
-            record(writer, 0)
-            with pytest.raises(RuntimeError, match="cannot wait for the writer here"):
-                writer.flush()
-            with pytest.raises(RuntimeError, match="cannot wait for the writer here"):
-                _ = [record(writer, 1) for _ in range(1000)]
-            with pytest.raises(RuntimeError, match="cannot wait for the writer here"):
-                writer.close()
-
-        file.visit(inside)
-    writer.close()
-    found = numbers_of(quick_path)
-    assert found[0] == 0
-    assert set(found[1:]) == {1}
-
-
-FORGOTTEN_INSIDE = """
-import gc, sys, warnings
-import h5py
-from stepwell.files.catalog import in_turn
-from stepwell.replay import ReplayWriter
-from tests.replays import record
-warnings.simplefilter("ignore")
-gc.disable()
-
-class Agent:
-    pass
-
-def forget(run):
-    agent = Agent()
-    agent.itself = agent
-    agent.writer = ReplayWriter(sys.argv[1], run, flush_every=60)
-    for number in range(30):
-        record(agent.writer, number)
-
-forget("a")
-with h5py.File(sys.argv[1] + "/other.h5", "w") as file:
-    file["x"] = 1
-    file.visit(lambda name: gc.collect() and None)
-forget("b")
-with in_turn:
-    gc.collect()
-"""
-
-
-def test_writers_that_are_collected_inside_h5py_and_sqlite(quick_path: Path) -> None:
-    children.answer(FORGOTTEN_INSIDE, quick_path)
-    for run in ("a", "b"):
-        assert numbers_of(quick_path, run) == list(range(30))
-        assert read_store(quick_path).runs[run].row["state"] == "closed"
-
-
-def test_close_that_was_interrupted(quick_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    go = threading.Event()
-    write = RunDisk.write
-
-    def slowly(*args: Any) -> None:
-        assert go.wait(60)
-        write(*args)
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(RunDisk, "write", slowly)
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        writer = ReplayWriter(quick_path, "run", flush_every=1000)
-        for number in range(20):
-            record(writer, number)
-        for call in (writer.flush, writer.close, writer.close):
-            with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it may come before the call
-                signal.setitimer(signal.ITIMER_REAL, 0.05)
-                call()
-        threading.Timer(0.1, go.set).start()
-        writer.close()
-    finally:
-        signal.signal(signal.SIGALRM, before)
-        go.set()
-    assert numbers_of(quick_path) == list(range(20))
-    ReplayWriter(quick_path, "run").close()
-
-
-def test_in_a_forked_child(quick_path: Path) -> None:
-    with ReplayWriter(quick_path, "run", flush_every=0.001) as writer:
-        for number in range(10):
-            record(writer, number)
-
-        def use(call: Callable[[], object]) -> str:
-            try:
-                call()
-            except RuntimeError as error:
-                return str(error)
-            return "nothing was raised"
-
-        for call in (lambda: record(writer, 99), writer.flush, writer.end_episode):
-            assert "forked process" in children.in_fork(partial(use, call))
-        assert children.in_fork(writer.close) is None
-        for number in range(10, 40):
-            record(writer, number)
-            if number % 10 == 0:  # wherever the thread is at this moment
-                numbers = range(number, number + 3)
-                children.in_fork(partial(record_all, quick_path, f"child_{number}", numbers))
-    assert numbers_of(quick_path) == list(range(40))
-    for number in (10, 20, 30):
-        assert numbers_of(quick_path, f"child_{number}") == list(range(number, number + 3))
-
-
-FORKED_AT = """
-import os, sys, threading, time
-import h5py
-from stepwell.stores.replay.hdf5 import writing
-
-path, moment = sys.argv[1] + "/a.h5", sys.argv[2]
-there = threading.Event()
-
-def slowly():
-    file = h5py.File(path, "x", locking=False)
-    if moment == "opening":
-        there.set()
-        time.sleep(0.3)
-    return file
-
-def write():
-    with writing(slowly) as file:
-        file["first"] = range(100)
-        if moment == "open":
-            there.set()
-            time.sleep(0.3)
-        for i in range(100):
-            file[str(i)] = range(i)
-
-thread = threading.Thread(target=write)
-thread.start()
-there.wait()
-child = os.fork()
-if not child:
-    time.sleep(0.6)  # until the file is closed
-    sys.exit(0)  # not os._exit: HDF5 writes what it remembers
-thread.join()
-print(os.waitpid(child, 0)[1])
-"""
-
-
-@pytest.mark.parametrize("moment", ["opening", "open"])
-def test_forks_while_a_file_is_opened(quick_path: Path, moment: str) -> None:
-    assert int(children.answer(FORKED_AT, quick_path, moment)) == 0
-    with h5py.File(quick_path / "a.h5") as file:
-        assert file["first"][:].tolist() == list(range(100))
-        assert [file[str(i)][:].tolist() for i in range(100)] == [
-            list(range(i)) for i in range(100)
-        ]
-
-
-def test_a_child_of_a_process_whose_threads_record(quick_path: Path) -> None:
-    """One of them may be inside of the writer, for ever as the child sees it."""
-    script = """
-import os, sys, threading, time
-import numpy as np
-from stepwell.replay import ReplayWriter
-writer = ReplayWriter(sys.argv[1], "run", flush_every=0.01)
-picture = np.zeros((2000, 100, 3), np.uint8)[:, ::2]  # takes its time
-over = False
-def work():
-    while not over:
-        writer.record_step(reward=0, observation=picture)
-threads = [threading.Thread(target=work) for _ in range(2)]
-for thread in threads:
-    thread.start()
-refused = 0
-for _ in range(20):
-    child = os.fork()
-    if not child:
-        for call in (lambda: writer.record_step(reward=1), writer.flush, writer.end_episode):
-            try:
-                call()
-                os._exit(1)
-            except RuntimeError as error:
-                if "forked" not in str(error):
-                    os._exit(2)
-        os._exit(0)
-    refused += os.waitpid(child, 0)[1] == 0
-over = True
-for thread in threads:
-    thread.join()
-writer.close()
-print(refused)
-"""
-    assert int(children.answer(script, quick_path)) == 20
-
-
-def test_a_failure_keeps_nothing_of_the_calls_it_is_raised_in(
-    quick_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any) -> None:
-        raise OSError(errno.EIO, "broken")
-
-    monkeypatch.setattr(RunDisk, "write", fail)
-    writer = ReplayWriter(quick_path, "run")
-    record(writer, 0)
-    depths = []
-    for _ in range(5):
-        with pytest.raises(OSError, match="broken") as caught:
-            writer.flush()
-        depths.append(len(caught.traceback))
-        with pytest.raises(OSError, match="broken"):
-            record(writer, 1)
-    assert len(set(depths[1:])) == 1
-    with pytest.raises(OSError, match="broken"):
-        writer.close()
-
-
-def test_a_child_that_ends_does_not_touch_the_file(quick_path: Path) -> None:
-    """HDF5 would write what it has of the parent's file when the child ends."""
-    script = """
-import os, sys, warnings
-from stepwell.replay import ReplayWriter
-from tests.replays import record
-writer = ReplayWriter(sys.argv[1], "run", flush_every=0.002)
-number = 0
-for _ in range(25):
-    for _ in range(40):
-        record(writer, number)
-        number += 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        child = os.fork()
-    if child == 0:
-        sys.exit(0)  # not os._exit: everything that runs at the end runs
-    for _ in range(10):
-        record(writer, number)
-        number += 1
-    assert os.waitpid(child, 0)[1] == 0
-writer.flush()
-os._exit(0)  # as if it had been killed
-"""
-    children.answer(script, quick_path)
-    assert numbers_of(quick_path) == list(range(1250))
-    record_all(quick_path, "run", range(1250, 1260))
-    assert numbers_of(quick_path) == list(range(1260))
 
 
 # A queue that is full.
@@ -362,14 +35,7 @@ os._exit(0)  # as if it had been killed
 def test_steps_that_are_dropped_are_counted(
     quick_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go = threading.Event()
-    write = RunDisk.write
-
-    def slowly(*args: Any) -> None:
-        assert go.wait(60)
-        write(*args)
-
-    monkeypatch.setattr(RunDisk, "write", slowly)
+    go = stop_disk(monkeypatch)
     writer = ReplayWriter(
         quick_path, "run", when_full="drop", queue_bytes=20_000, flush_every=0.001
     )
@@ -398,14 +64,7 @@ def test_steps_that_are_dropped_are_counted(
 def test_what_was_seen_last_is_dropped_too(
     quick_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go = threading.Event()
-    write = RunDisk.write
-
-    def slowly(*args: Any) -> None:
-        assert go.wait(60)
-        write(*args)
-
-    monkeypatch.setattr(RunDisk, "write", slowly)
+    go = stop_disk(monkeypatch)
     with ReplayWriter(
         quick_path, "run", when_full="drop", queue_bytes=20_000, flush_every=0.001
     ) as writer:
@@ -489,6 +148,27 @@ def test_a_step_does_not_wait_for_others(quick_path: Path) -> None:
 
 
 # Failures.
+
+
+def test_a_failure_keeps_nothing_of_the_calls_it_is_raised_in(
+    quick_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(RunDisk, "write", fail)
+    writer = ReplayWriter(quick_path, "run")
+    record(writer, 0)
+    depths = []
+    for _ in range(5):
+        with pytest.raises(OSError, match="broken") as caught:
+            writer.flush()
+        depths.append(len(caught.traceback))
+        with pytest.raises(OSError, match="broken"):
+            record(writer, 1)
+    assert len(set(depths[1:])) == 1
+    with pytest.raises(OSError, match="broken"):
+        writer.close()
 
 
 def test_a_disk_that_fails(quick_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -661,32 +341,6 @@ def test_a_newer_database(quick_path: Path) -> None:
     for call in (ReplayReader, lambda root: ReplayWriter(root, "run")):
         with pytest.raises(VersionError, match="expected version 1 or below, got 99"):
             call(quick_path)
-
-
-@pytest.mark.parametrize("call", ["close", "flush", "record_step", "end_episode"])
-def test_a_signal_handler_in_the_middle_of_a_call(quick_path: Path, call: str) -> None:
-    writer = ReplayWriter(quick_path, "run")
-    options = {"reward": 5.0, "observation": np.ones(3)} if call == "record_step" else {}
-
-    class Interrupted:
-        def __array__(self, *_: Any, **__: Any) -> Any:
-            signal.raise_signal(signal.SIGUSR1)
-            return np.zeros(3)
-
-    before = signal.signal(signal.SIGUSR1, lambda *_: getattr(writer, call)(**options))
-    try:
-        for number in range(5):
-            writer.record_step(reward=number, observation=np.full(3, float(number)))
-        with pytest.raises(RuntimeError, match="in the middle of a call"):
-            writer.record_step(reward=9, observation=Interrupted())
-        writer.record_step(reward=5, observation=np.full(3, 5.0))
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-        writer.close()
-    with ReplayReader(quick_path) as reader:
-        assert reader.episode("run-ep0000").rewards.tolist() == [0, 1, 2, 3, 4, 5]
-        assert reader.episode("run-ep0000").observations[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
-        assert reader.verify() == []
 
 
 KILLED = """
