@@ -65,7 +65,7 @@ def _play_and_pack() -> sw.PackReader:
     return pack
 
 
-def _build(pack: sw.PackReader) -> sw.StepDataset:
+def _build(pack: sw.PackReader) -> sw.StepReader:
     """The steps of all games, ready to train on; some of them by a question."""
     path = _FOLDER / "steps"
     shutil.rmtree(path, ignore_errors=True)
@@ -73,7 +73,7 @@ def _build(pack: sw.PackReader) -> sw.StepDataset:
     game2048.build_dataset(pack, path)
     _say("built", f"a dataset in {path}, {_since(begin)}")
     begin = time.perf_counter()
-    steps = sw.StepDataset.open(path)
+    steps = sw.StepReader.open(path)
     _say("opened", f"{len(steps):,} steps, {steps.nbytes / 1e6:,.0f} MB, {_since(begin)}")
     begin = time.perf_counter()
     good = steps.where("highest_tile >= ?", 4096)
@@ -81,7 +81,7 @@ def _build(pack: sw.PackReader) -> sw.StepDataset:
     return steps
 
 
-def _stream(steps: sw.StepDataset) -> None:
+def _stream(steps: sw.StepReader) -> None:
     """One shuffled epoch, as a training loop would see it."""
     begin = time.perf_counter()
     loader = sw.Loader(steps, _BATCH, seed=7)
@@ -90,7 +90,7 @@ def _stream(steps: sw.StepDataset) -> None:
     _say("streamed", f"{len(loader):,} shuffled batches of {_BATCH:,}, {_since(begin)}")
 
 
-def _stop_and_resume(steps: sw.StepDataset) -> None:
+def _stop_and_resume(steps: sw.StepReader) -> None:
     """One epoch by two loaders that have only a few numbers in common."""
     firsts = steps.runs["first_step_idx"]
     seen = np.zeros(len(steps), np.int64)
@@ -116,7 +116,7 @@ def _stop_and_resume(steps: sw.StepDataset) -> None:
         raise SystemExit("rows were lost or repeated")
 
 
-def _compare(steps: sw.StepDataset) -> None:
+def _compare(steps: sw.StepReader) -> None:
     """The same epoch by everybody, each in a fresh process."""
     names = [name for name in _COMPARED if installed(name)]
     with console.status("timing the same epoch with NumPy and torch"):

@@ -33,7 +33,7 @@ def main() -> None:
         write_dataset(path, rows)
         _say("built", f"{rows:,} rows, {_size(path) / 1e9:.1f} GB", begin)
         begin = time.perf_counter()
-        steps = sw.StepDataset.open(path)
+        steps = sw.StepReader.open(path)
         _say("loaded", "into memory, by all cores", begin)
         _serve("all rows", steps)
         begin = time.perf_counter()

@@ -23,7 +23,7 @@ from benchmarks.results import Case, Measured, Target, arguments, console, publi
 from benchmarks.rows import FOLDER, as_void, split
 from benchmarks.steps_data import BEST, append_rows, steps_dataset, write_dataset
 
-_WHOLE, _HALF, _ARRAY = "StepDataset", "half of its runs", "ArraySource of the same rows"
+_WHOLE, _HALF, _ARRAY = "StepReader", "half of its runs", "ArraySource of the same rows"
 _NUMPY = "np.take of opaque rows, then split"
 _NEW_ROWS = 1_000_000
 
@@ -54,7 +54,7 @@ def _open_cases(path: Path) -> list[Case]:
     array = path / "steps.npy"
     size = array.stat().st_size
     openers: dict[str, Callable[[], object]] = {
-        "ours": lambda: sw.StepDataset.open(path),
+        "ours": lambda: sw.StepReader.open(path),
         "np.load": lambda: np.load(array),
     }
     seconds: dict[str, list[float]] = {name: [] for name in openers}
@@ -63,7 +63,7 @@ def _open_cases(path: Path) -> list[Case]:
         for name in sorted(openers, reverse=turn % 2 == 1):
             measure.prime_memory(size)
             seconds[name].append(_seconds(openers[name]))
-    mapped = [_seconds(lambda: sw.StepDataset.open(path, memory="map")) for _ in range(20)]
+    mapped = [_seconds(lambda: sw.StepReader.open(path, memory="map")) for _ in range(20)]
     ours, numpy = Measured.of(seconds["ours"]), Measured.of(seconds["np.load"])
     return [
         Case(
@@ -84,7 +84,7 @@ def _open_cases(path: Path) -> list[Case]:
 
 
 def _where_case(path: Path) -> Case:
-    steps = sw.StepDataset.open(path, memory="map")
+    steps = sw.StepReader.open(path, memory="map")
     before = measure.reset_peak()
     costs = []
     for i in range(20):
@@ -108,7 +108,7 @@ def _where_case(path: Path) -> Case:
 
 
 def _read_cases(path: Path, batch: int, rounds: int) -> list[Case]:
-    steps = sw.StepDataset.open(path)
+    steps = sw.StepReader.open(path)
     half = steps.where("max_score >= ?", BEST // 2)
     stored = steps._segments[0]  # the very memory that the dataset reads
     sources: dict[str, sw.Source] = {

@@ -89,13 +89,13 @@ def main() -> None:
     )
 
 
-def open_games(data: Path, games: int) -> sw.StepDataset:
+def open_games(data: Path, games: int) -> sw.StepReader:
     """The steps of the games in a directory, which are played when there are none."""
     if not (data / "steps").exists():
         print(f"playing {games} games", flush=True)
         game2048.play_to(data / "runs", games, seed=1)
         game2048.build_dataset(data / "runs", data / "steps")
-    return sw.StepDataset.open(data / "steps")
+    return sw.StepReader.open(data / "steps")
 
 
 def policy(width: int) -> nn.Module:
@@ -120,7 +120,7 @@ def learning_rate(done: float) -> float:
 
 
 @torch.no_grad()
-def measure(model: nn.Module, steps: sw.StepDataset) -> float:
+def measure(model: nn.Module, steps: sw.StepReader) -> float:
     """The share of steps in which the network's first choice is the player's move."""
     right = 0
     decode = game2048.Decode("one_hot")

@@ -59,7 +59,7 @@ def fields(rows: NDArray[Any]) -> Expected:
 def build(path: Path, lengths: Sequence[int] = LENGTHS, **options: Any) -> NDArray[Any]:
     """Write a dataset, or add the runs that it does not have yet; return all of its rows."""
     with StepWriter(path, STEP, COLUMNS, **options) as writer:
-        there = len(sw.StepDataset.open(path).runs)
+        there = len(sw.StepReader.open(path).runs)
         for run in range(there, len(lengths)):
             writer.append_run(rows_of(run, lengths[run]), **columns(run))
     return rows_of_all(lengths)

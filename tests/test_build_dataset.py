@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 import stepwell as sw
-from stepwell import FormatError, PackReader, Run, SchemaError, StepDataset, game2048 as g
+from stepwell import FormatError, PackReader, Run, SchemaError, StepReader, game2048 as g
 from stepwell.game2048 import append_runs, build_dataset
 from tests.runs import RUN_V1
 
@@ -76,7 +76,7 @@ def assert_rows(dataset: Path, runs: list[Run]) -> None:
     want = np.array(
         [tuple(row) for i, run in enumerate(runs) for row in plain_rows(run, i)], g.STEP
     )
-    steps = StepDataset.open(dataset)
+    steps = StepReader.open(dataset)
     got = steps.take(np.arange(len(steps)))
     for name in g.STEP.names or ():
         np.testing.assert_array_equal(got[name], want[name], err_msg=name)
@@ -161,7 +161,7 @@ def test_a_part_of_a_pack(pack: Path, runs: list[Run], tmp_path: Path) -> None:
     assert build_dataset(part, tmp_path / "out").runs == len(wanted) == 41
     assert_rows(tmp_path / "out", [runs[i] for i in wanted])
     # The source is the run's number in the whole pack.
-    sources = StepDataset.open(tmp_path / "out").runs["source"].tolist()
+    sources = StepReader.open(tmp_path / "out").runs["source"].tolist()
     assert sources == [f"runs.a2pack#{i}" for i in wanted]
 
 
@@ -169,7 +169,7 @@ def test_sources_of_files_are_relative(runs: list[Run], tmp_path: Path) -> None:
     save_all(tmp_path / "runs", runs[:2])
     save_all(tmp_path / "runs" / "below", runs[2:3])
     build_dataset(tmp_path / "runs", tmp_path / "out")
-    sources = StepDataset.open(tmp_path / "out").runs["source"].tolist()
+    sources = StepReader.open(tmp_path / "out").runs["source"].tolist()
     assert sources == ["0000.a2run2", "0001.a2run2", "below/0000.a2run2"]
 
 
@@ -177,7 +177,7 @@ def test_sources_of_files_are_relative(runs: list[Run], tmp_path: Path) -> None:
 def test_a_final_board_is_kept_in_a_signed_number(board: int, tmp_path: Path) -> None:
     run = Run([1], [0], board, ev_values=[[0.5] * 4], ev_legal=[15])
     build_dataset(save_all(tmp_path / "runs", [run]), tmp_path / "out")
-    kept = StepDataset.open(tmp_path / "out").runs[0]["final_board"]
+    kept = StepReader.open(tmp_path / "out").runs[0]["final_board"]
     assert -(2**63) <= kept < 2**63
     assert int(np.int64(kept).view(np.uint64)) == board
 
@@ -191,7 +191,7 @@ def test_ids_continue_after_an_append(
 ) -> None:
     first = [odd_run(seed=100), odd_run(seed=101)]
     build_dataset(save_all(tmp_path / "runs", first), tmp_path / "out")
-    opened = StepDataset.open(tmp_path / "out")
+    opened = StepReader.open(tmp_path / "out")
     report = append_runs(tmp_path / "out", KINDS[kind](files, pack))
     assert (report.runs, report.steps) == (len(runs), sum(map(len, runs)))
     assert_rows(tmp_path / "out", first + runs)
@@ -236,7 +236,7 @@ def test_a_dataset_of_the_original_program_is_appended_to(files: Path, tmp_path:
         database.execute("INSERT INTO runs VALUES (0, 0, 40, 5, 2, 'old', 0, 0.0)")
         database.commit()
     report = append_runs(tmp_path / "out", files)
-    opened = StepDataset.open(tmp_path / "out")
+    opened = StepReader.open(tmp_path / "out")
     assert len(opened.runs) == 1 + report.runs
     assert opened.runs["engine"][0] == "old"
     assert opened.verify() == []
@@ -294,7 +294,7 @@ def test_a_bad_run_stops_it_by_name(tmp_path: Path) -> None:
 
 def test_the_longest_run_fits(tmp_path: Path) -> None:
     build_dataset(save_all(tmp_path / "runs", [long_run(65_535)]), tmp_path / "out")
-    last = StepDataset.open(tmp_path / "out").take([65_534])
+    last = StepReader.open(tmp_path / "out").take([65_534])
     assert last["step_index"][0] == 65_534
 
 

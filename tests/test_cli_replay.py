@@ -204,7 +204,7 @@ def test_export_steps(store: Path, tmp_path: Path) -> None:
         *("--of", "cartpole", "--where", "steps > 10"),
     )
     assert (done.returncode, done.stderr) == (0, "")
-    with sw.StepDataset.open(tmp_path / "steps") as steps, ReplayReader(store) as reader:
+    with sw.StepReader.open(tmp_path / "steps") as steps, ReplayReader(store) as reader:
         expected = reader.where("run_id = 'cartpole' AND steps > 10").steps()
         assert np.array_equal(steps[:]["observation"], expected[:]["observation"])
         assert done.stdout == f"{tmp_path}/steps: {len(steps.runs)} runs, {len(steps)} steps\n"

@@ -47,7 +47,7 @@ def run_bounds(ends: NDArray[np.bool]) -> list[tuple[int, int]]:
     return bounds
 
 
-def assert_steps(steps: sw.StepDataset, want: Arrays, bounds: list[tuple[int, int]]) -> None:
+def assert_steps(steps: sw.StepReader, want: Arrays, bounds: list[tuple[int, int]]) -> None:
     assert list(steps.schema) == list(want)
     got = steps.take(np.arange(len(steps)))
     for name, values in want.items():
@@ -73,7 +73,7 @@ def test_arrays_of_any_shape(tmp_path: Path) -> None:
         "wave": random.normal(size=50) + 1j,
     }
     steps = importers.from_arrays(tmp_path / "out", arrays)
-    assert isinstance(steps, sw.StepDataset)
+    assert isinstance(steps, sw.StepReader)
     assert_steps(steps, arrays, [(0, 50)])
     assert np.load(tmp_path / "out" / "steps.npy").dtype.itemsize == 48 + 1 + 1 + 16
 
@@ -213,7 +213,7 @@ def write_chunks(path: Path, arrays: Arrays) -> None:
             file.create_dataset(name, data=values, **chunked)
 
 
-Importer = Callable[[Path, Path], sw.StepDataset]
+Importer = Callable[[Path, Path], sw.StepReader]
 FILES: dict[str, tuple[Callable[[Path, Arrays], None], Importer]] = {
     "npz": (write_npz, importers.import_npz),
     "npz, compressed": (write_compressed, importers.import_npz),

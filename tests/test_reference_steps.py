@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepwell import StepDataset, StepWriter
+from stepwell import StepReader, StepWriter
 from stepwell.game2048.dataset import RUN_COLUMNS, STEP
 from tests.contract import assert_batch
 from tests.reference.runs import block, breakdown_of, file_of
@@ -44,7 +44,7 @@ def page(tmp_path: Path) -> Path:
 def test_the_dataset_of_the_page(page: Path) -> None:
     steps = read_steps(page, verify=True)
     assert steps.blocks is not None
-    dataset = StepDataset.open(page)
+    dataset = StepReader.open(page)
     assert dataset.dtype == steps.rows.dtype == STEP
     assert dataset.verify() == []
     assert_batch(dataset[:], fields(steps.rows))
@@ -112,7 +112,7 @@ def test_the_package_reads_what_the_reference_writes(
     path = quick_path / "a"
     write_steps(path, Steps(rows_of_all(lengths), runs, shard_rows, types=TYPES))
     for memory in ("ram", "map", "shared"):
-        dataset = StepDataset.open(path, memory=memory)
+        dataset = StepReader.open(path, memory=memory)
         assert_batch(dataset[:], fields(rows_of_all(lengths)))
         assert dataset.verify() == []
         assert [dict(sorted(run.items())) for run in dataset.runs] == [

@@ -1,6 +1,6 @@
 """Training records at memory speed.
 
-a store    keeps rows             StepDataset, PackReader, RecordStore, ArraySource, …, open
+a store    keeps rows             StepReader, PackReader, RecordStore, ArraySource, …, open
 a source   answers take(rows)     Source and its views
 a sampler  decides which rows     Shuffle, Block, Sequential, Iid, Weighted
 a loader   decides when           Loader, stepwell.torch.Loader, stepwell.jax.Loader
@@ -44,7 +44,7 @@ from stepwell.stores import (
     Shard,
     ShardReader,
     ShardWriter,
-    StepDataset,
+    StepReader,
     StepWriter,
     Subsample,
     convert_to_arrayrecord,
@@ -90,7 +90,7 @@ __all__ = [
     "Shuffle",
     "Source",
     "StateError",
-    "StepDataset",
+    "StepReader",
     "StepWriter",
     "StepwellError",
     "Subsample",

@@ -21,7 +21,7 @@ from stepwell.files.video import new_video
 from stepwell.source import Source
 from stepwell.stores.replay.channels import ACTIONS, OBSERVATIONS, Channel, Tree, assemble
 from stepwell.stores.replay.reader import Episode, Episodes, EpisodeSteps, ReplayReader
-from stepwell.stores.steps import RunColumn, StepDataset
+from stepwell.stores.steps import RunColumn, StepReader
 from stepwell.stores.steps.publish import StepRun, publish_runs
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def export_steps(
     gamma: float = 0.99,
     shard_bytes: int | None = None,
     on_progress: _Progress | None = None,
-) -> StepDataset:
+) -> StepReader:
     """Make a step dataset of episodes, each of them a run, and open it, mapped.
 
     Rows are those of `episodes.steps`, which the options go to; parts of dicts and tuples become

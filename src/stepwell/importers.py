@@ -5,7 +5,7 @@ import_npz("hopper.npz", out)                                    dictionaries in
 import_hdf5("hopper.hdf5", out)                                  the same in HDF5
 import_minari("cartpole/expert-v0", out)                         a Minari dataset
 
-All give back a `StepDataset`, mapped: `StepDataset.open(out)` reads it into memory. `out` must
+All give back a `StepReader`, mapped: `StepReader.open(out)` reads it into memory. `out` must
 not exist, and appears when it is complete. Rows are read slice by slice, so that memory is a few
 slices, or the longest run if that is more. Numbers stay what they were: float64 stays
 float64; only their byte order becomes this machine's.
@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stepwell.errors import FormatError, SchemaError
-from stepwell.stores.steps import RunColumn, StepDataset
+from stepwell.stores.steps import RunColumn, StepReader
 from stepwell.stores.steps.publish import StepRun, publish_runs
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def from_arrays(
     ends: ArrayLike | None = None,
     run_columns: Mapping[str, Iterable[Any]] | None = None,
     shard_bytes: int | None = None,
-) -> StepDataset:
+) -> StepReader:
     """Make a step dataset of equally long arrays, a row each from all of them.
 
     Runs have the given lengths, or end where `ends` is True (terminated or truncated; rows behind
@@ -101,7 +101,7 @@ def from_arrays(
     return publish_runs(out, _dtype_of(found), kinds, runs, shard_bytes)
 
 
-def import_npz(path: _Path, out: _Path, *, shard_bytes: int | None = None) -> StepDataset:
+def import_npz(path: _Path, out: _Path, *, shard_bytes: int | None = None) -> StepReader:
     """Make a step dataset of a `.npz` file with `observations` and, if there are, `actions`,
     `rewards`, `next_observations` and others of that length.
 
@@ -125,7 +125,7 @@ def import_npz(path: _Path, out: _Path, *, shard_bytes: int | None = None) -> St
         return _import(Path(path), out, columns, shard_bytes)
 
 
-def import_hdf5(path: _Path, out: _Path, *, shard_bytes: int | None = None) -> StepDataset:
+def import_hdf5(path: _Path, out: _Path, *, shard_bytes: int | None = None) -> StepReader:
     """Make a step dataset of an HDF5 file, as `import_npz` does; `infos/qpos` becomes
     `infos.qpos`. Needs the extra `hdf5`.
     """
@@ -153,7 +153,7 @@ def import_hdf5(path: _Path, out: _Path, *, shard_bytes: int | None = None) -> S
 
 def import_minari(
     dataset: "str | minari.MinariDataset", out: _Path, *, shard_bytes: int | None = None
-) -> StepDataset:
+) -> StepReader:
     """Make a step dataset of a Minari dataset, or of the local one with an id: a run per episode.
 
     A row is a transition: `observation`, `action`, `reward` (float64), `terminated`, `truncated`
@@ -279,7 +279,7 @@ def _import(
     out: _Path,
     columns: Callable[[], dict[str, _Column]],
     shard_bytes: int | None,
-) -> StepDataset:
+) -> StepReader:
     """Make a dataset of the columns in a file; they are asked for once for each pass over it."""
     with _problems_of(path):
         everything = columns()

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from stepwell import _core
 from stepwell.errors import SchemaError
 from stepwell.files.atomic import write_file
-from stepwell.files.npy import open_regular
+from stepwell.files.regular import open_regular
 
 __all__ = ["ENTRY", "Run", "RunBatch", "RunMeta"]
 

@@ -11,14 +11,15 @@ subclasses `Source` and gives it two things: `schema` with `__len__`, and either
 (Python puts rows into arrays) or `_native` (the core reads them without Python).
 """
 
+import dataclasses
 import math
 import operator
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, overload
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,72 +29,137 @@ from stepwell.errors import SchemaError
 from stepwell.lazy import lazy
 
 if TYPE_CHECKING:
-    from stepwell.views import Columns, Concat, Map, Select, Windows
+    from stepwell.views import Column, Columns, Concat, Map, Select, Windows
 
 __all__ = ["Batch", "Field", "Ragged", "Rows", "Schema", "Source"]
 
 
+Kind = Literal["array", "bytes", "str"]
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What one row of a field is: `shape` items of `dtype`, or a free number of those."""
+    """What one row of a field is, and how a store keeps it.
+
+        Field("u1", (28, 28))                   an array of a fixed shape
+        Field("<i4", ragged=True)               any number of items
+        Field(str, compress="zstd")             text; or bytes
+
+    Two fields are equal when their rows are alike, however they are kept.
+    """
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...] = ()
     ragged: bool = False
     """Each row has its own number of items; batches hold a `Ragged`."""
+    kind: Kind | None = None
+    """"str" and "bytes" are ragged uint8 whose rows come back as such."""
+    compress: str | None = dataclasses.field(default=None, kw_only=True, compare=False)
+    level: int | None = dataclasses.field(default=None, kw_only=True, compare=False)
+    optional: bool = dataclasses.field(default=False, kw_only=True, compare=False)
+    """Rows may be appended without it."""
+
+    def __post_init__(self) -> None:
+        given: Any = self.dtype
+        kind, ragged = self.kind or _kind_of(given), self.ragged
+        shape = self.shape if isinstance(self.shape, tuple) else (self.shape,)
+        if kind != "array":
+            if shape != ():
+                raise ValueError(f"{kind} has no shape, got {shape}")
+            given, ragged = np.uint8, True
+        dtype = np.dtype(given)
+        if dtype.subdtype is not None:
+            dtype, inner = dtype.subdtype
+            shape = (*shape, *inner)
+        made = {"dtype": dtype, "shape": tuple(map(operator.index, shape)), "ragged": bool(ragged)}
+        for name, value in {**made, "kind": kind}.items():
+            object.__setattr__(self, name, value)
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row (of one item, for a ragged field)."""
         return self.dtype.itemsize * math.prod(self.shape)
 
-    def __str__(self) -> str:
+    @property
+    def items(self) -> str:
+        """The dtype and shape, as fingerprints have it."""
         sizes = [*(["*"] if self.ragged else []), *map(str, self.shape)]
         return str(self.dtype) + (f"[{', '.join(sizes)}]" if sizes else "")
 
+    def __str__(self) -> str:
+        return self.items if self.kind == "array" else str(self.kind)
 
-class Ragged(Sequence[NDArray[Any]]):
-    """Rows of different lengths in one array: row i is `values[offsets[i]:offsets[i + 1]]`."""
 
-    __slots__ = ("offsets", "values")
+def _kind_of(dtype: Any) -> Kind:
+    """Whether rows are arrays, bytes or text."""
+    if isinstance(dtype, type) and issubclass(dtype, str | bytes):  # NumPy's own, too
+        return "str" if issubclass(dtype, str) else "bytes"
+    if isinstance(dtype, str) and dtype in ("str", "bytes"):
+        return "str" if dtype == "str" else "bytes"
+    return "array"
 
-    def __init__(self, values: NDArray[Any], offsets: NDArray[np.int64]) -> None:
+
+class Ragged(Sequence[Any]):
+    """Rows of different lengths in one array: row i is `values[offsets[i]:offsets[i + 1]]`.
+
+    Rows of a field of text or bytes come as `str` or `bytes`.
+    """
+
+    __slots__ = ("kind", "offsets", "values")
+
+    def __init__(
+        self, values: NDArray[Any], offsets: NDArray[np.int64], kind: Kind | None = "array"
+    ) -> None:
         self.values = values
         self.offsets = offsets
+        self.kind = kind
 
     @classmethod
-    def from_list(cls, rows: Sequence[NDArray[Any]], field: Field) -> Self:
+    def from_list(cls, rows: Sequence[Any], field: Field) -> Self:
         """Copy separate rows into one array."""
+        if field.kind == "str":
+            rows = [row.encode() for row in rows]
+        if field.kind != "array":
+            rows = [np.frombuffer(row, np.uint8) for row in rows]
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([len(row) for row in rows], out=offsets[1:])
         values = np.empty((int(offsets[-1]), *field.shape), field.dtype)
         for row, begin, end in zip(rows, offsets, offsets[1:], strict=False):
             values[begin:end] = row
-        return cls(values, offsets)
+        return cls(values, offsets, field.kind)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     @overload
-    def __getitem__(self, i: int) -> NDArray[Any]: ...
+    def __getitem__(self, i: int) -> Any: ...
     @overload
-    def __getitem__(self, i: slice) -> list[NDArray[Any]]: ...
-    def __getitem__(self, i: int | slice) -> NDArray[Any] | list[NDArray[Any]]:
+    def __getitem__(self, i: slice) -> list[Any]: ...
+    def __getitem__(self, i: int | slice) -> Any:
         if isinstance(i, slice):
             return [self.row(k) for k in range(*i.indices(len(self)))]
         return self.row(i)
 
-    def row(self, i: int) -> NDArray[Any]:
-        """Row `i`, without a copy."""
+    def row(self, i: int) -> Any:
+        """Row `i`: an array without a copy, or text or bytes."""
         i = range(len(self))[i]
-        return self.values[self.offsets[i] : self.offsets[i + 1]]
+        row = self.values[self.offsets[i] : self.offsets[i + 1]]
+        if self.kind == "array":
+            return row
+        return row.tobytes() if self.kind == "bytes" else row.tobytes().decode()
 
     @property
     def lengths(self) -> NDArray[np.int64]:
+        """Items of each row; bytes, for text."""
         return np.diff(self.offsets)
 
-    def to_list(self) -> list[NDArray[Any]]:
-        return [self.row(i) for i in range(len(self))]
+    def to_list(self) -> list[Any]:
+        """Every row, as `row` gives it."""
+        if self.kind == "array":
+            return [self.row(i) for i in range(len(self))]
+        data = self.values.tobytes()
+        rows = [data[begin:end] for begin, end in pairwise(self.offsets.tolist())]
+        return rows if self.kind == "bytes" else [row.decode() for row in rows]
 
     def to_padded(self, fill: Any = 0) -> NDArray[Any]:
         """One array as long as the longest row; the rest of each row is `fill`."""
@@ -105,7 +171,8 @@ class Ragged(Sequence[NDArray[Any]]):
         return padded
 
     def __repr__(self) -> str:
-        return f"Ragged({len(self)} rows, {len(self.values)} x {self.values.dtype})"
+        items = self.values.dtype if self.kind == "array" else self.kind
+        return f"Ragged({len(self)} rows, {len(self.values)} x {items})"
 
 
 Rows = NDArray[np.int64]
@@ -203,9 +270,12 @@ class Source(ABC):
         return np.zeros(1, np.int64), np.array([len(self)], np.int64)
 
     @property
-    def path(self) -> Path | None:
-        """Where the rows are kept; None for arrays in memory and for views."""
+    def path(self) -> str | None:
+        """The path or URL where the rows are kept; None for arrays in memory and for views."""
         return None
+
+    def _check_open(self) -> None:
+        """Raise `ValueError` when the source is closed."""
 
     def close(self) -> None:
         """Let go of open files. Memory goes with the last reference to it."""
@@ -228,6 +298,7 @@ class Source(ABC):
             batch = self._checked(out, len(rows))
             reader.read(rows, [_bytes_of(array) for array in batch.values()])
             return batch
+        self._check_open()
         _core.check_rows(rows, len(self))
         given = self._empty(len(rows)) if out is None else self._checked(out, len(rows))
         batch = dict(given)
@@ -240,9 +311,15 @@ class Source(ABC):
     @overload
     def __getitem__(self, key: int) -> dict[str, Any]: ...
     @overload
+    def __getitem__(self, key: str) -> "Column": ...  # type: ignore[overload-overlap]
+    @overload
     def __getitem__(self, key: slice | ArrayLike) -> Batch: ...
-    def __getitem__(self, key: Any) -> Batch:
-        """`source[i]` is one row, `source[a:b]` and `source[rows]` a batch."""
+    def __getitem__(self, key: Any) -> Any:
+        """`source[i]` is a row, `source[a:b]` or `source[rows]` a batch, `source["x"]` a column."""
+        if isinstance(key, str):
+            from stepwell.views import Column
+
+            return Column(self, key)
         if isinstance(key, slice):
             return self.take(np.arange(*key.indices(len(self)), dtype=np.int64))
         if hasattr(key, "__index__") and np.ndim(key) == 0:
@@ -252,6 +329,10 @@ class Source(ABC):
             batch = self.take(np.array([i % len(self)], np.int64))
             return {name: values[0] for name, values in batch.items()}
         return self.take(key)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a field of this name."""
+        return name in self.schema
 
     def __getitems__(self, rows: ArrayLike) -> list[dict[str, Any]]:
         """What torch's DataLoader asks for: a list of rows. `stepwell.torch` has a faster way."""
@@ -278,8 +359,9 @@ class Source(ABC):
 
     @property
     def fingerprint(self) -> str:
-        """Eight digits that change when the rows do: a sum of schema, length and 16 rows."""
-        text = f"{len(self)} {' '.join(f'{name}:{field}' for name, field in self.schema.items())}"
+        """Eight digits that change when the rows do: a checksum of schema, length and 16 rows."""
+        fields = " ".join(f"{name}:{field.items}" for name, field in self.schema.items())
+        text = f"{len(self)} {fields}"
         crc = _core.crc32c(np.frombuffer(text.encode(), np.uint8))
         for values in self.take(sample_rows(len(self))).values():
             for part in (values.offsets, values.values) if isinstance(values, Ragged) else [values]:
@@ -288,13 +370,13 @@ class Source(ABC):
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}: {field}" for name, field in self.schema.items())
-        where = "" if self.path is None else f", path={str(self.path)!r}"
+        where = "" if self.path is None else f", path={self.path!r}"
         return (
             f"{type(self).__name__}({len(self):,} rows, {self.nbytes:,} bytes, {{{fields}}}{where})"
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        made = ("_reader", "_layouts")  # made anew where they are needed
+        made = ("_reader", "_layouts")  # made again where they are needed
         return {name: value for name, value in self.__dict__.items() if name not in made}
 
     # Views: sources made of this one.
@@ -333,6 +415,7 @@ class Source(ABC):
 
     @lazy
     def _reader(self) -> _core.Reader | None:
+        self._check_open()
         return self._native(list(self.schema))
 
     @lazy

@@ -89,7 +89,7 @@ class Loader(_loader.Loader):
         consumer = torch.cuda.current_stream(self._device)
         if block is None:
             copies = _each(tensors, lambda t: torch.empty_like(t, device=self._device))
-            pairs = [(copies[name], tensors[name]) for name in tensors]
+            pairs = [pair for name in tensors for pair in _pairs(copies[name], tensors[name])]
         else:  # one copy for all fields
             there = torch.empty(len(block), dtype=torch.uint8, device=self._device)
             here = torch.from_numpy(block)
@@ -120,7 +120,7 @@ class Loader(_loader.Loader):
 
 
 def as_tensors(batch: Batch) -> dict[str, Any]:
-    """Tensors over the memory of a batch; a `Ragged` becomes `(values, offsets)`."""
+    """Tensors over the memory of a batch; a `Ragged` becomes `(values, offsets)`, text a list."""
     if not isinstance(batch, Mapping):
         raise TypeError(
             f"expected a dict of arrays, as a transform too must give, got {type(batch)}"
@@ -129,6 +129,8 @@ def as_tensors(batch: Batch) -> dict[str, Any]:
 
 
 def _as_tensor(name: str, values: Any) -> Any:
+    if isinstance(values, Ragged) and values.kind == "str":
+        return values.to_list()
     if isinstance(values, Ragged):
         return _as_tensor(name, values.values), _as_tensor(name, values.offsets)
     if isinstance(values, torch.Tensor):
@@ -156,10 +158,19 @@ def _within(there: torch.Tensor, here: torch.Tensor, field: torch.Tensor) -> tor
 
 
 def _each(batch: dict[str, Any], fn: Any) -> dict[str, Any]:
-    return {
-        name: tuple(map(fn, value)) if isinstance(value, tuple) else fn(value)
-        for name, value in batch.items()
-    }
+    def applied(value: Any) -> Any:
+        if isinstance(value, list):  # text stays where it is
+            return value
+        return tuple(map(fn, value)) if isinstance(value, tuple) else fn(value)
+
+    return {name: applied(value) for name, value in batch.items()}
+
+
+def _pairs(there: Any, here: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """What is to be copied of a field: nothing of text, two tensors of a ragged one."""
+    if isinstance(here, list):
+        return []
+    return list(zip(there, here, strict=True)) if isinstance(here, tuple) else [(there, here)]
 
 
 class _RowList(Sequence[dict[str, Any]]):

@@ -6,7 +6,7 @@ directly. Anything else is done here, batch by batch.
 """
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -17,7 +17,7 @@ from stepwell import _core
 from stepwell.errors import SchemaError
 from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source, as_rows, sample_rows
 
-__all__ = ["Columns", "Concat", "Join", "Map", "Select", "Windows"]
+__all__ = ["Column", "Columns", "Concat", "Join", "Map", "Select", "Windows"]
 
 
 class _Translated(Source):
@@ -175,6 +175,69 @@ class Columns(Source):
         self._base.close()
 
 
+class Column(Columns):
+    """One field of a source, which feels like an array.
+
+    `column[7]` is a value, `column[2:5]` and `column[[1, 9]]` are arrays (lists of text or
+    bytes); `column[7, 0]` is a part of a row. As a source it has the one field.
+    """
+
+    def __init__(self, base: Source, name: str) -> None:
+        super().__init__(base, [name])
+        self._name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._base, self._name)
+
+    @property
+    def name(self) -> str:
+        """The field's name."""
+        return self._name
+
+    @property
+    def field(self) -> Field:
+        """The field's dtype and shape."""
+        return self._base.schema[self._name]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of an item; uint8 for text and bytes."""
+        return self.field.dtype
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """The number of rows, then the shape of one; None where each has its own length."""
+        field = self.field
+        return (len(self), *((None,) if field.ragged else ()), *field.shape)
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes, that of the rows included."""
+        return len(self.shape)
+
+    def __getitem__(self, key: Any) -> Any:
+        """One value, or those of a slice or of row numbers."""
+        if isinstance(key, tuple):
+            if not key or self.field.ragged:
+                raise TypeError(f"{self._name}: expected one index, got {key}")
+            found = self[key[0]]
+            return found[key[1:]] if isinstance(key[0], int | np.integer) else found[:, *key[1:]]
+        values = super().__getitem__(key)[self._name]
+        return values.to_list() if isinstance(values, Ragged) and values.kind != "array" else values
+
+    def __iter__(self) -> Iterator[Any]:
+        for begin in range(0, len(self), 1024):
+            yield from self[begin : begin + 1024]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        if self.field.ragged:
+            raise TypeError(f"{self._name} is ragged: its rows are not one array")
+        return np.asarray(self[:], dtype)
+
+    def close(self) -> None:
+        """The source stays open: it has other fields."""
+
+
 class Concat(Source):
     """The rows of several sources with the same fields, one source after the other."""
 
@@ -211,8 +274,8 @@ class Concat(Source):
 
     def _fill(self, rows: Rows, out: Batch) -> None:
         part_of = np.searchsorted(self._starts, rows, side="right") - 1
-        ragged: dict[str, list[NDArray[Any]]] = {
-            name: [np.empty(0)] * len(rows) for name, f in self.schema.items() if f.ragged
+        ragged: dict[str, list[Any]] = {
+            name: [None] * len(rows) for name, f in self.schema.items() if f.ragged
         }
         for k in np.unique(part_of):
             places = np.flatnonzero(part_of == k)
@@ -364,7 +427,7 @@ class Map(Source):
 
 def _field_of(values: NDArray[Any] | Ragged) -> Field:
     if isinstance(values, Ragged):
-        return Field(values.values.dtype, values.values.shape[1:], ragged=True)
+        return Field(values.values.dtype, values.values.shape[1:], True, values.kind)
     return Field(values.dtype, values.shape[1:])
 
 

@@ -9,6 +9,7 @@ costs milliseconds.
 """
 
 import importlib
+import operator
 import os
 import signal
 import subprocess
@@ -66,7 +67,7 @@ class Victims:
 
 def main(work: str, folder: str) -> None:
     module, name = work.split(":")
-    worker = getattr(importlib.import_module(module), name)
+    worker = operator.attrgetter(name)(importlib.import_module(module))
     for line in sys.stdin:
         first, after_s = line.split()
         receiver, sender = os.pipe()

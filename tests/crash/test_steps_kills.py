@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from stepwell import FormatError, StepDataset, StepWriter
+from stepwell import FormatError, StepReader, StepWriter
 from stepwell.files.npy import header_bytes
 from stepwell.stores.steps import writer as writer_module
 from tests.contract import assert_batch
@@ -75,7 +75,7 @@ def runs_of(path: Path) -> int:
     rows = expected(len(found))
     assert begins.tolist() == (np.cumsum(steps) - steps).tolist()
     # Readers of ours see the commits of the database.
-    with StepDataset.open(path) as dataset:
+    with StepReader.open(path) as dataset:
         assert_batch(dataset[:], fields(rows))
         assert len(dataset.runs) == len(found)
     # Plain NumPy sees them too, but maybe for the last one: the header follows.
@@ -120,7 +120,7 @@ def test_kills(quick_path: Path, worker: str) -> None:
     assert interesting > 0  # otherwise no kill came at an interesting moment
     with StepWriter(path) as writer:  # mends
         assert len(writer) == len(expected(last))
-    assert StepDataset.open(path).verify() == []
+    assert StepReader.open(path).verify() == []
     assert not is_behind(path, last)
     assert not list(path.rglob(".*"))  # what kills had left
 
@@ -149,7 +149,7 @@ def recorded_commits(path: Path) -> Iterator[tuple[StepWriter, Disk, Callable[[i
     statement before it runs, and ("done", runs) when the commit has returned.
     """
     with StepWriter(path) as writer, recorded(path) as disk:
-        there = wanted = len(StepDataset.open(path).runs)
+        there = wanted = len(StepReader.open(path).runs)
 
         def trace(sql: str) -> None:
             if sql == "COMMIT":
@@ -206,13 +206,13 @@ def _check_crash(path: Path, crash: Crash, database: bytes, runs: int, number: i
         file.unlink()
     (path / "metadata.db").write_bytes(database)
     want = rows_of_all(LENGTHS[:runs])
-    assert_batch(StepDataset.open(path)[:], fields(want))
+    assert_batch(StepReader.open(path)[:], fields(want))
     for file in path.rglob("*.npy"):
         assert len(np.load(file)) <= len(want)
     if number % 4 == 0:
         build(path, LENGTHS)
-        assert_batch(StepDataset.open(path)[:], fields(rows_of_all(LENGTHS)))
-        assert StepDataset.open(path).verify() == []
+        assert_batch(StepReader.open(path)[:], fields(rows_of_all(LENGTHS)))
+        assert StepReader.open(path).verify() == []
     shutil.rmtree(path)
 
 
@@ -258,13 +258,13 @@ def test_every_call_fails_once(quick_path: Path, kind: Kind, shard_rows: int | N
             assert error is None
             break
         failed.add(injected.name)
-        dataset = StepDataset.open(path)
+        dataset = StepReader.open(path)
         there = len(dataset.runs)
         assert_batch(dataset[:], fields(rows_of_all(LENGTHS[:there])))
         assert there in ((2, 5) if error else (5,))
         build(path, LENGTHS)
-        assert_batch(StepDataset.open(path)[:], fields(rows_of_all(LENGTHS)))
-        assert StepDataset.open(path).verify() == []
+        assert_batch(StepReader.open(path)[:], fields(rows_of_all(LENGTHS)))
+        assert StepReader.open(path).verify() == []
         shutil.rmtree(path)
     assert "pwrite" in failed
 
@@ -279,7 +279,7 @@ def test_a_beginning_that_fails(quick_path: Path, kind: Kind) -> None:
         except OSError:
             pass
         build(path, LENGTHS)
-        assert_batch(StepDataset.open(path)[:], fields(rows_of_all(LENGTHS)))
+        assert_batch(StepReader.open(path)[:], fields(rows_of_all(LENGTHS)))
         assert not list(path.glob("*.new*"))
         shutil.rmtree(path)
         if injected.name is None:
@@ -298,15 +298,15 @@ def test_a_run_that_could_not_be_written_is_not_there(
                     writer.append_run(rows_of(run, steps), **columns(run))
             assert len(writer) == sum(LENGTHS[:run])
             assert writer.append_run(rows_of(run, steps), **columns(run)) == run
-    assert_batch(StepDataset.open(quick_path / "steps")[:], fields(rows_of_all(LENGTHS)))
-    assert StepDataset.open(quick_path / "steps").verify() == []
+    assert_batch(StepReader.open(quick_path / "steps")[:], fields(rows_of_all(LENGTHS)))
+    assert StepReader.open(quick_path / "steps").verify() == []
 
 
 FULL = """
 import errno, sys
 from pathlib import Path
 import numpy as np
-from stepwell import StepDataset, StepWriter
+from stepwell import StepReader, StepWriter
 path = Path(sys.argv[1]) / "steps"
 dtype = np.dtype([("x", "u1", (1000,)), ("run_id", "<u4")])
 acknowledged = 0
@@ -320,7 +320,7 @@ except OSError as error:
     assert error.errno == errno.ENOSPC, repr(error)
 else:
     raise SystemExit("there was room")
-dataset = StepDataset.open(path, memory="map")
+dataset = StepReader.open(path, memory="map")
 assert len(dataset.runs) in (acknowledged, acknowledged + 1), (len(dataset.runs), acknowledged)
 assert dataset[:]["run_id"].tolist() == [r for r in range(len(dataset.runs)) for _ in range(r % 3)]
 assert dataset.verify() == []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import stepwell as sw
-from stepwell import StepDataset
+from stepwell import StepReader
 from stepwell.source import Source
 from tests.contract import Expected, SourceContract, assert_batch
 from tests.steps import LENGTHS, build, fields, ranges, rows_of, rows_of_all
@@ -31,7 +31,7 @@ class TestRam(SourceContract):
 
     @pytest.fixture
     def source(self, path: Path) -> Source:
-        return StepDataset.open(path, **self.options)
+        return StepReader.open(path, **self.options)
 
     def runs(self, expected: Expected) -> list[range]:
         return ranges()
@@ -59,7 +59,7 @@ class TestWhere(TestShards):
 
     @pytest.fixture
     def source(self, path: Path) -> Source:
-        return StepDataset.open(path, **self.options).where("id NOT IN (1, ?)", 4)
+        return StepReader.open(path, **self.options).where("id NOT IN (1, ?)", 4)
 
     def runs(self, expected: Expected) -> list[range]:
         return ranges([LENGTHS[run] for run in self.chosen])
@@ -68,13 +68,13 @@ class TestWhere(TestShards):
 class TestSplit(TestWhere):
     @pytest.fixture
     def source(self, path: Path) -> Source:
-        first, second = StepDataset.open(path).split(4 / 6, seed=self.seed(path))
+        first, second = StepReader.open(path).split(4 / 6, seed=self.seed(path))
         assert [run["id"] for run in second.runs] == [1, 4]
         return first
 
     def seed(self, path: Path) -> int:
         """One that puts the two runs of TestWhere into the second part."""
-        dataset = StepDataset.open(path)
+        dataset = StepReader.open(path)
         for seed in range(1000):
             if [run["id"] for run in dataset.split(4 / 6, seed)[0].runs] == list(self.chosen):
                 return seed
@@ -88,7 +88,7 @@ def test_open_finds_it(tmp_path: Path) -> None:
     rows = build(tmp_path / "a")
     for path in (tmp_path / "a", str(tmp_path / "a")):
         source = sw.open(path)
-        assert type(source) is StepDataset
+        assert type(source) is StepReader
         assert_batch(source[:], fields(rows))
     assert_batch(sw.open(tmp_path / "a", memory="map")[:], fields(rows))
 

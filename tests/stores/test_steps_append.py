@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepwell import BusyError, FormatError, SchemaError, StepDataset, StepWriter
+from stepwell import BusyError, FormatError, SchemaError, StepReader, StepWriter
 from stepwell.files.npy import header_bytes
 from tests import children
 from tests.contract import assert_batch
@@ -53,7 +53,7 @@ def test_the_second_writer_is_told(quick_path: Path) -> None:
         assert children.answer(WRITE, path) == f"another writer is at work in {path}"
         writer.append_run(rows_of(0, LENGTHS[0]), **columns(0))
     assert children.answer(WRITE, path) == "written"
-    assert_batch(StepDataset.open(path)[:], fields(rows_of_all()))
+    assert_batch(StepReader.open(path)[:], fields(rows_of_all()))
 
 
 def test_a_writer_that_could_not_open_lets_go(quick_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_writer_that_was_forgotten_lets_go(quick_path: Path) -> None:
         del writer
         gc.collect()
     build(quick_path / "a")
-    assert_batch(StepDataset.open(quick_path / "a")[:], fields(rows_of_all()))
+    assert_batch(StepReader.open(quick_path / "a")[:], fields(rows_of_all()))
 
 
 def test_a_forked_child_does_not_write(quick_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_forked_child_does_not_write(quick_path: Path) -> None:
         with pytest.raises(BusyError):
             StepWriter(quick_path / "a")
     build(quick_path / "a")
-    assert_batch(StepDataset.open(quick_path / "a")[:], fields(rows_of_all()))
+    assert_batch(StepReader.open(quick_path / "a")[:], fields(rows_of_all()))
 
 
 def test_a_forked_child_does_not_keep_the_lock(quick_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_forked_child_does_not_keep_the_lock(quick_path: Path) -> None:
 def test_readers_do_not_disturb_and_are_not_disturbed(quick_path: Path) -> None:
     path = quick_path / "a"
     build(path, LENGTHS[:3])
-    readers = [StepDataset.open(path, memory=memory) for memory in ("ram", "map", "shared")]
+    readers = [StepReader.open(path, memory=memory) for memory in ("ram", "map", "shared")]
     with sqlite3.connect(path / "metadata.db") as open_question:
         open_question.execute("BEGIN")
         assert open_question.execute("SELECT count(*) FROM runs").fetchone() == (3,)
@@ -142,7 +142,7 @@ def test_nothing_there(quick_path: Path) -> None:
 
 def test_folders_are_made(quick_path: Path) -> None:
     build(quick_path / "x" / "y" / "z")
-    assert StepDataset.open(quick_path / "x" / "y" / "z").verify() == []
+    assert StepReader.open(quick_path / "x" / "y" / "z").verify() == []
 
 
 def test_reopening_asks_for_the_same(quick_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_reopening_asks_for_the_same(quick_path: Path) -> None:
     StepWriter(path, columns={}).close()
     StepWriter(path, STEP, COLUMNS, shard_rows=8).close()
     build(path)
-    assert_batch(StepDataset.open(path)[:], fields(rows_of_all()))
+    assert_batch(StepReader.open(path)[:], fields(rows_of_all()))
 
 
 def test_a_beginning_that_was_killed(quick_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_beginning_that_was_killed(quick_path: Path) -> None:
         (path / "metadata.db.new").write_bytes(b"half")
         (path / "metadata.db.new-wal").write_bytes(b"half")
         build(path)
-        assert_batch(StepDataset.open(path)[:], fields(rows_of_all()))
+        assert_batch(StepReader.open(path)[:], fields(rows_of_all()))
         assert not list(path.glob("*.new*"))
         for file in path.iterdir():
             file.unlink()
@@ -197,7 +197,7 @@ def test_other_files_stay(quick_path: Path) -> None:
         (quick_path / "a" / name).write_text("mine")
     build(quick_path / "a", shard_rows=4)
     assert (quick_path / "a" / "shards" / "steps_backup.npy").read_text() == "mine"
-    assert_batch(StepDataset.open(quick_path / "a")[:], fields(rows_of_all()))
+    assert_batch(StepReader.open(quick_path / "a")[:], fields(rows_of_all()))
 
 
 # Datasets of the original program.
@@ -205,7 +205,7 @@ def test_other_files_stay(quick_path: Path) -> None:
 
 def test_the_original_program_s(quick_path: Path) -> None:
     original(quick_path / "a", LENGTHS[:4])
-    dataset = StepDataset.open(quick_path / "a")
+    dataset = StepReader.open(quick_path / "a")
     assert_batch(dataset[:], fields(rows_of_all(LENGTHS[:4])))
     assert len(dataset.filter_by_score(10, 20)) == 1
     assert dataset.verify() == []
@@ -214,7 +214,7 @@ def test_the_original_program_s(quick_path: Path) -> None:
             known = {name: columns(run)[name] for name in ("max_score", "engine")}
             assert writer.append_run(rows_of(run, LENGTHS[run]), **known) == run
     assert dataset.refresh() == LENGTHS[4] + LENGTHS[5]
-    for again in (dataset, StepDataset.open(quick_path / "a", memory="map")):
+    for again in (dataset, StepReader.open(quick_path / "a", memory="map")):
         assert_batch(again[:], fields(rows_of_all()))
         assert again.verify() == []
         assert again.runs["engine"].tolist() == ["quick", "slow", None] * 2
@@ -242,7 +242,7 @@ def test_a_header_without_room(quick_path: Path, room: int) -> None:
                 writer.append_run(rows_of(17, 1), max_score=0)
             assert caught.value.path == str(path / "steps.npy")
             assert len(writer) == most
-    dataset = StepDataset.open(path)
+    dataset = StepReader.open(path)
     assert len(np.load(path / "steps.npy")) == len(dataset)
     assert dataset.verify() == []
 
@@ -264,7 +264,7 @@ def test_a_database_of_others_with_odd_names(quick_path: Path) -> None:
         database.execute('ALTER TABLE runs ADD COLUMN "a ""quoted"" name" ANY')
     with StepWriter(quick_path / "a") as writer:
         writer.append_run(rows_of(1, 2), **{"max_score": 3, 'a "quoted" name': b"any"})
-    runs = StepDataset.open(quick_path / "a").runs
+    runs = StepReader.open(quick_path / "a").runs
     assert runs['a "quoted" name'].tolist() == [None, b"any"]
     assert "quoted" in repr(runs)
 
@@ -290,13 +290,13 @@ def test_ctrl_c_at_any_line_of_a_commit(quick_path: Path) -> None:
                     sys.settrace(None)
         except KeyboardInterrupt:
             interrupted = True
-        there = len(StepDataset.open(path).runs)
+        there = len(StepReader.open(path).runs)
         found.add(there)
         assert there in ((1, 4) if interrupted else (4,))
-        assert_batch(StepDataset.open(path)[:], fields(rows_of_all(LENGTHS[:there])))
-        assert len(np.load(path / "steps.npy")) in (7, len(StepDataset.open(path)))
+        assert_batch(StepReader.open(path)[:], fields(rows_of_all(LENGTHS[:there])))
+        assert len(np.load(path / "steps.npy")) in (7, len(StepReader.open(path)))
         build(path, LENGTHS[:5])
-        assert_batch(StepDataset.open(path)[:], fields(rows_of_all(LENGTHS[:5])))
+        assert_batch(StepReader.open(path)[:], fields(rows_of_all(LENGTHS[:5])))
         if not interrupted:
             break
     assert found == {1, 4}

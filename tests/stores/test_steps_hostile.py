@@ -12,7 +12,7 @@ import pytest
 from stepwell import (
     ChecksumError,
     FormatError,
-    StepDataset,
+    StepReader,
     StepwellError,
     StepWriter,
     VersionError,
@@ -47,7 +47,7 @@ def refused(path: Path, message: str, kind: type[Exception] = FormatError) -> Ex
     before = {f: f.read_bytes() for f in path.rglob("*") if f.is_file() and "-shm" not in f.name}
     for memory in ("ram", "map", "shared"):
         with pytest.raises(kind, match=message) as caught:
-            StepDataset.open(path, memory=memory)
+            StepReader.open(path, memory=memory)
     with pytest.raises(kind, match=message):
         StepWriter(path)
     for file, data in before.items():
@@ -65,7 +65,7 @@ def test_no_database(path: Path) -> None:
     (path / "metadata.db").unlink()
     for memory in ("ram", "map"):
         with pytest.raises(FileNotFoundError, match=r"metadata\.db"):
-            StepDataset.open(path, memory=memory)
+            StepReader.open(path, memory=memory)
     with pytest.raises(FormatError, match="an array without its database"):
         StepWriter(path, STEP)
     assert np.load(path / "steps.npy").tobytes() == ROWS.tobytes()
@@ -82,7 +82,7 @@ def test_no_shard(quick_path: Path) -> None:
         (quick_path / "b" / "shards" / f"steps_0000{number}.npy").unlink()
         for memory in ("ram", "map"):
             with pytest.raises(FileNotFoundError, match=f"steps_0000{number}"):
-                StepDataset.open(quick_path / "b", memory=memory)
+                StepReader.open(quick_path / "b", memory=memory)
 
 
 @pytest.mark.parametrize("name", ["metadata.db", "steps.npy"])
@@ -122,12 +122,12 @@ def test_an_array_longer_than_the_database(path: Path, more: int) -> None:
     with (path / "steps.npy").open("ab") as file:
         file.write(b"x" * more)
     for memory in ("ram", "map", "shared"):
-        dataset = StepDataset.open(path, memory=memory)
+        dataset = StepReader.open(path, memory=memory)
         assert_batch(dataset[:], fields(ROWS))
         assert dataset.verify() == []
     assert np.load(path / "steps.npy").tobytes() == ROWS.tobytes()
     build(path, [*LENGTHS, 2])
-    assert_batch(StepDataset.open(path)[:], fields(rows_of_all([*LENGTHS, 2])))
+    assert_batch(StepReader.open(path)[:], fields(rows_of_all([*LENGTHS, 2])))
 
 
 @pytest.mark.parametrize("rows", [0, 3, len(ROWS) - 1, len(ROWS) + 1, 10**9, 10**17])
@@ -135,7 +135,7 @@ def test_a_header_that_is_stale(path: Path, rows: int) -> None:
     with (path / "steps.npy").open("r+b") as file:
         file.write(header_bytes(STEP, rows))
     for memory in ("ram", "map"):
-        assert_batch(StepDataset.open(path, memory=memory)[:], fields(ROWS))
+        assert_batch(StepReader.open(path, memory=memory)[:], fields(ROWS))
     StepWriter(path).close()  # mends it
     assert np.load(path / "steps.npy").tobytes() == ROWS.tobytes()
 
@@ -165,10 +165,10 @@ def test_every_length_of_the_array(path: Path) -> None:
     for size in (*range(HEADER + 50), *range(HEADER + 50, len(whole), 7), len(whole) - 1):
         (path / "steps.npy").write_bytes(whole[:size])
         with pytest.raises(FormatError) as caught:
-            StepDataset.open(path, memory="map" if size % 2 else "ram")
+            StepReader.open(path, memory="map" if size % 2 else "ram")
         assert caught.value.path == str(path / "steps.npy")
     (path / "steps.npy").write_bytes(whole)
-    assert_batch(StepDataset.open(path)[:], fields(ROWS))
+    assert_batch(StepReader.open(path)[:], fields(ROWS))
 
 
 # The database.
@@ -230,7 +230,7 @@ def test_a_run_of_fewer_than_no_rows(path: Path) -> None:
 def test_ranges_that_overlap_or_leave_gaps(path: Path, change: str, message: str) -> None:
     sql(f"UPDATE runs SET {change}")(path)
     for memory in ("ram", "map"):
-        dataset = StepDataset.open(path, memory=memory)
+        dataset = StepReader.open(path, memory=memory)
         assert_batch(dataset[:], fields(ROWS))
         # Whatever the ranges are, the rows are rows of the dataset.
         assert len(dataset.where("1")[:]["board"]) == len(dataset.where("1"))
@@ -244,7 +244,7 @@ def test_ranges_that_overlap_or_leave_gaps(path: Path, change: str, message: str
 @pytest.mark.parametrize("value", ["'x'", "2.5", "x'00'"])
 def test_numbers_that_are_none(path: Path, value: str) -> None:
     sql(f"UPDATE runs SET num_steps = {value} WHERE id = 1")(path)
-    dataset = StepDataset.open(path)
+    dataset = StepReader.open(path)
     assert_batch(dataset[:], fields(ROWS))
     for call in (lambda: dataset.where("1"), lambda: dataset.windows(2), lambda: dataset.run(0)):
         with pytest.raises(FormatError, match="not all whole numbers"):
@@ -265,7 +265,7 @@ def test_rows_of_another_run(path: Path, field: str, value: int, message: str) -
     rows = ROWS.copy()
     rows[field][40] = value
     (path / "steps.npy").write_bytes(header_bytes(STEP, len(rows)) + rows.tobytes())
-    problems = StepDataset.open(path).verify()
+    problems = StepReader.open(path).verify()
     assert message in str(problems[0])
     assert [type(problem) for problem in problems] == [FormatError, ChecksumError]
 
@@ -293,7 +293,7 @@ def _exact_or_refused(path: Path, content: bytes, *, same: bool = True) -> None:
         left.unlink()
     (path / "metadata.db").write_bytes(content)
     try:
-        dataset = StepDataset.open(path, memory="map")
+        dataset = StepReader.open(path, memory="map")
         assert dataset[:]["board"].tobytes() == ROWS["board"].tobytes()[: len(dataset) * 8]
         if "max_score" in dataset.runs.columns:  # or its name is what was damaged
             part = dataset.where("max_score >= 0")
@@ -329,15 +329,15 @@ def test_numpy_reads_a_consistent_array_at_each_stage(quick_path: Path) -> None:
         shutil.copytree(database, path)
         (path / "steps.npy").write_bytes(array)
         shutil.copy(sums / "manifest.json", path)
-        assert_batch(StepDataset.open(path)[:], fields(ours))
-        assert StepDataset.open(path).verify() == []
+        assert_batch(StepReader.open(path)[:], fields(ours))
+        assert StepReader.open(path).verify() == []
         assert np.load(path / "steps.npy").tobytes() == numpy.tobytes()
         with StepWriter(path) as writer:
             assert len(writer) == len(ours)
             assert np.load(path / "steps.npy").tobytes() == ours.tobytes()
-            run = len(StepDataset.open(path).runs)
+            run = len(StepReader.open(path).runs)
             assert writer.append_run(rows_of(run, 3), **columns(run)) == run
         want = np.concatenate([ours, rows_of(run, 3)])
         assert np.load(path / "steps.npy").tobytes() == want.tobytes()
-        assert StepDataset.open(path).verify() == []
+        assert StepReader.open(path).verify() == []
         shutil.rmtree(path)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stepwell import StepDataset, StepWriter
+from stepwell import StepReader, StepWriter
 from tests import children, scaled
 from tests.contract import assert_batch, windows
 from tests.steps import COLUMNS, LENGTHS, STEP, build, columns, fields, ranges, rows_of_all
@@ -29,8 +29,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=["ram", "map", "shared"])
-def dataset(request: pytest.FixtureRequest, path: Path) -> StepDataset:
-    return StepDataset.open(path, memory=request.param)
+def dataset(request: pytest.FixtureRequest, path: Path) -> StepReader:
+    return StepReader.open(path, memory=request.param)
 
 
 def rows_of_runs(ids: list[int]) -> Any:
@@ -38,7 +38,7 @@ def rows_of_runs(ids: list[int]) -> Any:
     return np.concatenate([ROWS[:0], *parts])
 
 
-def ids_of(dataset: StepDataset) -> list[int]:
+def ids_of(dataset: StepReader) -> list[int]:
     return [run["id"] for run in dataset.runs]
 
 
@@ -64,9 +64,9 @@ def ids_of(dataset: StepDataset) -> list[int]:
         ("max_score > ? AND max_score < ?", [np.int64(10).item(), 1e30], [2, 3, 4, 5]),
     ],
 )
-def test_where(dataset: StepDataset, condition: str, values: list[Any], want: list[int]) -> None:
+def test_where(dataset: StepReader, condition: str, values: list[Any], want: list[int]) -> None:
     part = dataset.where(condition, *values)
-    assert type(part) is StepDataset
+    assert type(part) is StepReader
     assert ids_of(part) == want
     assert len(part.runs) == len(want)
     assert_batch(part[:], fields(rows_of_runs(want)))
@@ -106,11 +106,11 @@ def test_where(dataset: StepDataset, condition: str, values: list[Any], want: li
     ],
 )
 def test_where_wants_a_condition(path: Path, condition: str) -> None:
-    dataset = StepDataset.open(path)
+    dataset = StepReader.open(path)
     with pytest.raises(ValueError, match="where "):
         dataset.where(condition)
     assert next(iter(dataset.runs))["id"] == 0
-    assert len(StepDataset.open(path)) == len(ROWS)
+    assert len(StepReader.open(path)) == len(ROWS)
     assert not (path.parent / "other.db").exists()
 
 
@@ -119,10 +119,10 @@ def test_where_wants_the_right_values(path: Path, values: list[Any]) -> None:
     with pytest.raises(
         ValueError, match="the columns are id, first_step_idx, num_steps, max_score"
     ):
-        StepDataset.open(path).where("max_score > ?", *values)
+        StepReader.open(path).where("max_score > ?", *values)
     for value in (object(), [1]):
         with pytest.raises(TypeError, match="expected a number, text"):
-            StepDataset.open(path).where("max_score > ?", value)
+            StepReader.open(path).where("max_score > ?", value)
 
 
 @given(data=st.data())
@@ -135,19 +135,19 @@ def test_where_is_a_filter(path: Path, data: st.DataObject) -> None:
         sign, "__gt__" if sign == ">" else "__ge__"
     )
     want = [run["id"] for run in RUNS if getattr(float(run[name]), python)(float(value))]
-    part = StepDataset.open(path, memory="map").where(f"{name} {sign} ?", value)
+    part = StepReader.open(path, memory="map").where(f"{name} {sign} ?", value)
     assert ids_of(part) == want
     assert_batch(part[:], fields(rows_of_runs(want)))
 
 
-def test_filter_by_score(dataset: StepDataset) -> None:
+def test_filter_by_score(dataset: StepReader) -> None:
     assert ids_of(dataset.filter_by_score(20)) == [2, 3, 4, 5]
     assert ids_of(dataset.filter_by_score(20, 40)) == [2, 3, 4]
     assert len(dataset.filter_by_score(1000)) == 0
     assert dataset.filter_by_score(1000).take([])["board"].shape == (0,)
 
 
-def test_split(dataset: StepDataset) -> None:
+def test_split(dataset: StepReader) -> None:
     seen = set()
     for seed in range(8):
         for fraction, count in ((0, 0), (0.5, 3), (0.7, 4), (1, 6)):
@@ -167,7 +167,7 @@ def test_split(dataset: StepDataset) -> None:
             dataset.split(wrong)
 
 
-def test_windows_stay_inside_runs(dataset: StepDataset) -> None:
+def test_windows_stay_inside_runs(dataset: StepReader) -> None:
     for length, stride in ((1, 1), (7, 2), (12, 5), (31, 1)):
         want = windows(fields(ROWS), ranges(), length, stride)
         assert_batch(dataset.windows(length, stride)[:], want)
@@ -179,7 +179,7 @@ def test_windows_stay_inside_runs(dataset: StepDataset) -> None:
 # Runs.
 
 
-def test_run(dataset: StepDataset) -> None:
+def test_run(dataset: StepReader) -> None:
     for i, places in enumerate(ranges()):
         want = fields(ROWS[places.start : places.stop])
         assert_batch(dataset.run(i), want)
@@ -192,7 +192,7 @@ def test_run(dataset: StepDataset) -> None:
             dataset.run(missing)
 
 
-def test_the_table_of_runs(dataset: StepDataset) -> None:
+def test_the_table_of_runs(dataset: StepReader) -> None:
     table = dataset.runs
     names = ["id", "first_step_idx", "num_steps", *COLUMNS]
     assert table.columns == names
@@ -215,7 +215,7 @@ def test_the_table_of_runs(dataset: StepDataset) -> None:
     assert part[1]["id"] == 4
 
 
-def test_the_table_in_arrow(dataset: StepDataset) -> None:
+def test_the_table_in_arrow(dataset: StepReader) -> None:
     pytest.importorskip("pyarrow")
     table = dataset.where("id > 0").runs.to_arrow()
     assert table.column_names == dataset.runs.columns
@@ -223,13 +223,13 @@ def test_the_table_in_arrow(dataset: StepDataset) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="pandas is not here")
-def test_the_table_in_pandas(dataset: StepDataset) -> None:
+def test_the_table_in_pandas(dataset: StepReader) -> None:
     frame = dataset.where("id > 0").runs.to_pandas()
     assert list(frame.columns) == dataset.runs.columns
     assert frame["max_score"].tolist() == [10, 20, 30, 40, 50]
 
 
-def test_query(dataset: StepDataset) -> None:
+def test_query(dataset: StepReader) -> None:
     names, rows = dataset.query(
         "SELECT engine, sum(num_steps) AS n FROM runs GROUP BY 1 ORDER BY n"
     )
@@ -254,8 +254,8 @@ def test_query(dataset: StepDataset) -> None:
 def test_refresh(quick_path: Path, memory: Any, shard_rows: int | None) -> None:
     path = quick_path / "a"
     build(path, [], shard_rows=shard_rows)
-    dataset = StepDataset.open(path, memory=memory)
-    parts: list[tuple[StepDataset, list[int]]] = []
+    dataset = StepReader.open(path, memory=memory)
+    parts: list[tuple[StepReader, list[int]]] = []
     for count in (0, 1, 3, 3, 4, 6):
         build(path, LENGTHS[:count])
         before = len(dataset)
@@ -282,7 +282,7 @@ def test_refresh(quick_path: Path, memory: Any, shard_rows: int | None) -> None:
 
 def test_an_old_reader_can_verify(quick_path: Path) -> None:
     build(quick_path / "a", LENGTHS[:3])
-    old = StepDataset.open(quick_path / "a")
+    old = StepReader.open(quick_path / "a")
     build(quick_path / "a")
     assert old.verify() == []
     assert ids_of(old.where("1")) == [0, 1, 2]
@@ -290,7 +290,7 @@ def test_an_old_reader_can_verify(quick_path: Path) -> None:
 
 def test_progress_is_told(path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    dataset = StepDataset.open(path, on_progress=lambda done, rows: seen.append((done, rows)))
+    dataset = StepReader.open(path, on_progress=lambda done, rows: seen.append((done, rows)))
     assert seen[-1] == (len(ROWS), len(ROWS))
     seen.clear()
     assert dataset.verify(on_progress=lambda done, rows: seen.append((done, rows))) == []
@@ -300,10 +300,10 @@ def test_progress_is_told(path: Path) -> None:
 READ = """
 import sys
 import numpy as np
-from stepwell import StepDataset
-dataset = StepDataset.open(sys.argv[1], memory="map")
+from stepwell import StepReader
+dataset = StepReader.open(sys.argv[1], memory="map")
 while len(dataset.runs) < 60:
-    StepDataset.open(sys.argv[1])
+    StepReader.open(sys.argv[1])
     dataset.refresh()
     batch = dataset[:]
     lengths = dataset.runs["num_steps"]
@@ -334,7 +334,7 @@ def test_readers_beside_a_writer_see_whole_commits(quick_path: Path) -> None:
 # Threads and processes; the exam of every source has more.
 
 
-def test_parts_in_other_processes(dataset: StepDataset, child: ProcessPoolExecutor) -> None:
+def test_parts_in_other_processes(dataset: StepReader, child: ProcessPoolExecutor) -> None:
     part = dataset.where("id > 2")
     rows = np.arange(len(part))[::-3]
     want = fields(rows_of_runs([3, 4, 5])[rows])
@@ -344,7 +344,7 @@ def test_parts_in_other_processes(dataset: StepDataset, child: ProcessPoolExecut
     assert_batch(children.in_fork(lambda: dataset.run(3)), fields(rows_of_runs([3])))
 
 
-def test_sql_from_many_threads(dataset: StepDataset) -> None:
+def test_sql_from_many_threads(dataset: StepReader) -> None:
     failures: list[BaseException] = []
 
     def ask(run: int) -> None:
@@ -366,7 +366,7 @@ def test_sql_from_many_threads(dataset: StepDataset) -> None:
 def test_nothing_stays_open(path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for memory in ("ram", "map", "shared"):
-        dataset = StepDataset.open(path, memory=memory)
+        dataset = StepReader.open(path, memory=memory)
         dataset.where("1").take([0])
         list(dataset.runs)
         dataset.verify()
@@ -377,4 +377,4 @@ def test_nothing_stays_open(path: Path) -> None:
 def test_options(path: Path) -> None:
     wrong: Any = "gpu"
     with pytest.raises(ValueError, match="memory: expected 'ram', 'map' or 'shared', got 'gpu'"):
-        StepDataset.open(path, memory=wrong)
+        StepReader.open(path, memory=wrong)

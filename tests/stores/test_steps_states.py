@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from stepwell import StepDataset, StepWriter
+from stepwell import StepReader, StepWriter
 from tests import scaled
 from tests.contract import assert_batch, windows
 from tests.reference.steps import read_steps
@@ -36,9 +36,9 @@ class StepMachine(RuleBasedStateMachine):
         self.committed: list[int] = []
         self.appended: list[int] = []
         self.writer: StepWriter | None = None
-        self.reader: StepDataset | None = None
+        self.reader: StepReader | None = None
         self.seen = 0
-        self.parts: list[tuple[StepDataset, list[int]]] = []
+        self.parts: list[tuple[StepReader, list[int]]] = []
 
     @initialize(shard_rows=st.sampled_from([None, 1, 4, 50]))
     def begin(self, shard_rows: int | None) -> None:
@@ -103,7 +103,7 @@ class StepMachine(RuleBasedStateMachine):
 
     @rule(memory=st.sampled_from(["ram", "map"]))
     def open_reader(self, memory: Any) -> None:
-        self.reader = StepDataset.open(self.path, memory=memory)
+        self.reader = StepReader.open(self.path, memory=memory)
         self.seen = len(self.committed)
 
     @precondition(lambda self: self.reader is not None)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepwell import ChecksumError, StepDataset, StepWriter, VersionError
+from stepwell import ChecksumError, StepReader, StepWriter, VersionError
 from stepwell.files.npy import header_bytes
 from stepwell.stores.steps import manifest, verify
 from tests.contract import assert_batch
@@ -37,13 +37,13 @@ def path(quick_path: Path) -> Path:
 )
 def test_a_manifest_that_is_none(path: Path, content: bytes) -> None:
     (path / "manifest.json").write_bytes(content)
-    dataset = StepDataset.open(path)
+    dataset = StepReader.open(path)
     assert_batch(dataset[:], fields(ROWS))
     (problem,) = dataset.verify()
     assert "not a manifest" in str(problem)
     assert str(path / "manifest.json") in str(problem)
     StepWriter(path).close()
-    assert StepDataset.open(path).verify() == []
+    assert StepReader.open(path).verify() == []
 
 
 @pytest.mark.parametrize(
@@ -67,11 +67,11 @@ def test_a_manifest_that_is_none(path: Path, content: bytes) -> None:
 def test_a_manifest_that_is_wrong(path: Path, change: dict[str, Any]) -> None:
     text = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps({**text, **change}))
-    dataset = StepDataset.open(path)
+    dataset = StepReader.open(path)
     (problem,) = dataset.verify()
     assert isinstance(problem, VersionError) == ("version" in change)
     build(path, [*LENGTHS, 4])
-    dataset = StepDataset.open(path)
+    dataset = StepReader.open(path)
     assert_batch(dataset[:], fields(rows_of_all([*LENGTHS, 4])))
     assert dataset.verify() == []
 
@@ -81,7 +81,7 @@ def test_no_manifest_or_another_program_s(path: Path) -> None:
         (path / "manifest.json").unlink()
         if content:
             (path / "manifest.json").write_bytes(content)
-        assert StepDataset.open(path).verify() == []
+        assert StepReader.open(path).verify() == []
         StepWriter(path).close()
         assert json.loads((path / "manifest.json").read_text())["rows"] == len(ROWS)
 
@@ -90,10 +90,10 @@ def test_a_manifest_that_is_behind(path: Path) -> None:
     before = (path / "manifest.json").read_bytes()
     build(path, [*LENGTHS, 4])
     (path / "manifest.json").write_bytes(before)
-    assert StepDataset.open(path).verify() == []
+    assert StepReader.open(path).verify() == []
     StepWriter(path).close()
     assert json.loads((path / "manifest.json").read_text())["rows"] == len(ROWS) + 4
-    assert StepDataset.open(path).verify() == []
+    assert StepReader.open(path).verify() == []
 
 
 @pytest.mark.parametrize("shard_rows", [None, 9])
@@ -109,13 +109,13 @@ def test_a_flipped_bit_in_every_block(
     files = sorted(path.rglob("*.npy"))
     stored = [file.read_bytes() for file in files]
     size = STEP.itemsize * (shard_rows or len(ROWS))
-    assert StepDataset.open(path).verify() == []
+    assert StepReader.open(path).verify() == []
     for at in range(0, ROWS.nbytes, 17):
         number, inside = divmod(at, size)
         damaged = bytearray(stored[number])
         damaged[HEADER + inside] ^= 1 << at % 8
         files[number].write_bytes(damaged)
-        problems = StepDataset.open(path, memory="map").verify()
+        problems = StepReader.open(path, memory="map").verify()
         files[number].write_bytes(stored[number])
         (wrong,) = [str(p) for p in problems if isinstance(p, ChecksumError)]
         first, last = at // 100 * 100 // 22, (at // 100 * 100 + 99) // 22

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 import stepwell as sw
-from stepwell import BusyError, FormatError, SchemaError, StepDataset, StepWriter
+from stepwell import BusyError, FormatError, SchemaError, StepReader, StepWriter
 from stepwell.game2048 import build_dataset, play_to
 from tests import children, scaled
 
 STEP = np.dtype([("x", "<f4"), ("run_id", "<u4"), ("step_index", "<u2")])
 
 
-def build(path: Path, runs: int, first: float = 0, length: int = 4) -> StepDataset:
+def build(path: Path, runs: int, first: float = 0, length: int = 4) -> StepReader:
     with StepWriter(path, STEP, {"s": int}) as writer:
         for run in range(runs):
             writer.append_run({"x": np.full(length, first + run, "f4")}, s=int(first) + run)
-    return StepDataset.open(path)
+    return StepReader.open(path)
 
 
 # A writer whose dataset is not where it was.
@@ -40,7 +40,7 @@ def test_a_writer_stays_where_it_was_opened(
     writer.append_run({"x": np.ones(3, "f4")}, s=1)
     writer.close()
     assert list((tmp_path / "sub").iterdir()) == []
-    dataset = StepDataset.open(tmp_path / "v")
+    dataset = StepReader.open(tmp_path / "v")
     assert dataset[:]["x"].tolist() == [0, 0, 0, 1, 1, 1]
     assert dataset.verify() == []
 
@@ -64,10 +64,10 @@ def test_a_dataset_that_is_taken_away_from_its_writer(tmp_path: Path, change: st
     writer.abort()
     if change == "moved":
         assert not path.exists()
-        assert len(StepDataset.open(tmp_path / "before").runs) == 3
+        assert len(StepReader.open(tmp_path / "before").runs) == 3
     if change == "replaced":
-        assert len(StepDataset.open(path).runs) == 7
-        assert StepDataset.open(path).verify() == []
+        assert len(StepReader.open(path).runs) == 7
+        assert StepReader.open(path).verify() == []
 
 
 # A reader whose dataset is another one now.
@@ -77,7 +77,7 @@ def test_a_dataset_that_is_taken_away_from_its_writer(tmp_path: Path, change: st
 def test_a_replaced_dataset_is_noticed(tmp_path: Path, memory: Any) -> None:
     path = tmp_path / "v"
     build(path, 5)
-    dataset = StepDataset.open(path, memory=memory)
+    dataset = StepReader.open(path, memory=memory)
     part = dataset.where("s >= 2")
     pickled = pickle.dumps(dataset), pickle.dumps(part)
     path.rename(tmp_path / "before")
@@ -108,7 +108,7 @@ def test_a_dataset_is_found_again_from_another_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     build(tmp_path / "v", 3)
-    dataset = StepDataset.open("v")
+    dataset = StepReader.open("v")
     (tmp_path / "sub").mkdir()
     monkeypatch.chdir(tmp_path / "sub")
     assert len(dataset.where("s = 1")) == 4
@@ -153,7 +153,7 @@ writer.close()
         children.answer(script, path)
         with StepWriter(path):
             pass
-        assert StepDataset.open(path, memory="map").verify() == []
+        assert StepReader.open(path, memory="map").verify() == []
 
 
 def test_a_fork_beside_threads_that_filter(tmp_path: Path) -> None:
@@ -185,14 +185,14 @@ def test_headers_and_sums_are_never_ahead(tmp_path: Path) -> None:
     whole = (path / "manifest.json").read_bytes()
     manifest = json.loads(whole)
     (path / "manifest.json").write_text(json.dumps({**manifest, "rows": 13}))
-    (problem,) = StepDataset.open(path).verify()
+    (problem,) = StepReader.open(path).verify()
     assert "at most 12 rows" in str(problem)
     (path / "manifest.json").write_bytes(whole)
     data = bytearray((path / "steps.npy").read_bytes())
     at = data.index(b"(12,)")
     data[at : at + 5] = b"(99,)"
     (path / "steps.npy").write_bytes(data)
-    (problem,) = StepDataset.open(path).verify()
+    (problem,) = StepReader.open(path).verify()
     assert "header: expected at most 12 rows, got 99" in str(problem)
 
 
@@ -209,7 +209,7 @@ def test_values_that_would_change_are_refused(tmp_path: Path) -> None:
         with pytest.raises(TypeError, match="mask"):
             writer.append_run({"f": np.ma.masked_array([1.0, 2.0], [False, True]), "t": times})
         writer.append_run({"f": np.array([np.inf, np.nan]), "t": times})
-    assert len(StepDataset.open(tmp_path / "v")) == 2
+    assert len(StepReader.open(tmp_path / "v")) == 2
 
 
 def test_fields_that_parquet_does_not_know(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_fields_that_parquet_does_not_know(tmp_path: Path) -> None:
         with StepWriter(tmp_path / str(i), dtype) as writer:
             writer.append_run(np.zeros(3, dtype))
         with pytest.raises(SchemaError, match="odd: Parquet has no type"):
-            StepDataset.open(tmp_path / str(i)).to_parquet(tmp_path / "x.parquet")
+            StepReader.open(tmp_path / str(i)).to_parquet(tmp_path / "x.parquet")
         assert not (tmp_path / "x.parquet").exists()
 
 
@@ -226,7 +226,7 @@ def test_runs_in_files_with_odd_names(tmp_path: Path) -> None:
     (path,) = play_to(tmp_path / "runs", 1, depth=1)
     path.with_name("bad\udcff.a2run2").write_bytes(path.read_bytes())
     build_dataset(tmp_path / "runs", tmp_path / "out")
-    sources = sw.StepDataset.open(tmp_path / "out").runs["source"].tolist()
+    sources = sw.StepReader.open(tmp_path / "out").runs["source"].tolist()
     assert sources == ["bad\\xff.a2run2", path.name]
 
 

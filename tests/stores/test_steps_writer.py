@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepwell import FormatError, RunColumn, SchemaError, StepDataset, StepWriter
+from stepwell import FormatError, RunColumn, SchemaError, StepReader, StepWriter
 from stepwell.stores.steps import writer as writer_module
 from tests.arrays import STRUCTURES, random_array
 from tests.contract import assert_batch
@@ -51,7 +51,7 @@ def test_any_packed_dtype(quick_path: Path, name: str, shard_rows: int | None) -
         assert writer.append_run(rows[:5]) == 0
         assert writer.append_run({f: rows[f][5:] for f in rows.dtype.names or ()}) == 1
     for memory in ("ram", "map"):
-        dataset = StepDataset.open(quick_path / "a", memory=memory)
+        dataset = StepReader.open(quick_path / "a", memory=memory)
         assert dataset.dtype == PACKED[name]
         assert dataset.verify() == []
         assert_batch(dataset[:], fields(rows))
@@ -93,7 +93,7 @@ def test_run_and_step_are_filled_in(quick_path: Path) -> None:
                     else:
                         del part[name]
                 writer.append_run(part, **columns(run))
-        assert_batch(StepDataset.open(path)[:], fields(rows))
+        assert_batch(StepReader.open(path)[:], fields(rows))
 
 
 def test_numbers_of_another_type_that_fit(quick_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_numbers_of_another_type_that_fit(quick_path: Path) -> None:
                 [("u", "i8"), ("i", "i8"), ("f", "f8"), ("s", "S5")]
             )
         )
-    got = StepDataset.open(quick_path / "a")[:]
+    got = StepReader.open(quick_path / "a")[:]
     assert got["u"].tolist() == [0, 255, 7]
     assert got["i"].tolist() == [1, 2, -3]
     assert got["f"].tolist() == [1, 2, 0.5]
@@ -151,7 +151,7 @@ def test_rows_of_another_kind(quick_path: Path, rows: Any, message: str) -> None
             writer.append_run(rows)
         assert len(writer) == 3
         assert writer.append_run(GOOD) == 1
-    assert len(StepDataset.open(quick_path / "a")) == 6
+    assert len(StepReader.open(quick_path / "a")) == 6
 
 
 def test_text_that_does_not_fit(quick_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_columns_of_another_kind(quick_path: Path, known: dict[str, Any], messag
             writer.append_run(rows_of(0, 3), **known)
         assert len(writer) == 0
         assert writer.append_run(rows_of(0, 3), max_score=1) == 0
-    assert StepDataset.open(quick_path / "a").runs[0]["max_score"] == 1
+    assert StepReader.open(quick_path / "a").runs[0]["max_score"] == 1
 
 
 def test_columns_of_every_kind(quick_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_columns_of_every_kind(quick_path: Path) -> None:
     with StepWriter(quick_path / "a", PLAIN, kinds) as writer:
         for known in values:
             writer.append_run(GOOD, **known)
-    got = list(StepDataset.open(quick_path / "a").runs)
+    got = list(StepReader.open(quick_path / "a").runs)
     for run, known in zip(got, values, strict=True):
         for name in kinds:
             want = known.get(name)
@@ -242,7 +242,7 @@ def test_words_of_sql_are_names_too(quick_path: Path) -> None:
         quick_path / "a", PLAIN, {"select": RunColumn(int, indexed=True), "from": str}
     ) as w:
         w.append_run(GOOD, **{"select": 4, "from": "x"})
-    assert len(StepDataset.open(quick_path / "a").where('"select" = 4')) == 3
+    assert len(StepReader.open(quick_path / "a").where('"select" = 4')) == 3
 
 
 @pytest.mark.parametrize("length", [256, 257])
@@ -264,7 +264,7 @@ def test_more_runs_than_run_id_can_name(quick_path: Path) -> None:
             assert writer.append_run({"x": [run]}) == run
         with pytest.raises(SchemaError, match="run_id 256 does not fit"):
             writer.append_run({"x": [0]})
-    got = StepDataset.open(quick_path / "a")[:]
+    got = StepReader.open(quick_path / "a")[:]
     assert got["run_id"].tolist() == got["x"].tolist() == list(range(256))
 
 
@@ -274,20 +274,20 @@ def test_more_runs_than_run_id_can_name(quick_path: Path) -> None:
 def test_others_see_commits_and_nothing_else(quick_path: Path) -> None:
     rows = rows_of_all()
     with StepWriter(quick_path / "a", STEP, COLUMNS) as writer:
-        assert len(StepDataset.open(quick_path / "a")) == 0
+        assert len(StepReader.open(quick_path / "a")) == 0
         for run, places in enumerate(ranges()):
             before = state(quick_path / "a")
             writer.append_run(rows[places.start : places.stop], **columns(run))
             assert len(writer) == places.stop
             assert state(quick_path / "a") == before
             writer.commit()
-            assert_batch(StepDataset.open(quick_path / "a")[:], fields(rows[: places.stop]))
+            assert_batch(StepReader.open(quick_path / "a")[:], fields(rows[: places.stop]))
             assert len(np.load(quick_path / "a" / "steps.npy")) == places.stop
             assert (
                 json.loads((quick_path / "a" / "manifest.json").read_text())["rows"] == places.stop
             )
         writer.commit()  # nothing new: nothing to do
-    assert StepDataset.open(quick_path / "a").verify() == []
+    assert StepReader.open(quick_path / "a").verify() == []
 
 
 @pytest.mark.parametrize("shard_rows", [None, 3, 70, 1000])
@@ -299,7 +299,7 @@ def test_rows_are_the_same_however_they_are_written(
     rows = rows_of_all()
     for count in (0, 1, 4, len(LENGTHS)):
         build(quick_path / "a", LENGTHS[:count], shard_rows=shard_rows)
-    dataset = StepDataset.open(quick_path / "a")
+    dataset = StepReader.open(quick_path / "a")
     assert_batch(dataset[:], fields(rows))
     assert dataset.verify() == []
     files = sorted((quick_path / "a" / "shards").glob("*")) or [quick_path / "a" / "steps.npy"]
@@ -320,12 +320,12 @@ def test_appending_recomputes_only_the_last_block(
     text["blocks"] = ["00000000"]
     path.write_text(json.dumps(text))
     build(quick_path / "a")
-    assert [type(p).__name__ for p in StepDataset.open(quick_path / "a").verify()] == [
+    assert [type(p).__name__ for p in StepReader.open(quick_path / "a").verify()] == [
         "ChecksumError"
     ]
     path.unlink()
     build(quick_path / "a", [*LENGTHS, 1])
-    assert StepDataset.open(quick_path / "a").verify() == []
+    assert StepReader.open(quick_path / "a").verify() == []
 
 
 def test_abort(quick_path: Path) -> None:
@@ -343,7 +343,7 @@ def test_abort(quick_path: Path) -> None:
         writer.close()
         assert state(path) == before
         build(path)
-        assert_batch(StepDataset.open(path)[:], fields(rows_of_all()))
+        assert_batch(StepReader.open(path)[:], fields(rows_of_all()))
 
 
 def test_abort_before_the_first_commit(quick_path: Path) -> None:
@@ -366,7 +366,7 @@ def test_a_block_that_fails_drops_what_was_not_committed(quick_path: Path) -> No
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert_batch(StepDataset.open(quick_path / "a")[:], fields(rows_of(0, 7)))
+    assert_batch(StepReader.open(quick_path / "a")[:], fields(rows_of(0, 7)))
     assert np.load(quick_path / "a" / "steps.npy").tobytes() == rows_of(0, 7).tobytes()
 
 
@@ -376,7 +376,7 @@ def test_close_twice(quick_path: Path) -> None:
     writer.close()
     writer.close()
     writer.abort()
-    assert len(StepDataset.open(quick_path / "a")) == 3
+    assert len(StepReader.open(quick_path / "a")) == 3
     for call in (writer.commit, lambda: writer.append_run(GOOD)):
         with pytest.raises(ValueError, match="is closed"):
             call()

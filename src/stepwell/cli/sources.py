@@ -37,7 +37,7 @@ def info(path: PathArgument, as_json: JsonOption = False) -> None:
             "bytes": source.nbytes,
             "fields": {name: str(field) for name, field in source.schema.items()},
         }
-        if isinstance(source, sw.StepDataset):
+        if isinstance(source, sw.StepReader):
             facts["runs"] = len(source.runs)
             facts["run_columns"] = source.runs.columns
     if as_json:

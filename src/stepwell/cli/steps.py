@@ -86,7 +86,7 @@ def query(
     as_json: JsonOption = False,
 ) -> None:
     """Ask the runs of a dataset anything, read-only: "SELECT engine, count(*) FROM runs"."""
-    with sw.StepDataset.open(dataset, memory="map") as opened:
+    with sw.StepReader.open(dataset, memory="map") as opened:
         names, rows = opened.query(sql)
     if as_json:
         print(json.dumps([dict(zip(names, row, strict=True)) for row in rows], default=str))
@@ -107,7 +107,7 @@ def export(
     kinds = (".parquet", ".npz", ".csv")
     if output.suffix not in kinds:
         raise ValueError(f"{output}: expected a name that ends in {', '.join(kinds)}")
-    with sw.StepDataset.open(dataset, memory="map") as opened, progress("writing") as on_progress:
+    with sw.StepReader.open(dataset, memory="map") as opened, progress("writing") as on_progress:
         part = opened if where is None else opened.where(where)
         if output.suffix == ".csv":
             part.runs_to_csv(output)

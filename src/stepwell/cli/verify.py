@@ -54,6 +54,6 @@ def _problems(path: Path, on_progress: Callable[[int, int], None]) -> list[sw.Fo
             return reader.verify(on_progress=on_progress)
     options: dict[str, Any] = {"memory": "map"} if (path / "metadata.db").is_file() else {}
     with sw.open(path, **options) as source:
-        if not isinstance(source, sw.StepDataset | sw.PackReader | sw.RecordStore | sw.ShardReader):
+        if not isinstance(source, sw.StepReader | sw.PackReader | sw.RecordStore | sw.ShardReader):
             raise ValueError(f"{path}: nothing here carries sums")
         return source.verify(on_progress=on_progress)

@@ -15,7 +15,8 @@ import numpy as np
 from stepwell.converters.incoming import Column, Incoming, files_sum, rows_of
 from stepwell.converters.outgoing import Records
 from stepwell.errors import SchemaError
-from stepwell.files.npy import open_regular, read_header
+from stepwell.files.npy import read_header
+from stepwell.files.regular import open_regular
 from stepwell.source import Batch
 
 if TYPE_CHECKING:

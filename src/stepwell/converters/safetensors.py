@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stepwell.errors import FormatError
-from stepwell.files.npy import open_regular
+from stepwell.files.regular import open_regular
 
 __all__ = ["KINDS", "Tensor", "header_of", "read_tensors"]
 

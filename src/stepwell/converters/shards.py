@@ -21,7 +21,7 @@ from stepwell.converters.npz import open_npz, write_npz
 from stepwell.converters.parts import PartFolder
 from stepwell.converters.safetensors import KINDS, header_of, read_tensors
 from stepwell.errors import FormatError, SchemaError
-from stepwell.files.npy import open_regular
+from stepwell.files.regular import open_regular
 from stepwell.source import Batch, Field
 from stepwell.stores import ShardReader, ShardWriter
 from stepwell.stores.shards.layout import Span

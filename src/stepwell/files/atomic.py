@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -14,9 +15,11 @@ from numpy.typing import NDArray
 
 __all__ = [
     "create_beside",
+    "make_folder",
     "new_file",
     "publish",
     "publish_tree",
+    "sweep",
     "sync_path",
     "temporary_name",
     "write_all",
@@ -24,11 +27,30 @@ __all__ = [
 ]
 
 
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp", re.DOTALL)
+
+
 def temporary_name(target: Path) -> Path:
     """A name beside `target` that nobody else uses."""
     if not target.name:  # "." or "/"
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
     return target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+
+
+def sweep(folder: Path, pattern: str) -> None:
+    """Remove what killed writers left in a folder, beside targets whose whole names match."""
+    for path in folder.iterdir():
+        beside = _TEMPORARY.fullmatch(path.name)
+        if beside and re.fullmatch(pattern, beside[1]):
+            path.unlink(missing_ok=True)
+
+
+def make_folder(path: Path) -> None:
+    """A folder that is still there after a power cut, and so are those above it."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in reversed(missing):
+        sync_path(folder.parent)
 
 
 def create_beside(target: Path) -> tuple[int, Path]:
@@ -46,14 +68,16 @@ def create_beside(target: Path) -> tuple[int, Path]:
 
 
 @contextmanager
-def new_file(target: Path) -> Iterator[BinaryIO]:
+def new_file(target: Path, *, follow: bool = True) -> Iterator[BinaryIO]:
     """A file to write to, which becomes `target` at the end of the block, whole and on disk.
 
     When the block fails, `target` is what it was before and nothing is left behind. A link is
-    followed; what is no plain file (a device, a FIFO) is not replaced but written to.
+    followed; what is no regular file (a device, a pipe) is not replaced but written to. Without
+    `follow`, for files inside a store, whatever has the name is replaced.
     """
-    target = Path(os.path.realpath(target))
-    if target.exists() and not target.is_file():
+    if follow:
+        target = Path(os.path.realpath(target))
+    if follow and target.exists() and not target.is_file():
         with target.open("wb") as file:
             yield file
         return
@@ -73,9 +97,9 @@ def new_file(target: Path) -> Iterator[BinaryIO]:
     sync_path(target.parent)
 
 
-def write_file(target: Path, data: bytes) -> None:
-    """Put `data` into the file `target`, all of it or nothing."""
-    with new_file(target) as file:
+def write_file(target: Path, data: bytes, *, follow: bool = True) -> None:
+    """Put `data` into the file `target`, all of it or nothing; see `new_file`."""
+    with new_file(target, follow=follow) as file:
         file.write(data)
 
 

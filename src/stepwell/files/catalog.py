@@ -1,11 +1,11 @@
-"""SQLite, one way: read-only questions about rows that the asker may phrase freely."""
+"""SQLite, one way: databases that commit durably, and queries that users phrase freely."""
 
 import errno
 import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -14,14 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.errors import BusyError, FormatError
+from stepwell.files.regular import check_inside
 
 __all__ = [
+    "connect",
     "in_turn",
     "open_readonly",
     "query",
+    "reading",
     "select_ids",
     "select_numbers",
     "taking_turns",
+    "transaction",
     "translated",
 ]
 
@@ -79,6 +83,61 @@ def translated(path: Path) -> Iterator[None]:
         raise FormatError(f"SQLite: {error}", path=str(path)) from None
 
 
+def check_files(path: Path) -> None:
+    """Raise `FormatError` when a database, or a file that SQLite puts beside it, is no regular one.
+
+    SQLite would follow a link, wait at a pipe for ever, and make a database of an empty file.
+    Raises `FileNotFoundError` when there is none.
+    """
+    names = (path.name + suffix for suffix in ("", "-wal", "-shm", "-journal"))
+    check_inside(path.parent, *names)
+    if not path.stat().st_size:
+        raise FormatError("expected a database, the file is empty", path=str(path))
+
+
+def connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
+    """A connection whose transactions survive a power cut, for any thread, one at a time."""
+    if not create:
+        check_files(path)
+    uri = f"{path.absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
+    with in_turn, translated(path):
+        database = sqlite3.connect(
+            uri, uri=True, timeout=60, isolation_level=None, check_same_thread=False
+        )
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = FULL")
+        except BaseException:
+            database.close()
+            raise
+    return database
+
+
+@contextmanager
+def transaction(database: sqlite3.Connection, path: Path) -> Iterator[None]:
+    """What the block changes, all of it or nothing; nobody else changes anything meanwhile."""
+    with in_turn, translated(path):
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            database.execute("COMMIT")
+        except BaseException:
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+            raise
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection that cannot write, for the block; what SQLite raises is translated.
+
+    Raises `FileNotFoundError` when there is no database.
+    """
+    check_files(path)
+    with in_turn, translated(path), closing(open_readonly(path)) as database:
+        yield database
+
+
 def open_readonly(path: Path) -> sqlite3.Connection:
     """Open a database that is there already; nothing can be written through it."""
     uri = f"{path.absolute().as_uri()}?mode=ro"
@@ -101,14 +160,13 @@ def open_readonly(path: Path) -> sqlite3.Connection:
 def query(
     database: sqlite3.Connection, sql: str, values: Sequence[Any]
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Return the columns and rows that a question gives; only questions are allowed."""
-    _allow_questions(database)
-    # Python gets a word in now and then, so that Ctrl-C ends a question that never would.
-    database.set_progress_handler(lambda: 0, 1_000_000)
+    """Return the columns and rows of a query; nothing but queries is allowed."""
+    _allow_queries(database)
+    _let_signals_in(database)
     try:
         found = database.execute(sql, [_plain(value) for value in values])
         if found.description is None:
-            raise ValueError(f"expected a question, got {sql!r}")
+            raise ValueError(f"expected a query, got {sql!r}")
         return [name for name, *_ in found.description], found.fetchall()
     except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError) as error:
         if _code(error) in _NOT_THE_ASKER:
@@ -146,12 +204,13 @@ def select_numbers(
     `values` stand for the question marks. Raises `ValueError` for anything that is not a
     condition over `columns`, and SQLite's own error for a damaged database.
     """
-    _allow_questions(database)
+    _allow_queries(database)
+    _let_signals_in(database)
     # The condition stands in parentheses and on lines of its own: a comment must not swallow the
     # rest. Each column comes as one text, which NumPy reads far faster than Python makes tuples.
     # In the order of the table, SQLite goes through it once instead of jumping about in it.
     texts = ", ".join(f"group_concat({name}, ' ')" for name in wanted)
-    question = (
+    sql = (
         f"SELECT count(*), {texts} FROM (SELECT {', '.join(wanted)} FROM {table} "
         f"WHERE (\n{condition}\n) ORDER BY {wanted[0]})"
     )
@@ -159,7 +218,7 @@ def select_numbers(
         bound = [_plain(value) for value in values]
         # What closes the parentheses to open others makes sense in one place, never in two.
         database.execute(f"EXPLAIN SELECT (\n{condition}\n) FROM {table}", bound)
-        count, *found = database.execute(question, bound).fetchone()
+        count, *found = database.execute(sql, bound).fetchone()
     except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError) as error:
         if _code(error) in _NOT_THE_ASKER:
             raise
@@ -185,7 +244,12 @@ def _code(error: Exception) -> int:
     return int(getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
 
 
-def _allow_questions(database: sqlite3.Connection) -> None:
+def _let_signals_in(database: sqlite3.Connection) -> None:
+    """Give Python a turn now and then, so that Ctrl-C ends a query that never would."""
+    database.set_progress_handler(lambda: 0, 1_000_000)
+
+
+def _allow_queries(database: sqlite3.Connection) -> None:
     """Let SQL read and compute, and nothing else."""
     database.set_authorizer(
         lambda action, *_: sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY

@@ -8,13 +8,37 @@ import enum
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from stepwell.errors import FormatError
 
-__all__ = ["Codec", "Packer", "train_dictionary", "unpack"]
+__all__ = ["CODECS", "Codec", "CodecNumbers", "Packer", "codec_names", "train_dictionary", "unpack"]
+
+
+class CodecNumbers(NamedTuple):
+    """What each format calls a codec; None where it has it not."""
+
+    pack: int | None
+    records: tuple[int, str] | None
+    replay: str | None
+
+
+CODECS = {
+    "none": CodecNumbers(0, (0, "raw"), "none"),
+    "zstd": CodecNumbers(1, (2, "zstd"), "zstd"),
+    "zstd-dict": CodecNumbers(3, (3, "zstd-dict"), None),
+    "lz4": CodecNumbers(2, (4, "lz4"), None),
+    "gzip": CodecNumbers(None, (1, "flate"), "gzip"),
+    "lzf": CodecNumbers(None, None, "lzf"),
+}
+"""The values of `compress=`, the same in every store, and what stands for each in the files."""
+
+
+def codec_names(store: Literal["pack", "records", "replay"]) -> list[str]:
+    """The codecs that a store has."""
+    return [name for name, numbers in CODECS.items() if getattr(numbers, store) is not None]
 
 
 _AT_ONCE = 1 << 30  # bytes unpacked by one call; what claims more is looked at one by one

@@ -3,13 +3,17 @@
 import fcntl
 import os
 import time
+import weakref
 from pathlib import Path
 
 from stepwell.errors import BusyError
+from stepwell.files.regular import open_inside
 
 __all__ = ["WriterLock", "is_locked"]
 
 _PAUSES_S = (0.0, 0.001, 0.002, 0.005, 0.01)
+
+_held: "weakref.WeakSet[WriterLock]" = weakref.WeakSet()
 
 
 class WriterLock:
@@ -17,9 +21,8 @@ class WriterLock:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._process = os.getpid()
         self._file = -1
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        file = open_inside(path.parent, path.name, os.O_RDWR | os.O_CREAT)
         try:
             _take(file)
         except BlockingIOError:
@@ -29,11 +32,12 @@ class WriterLock:
             os.close(file)
             raise
         self._file = file
+        _held.add(self)
 
     @property
     def held(self) -> bool:
-        """Whether it is this process that holds it; a forked child only has a copy."""
-        return self._file >= 0 and self._process == os.getpid()
+        """Whether it is this process that holds it; a forked child does not."""
+        return self._file >= 0
 
     @property
     def in_place(self) -> bool:
@@ -48,13 +52,25 @@ class WriterLock:
     def release(self) -> None:
         if self._file < 0:
             return
-        if self.held:
-            fcntl.flock(self._file, fcntl.LOCK_UN)  # for the copies of forked children too
+        fcntl.flock(self._file, fcntl.LOCK_UN)  # for copies in children that Python did not fork
+        self._forget()
+
+    def _forget(self) -> None:
         file, self._file = self._file, -1
-        os.close(file)
+        if file >= 0:
+            os.close(file)
 
     def __del__(self) -> None:
         self.release()
+
+
+def _in_child() -> None:
+    """A forked child has copies of the descriptors, which would outlive a parent that dies."""
+    for lock in list(_held):
+        lock._forget()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def _take(file: int) -> None:
@@ -72,7 +88,7 @@ def _take(file: int) -> None:
 def is_locked(path: Path) -> bool:
     """Whether a writer, of this process or another, holds the lock at `path`."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = open_inside(path.parent, path.name)
     except FileNotFoundError:
         return False
     try:

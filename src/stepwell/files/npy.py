@@ -1,10 +1,8 @@
 """The header of a `.npy` file, read strictly and without trusting it."""
 
 import ast
-import errno
 import math
 import os
-import stat
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -20,7 +18,6 @@ __all__ = [
     "dtype_from_json",
     "dtype_to_json",
     "header_bytes",
-    "open_regular",
     "read_header",
 ]
 
@@ -40,17 +37,6 @@ class NpyHeader:
     @property
     def data_bytes(self) -> int:
         return self.dtype.itemsize * math.prod(self.shape)
-
-
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading; whatever is not a plain file is refused, not waited for."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        raise FormatError("expected a plain file", path=str(path))
-    return os.fdopen(descriptor, "rb")
 
 
 def read_header(file: BinaryIO, path: Path, *, whole: bool = True) -> NpyHeader:

@@ -14,7 +14,7 @@ from stepwell.stores.records import RecordColumn, RecordField, RecordStore, Salv
 from stepwell.stores.replay.layout import is_replay
 from stepwell.stores.replay.reader import ReplayReader
 from stepwell.stores.shards import RowBatch, RowState, Shard, ShardReader, ShardWriter, Subsample
-from stepwell.stores.steps import RunColumn, RunTable, StepDataset, StepWriter
+from stepwell.stores.steps import RunColumn, RunTable, StepReader, StepWriter
 
 __all__ = [
     "ArrayRecordSource",
@@ -34,7 +34,7 @@ __all__ = [
     "Shard",
     "ShardReader",
     "ShardWriter",
-    "StepDataset",
+    "StepReader",
     "StepWriter",
     "Subsample",
     "convert_to_arrayrecord",
@@ -57,7 +57,7 @@ def open(path: str | os.PathLike[str], **options: Any) -> Source:
     if where.is_file() and where.suffix == ".a2pack":
         return PackReader(where, **options)
     if where.is_dir() and (where / "metadata.db").is_file():
-        return StepDataset(where, **options)
+        return StepReader(where, **options)
     if where.is_dir() and (where / "meta.json").is_file():
         return RecordStore(where, **options)
     if where.is_dir() and any(where.glob("*.array_record")):

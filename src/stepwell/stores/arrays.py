@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.errors import SchemaError
-from stepwell.files.npy import open_regular, read_header
+from stepwell.files.npy import read_header
+from stepwell.files.regular import open_regular
 from stepwell.source import Field, Schema, Source, is_masked
 
 __all__ = ["ArraySource"]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from stepwell import _core
 from stepwell.errors import FormatError
 from stepwell.files.codecs import Codec, Damaged, unpack
-from stepwell.files.npy import open_regular
+from stepwell.files.regular import open_regular
 from stepwell.lazy import lazy
 from stepwell.runs import ENTRY, RunBatch
 from stepwell.source import Rows

@@ -15,7 +15,7 @@ import numpy as np
 from stepwell import _core
 from stepwell.errors import FormatError
 from stepwell.files.atomic import temporary_name
-from stepwell.files.npy import open_regular
+from stepwell.files.regular import open_regular
 from stepwell.source import Rows
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.errors import FormatError
-from stepwell.files.npy import open_regular
+from stepwell.files.regular import open_regular
 from stepwell.stores.shards.layout import (
     HEADER_BYTES,
     KINDS,

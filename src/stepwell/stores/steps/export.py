@@ -18,7 +18,7 @@ from stepwell.source import Batch, Field
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from stepwell.stores.steps.reader import StepDataset
+    from stepwell.stores.steps.reader import StepReader
 
 __all__ = ["runs_to_csv", "to_npz", "to_parquet"]
 
@@ -27,7 +27,7 @@ Progress = Callable[[int, int], None]
 _AT_ONCE = 1 << 18
 
 
-def to_parquet(steps: "StepDataset", path: Path, on_progress: Progress | None) -> None:
+def to_parquet(steps: "StepReader", path: Path, on_progress: Progress | None) -> None:
     """A column for each field; fields of several numbers become lists of fixed length."""
     try:
         import pyarrow as arrow
@@ -46,7 +46,7 @@ def to_parquet(steps: "StepDataset", path: Path, on_progress: Progress | None) -
             writer.write_batch(arrow.record_batch(arrays, schema=schema))
 
 
-def to_npz(steps: "StepDataset", path: Path, on_progress: Progress | None) -> None:
+def to_npz(steps: "StepReader", path: Path, on_progress: Progress | None) -> None:
     """One array for each field, as `np.load` reads them."""
     count, done = len(steps), 0
     total = count * len(steps.schema)
@@ -61,7 +61,7 @@ def to_npz(steps: "StepDataset", path: Path, on_progress: Progress | None) -> No
                         on_progress(done, total)
 
 
-def runs_to_csv(steps: "StepDataset", path: Path) -> None:
+def runs_to_csv(steps: "StepReader", path: Path) -> None:
     """The table of runs, a line each."""
     table = steps.runs
     names = table.columns

@@ -8,7 +8,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from stepwell.errors import FormatError
-from stepwell.files.npy import NpyHeader, open_regular, read_header
+from stepwell.files.npy import NpyHeader, read_header
+from stepwell.files.regular import open_regular
 
 __all__ = [
     "DATABASE",

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from stepwell.errors import SchemaError
 from stepwell.files.atomic import publish_tree, temporary_name
 from stepwell.stores.steps.database import RunColumn
-from stepwell.stores.steps.reader import StepDataset
+from stepwell.stores.steps.reader import StepReader
 from stepwell.stores.steps.writer import StepWriter
 
 __all__ = ["StepRun", "publish_runs"]
@@ -26,7 +26,7 @@ def publish_runs(
     columns: Mapping[str, RunColumn],
     runs: Callable[[np.dtype[Any]], Iterator[StepRun]],
     shard_bytes: int | None,
-) -> StepDataset:
+) -> StepReader:
     """Write the runs to a dataset that appears when it is complete, and open it."""
     target = Path(out)
     if target.exists():
@@ -43,4 +43,4 @@ def publish_runs(
                     writer.append_run(rows, **known)
                 except SchemaError as error:
                     raise SchemaError(f"run {number}: {error}") from None
-    return StepDataset.open(target, memory="map")
+    return StepReader.open(target, memory="map")

@@ -21,7 +21,7 @@ from stepwell.stores.steps.memory import load_rows, map_rows
 from stepwell.stores.steps.table import RunTable
 from stepwell.stores.steps.verify import find_problems
 
-__all__ = ["Memory", "StepDataset"]
+__all__ = ["Memory", "StepReader"]
 
 Memory = Literal["ram", "map", "shared"]
 Progress = Callable[[int, int], None]
@@ -35,10 +35,10 @@ class _Chosen(NamedTuple):
     counts: Rows
 
 
-class StepDataset(Source):
+class StepReader(Source):
     """Steps of many runs: any rows at memory speed, filtered by SQL over the runs.
 
-        steps = StepDataset.open("games/")
+        steps = StepReader.open("games/")
         good = steps.where("max_score >= ?", 20_000)
         train, test = good.split(0.9, seed=7)
 
@@ -85,9 +85,9 @@ class StepDataset(Source):
         options = {"memory": self._memory, "resident_bytes": self._resident_bytes}
         return _rebuild, (type(self), self._path, options, self._seen, self._chosen)
 
-    def _with(self, chosen: _Chosen) -> "StepDataset":
+    def _with(self, chosen: _Chosen) -> "StepReader":
         """The same rows in memory, these runs only."""
-        part = StepDataset.__new__(StepDataset)
+        part = StepReader.__new__(StepReader)
         part.__dict__.update(
             {k: v for k, v in self.__dict__.items() if k not in ("_reader", "_layouts", "_ranges")}
         )
@@ -137,7 +137,7 @@ class StepDataset(Source):
 
     # Parts.
 
-    def where(self, condition: str, *values: Any) -> "StepDataset":
+    def where(self, condition: str, *values: Any) -> "StepReader":
         """The steps of the runs for which an SQL condition holds: `where("max_score > ?", 9)`.
 
         Raises `ValueError` naming the columns when it is not a condition over them.
@@ -148,13 +148,13 @@ class StepDataset(Source):
             found = _Chosen(*(column[inside] for column in found))
         return self._with(found)
 
-    def filter_by_score(self, min_score: int, max_score: int | None = None) -> "StepDataset":
+    def filter_by_score(self, min_score: int, max_score: int | None = None) -> "StepReader":
         """The steps of runs with at least `min_score`, and at most `max_score` if it is given."""
         if max_score is None:
             return self.where("max_score >= ?", min_score)
         return self.where("max_score BETWEEN ? AND ?", min_score, max_score)
 
-    def split(self, fraction: float, seed: int = 0) -> tuple["StepDataset", "StepDataset"]:
+    def split(self, fraction: float, seed: int = 0) -> tuple["StepReader", "StepReader"]:
         """Two datasets without a run in common, the first with `fraction` of the runs."""
         if not 0 <= fraction <= 1:
             raise ValueError(f"fraction: expected 0 to 1, got {fraction}")
@@ -250,7 +250,7 @@ class StepDataset(Source):
     def _ranges(self) -> _Chosen:
         return self._select("1", ()) if self._chosen is None else self._chosen
 
-    def _with_all(self) -> "StepDataset":
+    def _with_all(self) -> "StepReader":
         whole = self._with(_Chosen(*(np.empty(0, np.int64),) * 3))
         whole._chosen = None
         return whole
@@ -317,12 +317,12 @@ class StepDataset(Source):
 
 
 def _rebuild(
-    cls: type[StepDataset],
+    cls: type[StepReader],
     path: Path,
     options: dict[str, Any],
     seen: Seen,
     chosen: _Chosen | None,
-) -> StepDataset:
+) -> StepReader:
     """The same rows again, though others may have been appended since."""
     dataset = cls.__new__(cls)
     dataset._path, dataset._chosen = path, None

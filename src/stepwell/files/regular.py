@@ -1,0 +1,111 @@
+"""Regular files inside a folder: no link is followed, no pipe waited at, no device opened."""
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from stepwell.errors import FormatError
+
+__all__ = ["bytes_on_disk", "check_inside", "open_inside", "open_regular", "read_inside"]
+
+_KINDS = {
+    stat.S_IFLNK: "a link",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file that the caller named for reading: links are followed, nothing is waited for.
+
+    Raises `IsADirectoryError` for a folder and `FormatError` for anything else that is not a
+    regular file.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    mode = os.fstat(file).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(file)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise _not_regular(mode, path)
+    return os.fdopen(file, "rb")
+
+
+def open_inside(root: Path, name: str, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of the regular file `name` below the folder `root` of a store.
+
+    `name` may have folders before it. Raises `FileNotFoundError`, or `FormatError` when the file
+    or a folder on the way is a link, or the file is not a regular one; nothing is touched then.
+    """
+    path = root / name
+    _check_folders(root, name)
+    flags |= os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+    try:
+        file = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise _not_regular(os.lstat(path).st_mode, path) from None
+        raise
+    mode = os.fstat(file).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(file)
+        raise _not_regular(mode, path)
+    return file
+
+
+def read_inside(root: Path, name: str, max_bytes: int) -> bytes:
+    """The bytes of a small file of a store. Raises `FormatError` when it is larger."""
+    with os.fdopen(open_inside(root, name), "rb") as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise FormatError(f"expected at most {max_bytes:,} bytes, got more", path=str(root / name))
+    return data
+
+
+def check_inside(root: Path, *names: str) -> None:
+    """Raise what `open_inside` would, for files that a library opens by their paths.
+
+    Files that do not exist are fine.
+    """
+    for name in names:
+        _check_folders(root, name)
+        path = root / name
+        try:
+            mode = os.lstat(path).st_mode
+        except FileNotFoundError:
+            continue
+        if not stat.S_ISREG(mode):
+            raise _not_regular(mode, path)
+
+
+def bytes_on_disk(*paths: Path) -> int:
+    """Bytes that files take up on the disk, those of folders included; holes are left out."""
+    total = 0
+    for path in paths:
+        found = os.lstat(path)
+        if stat.S_ISDIR(found.st_mode):
+            total += bytes_on_disk(*path.iterdir())
+        elif stat.S_ISREG(found.st_mode):
+            total += min(found.st_size, found.st_blocks * 512)
+    return total
+
+
+def _check_folders(root: Path, name: str) -> None:
+    """The folders between a store and a file of it are folders."""
+    at = root
+    for part in Path(name).parts[:-1]:
+        at /= part
+        mode = os.lstat(at).st_mode
+        if not stat.S_ISDIR(mode):
+            found = _KINDS.get(stat.S_IFMT(mode), "a file")
+            raise FormatError(f"expected a folder, got {found}", path=str(at))
+
+
+def _not_regular(mode: int, path: Path) -> FormatError:
+    found = _KINDS.get(stat.S_IFMT(mode), "something else")
+    return FormatError(f"expected a regular file, got {found}", path=str(path))

@@ -1,0 +1,288 @@
+"""A store: a source at a path, that can be opened, described, checked and closed.
+
+    Store.recognizes(path)      whether it is one, by names and magic
+    Store.open(path, …)         the way in
+    store.describe()            what is there: rows, runs, bytes on disk, fields, health
+    store.runs, where, query    where rows have runs: the table of them, and SQL over it
+    store.verify()              a report of everything that is wrong, and of what was checked
+    store.refresh()             whether there is something new
+
+A new store gives what a `Source` needs, `kind`, `noun`, `recognizes`, `_description` and
+`_find_problems`; docs/architecture.md follows a batch through two of them.
+"""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell.errors import FormatError
+from stepwell.files.regular import bytes_on_disk
+from stepwell.source import Field, Rows, Source
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+__all__ = ["Description", "Progress", "QueryTable", "Report", "Runs", "Store", "Table"]
+
+Progress = Callable[[int, int], None]
+"""Called with how much is done, and of how much."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """What is at a path, found without reading rows."""
+
+    kind: str
+    path: str
+    rows: int
+    bytes: int
+    """On the disk, everything included."""
+    fields: Mapping[str, Field]
+    runs: int | None = None
+    columns: tuple[str, ...] = ()
+    """What is known of each run."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What only stores of this kind have: versions, chunks, codecs."""
+    health: str = "fine"
+    """"fine", or what should be looked at; `verify` looks at everything."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as JSON can hold it."""
+        about: dict[str, Any] = {
+            "kind": self.kind,
+            "path": self.path,
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "fields": {name: str(each) for name, each in self.fields.items()},
+        }
+        if self.runs is not None:
+            about |= {"runs": self.runs, "columns": list(self.columns)}
+        return {**about, **self.facts, "health": self.health}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `verify` found."""
+
+    kind: str
+    path: str
+    problems: tuple[FormatError, ...] = ()
+    checked: tuple[str, ...] = ()
+    """What was read and compared, a sentence each."""
+    unchecked: tuple[str, ...] = ()
+    """What could not be checked, and why."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong with what was checked."""
+        return not self.problems
+
+    def __str__(self) -> str:
+        verdict = "OK" if self.ok else f"{len(self.problems)} problems"
+        lines = [f"{self.path}: {verdict}", *map(str, self.problems)]
+        lines += [f"checked: {each}" for each in self.checked]
+        return "\n".join([*lines, *(f"not checked: {each}" for each in self.unchecked)])
+
+
+class Table(Sequence[dict[str, Any]], ABC):
+    """Rows of named columns: `table[7]`, `table["score"]`, iteration, pandas, Arrow."""
+
+    @property
+    @abstractmethod
+    def columns(self) -> list[str]:
+        """The names of the columns, in order."""
+
+    @abstractmethod
+    def _select(self, names: Sequence[str], wanted: range) -> list[tuple[Any, ...]]:
+        """These columns of the rows from one place in the table to another."""
+
+    @property
+    def rows(self) -> list[tuple[Any, ...]]:
+        """Every row as a tuple."""
+        return self._select(self.columns, range(len(self)))
+
+    def __getitem__(self, key: Any) -> Any:
+        """A row as a dictionary, several as a list, or a column as an array."""
+        if isinstance(key, str):
+            if key not in self.columns:
+                raise KeyError(f"no column {key!r}; there are {', '.join(self.columns)}")
+            found = [row[0] for row in self._select([key], range(len(self)))]
+            return _column(found)
+        if isinstance(key, slice):
+            wanted = range(len(self))[key]
+            return self._dicts(wanted) if wanted.step == 1 else list(self)[key]
+        try:
+            i = range(len(self))[key]
+        except IndexError:
+            raise IndexError(f"no row {key} in a table of {len(self)}") from None
+        return self._dicts(range(i, i + 1))[0]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self._dicts(range(len(self))))
+
+    def _dicts(self, wanted: range) -> list[dict[str, Any]]:
+        names = self.columns
+        return [dict(zip(names, row, strict=True)) for row in self._select(names, wanted)]
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """The table as a data frame."""
+        import pandas
+
+        return pandas.DataFrame.from_records(self.rows, columns=self.columns)
+
+    def to_arrow(self) -> "pa.Table":
+        """The table as an Arrow table (extra `parquet`)."""
+        import pyarrow
+
+        names, rows = self.columns, self.rows
+        columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
+        return pyarrow.table([pyarrow.array(list(c)) for c in columns], names=names)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self):,} rows, {', '.join(self.columns)})"
+
+
+class QueryTable(Table):
+    """What a query returned."""
+
+    def __init__(self, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+        self._columns = list(columns)
+        self._rows = list(rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def columns(self) -> list[str]:
+        return self._columns
+
+    def _select(self, names: Sequence[str], wanted: range) -> list[tuple[Any, ...]]:
+        places = [self._columns.index(name) for name in names]
+        return [tuple(self._rows[i][k] for k in places) for i in wanted]
+
+
+class Runs(Table):
+    """The runs or episodes that the rows of a store belong to, in the order of their rows."""
+
+    @property
+    @abstractmethod
+    def starts(self) -> Rows:
+        """The first row of each run."""
+
+    @property
+    @abstractmethod
+    def counts(self) -> Rows:
+        """The number of rows of each run."""
+
+
+class Store(Source):
+    """A source at a path. `open` it, `close` it, or use it in a `with`."""
+
+    kind: ClassVar[str]
+    """What `info` and reports call it: "steps", "pack", …"""
+    noun: ClassVar[str]
+    """What sentences call it: "a step dataset"."""
+
+    _closed = False
+
+    @classmethod
+    @abstractmethod
+    def recognizes(cls, path: Path) -> bool:
+        """Whether this path holds such a store, by names and magic alone; reads no rows."""
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], **options: Any) -> Self:
+        """Open the store at a path or URL; the options are those of the class.
+
+        Raises `FileNotFoundError`, `FormatError` when something else is there or it is damaged.
+        """
+        if "://" not in os.fspath(path):
+            where = Path(path)
+            where.stat()
+            if not cls.recognizes(where):
+                raise FormatError(f"expected {cls.noun}, got {what_is_at(where)}", path=str(where))
+        return cls(path, **options)  # type: ignore[call-arg]
+
+    @property
+    @abstractmethod
+    def path(self) -> str:
+        """The path or URL."""
+
+    @property
+    def runs(self) -> Runs | None:
+        """The runs of the rows; None where rows have no runs."""
+        return None
+
+    def where(self, condition: str, *values: Any) -> Source:
+        """The rows of the runs for which an SQL condition holds; values stand for its `?`."""
+        raise ValueError(f"{self.path} is {self.noun}: its rows have no runs to choose by SQL")
+
+    def query(self, sql: str, *values: Any) -> Table:
+        """What any SQL query over the runs returns; nothing can be changed by it."""
+        raise ValueError(f"{self.path} is {self.noun}: it has no runs to query")
+
+    def describe(self) -> Description:
+        """What is there, found without reading rows."""
+        self._check_open()
+        return self._description()
+
+    def verify(self, *, quick: bool = False, progress: Progress | None = None) -> Report:
+        """Check everything, or with `quick` what can be checked without reading all rows.
+
+        Never raises for damage; the report says what was checked and what could not be.
+        """
+        self._check_open()
+        return self._verified(quick, progress or (lambda done, total: None))
+
+    def refresh(self) -> bool:
+        """See what has been committed since; return whether there is something new."""
+        self._check_open()
+        return False
+
+    def close(self) -> None:
+        """Let go of the files. Batches that were handed out stay valid."""
+        self._closed = True
+        for made in ("_reader", "_layouts"):
+            self.__dict__.pop(made, None)
+
+    # What a store provides, besides what a source does.
+
+    def _description(self) -> Description:
+        return Description(
+            self.kind, self.path, len(self), bytes_on_disk(Path(self.path)), self.schema
+        )
+
+    @abstractmethod
+    def _verified(self, quick: bool, progress: Progress) -> Report: ...
+
+    # Below this line: for this package.
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(f"closed: {self.noun} at {self.path}")
+
+
+def what_is_at(path: Path) -> str:
+    """What a path holds, in words: a store of one of the known kinds, a folder, a file."""
+    for store in Store.__subclasses__():
+        if store.recognizes(path):
+            return store.noun
+    if path.is_dir():
+        return "a folder" if any(path.iterdir()) else "an empty folder"
+    return "a file" if path.is_file() else "neither a file nor a folder"
+
+
+def _column(values: list[Any]) -> NDArray[Any]:
+    """Values of one column. NumPy would cut zeros off the end of bytes."""
+    if any(isinstance(value, bytes) for value in values):
+        made = np.empty(len(values), object)
+        made[:] = values
+        return made
+    return np.array(values)
