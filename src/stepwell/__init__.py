@@ -1,6 +1,6 @@
 """Training records at memory speed.
 
-a store    keeps rows             StepReader, PackReader, RecordStore, ArraySource, …, open
+a store    keeps rows             StepReader, PackReader, RecordReader, ArraySource, …, open
 a source   answers take(rows)     Source and its views
 a sampler  decides which rows     Shuffle, Block, Sequential, Iid, Weighted
 a loader   decides when           Loader, stepwell.torch.Loader, stepwell.jax.Loader
@@ -34,8 +34,8 @@ from stepwell.stores import (
     PackStats,
     PackWriter,
     RecordColumn,
-    RecordField,
-    RecordStore,
+    RecordReader,
+    RecordWriter,
     RowBatch,
     RowState,
     RunColumn,
@@ -72,8 +72,8 @@ __all__ = [
     "PackWriter",
     "Ragged",
     "RecordColumn",
-    "RecordField",
-    "RecordStore",
+    "RecordReader",
+    "RecordWriter",
     "RowBatch",
     "RowState",
     "Run",
