@@ -54,6 +54,8 @@ def _problems(path: Path, on_progress: Callable[[int, int], None]) -> list[sw.Fo
             return reader.verify(on_progress=on_progress)
     options: dict[str, Any] = {"memory": "map"} if (path / "metadata.db").is_file() else {}
     with sw.open(path, **options) as source:
-        if not isinstance(source, sw.StepReader | sw.PackReader | sw.RecordStore | sw.ShardReader):
+        if not isinstance(source, sw.StepReader | sw.PackReader | sw.RecordReader | sw.ShardReader):
             raise ValueError(f"{path}: nothing here carries sums")
+        if isinstance(source, sw.RecordReader):
+            return list(source.verify(progress=on_progress).problems)
         return source.verify(on_progress=on_progress)
