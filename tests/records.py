@@ -44,9 +44,7 @@ NAMES = list(SCHEMA)
 
 def fields(compress: Compress = "raw", names: Sequence[str] = NAMES) -> dict[str, Field]:
     """All of them optional, as most tests leave some out."""
-    return {
-        name: replace(SCHEMA[name], compress=CODECS[compress], optional=True) for name in names
-    }
+    return {name: replace(SCHEMA[name], compress=CODECS[compress], optional=True) for name in names}
 
 
 def described(compress: Compress = "raw", names: Sequence[str] = NAMES) -> list[reference.Field]:
@@ -142,7 +140,7 @@ def contents(store: RecordReader | RecordWriter) -> list[Record]:
     }
     return [
         {name: parts[name][row].tobytes() if there[name][row] else None for name in found}
-        for row in rows
+        for row in rows.tolist()
     ]
 
 
