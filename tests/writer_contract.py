@@ -106,9 +106,14 @@ class WriterKit(ABC):
 
 
 def snapshot(path: Path) -> dict[str, Any]:
-    """Every file below a path with its content; links and pipes by what they are."""
+    """Every file below a path with its content; links and pipes by what they are.
+
+    SQLite puts an index and an empty log beside a database that it reads; they hold nothing.
+    """
     found: dict[str, Any] = {}
     for each in [path, *sorted(path.rglob("*"))] if path.is_dir() else [path]:
+        if each.name.endswith("-shm") or (each.name.endswith("-wal") and not each.lstat().st_size):
+            continue
         if each.is_symlink():
             found[str(each.relative_to(path))] = os.readlink(each)
         elif each.is_file():

@@ -87,11 +87,11 @@ def query(
 ) -> None:
     """Ask the runs of a dataset anything, read-only: "SELECT engine, count(*) FROM runs"."""
     with sw.StepReader.open(dataset, memory="map") as opened:
-        names, rows = opened.query(sql)
+        found = opened.query(sql)
     if as_json:
-        print(json.dumps([dict(zip(names, row, strict=True)) for row in rows], default=str))
+        print(json.dumps(list(found), default=str))
         return
-    show_rows(names, rows)
+    show_rows(found.columns, found.rows)
 
 
 def export(

@@ -14,7 +14,7 @@ from stepwell.stores.records import RecordColumn, RecordField, RecordStore, Salv
 from stepwell.stores.replay.layout import is_replay
 from stepwell.stores.replay.reader import ReplayReader
 from stepwell.stores.shards import RowBatch, RowState, Shard, ShardReader, ShardWriter, Subsample
-from stepwell.stores.steps import RunColumn, RunTable, StepReader, StepWriter
+from stepwell.stores.steps import RunColumn, StepReader, StepWriter
 
 __all__ = [
     "ArrayRecordSource",
@@ -29,7 +29,6 @@ __all__ = [
     "RowBatch",
     "RowState",
     "RunColumn",
-    "RunTable",
     "SalvageReport",
     "Shard",
     "ShardReader",
