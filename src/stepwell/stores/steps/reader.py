@@ -1,11 +1,9 @@
 """A step dataset, opened: rows from memory, runs from SQL."""
 
 import os
-import sqlite3
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,20 +20,12 @@ from stepwell.stores.steps import database, export
 from stepwell.stores.steps.database import Seen
 from stepwell.stores.steps.layout import DATABASE, VERSION, piece_name, pieces
 from stepwell.stores.steps.memory import load_rows, map_rows
-from stepwell.stores.steps.table import StepRuns
+from stepwell.stores.steps.table import Chosen, StepRuns, choose
 from stepwell.stores.steps.verify import check, health
 
 __all__ = ["Memory", "StepReader"]
 
 Memory = Literal["ram", "map", "shared"]
-
-
-class _Chosen(NamedTuple):
-    """Some runs: their ids, and where their rows are."""
-
-    ids: Rows
-    starts: Rows
-    counts: Rows
 
 
 class StepReader(Store):
@@ -68,7 +58,7 @@ class StepReader(Store):
         self._root = Path(path).absolute()  # wherever the process goes later
         self._memory: Memory = memory
         self._resident_bytes = resident_bytes
-        self._chosen: _Chosen | None = None
+        self._chosen: Chosen | None = None
         self._chosen_rows: int
         self._seen: Seen
         self._segments: list[NDArray[Any]]
@@ -84,7 +74,7 @@ class StepReader(Store):
         options = {"memory": self._memory, "resident_bytes": self._resident_bytes}
         return _rebuild, (type(self), self._root, options, self._seen, self._chosen)
 
-    def _with(self, chosen: _Chosen) -> "StepReader":
+    def _with(self, chosen: Chosen) -> "StepReader":
         """The same rows in memory, these runs only."""
         part = StepReader.__new__(StepReader)
         part.__dict__.update(
@@ -120,7 +110,7 @@ class StepReader(Store):
     def runs(self) -> StepRuns:
         """The runs, as a table."""
         self._check_open()
-        return StepRuns(self, None if self._chosen is None else self._chosen.ids)
+        return StepRuns(self._root, self._seen, self._chosen)
 
     def run(self, run_id: int) -> Batch:
         """The steps of one run, by its id, one array per field."""
@@ -141,10 +131,10 @@ class StepReader(Store):
         Raises `ValueError` naming the columns when it is not a condition over them.
         """
         self._check_open()
-        found = self._select(condition, values)
+        found = choose(self._root, self._seen, condition, values)
         if self._chosen is not None:
             inside = np.isin(found.ids, self._chosen.ids)
-            found = _Chosen(*(column[inside] for column in found))
+            found = Chosen(*(column[inside] for column in found))
         return self._with(found)
 
     def split(self, fraction: float, seed: int = 0) -> tuple["StepReader", "StepReader"]:
@@ -156,7 +146,7 @@ class StepReader(Store):
         count = len(runs.ids)
         order = Shuffle(seed).order(count).rows(0, 0, count) if count else np.arange(0)
         parts = np.split(order, [round(fraction * count)])
-        first, second = (_Chosen(*(c[np.sort(part)] for c in runs)) for part in parts)
+        first, second = (Chosen(*(c[np.sort(part)] for c in runs)) for part in parts)
         return self._with(first), self._with(second)
 
     def refresh(self) -> bool:
@@ -194,7 +184,7 @@ class StepReader(Store):
         Raises `ValueError` for SQL that is wrong or would write.
         """
         self._check_open()
-        with self._reading() as opened:
+        with database.reading(self._root / DATABASE, self._seen.identity) as opened:
             return QueryTable(*catalog.query(opened, sql, values))
 
     def to_parquet(
@@ -233,10 +223,7 @@ class StepReader(Store):
         return _core.mapped_reader(reader, rows)
 
     def _runs(self) -> tuple[Rows, Rows]:
-        counts = self._ranges.counts
-        if self._chosen is None:
-            return self._ranges.starts, counts
-        return np.cumsum(counts) - counts, counts
+        return self._ranges.places(part=self._chosen is not None)
 
     def _description(self) -> Description:
         runs = self.runs
@@ -265,34 +252,13 @@ class StepReader(Store):
     # Below this line: for this package.
 
     @lazy
-    def _ranges(self) -> _Chosen:
-        return self._select("1", ()) if self._chosen is None else self._chosen
+    def _ranges(self) -> Chosen:
+        return choose(self._root, self._seen, "1", ()) if self._chosen is None else self._chosen
 
     def _with_all(self) -> "StepReader":
-        whole = self._with(_Chosen(*(np.empty(0, np.int64),) * 3))
+        whole = self._with(Chosen(*(np.empty(0, np.int64),) * 3))
         whole._chosen = None
         return whole
-
-    def _select(self, condition: str, values: Sequence[Any]) -> _Chosen:
-        with self._reading() as opened:
-            ids, starts, counts = catalog.select_numbers(
-                opened,
-                "runs",
-                ("id", "first_step_idx", "num_steps"),
-                condition,
-                values,
-                columns=database.column_names(opened),
-            )
-        # What came after this was opened is not here.
-        there = (starts >= 0) & (counts >= 0) & (counts <= self._seen.rows - starts)
-        there &= ids <= self._seen.last_run
-        chosen = _Chosen(ids, starts, counts)
-        if not there.all():
-            chosen = _Chosen(*(column[there] for column in chosen))
-        if (np.diff(chosen.starts) < 0).any():  # runs need not be stored in the order of their ids
-            order = np.argsort(chosen.starts, kind="stable")
-            chosen = _Chosen(*(column[order] for column in chosen))
-        return chosen
 
     def _open(self, seen: Seen | None, progress: Progress | None) -> None:
         """Load what there is, or what was there when `seen` was."""
@@ -310,10 +276,6 @@ class StepReader(Store):
     def _facts(self, identity: str) -> database.Facts:
         with database.reading(self._root / DATABASE, identity) as opened:
             return database.facts(opened, self._root / DATABASE)
-
-    def _reading(self) -> AbstractContextManager[sqlite3.Connection]:
-        """A connection to the database, which is still the one that was opened."""
-        return database.reading(self._root / DATABASE, self._seen.identity)
 
     def _load(
         self, begin: int, end: int, dtype: np.dtype[Any] | None, progress: Progress | None
@@ -342,7 +304,7 @@ def _rebuild(
     path: Path,
     options: dict[str, Any],
     seen: Seen,
-    chosen: _Chosen | None,
+    chosen: Chosen | None,
 ) -> StepReader:
     """The same rows again, though others may have been appended since."""
     dataset = cls.__new__(cls)

@@ -1,56 +1,97 @@
-"""The runs of a dataset as a table."""
+"""The runs of a dataset: as a table, and those for which an SQL condition holds."""
 
+import sqlite3
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from stepwell.files import catalog
 from stepwell.lazy import lazy
 from stepwell.source import Rows
 from stepwell.store import Runs
 from stepwell.stores.steps import database
+from stepwell.stores.steps.database import OWN, Seen
+from stepwell.stores.steps.layout import DATABASE
 
-if TYPE_CHECKING:
-    from stepwell.stores.steps.reader import StepReader
-
-__all__ = ["StepRuns"]
+__all__ = ["Chosen", "StepRuns", "choose"]
 
 _FEW = 500  # ids that fit well into one query
+
+
+class Chosen(NamedTuple):
+    """Some runs: their ids, and where their rows are."""
+
+    ids: Rows
+    starts: Rows
+    counts: Rows
+
+    def places(self, *, part: bool) -> tuple[Rows, Rows]:
+        """First row and number of rows of each run, in the whole or in a part of only these."""
+        return (np.cumsum(self.counts) - self.counts if part else self.starts), self.counts
+
+
+def choose(root: Path, seen: Seen, condition: str, values: Sequence[Any]) -> Chosen:
+    """The runs that were seen for which a condition holds, in the order of their rows."""
+    with database.reading(root / DATABASE, seen.identity) as opened:
+        columns = database.column_names(opened)
+        found = Chosen(
+            *catalog.select_numbers(opened, "runs", OWN, condition, values, columns=columns)
+        )
+    # What came after this was opened is not here.
+    there = (found.starts >= 0) & (found.counts >= 0) & (found.counts <= seen.rows - found.starts)
+    there &= found.ids <= seen.last_run
+    if not there.all():
+        found = Chosen(*(column[there] for column in found))
+    if (np.diff(found.starts) < 0).any():  # runs need not be stored in the order of their ids
+        order = np.argsort(found.starts, kind="stable")
+        found = Chosen(*(column[order] for column in found))
+    return found
 
 
 class StepRuns(Runs):
     """What is known of each run, as of the commit that the dataset had when it was asked for."""
 
-    def __init__(self, steps: "StepReader", ids: Rows | None) -> None:
-        self._steps = steps
-        self._seen = steps._seen
-        self._ids = ids
+    def __init__(self, root: Path, seen: Seen, chosen: Chosen | None) -> None:
+        self._root = root
+        self._seen = seen
+        self._chosen = chosen
 
     def __len__(self) -> int:
-        return self._seen.runs if self._ids is None else len(self._ids)
+        return self._seen.runs if self._chosen is None else len(self._chosen.ids)
 
     @lazy
-    def columns(self) -> list[str]:  # type: ignore[override]
-        with self._steps._reading() as opened:
+    def columns(self) -> list[str]:
+        with self._reading() as opened:
             return database.column_names(opened)
 
     @property
     def starts(self) -> Rows:
-        return self._steps._runs()[0][: len(self)]  # runs that came later are behind them
+        return self._places[0]
 
     @property
     def counts(self) -> Rows:
-        return self._steps._runs()[1][: len(self)]
+        return self._places[1]
+
+    @lazy
+    def _places(self) -> tuple[Rows, Rows]:
+        if self._chosen is not None:
+            return self._chosen.places(part=True)
+        return choose(self._root, self._seen, "1", ()).places(part=False)
 
     def _select(self, names: Sequence[str], wanted: range) -> list[tuple[Any, ...]]:
         every = ", ".join(map(database.quoted, names))
         start = f"SELECT id, {every} FROM runs WHERE id <= ?"
         order = "ORDER BY first_step_idx, id"
         last = self._seen.last_run
-        with self._steps._reading() as opened:
-            if self._ids is None:
+        with self._reading() as opened:
+            if self._chosen is None:
                 limits = (last, len(wanted), wanted.start)
                 found = opened.execute(f"{start} {order} LIMIT ? OFFSET ?", limits)
                 return [row[1:] for row in found]
-            ids = self._ids[wanted.start : wanted.stop].tolist()
+            ids = self._chosen.ids[wanted.start : wanted.stop].tolist()
             if len(ids) <= _FEW:
                 marks = ", ".join("?" * len(ids))
                 found = opened.execute(f"{start} AND id IN ({marks}) {order}", (last, *ids))
@@ -58,3 +99,6 @@ class StepRuns(Runs):
             chosen = set(ids)
             found = opened.execute(f"{start} {order}", (last,))
             return [row[1:] for row in found if row[0] in chosen]
+
+    def _reading(self) -> AbstractContextManager[sqlite3.Connection]:
+        return database.reading(self._root / DATABASE, self._seen.identity)
