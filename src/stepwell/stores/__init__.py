@@ -9,7 +9,7 @@ from stepwell.files.remote import is_url
 from stepwell.source import Source
 from stepwell.stores.arrayrecord import ArrayRecordSource, convert_to_arrayrecord
 from stepwell.stores.arrays import ArraySource
-from stepwell.stores.pack import PackReader, PackReport, PackStats, PackWriter, pack_runs
+from stepwell.stores.pack import PackReader, PackWriter
 from stepwell.stores.records import RecordColumn, RecordField, RecordStore, SalvageReport
 from stepwell.stores.replay.layout import is_replay
 from stepwell.stores.replay.reader import ReplayReader
@@ -20,8 +20,6 @@ __all__ = [
     "ArrayRecordSource",
     "ArraySource",
     "PackReader",
-    "PackReport",
-    "PackStats",
     "PackWriter",
     "RecordColumn",
     "RecordField",
@@ -39,7 +37,6 @@ __all__ = [
     "Subsample",
     "convert_to_arrayrecord",
     "open",
-    "pack_runs",
 ]
 
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.errors import FormatError
+from stepwell.game2048.run_files import Files, find_runs
+from stepwell.game2048.runs import Run
 from stepwell.ordered import in_order
-from stepwell.run_files import Files, find_runs
-from stepwell.runs import Run
 from stepwell.stores.pack.writer import (
     Compress,
     PackWriter,

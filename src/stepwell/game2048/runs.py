@@ -21,21 +21,9 @@ from stepwell import _core
 from stepwell.errors import SchemaError
 from stepwell.files.atomic import write_file
 from stepwell.files.npy import open_regular
+from stepwell.stores.pack.layout import ENTRY
 
-__all__ = ["ENTRY", "Run", "RunBatch", "RunMeta"]
-
-ENTRY = np.dtype(
-    [
-        ("offset", "<u8"),
-        ("length", "<u4"),
-        ("kind", "<u2"),
-        ("flags", "<u2"),
-        ("crc32c", "<u4"),
-        ("reserved", "<u4"),
-        ("zero", "<u8"),
-    ]
-)
-"""Where a payload is: an entry of a pack's index, and how the core is told."""
+__all__ = ["Run", "RunBatch", "RunMeta"]
 
 _RECORD = np.dtype(
     [

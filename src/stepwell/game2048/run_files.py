@@ -8,7 +8,7 @@ from pathlib import Path
 from stepwell.errors import FormatError
 from stepwell.files.atomic import write_file
 from stepwell.files.npy import open_regular
-from stepwell.runs import Run
+from stepwell.game2048.runs import Run
 
 __all__ = ["Files", "MigrateReport", "find_runs", "migrate_runs"]
 
