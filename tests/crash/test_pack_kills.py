@@ -55,7 +55,7 @@ def stamp_of(target: Path) -> int:
     with sw.PackReader.open(target) as pack:
         assert pack.verify() == []
         assert len(pack) == 3
-        (stamp,) = {decoded.meta.start_unix_s for decoded in pack}
+        (stamp,) = {int(decoded.meta.start_unix_s) for decoded in pack}
     return stamp
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from stepwell import _core
 from stepwell.errors import SchemaError
 from stepwell.source import Batch, Field, Ragged, Rows, Schema
-from stepwell.stores.pack.stats import PackStats, ShortStats, Tally
+from stepwell.stores.pack.stats import PackStats, Tally
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,7 +59,7 @@ class PayloadType(ABC):
     """Those that a batch has which was decoded with `heads_only`."""
     columns: ClassVar[Mapping[str, Column]] = _NOTHING
     """Columns of `where`, beside the number and the kind of an entry."""
-    stats: ClassVar[type[ShortStats]] = PackStats
+    stats: ClassVar[type[Any]] = PackStats
     """A dataclass with the fields of `ShortStats` and two tallies of its own."""
 
     def mask(self, kinds: NDArray[Any]) -> NDArray[np.bool]:

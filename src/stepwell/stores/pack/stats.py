@@ -69,7 +69,7 @@ def stats_block(stats: ShortStats) -> bytes:
     return bytes(out.data + _checksum(out.data).to_bytes(4, "little"))
 
 
-def read_stats(block: bytes, cls: type[ShortStats], *, path: str, offset: int) -> ShortStats:
+def read_stats(block: bytes, cls: type[Any], *, path: str, offset: int) -> ShortStats:
     """Statistics of the class, or `ShortStats` where no checksum covers the tallies.
 
     The latter are good for comparing only.
@@ -108,7 +108,8 @@ def read_stats(block: bytes, cls: type[ShortStats], *, path: str, offset: int) -
     except ValueError as error:
         at = offset + data.at
         raise FormatError(f"statistics: {error}", path=path, offset=at) from None
-    return cls(*vars(short).values(), numbers, names)
+    whole: ShortStats = cls(*vars(short).values(), numbers, names)
+    return whole
 
 
 class StatsBuilder:
@@ -128,7 +129,7 @@ class StatsBuilder:
             self._numbers.update(tally.numbers)
             self._names.update(tally.names)
 
-    def finish(self, cls: type[ShortStats] = PackStats) -> ShortStats:
+    def finish(self, cls: type[Any] = PackStats) -> ShortStats:
         lengths = np.sort(np.concatenate([np.empty(0, np.uint32), *self._lengths]))
         items = len(lengths)
 
@@ -148,7 +149,9 @@ class StatsBuilder:
             quantile(0.99),
         )
         numbers = dict(sorted(self._numbers.items()))
-        return cls(*vars(short).values(), numbers, dict(sorted(self._names.items(), key=_by_bytes)))
+        names = dict(sorted(self._names.items(), key=_by_bytes))
+        whole: ShortStats = cls(*vars(short).values(), numbers, names)
+        return whole
 
 
 def _by_bytes(item: tuple[str, Any]) -> bytes:
