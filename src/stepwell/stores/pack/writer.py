@@ -346,21 +346,25 @@ class PackWriter:
 
 def _encoded(payload: Any, kind: int | None) -> tuple[bytes, int]:
     """What is stored of something that was appended, and the kind of it."""
-    for known in payload_types():
-        made = known.encode(payload)
-        if made is not None:
-            if kind not in (None, made[1]):
-                what = type(payload).__name__
-                raise ValueError(f"kind: a {what} is stored as kind {made[1]}, got {kind}")
-            return made
-    data = bytes(memoryview(payload))  # of a number, bytes() would make that many zeros
-    typed = [number for known in payload_types() for number in known.kinds]
+    if isinstance(payload, bytes):
+        data = payload
+    else:
+        for known in payload_types():
+            made = known.encode(payload)
+            if made is not None:
+                if kind not in (None, made[1]):
+                    what = type(payload).__name__
+                    raise ValueError(f"kind: a {what} is stored as kind {made[1]}, got {kind}")
+                return made
+        data = bytes(memoryview(payload))  # of a number, bytes() would make that many zeros
     if kind is None:
         kind = next((k for known in payload_types() if (k := known.kind_of(data))), None)
     number = 0 if kind is None else operator.index(kind)
-    if number not in typed and not FIRST_RAW_KIND <= number < 2**16:
-        expected = [*filter(None, [", ".join(map(str, typed))]), f"{FIRST_RAW_KIND} to 65535"]
-        raise ValueError(f"kind: expected {' or '.join(expected)}, got {kind}")
+    if not FIRST_RAW_KIND <= number < 2**16:
+        typed = [str(number) for known in payload_types() for number in known.kinds]
+        if str(number) not in typed:
+            expected = [*filter(None, [", ".join(typed)]), f"{FIRST_RAW_KIND} to 65535"]
+            raise ValueError(f"kind: expected {' or '.join(expected)}, got {kind}")
     return data, number
 
 
