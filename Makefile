@@ -6,6 +6,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 NATIVE := $(shell find native -name '*.[ch]pp') CMakeLists.txt pyproject.toml
+CORE   := $(filter-out native/bind/%,$(filter %.cpp,$(NATIVE)))
 
 .PHONY: demo test lint kills lane bench sanitize stub wheel clean
 
@@ -81,12 +82,12 @@ $(VENV)/bench: $(VENV)/build $(NATIVE)
 build/race: tests/native/race.cpp $(NATIVE)
 	mkdir -p build
 	$(CXX) -std=c++20 -O1 -g -fsanitize=thread -DSTEPWELL_SANITIZE -Inative -pthread \
-		tests/native/race.cpp $(wildcard native/*.cpp) -o $@
+		tests/native/race.cpp $(CORE) -o $@
 
 build/fuzz: tests/native/fuzz.cpp $(NATIVE)
 	mkdir -p build
 	$(CXX) -std=gnu++20 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined \
-		-DSTEPWELL_SANITIZE -Inative -pthread tests/native/fuzz.cpp $(wildcard native/*.cpp) -o $@
+		-DSTEPWELL_SANITIZE -Inative -pthread tests/native/fuzz.cpp $(CORE) -o $@
 
 .venv-asan/done: $(VENV)/test $(NATIVE) $(shell find src -name '*.py')
 	$(PYTHON) -m venv .venv-asan

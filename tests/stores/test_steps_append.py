@@ -207,7 +207,7 @@ def test_the_original_program_s(quick_path: Path) -> None:
     original(quick_path / "a", LENGTHS[:4])
     dataset = StepReader.open(quick_path / "a")
     assert_batch(dataset[:], fields(rows_of_all(LENGTHS[:4])))
-    assert len(dataset.filter_by_score(10, 20)) == 1
+    assert len(dataset.where("max_score BETWEEN 10 AND 20")) == 1
     assert dataset.verify() == []
     with StepWriter(quick_path / "a", STEP) as writer:
         for run in (4, 5):

@@ -140,13 +140,6 @@ def test_where_is_a_filter(path: Path, data: st.DataObject) -> None:
     assert_batch(part[:], fields(rows_of_runs(want)))
 
 
-def test_filter_by_score(dataset: StepReader) -> None:
-    assert ids_of(dataset.filter_by_score(20)) == [2, 3, 4, 5]
-    assert ids_of(dataset.filter_by_score(20, 40)) == [2, 3, 4]
-    assert len(dataset.filter_by_score(1000)) == 0
-    assert dataset.filter_by_score(1000).take([])["board"].shape == (0,)
-
-
 def test_split(dataset: StepReader) -> None:
     seen = set()
     for seed in range(8):

@@ -10,7 +10,7 @@ from stepwell.source import Source
 from stepwell.store import Store
 from stepwell.stores.arrayrecord import ArrayRecordSource, convert_to_arrayrecord
 from stepwell.stores.arrays import ArraySource
-from stepwell.stores.pack import PackReader, PackReport, PackStats, PackWriter, pack_runs
+from stepwell.stores.pack import PackReader, PackWriter
 from stepwell.stores.records import RecordColumn, RecordField, RecordStore, SalvageReport
 from stepwell.stores.replay.layout import is_replay
 from stepwell.stores.replay.reader import ReplayReader
@@ -22,8 +22,6 @@ __all__ = [
     "ArrayRecordSource",
     "ArraySource",
     "PackReader",
-    "PackReport",
-    "PackStats",
     "PackWriter",
     "RecordColumn",
     "RecordField",
@@ -41,7 +39,6 @@ __all__ = [
     "Subsample",
     "convert_to_arrayrecord",
     "open",
-    "pack_runs",
 ]
 
 

@@ -39,7 +39,7 @@ class StepReader(Source):
     """Steps of many runs: any rows at memory speed, filtered by SQL over the runs.
 
         steps = StepReader.open("games/")
-        good = steps.where("max_score >= ?", 20_000)
+        good = steps.where("total_reward >= ?", 20_000)
         train, test = good.split(0.9, seed=7)
 
     `memory="ram"` reads the rows into huge pages with all cores, `"shared"` does so once for all
@@ -138,7 +138,7 @@ class StepReader(Source):
     # Parts.
 
     def where(self, condition: str, *values: Any) -> "StepReader":
-        """The steps of the runs for which an SQL condition holds: `where("max_score > ?", 9)`.
+        """The steps of the runs for which an SQL condition holds: `where("reward > ?", 9)`.
 
         Raises `ValueError` naming the columns when it is not a condition over them.
         """
@@ -147,12 +147,6 @@ class StepReader(Source):
             inside = np.isin(found.ids, self._chosen.ids)
             found = _Chosen(*(column[inside] for column in found))
         return self._with(found)
-
-    def filter_by_score(self, min_score: int, max_score: int | None = None) -> "StepReader":
-        """The steps of runs with at least `min_score`, and at most `max_score` if it is given."""
-        if max_score is None:
-            return self.where("max_score >= ?", min_score)
-        return self.where("max_score BETWEEN ? AND ?", min_score, max_score)
 
     def split(self, fraction: float, seed: int = 0) -> tuple["StepReader", "StepReader"]:
         """Two datasets without a run in common, the first with `fraction` of the runs."""

@@ -22,7 +22,7 @@ _FEW = 500  # ids that fit well into one question
 
 
 class RunTable(Sequence[dict[str, Any]]):
-    """What is known of each run: `runs[7]`, `runs["max_score"]`, iteration, pandas, Arrow."""
+    """What is known of each run: `runs[7]`, `runs["num_steps"]`, iteration, pandas, Arrow."""
 
     def __init__(self, root: Path, ids: NDArray[np.int64] | None, seen: Seen) -> None:
         self._root = root

@@ -44,8 +44,8 @@ _FLUSH_BYTES = 1 << 23
 class StepWriter:
     """Appends runs to a dataset, or begins one.
 
-        with StepWriter("games", dtype, columns={"max_score": int}) as writer:
-            writer.append_run(rows, max_score=20_412)
+        with StepWriter("episodes", dtype, columns={"total_reward": float}) as writer:
+            writer.append_run(rows, total_reward=204.5)
 
     `dtype` has packed fields; `columns` are what is known of each run (int, float, str, bytes
     or a `RunColumn`). Both are needed to begin a dataset and checked against one that is
