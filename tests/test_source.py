@@ -125,7 +125,7 @@ def test_a_fingerprint_does_not_depend_on_padding() -> None:
 def test_rows_changed_while_they_are_taken(view: str) -> None:
     # Every batch is right for some moment, or an IndexError; never memory that is not ours.
     script = """
-import sys, threading, time, numpy as np, stepwell as sw
+import sys, threading, numpy as np, stepwell as sw
 source = sw.ArraySource(np.arange(100_000))
 source = {
     "plain": source,
@@ -139,9 +139,8 @@ def change():
         rows[399_000:] = 2**45
         rows[399_000:] = 5
 threading.Thread(target=change).start()
-end = time.monotonic() + 1
 outcomes = set()
-while time.monotonic() < end:
+for _ in range(100):
     try:
         outcomes.add(len(source.take(rows)["data"]))
     except IndexError:
