@@ -147,7 +147,12 @@ def test_only_when_told_to(
     with ReplayWriter(quick_path, "run", flush_every=flush_every) as writer:
         more, waits = writer._pipeline._more, threading.Event()
         wait = more.wait
-        monkeypatch.setattr(more, "wait", lambda left=None: waits.set() or wait(left))
+
+        def waiting(left: float | None = None) -> bool:
+            waits.set()
+            return wait(left)
+
+        monkeypatch.setattr(more, "wait", waiting)
         record(writer, 0)
         assert waits.wait(60)
         assert numbers_of(quick_path) == []
