@@ -33,7 +33,7 @@ lint: $(VENV)/test
 kills: $(VENV)/test
 	STEPWELL_KILLS=10000 $(BIN)/python -m pytest tests/crash -k test_kills -o faulthandler_timeout=7200
 
-# Looks for torn frames among ten million, where the suite does it among a million.
+# Looks for torn frames among ten million, where the suite does it among 300,000.
 lane: $(VENV)/test
 	STEPWELL_LANE_FRAMES=10000000 $(BIN)/python -m pytest tests/crash/test_lane_processes.py \
 		-k torn -o faulthandler_timeout=7200
