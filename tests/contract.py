@@ -291,7 +291,7 @@ class SourceContract:
             random = np.random.default_rng(seed)
             start.wait()
             try:
-                for _ in range(scaled(20)):
+                for _ in range(scaled(8, smallest=2)):
                     rows = random.integers(0, len(source), random.integers(1, 3000))
                     assert_batch(source.take(rows), pick(expected, rows))
             except BaseException as failure:
