@@ -26,7 +26,7 @@ from stepwell import (
     VersionError,
     convert_to_arrayrecord,
 )
-from tests import ROOT, SANITIZED, children, scaled
+from tests import ROOT, SANITIZED, children
 from tests.arrays import PLAIN_TYPES, STRUCTURES, random_array
 from tests.contract import Expected, SourceContract, assert_batch
 
