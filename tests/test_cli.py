@@ -6,7 +6,7 @@ import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def stepwell(*args: str | Path) -> subprocess.CompletedProcess[str]:
         code = end.code or 0
     finally:
         sys.argv = before
-    texts = [cast(io.BytesIO, stream.buffer).getvalue().decode() for stream in streams]
+    texts = [stream.buffer.getvalue().decode() for stream in streams]
     return subprocess.CompletedProcess(args, code, *texts)
 
 
