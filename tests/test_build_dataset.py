@@ -12,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 import stepwell as sw
-from stepwell import FormatError, PackReader, Run, SchemaError, StepReader, game2048 as g
-from stepwell.game2048 import append_runs, build_dataset
+from stepwell import FormatError, PackReader, SchemaError, StepReader, game2048 as g
+from stepwell.game2048 import Run, append_runs, build_dataset
 from tests.runs import RUN_V1
 
 
@@ -117,7 +117,7 @@ def files(runs: list[Run], tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pack(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("pack") / "runs.a2pack"
-    sw.pack_runs(files, path)
+    g.pack_runs(files, path)
     return path
 
 
@@ -144,6 +144,16 @@ def test_rows_are_those_of_the_format(
     assert_rows(tmp_path / "out", runs)
     assert np.load(tmp_path / "out" / "steps.npy").dtype == g.STEP
     assert calls == [(32, 73), (64, 73), (73, 73)]
+
+
+def test_filter_by_score(files: Path, runs: list[Run], tmp_path: Path) -> None:
+    build_dataset(files, tmp_path / "out")
+    steps = StepReader.open(tmp_path / "out")
+    scores = np.array([run.meta.max_score for run in runs])
+    for low, high in ((20_000, None), (20_000, 40_000), (2**40, None)):
+        part = g.filter_by_score(steps, low, high)
+        want = (scores >= low) & (scores <= (2**63 if high is None else high))
+        assert part.runs["id"].tolist() == np.flatnonzero(want).tolist()
 
 
 def test_a_row_is_32_bytes_at_their_offsets(files: Path, tmp_path: Path) -> None:

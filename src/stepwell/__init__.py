@@ -22,16 +22,12 @@ from stepwell.errors import (
     VersionError,
 )
 from stepwell.loader import Loader
-from stepwell.run_files import MigrateReport, migrate_runs
-from stepwell.runs import Run, RunMeta
 from stepwell.sampler import Block, Iid, Sampler, Sequential, Shuffle, Weighted
 from stepwell.source import Batch, Field, Ragged, Source
 from stepwell.stores import (
     ArrayRecordSource,
     ArraySource,
     PackReader,
-    PackReport,
-    PackStats,
     PackWriter,
     RecordColumn,
     RecordField,
@@ -48,8 +44,8 @@ from stepwell.stores import (
     Subsample,
     convert_to_arrayrecord,
     open,
-    pack_runs,
 )
+from stepwell.stores.pack import PayloadType, set_payload_types
 
 __all__ = [
     "ArrayRecordSource",
@@ -64,10 +60,7 @@ __all__ = [
     "FormatError",
     "Iid",
     "Loader",
-    "MigrateReport",
     "PackReader",
-    "PackReport",
-    "PackStats",
     "PackWriter",
     "Ragged",
     "RecordColumn",
@@ -75,9 +68,7 @@ __all__ = [
     "RecordStore",
     "RowBatch",
     "RowState",
-    "Run",
     "RunColumn",
-    "RunMeta",
     "SalvageReport",
     "Sampler",
     "SchemaError",
@@ -96,12 +87,19 @@ __all__ = [
     "Weighted",
     "convert",
     "convert_to_arrayrecord",
-    "migrate_runs",
     "open",
-    "pack_runs",
 ]
 
 __version__ = version("stepwell")
+
+
+def _payload_types() -> tuple[PayloadType, ...]:
+    from stepwell.game2048.payload import RunPayloads
+
+    return (RunPayloads(),)
+
+
+set_payload_types(_payload_types)
 
 
 def __getattr__(name: str) -> ModuleType:

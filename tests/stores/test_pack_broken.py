@@ -6,13 +6,8 @@ from typing import Any
 
 import pytest
 
-from stepwell import (
-    ChecksumError,
-    FormatError,
-    Loader,
-    PackReader,
-    Run,
-)
+from stepwell import ChecksumError, FormatError, Loader, PackReader
+from stepwell.game2048 import Run
 from tests import packs
 from tests.packs import changed
 from tests.reference import pack as reference, runs

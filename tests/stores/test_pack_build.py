@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import stepwell as sw
-from stepwell.run_files import find_runs, migrate_runs
+from stepwell import game2048
+from stepwell.game2048.run_files import find_runs, migrate_runs
 from tests import SANITIZED, children
 from tests.reference import pack as page, runs
 from tests.stores.test_pack_writer import COMPRESS, GAMES, V1, V2, expected, game, names
@@ -36,7 +37,7 @@ def fill(folder: Path, files: dict[str, bytes]) -> None:
 
 def long_game(steps: int) -> bytes:
     """A v1 run of about 9 bytes a step."""
-    return sw.Run(np.arange(steps, dtype=np.uint64), np.arange(steps) % 4, 1).to_bytes(1)
+    return game2048.Run(np.arange(steps, dtype=np.uint64), np.arange(steps) % 4, 1).to_bytes(1)
 
 
 def kind_of(data: bytes) -> int:
@@ -69,10 +70,10 @@ def test_the_order_is_that_of_the_names_on_the_way(folder: Path, target: Path) -
     assert in_order.index("a/1.a2run") < in_order.index("a-b/1.a2run")
     payloads = {name: game(i) if name.endswith("run") else V2 for i, name in enumerate(shuffled)}
     fill(folder, payloads)
-    report = sw.pack_runs(folder, target)
+    report = game2048.pack_runs(folder, target)
     ordered = [payloads[name] for name in in_order]
     assert target.read_bytes() == expected_of(ordered)
-    assert report == sw.PackReport(target, len(ordered), sum(map(len, ordered)), [])
+    assert report == game2048.PackReport(target, len(ordered), sum(map(len, ordered)), [])
     assert [str(path.relative_to(folder)) for path, _ in find_runs(folder)] == in_order
 
 
@@ -82,7 +83,7 @@ def test_what_a_run_is_its_bytes_say_and_what_is_packed_its_name(
     fill(folder, {"a.a2run": V2, "b.a2run2": V1, "c.A2RUN": V1, "d.a2run2.tmp": V1, "e": V1})
     fill(folder, {".f.a2run2.1234.tmp": V1, "notes.txt": b"x", ".a2run": V1, "x.a2run3": V1})
     fill(folder, {".hidden.a2run": V1})
-    sw.pack_runs(folder, target)
+    game2048.pack_runs(folder, target)
     assert target.read_bytes() == expected_of([V1, V2, V1])
 
 
@@ -92,7 +93,7 @@ def test_what_a_run_is_its_bytes_say_and_what_is_packed_its_name(
 def test_any_number_of_files(folder: Path, target: Path, count: int, align: int) -> None:
     fill(folder, {f"{i:04}.a2run": GAMES[i % 40] for i in range(count)})
     reported = []
-    sw.pack_runs(
+    game2048.pack_runs(
         folder, target, align=align, on_progress=lambda *progress: reported.append(progress)
     )
     assert target.read_bytes() == expected_of([GAMES[i % 40] for i in range(count)], align)
@@ -107,7 +108,7 @@ def test_the_number_of_threads_changes_nothing(folder: Path, target: Path) -> No
     for compress in COMPRESS:
         made = set()
         for workers in (1, 8):
-            sw.pack_runs(folder, target, workers=workers, compress=compress, overwrite=True)
+            game2048.pack_runs(folder, target, workers=workers, compress=compress, overwrite=True)
             made.add(target.read_bytes())
         with sw.PackWriter(target, compress=compress, overwrite=True) as writer:
             writer.extend(payloads)
@@ -130,10 +131,10 @@ def test_links(folder: Path, target: Path, tmp_path: Path) -> None:
     (folder / "b.a2run").symlink_to(elsewhere / "one.a2run")
     (folder / "loop").symlink_to(folder)
     (folder / "other").symlink_to(elsewhere)
-    sw.pack_runs(folder, target)
+    game2048.pack_runs(folder, target)
     assert target.read_bytes() == expected_of(GAMES[:2])
     (tmp_path / "link").symlink_to(folder)
-    sw.pack_runs(tmp_path / "link", target, overwrite=True)
+    game2048.pack_runs(tmp_path / "link", target, overwrite=True)
     assert target.read_bytes() == expected_of(GAMES[:2])
 
 
@@ -186,7 +187,7 @@ def test_a_file_that_is_no_run_stops_it_and_is_named(folder: Path, target: Path,
     fill(folder, {f"{i}.a2run": GAMES[i] for i in range(8)})
     bad(folder / "5x.a2run2")
     with pytest.raises((sw.FormatError, OSError)) as caught:
-        sw.pack_runs(folder, target)
+        game2048.pack_runs(folder, target)
     assert str(folder / "5x.a2run2") in str(caught.value)
     assert names(target.parent) == []
 
@@ -200,7 +201,7 @@ def test_a_file_that_is_no_run_is_left_out_and_listed(
     name = {"first": "0.a2run2", "middle": "003x.a2run2", "last": "999.a2run2"}[where]
     bad(folder / name)
     reported = []
-    report = sw.pack_runs(
+    report = game2048.pack_runs(
         folder, target, skip_bad=True, on_progress=lambda *progress: reported.append(progress)
     )
     assert target.read_bytes() == expected_of([GAMES[i % 40] for i in range(count)])
@@ -213,7 +214,7 @@ def test_a_file_that_is_no_run_is_left_out_and_listed(
 
 def test_a_folder_named_like_a_run_is_a_folder(folder: Path, target: Path) -> None:
     fill(folder, {"a.a2run2/b.a2run": V1})
-    sw.pack_runs(folder, target)
+    game2048.pack_runs(folder, target)
     assert target.read_bytes() == expected_of([V1])
 
 
@@ -221,7 +222,7 @@ def test_a_last_chunk_without_a_run(folder: Path, target: Path) -> None:
     fill(folder, {f"{i:03}.a2run": GAMES[i % 40] for i in range(256)})
     for bad in (bad_dangling, bad_garbage, bad_empty):
         bad(folder / f"999-{bad.__name__}.a2run2")
-    report = sw.pack_runs(folder, target, skip_bad=True)
+    report = game2048.pack_runs(folder, target, skip_bad=True)
     assert (report.packed, len(report.skipped)) == (256, 3)
     assert target.read_bytes() == expected_of([GAMES[i % 40] for i in range(256)])
 
@@ -243,10 +244,10 @@ def test_many_bad_files_leave_no_trace(folder: Path, target: Path, tmp_path: Pat
     clean = tmp_path / "clean.a2pack"
     for compress in COMPRESS:
         options: dict[str, Any] = {"compress": compress, "overwrite": True}
-        report = sw.pack_runs(folder, target, skip_bad=True, **options)
+        report = game2048.pack_runs(folder, target, skip_bad=True, **options)
         assert [path.name for path, _ in report.skipped] == bad
         assert report.packed == len(good)
-        sw.pack_runs(tmp_path / "clean", clean, **options)
+        game2048.pack_runs(tmp_path / "clean", clean, **options)
         assert target.read_bytes() == clean.read_bytes()
 
 
@@ -255,21 +256,21 @@ def test_nothing_but_bad_files(folder: Path, target: Path, bad: Bad, skip_bad: b
     bad(folder / "a.a2run2")
     bad(folder / "b.a2run")
     with pytest.raises((sw.FormatError, OSError)) as caught:
-        sw.pack_runs(folder, target, skip_bad=skip_bad)
+        game2048.pack_runs(folder, target, skip_bad=skip_bad)
     assert str(folder / "a.a2run2") in str(caught.value)
     assert names(target.parent) == []
 
 
 def test_directories_without_runs(folder: Path, target: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no \.a2run or \.a2run2 file in"):
-        sw.pack_runs(folder, target)
+        game2048.pack_runs(folder, target)
     fill(folder, {"sub/notes.txt": b""})
     with pytest.raises(FileNotFoundError, match="no "):
-        sw.pack_runs(folder, target)
+        game2048.pack_runs(folder, target)
     with pytest.raises(FileNotFoundError, match="absent"):
-        sw.pack_runs(folder / "absent", target)
+        game2048.pack_runs(folder / "absent", target)
     with pytest.raises(NotADirectoryError):
-        sw.pack_runs(folder / "sub" / "notes.txt", target)
+        game2048.pack_runs(folder / "sub" / "notes.txt", target)
     assert names(target.parent) == []
 
 
@@ -277,14 +278,14 @@ def test_options(folder: Path, target: Path) -> None:
     fill(folder, {"a.a2run": V1})
     target.write_bytes(b"precious")
     with pytest.raises(FileExistsError):
-        sw.pack_runs(folder, target)
+        game2048.pack_runs(folder, target)
     assert target.read_bytes() == b"precious"
-    sw.pack_runs(folder, target, overwrite=True)
+    game2048.pack_runs(folder, target, overwrite=True)
     assert target.read_bytes() == expected_of([V1])
     wrong: list[dict[str, Any]] = [{"align": 100}, {"workers": 0}, {"compress": "gzip"}]
     for options in wrong:
         with pytest.raises(ValueError, match=next(iter(options))):
-            sw.pack_runs(folder, target.with_name("other"), **options)
+            game2048.pack_runs(folder, target.with_name("other"), **options)
     assert names(target.parent) == [target.name]
 
 
@@ -295,7 +296,7 @@ def test_a_callback_that_fails_leaves_nothing(folder: Path, target: Path) -> Non
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sw.pack_runs(folder, target, on_progress=stop)
+        game2048.pack_runs(folder, target, on_progress=stop)
     assert names(target.parent) == []
 
 
@@ -351,16 +352,16 @@ def test_a_file_that_changes_while_it_is_packed(
     monkeypatch.setattr(os, moment, late)
     harmless = (change, moment) in [(rewrite, "open"), (remove, "readv")]  # read whole anyway
     if harmless:
-        sw.pack_runs(folder, target, skip_bad=skip_bad)
+        game2048.pack_runs(folder, target, skip_bad=skip_bad)
         new = game(99) if change is rewrite else GAMES[3]
         assert target.read_bytes() == expected_of([*GAMES[:3], new, GAMES[4]])
     elif skip_bad:
-        report = sw.pack_runs(folder, target, skip_bad=True)
+        report = game2048.pack_runs(folder, target, skip_bad=True)
         assert [path for path, _ in report.skipped] == [unlucky]
         assert target.read_bytes() == expected_of([*GAMES[:3], GAMES[4]])
     else:
         with pytest.raises((sw.FormatError, OSError)) as caught:
-            sw.pack_runs(folder, target)
+            game2048.pack_runs(folder, target)
         assert str(unlucky) in str(caught.value)
         assert names(target.parent) == []
     assert changed
@@ -373,7 +374,7 @@ def test_reads_that_bring_less_than_was_asked_for(
     fill(folder, {"a.a2run": V1, "b.a2run2": V2, "c.a2run": GAMES[0]})
     readv = os.readv
     monkeypatch.setattr(os, "readv", lambda file, views: readv(file, [v[:most] for v in views]))
-    sw.pack_runs(folder, target)
+    game2048.pack_runs(folder, target)
     assert target.read_bytes() == expected_of([V1, V2, GAMES[0]])
 
 
@@ -395,7 +396,7 @@ def counted(file, views):
     read[os.readlink(f"/proc/self/fd/{file}")] += 1
     return readv(file, views)
 os.readv = counted
-sw.pack_runs(sys.argv[1], sys.argv[2])
+sw.game2048.pack_runs(sys.argv[1], sys.argv[2])
 print(len(opened), set(opened.values()), len(read), set(read.values()))
 """
     assert children.answer(script, folder, target) == "700 {1} 700 {1}"
@@ -414,9 +415,9 @@ import stepwell as sw
 def peak():
     with open("/proc/self/status") as status:
         return int(next(line.split()[1] for line in status if line.startswith("VmHWM"))) << 10
-sw.pack_runs(sys.argv[1] + "/../few", sys.argv[2], workers=2)
+sw.game2048.pack_runs(sys.argv[1] + "/../few", sys.argv[2], workers=2)
 before = peak()
-sw.pack_runs(sys.argv[1], sys.argv[2], workers=2, overwrite=True)
+sw.game2048.pack_runs(sys.argv[1], sys.argv[2], workers=2, overwrite=True)
 print(peak() - before)
 """
     few = folder.parent / "few"
@@ -438,7 +439,7 @@ def peak():
     with open("/proc/self/status") as status:
         return int(next(line.split()[1] for line in status if line.startswith("VmHWM"))) >> 10
 before = peak()
-sw.pack_runs(sys.argv[1], sys.argv[2], align=2**21)
+sw.game2048.pack_runs(sys.argv[1], sys.argv[2], align=2**21)
 print(peak() - before)
 """
     assert int(children.answer(script, folder, target)) < 100
@@ -479,7 +480,7 @@ def test_migrate(folder: Path, out: Path) -> None:
         "e.a2run2": as_v2(GAMES[2]),
         "s/t/c.d.a2run2": as_v2(GAMES[1]),
     }
-    assert sw.Run.from_bytes(V1).to_bytes(2) == as_v2(V1)
+    assert game2048.Run.from_bytes(V1).to_bytes(2) == as_v2(V1)
     assert contents(folder) == before
     assert reported == [(1, 4), (2, 4), (3, 4), (4, 4)]
 

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stepwell import ChecksumError, PackReader, Run, SchemaError
+from stepwell import ChecksumError, PackReader, SchemaError
+from stepwell.game2048 import Run
 from stepwell.stores.pack import export
 from tests import packs, scaled
 from tests.reference import runs
@@ -174,9 +175,9 @@ def test_mistakes(pack: PackReader, tmp_path: Path) -> None:
 def test_only_runs_are_exported(tmp_path: Path) -> None:
     packed = PackReader.open(packs.write(tmp_path / "p", [RUN_V2, b"hello"], [2, 16]))
     for export_to in (packed.to_jsonl, packed.to_parquet, packed.to_arrow):
-        with pytest.raises(SchemaError, match="only runs"):
+        with pytest.raises(SchemaError, match="expected runs only, got raw:16 as entry 1"):
             export_to(tmp_path / "out")
-    with pytest.raises(SchemaError, match="only runs"):
+    with pytest.raises(SchemaError, match="expected runs only, got raw:16 as entry 1"):
         packed.arrow_batches().read_all()
     assert os.listdir(tmp_path) == ["p"]
     assert written(packed.where("kind = 2"), tmp_path / "out") == lines_of([RUN_V2])

@@ -14,13 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stepwell import (
-    Loader,
-    PackReader,
-    Run,
-    StateError,
-    open as open_source,
-)
+from stepwell import Loader, PackReader, StateError, open as open_source
+from stepwell.game2048 import Run
 from tests import children, packs, scaled
 from tests.packs import reference_pack
 from tests.reference import pack as reference, runs

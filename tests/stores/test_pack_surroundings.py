@@ -79,11 +79,17 @@ def test_a_pack_is_never_written_over_what_is_no_file(tmp_path: Path) -> None:
 
 def test_a_process_may_end_while_it_plays() -> None:
     script = """
-import threading, time
+import threading
 from stepwell import _core
+begun = threading.Semaphore(0)
+def play(game):
+    begun.release()
+    while True:
+        _core.play_game(4, 1, game)
 for game in range(4):
-    threading.Thread(target=_core.play_game, args=(4, 1, game), daemon=True).start()
-time.sleep(0.2)
+    threading.Thread(target=play, args=(game,), daemon=True).start()
+for game in range(4):
+    begun.acquire()
 """
     for _ in range(3):
         done = children.python(script)

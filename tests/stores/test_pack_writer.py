@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import stepwell as sw
+from stepwell import game2048
 from tests import SANITIZED, children
 from tests.reference import pack as page, runs
 
@@ -80,7 +81,7 @@ def test_the_files_that_the_page_shows(target: Path, name: str, align: int) -> N
 
 
 def test_what_can_be_appended(target: Path) -> None:
-    run = sw.Run.from_bytes(V2)
+    run = game2048.Run.from_bytes(V2)
     with sw.PackWriter(target) as writer:
         numbers = [
             writer.append(run),
@@ -90,12 +91,12 @@ def test_what_can_be_appended(target: Path) -> None:
             writer.append(memoryview(V1), 1),
             writer.append(np.frombuffer(V2, np.uint8), kind=2),
             writer.append(np.arange(3, dtype="<u2"), 40_000),
-            writer.append(sw.Run.from_bytes(V1)),  # stored as v2
+            writer.append(game2048.Run.from_bytes(V1)),  # stored as v2
         ]
         writer.extend([run, V1])
         assert len(writer) == 10
     assert numbers == list(range(8))
-    as_v2 = sw.Run.from_bytes(V1).to_bytes()
+    as_v2 = game2048.Run.from_bytes(V1).to_bytes()
     payloads = [V2, V2, V1, V2, V1, V2, b"\0\0\1\0\2\0", as_v2, V2, V1]
     kinds = [2, 2, 1, 2, 1, 2, 40_000, 2, 2, 1]
     assert target.read_bytes() == expected(list(zip(payloads, kinds, strict=True)))
@@ -119,7 +120,7 @@ def test_kinds_that_nobody_may_use(target: Path, kind: int) -> None:
         with pytest.raises(ValueError, match="kind: expected 1, 2 or 16 to 65535"):
             writer.append(V1, kind)
         with pytest.raises(ValueError, match="a Run is stored as kind 2"):
-            writer.append(sw.Run.from_bytes(V1), 1)
+            writer.append(game2048.Run.from_bytes(V1), 1)
         with pytest.raises(TypeError):
             writer.append(V1, "16")  # type: ignore[arg-type]
     assert target.read_bytes() == expected([(V1, 1)])
@@ -231,7 +232,7 @@ def test_compressed_payloads_come_back(target: Path, compress: Any, align: int) 
 
 @pytest.mark.parametrize("compress", ["zstd", "lz4"])
 def test_what_does_not_shrink_is_stored_as_it_is(target: Path, compress: Any) -> None:
-    noise = sw.Run([0x0123_4567_89AB_CDEF], [2], 0x0123_4567_89AB_CDEF).to_bytes()
+    noise = game2048.Run([0x0123_4567_89AB_CDEF], [2], 0x0123_4567_89AB_CDEF).to_bytes()
     assert write(target, [(noise, 2)], compress=compress) == expected([(noise, 2)])
     with sw.PackReader.open(target) as pack:
         assert pack.version == 1
@@ -301,7 +302,7 @@ def test_a_run_that_does_not_decode_ends_the_pack(target: Path, bad: bytes) -> N
 
 def test_a_run_that_does_not_decode_is_found_when_much_is_waiting(target: Path) -> None:
     boards = np.arange(250_000, dtype=np.uint64)
-    large = sw.Run(boards, np.zeros(250_000, np.uint8), 0).to_bytes(1)
+    large = game2048.Run(boards, np.zeros(250_000, np.uint8), 0).to_bytes(1)
     writer = sw.PackWriter(target)
     writer.append(large)
     with pytest.raises(sw.FormatError) as caught:
@@ -393,6 +394,7 @@ def test_a_block_that_fails_leaves_nothing(target: Path, error: type[BaseExcepti
 
 
 def test_a_writer_that_is_forgotten_leaves_nothing(target: Path) -> None:
+    gc.collect()  # what other tests have left behind
     descriptors = len(os.listdir("/proc/self/fd"))
     writer = sw.PackWriter(target)
     writer.append(V1)

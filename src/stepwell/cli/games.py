@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from stepwell.cli.console import JsonOption, progress, show, show_skipped
-from stepwell.game2048 import play_to
-from stepwell.run_files import migrate_runs
+from stepwell.game2048 import migrate_runs, play_to
 
 __all__ = ["migrate", "play"]
 

@@ -20,7 +20,7 @@ from stepwell.cli.console import (
     show_skipped,
 )
 from stepwell.cli.games import SkipOption
-from stepwell.game2048 import show as show_board
+from stepwell.game2048 import pack_runs, show as show_board
 from stepwell.stores.pack.where import write_index
 
 __all__ = ["app", "main"]
@@ -82,7 +82,7 @@ def pack(
 ) -> None:
     """Pack every .a2run2 and .a2run file below a directory into one file."""
     with progress("packing") as on_progress:
-        report = sw.pack_runs(
+        report = pack_runs(
             input,
             output,
             align=align,

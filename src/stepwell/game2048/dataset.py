@@ -12,13 +12,21 @@ from numpy.typing import NDArray
 from stepwell import _core
 from stepwell.errors import FormatError
 from stepwell.files.atomic import publish_tree, temporary_name
+from stepwell.game2048.run_files import find_runs
+from stepwell.game2048.runs import Run
 from stepwell.ordered import in_order
-from stepwell.run_files import find_runs
-from stepwell.runs import Run
 from stepwell.stores.pack import PackReader
-from stepwell.stores.steps import RunColumn, StepWriter
+from stepwell.stores.steps import RunColumn, StepReader, StepWriter
 
-__all__ = ["RUN_COLUMNS", "STEP", "BuildReport", "append_runs", "build_dataset", "to_steps"]
+__all__ = [
+    "RUN_COLUMNS",
+    "STEP",
+    "BuildReport",
+    "append_runs",
+    "build_dataset",
+    "filter_by_score",
+    "to_steps",
+]
 
 STEP = np.dtype(
     [
@@ -135,6 +143,13 @@ def append_runs(
     with StepWriter(dataset, STEP, mode="a") as writer:
         _append(writer, source, report, skip_bad, workers, on_progress)
     return report
+
+
+def filter_by_score(steps: StepReader, min_score: int, max_score: int | None = None) -> StepReader:
+    """The steps of runs with at least `min_score`, and at most `max_score` if it is given."""
+    if max_score is None:
+        return steps.where("max_score >= ?", min_score)
+    return steps.where("max_score BETWEEN ? AND ?", min_score, max_score)
 
 
 class _Source(NamedTuple):

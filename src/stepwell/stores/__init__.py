@@ -7,9 +7,10 @@ from typing import Any
 from stepwell.errors import FormatError
 from stepwell.files.remote import is_url
 from stepwell.source import Source
+from stepwell.store import Store
 from stepwell.stores.arrayrecord import ArrayRecordSource, convert_to_arrayrecord
 from stepwell.stores.arrays import ArraySource
-from stepwell.stores.pack import PackReader, PackReport, PackStats, PackWriter, pack_runs
+from stepwell.stores.pack import PackReader, PackWriter
 from stepwell.stores.records import RecordColumn, RecordField, RecordStore, SalvageReport
 from stepwell.stores.replay.layout import is_replay
 from stepwell.stores.replay.reader import ReplayReader
@@ -17,11 +18,10 @@ from stepwell.stores.shards import RowBatch, RowState, Shard, ShardReader, Shard
 from stepwell.stores.steps import RunColumn, StepReader, StepWriter
 
 __all__ = [
+    "STORES",
     "ArrayRecordSource",
     "ArraySource",
     "PackReader",
-    "PackReport",
-    "PackStats",
     "PackWriter",
     "RecordColumn",
     "RecordField",
@@ -38,8 +38,10 @@ __all__ = [
     "Subsample",
     "convert_to_arrayrecord",
     "open",
-    "pack_runs",
 ]
+
+
+STORES: tuple[type[Store], ...] = ()
 
 
 def open(path: str | os.PathLike[str], **options: Any) -> Source:

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from stepwell.errors import FormatError
 from stepwell.files.codecs import Codec, Damaged, unpack
 from stepwell.files.regular import open_regular
 from stepwell.lazy import lazy
-from stepwell.runs import ENTRY, RunBatch
 from stepwell.source import Rows
-from stepwell.stores.pack.layout import Layout
+from stepwell.stores.pack.layout import ENTRY, SELF_CHECKED_KIND, Layout
+from stepwell.stores.pack.payload import PayloadType
 
 __all__ = ["PackFile", "slices"]
 
@@ -38,16 +39,17 @@ class PackFile:
 
     @lazy
     def content_sum(self) -> int:
-        """A sum that tells this pack from others.
+        """A checksum that tells this pack from others.
 
-        The index has the sum of every entry, but a v1 run ends in its own CRC, so that all of
-        them have the same: theirs is read from where they end.
+        The index has the checksum of every entry, but that of a payload with a checksum of its
+        own is always the same: the own one is read from where such payloads end.
         """
         layout = self.layout
         found = _core.crc32c(np.array([layout.data_crc], "<u4").view(np.uint8), layout.index_crc)
-        v1 = (layout.index["kind"] == 1) & (layout.index["flags"] == Codec.NONE)
-        runs = layout.index[v1 & (layout.index["length"] >= 4)]
-        ends = runs["offset"].astype(np.int64) + runs["length"]
+        index = layout.index
+        own = (index["kind"] == SELF_CHECKED_KIND) & (index["flags"] == Codec.NONE)
+        entries = index[own & (index["length"] >= 4)]
+        ends = entries["offset"].astype(np.int64) + entries["length"]
         return _core.crc32c(self.data[ends[:, None] + np.arange(-4, 0)].reshape(-1), found)
 
     def give_back(self, begin: int, end: int) -> None:
@@ -69,7 +71,7 @@ class PackFile:
     ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
         """Where payloads are in memory: this file, or what was unpacked of it.
 
-        The entries that come back point there, and have the sums that are still to be checked.
+        The entries that come back point there, and have the checksums that are still to be checked.
         """
         if entries["flags"].any():
             return self.unpacked(entries, numbers, threads)
@@ -80,25 +82,36 @@ class PackFile:
         return self.data, unchecked
 
     def decode(
-        self, entries: NDArray[Any], numbers: Rows, threads: int, *, heads_only: bool = False
-    ) -> RunBatch:
-        """The runs at these entries."""
+        self,
+        of: PayloadType,
+        entries: NDArray[Any],
+        numbers: Rows,
+        threads: int,
+        *,
+        heads_only: bool = False,
+    ) -> Sequence[Any]:
+        """The items at these entries, as their payload type has them."""
         try:
-            return self._decode(entries, numbers, threads, heads_only)
+            return self._decode(of, entries, numbers, threads, heads_only)
         except FormatError:
-            # Sums, heads and steps are looked at in turn; the first broken run is to be named.
+            # Checksums, heads and bodies are checked in turn; the first broken item is named.
             if len(entries) > 1:
                 for i in range(len(entries)):
-                    self._decode(entries[i : i + 1], numbers[i : i + 1], 1, heads_only)
+                    self._decode(of, entries[i : i + 1], numbers[i : i + 1], 1, heads_only)
             raise
 
     def _decode(
-        self, entries: NDArray[Any], numbers: Rows, threads: int, heads_only: bool
-    ) -> RunBatch:
+        self,
+        of: PayloadType,
+        entries: NDArray[Any],
+        numbers: Rows,
+        threads: int,
+        heads_only: bool,
+    ) -> Sequence[Any]:
         file, plain = self.payloads(entries, numbers, threads)
         where = str(self.path)
         try:
-            return RunBatch.decode(
+            return of.decode(
                 file, plain, numbers, path=where, threads=threads, heads_only=heads_only
             )
         except FormatError as error:

@@ -10,14 +10,39 @@ from numpy.typing import NDArray
 from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError, VersionError
 from stepwell.files.codecs import Codec
-from stepwell.runs import ENTRY
 
-__all__ = ["FIRST_RAW_KIND", "INDEX_AT", "MAGIC", "Layout", "align_up", "footer", "header"]
+__all__ = [
+    "ENTRY",
+    "FIRST_RAW_KIND",
+    "INDEX_AT",
+    "MAGIC",
+    "SELF_CHECKED_KIND",
+    "Layout",
+    "align_up",
+    "footer",
+    "header",
+]
 
 MAGIC = b"A2PACK\0\0"
 INDEX_AT = 28
+TYPED_KINDS = (1, 2)
+SELF_CHECKED_KIND = 1
+"""Such payloads end in a CRC32C of the rest, so the CRC32C of each whole one is the same."""
 FIRST_RAW_KIND = 16
 HAS_DICTIONARY = 1
+
+ENTRY = np.dtype(
+    [
+        ("offset", "<u8"),
+        ("length", "<u4"),
+        ("kind", "<u2"),
+        ("flags", "<u2"),
+        ("crc32c", "<u4"),
+        ("reserved", "<u4"),
+        ("zero", "<u8"),
+    ]
+)
+"""Where a payload is: an entry of a pack's index, and how the core is told."""
 
 _HEADER = struct.Struct("<8sIIQ")
 _FOOTER = struct.Struct("<QIIQ")
@@ -158,9 +183,9 @@ class _Checker:
             )
         step = np.gcd.reduce(begins)
         refuse_where(begins - before >= step, "offset", f"offset {{}} is not aligned to {step}")
-        runs = (index["kind"] == 1) | (index["kind"] == 2)
-        raw = index["kind"] >= FIRST_RAW_KIND if version == 2 else np.zeros_like(runs)
-        refuse_where(~(runs | raw), "kind", f"kind {{}} is not of version {version}")
+        typed = np.isin(index["kind"], TYPED_KINDS)
+        raw = index["kind"] >= FIRST_RAW_KIND if version == 2 else np.zeros_like(typed)
+        refuse_where(~(typed | raw), "kind", f"kind {{}} is not of version {version}")
         last = Codec.ZSTD_DICT if version == 2 else Codec.NONE
         refuse_where(index["flags"] > last, "flags", f"codec {{}} is not of version {version}")
         refuse_where(index["zero"] != 0, "zero", "expected eight zero bytes, got {:#x}")

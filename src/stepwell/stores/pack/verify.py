@@ -10,7 +10,8 @@ from stepwell.errors import ChecksumError, FormatError
 from stepwell.sampler import Shuffle
 from stepwell.source import Rows
 from stepwell.stores.pack.file import PackFile
-from stepwell.stores.pack.layout import FIRST_RAW_KIND, INDEX_AT
+from stepwell.stores.pack.layout import INDEX_AT
+from stepwell.stores.pack.payload import by_type
 
 if TYPE_CHECKING:
     from stepwell.stores.pack.reader import PackReader
@@ -46,11 +47,13 @@ def find_problems(
 def _broken_entries(pack: "PackReader", rows: Rows) -> list[FormatError]:
     file, threads = pack._opened, _core.usable_cores()
     entries, numbers = pack._entries[rows], pack._numbers[rows]
-    runs = entries["kind"] < FIRST_RAW_KIND
+    raw = np.ones(len(entries), np.bool)
     try:
         file.check_sums(entries, numbers, threads)
-        file.decode(entries[runs], numbers[runs], threads)
-        file.unpacked(entries[~runs], numbers[~runs], threads)
+        for known, mask in by_type(entries["kind"]):
+            file.decode(known, entries[mask], numbers[mask], threads)
+            raw &= ~mask
+        file.unpacked(entries[raw], numbers[raw], threads)
     except FormatError as error:
         if len(rows) == 1:
             return [error]

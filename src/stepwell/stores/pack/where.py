@@ -1,7 +1,7 @@
-"""The index beside a pack: what runs say about themselves, in a table that SQL can ask.
+"""The index beside a pack: what payloads say about themselves, in a table that SQL can query.
 
 It is derived from the pack and may be deleted at any time. It carries the pack's size and
-a sum of its content, and a sum of itself; when one of them differs it is made anew. Where it
+a checksum of its content, and one of itself; when one of them differs it is made again. Where it
 cannot be written, the table is kept in memory.
 """
 
@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepwell import _core
-from stepwell.errors import FormatError
+from stepwell.errors import FormatError, SchemaError
 from stepwell.files.atomic import temporary_name
 from stepwell.files.regular import open_regular
 from stepwell.source import Rows
+from stepwell.stores.pack.payload import Column
 
 if TYPE_CHECKING:
     import sqlite3
@@ -27,18 +28,9 @@ __all__ = ["index_path", "select_runs", "write_index"]
 
 VERSION = 2
 
-_COLUMNS = {
-    "run": "INTEGER PRIMARY KEY",
-    "kind": "INTEGER NOT NULL",
-    "steps": "INTEGER NOT NULL",
-    "start_unix_s": "INTEGER NOT NULL",
-    "elapsed_s": "REAL",
-    "max_score": "INTEGER NOT NULL",
-    "highest_tile": "INTEGER NOT NULL",
-    "engine": "TEXT",
-}
+_COLUMNS = {"run": Column("INTEGER PRIMARY KEY"), "kind": Column("INTEGER NOT NULL")}
+"""Of every payload type; its own follow."""
 _SEAL_AT = 60  # `user_version`
-_INDEXED = ("steps", "start_unix_s", "max_score", "highest_tile", "engine")
 
 
 def index_path(pack: Path) -> Path:
@@ -50,14 +42,16 @@ def select_runs(pack: "PackReader", condition: str, values: Sequence[Any]) -> Ro
     """Return the numbers of the runs for which `condition` holds, ascending."""
     from stepwell.files import catalog
 
+    columns = _columns(pack)
     with catalog.in_turn, closing(_open(pack)) as database:
-        return catalog.select_ids(database, "runs", "run", list(_COLUMNS), condition, values)
+        return catalog.select_ids(database, "runs", "run", list(columns), condition, values)
 
 
 def write_index(pack: "PackReader") -> Path:
-    """Make the index of a pack, or make it anew, and return its path."""
+    """Make the index of a pack, or make it again, and return its path."""
     from stepwell.files import catalog
 
+    _columns(pack)
     target = index_path(pack.path)
     beside = temporary_name(target)
     try:
@@ -132,14 +126,15 @@ def _build(pack: "PackReader", where: str) -> "sqlite3.Connection":
     database = sqlite3.connect(where, isolation_level=None)
     try:
         database.execute("PRAGMA journal_mode = OFF")  # the file is not shown before it is whole
-        columns = ", ".join(f"{name} {kind}" for name, kind in _COLUMNS.items())
+        columns = _columns(pack)
+        declared = ", ".join(f"{name} {column.sql}" for name, column in columns.items())
         database.execute("BEGIN")
-        database.execute(f"CREATE TABLE runs ({columns})")
+        database.execute(f"CREATE TABLE runs ({declared})")
         database.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL)")
-        marks = ", ".join("?" * len(_COLUMNS))
+        marks = ", ".join("?" * len(columns))
         database.executemany(f"INSERT INTO runs VALUES ({marks})", _rows(pack))
         database.executemany("INSERT INTO meta VALUES (?, ?)", _identity(pack).items())
-        for name in _INDEXED:
+        for name in (name for name, column in columns.items() if column.indexed):
             database.execute(f"CREATE INDEX runs_by_{name} ON runs ({name})")
         database.execute("COMMIT")
     except BaseException:
@@ -149,17 +144,20 @@ def _build(pack: "PackReader", where: str) -> "sqlite3.Connection":
 
 
 def _rows(pack: "PackReader") -> Iterator[tuple[Any, ...]]:
+    known = pack._type
     for rows in pack._chunks(256):
-        runs = rows[pack._entries["kind"][rows] <= 2]
-        batch = pack._decode(runs, heads_only=True)
-        for i, row in enumerate(runs.tolist()):
-            meta = batch.meta(i)
-            numbers = (meta.steps, _sqlite(meta.start_unix_s), meta.elapsed_s)
-            kind = int(pack._entries["kind"][row])
-            yield row, kind, *numbers, _sqlite(meta.max_score), meta.highest_tile, meta.engine
+        kinds = pack._entries["kind"][rows]
+        mask = known.mask(kinds)
+        batch = pack._decode(rows[mask], heads_only=True)
+        numbers = zip(rows[mask].tolist(), kinds[mask].tolist(), strict=True)
+        for number, values in zip(numbers, known.rows(batch), strict=True):
+            yield (*number, *values)
         pack._scanned(rows)
 
 
-def _sqlite(number: int) -> int | float:
-    """SQLite's whole numbers have 63 bits; larger ones compare well enough as floats."""
-    return number if number < 2**63 else float(number)
+def _columns(pack: "PackReader") -> dict[str, Column]:
+    """The columns of a pack's table. Raises `SchemaError` where the payloads have none."""
+    known = pack._type
+    if not known.columns:
+        raise SchemaError(f"where: {known.name} have no columns, in {pack.path}")
+    return _COLUMNS | dict(known.columns)

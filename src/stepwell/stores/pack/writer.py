@@ -15,8 +15,8 @@ from stepwell import _core
 from stepwell.errors import FormatError
 from stepwell.files.atomic import create_beside, sync_path, write_all
 from stepwell.files.codecs import Codec, Packer, train_dictionary
-from stepwell.runs import ENTRY, Run, RunBatch
 from stepwell.stores.pack.layout import (
+    ENTRY,
     FIRST_RAW_KIND,
     HAS_DICTIONARY,
     INDEX_AT,
@@ -24,7 +24,8 @@ from stepwell.stores.pack.layout import (
     footer,
     header,
 )
-from stepwell.stores.pack.stats import StatsBuilder
+from stepwell.stores.pack.payload import by_type, payload_types
+from stepwell.stores.pack.stats import StatsBuilder, Tally, stats_block
 
 __all__ = ["Compress", "PackWriter", "Prepared", "Preparer", "lay_out", "room_for"]
 
@@ -52,8 +53,8 @@ class Prepared(NamedTuple):
 
     image: NDArray[np.uint8]
     entries: NDArray[Any]
-    runs: RunBatch
-    """The heads of those that are runs."""
+    tallies: list[Tally]
+    """What the statistics count of them."""
 
 
 def lay_out(
@@ -85,19 +86,21 @@ class Preparer:
         return self.finish(*self._copied(payloads, kinds), first)
 
     def finish(self, image: NDArray[np.uint8], entries: NDArray[Any], first: int = 0) -> Prepared:
-        """Check that runs decode, compress, and sum up.
+        """Check that payloads of a known type decode, compress, and compute checksums.
 
-        Raises `FormatError` for a run that does not decode; it names the entry, counted from
+        Raises `FormatError` for one that does not decode; it names the entry, counted from
         `first`.
         """
         numbers = np.arange(first, first + len(entries))
-        runs = entries["kind"] < FIRST_RAW_KIND
-        decoded = RunBatch.decode(image, entries[runs], numbers[runs], threads=1)
+        tallies = [
+            known.tally(known.decode(image, entries[mask], numbers[mask]))
+            for known, mask in by_type(entries["kind"])
+        ]
         if self._codec is not Codec.NONE:
             image, entries = self._packed(image, entries)
         sums = _core.sums_of(image, entries.view(np.uint8), numbers, "")
         entries["crc32c"] = sums.view(np.uint32)
-        return Prepared(image, entries, decoded)
+        return Prepared(image, entries, tallies)
 
     def _packed(
         self, image: NDArray[np.uint8], entries: NDArray[Any]
@@ -172,24 +175,14 @@ class PackWriter:
         """Entries appended so far."""
         return self._written + len(self._pending)
 
-    def append(self, payload: Run | Any, kind: int | None = None) -> int:
-        """Add a run, a run's bytes, or any bytes with a `kind` from 16 up; return its number.
+    def append(self, payload: Any, kind: int | None = None) -> int:
+        """Add an item of a known type, its bytes, or any bytes with a `kind` from 16 up.
 
-        A run's bytes are checked before the pack is closed: `FormatError` then names the
-        entry, and the pack is given up.
+        Returns the number of the entry. Bytes of a known type are checked before the pack is
+        closed: `FormatError` then names the entry, and the pack is given up.
         """
         self._check_open()
-        if isinstance(payload, Run):
-            if kind not in (None, 2):
-                raise ValueError(f"kind: a Run is stored as kind 2, got {kind}")
-            data, kind = payload.to_bytes(), 2
-        else:
-            data = bytes(memoryview(payload))  # of a number, bytes() would make that many zeros
-            if kind is None:
-                kind = _core.run_kind(np.frombuffer(data, np.uint8))
-        kind = operator.index(kind)
-        if kind not in (1, 2) and not FIRST_RAW_KIND <= kind < 2**16:
-            raise ValueError(f"kind: expected 1, 2 or {FIRST_RAW_KIND} to 65535, got {kind}")
+        data, kind = _encoded(payload, kind)
         if len(data) >= 2**32:
             raise ValueError(f"a payload has fewer than 2**32 bytes, got {len(data)}")
         self._pending.append((data, kind))
@@ -208,8 +201,8 @@ class PackWriter:
                 raise
         return number
 
-    def extend(self, payloads: Iterable[Run | Any]) -> None:
-        """Append runs or their bytes, one after another."""
+    def extend(self, payloads: Iterable[Any]) -> None:
+        """Append items or their bytes, one after another."""
         for payload in payloads:
             self.append(payload)
 
@@ -283,8 +276,7 @@ class PackWriter:
         self._entries.append(made.entries)
         self._written += len(made.entries)
         self._end = begin + len(made.image)
-        self._stats.add(made.runs)
-        self._stats.add_others(len(made.entries) - len(made.runs))
+        self._stats.add(len(made.entries), made.tallies)
 
     def _flush(self) -> None:
         if not self._pending:
@@ -313,7 +305,7 @@ class PackWriter:
             self._end += start - self._start
         needs_2 = bool(index["flags"].any() or (index["kind"] >= FIRST_RAW_KIND).any())
         flags = HAS_DICTIONARY if self._dictionary is not None else 0
-        stats = self._stats.finish().to_bytes()
+        stats = stats_block(self._stats.finish())
         tail = len(stats).to_bytes(4, "little") + stats
         if self._dictionary is not None:
             data = np.frombuffer(self._dictionary, np.uint8)
@@ -350,6 +342,30 @@ class PackWriter:
     def _check_open(self) -> None:
         if not self._forget.alive:
             raise ValueError(f"the writer of {self._path} is closed")
+
+
+def _encoded(payload: Any, kind: int | None) -> tuple[bytes, int]:
+    """What is stored of something that was appended, and the kind of it."""
+    if isinstance(payload, bytes):
+        data = payload
+    else:
+        for known in payload_types():
+            made = known.encode(payload)
+            if made is not None:
+                if kind not in (None, made[1]):
+                    what = type(payload).__name__
+                    raise ValueError(f"kind: a {what} is stored as kind {made[1]}, got {kind}")
+                return made
+        data = bytes(memoryview(payload))  # of a number, bytes() would make that many zeros
+    if kind is None:
+        kind = next((k for known in payload_types() if (k := known.kind_of(data))), None)
+    number = 0 if kind is None else operator.index(kind)
+    if not FIRST_RAW_KIND <= number < 2**16:
+        typed = [str(number) for known in payload_types() for number in known.kinds]
+        if str(number) not in typed:
+            expected = [*filter(None, [", ".join(typed)]), f"{FIRST_RAW_KIND} to 65535"]
+            raise ValueError(f"kind: expected {' or '.join(expected)}, got {kind}")
+    return data, number
 
 
 def _cut(pending: Sequence[tuple[Any, int]], align: int) -> Iterator[list[tuple[Any, int]]]:

@@ -32,7 +32,7 @@ class StepReader(Store):
     """Steps of many runs: any rows at memory speed, filtered by SQL over the runs.
 
         steps = StepReader.open("games/")
-        good = steps.where("max_score >= ?", 20_000)
+        good = steps.where("total_reward >= ?", 20_000)
         train, test = good.split(0.9, seed=7)
 
     `memory="ram"` reads the rows into huge pages with all cores, `"shared"` does so once for all
@@ -126,7 +126,7 @@ class StepReader(Store):
     # Parts.
 
     def where(self, condition: str, *values: Any) -> "StepReader":
-        """The steps of the runs for which an SQL condition holds: `where("max_score > ?", 9)`.
+        """The steps of the runs for which an SQL condition holds: `where("reward > ?", 9)`.
 
         Raises `ValueError` naming the columns when it is not a condition over them.
         """

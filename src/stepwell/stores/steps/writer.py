@@ -50,8 +50,8 @@ _PIECES = r"steps(_\d{5,})?\.npy"
 class StepWriter(Writer):
     """Appends runs to a new dataset, or with `mode="a"` to one that may be there.
 
-        with StepWriter("games", dtype, columns={"max_score": int}) as writer:
-            writer.append(rows, max_score=20_412)
+        with StepWriter("episodes", dtype, columns={"total_reward": float}) as writer:
+            writer.append(rows, total_reward=204.5)
 
     `dtype` has packed fields; `columns` are what is known of each run (int, float, str, bytes
     or a `RunColumn`). Both are needed to begin a dataset and checked against one that is
