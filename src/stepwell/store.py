@@ -8,7 +8,7 @@
     store.refresh()             whether there is something new
 
 A new store gives what a `Source` needs, `kind`, `noun`, `recognizes`, `_description` and
-`_find_problems`; docs/architecture.md follows a batch through two of them.
+`_verified`; docs/architecture.md follows a batch through two of them.
 """
 
 import os
@@ -266,7 +266,7 @@ class Store(Source):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ValueError(f"closed: {self.noun} at {self.path}")
+            raise ValueError(f"closed: {self.noun}" + (f" at {self.path}" if self.path else ""))
 
 
 def what_is_at(path: Path) -> str:
