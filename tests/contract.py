@@ -375,10 +375,25 @@ class SourceContract:
         for key in ([3, 1, 3], np.array([3, 1, 3], np.uint8), mask, mask.tolist()):
             assert_batch(source[key], pick(expected, key))
 
-    @pytest.mark.parametrize("key", ["data", 1.5, None, np.array(1.5), (0, 1.0)], ids=repr)
+    @pytest.mark.parametrize("key", [1.5, None, np.array(1.5), (0, 1.0)], ids=repr)
     def test_nothing_else_as_index(self, source: Source, key: Any) -> None:
         with pytest.raises((TypeError, ValueError)):
             source[key]
+
+    def test_a_field_is_a_column(self, source: Source, expected: Expected) -> None:
+        for name, values in expected.items():
+            assert name in source
+            column = source[name]
+            assert len(column) == len(source)
+            assert_array(np.asarray(column[7]), np.asarray(values[7]))
+            assert_batch({name: column.take([9, 1])[name]}, pick({name: values}, [9, 1]))
+            for mine, theirs in zip(column[2:5], values[2:5], strict=True):
+                assert_array(np.asarray(mine), np.asarray(theirs))
+            for mine, row in zip(column[[1, 9]], (1, 9), strict=True):
+                assert_array(np.asarray(mine), np.asarray(values[row]))
+        assert "no such field" not in source
+        with pytest.raises(KeyError, match="no field 'no such field'"):
+            source["no such field"]
 
     def test_iteration(self, source: Source, expected: Expected) -> None:
         for _ in range(2):

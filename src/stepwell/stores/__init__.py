@@ -7,6 +7,7 @@ from typing import Any
 from stepwell.errors import FormatError
 from stepwell.files.remote import is_url
 from stepwell.source import Source
+from stepwell.store import Store
 from stepwell.stores.arrayrecord import ArrayRecordSource, convert_to_arrayrecord
 from stepwell.stores.arrays import ArraySource
 from stepwell.stores.pack import PackReader, PackReport, PackStats, PackWriter, pack_runs
@@ -17,6 +18,7 @@ from stepwell.stores.shards import RowBatch, RowState, Shard, ShardReader, Shard
 from stepwell.stores.steps import RunColumn, RunTable, StepReader, StepWriter
 
 __all__ = [
+    "STORES",
     "ArrayRecordSource",
     "ArraySource",
     "PackReader",
@@ -41,6 +43,9 @@ __all__ = [
     "open",
     "pack_runs",
 ]
+
+
+STORES: tuple[type[Store], ...] = ()
 
 
 def open(path: str | os.PathLike[str], **options: Any) -> Source:
