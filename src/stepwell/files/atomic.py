@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 __all__ = [
     "create_beside",
+    "is_temporary",
     "make_folder",
     "new_file",
     "publish",
@@ -37,11 +38,16 @@ def temporary_name(target: Path) -> Path:
     return target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
 
 
+def is_temporary(path: Path, pattern: str) -> bool:
+    """Whether a killed writer left this beside a target whose whole name matches."""
+    beside = _TEMPORARY.fullmatch(path.name)
+    return beside is not None and re.fullmatch(pattern, beside[1]) is not None
+
+
 def sweep(folder: Path, pattern: str) -> None:
     """Remove what killed writers left in a folder, beside targets whose whole names match."""
     for path in folder.iterdir():
-        beside = _TEMPORARY.fullmatch(path.name)
-        if beside and re.fullmatch(pattern, beside[1]):
+        if is_temporary(path, pattern):
             path.unlink(missing_ok=True)
 
 
