@@ -226,10 +226,7 @@ def _read_about(folder: Path) -> _About:
         shape, rows = about["shape"], about["rows"]
         if type(shape) is not list or not all(type(n) is int and n >= 0 for n in (rows, *shape)):
             raise ValueError(f"{rows!r} rows of shape {shape!r}")
-        try:
-            return _About(_field_of(dtype_from_json(about["dtype"]), tuple(shape)), rows)
-        except Exception as error:  # whatever nonsense makes NumPy raise
-            raise ValueError(repr(error)) from None
+        return _About(_field_of(dtype_from_json(about["dtype"]), tuple(shape)), rows)
 
 
 def _field_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Field:
