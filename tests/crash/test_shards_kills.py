@@ -1,6 +1,7 @@
 """Shards that fill up: each is a commit of its own, in the middle of an append."""
 
 import shutil
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any, get_args
@@ -103,7 +104,8 @@ def test_an_append_that_failed(quick_path: Path) -> None:
         with pytest.raises(OSError, match="No space left") as caught, fault("full", 0):
             writer.append(rows_of(7, 9))
         assert caught.value.filename is not None
-        for call in (lambda: writer.append(rows_of(7, 9)), writer.commit):
+        calls: list[Callable[[], None]] = [lambda: writer.append(rows_of(7, 9)), writer.commit]
+        for call in calls:
             with pytest.raises(ValueError, match=r"rollback\(\) forgets it"):
                 call()
         writer.rollback()
@@ -119,7 +121,8 @@ def test_a_commit_that_failed(quick_path: Path) -> None:
     writer.append(rows_of(0, 7))
     with pytest.raises(OSError, match="No space left"), fault("full", 0):
         writer.commit()
-    for call in (lambda: writer.append(rows_of(7, 9)), writer.commit, writer.rollback):
+    calls: list[Callable[[], None]] = [writer.commit, writer.rollback]
+    for call in [lambda: writer.append(rows_of(7, 9)), *calls]:
         with pytest.raises(ValueError, match="open it again"):
             call()
     writer.close()

@@ -114,6 +114,26 @@ def test_a_kept_shard_that_is_cut(s3: Bucket, rows: NDArray[np.float32], tmp_pat
         assert_same(ask(), rows[[99]])
 
 
+@pytest.mark.parametrize("opened", ["before", "after"])
+def test_a_kept_shard_that_becomes_a_link(
+    s3: Bucket, rows: NDArray[np.float32], tmp_path: Path, opened: str
+) -> None:
+    """What it leads to is neither read, nor written through, nor touched."""
+    reader = s3.open("cached", cache=tmp_path / "c")
+    reader.take([0])
+    (path,) = (tmp_path / "c").rglob("000000.shard")
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"years of work")
+    os.utime(victim, (0, 0))
+    path.unlink()
+    path.symlink_to(victim)
+    if opened == "after":
+        reader = s3.open("cached", cache=tmp_path / "c")
+    assert_same(reader.take([99])["data"], rows[[99]])
+    assert (victim.read_bytes(), victim.stat().st_mtime) == (b"years of work", 0)
+    assert path.is_symlink() == (opened == "before")  # it is replaced where it is needed
+
+
 def test_a_cache_that_is_read_only(
     s3: Bucket, rows: NDArray[np.float32], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

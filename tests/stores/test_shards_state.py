@@ -296,7 +296,8 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 
         def child() -> list[str]:
             refused = []
-            for call in (lambda: state.put([1], [[3, 4]]), state.commit):
+            calls: list[Callable[[], None]] = [lambda: state.put([1], [[3, 4]]), state.commit]
+            for call in calls:
                 try:
                     call()
                 except RuntimeError as error:

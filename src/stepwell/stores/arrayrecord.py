@@ -142,7 +142,7 @@ class ArrayRecordSource(Store):
             try:
                 self._read(rows)
             except FormatError:
-                problems += filter(None, map(self._problem, rows))
+                problems += filter(None, map(self._problem, rows.tolist()))
             progress(begin + len(rows), len(self))
         if quick:
             progress(len(self), len(self))

@@ -108,6 +108,7 @@ class ShardReader(Store):
         if self._dtype not in (*_UPCAST, *filter(None, [stored])):
             raise ValueError(f"dtype: expected float32, float64 or the stored one, got {dtype}")
         self._length = int(self._shards.starts[-1])
+        self._path: str
         if isinstance(where, list):
             self._path = os.path.commonpath([os.path.abspath(path) for path in where])
         else:
