@@ -27,19 +27,7 @@ def info(
     corpus: CorpusArgument, endpoint: EndpointOption = None, as_json: JsonOption = False
 ) -> None:
     """Rows, width, dtype and shards. Reads headers only."""
-    reader = _open(corpus, endpoint)
-    shards = reader.shards
-    facts = {
-        "path": corpus,
-        "rows": len(reader),
-        "width": reader.width,
-        "dtype": reader.stored_dtype,
-        "bytes": sum(shard.payload_bytes for shard in shards),
-        "shards": len(shards),
-        "rows_a_shard": f"{min(s.rows for s in shards):,} to {max(s.rows for s in shards):,}",
-        "sums": sum(shard.crc32c is not None for shard in shards),
-    }
-    show(facts, as_json)
+    show(_open(corpus, endpoint).describe().to_json(), as_json)
 
 
 @app.command()
@@ -76,7 +64,7 @@ def verify(
     try:
         reader = _open(corpus, endpoint)
         with progress("verifying") as on_progress:
-            problems = reader.verify(on_progress=on_progress)
+            problems = list(reader.verify(progress=on_progress).problems)
     except sw.FormatError as error:
         problems = [error]
     if as_json:

@@ -9,6 +9,7 @@ import typer
 import stepwell as sw
 from stepwell.cli.console import JsonOption, err, out, progress, show
 from stepwell.replay import ReplayReader
+from stepwell.store import Store
 from stepwell.stores.replay.layout import is_replay
 
 __all__ = ["check", "verify"]
@@ -54,8 +55,8 @@ def _problems(path: Path, on_progress: Callable[[int, int], None]) -> list[sw.Fo
             return reader.verify(on_progress=on_progress)
     options: dict[str, Any] = {"memory": "map"} if (path / "metadata.db").is_file() else {}
     with sw.open(path, **options) as source:
-        if not isinstance(source, sw.StepReader | sw.PackReader | sw.RecordStore | sw.ShardReader):
-            raise ValueError(f"{path}: nothing here carries sums")
-        if isinstance(source, sw.StepReader):
+        if isinstance(source, Store):
             return list(source.verify(progress=on_progress).problems)
+        if not isinstance(source, sw.StepReader | sw.PackReader | sw.RecordStore):
+            raise ValueError(f"{path}: nothing here carries checksums")
         return source.verify(on_progress=on_progress)

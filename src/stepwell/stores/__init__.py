@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-STORES: tuple[type[Store], ...] = ()
+STORES: tuple[type[Store], ...] = (ArraySource, ArrayRecordSource, ShardReader)
 
 
 def open(path: str | os.PathLike[str], **options: Any) -> Source:
