@@ -56,4 +56,6 @@ def _problems(path: Path, on_progress: Callable[[int, int], None]) -> list[sw.Fo
     with sw.open(path, **options) as source:
         if not isinstance(source, sw.StepReader | sw.PackReader | sw.RecordStore | sw.ShardReader):
             raise ValueError(f"{path}: nothing here carries sums")
+        if isinstance(source, sw.PackReader):
+            return list(source.verify(progress=on_progress).problems)
         return source.verify(on_progress=on_progress)

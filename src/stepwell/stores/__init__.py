@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 
-STORES: tuple[type[Store], ...] = ()
+STORES: tuple[type[Store], ...] = (PackReader,)
 
 
 def open(path: str | os.PathLike[str], **options: Any) -> Source:
@@ -56,7 +56,7 @@ def open(path: str | os.PathLike[str], **options: Any) -> Source:
     where.stat()
     if where.is_file() and where.suffix == ".npy":
         return ArraySource(where, **options)
-    if where.is_file() and where.suffix == ".a2pack":
+    if PackReader.recognizes(where):
         return PackReader(where, **options)
     if where.is_dir() and (where / "metadata.db").is_file():
         return StepReader(where, **options)
