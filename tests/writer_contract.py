@@ -361,7 +361,8 @@ class WriterContract:
         os.kill(parent, signal.SIGKILL)
         os.waitpid(parent, 0)
         try:
-            kit.open(path, "x" if kit.has_rollback else "a").close()
+            with kit.open(path, "x" if kit.has_rollback else "a") as writer:
+                kit.append(writer, 1)
         finally:
             os.kill(grandchild, signal.SIGKILL)
             os.close(receiver)

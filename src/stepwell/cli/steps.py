@@ -46,8 +46,8 @@ def build(
             output,
             shard_bytes=shard_bytes,
             skip_bad=skip_bad,
-            workers=workers,
-            on_progress=on_progress,
+            threads=workers,
+            progress=on_progress,
         )
     _report(report, begin, as_json)
 
@@ -63,7 +63,7 @@ def append(
     begin = time.perf_counter()
     with progress("appending") as on_progress:
         report = append_runs(
-            dataset, runs, skip_bad=skip_bad, workers=workers, on_progress=on_progress
+            dataset, runs, skip_bad=skip_bad, threads=workers, progress=on_progress
         )
     _report(report, begin, as_json)
 

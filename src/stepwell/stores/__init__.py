@@ -41,7 +41,13 @@ __all__ = [
 ]
 
 
-STORES: tuple[type[Store], ...] = (ArraySource, ArrayRecordSource, ShardReader)
+STORES: tuple[type[Store], ...] = (
+    ArraySource,
+    ArrayRecordSource,
+    PackReader,
+    ShardReader,
+    StepReader,
+)
 
 
 def open(path: str | os.PathLike[str], **options: Any) -> Source:
@@ -55,7 +61,7 @@ def open(path: str | os.PathLike[str], **options: Any) -> Source:
     where.stat()
     if where.is_file() and where.suffix == ".npy":
         return ArraySource(where, **options)
-    if where.is_file() and where.suffix == ".a2pack":
+    if PackReader.recognizes(where):
         return PackReader(where, **options)
     if where.is_dir() and (where / "metadata.db").is_file():
         return StepReader(where, **options)
