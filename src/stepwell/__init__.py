@@ -1,6 +1,6 @@
 """Training records at memory speed.
 
-a store    keeps rows             StepReader, PackReader, RecordStore, ArraySource, …, open
+a store    keeps rows             StepReader, PackReader, RecordReader, ArraySource, …, open
 a source   answers take(rows)     Source and its views
 a sampler  decides which rows     Shuffle, Block, Sequential, Iid, Weighted
 a loader   decides when           Loader, stepwell.torch.Loader, stepwell.jax.Loader
@@ -30,8 +30,8 @@ from stepwell.stores import (
     PackReader,
     PackWriter,
     RecordColumn,
-    RecordField,
-    RecordStore,
+    RecordReader,
+    RecordWriter,
     RowBatch,
     RowState,
     RunColumn,
@@ -64,8 +64,8 @@ __all__ = [
     "PackWriter",
     "Ragged",
     "RecordColumn",
-    "RecordField",
-    "RecordStore",
+    "RecordReader",
+    "RecordWriter",
     "RowBatch",
     "RowState",
     "RunColumn",

@@ -26,23 +26,11 @@ app.command()(verify)
 @app.command()
 def info(store: StoreArgument, as_json: JsonOption = False) -> None:
     """Records, fields, chunks, and how much of the files is in use."""
-    with sw.RecordStore.open(store) as opened:
-        facts: dict[str, Any] = {
-            "path": str(store),
-            "records": len(opened),
-            "fields": {
-                name: f"{opened.schema[name] if field.kind == 'array' else field.kind}, "
-                f"{field.compress}"
-                for name, field in opened.fields.items()
-            },
-            "stored_bytes": opened.stored_bytes,
-            "file_bytes": opened.file_bytes,
-            "utilization": round(opened.utilization, 4),
-            "chunks": len(opened.chunk_files),
-            "generation": opened.generation,
-            "attributes": opened.attributes,
-        }
-    show(facts, as_json)
+    with sw.RecordReader.open(store) as opened:
+        about = opened.describe().to_json()
+    codecs = about.pop("codecs")
+    about["fields"] = {name: f"{each}, {codecs[name]}" for name, each in about["fields"].items()}
+    show(about, as_json)
 
 
 @app.command()
@@ -53,7 +41,7 @@ def head(
     as_json: JsonOption = False,
 ) -> None:
     """The first records, each value in short; with --json whole, one object a line."""
-    with sw.RecordStore.open(store) as opened:
+    with sw.RecordReader.open(store) as opened:
         rows = np.arange(start, min(start + count, len(opened)), dtype=np.int64)
         columns = {name: opened[name][rows] for name in opened.schema}
         there = opened.present(rows)
@@ -83,21 +71,24 @@ def rebalance(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the live records anew, in order, and give back what deleted ones took.
+    """Write the live records again, in order, and give back what deleted ones took.
 
     Safe to kill: the store is as before, or rebalanced.
     """
-    with sw.RecordStore.open(store, "a") as opened:
-        before = opened.file_bytes, opened.utilization
-        with progress("rebalancing") as on_progress:
-            opened.rebalance(chunk_records=chunk_records, on_progress=on_progress)
+    with sw.RecordReader.open(store) as reader:
+        with sw.RecordWriter(store, mode="a") as writer, progress("rebalancing") as on_progress:
+            reader.refresh()
+            before = reader.describe().facts
+            writer.rebalance(chunk_records=chunk_records, progress=on_progress)
+        reader.refresh()
+        after = reader.describe().facts
         facts = {
             "path": str(store),
-            "records": len(opened),
-            "file_bytes_before": before[0],
-            "file_bytes": opened.file_bytes,
-            "utilization_before": round(before[1], 4),
-            "utilization": round(opened.utilization, 4),
+            "records": len(reader),
+            "chunk_bytes_before": before["chunk_bytes"],
+            "chunk_bytes": after["chunk_bytes"],
+            "utilization_before": before["utilization"],
+            "utilization": after["utilization"],
         }
     show(facts, as_json)
 
@@ -110,7 +101,7 @@ def salvage(
 ) -> None:
     """Make a new store of what is whole in the chunks of a damaged one, which stays as it is."""
     with progress("salvaging") as on_progress:
-        report = sw.RecordStore.salvage(store, output, on_progress=on_progress)
+        report = sw.RecordReader.salvage(store, output, progress=on_progress)
     show({"path": str(output), **asdict(report)}, as_json)
     if report.returned and not as_json:
         err.print("records were deleted from this store; some are back, under old numbers")

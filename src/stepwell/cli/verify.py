@@ -57,6 +57,6 @@ def _problems(path: Path, on_progress: Callable[[int, int], None]) -> list[sw.Fo
     with sw.open(path, **options) as source:
         if isinstance(source, Store):
             return list(source.verify(progress=on_progress).problems)
-        if not isinstance(source, sw.StepReader | sw.PackReader | sw.RecordStore):
+        if not isinstance(source, sw.StepReader):
             raise ValueError(f"{path}: nothing here carries checksums")
         return source.verify(on_progress=on_progress)

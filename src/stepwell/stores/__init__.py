@@ -11,7 +11,7 @@ from stepwell.store import Store
 from stepwell.stores.arrayrecord import ArrayRecordSource, convert_to_arrayrecord
 from stepwell.stores.arrays import ArraySource
 from stepwell.stores.pack import PackReader, PackWriter
-from stepwell.stores.records import RecordColumn, RecordField, RecordStore, SalvageReport
+from stepwell.stores.records import RecordColumn, RecordReader, RecordWriter, SalvageReport
 from stepwell.stores.replay.layout import is_replay
 from stepwell.stores.replay.reader import ReplayReader
 from stepwell.stores.shards import RowBatch, RowState, Shard, ShardReader, ShardWriter, Subsample
@@ -24,8 +24,8 @@ __all__ = [
     "PackReader",
     "PackWriter",
     "RecordColumn",
-    "RecordField",
-    "RecordStore",
+    "RecordReader",
+    "RecordWriter",
     "RowBatch",
     "RowState",
     "RunColumn",
@@ -45,6 +45,7 @@ STORES: tuple[type[Store], ...] = (
     ArraySource,
     ArrayRecordSource,
     PackReader,
+    RecordReader,
     ShardReader,
     StepReader,
 )
@@ -65,8 +66,8 @@ def open(path: str | os.PathLike[str], **options: Any) -> Source:
         return PackReader(where, **options)
     if where.is_dir() and (where / "metadata.db").is_file():
         return StepReader(where, **options)
-    if where.is_dir() and (where / "meta.json").is_file():
-        return RecordStore(where, **options)
+    if RecordReader.recognizes(where):
+        return RecordReader(where, **options)
     if where.is_dir() and any(where.glob("*.array_record")):
         return ArrayRecordSource(where, **options)
     if where.is_dir() and is_replay(where):
