@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from stepwell.errors import ChecksumError
-from stepwell.replay import ReplayReader, ReplayWriter, migrate_telemetry
+from stepwell.replay import ReplayReader, ReplayWriter
+from stepwell.telemetry import migrate_telemetry
 from tests.old_telemetry import database, step
 
 

@@ -16,11 +16,6 @@ from stepwell.stores.replay.resolver import FrameResolver
 from stepwell.stores.replay.source import ReplaySteps
 
 if TYPE_CHECKING:
-    from stepwell.stores.replay.migrate import (
-        MigrationReport,
-        migrate_telemetry,
-        validate_telemetry,
-    )
     from stepwell.stores.replay.recorder import Record, RecordedEnv, RecordedVectorEnv
     from stepwell.stores.replay.writer import ReplayWriter, StepRefs
 
@@ -34,7 +29,6 @@ __all__ = [
     "LaneInfo",
     "LaneReader",
     "LaneWriter",
-    "MigrationReport",
     "Record",
     "RecordedEnv",
     "RecordedVectorEnv",
@@ -43,19 +37,14 @@ __all__ = [
     "ReplayWriter",
     "StepRefs",
     "lanes",
-    "migrate_telemetry",
-    "validate_telemetry",
 ]
 
 _LATER = {
-    "MigrationReport": "migrate",
     "Record": "recorder",
     "RecordedEnv": "recorder",
     "RecordedVectorEnv": "recorder",
     "ReplayWriter": "writer",
     "StepRefs": "writer",
-    "migrate_telemetry": "migrate",
-    "validate_telemetry": "migrate",
 }
 _EXTRAS = {"h5py": "replay", "hdf5plugin": "replay", "gymnasium": "gym"}
 

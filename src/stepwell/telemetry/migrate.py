@@ -18,14 +18,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepwell.errors import FormatError, SchemaError
+from stepwell.store import Progress
 from stepwell.stores.replay.arrays import CODECS
 from stepwell.stores.replay.database import reading
 from stepwell.stores.replay.layout import array_path, database_path
-from stepwell.stores.replay.moved import NEW_COLUMNS, MovedStep, differences
-from stepwell.stores.replay.moved_run import MovedRun
-from stepwell.stores.replay.old_telemetry import OldEpisode, OldStep, OldTelemetry
 from stepwell.stores.replay.refs import check_run_id
 from stepwell.stores.replay.resolver import FrameResolver
+from stepwell.telemetry.moved import NEW_COLUMNS, MovedStep, differences
+from stepwell.telemetry.moved_run import MovedRun
+from stepwell.telemetry.old_telemetry import OldEpisode, OldStep, OldTelemetry
 
 __all__ = ["MigrationReport", "migrate_telemetry", "validate_telemetry"]
 
@@ -33,8 +34,6 @@ BATCH_BYTES = 16 << 20  # of JSON
 _BATCH_STEPS = 512
 _NO_RUN = "unnamed"
 _MOST_LINES = 100
-
-OnProgress = Callable[[int, int], object]
 
 
 @dataclass
@@ -60,10 +59,10 @@ def migrate_telemetry(
     root: str | os.PathLike[str],
     *,
     run_ids: Sequence[str] | None = None,
-    codec: str = "zstd",
+    compress: str = "zstd",
     observations: str | None = None,
     skip_bad: bool = False,
-    on_progress: OnProgress | None = None,
+    progress: Progress | None = None,
 ) -> MigrationReport:
     """Bring all steps of the database `old`, or those of some runs, to the replay store `root`.
 
@@ -71,13 +70,13 @@ def migrate_telemetry(
     one by what they are. Raises `SchemaError` for a step that cannot be moved, which `skip_bad`
     leaves out, and for a run of the store that is another one of the same name.
     """
-    if codec not in CODECS:
-        raise ValueError(f"codec: expected one of {', '.join(CODECS)}, got {codec!r}")
+    if compress not in CODECS:
+        raise ValueError(f"compress: expected one of {', '.join(CODECS)}, got {compress!r}")
     if observations is not None and not _is_of_numbers(observations):
         raise ValueError(f"observations: expected a type of numbers, got {observations!r}")
-    move = _Migration(Path(old), Path(root), run_ids, on_progress)
+    move = _Migration(Path(old), Path(root), run_ids, progress)
     with closing(move):
-        return move.run(codec, observations, skip_bad)
+        return move.run(compress, observations, skip_bad)
 
 
 def validate_telemetry(
@@ -85,10 +84,10 @@ def validate_telemetry(
     root: str | os.PathLike[str],
     *,
     run_ids: Sequence[str] | None = None,
-    on_progress: OnProgress | None = None,
+    progress: Progress | None = None,
 ) -> MigrationReport:
     """Compare every step that both have; the report's `differences` say what is not the same."""
-    move = _Migration(Path(old), Path(root), run_ids, on_progress)
+    move = _Migration(Path(old), Path(root), run_ids, progress)
     with closing(move):
         return move.validate()
 
@@ -99,7 +98,7 @@ class _Migration:
         old: Path,
         root: Path,
         run_ids: Sequence[str] | None,
-        on_progress: OnProgress | None,
+        progress: Progress | None,
     ) -> None:
         self._root = root
         self._database = database_path(root)
@@ -112,7 +111,7 @@ class _Migration:
         except BaseException:
             self._old.close()
             raise
-        self._on_progress = on_progress or (lambda done, total: None)
+        self._progress = progress or (lambda done, total: None)
         self._done = 0
 
     def _plan(self, run_ids: Sequence[str] | None) -> None:
@@ -140,13 +139,13 @@ class _Migration:
 
     # There and back.
 
-    def run(self, codec: str, observations: str | None, skip_bad: bool) -> MigrationReport:
+    def run(self, compress: str, observations: str | None, skip_bad: bool) -> MigrationReport:
         for old_name, episodes in self._episodes.items():
             run_id = self._report.runs[old_name]
             state = self._state(run_id, episodes)
             wanting = [episode for episode in episodes if self._wants(run_id, episode)]
             if wanting or state != "closed":
-                self._move(MovedRun(self._root, run_id, codec, observations), wanting, skip_bad)
+                self._move(MovedRun(self._root, run_id, compress, observations), wanting, skip_bad)
         return self._measured()
 
     def _wants(self, run_id: str, episode: OldEpisode) -> bool:
@@ -306,7 +305,7 @@ class _Migration:
 
     def _advance(self, count: int) -> None:
         self._done += count
-        self._on_progress(min(self._done, self._total), self._total)
+        self._progress(min(self._done, self._total), self._total)
 
     def _measured(self) -> MigrationReport:
         report = self._report
