@@ -8,7 +8,7 @@ a loader   decides when           Loader, stepwell.torch.Loader, stepwell.jax.Lo
 
 from importlib import import_module
 from importlib.metadata import version
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from stepwell.converters import ConvertReport, convert
 from stepwell.errors import (
@@ -36,6 +36,7 @@ from stepwell.stores import (
     RecordColumn,
     RecordField,
     RecordStore,
+    ReplayReader,
     RowBatch,
     RowState,
     RunColumn,
@@ -51,6 +52,9 @@ from stepwell.stores import (
     open,
     pack_runs,
 )
+
+if TYPE_CHECKING:
+    from stepwell.stores.replay.writer import ReplayWriter
 
 __all__ = [
     "ArrayRecordSource",
@@ -74,6 +78,8 @@ __all__ = [
     "RecordColumn",
     "RecordField",
     "RecordStore",
+    "ReplayReader",
+    "ReplayWriter",
     "RowBatch",
     "RowState",
     "Run",
@@ -106,8 +112,10 @@ __all__ = [
 __version__ = version("stepwell")
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> Any:
     # `stepwell.torch` and the others exist without an import, and cost nothing until used.
+    if name == "ReplayWriter":  # which loads HDF5
+        return import_module("stepwell.replay").ReplayWriter
     if name in ("torch", "jax", "replay", "telemetry", "game2048", "importers", "exporters"):
         return import_module(f"stepwell.{name}")
     raise AttributeError(f"module 'stepwell' has no attribute {name!r}")

@@ -11,7 +11,6 @@ from stepwell.stores.arrayrecord import ArrayRecordSource, convert_to_arrayrecor
 from stepwell.stores.arrays import ArraySource
 from stepwell.stores.pack import PackReader, PackReport, PackStats, PackWriter, pack_runs
 from stepwell.stores.records import RecordColumn, RecordField, RecordStore, SalvageReport
-from stepwell.stores.replay.layout import is_replay
 from stepwell.stores.replay.reader import ReplayReader
 from stepwell.stores.shards import RowBatch, RowState, Shard, ShardReader, ShardWriter, Subsample
 from stepwell.stores.steps import RunColumn, RunTable, StepReader, StepWriter
@@ -26,6 +25,7 @@ __all__ = [
     "RecordColumn",
     "RecordField",
     "RecordStore",
+    "ReplayReader",
     "RowBatch",
     "RowState",
     "RunColumn",
@@ -62,8 +62,8 @@ def open(path: str | os.PathLike[str], **options: Any) -> Source:
         return RecordStore(where, **options)
     if where.is_dir() and any(where.glob("*.array_record")):
         return ArrayRecordSource(where, **options)
-    if where.is_dir() and is_replay(where):
-        return ReplayReader(where).steps(**options)
+    if ReplayReader.recognizes(where):
+        return ReplayReader(where, **options)
     if where.suffix == ".shard" or (where.is_dir() and any(where.glob("*.shard"))):
         return ShardReader.open(where, **options)
     raise FormatError(

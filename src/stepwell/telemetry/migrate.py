@@ -19,11 +19,11 @@ import numpy as np
 
 from stepwell.errors import FormatError, SchemaError
 from stepwell.store import Progress
-from stepwell.stores.replay.arrays import CODECS
-from stepwell.stores.replay.database import reading
-from stepwell.stores.replay.layout import array_path, database_path
+from stepwell.stores.replay.database import database_path, reading
+from stepwell.stores.replay.layout import array_path
 from stepwell.stores.replay.refs import check_run_id
 from stepwell.stores.replay.resolver import FrameResolver
+from stepwell.stores.replay.writer import check_compress
 from stepwell.telemetry.moved import NEW_COLUMNS, MovedStep, differences
 from stepwell.telemetry.moved_run import MovedRun
 from stepwell.telemetry.old_telemetry import OldEpisode, OldStep, OldTelemetry
@@ -33,7 +33,7 @@ __all__ = ["MigrationReport", "migrate_telemetry", "validate_telemetry"]
 BATCH_BYTES = 16 << 20  # of JSON
 _BATCH_STEPS = 512
 _NO_RUN = "unnamed"
-_MOST_LINES = 100
+_MAX_LINES = 100
 
 
 @dataclass
@@ -70,8 +70,7 @@ def migrate_telemetry(
     one by what they are. Raises `SchemaError` for a step that cannot be moved, which `skip_bad`
     leaves out, and for a run of the store that is another one of the same name.
     """
-    if compress not in CODECS:
-        raise ValueError(f"compress: expected one of {', '.join(CODECS)}, got {compress!r}")
+    check_compress(compress)
     if observations is not None and not _is_of_numbers(observations):
         raise ValueError(f"observations: expected a type of numbers, got {observations!r}")
     move = _Migration(Path(old), Path(root), run_ids, progress)
@@ -220,7 +219,7 @@ class _Migration:
         if self._resolver is None:
             self._resolver = FrameResolver(self._root)
         rows: dict[tuple[str, int], tuple[Any, ...]] = {}
-        with reading(self._database) as database:
+        with reading(self._root) as database:
             for step in steps:
                 row = database.execute(
                     f"SELECT {', '.join(NEW_COLUMNS)} FROM steps "
@@ -235,7 +234,7 @@ class _Migration:
     # What is there already.
 
     def validate(self) -> MigrationReport:
-        with reading(self._database):
+        with reading(self._root):
             pass
         for old_name, episodes in self._episodes.items():
             run_id = self._report.runs[old_name]
@@ -251,7 +250,7 @@ class _Migration:
             read = self._readable(batch, self._skipper(skip_bad=True))
             steps = [step for _, step in read if step is not None]
             lines = self._compare(run_id, steps)
-            self._report.differences += lines[: _MOST_LINES - len(self._report.differences)]
+            self._report.differences += lines[: _MAX_LINES - len(self._report.differences)]
             self._report.verified += len(steps)
             self._advance(len(batch))
 
@@ -259,11 +258,11 @@ class _Migration:
         """What the store says of a run. Raises `SchemaError` when it is another one of that name:
         one with other episodes, or whose first steps are not the same."""
         try:
-            with reading(self._database) as database:
-                question = "SELECT state FROM runs WHERE run_id = ?"
-                row = database.execute(question, (run_id,)).fetchone()
-                question = "SELECT episode_id FROM episodes WHERE run_id = ? ORDER BY number"
-                there = [name for (name,) in database.execute(question, (run_id,))]
+            with reading(self._root) as database:
+                sql = "SELECT state FROM runs WHERE run_id = ?"
+                row = database.execute(sql, (run_id,)).fetchone()
+                sql = "SELECT episode_id FROM episodes WHERE run_id = ? ORDER BY number"
+                there = [name for (name,) in database.execute(sql, (run_id,))]
         except FileNotFoundError:
             return None
         known = {episode.episode_id: episode for episode in episodes}
@@ -284,7 +283,7 @@ class _Migration:
         """What the store has of an episode. Raises `SchemaError` when it is of another run."""
         name = episode.episode_id
         try:
-            with reading(self._database) as database:
+            with reading(self._root) as database:
                 row = database.execute(
                     "SELECT run_id, ended, terminated OR truncated FROM episodes "
                     "WHERE episode_id = ?",
@@ -292,8 +291,8 @@ class _Migration:
                 ).fetchone()
                 if row is None:
                     return _Known()
-                question = "SELECT step_index FROM steps WHERE episode_id = ?"
-                steps = frozenset(index for (index,) in database.execute(question, (name,)))
+                sql = "SELECT step_index FROM steps WHERE episode_id = ?"
+                steps = frozenset(index for (index,) in database.execute(sql, (name,)))
         except FileNotFoundError:
             return _Known()
         if row[0] != run_id:
@@ -343,15 +342,15 @@ def _batch(items: Iterator[_Item]) -> list[_Item]:
 
 
 def _safe_name(old: str | None) -> str:
-    """A run's name as a file may have it: its own, or one like it with a sum of it."""
+    """A run's name as a file may have it: its own, or one like it with a checksum of it."""
     if not old:
         return _NO_RUN
     try:
         return check_run_id(old)
     except ValueError:
         name = re.sub(r"[^A-Za-z0-9_-]", "_", old)[:100]
-        sum_ = hashlib.blake2b(old.encode(errors="surrogateescape"), digest_size=4).hexdigest()
-        return f"{name}-{sum_}"
+        checksum = hashlib.blake2b(old.encode(errors="surrogateescape"), digest_size=4).hexdigest()
+        return f"{name}-{checksum}"
 
 
 def _is_of_numbers(name: str) -> bool:

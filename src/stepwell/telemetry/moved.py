@@ -161,16 +161,17 @@ def _are_bytes(array: NDArray[Any]) -> bool:
 
 
 def _stored(channel: Channel, array: NDArray[Any]) -> NDArray[Any]:
-    if array.shape != channel.shape:
+    dtype, shape = channel.field.dtype, channel.field.shape
+    if array.shape != shape:
         raise SchemaError(
-            f"{channel.name}: expected {channel.shape} as in the steps before, got {array.shape}"
+            f"{channel.name}: expected {shape} as in the steps before, got {array.shape}"
         )
-    if not _fits(array, channel.dtype):
+    if not _fits(array, dtype):
         raise SchemaError(
-            f"{channel.name}: expected {channel.dtype} as in the first steps, got "
+            f"{channel.name}: expected {dtype} as in the first steps, got "
             f"{array.min()} to {array.max()}; choose another type for all"
         )
-    return array.astype(channel.dtype, order="C")
+    return array.astype(dtype, order="C")
 
 
 def _fits(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:

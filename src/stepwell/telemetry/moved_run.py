@@ -11,7 +11,7 @@ from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS
 from stepwell.stores.replay.database import EPISODE_COLUMNS, Seat, reading
 from stepwell.stores.replay.disk import RunDisk
 from stepwell.stores.replay.items import Counters, Inlet, Rows, Step
-from stepwell.stores.replay.layout import STEPS, array_path, database_path
+from stepwell.stores.replay.layout import STEPS, array_path
 from stepwell.stores.replay.rows import RunFile
 from stepwell.telemetry.moved import Channels, MovedStep
 from stepwell.telemetry.old_telemetry import OldEpisode
@@ -115,7 +115,7 @@ class MovedRun:
     def _load(self, episode: OldEpisode) -> "_Place":
         """The row of an episode, as it is or new."""
         name = episode.episode_id
-        with reading(database_path(self._root)) as database:
+        with reading(self._root) as database:
             row = database.execute(
                 f"SELECT {', '.join(EPISODE_COLUMNS)} FROM episodes WHERE episode_id = ?", (name,)
             ).fetchone()
