@@ -9,8 +9,6 @@ import typer
 import stepwell as sw
 from stepwell.cli.console import JsonOption, err, out, progress, show
 from stepwell.replay import ReplayReader
-from stepwell.store import Store
-from stepwell.stores.replay.layout import is_replay
 
 __all__ = ["check", "verify"]
 
@@ -50,9 +48,9 @@ def check(path: Path, as_json: bool) -> None:
 
 
 def _problems(path: Path, on_progress: Callable[[int, int], None]) -> list[sw.FormatError]:
-    if is_replay(path):
-        with ReplayReader(path) as reader:
-            return reader.verify(on_progress=on_progress)
+    if ReplayReader.recognizes(path):
+        with ReplayReader.open(path) as reader:
+            return list(reader.verify(progress=on_progress).problems)
     options: dict[str, Any] = {"memory": "map"} if (path / "metadata.db").is_file() else {}
     with sw.open(path, **options) as source:
         if isinstance(source, Store):
