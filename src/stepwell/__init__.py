@@ -1,7 +1,7 @@
 """Training records at memory speed.
 
-a store    keeps rows             StepReader, PackReader, RecordReader, ShardReader, ReplayReader, open
-a writer   changes a store        StepWriter, PackWriter, RecordWriter, ShardWriter, ReplayWriter, convert
+a store    keeps rows             StepReader, PackReader, RecordReader, ShardReader, ReplayReader
+a writer   changes a store        StepWriter, PackWriter, RecordWriter, ShardWriter, ReplayWriter
 a source   answers take(rows)     Source and its views
 a sampler  decides which rows     Shuffle, Block, Sequential, Iid, Weighted
 a loader   decides when           Loader, stepwell.torch.Loader, stepwell.jax.Loader

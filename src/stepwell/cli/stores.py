@@ -57,9 +57,16 @@ def head(
     with _open(path, endpoint) as store:
         rows = list(range(start, min(start + count, len(store))))
         found = store.take(np.array(rows, np.int64))
+        there = store.present(rows) if isinstance(store, sw.RecordReader) else {}
+    columns = {
+        name: [
+            value if name not in there or there[name][i] else None for i, value in enumerate(values)
+        ]
+        for name, values in found.items()
+    }
     if as_json:
         for i, row in enumerate(rows):
-            values = {name: _plain(column[i]) for name, column in found.items()}
+            values = {name: _plain(column[i]) for name, column in columns.items()}
             print(json.dumps({"row": row, **values}))
         return
     table = Table()
@@ -67,7 +74,7 @@ def head(
     for name in found:
         table.add_column(escape(name), overflow="ellipsis", no_wrap=True, min_width=6)
     for i, row in enumerate(rows):
-        table.add_row(f"{row:,}", *(escape(_short(column[i])) for column in found.values()))
+        table.add_row(f"{row:,}", *(escape(_short(column[i])) for column in columns.values()))
     out.print(table)
 
 
@@ -186,6 +193,8 @@ def _plain(value: Any) -> Any:
 
 
 def _short(value: Any) -> str:
+    if value is None:
+        return "-"
     if isinstance(value, str | bytes):
         text = repr(value)
     else:
