@@ -30,7 +30,7 @@ def packing_cases(games: Games) -> list[Case]:
     target = games.scratch / "target"
 
     def pack(_: object, workers: int | None = None) -> None:
-        game2048.pack_runs(games.source, target, workers=workers)
+        game2048.pack_runs(games.source, target, threads=workers)
 
     calls: dict[str, Call] = {
         OURS: pack,

@@ -91,7 +91,7 @@ def assert_batch(got: Batch, want: Expected) -> None:
             assert got[name].offsets.dtype == np.int64
             assert got[name].lengths.tolist() == [len(row) for row in values]
             for mine, theirs in zip(got[name][:1], values[:1], strict=True):
-                assert_array(mine, theirs)
+                assert_value(mine, theirs, got[name].kind)
             if values:  # all rows at once: there are tests with a hundred thousand of them
                 begin, end = got[name].offsets[[0, -1]]
                 joined = np.concatenate(values, dtype=values[0].dtype)
@@ -105,7 +105,15 @@ def assert_row(got: dict[str, Any], want: Expected, row: int) -> None:
     """One row, as `source[row]` and iteration give it."""
     assert list(got) == list(want)
     for name, values in want.items():
-        assert_array(np.asarray(got[name]), np.asarray(values[row]))
+        assert_value(got[name], np.asarray(values[row]))
+
+
+def assert_value(got: Any, want: NDArray[Any], kind: str | None = None) -> None:
+    """A row of a field: an array, or the text or bytes that the array holds."""
+    if isinstance(got, str | bytes):
+        assert kind in (None, type(got).__name__)
+        got = np.frombuffer(got.encode() if isinstance(got, str) else got, np.uint8)
+    assert_array(np.asarray(got), want)
 
 
 # Buffers a caller might bring.
@@ -243,12 +251,12 @@ class SourceContract:
             assert name in source
             column = source[name]
             assert len(column) == len(source)
-            assert_array(np.asarray(column[7]), np.asarray(values[7]))
+            assert_value(column[7], np.asarray(values[7]))
             assert_batch({name: column.take([9, 1])[name]}, pick({name: values}, [9, 1]))
             for mine, theirs in zip(column[2:5], values[2:5], strict=True):
-                assert_array(np.asarray(mine), np.asarray(theirs))
+                assert_value(mine, np.asarray(theirs))
             for mine, row in zip(column[[1, 9]], (1, 9), strict=True):
-                assert_array(np.asarray(mine), np.asarray(values[row]))
+                assert_value(mine, np.asarray(values[row]))
         assert "no such field" not in source
         with pytest.raises(KeyError, match="no field 'no such field'"):
             source["no such field"]
@@ -287,7 +295,7 @@ class SourceContract:
             source.take(rows[::-1])  # would land in the same memory, were it free
         for part, want in parts:
             for mine, theirs in zip(part, want, strict=True):
-                assert_array(np.asarray(mine), np.asarray(theirs))
+                assert_value(mine, np.asarray(theirs))
 
     def test_batches_belong_to_the_caller(self, source: Source, expected: Expected) -> None:
         batch = source.take([4, 4])

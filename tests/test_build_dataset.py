@@ -137,7 +137,7 @@ def test_rows_are_those_of_the_format(
     calls: list[tuple[int, int]] = []
     given = KINDS[kind](files, pack)
     report = build_dataset(
-        given, tmp_path / "out", on_progress=lambda done, all_: calls.append((done, all_))
+        given, tmp_path / "out", progress=lambda done, all_: calls.append((done, all_))
     )
     assert (report.path, report.runs, report.skipped) == (tmp_path / "out", len(runs), [])
     assert report.steps == sum(map(len, runs))
@@ -347,7 +347,7 @@ def test_nothing_is_left_where_nothing_can_be_rows(tmp_path: Path) -> None:
     for missing in ("empty", "nowhere"):
         with pytest.raises(FileNotFoundError):
             build_dataset(tmp_path / missing, tmp_path / "out")
-    wrong: list[dict[str, Any]] = [{"workers": 0}, {"shard_bytes": 31}]
+    wrong: list[dict[str, Any]] = [{"threads": 0}, {"shard_bytes": 31}]
     for options in wrong:
         with pytest.raises(ValueError, match="at least"):
             build_dataset(tmp_path / "runs", tmp_path / "out", **options)
@@ -375,7 +375,7 @@ def test_an_interrupted_build_leaves_nothing(files: Path, tmp_path: Path) -> Non
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build_dataset(files, tmp_path / "out", on_progress=stop)
+        build_dataset(files, tmp_path / "out", progress=stop)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -393,11 +393,11 @@ def contents(root: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_workers_change_no_byte(sharded: bool, pack: Path, tmp_path: Path) -> None:
+def test_threads_change_no_byte(sharded: bool, pack: Path, tmp_path: Path) -> None:
     made = []
-    for workers in (1, 4):
-        out = tmp_path / str(workers)
-        build_dataset(pack, out, workers=workers, shard_bytes=32 * 1000 if sharded else None)
+    for threads in (1, 4):
+        out = tmp_path / str(threads)
+        build_dataset(pack, out, threads=threads, shard_bytes=32 * 1000 if sharded else None)
         made.append(contents(out))
         created = made[-1].pop("manifest.json")  # says when it was made
         assert created

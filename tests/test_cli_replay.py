@@ -49,7 +49,7 @@ def test_record(tmp_path: Path) -> None:
     facts = facts_of("record", "--env", "ALE/Breakout-v5", "--steps", "60", "--out", tmp_path)
     assert facts["steps"] == 60
     assert re.fullmatch(r"breakout-\d{8}-\d{6}", facts["run_id"])
-    with ReplayReader(tmp_path) as reader:
+    with ReplayReader.open(tmp_path) as reader:
         run = reader.runs[facts["run_id"]]
         assert (run.state, run.steps, run.rows["frames"]) == ("closed", 60, 60)
 
@@ -58,7 +58,7 @@ def test_record_is_the_same_for_a_seed(tmp_path: Path) -> None:
     command = ("record", "--env", "CartPole-v1", "--steps", "80", "--frames", "none")
     for run_id in ("a", "b"):
         facts_of(*command, "--seed", "5", "--run-id", run_id, "--out", tmp_path)
-    with ReplayReader(tmp_path) as reader:
+    with ReplayReader.open(tmp_path) as reader:
         one, other = reader.steps("a")[:], reader.steps("b")[:]
         for name in one:
             assert np.array_equal(one[name], other[name])
@@ -70,7 +70,7 @@ def test_record_several_at_once(tmp_path: Path) -> None:
         *("--envs", "3", "--seed", "1", "--out", tmp_path),
     )
     assert facts["steps"] == 102  # each of them makes as many
-    with ReplayReader(tmp_path) as reader:
+    with ReplayReader.open(tmp_path) as reader:
         assert {e.agent_id for e in reader.episodes} == {"env0", "env1", "env2"}
         assert len(reader.steps()) == 102
         assert reader.verify() == []
@@ -172,7 +172,7 @@ def test_episodes(store: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     head, *rows, last = [line.split("\t") for line in done.stdout.splitlines()]
     assert head == ["episode", "steps", "total_reward", "end", "started_at"]
-    with ReplayReader(store) as reader:
+    with ReplayReader.open(store) as reader:
         best = sorted((e.total_reward for e in reader.where("run_id = 'cartpole'")), reverse=True)
     assert [float(row[2]) for row in rows] == best[:3]
     assert last == [f"3 of {len(best)} episodes"]
@@ -337,7 +337,7 @@ def test_record_what_breaks(brittle: Path, tmp_path: Path, envs: int) -> None:
     assert done.stderr.startswith("error: brittle:Brittle-v0: RuntimeError: it fell over - at ")
     assert done.stderr.count("\n") == 1
     assert envs > 1 or f"{brittle}:21" in done.stderr
-    with ReplayReader(tmp_path / "out") as reader:
+    with ReplayReader.open(tmp_path / "out") as reader:
         assert (reader.runs["run"].state, reader.runs["run"].steps) == ("closed", 5 * envs)
 
 
@@ -367,13 +367,13 @@ def test_record_until_it_is_stopped(brittle: Path, tmp_path: Path, envs: int) ->
     more = json.loads(process(*command, "--steps", "30").stdout)
     assert more["steps"] == facts["steps"] + 30
     assert more["steps_per_second"] == pytest.approx(30 / more["seconds"], rel=0.01)
-    with ReplayReader(tmp_path / "out") as reader:
+    with ReplayReader.open(tmp_path / "out") as reader:
         assert reader.verify() == []
 
 
 def _steps_of(root: Path) -> int:
     try:
-        with ReplayReader(root) as reader:
+        with ReplayReader.open(root) as reader:
             return sum(run.steps for run in reader.runs.values())
     except (FileNotFoundError, sw.FormatError):
         return 0

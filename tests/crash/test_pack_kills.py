@@ -40,20 +40,20 @@ def work(folder: Path, first: int) -> Iterator[int]:
     for stamp in count(first):
         long = stamp % 8 < 2
         if stamp % 2:
-            with sw.PackWriter(target, expect=stamp % 3, align=64, overwrite=True) as writer:
+            with sw.PackWriter(target, expect=stamp % 3, align=64, _replace=True) as writer:
                 for _ in range(3):
                     writer.append(run(stamp, long=long))
         else:
             for i in range(3):
                 (runs / f"{i}.a2run").write_bytes(run(stamp, long=long).to_bytes(1))
-            game2048.pack_runs(runs, target, overwrite=True)
+            game2048.pack_runs(runs, target, replace=True)
         yield stamp
 
 
 def stamp_of(target: Path) -> int:
     """The stamp of a pack, all of which is as it should be."""
     with sw.PackReader.open(target) as pack:
-        assert pack.verify() == []
+        assert pack.verify().ok
         assert len(pack) == 3
         (stamp,) = {int(decoded.meta.start_unix_s) for decoded in pack}
     return stamp
@@ -93,7 +93,7 @@ Make = Callable[[Path], object]
 
 def pack_of(stamps: list[int], expect: int = 0) -> Make:
     def make(target: Path) -> None:
-        with sw.PackWriter(target, align=64, expect=expect, overwrite=True) as writer:
+        with sw.PackWriter(target, align=64, expect=expect, _replace=True) as writer:
             writer.extend(run(stamp) for stamp in stamps)
 
     return make
@@ -104,7 +104,7 @@ def pack_of_files(stamps: list[int], folder: Path) -> Make:
     runs.mkdir()
     for i, stamp in enumerate(stamps):
         (runs / f"{i}.a2run").write_bytes(run(stamp).to_bytes(1))
-    return lambda target: game2048.pack_runs(runs, target, align=64, overwrite=True)
+    return lambda target: game2048.pack_runs(runs, target, align=64, replace=True)
 
 
 def lines_of(stamps: list[int], folder: Path) -> Make:
@@ -222,7 +222,7 @@ def test_an_error_while_a_run_is_read_names_it(target: Path, tmp_path: Path) -> 
     for number in count():
         try:
             with fault("EIO", number) as injected:
-                game2048.pack_runs(tmp_path / "1", target, overwrite=True)
+                game2048.pack_runs(tmp_path / "1", target, replace=True)
         except OSError as error:
             messages += [str(error)] * (injected.name == "readv")
         if injected.name is None:
@@ -269,7 +269,7 @@ for name, small in (("PackWriter", lambda: pack_of(OLD)(target)),
     for attempt in range(3):
         try:
             if name == "PackWriter":
-                with sw.PackWriter(target, overwrite=True, expect=attempt) as writer:
+                with sw.PackWriter(target, _replace=True, expect=attempt) as writer:
                     for _ in range(4):
                         writer.append(long)
             else:

@@ -70,7 +70,7 @@ class BufferStates(RuleBasedStateMachine):
         with pytest.raises(ValueError, match="not released"):
             self.buffer.joined(self.first, self.end - self.first + 1)
 
-    @rule(codec=st.sampled_from([RAW, ZSTD]), shared=st.booleans())
+    @rule(compress=st.sampled_from([RAW, ZSTD]), shared=st.booleans())
     def read(self, codec: int, shared: bool) -> None:
         count = self.end - self.first
         expected = [self.rows[row] for row in range(self.first, self.end)]
@@ -124,7 +124,7 @@ def test_memory_is_used_again(quick_path: Path) -> None:
         for turn in range(30):
             for i in range(20):
                 writer.record_step(reward=i, observation=PICTURE + i, frame=PICTURE - i)
-            writer.flush()
+            writer.commit()
             if turn == 5:
                 there = kept(writer)
         assert kept(writer) <= 2 * there
@@ -137,12 +137,12 @@ def test_memory_is_used_again(quick_path: Path) -> None:
 def test_steps_that_are_dropped_or_refused_take_no_memory(quick_path: Path) -> None:
     with ReplayWriter(quick_path, "run", when_full="drop", queue_bytes=10_000) as writer:
         writer.record_step(reward=0, observation=PICTURE)
-        writer.flush()
+        writer.commit()
         for _ in range(2000):
             writer.record_step(reward=0, observation=PICTURE)
             with pytest.raises(sw.SchemaError):
                 writer.record_step(reward=0, observation=PICTURE, frame=PICTURE.astype(np.int8))
-        writer.flush()
+        writer.commit()
         assert kept(writer) <= 3 << 22
 
 
@@ -162,7 +162,7 @@ def test_the_same_file_without_it(
         monkeypatch.setattr(hdf5_calls, "_FOUND", found)
         root = quick_path / str(found is None)
         random = np.random.default_rng(0)
-        with ReplayWriter(root, "run", codec=codec) as writer:
+        with ReplayWriter(root, "run", compress=codec) as writer:
             for i in range(50):
                 noise = random.integers(0, 256, (40, 40), np.uint8) if i % 2 else PICTURE[:40, :40]
                 writer.record_step(reward=i, observation=noise, frame=PICTURE + i)

@@ -52,7 +52,7 @@ def test_steps_that_are_dropped_are_counted(
     )
     refs = [record(writer, number, terminated=number == 49) for number in range(50)]
     go.set()
-    writer.flush()
+    writer.commit()
     refs += [record(writer, number) for number in range(50, 53)]
     writer.close()
     kept = [number for number, ref in enumerate(refs) if ref is not None]
@@ -88,7 +88,7 @@ def test_what_was_seen_last_is_dropped_too(
     last = [row["final_obs_ref"] for row in read_store(quick_path).episodes.values()]
     assert last[0] is not None
     assert last[-1] is None
-    with ReplayReader(quick_path) as reader:
+    with ReplayReader.open(quick_path) as reader:
         assert reader.verify() == []
 
 
@@ -122,7 +122,7 @@ def test_a_queue_smaller_than_a_step(quick_path: Path, when_full: str) -> None:
         for number in range(20):
             assert record(writer, number) is not None
             if when_full == "drop":
-                writer.flush()
+                writer.commit()
     assert numbers_of(quick_path) == list(range(20))
 
 
@@ -157,7 +157,7 @@ def test_only_when_told_to(
         assert waits.wait(60)
         assert numbers_of(quick_path) == []
         record(writer, 1)
-        writer.flush()
+        writer.commit()
         assert numbers_of(quick_path) == [0, 1]
 
 
@@ -183,7 +183,7 @@ def test_a_failure_keeps_nothing_of_the_calls_it_is_raised_in(
     depths = []
     for _ in range(5):
         with pytest.raises(OSError, match="broken") as caught:
-            writer.flush()
+            writer.commit()
         depths.append(len(caught.traceback))
         with pytest.raises(OSError, match="broken"):
             record(writer, 1)
@@ -196,7 +196,7 @@ def test_a_disk_that_fails(quick_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     writer = ReplayWriter(quick_path, "run", flush_every=1000)
     for number in range(10):
         record(writer, number)
-    writer.flush()
+    writer.commit()
 
     def fail(*_: Any) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO), "the disk")
@@ -204,7 +204,7 @@ def test_a_disk_that_fails(quick_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with monkeypatch.context() as patch:
         patch.setattr("stepwell.stores.replay.arrays.sync_path", fail)
         record(writer, 10)
-        for call in (writer.flush, writer.flush, lambda: record(writer, 11), writer.close):
+        for call in (writer.commit, writer.commit, lambda: record(writer, 11), writer.close):
             with pytest.raises(OSError, match="Input/output error") as caught:
                 call()
             assert caught.value.errno == errno.EIO
@@ -227,18 +227,18 @@ root = Path(sys.argv[1])
 size = int(sys.argv[2])
 (root / "filler").write_bytes(bytes(size))
 acknowledged = 0
-writer = ReplayWriter(root, "run", codec=sys.argv[3], flush_every=1000)
+writer = ReplayWriter(root, "run", compress=sys.argv[3], flush_every=1000)
 try:
     for number in range(100_000):
         record(writer, number)
         if number % 5 == 4:
-            writer.flush()
+            writer.commit()
             acknowledged = number + 1
 except OSError as error:
     assert error.errno == errno.ENOSPC, repr(error)
 else:
     raise SystemExit("there was room")
-for call in (writer.flush, writer.close):
+for call in (writer.commit, writer.close):
     try:
         call()
     except OSError as error:
@@ -275,7 +275,7 @@ try:
     ReplayWriter(sys.argv[1], "new")
 except OSError as error:
     print(type(error).__name__)
-with ReplayReader(sys.argv[1]) as reader:
+with ReplayReader.open(sys.argv[1]) as reader:
     print(len(reader.steps()[:]["reward"]))
 """
     root = quick_path / "store"
@@ -333,7 +333,7 @@ DAMAGE = [
 def test_a_damaged_database(quick_path: Path, how: str) -> None:
     record_all(quick_path, "run", range(20))
     spoil(quick_path, how)
-    with ReplayReader(quick_path) as reader:
+    with ReplayReader.open(quick_path) as reader:
         with pytest.raises(FormatError) as caught:
             reader.runs["run"]
         assert caught.value.path == str(database(quick_path))
@@ -367,7 +367,7 @@ import os, sys
 from stepwell.replay import ReplayWriter
 writer = ReplayWriter(sys.argv[1], "run")
 writer.record_step(reward=1.0)
-writer.flush()
+writer.commit()
 os._exit(0)
 """
 
@@ -376,7 +376,7 @@ def test_a_killed_writers_log_is_lost(quick_path: Path) -> None:
     children.answer(KILLED, quick_path)
     for name in ("-wal", "-shm"):
         Path(f"{database(quick_path)}{name}").unlink()
-    with ReplayReader(quick_path) as reader:
+    with ReplayReader.open(quick_path) as reader:
         assert reader.runs == {}
     with pytest.raises(FileExistsError, match=r"run\.h5 is there, but .* knows nothing of it"):
         ReplayWriter(quick_path, "run")

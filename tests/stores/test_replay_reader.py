@@ -31,7 +31,7 @@ def test_everything_of_an_episode(quick_path: Path) -> None:
             record(writer, number, truncated=number == 14)
             if number == 14:
                 writer.end_episode(observation=observation(1000))
-    with ReplayReader(quick_path) as reader:
+    with ReplayReader.open(quick_path) as reader:
         first, second = reader.episodes
         assert (first.steps, first.ended) == (15, True)
         assert (first.terminated, first.truncated) == (False, True)
@@ -61,7 +61,7 @@ def test_everything_of_an_episode(quick_path: Path) -> None:
 def test_questions(quick_path: Path) -> None:
     record_all(quick_path, "a", range(30))
     record_all(quick_path, "b", range(20))
-    with ReplayReader(quick_path) as reader:
+    with ReplayReader.open(quick_path) as reader:
         assert list(reader.runs) == ["a", "b"]
         assert [run.state for run in reader.runs.values()] == ["closed", "closed"]
         good = reader.where("total_reward > ?", 100)
@@ -116,7 +116,7 @@ def test_what_is_not_there(quick_path: Path) -> None:
 def test_numbers_of_a_damaged_database(quick_path: Path, table: str, what: str, value: Any) -> None:
     record_all(quick_path, "run", range(20))
     change(quick_path, f"UPDATE {table} SET {what} = ?", value)
-    with ReplayReader(quick_path) as reader, pytest.raises(FormatError):
+    with ReplayReader.open(quick_path) as reader, pytest.raises(FormatError):
         reader.steps()
 
 
@@ -124,7 +124,7 @@ def test_numbers_of_a_damaged_database(quick_path: Path, table: str, what: str, 
 def test_damaged_infos(quick_path: Path, info: Any) -> None:
     record_all(quick_path, "run", range(3))
     change(quick_path, "UPDATE steps SET info = ? WHERE step_index = 1", info)
-    with ReplayReader(quick_path) as reader:
+    with ReplayReader.open(quick_path) as reader:
         found = reader.episode("run-ep0000")
         with pytest.raises(FormatError, match="run-ep0000"):
             _ = found.infos
@@ -145,14 +145,14 @@ def test_damaged_infos(quick_path: Path, info: Any) -> None:
 def test_damaged_references(quick_path: Path, column: str, value: Any, error: Any) -> None:
     record_all(quick_path, "run", range(3))
     change(quick_path, f"UPDATE steps SET {column} = ?", value)
-    with ReplayReader(quick_path) as reader, pytest.raises(error):
+    with ReplayReader.open(quick_path) as reader, pytest.raises(error):
         reader.episode("run-ep0000")
 
 
 def test_without_its_arrays(quick_path: Path) -> None:
     record_all(quick_path, "run", range(3))
     (quick_path / "replay" / "run.h5").unlink()
-    with ReplayReader(quick_path) as reader:
+    with ReplayReader.open(quick_path) as reader:
         assert len(reader.episodes) == 1
         numbers = reader.episode("run-ep0000", observations=False, frames=False)
         assert numbers.actions.tolist() == [0, 1, 2]
@@ -165,7 +165,7 @@ def test_a_store_that_was_moved(quick_path: Path) -> None:
     record_all(quick_path / "a", "run", range(20))
     shutil.copytree(quick_path / "a", quick_path / "b")
     shutil.rmtree(quick_path / "a")
-    with ReplayReader(quick_path / "b") as reader:
+    with ReplayReader.open(quick_path / "b") as reader:
         assert_tree(reader.episode("run-ep0000").frames[0], frame(0))
     record_all(quick_path / "b", "run", range(20, 30))
     assert len(ReplayReader(quick_path / "b").steps(next_observation=False)) == 30
@@ -178,7 +178,7 @@ from stepwell.replay import ReplayWriter
 from tests.replays import record
 writer = ReplayWriter(sys.argv[1], "killed")
 record(writer, 0)
-writer.flush()
+writer.commit()
 os._exit(0)
 """
     children.answer(script, quick_path)
@@ -210,7 +210,7 @@ def test_in_the_process_of_the_writer(quick_path: Path) -> None:
                 before = len(found["action"])
                 for row in range(0, before, 7):
                     assert_tree(found["observation/camera"][row], camera(row))
-                writer.flush()
+                writer.commit()
                 assert len(reader.steps(next_observation=False)) == number + 1
                 last = reader.episode(reader.episodes[-1].episode_id)
                 assert_tree(last.observations["camera"][-1], camera(number))
@@ -221,7 +221,7 @@ import sys
 from stepwell.replay import ReplayReader
 from tests.replays import assert_tree, camera, frame, observation
 looks = seen = 0
-with ReplayReader(sys.argv[1]) as reader:
+with ReplayReader.open(sys.argv[1]) as reader:
     while looks < 20 or seen < 100:
         _, rows = reader.query(
             "SELECT reward, obs_ref, frame_ref FROM steps ORDER BY reward DESC LIMIT 40"
@@ -249,7 +249,7 @@ with ReplayReader(sys.argv[1]) as reader:
 def test_four_processes_beside_a_writer(quick_path: Path) -> None:
     with ReplayWriter(quick_path, "run", flush_every=0.005) as writer:
         record(writer, 0)
-        writer.flush()
+        writer.commit()
         readers = [
             subprocess.Popen(
                 [sys.executable, "-c", FOLLOW, str(quick_path)],

@@ -29,7 +29,7 @@ def test_threads_record_at_once(quick_path: Path) -> None:
             for number in range(agent * 1000, agent * 1000 + 100):
                 record(writer, number, agent_id=f"agent {agent}", terminated=number % 10 == 9)
                 if number % 30 == 0:
-                    writer.flush()
+                    writer.commit()
 
         threads = [threading.Thread(target=work, args=(agent,)) for agent in range(8)]
         for thread in threads:
@@ -67,7 +67,7 @@ while interrupts < 200 or number < 400:
             if number % 10 == 3:
                 writer.end_episode(observation=observation(number))
             if number % 50 == 3:
-                writer.flush()
+                writer.commit()
         finally:
             armed = False
     except KeyboardInterrupt:
@@ -75,7 +75,7 @@ while interrupts < 200 or number < 400:
     number += 1
 signal.setitimer(signal.ITIMER_REAL, 0)
 record(writer, number)
-writer.flush()
+writer.commit()
 writer.close()
 print(number)
 """
@@ -101,7 +101,7 @@ def test_calls_from_inside_h5py(quick_path: Path) -> None:
         def inside(name: str) -> None:
             record(writer, 0)
             with pytest.raises(RuntimeError, match="cannot wait for the writer here"):
-                writer.flush()
+                writer.commit()
             with pytest.raises(RuntimeError, match="cannot wait for the writer here"):
                 _ = [record(writer, 1) for _ in range(1000)]
             with pytest.raises(RuntimeError, match="cannot wait for the writer here"):
@@ -161,7 +161,7 @@ def test_close_that_was_interrupted(quick_path: Path, monkeypatch: pytest.Monkey
         writer = ReplayWriter(quick_path, "run", flush_every=1000)
         for number in range(20):
             record(writer, number)
-        for call in (writer.flush, writer.close, writer.close):
+        for call in (writer.commit, writer.close, writer.close):
             with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it may come before the call
                 signal.setitimer(signal.ITIMER_REAL, 0.05)
                 call()
@@ -186,7 +186,7 @@ def test_in_a_forked_child(quick_path: Path) -> None:
                 return str(error)
             return "nothing was raised"
 
-        for call in (lambda: record(writer, 99), writer.flush, writer.end_episode):
+        for call in (lambda: record(writer, 99), writer.commit, writer.end_episode):
             assert "forked process" in children.in_fork(partial(use, call))
         assert children.in_fork(writer.close) is None
         for number in range(10, 40):
@@ -268,7 +268,7 @@ refused = 0
 for _ in range(20):
     child = os.fork()
     if not child:
-        for call in (lambda: writer.record_step(reward=1), writer.flush, writer.end_episode):
+        for call in (lambda: writer.record_step(reward=1), writer.commit, writer.end_episode):
             try:
                 call()
                 os._exit(1)
@@ -307,7 +307,7 @@ for _ in range(25):
         record(writer, number)
         number += 1
     assert os.waitpid(child, 0)[1] == 0
-writer.flush()
+writer.commit()
 os._exit(0)  # as if it had been killed
 """
     children.answer(script, quick_path)
@@ -336,7 +336,7 @@ def test_a_signal_handler_in_the_middle_of_a_call(quick_path: Path, call: str) -
     finally:
         signal.signal(signal.SIGUSR1, before)
         writer.close()
-    with ReplayReader(quick_path) as reader:
+    with ReplayReader.open(quick_path) as reader:
         assert reader.episode("run-ep0000").rewards.tolist() == [0, 1, 2, 3, 4, 5]
         assert reader.episode("run-ep0000").observations[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
         assert reader.verify() == []

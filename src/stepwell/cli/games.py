@@ -50,6 +50,6 @@ def migrate(
 ) -> None:
     """Turn v1 runs into v2, leaving the originals alone."""
     with progress("migrating") as on_progress:
-        report = migrate_runs(source, out, skip_bad=skip_bad, on_progress=on_progress)
+        report = migrate_runs(source, out, skip_bad=skip_bad, progress=on_progress)
     show_skipped(report.skipped)
     show({**vars(report), "skipped": len(report.skipped)}, as_json)

@@ -14,6 +14,7 @@ from stepwell.errors import FormatError
 from stepwell.game2048.run_files import find_runs
 from stepwell.game2048.runs import Run
 from stepwell.ordered import in_order
+from stepwell.store import Progress
 from stepwell.stores.pack import PackReader
 from stepwell.stores.steps import RunColumn, StepReader, StepWriter
 from stepwell.stores.steps.publish import new_dataset
@@ -97,8 +98,8 @@ def build_dataset(
     *,
     shard_bytes: int | None = None,
     skip_bad: bool = False,
-    workers: int | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
 ) -> BuildReport:
     """Make a step dataset of all runs; `out` appears when it is complete.
 
@@ -112,7 +113,7 @@ def build_dataset(
     if shard_bytes is None and source.most_steps * STEP.itemsize > memory // 2:
         shard_bytes = _SHARD_BYTES
     with new_dataset(out, STEP, RUN_COLUMNS, shard_bytes) as writer:
-        _append(writer, source, report, skip_bad, workers, on_progress)
+        _append(writer, source, report, skip_bad, threads, progress)
         if not report.runs:
             raise FormatError(f"none of {len(source.names)} runs can be rows", path=str(runs))
     return report
@@ -123,8 +124,8 @@ def append_runs(
     runs: Runs,
     *,
     skip_bad: bool = False,
-    workers: int | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
 ) -> BuildReport:
     """Add all runs to a step dataset in one commit: all of them, or none."""
     report = BuildReport(Path(dataset))
@@ -132,7 +133,7 @@ def append_runs(
     if not (report.path / "metadata.db").exists():
         raise FileNotFoundError(f"no step dataset at {report.path}; it has to be built first")
     with StepWriter(dataset, STEP, mode="a") as writer:
-        _append(writer, source, report, skip_bad, workers, on_progress)
+        _append(writer, source, report, skip_bad, threads, progress)
     return report
 
 
@@ -163,7 +164,7 @@ def _open(runs: Runs) -> _Source:
 
         return _Source(names, steps, load_files)
     pack = runs if isinstance(runs, PackReader) else PackReader.open(runs)
-    names = [f"{_text(pack.path.name)}#{number}" for number in pack.numbers]
+    names = [f"{_text(os.path.basename(pack.path))}#{number}" for number in pack.numbers]
 
     def load_pack(numbers: range) -> list[Run | Exception]:
         try:
@@ -204,13 +205,13 @@ def _append(
     source: _Source,
     report: BuildReport,
     skip_bad: bool,
-    workers: int | None,
-    on_progress: Callable[[int, int], None] | None,
+    threads: int | None,
+    progress: Progress | None,
 ) -> None:
     count = len(source.names)
-    threads = _core.usable_cores() if workers is None else workers
+    threads = _core.usable_cores() if threads is None else threads
     if threads < 1:
-        raise ValueError(f"workers must be at least 1, got {workers}")
+        raise ValueError(f"threads must be at least 1, got {threads}")
     known = writer._columns  # a dataset of the original program has fewer
     chunks = (range(i, min(i + _CHUNK_RUNS, count)) for i in range(0, count, _CHUNK_RUNS))
     for chunk in in_order(lambda numbers: list(_prepare(source, numbers)), chunks, threads):
@@ -226,8 +227,8 @@ def _append(
             writer.append(run.rows, **{key: columns[key] for key in known if key in columns})
             report.runs += 1
             report.steps += len(run.rows)
-        if on_progress is not None:
-            on_progress(chunk[-1].number + 1, count)
+        if progress is not None:
+            progress(chunk[-1].number + 1, count)
 
 
 def _prepare(source: _Source, numbers: range) -> Iterator[_Ready]:

@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,8 @@ from stepwell.errors import FormatError
 from stepwell.game2048.run_files import Files, find_runs
 from stepwell.game2048.runs import Run
 from stepwell.ordered import in_order
+from stepwell.store import Progress
+from stepwell.stores.pack.layout import groups
 from stepwell.stores.pack.writer import (
     Compress,
     PackWriter,
@@ -58,75 +60,57 @@ def pack_runs(
     align: int = 4096,
     compress: Compress = "none",
     level: int = 3,
-    workers: int | None = None,
+    threads: int | None = None,
     skip_bad: bool = False,
-    overwrite: bool = False,
-    on_progress: Callable[[int, int], None] | None = None,
+    replace: bool = False,
+    progress: Progress | None = None,
 ) -> PackReport:
     """Pack every run file below `directory`, ordered by path.
 
     A file that is no run stops it with an error that names the file, or is left out and
-    listed when `skip_bad` is True. `output` appears when all of it is on the disk.
+    listed when `skip_bad` is True. `output` appears when all of it is on the disk; with `replace`
+    it takes the place of another pack.
     """
-    threads = _core.usable_cores() if workers is None else workers
+    threads = _core.usable_cores() if threads is None else threads
     if threads < 1:
-        raise ValueError(f"workers must be at least 1, got {workers}")
+        raise ValueError(f"threads must be at least 1, got {threads}")
     files = find_runs(directory)
     report = PackReport(Path(output))
     writer = PackWriter(
-        output,
-        align=align,
-        compress=compress,
-        level=level,
-        expect=len(files),
-        overwrite=overwrite,
+        output, align=align, compress=compress, level=level, expect=len(files), _replace=replace
     )
     done = 0
     with writer:
-        for chunk in _load_all(writer, list(_cut(files, align)), skip_bad, threads):
-            writer.write(chunk.made)
+        for chunk in _load_all(writer, files, skip_bad, threads):
+            writer.append_prepared(chunk.made)
             report.packed += len(chunk.made.entries)
             report.bytes += chunk.bytes
             report.skipped += chunk.skipped
             done += chunk.files
-            if on_progress is not None:
-                on_progress(done, len(files))
+            if progress is not None:
+                progress(done, len(files))
         if not report.packed:
             path, reason = report.skipped[0]
             raise FormatError(f"none of {len(files)} files is a run; {path}: {reason}")
     return report
 
 
-def _load_all(
-    writer: PackWriter, chunks: Sequence[Files], skip_bad: bool, threads: int
-) -> Iterator[_Chunk]:
+def _load_all(writer: PackWriter, files: Files, skip_bad: bool, threads: int) -> Iterator[_Chunk]:
     """Chunks read and prepared, a few at a time; a dictionary is trained on the first."""
-    align, waiting = writer.align, iter(chunks)
+    align = writer.align
+    rooms = np.maximum(room_for([size for _, size in files], align), _CHUNK_BYTES // _CHUNK_FILES)
+    waiting = (files[part] for part in groups(rooms, _CHUNK_BYTES))
     samples: list[_Read] = []
     wanted = writer.sample_bytes
-    while wanted > 0 and (files := next(waiting, None)):
-        samples.append(_only_runs(_read(files, align, skip_bad), skip_bad))
+    while wanted > 0 and (chunk := next(waiting, None)):
+        samples.append(_only_runs(_read(chunk, align, skip_bad), skip_bad))
         wanted -= int(samples[-1].entries["length"].sum(dtype=np.int64))
     preparer = writer.preparer([payload for read in samples for payload in read.payloads()])
     for read in samples:
         yield _finish(read, preparer, skip_bad)
     yield from in_order(
-        lambda files: _finish(_read(files, align, skip_bad), preparer, skip_bad), waiting, threads
+        lambda chunk: _finish(_read(chunk, align, skip_bad), preparer, skip_bad), waiting, threads
     )
-
-
-def _cut(files: Files, align: int) -> Iterator[Files]:
-    """The files in groups of bounded number, and size once they are laid out."""
-    chunk: Files = []
-    size = 0
-    for path, length in files:
-        room = room_for(length, align)
-        if chunk and (len(chunk) == _CHUNK_FILES or size + room > _CHUNK_BYTES):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append((path, length))
-        size += room
-    yield chunk
 
 
 class _Read(NamedTuple):

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RunPayloads", "RunStats"]
 
-_TEXT = Field(np.dtype(np.uint8), ragged=True)
 _PER_STEP = {
     "boards": Field(np.dtype(np.uint64), ragged=True),
     "moves": Field(np.dtype(np.uint8), ragged=True),
@@ -59,7 +58,7 @@ class RunPayloads(PayloadType):
     name = "runs"
     kinds: ClassVar[Mapping[int, str]] = {1: "v1", 2: "v2"}
     suffixes: ClassVar[Mapping[int, str]] = {1: ".a2run", 2: ".a2run2"}
-    schema: ClassVar[Schema] = {**_PER_STEP, **_PER_RUN, "engine": _TEXT}
+    schema: ClassVar[Schema] = {**_PER_STEP, **_PER_RUN, "engine": Field(str)}
     head_fields = frozenset({"engine", *_PER_RUN} - {"final_board"})
     columns: ClassVar[Mapping[str, Column]] = {
         "steps": Column("INTEGER NOT NULL", indexed=True),
@@ -98,7 +97,7 @@ class RunPayloads(PayloadType):
             elif name in _PER_RUN:
                 out[name][...] = batch.records[name]
             else:
-                out[name] = Ragged(batch.engines, batch.engine_offsets)
+                out[name] = Ragged(batch.engines, batch.engine_offsets, "str")
 
     def rows(self, batch: RunBatch) -> Iterator[tuple[Any, ...]]:
         for i in range(len(batch)):

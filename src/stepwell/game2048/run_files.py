@@ -1,7 +1,6 @@
 """Directories of run files: finding them, and turning old ones into new ones."""
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from stepwell.errors import FormatError
 from stepwell.files.atomic import write_file
 from stepwell.files.regular import open_regular
 from stepwell.game2048.runs import Run
+from stepwell.store import Progress
 
 __all__ = ["Files", "MigrateReport", "find_runs", "migrate_runs"]
 
@@ -67,7 +67,7 @@ def migrate_runs(
     out: str | os.PathLike[str],
     *,
     skip_bad: bool = False,
-    on_progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> MigrateReport:
     """Write every run of a file or directory as v2 below `out`, under the same name.
 
@@ -90,8 +90,8 @@ def migrate_runs(
             raise FileExistsError(f"{other} and {path} would both become {new}")
     report = MigrateReport()
     for done, (path, new) in enumerate(pairs):
-        if on_progress is not None and done:
-            on_progress(done, len(pairs))
+        if progress is not None and done:
+            progress(done, len(pairs))
         try:
             with open_regular(path) as file:
                 payload = file.read()
@@ -114,6 +114,6 @@ def migrate_runs(
             write_file(new, data)
             report.migrated += is_v1
             report.copied += not is_v1
-    if on_progress is not None:
-        on_progress(len(pairs), len(pairs))
+    if progress is not None:
+        progress(len(pairs), len(pairs))
     return report

@@ -1,6 +1,6 @@
 """Packs as JSON lines, Parquet and Arrow, in bounded memory and in order."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,8 @@ from stepwell.errors import FormatError, SchemaError
 from stepwell.files.atomic import new_file
 from stepwell.ordered import in_order
 from stepwell.source import Rows
+from stepwell.store import Progress
+from stepwell.stores.pack.layout import groups
 from stepwell.stores.pack.payload import PayloadType
 
 if TYPE_CHECKING:
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
     from stepwell.stores.pack.reader import PackReader
 
 __all__ = ["arrow_batches", "to_arrow", "to_jsonl", "to_parquet"]
-
-Progress = Callable[[int, int], None]
 
 # Enough items for a thread to be busy for milliseconds, few enough for megabytes of text.
 _TEXT_CHUNK_BYTES = 1 << 18
@@ -30,7 +30,7 @@ def to_jsonl(
     pack: "PackReader",
     path: Path,
     threads: int,
-    on_progress: Progress | None,
+    progress: Progress,
     options: Mapping[str, Any],
 ) -> None:
     _refuse_self(pack, path)
@@ -53,52 +53,58 @@ def to_jsonl(
         for items, text in in_order(lines, chunks, threads, ahead=ahead):
             out.write(text.data)
             done += items
-            if on_progress is not None:
-                on_progress(done, len(pack))
+            progress(done, len(pack))
 
 
-def to_parquet(pack: "PackReader", path: Path, on_progress: Progress | None) -> None:
-    parquet = _library("pyarrow.parquet")
+def to_parquet(pack: "PackReader", path: Path, progress: Progress) -> None:
     _refuse_self(pack, path)
-    schema = _only_type(pack).arrow_schema()
+    schema = _schema(pack)
+    from pyarrow import parquet
+
     with new_file(path) as out, parquet.ParquetWriter(out, schema) as writer:
-        for batch in _record_batches(pack, on_progress):
+        for batch in _record_batches(pack, progress):
             writer.write_batch(batch, row_group_size=max(len(batch), 1))
 
 
-def to_arrow(pack: "PackReader", path: Path, on_progress: Progress | None) -> None:
-    ipc = _library("pyarrow.ipc")
+def to_arrow(pack: "PackReader", path: Path, progress: Progress) -> None:
     _refuse_self(pack, path)
-    schema = _only_type(pack).arrow_schema()
+    schema = _schema(pack)
+    from pyarrow import ipc
+
     with new_file(path) as out, ipc.new_file(out, schema) as writer:
-        for batch in _record_batches(pack, on_progress):
+        for batch in _record_batches(pack, progress):
             writer.write_batch(batch)
 
 
 def arrow_batches(pack: "PackReader") -> "pa.RecordBatchReader":
-    arrow = _library("pyarrow")
-    reader: pa.RecordBatchReader = arrow.RecordBatchReader.from_batches(
-        _only_type(pack).arrow_schema(), _record_batches(pack, None)
-    )
-    return reader
+    schema = _schema(pack)
+    from pyarrow import RecordBatchReader
+
+    return RecordBatchReader.from_batches(schema, _record_batches(pack, lambda done, total: None))
 
 
-def _record_batches(pack: "PackReader", on_progress: Progress | None) -> "Iterator[pa.RecordBatch]":
+def _schema(pack: "PackReader") -> "pa.Schema":
+    try:
+        return _only_type(pack).arrow_schema()
+    except ImportError as error:
+        raise ImportError("this needs an extra: pip install 'stepwell[parquet]'") from error
+
+
+def _record_batches(pack: "PackReader", progress: Progress) -> "Iterator[pa.RecordBatch]":
     done = 0
     for rows in _chunks(pack, _ROW_GROUP_BYTES):
         yield pack._type.arrow_batch(pack._decode(rows), pack._numbers[rows])
         pack._scanned(rows)
         done += len(rows)
-        if on_progress is not None:
-            on_progress(done, len(pack))
+        progress(done, len(pack))
 
 
 def _chunks(pack: "PackReader", size: int) -> Iterator[Rows]:
     """Neighbouring entries of about this many bytes together, at least one."""
     for rows in pack._chunks(65_536):
         entries = pack._entries[rows]
-        ends = np.cumsum(np.maximum(entries["length"], entries["reserved"]), dtype=np.int64)
-        yield from np.split(rows, np.flatnonzero(np.diff(ends // size)) + 1)
+        sizes = np.maximum(entries["length"], entries["reserved"])
+        yield from (rows[part] for part in groups(sizes, size))
 
 
 def _refuse_self(pack: "PackReader", path: Path) -> None:
@@ -117,12 +123,3 @@ def _only_type(pack: "PackReader") -> PayloadType:
             f"{pack.path}"
         )
     return known
-
-
-def _library(name: str) -> Any:
-    from importlib import import_module
-
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise ImportError("this needs an extra: pip install 'stepwell[parquet]'") from error

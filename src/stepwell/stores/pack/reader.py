@@ -3,10 +3,10 @@
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,16 +14,20 @@ from numpy.typing import ArrayLike, NDArray
 from stepwell import _core
 from stepwell.errors import FormatError
 from stepwell.files.atomic import write_file
+from stepwell.files.codecs import CODECS
+from stepwell.files.regular import bytes_on_disk, open_regular
 from stepwell.lazy import lazy
 from stepwell.ordered import in_order
-from stepwell.sampler import Shuffle
-from stepwell.source import Batch, Rows, Schema, Source, as_rows
+from stepwell.sampler import Shuffle, split_runs
+from stepwell.source import Batch, Rows, Schema, as_rows
+from stepwell.store import Description, Progress, QueryTable, Report, Store
 from stepwell.stores.pack import export
 from stepwell.stores.pack.file import PackFile, slices
+from stepwell.stores.pack.layout import MAGIC
 from stepwell.stores.pack.payload import RAW, PayloadType, by_type, type_of
 from stepwell.stores.pack.stats import ShortStats, StatsBuilder, read_stats
-from stepwell.stores.pack.verify import find_problems
-from stepwell.stores.pack.where import select_runs
+from stepwell.stores.pack.verify import SAMPLE, check_pack
+from stepwell.stores.pack.where import PackRuns, query_runs, select_runs
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,7 +37,27 @@ __all__ = ["PackReader"]
 _SCAN_ITEMS = 64  # decoded at a time by whatever goes through all of a pack
 
 
-class PackReader(Source):
+class _Kind(str):
+    """What a store of this sort is called; of an open pack, `kind(i)` is what entry `i` is.
+
+    The one is asked of every store, the other of packs since the first version of the format.
+    """
+
+    _pack: "PackReader"
+
+    def __get__(self, pack: "PackReader | None", owner: type["PackReader"]) -> "_Kind":
+        if pack is None:
+            return self
+        bound = _Kind(self)
+        bound._pack = pack
+        return bound
+
+    def __call__(self, i: int) -> str:
+        """The name that the type of entry `i` has for it (`"v2"`), or `"raw:<kind>"`."""
+        return _kind_name(self._pack._entries["kind"][self._pack._row(i)])
+
+
+class PackReader(Store):
     """The entries of a pack, mapped into memory, in any order.
 
         pack = PackReader.open("games.a2pack")
@@ -47,6 +71,9 @@ class PackReader(Source):
     be changed or cut while it is open.
     """
 
+    kind: ClassVar[_Kind] = _Kind("pack")
+    noun = "a pack"
+
     def __init__(self, path: str | os.PathLike[str], *, checksums: bool = True) -> None:
         self._checksums = checksums
         self._file: PackFile | None = PackFile(Path(path), checksums)
@@ -55,15 +82,14 @@ class PackReader(Source):
         self._numbers: Rows = np.arange(len(self._layout.index), dtype=np.int64)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, checksums: bool = True) -> Self:
-        """Open a pack and check its structure; payloads are checked as they are read.
-
-        Raises `FormatError` with the place of what is wrong.
-        """
-        return cls(path, checksums=checksums)
+    def recognizes(cls, path: Path) -> bool:
+        if not path.is_file() or path.suffix == ".a2pack":
+            return path.is_file()
+        with open_regular(path) as file:
+            return file.read(len(MAGIC)) == MAGIC
 
     def __reduce__(self) -> tuple[Any, ...]:
-        part = None if self._is_whole else (self._numbers, self._opened.content_sum)
+        part = None if self._is_whole else (self._numbers, self._opened.content_checksum)
         return _rebuild, (type(self), self._path, self._checksums, part)
 
     def _with(self, numbers: Rows) -> "PackReader":
@@ -81,8 +107,8 @@ class PackReader(Source):
         return len(self._numbers)
 
     @property
-    def path(self) -> Path:
-        return self._path
+    def path(self) -> str:
+        return str(self._path)
 
     @property
     def version(self) -> int:
@@ -105,15 +131,10 @@ class PackReader(Source):
 
     @property
     def fingerprint(self) -> str:
-        whole = f"{self._opened.content_sum:08x}-{len(self)}"
+        whole = f"{self._opened.content_checksum:08x}-{len(self)}"
         return (
             whole if self._is_whole else f"{whole}-{_core.crc32c(self._numbers.view(np.uint8)):08x}"
         )
-
-    def kind(self, i: int) -> str:
-        """What entry `i` is: the name its type has for it (`"v2"`), or `"raw:<kind>"`."""
-        kinds = self._entries["kind"][[self._row(i)]]
-        return type_of(kinds).kinds.get(int(kinds[0]), f"raw:{kinds[0]}")
 
     @lazy
     def stats(self) -> Any:
@@ -197,9 +218,9 @@ class PackReader(Source):
         """The payload of entry `i`: the file's own memory, or unpacked if it is compressed."""
         row = self._row(i)
         file = self._opened
-        begins, ends, sums = self._places
+        begins, ends, checksums = self._places
         begin, end = begins[row], ends[row]
-        if begin < 0 or (sums[row] and _core.crc32c(file.data[begin:end]) != sums[row]):
+        if begin < 0 or (checksums[row] and _core.crc32c(file.data[begin:end]) != checksums[row]):
             return self.slices([row])[0]  # unpacks, and knows what to say about damage
         return memoryview(file.memory)[begin:end]
 
@@ -211,7 +232,7 @@ class PackReader(Source):
             plain, places = file.unpacked(entries, numbers, _core.usable_cores())
             return slices(plain.data, places)
         if self._checksums:
-            file.check_sums(entries, numbers, _core.usable_cores())
+            file.check_checksums(entries, numbers, _core.usable_cores())
         return file.slices(entries)
 
     def extract(self, indices: ArrayLike, directory: str | os.PathLike[str]) -> list[Path]:
@@ -229,23 +250,37 @@ class PackReader(Source):
 
     # Parts.
 
+    @property
+    def runs(self) -> PackRuns | None:
+        """The entries whose payload type has columns, a row each; None where it has none."""
+        self._check_open()
+        return PackRuns(self) if self._type.columns else None
+
     def where(self, condition: str, *values: Any) -> "PackReader":
         """The items for which an SQL condition holds: `where("steps >= ?", 100)`.
 
         Columns are `run` (the number of an entry), `kind`, and those of the payload type. They
-        are kept in an index beside the pack, made when it is first needed. Raises `SchemaError`
+        are kept in an index beside the pack, made when it is first needed. Raises `ValueError`
         for raw payloads.
         """
-        found = select_runs(self._whole(), condition, values)
+        if self.runs is None:
+            super().where(condition)
+        found = select_runs(self, condition, values)
         return self._with(self._numbers[np.isin(self._numbers, found)])
+
+    def query(self, sql: str, *values: Any) -> QueryTable:
+        """What any SQL query over the table `runs` returns: `query("SELECT max(steps) FROM runs")`.
+
+        It has the columns of `where`, and of a part the runs of that part.
+        """
+        if self.runs is None:
+            super().query(sql)
+        return query_runs(self, sql, values)
 
     def split(self, fraction: float, seed: int = 0) -> tuple["PackReader", "PackReader"]:
         """Two packs without an entry in common, the first with `fraction` of the entries."""
-        if not 0 <= fraction <= 1:
-            raise ValueError(f"fraction: expected 0 to 1, got {fraction}")
-        order = Shuffle(seed).order(len(self)).rows(0, 0, len(self)) if len(self) else np.arange(0)
-        first, second = np.split(order, [round(fraction * len(self))])
-        return self._with(self._numbers[np.sort(first)]), self._with(self._numbers[np.sort(second)])
+        first, second = split_runs(len(self), fraction, seed)
+        return self._with(self._numbers[first]), self._with(self._numbers[second])
 
     # Exports.
 
@@ -255,7 +290,7 @@ class PackReader(Source):
         parallel: bool = True,
         workers: int | None = None,
         *,
-        on_progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
         **options: Any,
     ) -> None:
         """Write lines of JSON, in order; `options` are those of the payload type.
@@ -263,44 +298,56 @@ class PackReader(Source):
         The file appears when it is complete.
         """
         threads = _threads(workers) if parallel else 1
-        export.to_jsonl(self, Path(path), threads, on_progress, options)
+        export.to_jsonl(self, Path(path), threads, progress or _quiet, options)
 
-    def to_parquet(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        on_progress: Callable[[int, int], None] | None = None,
-    ) -> None:
+    def to_parquet(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> None:
         """Write a Parquet file, one row group after another (extra `parquet`)."""
-        export.to_parquet(self, Path(path), on_progress)
+        export.to_parquet(self, Path(path), progress or _quiet)
 
-    def to_arrow(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        on_progress: Callable[[int, int], None] | None = None,
-    ) -> None:
+    def to_arrow(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> None:
         """Write an Arrow file, one batch after another (extra `parquet`)."""
-        export.to_arrow(self, Path(path), on_progress)
+        export.to_arrow(self, Path(path), progress or _quiet)
 
     def arrow_batches(self) -> "pa.RecordBatchReader":
         """The pack as a stream of Arrow record batches (extra `parquet`)."""
         return export.arrow_batches(self)
 
-    # Damage.
+    # A store.
+
+    def _description(self) -> Description:
+        entries, runs = self._entries, self.runs
+        codecs = {numbers.pack: name for name, numbers in CODECS.items()}
+        facts = {
+            "version": self.version,
+            "align": int(np.gcd.reduce(self._layout.index["offset"])),
+            "stored_bytes": self.stored_bytes,
+            "kinds": {_kind_name(kind): n for kind, n in _counted(entries["kind"])},
+            "codecs": {codecs[flag]: n for flag, n in _counted(entries["flags"])},
+        }
+        return Description(
+            str(self.kind),
+            self.path,
+            len(self),
+            bytes_on_disk(self._path),
+            self.schema,
+            None if runs is None else len(runs),
+            () if runs is None else tuple(runs.columns),
+            facts,
+        )
 
     def verify(
-        self,
-        *,
-        sample: int | None = None,
-        on_progress: Callable[[int, int], None] | None = None,
-    ) -> list[FormatError]:
-        """Read every entry, or `sample` of them, and return what is wrong; nothing, if all is well.
+        self, *, quick: bool = False, sample: int | None = None, progress: Progress | None = None
+    ) -> Report:
+        """Read every entry, `sample` of them, or with `quick` a few, and report what is wrong.
 
-        Without `sample` the checksum of all data, padding included, and the statistics are
-        checked too. Checksums are compared even when the pack was opened without.
+        Only when all are read, the checksum of all data, padding included, and the statistics
+        are checked too. Checksums are compared even when the pack was opened without.
         """
-        return find_problems(self, sample, on_progress)
+        self._check_open()
+        return check_pack(self, SAMPLE if quick and sample is None else sample, progress or _quiet)
+
+    def _verified(self, quick: bool, progress: Progress) -> Report:
+        return self.verify(quick=quick, progress=progress)
 
     # A source.
 
@@ -315,6 +362,7 @@ class PackReader(Source):
 
     def close(self) -> None:
         """Forget the file; it is unmapped when no slice and no part of it is left."""
+        super().close()
         self._file = None
 
     # Below this line: for this package.
@@ -324,10 +372,6 @@ class PackReader(Source):
         self._check_open()
         assert self._file is not None
         return self._file
-
-    def _check_open(self) -> None:
-        if self._file is None:
-            raise ValueError(f"the pack {self._path} is closed")
 
     @property
     def _is_whole(self) -> bool:
@@ -342,14 +386,14 @@ class PackReader(Source):
 
     @lazy
     def _places(self) -> tuple[memoryview, memoryview, memoryview]:
-        """Where each payload begins (-1: compressed) and ends, and the sum it is checked with.
+        """Where each payload begins (-1: compressed) and ends, and the checksum to compare.
 
         Looking up a number costs Python a tenth of what a record of the index does.
         """
         begins = self._entries["offset"].astype(np.int64)
         ends = begins + self._entries["length"]
-        sums = self._entries["crc32c"] * np.uint32(self._checksums)
-        return np.where(self._entries["flags"] == 0, begins, -1).data, ends.data, sums.data
+        checksums = self._entries["crc32c"] * np.uint32(self._checksums)
+        return np.where(self._entries["flags"] == 0, begins, -1).data, ends.data, checksums.data
 
     @lazy
     def _type(self) -> PayloadType:
@@ -403,14 +447,27 @@ class PackReader(Source):
         return self._opened.payloads(self._entries[rows], self._numbers[rows], threads)
 
 
+def _kind_name(kind: int) -> str:
+    return type_of(np.array([kind])).kinds.get(int(kind), f"raw:{kind}")
+
+
+def _counted(values: NDArray[Any]) -> Iterator[tuple[int, int]]:
+    found, times = np.unique(values, return_counts=True)
+    return zip(found.tolist(), times.tolist(), strict=True)
+
+
+def _quiet(done: int, total: int) -> None:
+    """Nobody is told."""
+
+
 def _rebuild(
     cls: type[PackReader], path: Path, checksums: bool, part: tuple[Rows, int] | None
 ) -> PackReader:
     pack = cls(path, checksums=checksums)
     if part is None:
         return pack
-    numbers, content_sum = part
-    if pack._opened.content_sum != content_sum:
+    numbers, content_checksum = part
+    if pack._opened.content_checksum != content_checksum:
         raise FormatError("this is not the pack that a part was taken of", path=str(path))
     return pack._with(numbers)
 

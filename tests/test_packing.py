@@ -94,7 +94,7 @@ def test_any_number_of_files(folder: Path, target: Path, count: int, align: int)
     fill(folder, {f"{i:04}.a2run": GAMES[i % 40] for i in range(count)})
     reported = []
     game2048.pack_runs(
-        folder, target, align=align, on_progress=lambda *progress: reported.append(progress)
+        folder, target, align=align, progress=lambda *progress: reported.append(progress)
     )
     assert target.read_bytes() == expected_of([GAMES[i % 40] for i in range(count)], align)
     assert reported == sorted(set(reported))
@@ -107,15 +107,16 @@ def test_the_number_of_threads_changes_nothing(folder: Path, target: Path) -> No
     payloads = [path.read_bytes() for path, _ in find_runs(folder)]
     for compress in COMPRESS:
         made = set()
-        for workers in (1, 8):
-            game2048.pack_runs(folder, target, workers=workers, compress=compress, overwrite=True)
+        for threads in (1, 8):
+            game2048.pack_runs(folder, target, threads=threads, compress=compress, replace=True)
             made.add(target.read_bytes())
-        with sw.PackWriter(target, compress=compress, overwrite=True) as writer:
+        target.unlink()
+        with sw.PackWriter(target, compress=compress) as writer:
             writer.extend(payloads)
         made.add(target.read_bytes())
         assert len(made) == 1
         with sw.PackReader.open(target) as pack:
-            assert pack.verify() == []
+            assert pack.verify().ok
             assert pack.version == (1 if compress == "none" else 2)
             assert [bytes(pack.slice(i)) for i in range(len(pack))] == payloads
 
@@ -134,7 +135,7 @@ def test_links(folder: Path, target: Path, tmp_path: Path) -> None:
     game2048.pack_runs(folder, target)
     assert target.read_bytes() == expected_of(GAMES[:2])
     (tmp_path / "link").symlink_to(folder)
-    game2048.pack_runs(tmp_path / "link", target, overwrite=True)
+    game2048.pack_runs(tmp_path / "link", target, replace=True)
     assert target.read_bytes() == expected_of(GAMES[:2])
 
 
@@ -202,7 +203,7 @@ def test_a_file_that_is_no_run_is_left_out_and_listed(
     bad(folder / name)
     reported = []
     report = game2048.pack_runs(
-        folder, target, skip_bad=True, on_progress=lambda *progress: reported.append(progress)
+        folder, target, skip_bad=True, progress=lambda *progress: reported.append(progress)
     )
     assert target.read_bytes() == expected_of([GAMES[i % 40] for i in range(count)])
     assert report.packed == count
@@ -243,7 +244,7 @@ def test_many_bad_files_leave_no_trace(folder: Path, target: Path, tmp_path: Pat
             fill(tmp_path / "clean", {name: GAMES[i % 40]})
     clean = tmp_path / "clean.a2pack"
     for compress in COMPRESS:
-        options: dict[str, Any] = {"compress": compress, "overwrite": True}
+        options: dict[str, Any] = {"compress": compress, "replace": True}
         report = game2048.pack_runs(folder, target, skip_bad=True, **options)
         assert [path.name for path, _ in report.skipped] == bad
         assert report.packed == len(good)
@@ -280,9 +281,9 @@ def test_options(folder: Path, target: Path) -> None:
     with pytest.raises(FileExistsError):
         game2048.pack_runs(folder, target)
     assert target.read_bytes() == b"precious"
-    game2048.pack_runs(folder, target, overwrite=True)
+    game2048.pack_runs(folder, target, replace=True)
     assert target.read_bytes() == expected_of([V1])
-    wrong: list[dict[str, Any]] = [{"align": 100}, {"workers": 0}, {"compress": "gzip"}]
+    wrong: list[dict[str, Any]] = [{"align": 100}, {"threads": 0}, {"compress": "gzip"}]
     for options in wrong:
         with pytest.raises(ValueError, match=next(iter(options))):
             game2048.pack_runs(folder, target.with_name("other"), **options)
@@ -296,7 +297,7 @@ def test_a_callback_that_fails_leaves_nothing(folder: Path, target: Path) -> Non
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        game2048.pack_runs(folder, target, on_progress=stop)
+        game2048.pack_runs(folder, target, progress=stop)
     assert names(target.parent) == []
 
 
@@ -415,9 +416,9 @@ import stepwell as sw
 def peak():
     with open("/proc/self/status") as status:
         return int(next(line.split()[1] for line in status if line.startswith("VmHWM"))) << 10
-sw.game2048.pack_runs(sys.argv[1] + "/../few", sys.argv[2], workers=2)
+sw.game2048.pack_runs(sys.argv[1] + "/../few", sys.argv[2], threads=2)
 before = peak()
-sw.game2048.pack_runs(sys.argv[1], sys.argv[2], workers=2, overwrite=True)
+sw.game2048.pack_runs(sys.argv[1], sys.argv[2], threads=2, replace=True)
 print(peak() - before)
 """
     few = folder.parent / "few"
@@ -472,7 +473,7 @@ def test_migrate(folder: Path, out: Path) -> None:
     fill(folder, {**files, "notes.txt": b"x"})
     before = contents(folder)
     reported: list[tuple[int, int]] = []
-    report = migrate_runs(folder, out, on_progress=lambda *progress: reported.append(progress))
+    report = migrate_runs(folder, out, progress=lambda *progress: reported.append(progress))
     assert (report.migrated, report.copied, report.there, report.skipped) == (3, 1, 0, [])
     assert contents(out) == {
         "a.a2run2": as_v2(V1),
@@ -539,7 +540,7 @@ def test_migrate_and_files_that_are_no_runs(folder: Path, out: Path, bad: Bad) -
     assert str(folder / "b.a2run2") in str(caught.value)
     reported: list[tuple[int, int]] = []
     report = migrate_runs(
-        folder, out, skip_bad=True, on_progress=lambda *progress: reported.append(progress)
+        folder, out, skip_bad=True, progress=lambda *progress: reported.append(progress)
     )
     assert [path for path, _ in report.skipped] == [folder / "b.a2run2"]
     assert contents(out) == {"a.a2run2": as_v2(V1), "c.a2run2": as_v2(GAMES[0])}
@@ -554,7 +555,7 @@ def test_migrate_that_is_interrupted_continues(folder: Path, out: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        migrate_runs(folder, out, on_progress=stop)
+        migrate_runs(folder, out, progress=stop)
     assert len(contents(out)) == 7
     report = migrate_runs(folder, out)
     assert (report.migrated, report.there) == (13, 7)
