@@ -245,8 +245,7 @@ class StepReader(Store):
         )
 
     def _verified(self, quick: bool, progress: Progress) -> Report:
-        read = None if quick else self._stored
-        found = check(self._root, self._dtype, self._seen, read, progress)
+        found = check(self._root, self._dtype, self._shard_rows, self._seen, quick, progress)
         parts = tuple(found.problems), tuple(found.checked), tuple(found.unchecked)
         return Report(self.kind, self.path, *parts)
 
@@ -287,17 +286,6 @@ class StepReader(Store):
             return map_rows(found, dtype)
         owner = str(self._root.resolve()) if self._memory == "shared" else None
         return [load_rows(found, dtype, owner, progress)]
-
-    def _stored(self, begin: int, end: int) -> NDArray[Any]:
-        """Rows as they are stored."""
-        parts, at = [], 0
-        for segment in self._segments:
-            low, high = max(begin - at, 0), min(end - at, len(segment))
-            if low < high:
-                parts.append(np.asarray(segment[low:high]).view(np.uint8))
-            at += len(segment)
-        data = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint8), *parts])
-        return data.view(self._dtype)
 
 
 def _rebuild(
