@@ -247,7 +247,8 @@ class StepReader(Store):
     def _verified(self, quick: bool, progress: Progress) -> Report:
         read = None if quick else self._stored
         found = check(self._root, self._dtype, self._seen, read, progress)
-        return Report(self.kind, self.path, *map(tuple, found))
+        parts = tuple(found.problems), tuple(found.checked), tuple(found.unchecked)
+        return Report(self.kind, self.path, *parts)
 
     # Below this line: for this package.
 
