@@ -198,12 +198,12 @@ class Store(Source):
         """Whether this path holds such a store, by names and magic alone; reads no rows."""
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], **options: Any) -> Self:
-        """Open the store at a path or URL; the options are those of the class.
+    def open(cls, path: Any, **options: Any) -> Self:
+        """Open the store at a path or URL, or whatever else the class takes; so with the options.
 
         Raises `FileNotFoundError`, `FormatError` when something else is there or it is damaged.
         """
-        if "://" not in os.fspath(path):
+        if isinstance(path, str | os.PathLike) and "://" not in str(path):
             where = Path(path)
             where.stat()
             if not cls.recognizes(where):

@@ -26,7 +26,7 @@ from stepwell import (
     VersionError,
     convert_to_arrayrecord,
 )
-from tests import ROOT, SANITIZED, children, scaled
+from tests import ROOT, SANITIZED, children
 from tests.arrays import PLAIN_TYPES, STRUCTURES, random_array
 from tests.contract import Expected, SourceContract, assert_batch
 
@@ -217,7 +217,7 @@ sw.convert_to_arrayrecord(array, sys.argv[1], file_rows=300)
     convert_to_arrayrecord(array, tmp_path / "first", file_rows=300)
     whole_s = time.monotonic() - begun
     absent = 0
-    for i in range(scaled(8, smallest=4)):
+    for i in range(5):
         target = tmp_path / f"{i}"
         child = subprocess.Popen(
             [sys.executable, "-c", script, target], cwd=ROOT, stdout=subprocess.PIPE
