@@ -100,6 +100,8 @@ def bytes_on_disk(*paths: Path) -> int:
 
 def _check_folders(root: Path, name: str) -> None:
     """The folders between a store and a file of it are folders."""
+    if os.sep not in name:
+        return
     at = root
     for part in Path(name).parts[:-1]:
         at /= part
