@@ -179,9 +179,7 @@ def test_the_same_bytes_by_both(
     tmp_path: Path, given: list[tuple[int, bytes]], align: int, expect: int
 ) -> None:
     kinds, payloads = zip(*given, strict=True)
-    path = packs.write(
-        tmp_path / "p.a2pack", payloads, kinds, align=align, expect=expect
-    )
+    path = packs.write(tmp_path / "p.a2pack", payloads, kinds, align=align, expect=expect)
     by_reference = write_pack([Entry(*pair) for pair in given], align, pack.stats_of(given))
     assert path.read_bytes() == by_reference
     assert PackReader.open(path).verify().ok

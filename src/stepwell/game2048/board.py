@@ -128,7 +128,7 @@ def show(board: Number) -> str:
 
 def _of_each(
     fill: Callable[[NDArray[Any], NDArray[Any]], None], boards: ArrayLike, dtype: type[T]
-) -> Any:
+) -> int | NDArray[T]:
     """A number for each board."""
     each = _whole(boards, np.uint64, "board")
     out = np.empty(each.shape, dtype)

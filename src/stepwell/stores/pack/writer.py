@@ -137,6 +137,14 @@ class PackWriter(Writer):
 
     noun = PackReader.noun
     _finished = False
+    _pending: list[tuple[Any, int]]
+    _entries: list[NDArray[Any]]
+    _written: int
+    _data_crc: int
+    _end_at: int
+    _stats: StatsBuilder
+    _preparer: Preparer | None
+    _dictionary: bytes | None
 
     def __init__(
         self,
@@ -319,12 +327,11 @@ class PackWriter(Writer):
         if self._finished:
             return
         os.ftruncate(self._file, 0)
-        self._pending: list[tuple[Any, int]] = []
+        self._pending, self._entries = [], []
         self._pending_bytes = self._written = self._data_crc = 0
         self._start = self._end_at = self._first_start
-        self._entries: list[NDArray[Any]] = []
         self._stats = StatsBuilder()
-        self._dictionary: bytes | None = None
+        self._dictionary = None
         self._preparer = self._first_preparer
 
     def _release(self) -> None:
