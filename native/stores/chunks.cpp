@@ -43,8 +43,9 @@ std::span<const std::byte> Chunks::map(std::uint32_t id, std::uint64_t end) {
     throw FormatError("chunk " + std::to_string(id) + ": expected ids from " +
                           std::to_string(first_) + " to " + std::to_string(first_ + kMost - 1),
                       path, 0);
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0 && errno == ENOENT) throw FormatError("the chunk is missing; if the store was rebalanced, refresh()", path, 0);
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (file < 0 && errno == ENOENT) throw ChunkMissing("the chunk is missing", path, 0);
+  if (file < 0 && errno == ELOOP) throw FormatError("expected a regular file, got a link", path, 0);
   if (file < 0) throw FileError(errno, path);
   struct stat found{};
   if (fstat(file, &found) != 0) {
@@ -52,7 +53,11 @@ std::span<const std::byte> Chunks::map(std::uint32_t id, std::uint64_t end) {
     close(file);
     throw FileError(code, path);
   }
-  const auto size = static_cast<std::size_t>(S_ISREG(found.st_mode) ? found.st_size : 0);
+  if (!S_ISREG(found.st_mode)) {
+    close(file);
+    throw FormatError("expected a regular file, got something else", path, 0);
+  }
+  const auto size = static_cast<std::size_t>(found.st_size);
   if (size < end) {
     close(file);
     throw FormatError("expected at least " + std::to_string(end) + " bytes, got " +

@@ -8,7 +8,14 @@
 #include <span>
 #include <string>
 
+#include "error.hpp"
+
 namespace stepwell {
+
+// There is no file of this chunk.
+struct ChunkMissing : FormatError {
+  using FormatError::FormatError;
+};
 
 // Safe from any thread and across fork: nothing in it waits. What was mapped stays mapped as long as
 // this lives, whatever happens to the names of the files.

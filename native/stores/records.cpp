@@ -33,14 +33,14 @@ Place load_place(const std::byte* from) {
   return {low, static_cast<std::uint32_t>(high), static_cast<std::uint32_t>(high >> 32)};
 }
 
-// A writer changes entries for some microseconds; one that takes longer has stopped.
+// A writer changes entries for some microseconds; one that takes two seconds has stopped.
 void wait_for_writer(unsigned tries) {
   if (tries < 64)
     sched_yield();
-  else if (tries < 1000)
+  else if (tries < 10'000)
     usleep(200);
   else
-    throw Unsettled("a writer stopped in the middle of a commit; refresh() settles it");
+    throw Unsettled("a writer stopped in the middle of a commit; refresh() sees the last one");
 }
 
 // What packing can make of so many bytes, at the most. A frame that promises more is damaged, and
@@ -123,13 +123,12 @@ void in_pieces(std::size_t count, std::size_t bytes, Work&& work) {
 }  // namespace
 
 Records::Records(std::shared_ptr<Chunks> chunks, std::vector<RecordField> fields,
-                 std::span<const std::byte> control, std::int64_t length, std::uint64_t settled,
-                 bool checksums, std::shared_ptr<const void> keep)
+                 std::span<const std::byte> control, std::int64_t length, bool checksums,
+                 std::shared_ptr<const void> keep)
     : chunks_(std::move(chunks)),
       fields_(std::move(fields)),
       control_(control),
       length_(length),
-      settled_(settled),
       checksums_(checksums),
       keep_(std::move(keep)) {
   std::size_t bits = 0;
@@ -166,7 +165,7 @@ void Records::places(std::span<const std::int64_t> rows, std::span<const std::si
   constexpr std::size_t ahead = 16;
   for (unsigned tries = 0;; ++tries) {
     const std::uint64_t before = sequence();
-    if (before % 2 && before != settled_) {
+    if (before % 2) {
       wait_for_writer(tries);
       continue;
     }
@@ -224,6 +223,13 @@ Frame Records::frame(std::size_t field, const Place& place, std::int64_t row) co
   const auto chunk = [&] {
     try {
       return chunks_->at(place.chunk, place.offset + place.length);
+    } catch (const ChunkMissing&) {
+      // A rebalance removes the tables of the old generation before its chunks.
+      if (access(fields_[field].table_path.c_str(), F_OK) != 0)
+        throw Unsettled("record " + std::to_string(row) + ", " + fields_[field].name +
+                        ": the store was rebalanced meanwhile; refresh() - at " +
+                        chunks_->path_of(place.chunk));
+      throw;
     } catch (const FormatError& e) {
       throw FormatError("record " + std::to_string(row) + ", " + fields_[field].name + ": " + e.what(),
                         e.path, e.offset);

@@ -52,12 +52,11 @@ struct RecordField {
 // A store as a reader sees it. Safe from any thread; call without the GIL.
 class Records {
  public:
-  // `control` is writer.lock, mapped, or empty where nobody will write. An odd sequence is that of
-  // a writer at work, but for `settled`. `keep` owns the memory of tables, sums and control.
-  // Throws FormatError when a table is too short.
+  // `control` is writer.lock, mapped, or empty where nobody else can change the tables. `keep` owns
+  // the memory of tables, sums and control. Throws FormatError when a table is too short.
   Records(std::shared_ptr<Chunks> chunks, std::vector<RecordField> fields,
-          std::span<const std::byte> control, std::int64_t length, std::uint64_t settled,
-          bool checksums, std::shared_ptr<const void> keep);
+          std::span<const std::byte> control, std::int64_t length, bool checksums,
+          std::shared_ptr<const void> keep);
 
   std::int64_t length() const { return length_; }
   std::span<const RecordField> fields() const { return fields_; }
@@ -69,7 +68,8 @@ class Records {
   void places(std::span<const std::int64_t> rows, std::span<const std::size_t> fields,
               std::span<Place> out) const;
 
-  // The frame of a payload that is there. Throws FormatError when frame and entry disagree.
+  // The frame of a payload that is there. Throws FormatError when frame and entry disagree, and
+  // Unsettled when a rebalance took away a chunk that was never mapped.
   Frame frame(std::size_t field, const Place& place, std::int64_t row) const;
   // The payload behind it, as stored; throws ChecksumError when it was changed.
   std::span<const std::byte> payload(std::size_t field, const Place& place, const Frame& frame,
@@ -91,7 +91,6 @@ class Records {
   std::vector<RecordField> fields_;
   std::span<const std::byte> control_;
   std::int64_t length_;
-  std::uint64_t settled_;
   bool checksums_;
   std::shared_ptr<const void> keep_;
   // Bits of blocks whose sum was found right, of all fields in turn.

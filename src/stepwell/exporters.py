@@ -1,8 +1,8 @@
 """What a replay store holds, as something else.
 
 export_video(reader, "run_1-ep0003", "game.mp4")     the frames of an episode or a run
-export_steps(reader.episodes, out)                    a step dataset, to train from at memory speed
-export_minari(reader.episodes, "cartpole/mine-v0")    a Minari dataset
+export_steps(reader, out)                             a step dataset, to train from at memory speed
+export_minari(reader.where("ended"), "cart/mine-v0")  a Minari dataset
 
 Frames are read a few at a time. Steps need the memory of the longest episode.
 """
@@ -20,7 +20,8 @@ from stepwell.errors import SchemaError
 from stepwell.files.video import new_video
 from stepwell.source import Source
 from stepwell.stores.replay.channels import ACTIONS, OBSERVATIONS, Channel, Tree, assemble
-from stepwell.stores.replay.reader import Episode, Episodes, EpisodeSteps, ReplayReader
+from stepwell.stores.replay.episodes import EpisodeSteps
+from stepwell.stores.replay.reader import ReplayReader
 from stepwell.stores.steps import RunColumn, StepReader
 from stepwell.stores.steps.publish import StepRun, publish_runs
 
@@ -67,8 +68,8 @@ def export_video(
     episodes = _named(reader, name)
     question = "SELECT frame_ref FROM steps WHERE episode_id = ? ORDER BY step_index"
     refs: list[str] = []
-    for episode in episodes:
-        _, rows = reader.query(question, episode.episode_id)
+    for episode in episodes.episodes:
+        rows = reader.query(question, episode.episode_id).rows
         refs += [ref for (ref,) in rows if ref is not None]
     if not refs:
         raise ValueError(f"{name}: there are no frames")
@@ -85,49 +86,38 @@ def export_video(
     return len(refs)
 
 
-def _named(reader: ReplayReader, name: str) -> Episodes:
-    found = reader.where("episode_id = ?", name) or reader.where("run_id = ?", name)
-    if not found and name not in reader.runs:
+def _named(reader: ReplayReader, name: str) -> ReplayReader:
+    if any(episode.episode_id == name for episode in reader.episodes):
+        return reader.where("episode_id = ?", name)
+    if name not in reader.recordings:
         raise KeyError(f"there is no episode and no run {name!r} - at {reader.root}")
-    return found
+    return reader.where("run_id = ?", name)
 
 
 # Steps.
 
 
 def export_steps(
-    episodes: Episodes,
+    source: ReplayReader,
     out: _Path,
     *,
-    next_observation: bool = True,
-    frames: bool = False,
-    n_step: int = 1,
-    gamma: float = 0.99,
     shard_bytes: int | None = None,
     on_progress: _Progress | None = None,
 ) -> StepReader:
     """Make a step dataset of episodes, each of them a run, and open it, mapped.
 
-    Rows are those of `episodes.steps`, which the options go to; parts of dicts and tuples become
-    fields `observation.camera` and `observation.0`. Run columns are what the store knows of an
-    episode. `out` must not exist, and appears when it is complete.
+    Rows are those of the reader; parts of dicts and tuples become fields `observation.camera` and
+    `observation.0`. Run columns are what the store knows of an episode. `out` must not exist, and
+    appears when it is complete.
     """
-    by_run: dict[str, list[Episode]] = {}
-    for episode in episodes:
-        by_run.setdefault(episode.run_id, []).append(episode)
-    source = episodes.steps(
-        next_observation=next_observation, frames=frames, n_step=n_step, gamma=gamma
-    )
     names = _field_names(source)
     if not len(source):
         raise SchemaError("there are no steps")
     dtype = np.dtype([(names[n], field.dtype, field.shape) for n, field in source.schema.items()])
 
     def runs(_: np.dtype[Any]) -> Iterator[StepRun]:
-        # A source has the episodes of one run after another.
-        ordered = [episode for some in by_run.values() for episode in some]
         begin = 0
-        for episode, length in zip(ordered, source.episode_lengths.tolist(), strict=True):
+        for episode, length in zip(source.episodes, source.runs.counts.tolist(), strict=True):
             if length:
                 batch = source.take(np.arange(begin, begin + length))
                 known = {name: _plain(getattr(episode, name)) for name in _RUN_COLUMNS}
@@ -159,7 +149,7 @@ def _plain(value: Any) -> Any:
 
 
 def export_minari(
-    episodes: Episodes,
+    reader: ReplayReader,
     dataset_id: str,
     *,
     env: "str | gym.Env[Any, Any] | None" = None,
@@ -188,6 +178,7 @@ def export_minari(
         raise ValueError(
             f"dataset_id: expected a name like 'pong/random-v0', got {dataset_id!r}"
         ) from None
+    episodes = reader.episodes
     whole = [e for e in episodes if e.steps and not e.dropped and e.final_obs_ref is not None]
     if not whole:
         raise SchemaError("there are no episodes with all steps and a final observation")
@@ -197,10 +188,9 @@ def export_minari(
             "final observation, or with steps that were dropped",
             stacklevel=2,
         )
-    reader = episodes.reader
-    channels = reader.runs[whole[0].run_id].channels
+    channels = reader.recordings[whole[0].run_id].channels
     if env is None:
-        source = Episodes(reader, whole).steps(next_observation=False)
+        source = reader.where("steps AND NOT dropped AND final_obs_ref IS NOT NULL")
         observation_space = observation_space or _space(OBSERVATIONS, channels, source)
         action_space = action_space or _space(ACTIONS, channels, source)
 
@@ -268,13 +258,13 @@ def _space(kind: str, channels: Sequence[Channel], source: Source) -> "gym.Space
 def _plain_space(channel: Channel, source: Source) -> Any:
     from gymnasium import spaces
 
-    if channel.dtype == np.bool:
-        return spaces.Box(False, True, channel.shape, np.bool)
-    if channel.dtype.kind == "f":
-        return spaces.Box(-np.inf, np.inf, channel.shape, channel.dtype.type)
-    if channel.shape:
-        limits = np.iinfo(channel.dtype)
-        return spaces.Box(limits.min, limits.max, channel.shape, channel.dtype.type)
+    if channel.field.dtype == np.bool:
+        return spaces.Box(False, True, channel.field.shape, np.bool)
+    if channel.field.dtype.kind == "f":
+        return spaces.Box(-np.inf, np.inf, channel.field.shape, channel.field.dtype.type)
+    if channel.field.shape:
+        limits = np.iinfo(channel.field.dtype)
+        return spaces.Box(limits.min, limits.max, channel.field.shape, channel.field.dtype.type)
     kind, _, rest = channel.name.partition("/")
     name = f"{kind[:-1]}/{rest}" if rest else kind[:-1]
     low, high = 0, 0
@@ -282,4 +272,4 @@ def _plain_space(channel: Channel, source: Source) -> Any:
     for begin in range(0, len(part), 1 << 16):
         values = part[begin : begin + (1 << 16)][name]
         low, high = min(low, int(np.min(values))), max(high, int(np.max(values)))
-    return spaces.Discrete(high - low + 1, start=low, dtype=channel.dtype.type)
+    return spaces.Discrete(high - low + 1, start=low, dtype=channel.field.dtype.type)

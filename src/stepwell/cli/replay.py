@@ -13,9 +13,8 @@ from rich import filesize
 from stepwell import exporters
 from stepwell.cli.console import JsonOption, err, progress, say, show_rows
 from stepwell.cli.record import register_atari, translated
-from stepwell.cli.verify import check
 from stepwell.errors import StepwellError
-from stepwell.replay import Episode, Episodes, ReplayReader
+from stepwell.replay import Episode, ReplayReader
 
 __all__ = ["app"]
 
@@ -38,8 +37,8 @@ def info(root: RootArgument, as_json: JsonOption = False) -> None:
     """The runs: what became of them, and what their arrays take, stored and as they were."""
     sizes: dict[str, dict[str, tuple[int, int]]] = {}
     problems: dict[str, str] = {}
-    with ReplayReader(root) as reader:
-        runs = reader.runs
+    with ReplayReader.open(root) as reader:
+        runs = reader.recordings
         for name in runs:
             try:
                 sizes[name] = reader.sizes(name)
@@ -108,8 +107,8 @@ def episodes(
     as_json: JsonOption = False,
 ) -> None:
     """The episodes, as a table; with --json all columns, one object a line."""
-    with ReplayReader(root) as reader:
-        found = list(_chosen(reader, None, where))
+    with ReplayReader.open(root) as reader:
+        found = list(_chosen(reader, None, where).episodes)
     name, known = sort.removeprefix("-"), tuple(Episode.__dataclass_fields__)
     if name not in known:
         raise ValueError(f"--sort {sort}: the columns are {', '.join(known)}")
@@ -160,7 +159,7 @@ def export(
     ] = None,
 ) -> None:
     """Frames as a GIF or an MP4, episodes as a step dataset or a Minari dataset."""
-    with ReplayReader(root) as reader, progress("writing") as on_progress:
+    with ReplayReader.open(root) as reader, progress("writing") as on_progress:
         if to is Target.video:
             if of is None or where is not None:
                 raise ValueError("a video needs --of EPISODE or --of RUN, and no --where")
@@ -183,17 +182,12 @@ def export(
     say(f"{output}: {said}")
 
 
-def _chosen(reader: ReplayReader, name: str | None, where: str | None) -> Episodes:
-    found = reader.episodes if where is None else reader.where(where)
+def _chosen(reader: ReplayReader, name: str | None, where: str | None) -> ReplayReader:
+    found = reader if where is None else reader.where(where)
     if name is None:
         return found
-    if not reader.where("episode_id = ? OR run_id = ?", name, name) and name not in reader.runs:
+    if any(episode.episode_id == name for episode in reader.episodes):
+        return found.where("episode_id = ?", name)
+    if name not in reader.recordings:
         raise ValueError(f"--of {name}: there is no such episode and no such run")
-    one = found.where("episode_id = ?", name)
-    return one or found.where("run_id = ?", name)
-
-
-@app.command()
-def verify(root: RootArgument, as_json: JsonOption = False) -> None:
-    """Check every array, reference and number. Exit code 2 with a list of what is wrong."""
-    check(root, as_json)
+    return found.where("run_id = ?", name)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 __all__ = [
     "create_beside",
+    "is_temporary",
     "make_folder",
     "new_file",
     "publish",
@@ -43,11 +44,16 @@ def writer_name(target: Path) -> Path:
     return temporary_name(target, "00000000")
 
 
+def is_temporary(path: Path, pattern: str) -> bool:
+    """Whether a name is one that a writer uses beside targets whose whole names match."""
+    beside = _TEMPORARY.fullmatch(path.name)
+    return beside is not None and re.fullmatch(pattern, beside[1]) is not None
+
+
 def sweep(folder: Path, pattern: str) -> None:
     """Remove what killed writers left in a folder, beside targets whose whole names match."""
     for path in folder.iterdir():
-        beside = _TEMPORARY.fullmatch(path.name)
-        if beside and re.fullmatch(pattern, beside[1]):
+        if is_temporary(path, pattern):
             path.unlink(missing_ok=True)
 
 

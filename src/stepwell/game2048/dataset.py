@@ -141,7 +141,7 @@ def append_runs(
     source = _open(runs)
     if not (report.path / "metadata.db").exists():
         raise FileNotFoundError(f"no step dataset at {report.path}; it has to be built first")
-    with StepWriter(dataset, STEP) as writer:
+    with StepWriter(dataset, STEP, mode="a") as writer:
         _append(writer, source, report, skip_bad, threads, progress)
     return report
 
@@ -233,7 +233,7 @@ def _append(
                 report.skipped.append((name, str(run.problem)))
                 continue
             columns = {**run.columns, "source": name}
-            writer.append_run(run.rows, **{key: columns[key] for key in known if key in columns})
+            writer.append(run.rows, **{key: columns[key] for key in known if key in columns})
             report.runs += 1
             report.steps += len(run.rows)
         if progress is not None:

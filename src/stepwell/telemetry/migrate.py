@@ -18,23 +18,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepwell.errors import FormatError, SchemaError
-from stepwell.stores.replay.arrays import CODECS
-from stepwell.stores.replay.database import reading
-from stepwell.stores.replay.layout import array_path, database_path
-from stepwell.stores.replay.moved import NEW_COLUMNS, MovedStep, differences
-from stepwell.stores.replay.moved_run import MovedRun
-from stepwell.stores.replay.old_telemetry import OldEpisode, OldStep, OldTelemetry
+from stepwell.store import Progress
+from stepwell.stores.replay.database import database_path, reading
+from stepwell.stores.replay.layout import array_path
 from stepwell.stores.replay.refs import check_run_id
 from stepwell.stores.replay.resolver import FrameResolver
+from stepwell.stores.replay.writer import check_compress
+from stepwell.telemetry.moved import NEW_COLUMNS, MovedStep, differences
+from stepwell.telemetry.moved_run import MovedRun
+from stepwell.telemetry.old_telemetry import OldEpisode, OldStep, OldTelemetry
 
 __all__ = ["MigrationReport", "migrate_telemetry", "validate_telemetry"]
 
 BATCH_BYTES = 16 << 20  # of JSON
 _BATCH_STEPS = 512
 _NO_RUN = "unnamed"
-_MOST_LINES = 100
-
-OnProgress = Callable[[int, int], object]
+_MAX_LINES = 100
 
 
 @dataclass
@@ -60,10 +59,10 @@ def migrate_telemetry(
     root: str | os.PathLike[str],
     *,
     run_ids: Sequence[str] | None = None,
-    codec: str = "zstd",
+    compress: str = "zstd",
     observations: str | None = None,
     skip_bad: bool = False,
-    on_progress: OnProgress | None = None,
+    progress: Progress | None = None,
 ) -> MigrationReport:
     """Bring all steps of the database `old`, or those of some runs, to the replay store `root`.
 
@@ -71,13 +70,12 @@ def migrate_telemetry(
     one by what they are. Raises `SchemaError` for a step that cannot be moved, which `skip_bad`
     leaves out, and for a run of the store that is another one of the same name.
     """
-    if codec not in CODECS:
-        raise ValueError(f"codec: expected one of {', '.join(CODECS)}, got {codec!r}")
+    check_compress(compress)
     if observations is not None and not _is_of_numbers(observations):
         raise ValueError(f"observations: expected a type of numbers, got {observations!r}")
-    move = _Migration(Path(old), Path(root), run_ids, on_progress)
+    move = _Migration(Path(old), Path(root), run_ids, progress)
     with closing(move):
-        return move.run(codec, observations, skip_bad)
+        return move.run(compress, observations, skip_bad)
 
 
 def validate_telemetry(
@@ -85,10 +83,10 @@ def validate_telemetry(
     root: str | os.PathLike[str],
     *,
     run_ids: Sequence[str] | None = None,
-    on_progress: OnProgress | None = None,
+    progress: Progress | None = None,
 ) -> MigrationReport:
     """Compare every step that both have; the report's `differences` say what is not the same."""
-    move = _Migration(Path(old), Path(root), run_ids, on_progress)
+    move = _Migration(Path(old), Path(root), run_ids, progress)
     with closing(move):
         return move.validate()
 
@@ -99,7 +97,7 @@ class _Migration:
         old: Path,
         root: Path,
         run_ids: Sequence[str] | None,
-        on_progress: OnProgress | None,
+        progress: Progress | None,
     ) -> None:
         self._root = root
         self._database = database_path(root)
@@ -112,7 +110,7 @@ class _Migration:
         except BaseException:
             self._old.close()
             raise
-        self._on_progress = on_progress or (lambda done, total: None)
+        self._progress = progress or (lambda done, total: None)
         self._done = 0
 
     def _plan(self, run_ids: Sequence[str] | None) -> None:
@@ -140,13 +138,13 @@ class _Migration:
 
     # There and back.
 
-    def run(self, codec: str, observations: str | None, skip_bad: bool) -> MigrationReport:
+    def run(self, compress: str, observations: str | None, skip_bad: bool) -> MigrationReport:
         for old_name, episodes in self._episodes.items():
             run_id = self._report.runs[old_name]
             state = self._state(run_id, episodes)
             wanting = [episode for episode in episodes if self._wants(run_id, episode)]
             if wanting or state != "closed":
-                self._move(MovedRun(self._root, run_id, codec, observations), wanting, skip_bad)
+                self._move(MovedRun(self._root, run_id, compress, observations), wanting, skip_bad)
         return self._measured()
 
     def _wants(self, run_id: str, episode: OldEpisode) -> bool:
@@ -221,7 +219,7 @@ class _Migration:
         if self._resolver is None:
             self._resolver = FrameResolver(self._root)
         rows: dict[tuple[str, int], tuple[Any, ...]] = {}
-        with reading(self._database) as database:
+        with reading(self._root) as database:
             for step in steps:
                 row = database.execute(
                     f"SELECT {', '.join(NEW_COLUMNS)} FROM steps "
@@ -236,7 +234,7 @@ class _Migration:
     # What is there already.
 
     def validate(self) -> MigrationReport:
-        with reading(self._database):
+        with reading(self._root):
             pass
         for old_name, episodes in self._episodes.items():
             run_id = self._report.runs[old_name]
@@ -252,7 +250,7 @@ class _Migration:
             read = self._readable(batch, self._skipper(skip_bad=True))
             steps = [step for _, step in read if step is not None]
             lines = self._compare(run_id, steps)
-            self._report.differences += lines[: _MOST_LINES - len(self._report.differences)]
+            self._report.differences += lines[: _MAX_LINES - len(self._report.differences)]
             self._report.verified += len(steps)
             self._advance(len(batch))
 
@@ -260,11 +258,11 @@ class _Migration:
         """What the store says of a run. Raises `SchemaError` when it is another one of that name:
         one with other episodes, or whose first steps are not the same."""
         try:
-            with reading(self._database) as database:
-                question = "SELECT state FROM runs WHERE run_id = ?"
-                row = database.execute(question, (run_id,)).fetchone()
-                question = "SELECT episode_id FROM episodes WHERE run_id = ? ORDER BY number"
-                there = [name for (name,) in database.execute(question, (run_id,))]
+            with reading(self._root) as database:
+                sql = "SELECT state FROM runs WHERE run_id = ?"
+                row = database.execute(sql, (run_id,)).fetchone()
+                sql = "SELECT episode_id FROM episodes WHERE run_id = ? ORDER BY number"
+                there = [name for (name,) in database.execute(sql, (run_id,))]
         except FileNotFoundError:
             return None
         known = {episode.episode_id: episode for episode in episodes}
@@ -285,7 +283,7 @@ class _Migration:
         """What the store has of an episode. Raises `SchemaError` when it is of another run."""
         name = episode.episode_id
         try:
-            with reading(self._database) as database:
+            with reading(self._root) as database:
                 row = database.execute(
                     "SELECT run_id, ended, terminated OR truncated FROM episodes "
                     "WHERE episode_id = ?",
@@ -293,8 +291,8 @@ class _Migration:
                 ).fetchone()
                 if row is None:
                     return _Known()
-                question = "SELECT step_index FROM steps WHERE episode_id = ?"
-                steps = frozenset(index for (index,) in database.execute(question, (name,)))
+                sql = "SELECT step_index FROM steps WHERE episode_id = ?"
+                steps = frozenset(index for (index,) in database.execute(sql, (name,)))
         except FileNotFoundError:
             return _Known()
         if row[0] != run_id:
@@ -306,7 +304,7 @@ class _Migration:
 
     def _advance(self, count: int) -> None:
         self._done += count
-        self._on_progress(min(self._done, self._total), self._total)
+        self._progress(min(self._done, self._total), self._total)
 
     def _measured(self) -> MigrationReport:
         report = self._report
@@ -344,15 +342,15 @@ def _batch(items: Iterator[_Item]) -> list[_Item]:
 
 
 def _safe_name(old: str | None) -> str:
-    """A run's name as a file may have it: its own, or one like it with a sum of it."""
+    """A run's name as a file may have it: its own, or one like it with a checksum of it."""
     if not old:
         return _NO_RUN
     try:
         return check_run_id(old)
     except ValueError:
         name = re.sub(r"[^A-Za-z0-9_-]", "_", old)[:100]
-        sum_ = hashlib.blake2b(old.encode(errors="surrogateescape"), digest_size=4).hexdigest()
-        return f"{name}-{sum_}"
+        checksum = hashlib.blake2b(old.encode(errors="surrogateescape"), digest_size=4).hexdigest()
+        return f"{name}-{checksum}"
 
 
 def _is_of_numbers(name: str) -> bool:

@@ -4,7 +4,7 @@ steps(episode_id, step_index, action, observation, reward, terminated, truncated
       render_payload, timestamp, agent_id, run_id), one row a step
 episodes(episode_id, total_reward, steps, run_id), a row when an episode has ended
 
-Nothing is ever written to them. A question is a transaction of its own and a short one, so a
+Nothing is ever written to them. A query is a transaction of its own and a short one, so a
 program that still records there is not held up.
 """
 
@@ -159,11 +159,11 @@ class OldTelemetry:
     def steps(self, episode_id: str, indices: Iterable[int], most_bytes: int) -> list[OldStep]:
         """Some steps of an episode, as far as `most_bytes` go; one at least if it is there."""
         columns = ", ".join(self._known[name] for name in OldStep._fields)
-        question = f"SELECT {columns} FROM steps WHERE episode_id = ? AND step_index = ?"
+        sql = f"SELECT {columns} FROM steps WHERE episode_id = ? AND step_index = ?"
         found: list[OldStep] = []
         with translated(self.path):
             for index in indices:
-                row = self._database.execute(question, (episode_id, index)).fetchone()
+                row = self._database.execute(sql, (episode_id, index)).fetchone()
                 if row is None:
                     continue
                 step = OldStep(*row)

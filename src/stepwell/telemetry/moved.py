@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from stepwell.errors import SchemaError
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel, Tree, leaves
-from stepwell.stores.replay.json_arrays import parse, picture
-from stepwell.stores.replay.old_telemetry import OldStep
 from stepwell.stores.replay.resolver import FrameResolver
+from stepwell.telemetry.json_arrays import parse, picture
+from stepwell.telemetry.old_telemetry import OldStep
 
 __all__ = ["NEW_COLUMNS", "Channels", "MovedStep", "differences"]
 
@@ -104,9 +104,9 @@ def _info(stored: Any, rest: Mapping[str, Any]) -> bytes | None:
 class Channels:
     """The channels of a run. What they hold is decided by the first steps that have any."""
 
-    def __init__(self, known: Iterable[Channel], codec: str, observations: str | None) -> None:
+    def __init__(self, known: Iterable[Channel], compress: str, observations: str | None) -> None:
         self._known = {channel.name: channel for channel in known}
-        self._codec = codec
+        self._compress = compress
         self._wanted = None if observations is None else np.dtype(observations)
 
     def settle(self, steps: Iterable[MovedStep]) -> None:
@@ -138,7 +138,7 @@ class Channels:
             dtype = self._wanted
         elif dtype == np.int64 and some[0].ndim > 1 and all(_are_bytes(array) for array in some):
             dtype = np.dtype(np.uint8)
-        return Channel.like(name, np.empty(some[0].shape, dtype), self._codec)
+        return Channel.like(name, np.empty(some[0].shape, dtype), self._compress)
 
     def payloads(self, step: MovedStep, kind: str) -> Payloads:
         """The arrays of a step as they are to be stored. Raises `SchemaError`, naming it."""
@@ -161,16 +161,17 @@ def _are_bytes(array: NDArray[Any]) -> bool:
 
 
 def _stored(channel: Channel, array: NDArray[Any]) -> NDArray[Any]:
-    if array.shape != channel.shape:
+    dtype, shape = channel.field.dtype, channel.field.shape
+    if array.shape != shape:
         raise SchemaError(
-            f"{channel.name}: expected {channel.shape} as in the steps before, got {array.shape}"
+            f"{channel.name}: expected {shape} as in the steps before, got {array.shape}"
         )
-    if not _fits(array, channel.dtype):
+    if not _fits(array, dtype):
         raise SchemaError(
-            f"{channel.name}: expected {channel.dtype} as in the first steps, got "
+            f"{channel.name}: expected {dtype} as in the first steps, got "
             f"{array.min()} to {array.max()}; choose another type for all"
         )
-    return array.astype(channel.dtype, order="C")
+    return array.astype(dtype, order="C")
 
 
 def _fits(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:

@@ -11,10 +11,10 @@ from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS
 from stepwell.stores.replay.database import EPISODE_COLUMNS, Seat, reading
 from stepwell.stores.replay.disk import RunDisk
 from stepwell.stores.replay.items import Counters, Inlet, Rows, Step
-from stepwell.stores.replay.layout import STEPS, array_path, database_path
-from stepwell.stores.replay.moved import Channels, MovedStep
-from stepwell.stores.replay.old_telemetry import OldEpisode
+from stepwell.stores.replay.layout import STEPS, array_path
 from stepwell.stores.replay.rows import RunFile
+from stepwell.telemetry.moved import Channels, MovedStep
+from stepwell.telemetry.old_telemetry import OldEpisode
 
 __all__ = ["MovedRun"]
 
@@ -24,13 +24,13 @@ _KINDS = (FRAMES, OBSERVATIONS, ACTIONS)
 class MovedRun:
     """Takes steps in batches; each batch is a commit."""
 
-    def __init__(self, root: Path, run_id: str, codec: str, observations: str | None) -> None:
+    def __init__(self, root: Path, run_id: str, compress: str, observations: str | None) -> None:
         self.run_id = run_id
         self.path = array_path(root, run_id)
         self._root = root
         self._disk = RunDisk(root, run_id)
         try:
-            self._channels = Channels(self._disk.channels, codec, observations)
+            self._channels = Channels(self._disk.channels, compress, observations)
             self._next = self._disk.next_episode
             self._first = self._first_rows()
         except BaseException:
@@ -115,7 +115,7 @@ class MovedRun:
     def _load(self, episode: OldEpisode) -> "_Place":
         """The row of an episode, as it is or new."""
         name = episode.episode_id
-        with reading(database_path(self._root)) as database:
+        with reading(self._root) as database:
             row = database.execute(
                 f"SELECT {', '.join(EPISODE_COLUMNS)} FROM episodes WHERE episode_id = ?", (name,)
             ).fetchone()
