@@ -140,7 +140,7 @@ def contents(store: RecordReader | RecordWriter) -> list[Record]:
     }
     return [
         {name: parts[name][row].tobytes() if there[name][row] else None for name in found}
-        for row in rows
+        for row in rows.tolist()
     ]
 
 

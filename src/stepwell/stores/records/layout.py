@@ -64,7 +64,7 @@ def as_fields(given: Mapping[str, FieldLike]) -> dict[str, Field]:
         if isinstance(field, Field):
             fields[name] = checked(field)
         else:
-            fields[name] = checked(Field(*(field if isinstance(field, tuple) else (field,))))  # type: ignore[arg-type]
+            fields[name] = checked(Field(*(field if isinstance(field, tuple) else (field,))))
     check_names(list(fields))
     return fields
 
