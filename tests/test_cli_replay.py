@@ -173,9 +173,7 @@ def test_episodes(store: Path) -> None:
     head, *rows, last = [line.split("\t") for line in done.stdout.splitlines()]
     assert head == ["episode", "steps", "total_reward", "end", "started_at"]
     with ReplayReader.open(store) as reader:
-        best = sorted(
-            (e.total_reward for e in reader.where("run_id = 'cartpole'").episodes), reverse=True
-        )
+        best = sorted(reader.where("run_id = 'cartpole'").runs["total_reward"], reverse=True)
     assert [float(row[2]) for row in rows] == best[:3]
     assert last == [f"3 of {len(best)} episodes"]
     done = stepwell(*command, "--json")
@@ -340,10 +338,8 @@ def test_record_what_breaks(brittle: Path, tmp_path: Path, envs: int) -> None:
     assert done.stderr.count("\n") == 1
     assert envs > 1 or f"{brittle}:21" in done.stderr
     with ReplayReader.open(tmp_path / "out") as reader:
-        assert (reader.recordings["run"].state, reader.recordings["run"].steps) == (
-            "closed",
-            5 * envs,
-        )
+        run = reader.recordings["run"]
+        assert (run.state, run.steps) == ("closed", 5 * envs)
 
 
 @pytest.mark.parametrize("envs", [1, 3])

@@ -397,9 +397,9 @@ LIES: list[Callable[[dict[str, Any]], Any]] = [
     _frames(chunk_rows=7),
     _frames(planes=3),
     _frames(planes=3, shape=[20, 75]),
-    _frames(compress="gzip"),
-    _frames(compress="none"),
-    _frames(compress="unheard of"),
+    _frames(codec="gzip"),
+    _frames(codec="none"),
+    _frames(codec="unheard of"),
 ]
 
 

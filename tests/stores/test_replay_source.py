@@ -342,9 +342,11 @@ def test_conditions_are_of_the_moment_too(quick_path: Path) -> None:
     assert again.runs[0]["run_id"] == "run"
     for part in (reader, growing):
         part.close()
-        for call in (lambda p: p.runs, lambda p: p.episodes, lambda p: p.where("1")):
+        for ask in ("runs", "episodes", "recordings"):
             with pytest.raises(ValueError, match="closed"):
-                call(part)
+                getattr(part, ask)
+        with pytest.raises(ValueError, match="closed"):
+            part.where("1")
     assert len(again[:]["action"]) == 1  # each has files of its own
 
 
