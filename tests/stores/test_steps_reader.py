@@ -228,12 +228,17 @@ def test_query(dataset: StepReader) -> None:
     assert found.columns == ["engine", "n"]
     assert found.rows == [("slow", 13), (None, 20), ("quick", 37)]
     assert found["n"].tolist() == [13, 20, 37]
+    part = dataset.where("id IN (1, 3, 4)")
+    assert part.query("SELECT id FROM runs WHERE num_steps > ?", 1).rows == [(3,), (4,)]
+    assert dataset.where("0").query("SELECT count(*) FROM runs").rows == [(0,)]
     for wrong in (
         "DELETE FROM runs",
         "SELECT",
         "",
         "CREATE TABLE x (y)",
         "PRAGMA user_version = 1",
+        "DROP VIEW runs",
+        "DELETE FROM main.runs",
     ):
         with pytest.raises(ValueError):
             dataset.query(wrong)
@@ -341,6 +346,7 @@ def test_an_old_reader_can_verify(quick_path: Path) -> None:
     build(quick_path / "a")
     assert old.verify().ok
     assert ids_of(old.where("1")) == [0, 1, 2]
+    assert old.query("SELECT count(*) FROM runs").rows == [(3,)]
 
 
 def test_progress_is_told(path: Path) -> None:

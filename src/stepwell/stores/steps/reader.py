@@ -13,7 +13,7 @@ from stepwell.errors import FormatError
 from stepwell.files import catalog
 from stepwell.files.regular import bytes_on_disk
 from stepwell.lazy import lazy
-from stepwell.sampler import Shuffle
+from stepwell.sampler import split_runs
 from stepwell.source import Batch, Field, Rows, Schema
 from stepwell.store import Description, Progress, QueryTable, Report, Store
 from stepwell.stores.steps import database, export
@@ -139,13 +139,9 @@ class StepReader(Store):
     def split(self, fraction: float, seed: int = 0) -> tuple["StepReader", "StepReader"]:
         """Two datasets without a run in common, the first with `fraction` of the runs."""
         self._check_open()
-        if not 0 <= fraction <= 1:
-            raise ValueError(f"fraction: expected 0 to 1, got {fraction}")
         runs = self._ranges
-        count = len(runs.ids)
-        order = Shuffle(seed).order(count).rows(0, 0, count) if count else np.arange(0)
-        parts = np.split(order, [round(fraction * count)])
-        first, second = (Chosen(*(c[np.sort(part)] for c in runs)) for part in parts)
+        parts = split_runs(len(runs.ids), fraction, seed)
+        first, second = (Chosen(*(column[part] for column in runs)) for part in parts)
         return self._with(first), self._with(second)
 
     def refresh(self) -> bool:
@@ -178,12 +174,15 @@ class StepReader(Store):
     # Queries and exports.
 
     def query(self, sql: str, *values: Any) -> QueryTable:
-        """What any SQL query over the runs returns; nothing can be changed by it.
+        """What any SQL query over the table `runs` returns; nothing can be changed by it.
 
-        Raises `ValueError` for SQL that is wrong or would write.
+        The table has the runs of this dataset, or part, as of the commit that it has. Raises
+        `ValueError` for SQL that is wrong or would write.
         """
         self._check_open()
         with database.reading(self._root / DATABASE, self._seen.identity) as opened:
+            ids = None if self._chosen is None else self._chosen.ids.tolist()
+            database.show_only(opened, self._seen.last_run, ids)
             return QueryTable(*catalog.query(opened, sql, values))
 
     def to_parquet(
