@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.metadata import version
 from types import ModuleType
 
-from stepwell.converters import ConvertReport, convert
+from stepwell.conversion import ConvertReport, convert
 from stepwell.errors import (
     BusyError,
     ChecksumError,
@@ -108,6 +108,6 @@ __version__ = version("stepwell")
 
 def __getattr__(name: str) -> ModuleType:
     # `stepwell.torch` and the others exist without an import, and cost nothing until used.
-    if name in ("torch", "jax", "replay", "game2048", "importers", "exporters"):
+    if name in ("torch", "jax", "replay", "game2048", "formats"):
         return import_module(f"stepwell.{name}")
     raise AttributeError(f"module 'stepwell' has no attribute {name!r}")

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import typer
 from rich import filesize
 
-from stepwell import exporters
+import stepwell as sw
 from stepwell.cli.console import JsonOption, err, progress, say, show_rows
 from stepwell.cli.record import register_atari, translated
 from stepwell.cli.verify import check
 from stepwell.errors import StepwellError
-from stepwell.replay import Episode, Episodes, ReplayReader
+from stepwell.replay import Episode, ReplayReader
 
 __all__ = ["app"]
 
@@ -109,7 +109,7 @@ def episodes(
 ) -> None:
     """The episodes, as a table; with --json all columns, one object a line."""
     with ReplayReader(root) as reader:
-        found = list(_chosen(reader, None, where))
+        found = list(reader.episodes if where is None else reader.where(where))
     name, known = sort.removeprefix("-"), tuple(Episode.__dataclass_fields__)
     if name not in known:
         raise ValueError(f"--sort {sort}: the columns are {', '.join(known)}")
@@ -160,37 +160,44 @@ def export(
     ] = None,
 ) -> None:
     """Frames as a GIF or an MP4, episodes as a step dataset or a Minari dataset."""
-    with ReplayReader(root) as reader, progress("writing") as on_progress:
+    chosen = _condition(root, of, where)
+    with progress("writing") as on_progress:
         if to is Target.video:
             if of is None or where is not None:
                 raise ValueError("a video needs --of EPISODE or --of RUN, and no --where")
-            _chosen(reader, of, None)
-            count = exporters.export_video(reader, of, output, fps=fps, on_progress=on_progress)
-            said = f"{count:,} frames, {Path(output).stat().st_size:,} bytes"
+            made = sw.convert(
+                root, output, to="video", where=chosen, force=True, progress=on_progress, fps=fps
+            )
+            said = f"{made.rows:,} frames, {Path(output).stat().st_size:,} bytes"
         elif to is Target.steps:
-            chosen = _chosen(reader, of, where)
-            with exporters.export_steps(chosen, output, on_progress=on_progress) as steps:
-                said = f"{len(steps.runs):,} runs, {len(steps):,} steps"
+            made = sw.convert(root, output, to="steps", where=chosen, progress=on_progress)
+            said = f"{made.runs:,} runs, {made.rows:,} steps"
         else:
-            chosen = _chosen(reader, of, where)
             register_atari(env or "")
             with warnings.catch_warnings(record=True) as caught, translated(env or output):
-                made = exporters.export_minari(chosen, output, env=env, on_progress=on_progress)
+                made = sw.convert(
+                    root, f"minari:{output}", where=chosen, progress=on_progress, env=env
+                )
             for warning in caught:
                 if "left out" in str(warning.message):  # Minari has many others
                     err.print(str(warning.message), markup=False, soft_wrap=True)
-            said = f"{made.total_episodes:,} episodes, {made.total_steps:,} steps"
+            said = f"{made.runs:,} episodes, {made.rows:,} steps"
     say(f"{output}: {said}")
 
 
-def _chosen(reader: ReplayReader, name: str | None, where: str | None) -> Episodes:
-    found = reader.episodes if where is None else reader.where(where)
+def _condition(root: Path, name: str | None, where: str | None) -> str | None:
+    """SQL for the episodes that are meant: those of a run, one of its own, or where it holds."""
     if name is None:
-        return found
-    if not reader.where("episode_id = ? OR run_id = ?", name, name) and name not in reader.runs:
-        raise ValueError(f"--of {name}: there is no such episode and no such run")
-    one = found.where("episode_id = ?", name)
-    return one or found.where("run_id = ?", name)
+        return where
+    text = name.replace("'", "''")
+    with ReplayReader(root) as reader:
+        for column in ("episode_id", "run_id"):
+            if reader.where(f"{column} = ?", name):
+                one = f"{column} = '{text}'"
+                return one if where is None else f"{one} AND ({where})"
+        if name in reader.runs:
+            return "0"
+    raise ValueError(f"--of {name}: there is no such episode and no such run")
 
 
 @app.command()

@@ -121,7 +121,7 @@ class RecordField:
     @property
     def field(self) -> Field:
         """What a batch has of it: text and bytes are ragged fields of uint8."""
-        return Field(self.dtype, self.shape, self.ragged)
+        return Field(self.dtype, self.shape, self.ragged, self.kind)
 
     @property
     def item_bytes(self) -> int:

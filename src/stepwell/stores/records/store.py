@@ -357,12 +357,15 @@ class RecordStore(Source):
             if field.ragged:
                 offsets, data = records.read_ragged(number, rows, entries)
                 values = data.view(field.dtype).reshape(-1, *field.shape)
-                out[name] = Ragged(values, offsets.view(np.int64))
+                out[name] = Ragged(values, offsets.view(np.int64), field.kind)
             else:
                 flat = out[name].reshape(-1).view(np.uint8) if len(rows) else np.empty(0, np.uint8)
                 records.read_fixed(number, rows, entries, flat)
 
     # Below this line: for this package.
+
+    def _sizes(self, rows: Rows, names: Sequence[str]) -> NDArray[np.int64] | None:
+        return self.places(rows, names)["length"].sum(axis=0, dtype=np.int64)  # type: ignore[no-any-return]
 
     def places(self, rows: Rows, names: Sequence[str]) -> NDArray[Any]:
         """The entries of these rows, an array for each field."""

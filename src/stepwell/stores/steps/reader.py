@@ -14,7 +14,7 @@ from stepwell.files import catalog
 from stepwell.lazy import lazy
 from stepwell.sampler import Shuffle
 from stepwell.source import Batch, Field, Rows, Schema, Source
-from stepwell.stores.steps import database, export
+from stepwell.stores.steps import database
 from stepwell.stores.steps.database import Seen
 from stepwell.stores.steps.layout import DATABASE, pieces
 from stepwell.stores.steps.memory import load_rows, map_rows
@@ -192,7 +192,7 @@ class StepReader(Source):
             self._path, self._dtype, seen.rows, seen.last_run, self._stored, on_progress
         )
 
-    # Questions and exports.
+    # Queries.
 
     def query(self, sql: str, *values: Any) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Ask the database anything that does not change it: names of columns, and rows.
@@ -202,20 +202,6 @@ class StepReader(Source):
         path = self._path / DATABASE
         with database.reading(path) as opened:
             return catalog.query(opened, sql, values)
-
-    def to_parquet(
-        self, path: str | os.PathLike[str], *, on_progress: Progress | None = None
-    ) -> None:
-        """Write the steps as a Parquet file (extra `parquet`)."""
-        export.to_parquet(self, Path(path), on_progress)
-
-    def to_npz(self, path: str | os.PathLike[str], *, on_progress: Progress | None = None) -> None:
-        """Write the steps as an NPZ file, an array for each field."""
-        export.to_npz(self, Path(path), on_progress)
-
-    def runs_to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write the runs as a CSV file."""
-        export.runs_to_csv(self, Path(path))
 
     # A source.
 
