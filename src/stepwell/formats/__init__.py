@@ -105,5 +105,5 @@ def format_named(name: str) -> Format | None:
 
 def __getattr__(name: str) -> Any:
     if name == "arrays":
-        return import_module("stepwell.formats.arrays").arrays
+        return import_module("stepwell.formats.runs").arrays
     raise AttributeError(f"module 'stepwell.formats' has no attribute {name!r}")
