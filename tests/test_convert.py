@@ -16,7 +16,7 @@ import pytest
 from pyarrow import parquet
 
 import stepwell as sw
-from stepwell import BusyError, FormatError, RecordStore, SchemaError
+from stepwell import BusyError, FormatError, RecordReader, RecordWriter, SchemaError
 from stepwell.files.lock import WriterLock
 from stepwell.formats import into_records, into_steps, streams
 from stepwell.replay import ReplayReader, ReplayWriter
@@ -110,8 +110,11 @@ def test_a_replay_store_as_steps(tmp_path: Path) -> None:
     record_all(tmp_path / "replays", "b", range(100, 120))
     report = sw.convert(tmp_path / "replays", tmp_path / "out")
     assert (report.source_kind, report.target_kind) == ("replay", "steps")
-    with ReplayReader(tmp_path / "replays") as reader, sw.StepReader.open(tmp_path / "out") as out:
-        source, episodes = reader.steps(), list(reader.episodes)
+    with (
+        ReplayReader.open(tmp_path / "replays") as source,
+        sw.StepReader.open(tmp_path / "out") as out,
+    ):
+        episodes = list(source.episodes)
         assert report.rows == len(out) == len(source)
         assert set(out.schema) >= {"observation.inner.0", "next_observation.camera", "reward"}
         for name, values in source[:].items():
@@ -119,12 +122,12 @@ def test_a_replay_store_as_steps(tmp_path: Path) -> None:
             assert (found.dtype, found.tobytes()) == (values.dtype, values.tobytes())
         assert list(out.runs["episode_id"]) == [e.episode_id for e in episodes]
         assert list(out.runs["total_reward"]) == [e.total_reward for e in episodes]
-        assert not out.verify()
-        some = reader.where("run_id = 'b'").steps(n_step=3)
+        assert out.verify().ok
     sw.convert(tmp_path / "replays", tmp_path / "b", where="run_id = 'b' AND total_reward > 1100")
     with sw.StepReader.open(tmp_path / "b") as part:
         assert part[:]["reward"].tolist() == [float(i) for i in range(110, 120)]
-    sw.convert(some, tmp_path / "three", to="steps")  # a source of one's own making
+    three_steps = ReplayReader.open(tmp_path / "replays", run="b", n_step=3)
+    sw.convert(three_steps, tmp_path / "three", to="steps")  # a source of one's own making
     with sw.StepReader.open(tmp_path / "three") as three:
         assert "discount" in three.schema
         assert len(three.runs) == 2
@@ -250,7 +253,7 @@ def test_what_is_of_another_kind_is_left_alone(npy: Path, quick_path: Path) -> N
 
 def test_a_store_that_is_written_to_is_not_replaced(npy: Path, quick_path: Path) -> None:
     sw.convert(npy, quick_path / "store")
-    with RecordStore.open(quick_path / "store", "a"), pytest.raises(BusyError):
+    with RecordWriter(quick_path / "store", mode="a"), pytest.raises(BusyError):
         sw.convert(npy, quick_path / "store", force=True)
     sw.convert(npy, quick_path / "store", force=True)
 
@@ -341,7 +344,7 @@ def test_what_was_begun_otherwise(name: str, quick_path: Path, small_batches: No
     shutil.copytree(store, quick_path / "copy")
     with pytest.raises(FileExistsError, match=r"source: '.*in', asked for '.*copy'"):
         sw.convert(quick_path / "copy", target, **options)
-    with RecordStore.open(store, "a") as opened:
+    with RecordWriter(store, mode="a") as opened:
         opened.update([7], {"blob": [b"new"], "score": np.ones(1, "f4")})
     with pytest.raises(FileExistsError, match=r"in has changed since\); force starts again"):
         sw.convert(store, target, **options)
@@ -465,7 +468,7 @@ def test_memory_is_bounded(quick_path: Path) -> None:
     np.save(quick_path / "many.npy", rows)
     np.save(quick_path / "few.npy", rows[:1])
     assert int(children.answer(GROWTH, quick_path)) < 128 * MIB
-    with RecordStore.open(quick_path / "many-again") as store:
+    with RecordReader.open(quick_path / "many-again") as store:
         for i in range(0, 256, 32):
             assert (store[i : i + 32]["data"] == rows[i : i + 32]).all()
 

@@ -16,8 +16,14 @@ import numpy as np
 import pytest
 
 import stepwell as sw
-from stepwell.replay import ReplayReader, ReplayWriter, migrate_telemetry, validate_telemetry
-from stepwell.stores.replay import json_arrays, migrate, moved as moved_steps
+from stepwell.replay import ReplayReader, ReplayWriter
+from stepwell.telemetry import (
+    json_arrays,
+    migrate,
+    migrate_telemetry,
+    moved as moved_steps,
+    validate_telemetry,
+)
 from tests import old_telemetry
 from tests.crash.kills import Victims
 from tests.old_telemetry import database, episode, picture, step
@@ -155,7 +161,7 @@ def test_names_that_no_file_may_have(tmp_path: Path) -> None:
 
 def test_progress(old: Path, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    migrate_telemetry(old, tmp_path / "new", on_progress=lambda *now: seen.append(now))
+    migrate_telemetry(old, tmp_path / "new", progress=lambda *now: seen.append(now))
     assert seen[-1] == (87, 87)
     assert seen == sorted(seen)
 

@@ -29,7 +29,7 @@ def cartpole() -> Log:
 
 def check(root: Path, logs: dict[str | None, Logged], every: int = 0) -> None:
     """Compare everything below `root` with the logs of each agent."""
-    with ReplayReader(root) as reader:
+    with ReplayReader.open(root) as reader:
         for agent, log in logs.items():
             happened = [episode for episode in log if episode["steps"]]
             found = [e for e in reader.episodes if e.agent_id == agent]
@@ -156,7 +156,7 @@ def test_breakout(tmp_path: Path) -> None:
         assert re.fullmatch(r"breakout-\d{8}-\d{6}", env.run_id)
     check(tmp_path, {None: inner.log}, 1)
     assert sum(len(e["steps"]) for e in inner.log) == 400
-    with ReplayReader(tmp_path) as reader:
+    with ReplayReader.open(tmp_path) as reader:
         first = reader.episode(reader.episodes[0].episode_id)
         assert np.array_equal(first.frames, first.observations)  # ALE shows what it gives
 
@@ -172,7 +172,7 @@ def test_a_reset_and_a_close_end_the_episode(tmp_path: Path) -> None:
     env.close()
     env.close()
     check(tmp_path, {None: inner.log})
-    with ReplayReader(tmp_path) as reader:
+    with ReplayReader.open(tmp_path) as reader:
         assert [(e.steps, e.ended, e.truncated) for e in reader.episodes] == [(4, True, False)] * 3
         assert reader.runs["a"].state == "closed"
 
@@ -226,7 +226,7 @@ def test_an_environment_that_breaks_and_goes_on(tmp_path: Path, what: str) -> No
         if what == "reset":
             env.reset()
         env.step(env.action_space.sample())
-    with ReplayReader(tmp_path) as reader:
+    with ReplayReader.open(tmp_path) as reader:
         steps = [2, 1] if what == "reset" else [3]
         assert [e.steps for e in reader.episodes] == steps
         assert len(reader.steps()) == 3
@@ -272,15 +272,15 @@ def test_a_vector(
     every = 2 if inner.render_mode else 0
     env = Record(inner, tmp_path, frames="every:2" if every else None, run_id="a")
     assert isinstance(env, RecordedVectorEnv)
-    play_vector(env, mode, 150)
-    env.writer.flush()
+    play_vector(env, mode, 80)
+    env.writer.commit()
     logs: dict[str | None, Logged] = dict(
         zip(("env0", "env1", "env2"), inner.get_attr("log"), strict=True)
     )
     env.close()
     check(tmp_path, logs, every)
-    with ReplayReader(tmp_path) as reader:
-        assert len(reader.episodes.where("terminated OR truncated")) > 8
+    with ReplayReader.open(tmp_path) as reader:
+        assert len(reader.episodes.where("terminated OR truncated")) > 4
 
 
 def test_a_vector_that_is_reset_in_the_middle(tmp_path: Path) -> None:
@@ -386,10 +386,10 @@ def test_two_runs_in_one_second_have_two_names(tmp_path: Path) -> None:
 
 def test_writer_options(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="codec: expected one of"):
-        Record(Everything(), tmp_path, codec="mp3")
-    with Record(Everything(), tmp_path, codec="gzip", infos=False, run_id="a") as env:
+        Record(Everything(), tmp_path, compress="mp3")
+    with Record(Everything(), tmp_path, compress="gzip", infos=False, run_id="a") as env:
         play(env, 9)
-    with ReplayReader(tmp_path) as reader:
+    with ReplayReader.open(tmp_path) as reader:
         assert set(reader.episode("a-ep0000").infos[0]) == set()
         channels = {channel.name: channel.codec for channel in reader.runs["a"].channels}
         assert channels["frames"] == "none"  # smaller than what is worth packing

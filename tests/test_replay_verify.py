@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from stepwell.errors import ChecksumError
-from stepwell.replay import ReplayReader, ReplayWriter, migrate_telemetry
+from stepwell.replay import ReplayReader, ReplayWriter
+from stepwell.telemetry import migrate_telemetry
 from tests.old_telemetry import database, step
 
 
@@ -51,13 +52,13 @@ def store(whole: Path, tmp_path: Path) -> Path:
 
 
 def problems(root: Path) -> list[str]:
-    with ReplayReader(root) as reader:
+    with ReplayReader.open(root) as reader:
         return [str(problem) for problem in reader.verify()]
 
 
 def test_a_store_that_is_whole(store: Path) -> None:
     calls: list[tuple[int, int]] = []
-    with ReplayReader(store) as reader:
+    with ReplayReader.open(store) as reader:
         assert reader.verify(on_progress=lambda done, total: calls.append((done, total))) == []
     total = 2 * (24 + 24 + 2 * 27 + 24)
     assert calls[-1] == (total, total)
@@ -167,7 +168,7 @@ def _place(root: Path, name: str, row: int) -> int:
 )
 def test_an_array_that_was_changed(store: Path, dataset: str, row: int) -> None:
     _flip(store / "replay" / "a.h5", _place(store, dataset, row))
-    with ReplayReader(store) as reader:
+    with ReplayReader.open(store) as reader:
         found = [p for p in reader.verify() if isinstance(p, ChecksumError)]
     assert len(found) == 1
     assert f"{dataset}[{row}]" in str(found[0])

@@ -21,14 +21,15 @@ from typing import Any, Literal
 from stepwell.errors import BusyError, FormatError, SchemaError
 from stepwell.files.lock import is_locked
 from stepwell.files.regular import bytes_on_disk
-from stepwell.files.remote import is_url
 from stepwell.formats import FORMATS, Format, format_at, format_named
+from stepwell.opening import store_at
 from stepwell.source import Batch, Field, Ragged, Source
-from stepwell.store import Progress
+from stepwell.store import Progress, Store, what_is_at
+from stepwell.stores import STORES, ArraySource, ReplayReader, ShardReader, StepReader
 
 __all__ = ["ConvertReport", "convert"]
 
-STORES = ("records", "shards", "steps")
+MADE = ("records", "shards", "steps")
 """Stores that can be made of others' rows."""
 
 _LOCKS = {"records": "writer.lock", "shards": ".writer.lock", "steps": "writer.lock"}
@@ -139,7 +140,7 @@ class _Call:
             return self._append(kind, rows, path, options)
         self._check_target(path, kind)
         resumes, write_to = True, None
-        if kind in STORES:
+        if kind in MADE:
             fill = partial(_filler(kind), rows, append=False, progress=self.progress, **options)
         else:
             known = format_named(kind)
@@ -177,9 +178,9 @@ class _Call:
         self, kind: str, rows: Source, path: Path, options: dict[str, Any]
     ) -> ConvertReport:
         found = kind_at(path)
-        if kind not in STORES or found != kind:
+        if kind not in MADE or found != kind:
             raise FileExistsError(
-                f"{path} is {found or 'there'}: mode='a' goes on with {', '.join(STORES)}, "
+                f"{path} is {found or 'there'}: mode='a' goes on with {', '.join(MADE)}, "
                 f"and was to write {kind}"
             )
         _filler(kind)(rows, path, append=True, progress=self.progress, **options)
@@ -257,8 +258,6 @@ class _Call:
         self, target: str, kind: str, rows: int, runs: int | None, resumed: int
     ) -> ConvertReport:
         if kind == "steps":
-            from stepwell.stores import StepReader
-
             with StepReader.open(target, memory="map") as made:
                 runs = len(made.runs)
         there = None if target.startswith(_MINARI) else bytes_on_disk(Path(target))
@@ -272,22 +271,9 @@ class _Call:
 
 def kind_at(path: Path) -> str | None:
     """What is at a path: a store or a format; None for anything else."""
-    path.stat()
-    if path.is_file() and path.suffix in (".npy", ".a2pack", ".shard"):
-        return {".npy": "npy", ".a2pack": "pack", ".shard": "shards"}[path.suffix]
-    if path.is_dir():
-        from stepwell.stores.replay.layout import is_replay
-
-        if (path / "metadata.db").exists():
-            return "steps"
-        if (path / "meta.json").exists():
-            return "records"
-        if is_replay(path):
-            return "replay"
-        if any(path.glob("*.shard")):
-            return "shards"
-    known = format_at(path)
-    return None if known is None else known.name
+    store = store_at(path)
+    known = format_at(path) if store is None else None
+    return store.kind if store else known.name if known else None
 
 
 def _opened(
@@ -298,72 +284,44 @@ def _opened(
 ) -> tuple[Source, str]:
     """The rows that are to be converted, and what they are kept in."""
     if isinstance(source, Source):
-        if where is not None:
-            source = source.where(where)  # type: ignore[attr-defined]
-        return source, getattr(source, "kind", type(source).__name__)
+        return _chosen(source, where), getattr(source, "kind", type(source).__name__)
     text = os.fspath(source)
     if text.startswith(_MINARI):
         known = format_named("minari")
         assert known is not None
         return known.read(text), "minari"
-    if is_url(text):
-        from stepwell import stores
-
-        return stores.open(text), "shards"
+    store = ShardReader if "://" in text else store_at(Path(text))
+    if store is not None:
+        found: Store = store.open(text, **_options(store, target))
+        return _chosen(found, where), store.kind
     path = Path(text)
-    kind = kind_at(path)
-    if kind in ("npy", "arrayrecord", "records", "shards", "steps", "pack", "replay"):
-        return _opened_store(path, kind, target, where), kind
-    if where is not None:
-        raise ValueError(f"{path} is {kind}: there are no runs to choose by where=")
-    known = None if kind is None else format_named(kind)
+    known = format_at(path)
     if known is None:
-        names = sorted({*STORES, "pack", "replay", *(known.name for known in FORMATS)})
-        raise FormatError(f"expected one of {', '.join(names)}", path=text)
+        names = sorted({*(each.kind for each in STORES), *(each.name for each in FORMATS)})
+        raise FormatError(f"expected one of {', '.join(names)}, got {what_is_at(path)}", path=text)
+    if where is not None:
+        raise ValueError(f"{path} is {known.name}: there are no runs to choose by where=")
     if known.name == "folder":
         _refuse_stores_inside(path)
     return known.read(path, fields), known.name
 
 
-def _opened_store(path: Path, kind: str, target: str, where: str | None) -> Source:
-    from stepwell import stores
-
-    if kind == "replay":
-        return _replay_steps(path, where, frames=target == "video")
-    opened = stores.open(path, **({"memory": "map"} if kind in ("npy", "steps") else {}))
+def _chosen(source: Source, where: str | None) -> Source:
+    """The rows of the runs that are wanted."""
     if where is None:
-        return opened
-    if not hasattr(opened, "where"):
-        raise ValueError(f"{path} is {kind}: there are no runs to choose by where=")
-    part: Source = opened.where(where)
-    return part
+        return source
+    if not isinstance(source, Store):
+        raise ValueError(f"{source!r} has no runs to choose by where=")
+    return source.where(where)
 
 
-def _replay_steps(path: Path, where: str | None, *, frames: bool) -> Source:
-    """The steps of a replay store, a run for each episode."""
-    from stepwell.formats.runs import RunList
-    from stepwell.stores.replay.reader import ReplayReader
-
-    reader = ReplayReader(path)
-    episodes = reader.episodes if where is None else reader.where(where)
-    steps: Any = episodes.steps(frames=frames, next_observation=not frames)
-    by_run: dict[str, list[Any]] = {}
-    for episode in episodes:
-        by_run.setdefault(episode.run_id, []).append(episode)
-    ordered = [episode for some in by_run.values() for episode in some]  # as the rows are
-    names = (
-        *("episode_id", "run_id", "agent_id", "total_reward", "steps", "terminated", "truncated"),
-        *("dropped", "started_at", "ended_at", "final_obs_ref"),
-    )
-    known = {
-        name: [
-            int(value) if isinstance(value, bool) else value
-            for value in (getattr(episode, name) for episode in ordered)
-        ]
-        for name in names
-    }
-    steps.runs = RunList(steps.episode_lengths, known)
-    return steps  # type: ignore[no-any-return]
+def _options(store: type[Store], target: str) -> dict[str, Any]:
+    """How a store is opened that is read once, from one end to the other."""
+    if store in (StepReader, ArraySource):
+        return {"memory": "map"}
+    if store is ReplayReader and target == "video":
+        return {"frames": True, "next_observation": False}
+    return {}
 
 
 def _refuse_stores_inside(path: Path) -> None:
@@ -398,7 +356,7 @@ def _target_kind(
         if mode == "a" and os.path.exists(target):
             return kind_at(Path(target)) or "records"
         return _usual_target(source, target)
-    writable = [*STORES, *(f.name for f in FORMATS if f.file_writer or f.part_writer)]
+    writable = [*MADE, *(f.name for f in FORMATS if f.file_writer or f.part_writer)]
     if to not in writable:
         raise ValueError(f"to: expected one of {', '.join(writable)}, got {to!r}")
     if named is not None and named.name != to:
@@ -415,25 +373,26 @@ def _usual_target(source: str | os.PathLike[str] | Source, target: str) -> str:
     """What a name that says nothing stands for: a store that the source is not yet."""
     if not isinstance(source, Source):
         text = os.fspath(source)
-        kind = (
-            "minari" if text.startswith(_MINARI) else None if is_url(text) else kind_at(Path(text))
-        )
+        if text.startswith(_MINARI):
+            return "steps"
+        kind = "shards" if "://" in text else kind_at(Path(text))
         if kind in ("minari", "hdf5", "replay"):
             return "steps"
-        if kind not in (*STORES, "pack"):
+        if kind not in (*MADE, "pack"):
             return "records"
     raise ValueError(
-        f"{target}: expected to={', '.join(STORES)} or a format, or a name that ends in "
+        f"{target}: expected to={', '.join(MADE)} or a format, or a name that ends in "
         f"{', '.join(suffix for known in FORMATS for suffix in known.suffixes)}"
     )
 
 
 def _has_rows(path: Path) -> bool:
     """Whether something was committed to a store that is being made."""
-    from stepwell import stores
-
     try:
-        with stores.open(path) as made:
+        store = store_at(path)
+        if store is None:
+            return False
+        with store.open(path) as made:
             return len(made) > 0
     except (OSError, ValueError):
         return False

@@ -55,7 +55,7 @@ def work(folder: Path, first: int) -> Generator[int, None, None]:
                     )
                 number += 1
                 if chance.random() < 0.3:
-                    writer.flush()
+                    writer.commit()
                     yield number - 1
         yield number - 1
 
@@ -194,7 +194,7 @@ def kill_and_follow(folder: Path, kills: int) -> None:
     for _ in range(20):
         last = next(worker)
     worker.close()
-    with ReplayReader(folder) as reader:
+    with ReplayReader.open(folder) as reader:
         runs = list(reader.runs)
         found = look(reader, runs)
         check_ends(reader, runs)

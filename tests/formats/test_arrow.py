@@ -264,7 +264,7 @@ def test_what_a_saved_dataset_knows(tmp_path: Path) -> None:
     features = {"label": {"names": ["neg", "pos"], "_type": "ClassLabel"}}
     given = table(2).append_column("label", pa.array([0, 1], pa.int64()))
     sw.convert(saved_dataset(tmp_path / "data", given, features), tmp_path / "store")
-    known = sw.RecordStore.open(tmp_path / "store").attributes
+    known = sw.RecordReader.open(tmp_path / "store").attributes
     assert known["features"] == features
     assert known["classes"] == ["neg", "pos"]
     assert known["arrow_types"]["naive"] == {"type": "timestamp", "unit": "ns"}

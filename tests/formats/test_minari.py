@@ -210,7 +210,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayReade
     for run_id in ("a", "b"):
         with Record(Everything(), root, run_id=run_id) as env:
             play(env, 40)
-    with ReplayReader(root) as reader:
+    with ReplayReader.open(root) as reader:
         yield reader
 
 
@@ -219,7 +219,7 @@ def replays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayReader]:
     root = tmp_path_factory.mktemp("cartpole")
     with Record(gym.make("CartPole-v1"), root, frames=None, run_id="a") as env:
         play(env, 300)
-    with ReplayReader(root) as reader:
+    with ReplayReader.open(root) as reader:
         yield reader
 
 

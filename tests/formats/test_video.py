@@ -27,7 +27,7 @@ def breakout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayReader]
     env = gym.make("ALE/Breakout-v5", render_mode="rgb_array", obs_type="ram")
     with Record(env, root, run_id="a") as recorded:
         play(recorded, 300)
-    with ReplayReader(root) as reader:
+    with ReplayReader.open(root) as reader:
         yield reader
 
 

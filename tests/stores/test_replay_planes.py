@@ -47,7 +47,7 @@ def assert_all_read(root: Path, want: NDArray[Any]) -> None:
     foreign = ForeignFile(path)
     assert foreign.field("observations") == (want.dtype, want.shape[1:])
     assert_tree(foreign.read("observations", np.array(order)), want[order])
-    with ReplayReader(root) as reader:
+    with ReplayReader.open(root) as reader:
         assert reader.verify() == []
         (channel,) = reader.runs["run"].channels
         assert (channel.dtype, channel.shape) == (want.dtype, want.shape[1:])
@@ -166,7 +166,7 @@ def test_a_file_that_is_copied(quick_path: Path) -> None:
         for number in range(ROWS):
             frame = stack(number) if number > 5 else None
             writer.record_step(reward=number, observation=stack(number), frame=frame)
-            writer.flush()
+            writer.commit()
     data = read_store(quick_path).runs["run"].datasets
     assert_tree(data["observations"], np.array([stack(n) for n in range(ROWS)]))
     assert_tree(data["frames"], np.array([stack(n) for n in range(6, ROWS)]))
@@ -291,7 +291,7 @@ def test_one_filter_left_out(quick_path: Path, mask: int) -> None:
     assert_refused(quick_path, range(2, 4))
     with FrameResolver(quick_path) as resolver:
         assert_tree(resolver.resolve("h5://run/observations/1"), stack(1))
-    with ReplayReader(quick_path) as reader:
+    with ReplayReader.open(quick_path) as reader:
         problems = [str(problem) for problem in reader.verify()]
     assert len(problems) == 2
     assert f"observations[2]: expected both filters or none, got {mask}" in problems[0]
@@ -312,7 +312,7 @@ def test_a_flipped_byte_in_each_stored_row(quick_path: Path) -> None:
                     continue
                 with pytest.raises(ChecksumError, match=rf"observations\[{row}\]"):
                     resolver.resolve(ref)
-        with ReplayReader(quick_path) as reader:
+        with ReplayReader.open(quick_path) as reader:
             (problem,) = reader.verify()
             assert f"observations[{row}]" in str(problem)
 

@@ -224,11 +224,11 @@ from tests.replays import record
 writer = ReplayWriter(sys.argv[1], "run", flush_every=1000)
 for number in range(5):
     record(writer, number)
-writer.flush()
+writer.commit()
 Database.commit = lambda *_: os._exit(0)
 for number in range(100, 110):
     record(writer, number)
-writer.flush()
+writer.commit()
 """
     children.answer(script, quick_path)
     with FrameResolver(quick_path) as resolver:
@@ -239,7 +239,7 @@ writer.flush()
         with ReplayWriter(quick_path, "run") as writer:
             for number in range(5, 12):
                 record(writer, number)
-            writer.flush()
+            writer.commit()
             for number in range(12):
                 assert_tree(
                     resolver.resolve(f"h5://run/observations/{number}"), observation(number)
@@ -265,7 +265,7 @@ def test_references_before_they_are_committed(quick_path: Path) -> None:
                 if found is not None:
                     seen += 1
                     assert_tree(found, observation(expected))
-        writer.flush()
+        writer.commit()
         for expected, ref in pending:
             assert_tree(resolver.resolve(ref), observation(expected))
     assert seen > 0
@@ -277,7 +277,7 @@ def test_references_before_they_are_committed(quick_path: Path) -> None:
 @pytest.fixture(scope="module", params=["zstd", "gzip", "lzf", "none"])
 def damaged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("damaged")
-    record_all(root, "run", range(24), codec=request.param)
+    record_all(root, "run", range(24), compress=request.param)
     return root
 
 
@@ -397,9 +397,9 @@ LIES: list[Callable[[dict[str, Any]], Any]] = [
     _frames(chunk_rows=7),
     _frames(planes=3),
     _frames(planes=3, shape=[20, 75]),
-    _frames(codec="gzip"),
-    _frames(codec="none"),
-    _frames(codec="unheard of"),
+    _frames(compress="gzip"),
+    _frames(compress="none"),
+    _frames(compress="unheard of"),
 ]
 
 
@@ -424,7 +424,7 @@ def test_a_newer_file(quick_path: Path) -> None:
 def test_a_small_chunk_that_unpacks_to_much(quick_path: Path) -> None:
     """gzip would make a gigabyte of it, were it not told how much there may be."""
     bomb = zlib.compress(bytes(200 << 20), 9)
-    with ReplayWriter(quick_path, "run", codec="gzip") as writer:
+    with ReplayWriter(quick_path, "run", compress="gzip") as writer:
         seen = np.random.default_rng(5).integers(0, 256, 400_000, np.uint8)
         writer.record_step(reward=0, observation=seen)
     path = quick_path / "replay" / "run.h5"

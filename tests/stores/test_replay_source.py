@@ -80,7 +80,7 @@ class TestSteps(SourceContract):
 
     @pytest.fixture
     def source(self, root: Path) -> Source:
-        with ReplayReader(root) as reader:
+        with ReplayReader.open(root) as reader:
             return reader.steps(**self.options)
 
     def runs(self, expected: Expected) -> list[range]:
@@ -209,7 +209,7 @@ def test_what_follows(
     root = tmp_path_factory.mktemp("replay")
     with pytest.MonkeyPatch.context() as patch:
         record_plan(root, episodes, patch)
-    with ReplayReader(root) as reader:
+    with ReplayReader.open(root) as reader:
         source = reader.steps(n_step=n, gamma=gamma)
     want = follow(episodes, n, gamma)
     assert len(source) == len(want)
@@ -227,7 +227,7 @@ def test_what_follows(
 
 def test_windows_stay_inside_episodes(quick_path: Path) -> None:
     record_episodes(quick_path, EPISODES)
-    with ReplayReader(quick_path) as reader:
+    with ReplayReader.open(quick_path) as reader:
         source = reader.steps()
     for length, stride in ((2, 1), (5, 2), (12, 1), (13, 1)):
         want = windows(expected_steps(EPISODES), EPISODES, length, stride)
@@ -236,7 +236,7 @@ def test_windows_stay_inside_episodes(quick_path: Path) -> None:
 
 def test_a_loader_of_steps(quick_path: Path) -> None:
     record_episodes(quick_path, EPISODES)
-    with ReplayReader(quick_path) as reader:
+    with ReplayReader.open(quick_path) as reader:
         source = reader.steps()
     found: list[float] = []
     with Loader(source, 7, seed=3) as loader:
@@ -253,7 +253,10 @@ def test_a_loader_of_steps(quick_path: Path) -> None:
 def test_options(quick_path: Path, options: dict[str, Any]) -> None:
     record_all(quick_path, "run", range(3))
     (name,) = options
-    with ReplayReader(quick_path) as reader, pytest.raises(ValueError, match=f"{name}: expected"):
+    with (
+        ReplayReader.open(quick_path) as reader,
+        pytest.raises(ValueError, match=f"{name}: expected"),
+    ):
         reader.steps(**options)
 
 
@@ -266,7 +269,7 @@ def test_runs_that_do_not_fit_together(quick_path: Path) -> None:
                 )
     with ReplayWriter(quick_path, "c") as writer:
         writer.record_step(reward=0, observation=np.zeros(4))
-    with ReplayReader(quick_path) as reader:
+    with ReplayReader.open(quick_path) as reader:
         assert len(reader.steps("a", "b")) == 2
         with pytest.raises(SchemaError, match="run 'b' has"):
             reader.steps("a", "b", frames=True)
@@ -278,13 +281,13 @@ def test_runs_that_do_not_fit_together(quick_path: Path) -> None:
 
 def test_stores_with_little_in_them(quick_path: Path) -> None:
     ReplayWriter(quick_path, "empty").close()
-    with ReplayReader(quick_path) as reader:
+    with ReplayReader.open(quick_path) as reader:
         assert len(reader.episodes) == len(reader.steps()) == len(reader.steps("empty")) == 0
         assert reader.steps()[:]["reward"].tolist() == []
     with ReplayWriter(quick_path, "numbers") as writer:
         for number in range(5):
             writer.record_step(reward=number)
-    with ReplayReader(quick_path) as reader:
+    with ReplayReader.open(quick_path) as reader:
         assert reader.steps()[:]["reward"].tolist() == [0, 1, 2, 3, 4]
         assert list(reader.steps().schema) == ["reward", "terminated", "truncated"]
 
@@ -297,7 +300,7 @@ def test_a_source_stays_as_it_is_while_the_run_goes_on(quick_path: Path) -> None
             if number == 30:
                 writer.record_step(reward=number, frame=frame(0))
             if number % 20 == 19:
-                writer.flush()
+                writer.commit()
                 sources.append(reader.steps())
     for source in sources:
         found = source[:]["action"]
@@ -316,7 +319,7 @@ def test_damaged_columns_are_noticed(quick_path: Path, name: str) -> None:
         flipped = bytearray(data)
         flipped[offset + size - 1] ^= 1
         path.write_bytes(flipped)
-        with ReplayReader(quick_path) as reader, pytest.raises(FormatError, match=name):
+        with ReplayReader.open(quick_path) as reader, pytest.raises(FormatError, match=name):
             reader.steps()
 
 
@@ -324,7 +327,7 @@ def test_threads_make_sources_at_once(quick_path: Path) -> None:
     record_episodes(quick_path, EPISODES)
     want = expected_steps(EPISODES)
     failures: list[BaseException] = []
-    with ReplayReader(quick_path) as reader:
+    with ReplayReader.open(quick_path) as reader:
 
         def work() -> None:
             try:

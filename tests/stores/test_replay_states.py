@@ -40,7 +40,7 @@ class ReplayMachine(RuleBasedStateMachine):
         self.reader: ReplayReader | None = None
 
     @initialize(
-        kind=st.sampled_from(list(KINDS)), codec=st.sampled_from(["zstd", "gzip", "lzf", "none"])
+        kind=st.sampled_from(list(KINDS)), compress=st.sampled_from(["zstd", "gzip", "lzf", "none"])
     )
     def begin(self, kind: str, codec: str) -> None:
         self.observed = KINDS[kind]
@@ -59,7 +59,7 @@ class ReplayMachine(RuleBasedStateMachine):
         store = read_store(self.root)
         assert len(store.episodes) == len(self.episodes)
         assert len(store.steps) == sum(len(e["steps"]) for e in self.episodes)
-        with ReplayReader(self.root) as reader:
+        with ReplayReader.open(self.root) as reader:
             self.look(reader)
 
     def look(self, reader: ReplayReader) -> None:
@@ -91,7 +91,7 @@ class ReplayMachine(RuleBasedStateMachine):
     @rule()
     def open_writer(self) -> None:
         self.writer = ReplayWriter(
-            self.root, "run", codec=self.codec, flush_every=1000, queue_bytes=20_000
+            self.root, "run", compress=self.codec, flush_every=1000, queue_bytes=20_000
         )
         self.open = {}
 
@@ -153,7 +153,7 @@ class ReplayMachine(RuleBasedStateMachine):
     @rule()
     def flush(self) -> None:
         assert self.writer is not None
-        self.writer.flush()
+        self.writer.commit()
         self.committed = True
 
     @precondition(lambda self: self.writer is not None)

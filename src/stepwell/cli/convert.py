@@ -14,10 +14,10 @@ __all__ = ["convert"]
 
 class Packing(enum.StrEnum):
     NONE = "none"
-    GZIP = "gzip"
     ZSTD = "zstd"
     ZSTD_DICT = "zstd-dict"
     LZ4 = "lz4"
+    GZIP = "gzip"
 
 
 class To(enum.StrEnum):

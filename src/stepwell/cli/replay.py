@@ -13,7 +13,6 @@ from rich import filesize
 import stepwell as sw
 from stepwell.cli.console import JsonOption, err, progress, say, show_rows
 from stepwell.cli.record import register_atari, translated
-from stepwell.cli.verify import check
 from stepwell.errors import StepwellError
 from stepwell.replay import Episode, ReplayReader
 
@@ -38,8 +37,8 @@ def info(root: RootArgument, as_json: JsonOption = False) -> None:
     """The runs: what became of them, and what their arrays take, stored and as they were."""
     sizes: dict[str, dict[str, tuple[int, int]]] = {}
     problems: dict[str, str] = {}
-    with ReplayReader(root) as reader:
-        runs = reader.runs
+    with ReplayReader.open(root) as reader:
+        runs = reader.recordings
         for name in runs:
             try:
                 sizes[name] = reader.sizes(name)
@@ -108,8 +107,8 @@ def episodes(
     as_json: JsonOption = False,
 ) -> None:
     """The episodes, as a table; with --json all columns, one object a line."""
-    with ReplayReader(root) as reader:
-        found = list(reader.episodes if where is None else reader.where(where))
+    with ReplayReader.open(root) as reader:
+        found = list((reader if where is None else reader.where(where)).episodes)
     name, known = sort.removeprefix("-"), tuple(Episode.__dataclass_fields__)
     if name not in known:
         raise ValueError(f"--sort {sort}: the columns are {', '.join(known)}")
@@ -186,21 +185,13 @@ def export(
 
 
 def _condition(root: Path, name: str | None, where: str | None) -> str | None:
-    """SQL for the episodes that are meant: those of a run, one of its own, or where it holds."""
+    """SQL for the episodes that are meant: one by its name, those of a run, or where it holds."""
     if name is None:
         return where
+    with ReplayReader.open(root) as reader:
+        is_episode = any(episode.episode_id == name for episode in reader.episodes)
+        if not is_episode and name not in reader.recordings:
+            raise ValueError(f"--of {name}: there is no such episode and no such run")
     text = name.replace("'", "''")
-    with ReplayReader(root) as reader:
-        for column in ("episode_id", "run_id"):
-            if reader.where(f"{column} = ?", name):
-                one = f"{column} = '{text}'"
-                return one if where is None else f"{one} AND ({where})"
-        if name in reader.runs:
-            return "0"
-    raise ValueError(f"--of {name}: there is no such episode and no such run")
-
-
-@app.command()
-def verify(root: RootArgument, as_json: JsonOption = False) -> None:
-    """Check every array, reference and number. Exit code 2 with a list of what is wrong."""
-    check(root, as_json)
+    one = f"{'episode' if is_episode else 'run'}_id = '{text}'"
+    return one if where is None else f"{one} AND ({where})"

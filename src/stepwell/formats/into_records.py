@@ -3,13 +3,13 @@
 import re
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from stepwell.errors import SchemaError
 from stepwell.formats.streams import Progress, attributes_of, count_of, in_order, size_of
-from stepwell.source import Source
-from stepwell.stores import RecordField, RecordStore
+from stepwell.source import Field, Source
+from stepwell.stores import RecordWriter
 
 __all__ = ["NAMES", "OVERHEAD", "fill", "original_names"]
 
@@ -19,7 +19,6 @@ NAMES = "names"
 OVERHEAD = 24 + 16
 """Bytes that a store needs for each field of each record, besides the values."""
 
-_PACKINGS = {"none": "raw", "gzip": "flate"}  # as the store's document has them
 _COMMIT_BYTES = 64 << 20
 _COMMIT_S = 2.0
 _MOST_NAME = 63
@@ -40,33 +39,30 @@ def fill(
     With `append` all rows are added to those that are there, in one commit.
     """
     names = _field_names(source.schema)
-    total, begin = len(source), 0
-    if append:
-        store = RecordStore.open(path, "a")
-    elif path.exists():
-        store = RecordStore.open(path, "a")
-        begin = len(store)
-    else:
-        attributes = attributes_of(source)
-        attributes.pop(NAMES, None)
-        renamed = {field: name for name, field in names.items() if field != name}
-        if renamed:
-            attributes[NAMES] = renamed
-        packing = _PACKINGS.get(compress, compress)
-        fields = {
-            names[name]: _record_field(name, field, packing, level)
-            for name, field in source.schema.items()
-        }
-        store = RecordStore.create(path, fields, chunk_records=chunk_records, attributes=attributes)
-    done, pending, last = begin, 0, time.monotonic()
-    with store:
+    fields = {
+        names[name]: _kept(name, field, compress, level) for name, field in source.schema.items()
+    }
+    attributes = attributes_of(source)
+    attributes.pop(NAMES, None)
+    renamed = {field: name for name, field in names.items() if field != name}
+    if renamed:
+        attributes[NAMES] = renamed
+    total, pending, last = len(source), 0, time.monotonic()
+    with RecordWriter(
+        path,
+        None if append and path.exists() else fields,
+        mode="a",
+        chunk_records=chunk_records,
+        attributes=attributes,
+    ) as writer:
+        begin = done = 0 if append else len(writer)
         progress(done, total)
         for batch in in_order(source, begin):
-            store.append({names[name]: values for name, values in batch.items()})
+            writer.append({names[name]: values for name, values in batch.items()})
             done += count_of(batch)
             pending += size_of(batch)
             if not append and (pending >= _COMMIT_BYTES or time.monotonic() - last >= _COMMIT_S):
-                store.commit()
+                writer.commit()
                 pending, last = 0, time.monotonic()
             progress(done, total)
         if done != total:
@@ -74,16 +70,13 @@ def fill(
     return begin
 
 
-def _record_field(name: str, field: Any, compress: Any, level: int | None) -> RecordField:
+def _kept(name: str, field: Field, compress: str, level: int | None) -> Field:
+    """A field as the store is to keep it."""
     if field.dtype.names or field.dtype.hasobject:
         raise SchemaError(f"{name!r}: expected plain numbers, got {field.dtype}")
     if not field.row_bytes:
         raise SchemaError(f"{name!r}: a record of {field} has no bytes")
-    if field.kind != "array":
-        return RecordField(str if field.kind == "str" else bytes, compress=compress, level=level)
-    return RecordField(
-        field.dtype, field.shape, ragged=field.ragged, compress=compress, level=level
-    )
+    return replace(field, compress=compress, level=level, optional=False)
 
 
 def original_names(source: Source) -> Source:

@@ -30,7 +30,7 @@ def fill(
     if name in attributes_of(source).get("bfloat16", ()):
         kind = "bfloat16"
     total = len(source)
-    with ShardWriter(path, field.shape[0], kind, shard_bytes=part_bytes) as writer:
+    with ShardWriter(path, field.shape[0], kind, mode="a", shard_bytes=part_bytes) as writer:
         begin = done = 0 if append else writer.rows
         progress(done, total)
         for batch in in_order(source, begin):

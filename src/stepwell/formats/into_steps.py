@@ -51,17 +51,17 @@ def fill(
     total = len(source)
     shard_rows = None if append and path.exists() else (part_bytes or 0) // dtype.itemsize
     first = 0
-    if not append and (path / "metadata.db").exists():
+    if not append and StepReader.recognizes(path):
         with StepReader.open(path, memory="map") as there:
             first = len(there.runs)
-    with StepWriter(path, dtype, columns, shard_rows=shard_rows) as writer:
+    with StepWriter(path, dtype, columns, mode="a", shard_rows=shard_rows) as writer:
         begin = done = int(runs.counts[:first].sum())
         progress(done, total)
         chosen = source.columns(list(names))
         last = time.monotonic()
         for number, rows in _by_run(chosen, dtype, names, runs, first):
             try:
-                writer.append_run(rows, **runs[number])
+                writer.append(rows, **runs[number])
             except SchemaError as error:
                 raise SchemaError(f"run {number}: {error}") from None
             done += len(rows)
@@ -120,6 +120,8 @@ def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
 def _column(name: str, values: list[Any]) -> RunColumn:
     """What kind of run column holds these values."""
     kinds = {type(v.item() if isinstance(v, np.generic) else v) for v in values if v is not None}
+    if not kinds:
+        return RunColumn(str)
     if kinds <= {int, bool}:
         return RunColumn(int)
     if kinds <= {int, bool, float}:
