@@ -21,7 +21,18 @@ from typing import Any, Literal
 from stepwell.errors import BusyError, FormatError, SchemaError
 from stepwell.files.lock import is_locked
 from stepwell.files.regular import bytes_on_disk
-from stepwell.formats import FORMATS, Format, format_at, format_named
+from stepwell.formats import (
+    FORMATS,
+    Format,
+    format_at,
+    format_named,
+    into_records,
+    into_shards,
+    into_steps,
+)
+from stepwell.formats.folder import classes_of
+from stepwell.formats.into_records import OVERHEAD, original_names
+from stepwell.formats.parts import Part, sweep_part
 from stepwell.opening import store_at
 from stepwell.source import Batch, Field, Ragged, Source
 from stepwell.store import Progress, Store, what_is_at
@@ -29,7 +40,12 @@ from stepwell.stores import STORES, ArraySource, ReplayReader, ShardReader, Step
 
 __all__ = ["ConvertReport", "convert"]
 
-MADE = ("records", "shards", "steps")
+_FILL: dict[str, Callable[..., int]] = {
+    "records": into_records.fill,
+    "shards": into_shards.fill,
+    "steps": into_steps.fill,
+}
+MADE = tuple(_FILL)
 """Stores that can be made of others' rows."""
 
 _LOCKS = {"records": "writer.lock", "shards": ".writer.lock", "steps": "writer.lock"}
@@ -141,7 +157,7 @@ class _Call:
         self._check_target(path, kind)
         resumes, write_to = True, None
         if kind in MADE:
-            fill = partial(_filler(kind), rows, append=False, progress=self.progress, **options)
+            fill = partial(_FILL[kind], rows, append=False, progress=self.progress, **options)
         else:
             known = format_named(kind)
             assert known is not None
@@ -151,8 +167,6 @@ class _Call:
             assert write_to is not None
             write_to(rows, path, progress=self.progress, **options)
             return self._report(target, kind, len(rows), None, 0)
-        from stepwell.formats.parts import Part
-
         resumed: list[int] = []
 
         def first(done: int, total: int) -> None:
@@ -183,13 +197,11 @@ class _Call:
                 f"{path} is {found or 'there'}: mode='a' goes on with {', '.join(MADE)}, "
                 f"and was to write {kind}"
             )
-        _filler(kind)(rows, path, append=True, progress=self.progress, **options)
+        _FILL[kind](rows, path, append=True, progress=self.progress, **options)
         return self._report(str(path), kind, len(rows), None, 0)
 
     def _rows(self, target: str) -> Source:
         """The fields that are to be written, under the names they had where they came from."""
-        from stepwell.formats.into_records import original_names
-
         rows = original_names(_plain(self.source))
         if self.fields is None:
             return rows
@@ -203,8 +215,6 @@ class _Call:
 
     def _warn(self, kind: str, rows: Source, target: str, options: dict[str, Any]) -> None:
         """Say that small records would grow, before they do."""
-        from stepwell.formats.into_records import OVERHEAD
-
         before = self._source_bytes()
         if kind != "records" or before is None:
             return
@@ -236,8 +246,6 @@ class _Call:
         if path.is_dir() and not any(path.iterdir()):
             return
         if not self.force:
-            from stepwell.formats.parts import sweep_part
-
             sweep_part(path)
             raise FileExistsError(f"{path} exists; force replaces it")
         found = kind_at(path)
@@ -326,8 +334,6 @@ def _options(store: type[Store], target: str) -> dict[str, Any]:
 
 def _refuse_stores_inside(path: Path) -> None:
     """A folder of datasets is no folder of classes."""
-    from stepwell.formats.folder import classes_of
-
     for name in classes_of(path):
         kind = kind_at(path / name)
         if kind not in (None, "folder") or any((path / name).glob("*.arrow")):
@@ -396,17 +402,6 @@ def _has_rows(path: Path) -> bool:
             return len(made) > 0
     except (OSError, ValueError):
         return False
-
-
-def _filler(kind: str) -> Callable[..., int]:
-    """What puts rows into a store of this kind."""
-    if kind == "records":
-        from stepwell.formats.into_records import fill
-    elif kind == "shards":
-        from stepwell.formats.into_shards import fill
-    else:
-        from stepwell.formats.into_steps import fill
-    return fill
 
 
 def _plain(source: Source) -> Source:

@@ -11,7 +11,9 @@ from hypothesis import given, settings, strategies as st
 
 import stepwell as sw
 from stepwell import SchemaError
+from stepwell.conversion import MADE
 from stepwell.formats import FORMATS, streams
+from stepwell.stores import STORES
 from tests import ROOT, scaled
 from tests.formats.rows import Given, Values, assert_same, contents, mixed, rows
 
@@ -88,11 +90,10 @@ def plain(values: Values) -> Values:
     }
 
 
-@pytest.mark.parametrize("target", [name for name in TARGETS if name not in ("shards", "steps")])
+# A file without lines says nothing of its fields.
+@pytest.mark.parametrize("target", sorted(TARGETS.keys() - {"shards", "steps", "jsonl"}))
 def test_no_rows(target: str, tmp_path: Path) -> None:
     name, options, _ = TARGETS[target]
-    if target == "jsonl":
-        pytest.skip("a file without lines says nothing of its fields")
     nothing: Values = {"data": np.zeros((0, 3), "f4")}
     sw.convert(Given(nothing), tmp_path / name, **options)
     sw.convert(tmp_path / name, tmp_path / "again", to="records")
@@ -147,8 +148,38 @@ def test_every_kind_of_field_in_one(tmp_path: Path) -> None:
         assert_same(contents(tmp_path / f"{name}-store"), values)
 
 
-def test_the_page_names_every_format() -> None:
-    page = (ROOT / "docs" / "converting.md").read_text()
-    listed = re.findall(r"^\| `?([a-z0-9]+)`? \|", page, re.MULTILINE)
-    stores = ["records", "shards", "steps", "replay", "pack"]
-    assert set(listed) >= {*stores, *(known.name for known in FORMATS)}
+def table_of(heading: str) -> dict[str, list[str]]:
+    """A table of docs/converting.md: the cells of each line by its first one."""
+    page = (ROOT / "docs" / "converting.md").read_text().partition(f"## {heading}\n")[2]
+    lines = re.findall(r"^\| `(\w+)` \|(.*)\|$", page.partition("\n## ")[0], re.MULTILINE)
+    return {name: [cell.strip() for cell in cells.split("|")] for name, cells in lines}
+
+
+def test_the_page_says_what_is_read_and_written() -> None:
+    known = {store.kind: ["yes", "yes" if store.kind in MADE else "no"] for store in STORES}
+    for each in FORMATS:
+        read = "yes" if each.reader or each.name in known else "no"
+        known[each.name] = [read, "yes" if each.file_writer or each.part_writer else "no"]
+    listed = table_of("What is read and written")
+    assert {name: cells[1:] for name, cells in listed.items()} == known
+
+
+def test_the_page_says_what_each_can_hold(tmp_path: Path) -> None:
+    listed = table_of("What each of them can hold")
+    special = {"folder", "minari", "video"}
+    written = {f.name for f in FORMATS if f.file_writer or f.part_writer} - special
+    assert set(listed) == written | set(MADE)
+    number: Values = {"data": np.zeros((3, 2), "i4")}
+    kinds: list[Values] = [
+        *(number, {"data": [np.zeros(1, "i4")] * 3}, {"data": ["a"] * 3}, {"data": [b"a"] * 3}),
+        number | {"more": np.ones(3)},
+    ]
+    for name, cells in listed.items():
+        suffix = next((f.suffixes[0] for f in FORMATS if f.name == name and f.suffixes), "")
+        for k, (values, cell) in enumerate(zip(kinds, cells, strict=True)):
+            target = tmp_path / f"{name}{k}{suffix}"
+            if cell == "yes":
+                assert sw.convert(Given(values), target, to=name).rows == 3
+            else:
+                with pytest.raises(SchemaError):
+                    sw.convert(Given(values), target, to=name)

@@ -67,8 +67,8 @@ def _attributes(path: Path) -> dict[str, Any]:
     if not isinstance(features, dict):
         return {}
     label = features.get("label")
-    named = isinstance(label, dict) and isinstance(label.get("names"), list)
-    return {"features": features, **({"classes": label["names"]} if named else {})}
+    classes = label.get("names") if isinstance(label, dict) else None
+    return {"features": features} | ({"classes": classes} if isinstance(classes, list) else {})
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -268,7 +268,7 @@ def _space(tree: Tree, source: Source) -> "gym.Space[Any]":
     if field.ragged or dtype.kind not in "biuf":
         raise SchemaError(f"{tree!r}: Minari has no space for {field}")
     if dtype == np.bool:
-        return spaces.Box(False, True, field.shape, np.bool)  # type: ignore[arg-type]
+        return spaces.Box(False, True, field.shape, np.bool)
     if dtype.kind == "f":
         return spaces.Box(-np.inf, np.inf, field.shape, dtype.type)
     if field.shape:
