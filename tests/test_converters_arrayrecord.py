@@ -10,6 +10,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 import stepwell as sw
 from stepwell import FormatError, SchemaError
+from stepwell.stores.arrayrecord import convert_to_arrayrecord
 from tests.converters import assert_same, contents, mixed, store_of
 
 
@@ -60,7 +61,7 @@ def test_one_field(field: str, tmp_path: Path) -> None:
 def test_rows_of_structures(tmp_path: Path) -> None:
     rows = np.zeros(50, [("a", ">i4"), ("b", "f4", (2,))])
     rows["a"] = np.arange(50)
-    sw.convert_to_arrayrecord(rows, tmp_path / "in", file_rows=20).close()
+    convert_to_arrayrecord(rows, tmp_path / "in", file_rows=20).close()
     sw.convert(tmp_path / "in", tmp_path / "store")
     assert_same(contents(tmp_path / "store"), {"a": rows["a"], "b": rows["b"]})
 
