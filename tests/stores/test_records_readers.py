@@ -17,7 +17,7 @@ from stepwell import BusyError, Field, Loader, RecordReader, RecordWriter
 from tests import ROOT, children, scaled
 from tests.writer_contract import snapshot
 
-FIELDS: Any = {"n": ("<u8", (3,)), "text": Field(bytes, compress="zstd")}  # type: ignore[arg-type]
+FIELDS: Any = {"n": ("<u8", (3,)), "text": Field(bytes, compress="zstd")}
 
 
 def batch(stamps: np.ndarray) -> dict[str, object]:

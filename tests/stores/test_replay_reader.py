@@ -270,7 +270,7 @@ def test_four_processes_beside_a_writer(quick_path: Path) -> None:
             number += 1
             record(writer, number, terminated=number % 10 == 9)
             if number % 7 == 0:
-                writer.flush()
+                writer.commit()
     for reader in readers:
         assert (reader.communicate(timeout=60), reader.returncode) == (("", ""), 0)
     assert not [name for name in os.listdir(quick_path / "replay") if name.endswith(".tmp")]
