@@ -88,8 +88,14 @@ class PackReader(Store):
             return file.read(len(MAGIC)) == MAGIC
 
     def __reduce__(self) -> tuple[Any, ...]:
-        part = None if self._is_whole else (self._numbers, self._opened.content_checksum)
-        return _rebuild, (type(self), self._path, self._checksums, part)
+        numbers = None if self._is_whole else self._numbers
+        return _rebuild, (type(self), self._path, self._checksums, self._seen, numbers)
+
+    @property
+    def _seen(self) -> tuple[int, ...]:
+        """What another pack at the same path would not have; of a whole one found at no cost."""
+        seen = (self._layout.index_crc, self._layout.data_crc)
+        return seen if self._is_whole else (*seen, self._opened.content_checksum)
 
     def _with(self, numbers: Rows) -> "PackReader":
         """The same file with these entries only."""
@@ -278,6 +284,7 @@ class PackReader(Store):
 
     def split(self, fraction: float, seed: int = 0) -> tuple["PackReader", "PackReader"]:
         """Two packs without an entry in common, the first with `fraction` of the entries."""
+        self._check_open()
         first, second = split_runs(len(self), fraction, seed)
         return self._with(self._numbers[first]), self._with(self._numbers[second])
 
@@ -460,12 +467,10 @@ def _quiet(done: int, total: int) -> None:
 
 
 def _rebuild(
-    cls: type[PackReader], path: Path, checksums: bool, part: tuple[Rows, int] | None
+    cls: type[PackReader], path: Path, checksums: bool, seen: tuple[int, ...], numbers: Rows | None
 ) -> PackReader:
     pack = cls(path, checksums=checksums)
-    if part is None:
-        return pack
-    numbers, content_checksum = part
-    if pack._opened.content_checksum != content_checksum:
-        raise FormatError("this is not the pack that a part was taken of", path=str(path))
-    return pack._with(numbers)
+    again = pack if numbers is None else pack._with(numbers)
+    if again._seen != seen:
+        raise FormatError("this is not the pack that was pickled", path=str(path))
+    return again
