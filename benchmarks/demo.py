@@ -47,7 +47,7 @@ def _play_and_pack() -> sw.PackReader:
     game2048.play_to(runs, _GAMES, depth=2, seed=1)
     _say("played", f"{_GAMES:,} games of 2048 into {runs}, {_since(begin)}")
     begin = time.perf_counter()
-    report = sw.pack_runs(runs, path, overwrite=True)
+    report = game2048.pack_runs(runs, path, replace=True)
     _say("packed", f"{report.bytes / 1e6:,.1f} MB into {path}, {_since(begin)}")
     pack = sw.PackReader.open(path)
     stats = pack.stats

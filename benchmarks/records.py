@@ -91,7 +91,7 @@ def _fixed_cases(asked: Asked) -> list[Case]:
 
 def _ragged_cases(asked: Asked, *, zstd: bool) -> list[Case]:
     records = data.texts(asked.rows)
-    codec: Codec = "zstd" if zstd else "raw"
+    codec: Codec = "zstd" if zstd else "none"
     path = data.store(records, asked.folder / f"texts-{codec}", codec)
     places = _folder(asked, "texts-peers")
     others = list(formats(records, places, zstd=zstd))
@@ -163,7 +163,7 @@ def _memory_cases(asked: Asked) -> list[Case]:
     for name, path in stores.items():
         rng = np.random.default_rng(1)
         taken, seen = 0, []
-        with sw.RecordStore.open(path) as store:
+        with sw.RecordReader.open(path) as store:
             for batches in _MEMORY_BATCHES:
                 while taken < batches:
                     store.take(rng.integers(0, len(store), asked.batch))
@@ -202,8 +202,8 @@ def _loader_cases(asked: Asked) -> list[Case]:
         records = data.fixed(asked.rows, (size,))
         path = data.store(records, asked.folder / ("fixed" if size == ROW_BYTES else "small"))
         sources: dict[str, sw.Source] = {
-            _OURS: sw.RecordStore.open(path),
-            _UNCHECKED: sw.RecordStore.open(path, checksums=False),
+            _OURS: sw.RecordReader.open(path),
+            _UNCHECKED: sw.RecordReader.open(path, checksums=False),
             "stepwell, ArraySource of the same": sw.ArraySource(records.table),
         }
         costs: dict[str, list[float]] = {name: [] for name in sources}
@@ -239,8 +239,8 @@ _QUESTIONS: dict[str, Callable[[Asked], list[Case]]] = {
 
 
 def _ours(path: Path, records: Records, batch: int) -> list[Peer]:
-    checked = sw.RecordStore.open(path)
-    unchecked = sw.RecordStore.open(path, checksums=False)
+    checked = sw.RecordReader.open(path)
+    unchecked = sw.RecordReader.open(path, checksums=False)
     ours = [Peer(_OURS, checked.take, _rows_of), Peer(_UNCHECKED, unchecked.take, _rows_of)]
     if records.shape is None:
         return ours
@@ -276,7 +276,7 @@ def _reading(path: Path, records: Records, batch: int) -> tuple[int, int]:
     """Memory of 50 batches: resident, and the part of it that is not a file's."""
     rows = records.random(batch)
     before = measure.reset_peak()
-    with sw.RecordStore.open(path) as store, measure.AnonymousPeak() as peak:
+    with sw.RecordReader.open(path) as store, measure.AnonymousPeak() as peak:
         for _ in range(50):
             store.take(rows())
     return measure.peak_bytes() - before, peak.bytes - peak.before

@@ -18,7 +18,7 @@ IMAGE = (224, 224, 3)
 SHORTEST, LONGEST = 64, 2048
 """Bytes of a piece of text."""
 
-Codec = Literal["raw", "zstd"]
+Codec = Literal["none", "zstd"]
 
 _WORD_BYTES = 8
 _WORDS = 4096
@@ -73,16 +73,16 @@ def texts(count: int) -> Records:
     return Records(values, offsets, None)
 
 
-def store(records: Records, path: Path, compress: Codec = "raw") -> Path:
+def store(records: Records, path: Path, compress: Codec = "none") -> Path:
     """A record store of them, with the field `x`."""
 
     def write(new: Path) -> None:
         kind = (
-            sw.RecordField("u1", ragged=True, compress=compress)
+            sw.Field("u1", ragged=True, compress=compress)
             if records.shape is None
-            else sw.RecordField("u1", records.shape, compress=compress)
+            else sw.Field("u1", records.shape, compress=compress)
         )
-        with sw.RecordStore.create(new, {"x": kind}) as out:
+        with sw.RecordWriter(new, {"x": kind}) as out:
             for begin in range(0, len(records), 10_000):
                 out.append({"x": part(records, begin, min(begin + 10_000, len(records)))})
                 out.commit()

@@ -200,7 +200,7 @@ def open_cases(rows: int, folder: Path, rounds: int) -> list[Case]:
     path = folder / "tiny"
 
     def write(new: Path) -> None:
-        with sw.RecordStore.create(new, {"x": sw.RecordField("u1", (4,))}) as out:
+        with sw.RecordWriter(new, {"x": sw.Field("u1", (4,))}) as out:
             for begin in range(0, rows, 1 << 20):
                 count = min(1 << 20, rows - begin)
                 out.append(
@@ -214,17 +214,17 @@ def open_cases(rows: int, folder: Path, rounds: int) -> list[Case]:
     data.settle()
     before = measure.reset_peak()
     with measure.AnonymousPeak() as peak:
-        store = sw.RecordStore.open(path)
+        store = sw.RecordReader.open(path)
     rss = measure.peak_bytes() - before
     assert len(store) == rows
     assert store.take([rows - 1])["x"].view("<u4")[0, 0] == rows - 1
     store.close()
 
     def opened(_: object) -> None:
-        sw.RecordStore.open(path).close()
+        sw.RecordReader.open(path).close()
 
     def first(_: object) -> None:
-        with sw.RecordStore.open(path) as each:
+        with sw.RecordReader.open(path) as each:
             each.take(np.arange(0, rows, rows // 256)[:256])
 
     candidates = [
@@ -259,17 +259,17 @@ def _primed(folder: Path, size: int, call: measure.Call) -> Iterator[measure.Cal
 
 
 @contextmanager
-def _scratch_store(path: Path) -> Iterator[sw.RecordStore]:
+def _scratch_store(path: Path) -> Iterator[sw.RecordWriter]:
     """An empty store to write to, gone afterwards."""
     data.remove(path)
     try:
-        with sw.RecordStore.create(path, {"x": sw.RecordField("u1", (ROW_BYTES,))}) as store:
+        with sw.RecordWriter(path, {"x": sw.Field("u1", (ROW_BYTES,))}) as store:
             yield store
     finally:
         data.remove(path)
 
 
-def _fill(store: sw.RecordStore, rows: int) -> None:
+def _fill(store: sw.RecordWriter, rows: int) -> None:
     table = data.fixed(10_000, (ROW_BYTES,)).table
     for begin in range(0, rows, len(table)):
         store.append({"x": table[: rows - begin]})

@@ -1,7 +1,6 @@
 """What the tests of the converters share: a store as lists, and files that others have written."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,28 +8,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-import stepwell as sw
-from stepwell import Ragged, RecordStore
+from stepwell import Field, Ragged, RecordReader, RecordWriter
 
 Arrays = dict[str, NDArray[Any]]
 
 
 def contents(path: Path) -> dict[str, Any]:
     """All of a store: an array for each field of fixed shape, a list of records for others."""
-    with RecordStore.open(path) as store:
+    with RecordReader.open(path) as store:
         batch = store[:]
-        return {name: _plain(store, name, values) for name, values in batch.items()}
-
-
-def _plain(store: RecordStore, name: str, values: Any) -> Any:
-    if not isinstance(values, Ragged):
-        return values.copy()
-    read: dict[str, Callable[[NDArray[Any]], Any]] = {
-        "str": lambda row: row.tobytes().decode(),
-        "bytes": lambda row: row.tobytes(),
-        "array": lambda row: row.copy(),
-    }
-    return [read[store.fields[name].kind](row) for row in values]
+        return {
+            name: values.to_list() if isinstance(values, Ragged) else values
+            for name, values in batch.items()
+        }
 
 
 def assert_same(got: dict[str, Any], want: dict[str, Any]) -> None:
@@ -53,7 +43,7 @@ def assert_same(got: dict[str, Any], want: dict[str, Any]) -> None:
 
 def attributes(path: Path) -> dict[str, Any]:
     """A store's attributes, without what the converter keeps for itself."""
-    with RecordStore.open(path) as store:
+    with RecordReader.open(path) as store:
         return {k: v for k, v in store.attributes.items() if k != "conversion"}
 
 
@@ -79,7 +69,7 @@ def store_of(
 ) -> Path:
     """A store with these records."""
     fields = {name: _field(values) for name, values in records.items()}
-    with RecordStore.create(path, fields, attributes=attributes, **options) as store:
+    with RecordWriter(path, fields, attributes=attributes, **options) as store:
         if len(next(iter(records.values()))):
             store.append(records)
     return path
@@ -87,10 +77,10 @@ def store_of(
 
 def _field(values: Any) -> Any:
     if isinstance(values, np.ndarray):
-        return sw.RecordField(values.dtype, values.shape[1:])
+        return Field(values.dtype, values.shape[1:])
     first = values[0] if values else np.empty(0, "i4")
     if isinstance(first, np.ndarray):
-        return sw.RecordField(first.dtype, first.shape[1:], ragged=True)
+        return Field(first.dtype, first.shape[1:], ragged=True)
     return type(first)
 
 

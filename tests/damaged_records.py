@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepwell import FormatError, RecordStore, StepwellError
+from stepwell import FormatError, RecordReader, RecordWriter, StepwellError
 from tests.records import batch, contents, copy, fields
 from tests.reference.records import (
     ENTRY,
@@ -35,7 +35,7 @@ def make(folder: Path, compress: Compress, *, deletes: bool, closed: bool) -> Sa
     """A small store: appends, an update, a missing field, and in the end a delete."""
     path, there = folder / "made", folder / "there"
     states: list[list[Record]] = [[]]
-    store = RecordStore.create(path, fields(compress, NAMES), chunk_records=4)
+    store = RecordWriter(path, fields(compress, NAMES), chunk_records=4)
 
     def commit() -> None:
         store.commit()
@@ -45,7 +45,7 @@ def make(folder: Path, compress: Compress, *, deletes: bool, closed: bool) -> Sa
     commit()
     if not closed:  # some of it is in the tables alone
         store.close()
-        store = RecordStore.open(path, "a")
+        store = RecordWriter(path, mode="a")
     store.append(batch([4, 5], ["n", "text"]))
     store.update([0], batch([7], NAMES))
     commit()
@@ -88,7 +88,7 @@ def put(path: Path, files: Files) -> Path:
 def look(path: Path, mode: Any = "r") -> list[Record] | None:
     """What is in the store; None for an error that names a file of it."""
     try:
-        with RecordStore.open(path, mode) as store:
+        with RecordReader.open(path) if mode == "r" else RecordWriter(path, mode="a") as store:
             return contents(store)
     except FormatError as error:
         named = [error.path or "", str(error)]

@@ -1,9 +1,12 @@
 """The command line, run as a user runs it."""
 
+import io
 import json
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +19,28 @@ from tests.reference import runs
 
 
 def stepwell(*args: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the installed command, not on a terminal."""
+    """Run the command in this process, not on a terminal."""
+    streams = [io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2)]
+    before, sys.argv = sys.argv, ["stepwell", *map(str, args)]
+    code: Any = 0
+    try:
+        with redirect_stdout(streams[0]), redirect_stderr(streams[1]):
+            cli.main()
+    except SystemExit as end:
+        code = end.code or 0
+    finally:
+        sys.argv = before
+    texts = [stream.buffer.getvalue().decode() for stream in streams]
+    return subprocess.CompletedProcess(args, code, *texts)
+
+
+def process(*args: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the installed command."""
     command = [str(Path(sys.executable).with_name("stepwell"))]
     if not Path(command[0]).exists():
         command = [sys.executable, "-c", "from stepwell.cli import main; main()"]
     return subprocess.run(
-        [*command, *map(str, args)], capture_output=True, text=True, timeout=120, check=False
+        [*command, *map(str, args)], capture_output=True, text=True, timeout=110, check=False
     )
 
 
@@ -34,12 +53,12 @@ def npy(tmp_path: Path) -> Path:
 
 
 def test_version() -> None:
-    done = stepwell("--version")
+    done = process("--version")
     assert (done.returncode, done.stdout) == (0, f"stepwell {sw.__version__}\n")
 
 
 def test_info(npy: Path) -> None:
-    done = stepwell("info", npy)
+    done = process("info", npy)
     assert done.returncode == 0
     assert done.stderr == ""
     for text in ("ArraySource", "5,000", "120,000 (24 a row)", "board: uint64", "ev: float32[4]"):

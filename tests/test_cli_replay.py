@@ -20,7 +20,7 @@ from PIL import Image
 
 import stepwell as sw
 from stepwell.replay import ReplayReader, ReplayWriter
-from tests.test_cli import stepwell
+from tests.test_cli import process, stepwell
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +212,7 @@ def test_export_steps(store: Path, tmp_path: Path) -> None:
 
 def test_export_to_minari(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    done = stepwell(
+    done = process(
         *("replay", "export", store, "cartpole/cli-v0", "--to", "minari"),
         *("--of", "cartpole", "--env", "CartPole-v1"),
     )
@@ -225,7 +225,7 @@ def test_export_a_game_of_atari_to_minari(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    done = stepwell(
+    done = process(
         *("replay", "export", store, "pong/cli-v0", "--to", "minari"),
         *("--of", "pong", "--env", "ALE/Pong-v5"),
     )
@@ -329,7 +329,7 @@ def brittle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("envs", [1, 3])
 def test_record_what_breaks(brittle: Path, tmp_path: Path, envs: int) -> None:
-    done = stepwell(
+    done = process(
         *("record", "--env", "brittle:Brittle-v0", "--steps", "100", "--frames", "none"),
         *("--envs", str(envs), "--run-id", "run", "--out", tmp_path / "out"),
     )
@@ -365,10 +365,10 @@ def test_record_until_it_is_stopped(brittle: Path, tmp_path: Path, envs: int) ->
     facts = json.loads(said)
     assert facts["steps"] == _steps_of(tmp_path / "out") > 0
 
-    again = stepwell(*command, "--steps", "30")
+    again = process(*command, "--steps", "30")
     assert (again.returncode, again.stdout) == (1, "")
     assert "the run 'run' exists already" in again.stderr
-    more = facts_of(*command[:-1], "--steps", "30", "--append")
+    more = json.loads(process(*command, "--steps", "30", "--append").stdout)
     assert more["steps"] == facts["steps"] + 30
     assert more["steps_per_second"] == pytest.approx(30 / more["seconds"], rel=0.01)
     with ReplayReader.open(tmp_path / "out") as reader:

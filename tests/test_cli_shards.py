@@ -33,18 +33,20 @@ def corpus(tmp_path: Path) -> Path:
 def test_info(corpus: Path) -> None:
     done = shards("info", corpus)
     assert (done.returncode, done.stderr) == (0, "")
-    for text in (str(corpus), "float16", "2 to 3"):
+    for text in (str(corpus), "float16", "data: float16[8]"):
         assert text in done.stdout
     facts = json.loads(shards("info", corpus, "--json").stdout)
     assert facts == {
+        "kind": "shards",
         "path": str(corpus),
         "rows": 5,
+        "bytes": 80 + 2 * 32,
+        "fields": {"data": "float16[8]"},
+        "shards": 2,
         "width": 8,
         "dtype": "float16",
-        "bytes": 80,
-        "shards": 2,
-        "rows_a_shard": "2 to 3",
-        "sums": 2,
+        "checksums": 2,
+        "health": "fine",
     }
 
 

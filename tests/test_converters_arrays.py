@@ -125,7 +125,7 @@ def test_every_kind_of_field_goes_there_and_back(rows: int, tmp_path: Path) -> N
     records = mixed(rows) if rows else {k: v[:0] for k, v in mixed(1).items()}
     store = store_of(tmp_path / "store", mixed(max(rows, 1)))
     if not rows:
-        with sw.RecordStore.open(store, "a") as opened:
+        with sw.RecordWriter(store, mode="a") as opened:
             opened.delete([0])
     sw.convert(store, tmp_path / "a.npz")
     with np.load(tmp_path / "a.npz") as arrays:

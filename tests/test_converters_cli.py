@@ -22,8 +22,8 @@ def test_there_and_back(npy: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     for text in (str(tmp_path / "store"), "npy", "records     1,000"):
         assert text in done.stdout
-    with sw.RecordStore.open(tmp_path / "store") as store:
-        assert store.fields["data"].compress == "zstd"
+    with sw.RecordReader.open(tmp_path / "store") as store:
+        assert store.schema["data"].compress == "zstd"
     done = stepwell("convert", tmp_path / "store", tmp_path / "b.npy", "--json")
     facts = json.loads(done.stdout)
     assert facts.pop("seconds") >= 0

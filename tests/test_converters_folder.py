@@ -62,7 +62,7 @@ def test_there_and_back(tmp_path: Path) -> None:
 def test_classes_without_files(tmp_path: Path) -> None:
     (tmp_path / "in" / "a").mkdir(parents=True)
     sw.convert(tmp_path / "in", tmp_path / "store")
-    assert len(sw.RecordStore.open(tmp_path / "store")) == 0
+    assert len(sw.RecordReader.open(tmp_path / "store")) == 0
     sw.convert(tmp_path / "store", tmp_path / "out", to="folder")
     assert (tmp_path / "out" / "a").is_dir()
 

@@ -13,7 +13,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from pyarrow import parquet
 
 import stepwell as sw
-from stepwell import RecordStore
+from stepwell import RecordReader
 from stepwell.converters import arrayrecord, folder, incoming, into, npz, outgoing
 from tests.converters import assert_same, contents, mixed, saved_dataset, store_of
 from tests.crash.kills import Victims
@@ -51,7 +51,7 @@ def work(path: Path, first: int) -> Iterator[int]:
 def not_finished(target: Path) -> bool:
     if not (target / "meta.json").is_file():
         return False
-    with RecordStore.open(target) as store:
+    with RecordReader.open(target) as store:
         return not store.attributes["conversion"]["finished"]
 
 
@@ -97,7 +97,7 @@ def assert_converted(path: Path, target: str) -> None:
         assert_same(contents(made), {"data": records["blob"]})
     elif target == "from-files":
         got = contents(made)
-        classes = RecordStore.open(made).attributes["classes"]
+        classes = RecordReader.open(made).attributes["classes"]
         labels = [int(classes[label]) for label in got["label"]]
         assert tree({**got, "label": labels}) == tree(records)
     elif target == "out.npy":
@@ -122,7 +122,7 @@ def test_kills(quick_path: Path) -> None:
                 lives += 1
                 longest_s *= 1.3
                 if (quick_path / target / "meta.json").is_file():
-                    with RecordStore.open(quick_path / target) as store:
+                    with RecordReader.open(quick_path / target) as store:
                         finished = store.attributes["conversion"]["finished"]
                         assert len(store) == ROWS if finished else len(store) <= ROWS
                 elif (quick_path / target).exists():

@@ -57,7 +57,7 @@ def assert_steps(steps: sw.StepReader, want: Arrays, bounds: list[tuple[int, int
     assert [(r["first_step_idx"], r["num_steps"]) for r in runs] == [
         (begin, end - begin) for begin, end in bounds
     ]
-    assert steps.verify() == []
+    assert steps.verify().ok
 
 
 # Arrays.

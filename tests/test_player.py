@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import stepwell as sw
 from stepwell import _core, game2048 as g
 from stepwell.game2048.player import DEEPEST
-from stepwell.runs import Run
+from stepwell.game2048.runs import Run
 from tests import children
 
 BEST = np.float32(1) - np.float32(2**-23)

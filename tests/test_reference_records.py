@@ -12,7 +12,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings, strategies as st
 
-from stepwell import RecordStore
+from stepwell import Field as PackageField, RecordReader, RecordWriter
 from tests.reference.records import (
     BLOCK,
     CODECS,
@@ -107,25 +107,29 @@ def test_the_breakdown_is_the_file() -> None:
 def test_the_store_of_the_page(page: Path) -> None:
     n = [struct.pack("<q", number) for number in (7, -1, 5)]
     assert read_store(page).records == [{"n": n[0], "text": b"abc"}, {"n": n[1], "text": None}]
-    with RecordStore.open(page) as store:
+    with RecordReader.open(page) as store:
         assert store["n"][:].tolist() == [7, -1]
         assert store["text"][:] == ["abc", ""]
         assert store.present([0, 1])["text"].tolist() == [True, False]
-        assert store.verify() == []
+        assert store.verify().ok
     (page / "chunk/0.zr").write_bytes(CHUNK + MORE)
     (page / "journal.zr").write_bytes(JOURNAL)
     assert [c.number for c in parse_journal(JOURNAL, 2)] == [3, 4]
     assert b"".join(map(build_commit, parse_journal(JOURNAL, 2))) == JOURNAL
     assert read_store(page).records == [{"n": n[2], "text": b"c"}, {"n": n[1], "text": None}]
-    with RecordStore.open(page) as store:
+    with RecordReader.open(page) as store:
         assert store["n"][:].tolist() == [5, -1]
         assert store["text"][:] == ["c", ""]
-        assert store.verify() == []
+        assert store.verify().ok
 
 
 def test_the_package_writes_the_store_of_the_page(page: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
-    with RecordStore.create(mine, {"n": "<i8", "text": str}, attributes={"by": "hand"}) as store:
+    made = {
+        "n": PackageField("<i8", optional=True),  # type: ignore[arg-type]
+        "text": PackageField(str, optional=True),  # type: ignore[arg-type]
+    }
+    with RecordWriter(mine, made, attributes={"by": "hand"}) as store:
         store.append({"n": [7, -1], "text": ["ab", None]})
         store.commit()
         store.update([0], {"text": ["abc"]})
@@ -138,7 +142,7 @@ def test_the_package_writes_the_store_of_the_page(page: Path, tmp_path: Path) ->
     for name in ("chunk/0.zr", *(name.replace("-", ".") for name in TABLES)):
         assert (mine / name).read_bytes() == (page / name).read_bytes()
     assert (mine / "journal.zr").read_bytes() == b""
-    with RecordStore.open(mine, "a") as store:
+    with RecordWriter(mine, mode="a") as store:
         store.append({"n": [5], "text": ["c"]})
         store.commit()
         store.delete([0])

@@ -32,6 +32,7 @@ import pytest
 
 import stepwell as sw
 from stepwell.store import Store
+from stepwell.stores import STORES
 from stepwell.writer import Writer
 from tests.children import in_fork
 from tests.crash.disk import recorded
@@ -45,6 +46,7 @@ class WriterKit(ABC):
     """How the exam writes to a store and reads it."""
 
     store: ClassVar[type[Store]]
+    writer: ClassVar[type[Writer]]
     name: ClassVar[str] = "store"
     """Of the folder or file; some stores want an ending."""
     one_commit: ClassVar[bool] = False
@@ -72,7 +74,7 @@ class WriterKit(ABC):
         except FileNotFoundError:
             return []
         except sw.FormatError:
-            if not path.is_dir() or self.writer_type._holds_commits(path):
+            if not path.is_dir() or self.writer._holds_commits(path):
                 raise
             return []  # what a writer that never committed left
         with store:
@@ -80,10 +82,6 @@ class WriterKit(ABC):
             report = store.verify()
             assert report.ok, str(report)
             return found
-
-    @property
-    def writer_type(self) -> type[Writer]:
-        return getattr(sw, self.store.__name__.replace("Reader", "Writer"))  # type: ignore[no-any-return]
 
     def work(self, folder: Path, first: int) -> Iterator[int]:
         """Append and commit for ever: what the killed processes do."""
@@ -365,7 +363,8 @@ class WriterContract:
         os.kill(parent, signal.SIGKILL)
         os.waitpid(parent, 0)
         try:
-            kit.open(path, "x" if kit.has_rollback else "a").close()
+            with kit.open(path, "x" if kit.has_rollback else "a") as writer:
+                kit.append(writer, 1)
         finally:
             os.kill(grandchild, signal.SIGKILL)
             os.close(receiver)
@@ -697,8 +696,9 @@ class WriterContract:
     def test_the_path_says_which_store_it_is(self, path: Path) -> None:
         kit = self.kit
         self.filled(path)
-        with sw.open(path) as store:
-            assert type(store) is kit.store
+        if kit.store in STORES:
+            with sw.open(path) as store:
+                assert type(store) is kit.store
         for other in Store.__subclasses__():
             assert other.recognizes(path) == (other is kit.store)
             if other is not kit.store:

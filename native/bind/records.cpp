@@ -1,4 +1,4 @@
-#include "records.hpp"
+#include "stores/records.hpp"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -12,8 +12,8 @@
 #include <tuple>
 
 #include "arrays.hpp"
-#include "checksum.hpp"
-#include "record_frames.hpp"
+#include "files/checksum.hpp"
+#include "stores/record_frames.hpp"
 
 namespace stepwell::bind {
 namespace {
@@ -37,7 +37,7 @@ std::vector<T> copy_as(const BytesIn& bytes, std::size_t count) {
 
 std::shared_ptr<Records> make_records(std::shared_ptr<Chunks> chunks,
                                       const std::vector<FieldIn>& given, BytesIn control,
-                                      std::int64_t length, std::uint64_t settled, bool checksums) {
+                                      std::int64_t length, bool checksums) {
   auto keep = std::make_shared<std::vector<BytesIn>>();
   keep->push_back(control);
   std::vector<RecordField> fields;
@@ -48,7 +48,7 @@ std::shared_ptr<Records> make_records(std::shared_ptr<Chunks> chunks,
     fields.push_back({name, bytes, ragged, dictionary.value_or(nullptr), span_of(table), span_of(sums), path_bytes(path)});
   }
   return std::make_shared<Records>(std::move(chunks), std::move(fields), span_of(control), length,
-                                   settled, checksums, std::move(keep));
+                                   checksums, std::move(keep));
 }
 
 std::vector<std::size_t> checked_fields(const Records& records, std::vector<std::size_t> fields) {
@@ -102,7 +102,7 @@ void bind_records(nb::module_& m) {
           "id"_a, "end"_a, "A chunk's bytes, at least `end` of them, not copied.");
   nb::class_<Records>(m, "Records", "The records of a store, as a reader sees them.")
       .def(nb::new_(&make_records), "chunks"_a, "fields"_a, "control"_a.noconvert(), "length"_a,
-           "settled"_a, "checksums"_a)
+           "checksums"_a)
       .def(
           "places",
           [](const Records& records, RowsIn given, std::vector<std::size_t> fields) {

@@ -1,6 +1,7 @@
 """Training records at memory speed.
 
-a store    keeps rows             StepReader, PackReader, RecordStore, ArraySource, …, open
+a store    keeps rows             StepReader, PackReader, RecordReader, ShardReader, ReplayReader
+a writer   changes a store        StepWriter, PackWriter, RecordWriter, ShardWriter, ReplayWriter
 a source   answers take(rows)     Source and its views
 a sampler  decides which rows     Shuffle, Block, Sequential, Iid, Weighted
 a loader   decides when           Loader, stepwell.torch.Loader, stepwell.jax.Loader
@@ -22,36 +23,27 @@ from stepwell.errors import (
     VersionError,
 )
 from stepwell.loader import Loader
-from stepwell.run_files import MigrateReport, migrate_runs
-from stepwell.runs import Run, RunMeta
+from stepwell.opening import open
 from stepwell.sampler import Block, Iid, Sampler, Sequential, Shuffle, Weighted
 from stepwell.source import Batch, Field, Ragged, Source
+from stepwell.store import Store
 from stepwell.stores import (
     ArrayRecordSource,
     ArraySource,
     PackReader,
-    PackReport,
-    PackStats,
     PackWriter,
-    RecordColumn,
-    RecordField,
-    RecordStore,
+    RecordReader,
+    RecordWriter,
     ReplayReader,
-    RowBatch,
     RowState,
     RunColumn,
-    RunTable,
-    SalvageReport,
-    Shard,
     ShardReader,
     ShardWriter,
     StepReader,
     StepWriter,
-    Subsample,
-    convert_to_arrayrecord,
-    open,
-    pack_runs,
 )
+from stepwell.stores.pack import PayloadType, set_payload_types
+from stepwell.writer import Writer
 
 if TYPE_CHECKING:
     from stepwell.stores.replay.writer import ReplayWriter
@@ -69,28 +61,18 @@ __all__ = [
     "FormatError",
     "Iid",
     "Loader",
-    "MigrateReport",
     "PackReader",
-    "PackReport",
-    "PackStats",
     "PackWriter",
     "Ragged",
-    "RecordColumn",
-    "RecordField",
-    "RecordStore",
+    "RecordReader",
+    "RecordWriter",
     "ReplayReader",
     "ReplayWriter",
-    "RowBatch",
     "RowState",
-    "Run",
     "RunColumn",
-    "RunMeta",
-    "RunTable",
-    "SalvageReport",
     "Sampler",
     "SchemaError",
     "Sequential",
-    "Shard",
     "ShardReader",
     "ShardWriter",
     "Shuffle",
@@ -99,17 +81,24 @@ __all__ = [
     "StepReader",
     "StepWriter",
     "StepwellError",
-    "Subsample",
+    "Store",
     "VersionError",
     "Weighted",
+    "Writer",
     "convert",
-    "convert_to_arrayrecord",
-    "migrate_runs",
     "open",
-    "pack_runs",
 ]
 
 __version__ = version("stepwell")
+
+
+def _payload_types() -> tuple[PayloadType, ...]:
+    from stepwell.game2048.payload import RunPayloads
+
+    return (RunPayloads(),)
+
+
+set_payload_types(_payload_types)
 
 
 def __getattr__(name: str) -> Any:

@@ -28,6 +28,7 @@ from stepwell.sampler import Order, Sampler, Sequential, Shuffle
 from stepwell.source import Batch, Rows, Source
 from stepwell.stores import ArraySource
 from stepwell.views import Join
+from stepwell.writer import Writer
 
 __all__ = ["Loader"]
 
@@ -448,6 +449,11 @@ def _as_source(source: Source | Mapping[str, Any] | Any) -> Source:
         return Join({name: _as_source(part) for name, part in source.items()})
     if isinstance(source, np.ndarray):
         return ArraySource(source)
+    if isinstance(source, Writer):
+        reader = type(source).__name__.replace("Writer", "Reader")
+        raise TypeError(
+            f"expected a source, got a {type(source).__name__}; {reader}.open gives one"
+        )
     raise TypeError(
         f"expected a source, an array or a mapping of those, got {type(source)}; "
         "stepwell.open opens paths, ArraySource wraps what NumPy makes an array of"

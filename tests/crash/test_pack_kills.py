@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import stepwell as sw
-from stepwell.run_files import migrate_runs
+from stepwell import game2048
+from stepwell.game2048.run_files import migrate_runs
 from tests import children
 from tests.crash.disk import Synced, recorded
 from tests.crash.faults import Kind, fault, on_a_small_disk
@@ -23,9 +24,9 @@ LONG_BOARDS = np.arange(70_000, dtype=np.uint64)
 LONG_MOVES = np.zeros(70_000, np.uint8)
 
 
-def run(stamp: int, *, long: bool = False) -> sw.Run:
+def run(stamp: int, *, long: bool = False) -> game2048.Run:
     boards, moves = (LONG_BOARDS, LONG_MOVES) if long else (BOARDS, MOVES)
-    return sw.Run(boards, moves, stamp, start_unix_s=stamp, engine="kills")
+    return game2048.Run(boards, moves, stamp, start_unix_s=stamp, engine="kills")
 
 
 # Promise 1: kills.
@@ -39,22 +40,22 @@ def work(folder: Path, first: int) -> Iterator[int]:
     for stamp in count(first):
         long = stamp % 8 < 2
         if stamp % 2:
-            with sw.PackWriter(target, expect=stamp % 3, align=64, overwrite=True) as writer:
+            with sw.PackWriter(target, expect=stamp % 3, align=64, _replace=True) as writer:
                 for _ in range(3):
                     writer.append(run(stamp, long=long))
         else:
             for i in range(3):
                 (runs / f"{i}.a2run").write_bytes(run(stamp, long=long).to_bytes(1))
-            sw.pack_runs(runs, target, overwrite=True)
+            game2048.pack_runs(runs, target, replace=True)
         yield stamp
 
 
 def stamp_of(target: Path) -> int:
     """The stamp of a pack, all of which is as it should be."""
     with sw.PackReader.open(target) as pack:
-        assert pack.verify() == []
+        assert pack.verify().ok
         assert len(pack) == 3
-        (stamp,) = {decoded.meta.start_unix_s for decoded in pack}
+        (stamp,) = {int(decoded.meta.start_unix_s) for decoded in pack}
     return stamp
 
 
@@ -92,7 +93,7 @@ Make = Callable[[Path], object]
 
 def pack_of(stamps: list[int], expect: int = 0) -> Make:
     def make(target: Path) -> None:
-        with sw.PackWriter(target, align=64, expect=expect, overwrite=True) as writer:
+        with sw.PackWriter(target, align=64, expect=expect, _replace=True) as writer:
             writer.extend(run(stamp) for stamp in stamps)
 
     return make
@@ -103,7 +104,7 @@ def pack_of_files(stamps: list[int], folder: Path) -> Make:
     runs.mkdir()
     for i, stamp in enumerate(stamps):
         (runs / f"{i}.a2run").write_bytes(run(stamp).to_bytes(1))
-    return lambda target: sw.pack_runs(runs, target, align=64, overwrite=True)
+    return lambda target: game2048.pack_runs(runs, target, align=64, replace=True)
 
 
 def lines_of(stamps: list[int], folder: Path) -> Make:
@@ -221,7 +222,7 @@ def test_an_error_while_a_run_is_read_names_it(target: Path, tmp_path: Path) -> 
     for number in count():
         try:
             with fault("EIO", number) as injected:
-                sw.pack_runs(tmp_path / "1", target, overwrite=True)
+                game2048.pack_runs(tmp_path / "1", target, replace=True)
         except OSError as error:
             messages += [str(error)] * (injected.name == "readv")
         if injected.name is None:
@@ -243,7 +244,7 @@ def test_migrating_onto_a_failing_disk(tmp_path: Path) -> None:
         except OSError:
             pass
         for path in new.iterdir():
-            assert sw.Run.load(path).meta.start_unix_s == int(path.stem)
+            assert game2048.Run.load(path).meta.start_unix_s == int(path.stem)
             path.unlink()
         if injected.name is None:
             break
@@ -268,7 +269,7 @@ for name, small in (("PackWriter", lambda: pack_of(OLD)(target)),
     for attempt in range(3):
         try:
             if name == "PackWriter":
-                with sw.PackWriter(target, overwrite=True, expect=attempt) as writer:
+                with sw.PackWriter(target, _replace=True, expect=attempt) as writer:
                     for _ in range(4):
                         writer.append(long)
             else:

@@ -53,6 +53,7 @@ class Field:
     shape: list[int | None]
     compress: str = "raw"
     level: int | None = None
+    optional: bool = True
 
     @property
     def item_bytes(self) -> int:
@@ -231,7 +232,11 @@ def fields_of(meta: dict[str, Any]) -> list[Field]:
     fields = []
     for given in meta["fields"]:
         need(isinstance(given, dict) and {"name", "dtype", "shape"} <= {*given}, "a field")
-        field = Field(**{k: given.get(k) for k in ("name", "dtype", "shape", "compress", "level")})
+        field = Field(
+            **{k: given.get(k) for k in ("name", "dtype", "shape", "compress", "level")},
+            optional=given.get("optional", True),
+        )
+        need(type(field.optional) is bool, f"meta.json: optional: {field.optional!r}")
         need(isinstance(field.name, str) and isinstance(field.dtype, str), "a field")
         need(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]{,62}", field.name) is not None, field.name)
         need(isinstance(field.shape, list), f"shape {field.shape}")
@@ -497,7 +502,8 @@ def meta_of(store: Store, length: int, peak: int, number: int, state: State) -> 
             "unfull": [[chunk.number, chunk.end, chunk.records] for chunk in state.unfull],
         },
         "fields": [
-            {k: v for k, v in vars(field).items() if v is not None} for field in store.fields
+            {k: v for k, v in vars(field).items() if v is not None and v is not True}
+            for field in store.fields
         ],
         "attributes": store.attributes,
     }

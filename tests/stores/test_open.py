@@ -15,7 +15,7 @@ def test_npy(tmp_path: Path) -> None:
     for path in (tmp_path / "a.npy", str(tmp_path / "a.npy")):
         source = sw.open(path)
         assert type(source) is sw.ArraySource
-        assert source.path == tmp_path / "a.npy"
+        assert source.path == str(tmp_path / "a.npy")
         assert_batch(source[:], {"data": np.arange(12)})
     assert_batch(sw.open(tmp_path / "a.npy", memory="map")[:], {"data": np.arange(12)})
 

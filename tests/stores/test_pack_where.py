@@ -266,8 +266,8 @@ def test_it_is_made_once_and_used(path: Path) -> None:
     assert len(PackReader.open(path).where("1")) == 60
     made = beside.stat()
     with sqlite3.connect(f"{beside.as_uri()}?mode=ro", uri=True) as database:
-        question = f"SELECT {COLUMNS} FROM runs ORDER BY run"
-        assert len(database.execute(question).fetchall()) == 60
+        query = f"SELECT {COLUMNS} FROM runs ORDER BY run"
+        assert len(database.execute(query).fetchall()) == 60
     database.close()
     assert len(PackReader.open(path).where("steps > 4").where("steps > 5")) > 0
     assert (beside.stat().st_ino, beside.stat().st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
@@ -276,10 +276,10 @@ def test_it_is_made_once_and_used(path: Path) -> None:
     assert sorted(os.listdir(path.parent)) == ["p.a2pack", "p.a2pack.index"]
 
 
-def test_it_is_made_anew_for_another_pack(path: Path) -> None:
+def test_it_is_made_again_for_another_pack(path: Path) -> None:
     old = PackReader.open(path)
     assert len(old.where("1")) == 60
-    packs.write(path, PAYLOADS[::-1], align=1, overwrite=True)
+    packs.write(path, PAYLOADS[::-1], align=1)
     steps = [row.run for row in ROWS if row.steps > 4]
     assert numbers(PackReader.open(path).where("steps > 4")) == sorted(59 - run for run in steps)
     assert numbers(old.where("steps > 4")) == steps  # the file it has open is still the old one
@@ -287,7 +287,7 @@ def test_it_is_made_anew_for_another_pack(path: Path) -> None:
 
 
 @pytest.mark.parametrize("data_crc", [True, False])
-def test_it_is_made_anew_for_runs_with_equal_sums(tmp_path: Path, data_crc: bool) -> None:
+def test_it_is_made_again_for_runs_with_equal_checksums(tmp_path: Path, data_crc: bool) -> None:
     path = tmp_path / "p.a2pack"
     run = runs.decode(RUN_V1)
     for place in range(3):
@@ -297,7 +297,7 @@ def test_it_is_made_anew_for_runs_with_equal_sums(tmp_path: Path, data_crc: bool
         assert numbers(PackReader.open(path).where("max_score = 7")) == [place]
 
 
-def test_a_damaged_one_is_made_anew(path: Path) -> None:
+def test_a_damaged_one_is_made_again(path: Path) -> None:
     beside = index_path(path)
     packed = PackReader.open(path)
     want = [row.run for row in ROWS if row.steps > 4]
@@ -319,7 +319,7 @@ def test_a_damaged_one_is_made_anew(path: Path) -> None:
         *("DELETE FROM runs WHERE run = 5", "UPDATE runs SET steps = 5"),
     ],
 )
-def test_one_that_is_not_ours_is_made_anew(path: Path, change: str) -> None:
+def test_one_that_is_not_ours_is_made_again(path: Path, change: str) -> None:
     packed = PackReader.open(path)
     assert len(packed.where("1")) == 60
     with sqlite3.connect(index_path(path)) as database:
@@ -370,7 +370,7 @@ def test_a_broken_run_is_named(path: Path) -> None:
     data[-300] ^= 1
     broken = path.with_name("broken.a2pack")
     broken.write_bytes(data)
-    (problem, *_) = PackReader.open(broken).verify()
+    (problem, *_) = PackReader.open(broken).verify().problems
     with pytest.raises(ChecksumError, match=str(problem).split(":")[0]):
         PackReader.open(broken).where("1")
     assert os.listdir(path.parent).count("broken.a2pack.index") == 0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from stepwell import RecordStore
+from stepwell import RecordReader, RecordWriter
 from tests import SANITIZED
 from tests.damaged_records import NAMES, Sample, before_the_journal, look, make, put
 from tests.records import CODECS, batch, copy, fields
@@ -60,8 +60,8 @@ def test_undamaged(quick_path: Path, samples: dict[str, Sample], name: str) -> N
         path = put(quick_path / "a", sample.files)
         assert look(path, mode) == sample.states[-1]
         assert read_store(path).records == sample.states[-1]
-        with RecordStore.open(path) as store:
-            assert store.verify() == []
+        with RecordReader.open(path) as store:
+            assert store.verify().ok
     commits = parse_journal(sample.files.get("journal.zr", b""), len(NAMES))
     assert len(commits) == {"closed": 0, "deleted": 0}.get(name.split(", ")[-1], 2)
 
@@ -110,9 +110,9 @@ def test_a_table_that_is_damaged_before_a_restart(quick_path: Path) -> None:
     """One bit makes the entry of record 0 that of record 1, and the block is summed anew: only
     the number in the frame tells, and `verify` looks at it."""
     path, there = quick_path / "a", quick_path / "b"
-    with RecordStore.create(path, fields("raw", ["n"])) as store:
+    with RecordWriter(path, fields("raw", ["n"])) as store:
         store.append(batch([0, 1, 2], ["n"]))
-    with RecordStore.open(path, "a") as store:
+    with RecordWriter(path, mode="a") as store:
         store.append(batch([3], ["n"]))
         store.commit()
         copy(path, there)
@@ -122,7 +122,7 @@ def test_a_table_that_is_damaged_before_a_restart(quick_path: Path) -> None:
         file.seek(0)
         file.write(b"\x38")
     assert look(there) != read_store(path).records
-    (problem, *_) = RecordStore.open(there).verify()
+    (problem, *_) = RecordReader.open(there).verify().problems
     assert "the frame is that of record 1" in str(problem)
 
 

@@ -90,6 +90,7 @@ FIELD_LIES: list[dict[str, Any]] = [
     *({"name": name} for name in NAMED),
     *({"compress": compress} for compress in ("zip", "", 3, None)),
     *({"level": 10**30}, {"level": -1}, {"level": "x"}, {"level": []}),
+    *({"optional": value} for value in (True, False, None, 1, "no")),
 ]
 
 

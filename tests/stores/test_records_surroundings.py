@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepwell import ChecksumError, FormatError, Loader, RecordField, RecordStore
+from stepwell import ChecksumError, Field, FormatError, Loader, RecordReader, RecordWriter
 from tests import children
 
 
@@ -22,41 +22,47 @@ def lose_tables(path: Path) -> None:
 
 def test_attributes_come_back_as_they_were(quick_path: Path) -> None:
     kept = {"classes": {"9": "nine"}, "list": [1, {"a": None}], "text": "\u00e4"}
-    with RecordStore.create(quick_path / "a", {"x": "<i8"}, attributes=kept) as store:
+    with RecordWriter(quick_path / "a", {"x": "<i8"}, attributes=kept) as store:
         store.append({"x": [1]})
-    assert RecordStore.open(quick_path / "a").attributes == kept
-    with RecordStore.open(quick_path / "a", "a") as store:
+    assert RecordReader.open(quick_path / "a").attributes == kept
+    with RecordWriter(quick_path / "a", mode="a") as store:
         given: dict[str, Any] = {"v": [1]}
         store.set_attributes(given)
         given["v"].append(object())  # no longer of interest
-    assert RecordStore.open(quick_path / "a").attributes == {"v": [1]}
+    assert RecordReader.open(quick_path / "a").attributes == {"v": [1]}
 
 
 @pytest.mark.parametrize(
     "odd", [[1], {9: "nine"}, {"a": (1, 2)}, {"v": "x" * (2 << 20)}, {"a": float("nan")}]
 )
 def test_attributes_that_json_would_change(quick_path: Path, odd: Any) -> None:
-    with RecordStore.create(quick_path / "a", {"x": "<i8"}) as store:
+    with RecordWriter(quick_path / "a", {"x": "<i8"}) as store:
         store.append({"x": [1]})
         with pytest.raises((TypeError, ValueError)):
             store.set_attributes(odd)
-    assert RecordStore.open(quick_path / "a").attributes == {}
+    assert RecordReader.open(quick_path / "a").attributes == {}
 
 
-def test_attributes_are_aborted_too(quick_path: Path) -> None:
+def test_attributes_are_rolled_back_too(quick_path: Path) -> None:
     def work() -> None:
-        with RecordStore.create(quick_path / "a", {"x": "<i8"}) as store:
+        with RecordWriter(quick_path / "a", {"x": "<i8"}) as store:
             store.append({"x": [1]})
             store.set_attributes({"v": 2})
             raise KeyError
 
     with pytest.raises(KeyError):
         work()
-    assert RecordStore.open(quick_path / "a").attributes == {}
+    assert not (quick_path / "a" / "meta.json").exists()  # nothing was committed
+    with RecordWriter(quick_path / "a", {"x": "<i8"}) as store:
+        store.append({"x": [1]})
+        store.set_attributes({"v": 2})
+        store.rollback()
+        assert store.attributes == {}
+    assert RecordReader.open(quick_path / "a").attributes == {}
 
 
 def test_salvage_after_deletes_has_every_live_record(quick_path: Path) -> None:
-    with RecordStore.create(quick_path / "a", {"x": "<i8"}, writers=2, chunk_records=4) as store:
+    with RecordWriter(quick_path / "a", {"x": "<i8"}, threads=2, chunk_records=4) as store:
         store.append({"x": np.arange(10)})
         store.commit()
         store.delete([0])
@@ -66,24 +72,25 @@ def test_salvage_after_deletes_has_every_live_record(quick_path: Path) -> None:
         store.append({"x": [200, 201]})
         live = set(store["x"][:].tolist())
     lose_tables(quick_path / "a")
-    report = RecordStore.salvage(quick_path / "a", quick_path / "b")
-    salvaged = RecordStore.open(quick_path / "b")
+    report = RecordReader.salvage(quick_path / "a", quick_path / "b")
+    salvaged = RecordReader.open(quick_path / "b")
     assert live <= set(salvaged["x"][:].tolist())
     assert report.returned == len(salvaged) - len(live) > 0
 
 
 def test_salvage_without_deletes_is_exact(quick_path: Path) -> None:
-    """Frames of an abort, and of a writer that was killed, do not count."""
+    """Frames that were rolled back, and of a writer that was killed, do not count."""
     script = """
 import os, sys
 import numpy as np
-from stepwell import RecordStore
-store = RecordStore.create(sys.argv[1], {"x": "<i8", "t": str}, chunk_records=10, grow_bytes=512)
+from stepwell import Field, RecordWriter
+fields = {"x": "<i8", "t": Field(str, optional=True)}
+store = RecordWriter(sys.argv[1], fields, chunk_records=10, grow_bytes=512)
 store.append({"x": np.arange(20), "t": [str(i) for i in range(20)]})
 store.commit()
 for _ in range(5):
     store.update(np.arange(20), {"x": np.full(20, -1)})
-store.abort()
+store.rollback()
 store.append({"x": [20]})
 store.update([3], {"t": ["three"]})
 store.commit()
@@ -92,43 +99,43 @@ os._exit(0)
 """
     path = quick_path / "a"
     children.answer(script, path)
-    with RecordStore.open(path, "a") as store:
+    with RecordWriter(path, mode="a") as store:
         store.append({"x": [21], "t": ["21"]})
-    want = RecordStore.open(path)
+    want = RecordReader.open(path)
     numbers, texts = want["x"][:].tolist(), want["t"][:]
     assert numbers == list(range(22))
-    assert all(file.stat().st_size < 1000 for file in want.chunk_files)
+    assert all(file.stat().st_size < 1000 for file in (path / "chunk").iterdir())
     lose_tables(path)
-    report = RecordStore.salvage(path, quick_path / "b")
-    found = RecordStore.open(quick_path / "b")
+    report = RecordReader.salvage(path, quick_path / "b")
+    found = RecordReader.open(quick_path / "b")
     assert (found["x"][:].tolist(), found["t"][:]) == (numbers, texts)
     assert (report.returned, report.lost_bytes, report.missing) == (0, 0, 1)
 
 
 def test_salvage_of_nothing(quick_path: Path) -> None:
-    RecordStore.create(quick_path / "a", {"x": "<i8"}).close()
-    assert RecordStore.salvage(quick_path / "a", quick_path / "b").records == 0
-    assert len(RecordStore.open(quick_path / "b")) == 0
+    RecordWriter(quick_path / "a", {"x": "<i8"}).close()
+    assert RecordReader.salvage(quick_path / "a", quick_path / "b").records == 0
+    assert len(RecordReader.open(quick_path / "b")) == 0
 
 
 def test_another_store_in_its_place(quick_path: Path) -> None:
     path = quick_path / "a"
-    with RecordStore.create(path, {"x": "<i8"}) as store:
+    with RecordWriter(path, {"x": "<i8"}) as store:
         store.append({"x": np.ones(100, int)})
-    reader = RecordStore.open(path)
+    reader = RecordReader.open(path)
     assert reader["x"][0] == 1
     shutil.rmtree(path)
-    with RecordStore.create(path, {"x": "<i8"}) as store:
+    with RecordWriter(path, {"x": "<i8"}) as store:
         store.append({"x": np.full(200, 2)})
     with pytest.raises(FormatError, match="another store is here now"):
         reader.refresh()
 
 
 def test_views_of_what_was_not_committed(quick_path: Path) -> None:
-    store = RecordStore.create(quick_path / "a", {"x": ("<i8", (1000,))})
+    store = RecordWriter(quick_path / "a", {"x": ("<i8", (1000,))})
     store.append({"x": np.ones((100, 1000), int)})
     view = store["x"][50]
-    store.abort()
+    store.rollback()
     store.append({"x": np.full((100, 1000), 7)})
     store.close()
     assert view.tolist() == [1] * 1000
@@ -142,7 +149,7 @@ def test_an_interrupted_change_is_not_committed(quick_path: Path) -> None:
     try:
         for turn in range(30):
             path = quick_path / str(turn)
-            store = RecordStore.create(path, dict.fromkeys(names, "<i8"))
+            store = RecordWriter(path, dict.fromkeys(names, "<i8"))
             store.append({name: np.arange(1000) for name in names})
             store.commit()
             with suppress(KeyboardInterrupt):  # wherever it comes from here on
@@ -154,12 +161,12 @@ def test_an_interrupted_change_is_not_committed(quick_path: Path) -> None:
             try:
                 store.commit()
             except ValueError as error:
-                assert "was interrupted; abort() forgets it" in str(error)  # noqa: PT017
+                assert "was interrupted; rollback() forgets it" in str(error)  # noqa: PT017
                 torn += 1
-                store.abort()
+                store.rollback()
                 assert len(store) == 1000
             store.close()
-            found = RecordStore.open(path)[:]
+            found = RecordReader.open(path)[:]
             assert all((found[name] == found["f0"]).all() for name in names)
     finally:
         signal.signal(signal.SIGALRM, old)
@@ -168,46 +175,46 @@ def test_an_interrupted_change_is_not_committed(quick_path: Path) -> None:
 
 def test_a_write_does_not_hide_damage(quick_path: Path) -> None:
     path = quick_path / "a"
-    with RecordStore.create(path, {"x": "<i8"}) as store:
+    with RecordWriter(path, {"x": "<i8"}) as store:
         store.append({"x": np.arange(100)})
     table = np.fromfile(path / "x.offset", "u1").reshape(-1, 16)
     table[[3, 4]] = table[[4, 3]]
     table.tofile(path / "x.offset")
     with pytest.raises(ChecksumError, match="do not fit their sum"):  # noqa: SIM117
-        with RecordStore.open(path, "a") as store:
+        with RecordWriter(path, mode="a") as store:
             store.append({"x": [100]})
-    assert len(RecordStore.open(path)) == 100
+    assert len(RecordReader.open(path)) == 100
 
 
 def test_sums_that_are_missing_are_made(quick_path: Path) -> None:
     path = quick_path / "a"
-    with RecordStore.create(path, {"x": "<i8"}) as store:
+    with RecordWriter(path, {"x": "<i8"}) as store:
         store.append({"x": np.arange(2000)})
     (path / "x.sums").unlink()
-    with RecordStore.open(path, "a") as store:
+    with RecordWriter(path, mode="a") as store:
         store.append({"x": [2000]})
-    assert RecordStore.open(path).verify() == []
-    assert RecordStore.open(path)["x"][:].tolist() == list(range(2001))
+    assert RecordReader.open(path).verify().ok
+    assert RecordReader.open(path)["x"][:].tolist() == list(range(2001))
 
 
 def test_a_reader_goes_on_through_a_rebalance(quick_path: Path) -> None:
     """Also one that was opened beside the writer, before meta.json knew of the chunks."""
-    writer = RecordStore.create(quick_path / "a", {"x": "<i8"}, chunk_records=30)
+    writer = RecordWriter(quick_path / "a", {"x": "<i8"}, chunk_records=30)
     writer.append({"x": np.arange(100)})
     writer.commit()
-    reader = RecordStore.open(quick_path / "a")
+    reader = RecordReader.open(quick_path / "a")
     writer.rebalance()
     assert reader["x"][99] == 99
     assert len(next(iter(Loader(reader, 10)))["x"]) == 10
-    assert reader.verify() == []
+    assert reader.verify().ok
 
 
 def test_a_rebalance_that_is_stopped_leaves_nothing(quick_path: Path) -> None:
     path = quick_path / "a"
-    store = RecordStore.create(path, {"x": ("u1", (64,))}, chunk_records=50_000)
+    store = RecordWriter(path, {"x": ("u1", (64,))}, chunk_records=50_000)
     store.append({"x": np.zeros((200_000, 64), "u1")})
     store.commit()
-    before = store.file_bytes
+    before = {file.name for file in [*path.iterdir(), *(path / "chunk").iterdir()]}
 
     def stop(done: int, total: int) -> None:
         if done > total // 2:
@@ -215,22 +222,22 @@ def test_a_rebalance_that_is_stopped_leaves_nothing(quick_path: Path) -> None:
 
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            store.rebalance(on_progress=stop)
-    assert store.file_bytes == before
+            store.rebalance(progress=stop)
+    assert {file.name for file in [*path.iterdir(), *(path / "chunk").iterdir()]} == before
     store.rebalance()
     store.close()
-    assert len(RecordStore.open(path)) == 200_000
+    assert len(RecordReader.open(path)) == 200_000
 
 
 def test_few_open_files(quick_path: Path) -> None:
     script = """
 import resource, sys
 import numpy as np
-from stepwell import RecordStore
+from stepwell import RecordReader, RecordWriter
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-with RecordStore.create(sys.argv[1], {"x": "<i8"}, chunk_records=10) as store:
+with RecordWriter(sys.argv[1], {"x": "<i8"}, chunk_records=10) as store:
     store.append({"x": np.arange(5000)})
-found = RecordStore.open(sys.argv[1])
+found = RecordReader.open(sys.argv[1])
 assert found["x"][:].tolist() == list(range(5000))
 """
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 64
@@ -238,25 +245,25 @@ assert found["x"][:].tolist() == list(range(5000))
 
 
 def test_more_chunks_than_can_be_mapped(quick_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepwell.stores.records.chunk.MOST_CHUNKS", 5)
-    with RecordStore.create(quick_path / "a", {"x": "<i8"}, chunk_records=2) as store:
+    monkeypatch.setattr("stepwell.stores.records.chunk.MAX_CHUNKS", 5)
+    with RecordWriter(quick_path / "a", {"x": "<i8"}, chunk_records=2) as store:
         store.append({"x": np.arange(10)})
         store.commit()
         with pytest.raises(ValueError, match="up to 5 chunks; rebalance it"):
             store.append({"x": [10]})
         store.rebalance(chunk_records=100)
         store.append({"x": [10]})
-    assert RecordStore.open(quick_path / "a")["x"][:].tolist() == list(range(11))
+    assert RecordReader.open(quick_path / "a")["x"][:].tolist() == list(range(11))
 
 
 def test_files_of_others_stay(quick_path: Path) -> None:
     path = quick_path / "a"
-    with RecordStore.create(path, {"x": "<i8"}) as store:
+    with RecordWriter(path, {"x": "<i8"}) as store:
         store.append({"x": [1]})
     mine = [path / "x.backup.offset", path / "chunk" / "0-backup.zr", path / "notes.txt"]
     for file in mine:
         file.write_text("mine")
-    with RecordStore.open(path, "a") as store:
+    with RecordWriter(path, mode="a") as store:
         store.rebalance()
     assert all(file.read_text() == "mine" for file in mine)
 
@@ -266,9 +273,9 @@ def test_a_column_feels_like_an_array(quick_path: Path) -> None:
         "x": ("<i8", (5,)),
         "n": "<i8",
         "t": str,
-        "r": RecordField("<i4", ragged=True),
+        "r": Field("<i4", ragged=True),
     }
-    with RecordStore.create(quick_path / "a", fields) as store:
+    with RecordWriter(quick_path / "a", fields) as store:
         store.append(
             {
                 "x": np.arange(20).reshape(4, 5),
@@ -277,7 +284,7 @@ def test_a_column_feels_like_an_array(quick_path: Path) -> None:
                 "r": [[1], [], [2, 3], [4]],
             }
         )
-    store = RecordStore.open(quick_path / "a")
+    store = RecordReader.open(quick_path / "a")
     array, column = np.arange(20).reshape(4, 5), store["x"]
     assert column[0, 1] == array[0, 1]
     assert column[1:3, 2].tolist() == array[1:3, 2].tolist()
@@ -290,17 +297,11 @@ def test_a_column_feels_like_an_array(quick_path: Path) -> None:
         store["r"][0, 1]
 
 
-def test_a_writer_that_is_forgotten_lets_others_write(quick_path: Path) -> None:
-    store = RecordStore.create(quick_path / "a", {"x": "<i8"})
-    store.append({"x": [1]})
-    del store
-    RecordStore.open(quick_path / "a", "a").close()
-
-
 def test_mappings_of_a_reader_that_follows(quick_path: Path) -> None:
     """One mapping for a chunk, however often it grows."""
-    writer = RecordStore.create(quick_path / "a", {"x": "<i8"}, grow_bytes=512)
-    reader = RecordStore.open(quick_path / "a")
+    writer = RecordWriter(quick_path / "a", {"x": "<i8"}, grow_bytes=512)
+    writer.commit()
+    reader = RecordReader.open(quick_path / "a")
     for i in range(200):
         writer.append({"x": np.arange(10)})
         writer.commit()
@@ -317,11 +318,12 @@ def _maps() -> int:
 
 def test_a_reader_that_looked_between_a_crash_and_the_next_writer(quick_path: Path) -> None:
     """What a killed writer had begun may be mapped; the next one writes to the same file."""
-    with RecordStore.create(quick_path / "a", {"n": "<i8", "t": "str"}, chunk_records=3) as store:
+    with RecordWriter(quick_path / "a", {"n": "<i8", "t": "str"}, chunk_records=3) as store:
+        store.commit()
         store.append({"n": [1], "t": ["a text of some length"]})
         shutil.copytree(quick_path / "a", quick_path / "b")  # as a kill leaves it
-    reader = RecordStore.open(quick_path / "b")
-    with RecordStore.open(quick_path / "b", "a") as store:
+    reader = RecordReader.open(quick_path / "b")
+    with RecordWriter(quick_path / "b", mode="a") as store:
         store.append({"n": [2, 3], "t": ["abc", "defg"]})
-    assert reader.refresh() == 2
+    assert reader.refresh()
     assert reader[:]["n"].tolist() == [2, 3]

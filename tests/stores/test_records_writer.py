@@ -2,8 +2,6 @@
 
 import json
 import os
-import shutil
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,33 +10,61 @@ import numpy as np
 import pytest
 
 from stepwell import (
-    BusyError,
     ChecksumError,
+    Field,
     FormatError,
+    Loader,
     Ragged,
-    RecordField,
-    RecordStore,
+    RecordReader,
+    RecordWriter,
     SchemaError,
     VersionError,
 )
-from tests import children
+from stepwell.writer import Mode
 from tests.contract import assert_batch
-from tests.records import CODECS, batch, build, contents, copy, expected, fields
+from tests.records import CODECS, batch, build, contents, expected, fields
 from tests.reference.records import Compress, read_store
+from tests.writer_contract import WriterContract, WriterKit
 
 NAMES = ["x", "n", "tokens", "text", "blob"]
+MODES: tuple[Mode, ...] = ("x", "a")
+
+
+class Kit(WriterKit):
+    store = RecordReader
+
+    def open(self, path: Path, mode: Any = "x") -> RecordWriter:
+        made = {"n": "<i8", "text": Field(str, compress="zstd")}  # type: ignore[arg-type]
+        return RecordWriter(path, made, mode=mode, chunk_records=5, grow_bytes=4096)
+
+    def append(self, writer: RecordWriter, stamp: int) -> None:
+        writer.append({"n": [stamp, stamp], "text": [f"of {stamp} " * stamp] * 2})
+
+    def stamps(self, store: RecordReader) -> list[int]:
+        batch = store[:]
+        numbers = batch["n"].tolist()
+        assert numbers[::2] == numbers[1::2]
+        assert batch["text"].to_list() == [f"of {stamp} " * stamp for stamp in numbers]
+        return numbers[::2]
+
+
+KIT = Kit()
+
+
+class TestWriter(WriterContract):
+    kit = KIT
 
 
 @pytest.fixture
-def store(quick_path: Path) -> RecordStore:
-    made = RecordStore.create(quick_path / "a", fields("raw", NAMES), chunk_records=4)
+def store(quick_path: Path) -> RecordWriter:
+    made = RecordWriter(quick_path / "a", fields("raw", NAMES), chunk_records=4)
     made.append(batch(range(6), NAMES))
     made.commit()
     return made
 
 
 def unchanged(
-    store: RecordStore, call: Callable[[], Any], kind: type[Exception], says: str
+    store: RecordWriter, call: Callable[[], Any], kind: type[Exception], says: str
 ) -> None:
     """A call is refused in these words, and all goes on as if it had not been made."""
     before, length = contents(store), len(store)
@@ -48,7 +74,7 @@ def unchanged(
     assert contents(store) == before
     assert store.append(batch([90, 91], NAMES)) == range(length, length + 2)
     store.commit()
-    assert read_store(store.path).records == contents(store)
+    assert read_store(Path(store.path)).records == contents(store)
     store.delete([length, length + 1])
 
 
@@ -89,7 +115,7 @@ BATCHES: list[tuple[Any, type[Exception], str]] = [
 
 @pytest.mark.parametrize(("given", "kind", "says"), BATCHES)
 def test_a_batch_that_does_not_fit(
-    store: RecordStore, given: Any, kind: type[Exception], says: str
+    store: RecordWriter, given: Any, kind: type[Exception], says: str
 ) -> None:
     with store:
         unchanged(store, lambda: store.append(given), kind, says)
@@ -97,7 +123,7 @@ def test_a_batch_that_does_not_fit(
 
 
 @pytest.mark.parametrize("name", ["tokens", "blob"])
-def test_a_record_of_4_gib(store: RecordStore, name: str) -> None:
+def test_a_record_of_4_gib(store: RecordWriter, name: str) -> None:
     """Room that is asked for and never touched costs nothing."""
     dtype = np.dtype("i4" if name == "tokens" else "u1")
     values = np.zeros((1 << 32) // dtype.itemsize, dtype)
@@ -111,7 +137,7 @@ def test_a_record_of_4_gib(store: RecordStore, name: str) -> None:
 def test_a_field_of_4_gib(quick_path: Path) -> None:
     for dtype, shape in (("u1", (1 << 32,)), ("f8", (1 << 29,)), ("u1", (1 << 40, 1 << 40))):
         with pytest.raises(ValueError, match="expected items of 1 byte to 4 GiB"):
-            RecordField(dtype, shape)
+            RecordWriter(quick_path / "a", {"x": (dtype, shape)})
 
 
 # Rows.
@@ -132,7 +158,7 @@ ROWS: list[tuple[Any, type[Exception], str]] = [
 
 @pytest.mark.parametrize(("rows", "kind", "says"), ROWS)
 def test_rows_that_are_none(
-    store: RecordStore, rows: Any, kind: type[Exception], says: str
+    store: RecordWriter, rows: Any, kind: type[Exception], says: str
 ) -> None:
     with store:
         unchanged(store, lambda: store.delete(rows), kind, says)
@@ -140,7 +166,7 @@ def test_rows_that_are_none(
         unchanged(store, lambda: store.update(rows, given), kind, says)
 
 
-def test_an_update_of_another_number_of_records(store: RecordStore) -> None:
+def test_an_update_of_another_number_of_records(store: RecordWriter) -> None:
     with store:
         for rows, count in (([0, 1], 1), ([], 1), ([0], 0), (np.ones(6, bool), 5)):
             says = f"expected values for {np.size(rows)} records, got {count}"
@@ -148,60 +174,38 @@ def test_an_update_of_another_number_of_records(store: RecordStore) -> None:
             unchanged(store, lambda r=rows, g=given: store.update(r, g), ValueError, says)  # type: ignore[misc]
 
 
-# Who may write, and where.
-
-
-def test_a_second_writer(store: RecordStore) -> None:
-    path, says = store.path, "another writer is at work in "
-    with pytest.raises(BusyError, match=f"{says}{path}"):
-        RecordStore.open(path, "a")
-    script = (
-        "import sys, stepwell as sw\n"
-        "try: sw.RecordStore.open(sys.argv[1], 'a')\n"
-        "except sw.BusyError as error: print(error)"
-    )
-    assert children.answer(script, path) == f"{says}{path}"
-    assert_batch(RecordStore.open(path)[:], expected(range(6), NAMES))
-    store.close()
-    with RecordStore.open(path, "a") as again:
-        assert again.append(batch([6], NAMES)) == range(6, 7)
-
-
-def test_a_store_that_may_only_be_read(store: RecordStore) -> None:
-    store.close()
-    for reader in (store, RecordStore.open(store.path)):
-        calls: list[Callable[[], Any]] = [
-            lambda r=reader: r.append(batch([1], NAMES)),  # type: ignore[misc]
-            lambda r=reader: r.update([0], batch([1], NAMES)),  # type: ignore[misc]
-            lambda r=reader: r.delete([0]),  # type: ignore[misc]
-            reader.commit,
-            reader.abort,
-            reader.rebalance,
-        ]
-        for call in calls:
-            with pytest.raises(ValueError, match='is open for reading; open it with mode="a"'):
-                call()
-        assert_batch(reader[:], expected(range(6), NAMES))
-
-
-def test_create_where_something_is(store: RecordStore, quick_path: Path) -> None:
-    store.close()
-    (quick_path / "file").write_bytes(b"x")
-    for path in (store.path, quick_path / "file"):
-        with pytest.raises(FileExistsError, match=str(path)):
-            RecordStore.create(path, fields("raw", NAMES))
-    assert len(RecordStore.open(store.path)) == 6
-    (quick_path / "empty").mkdir()
-    RecordStore.create(quick_path / "empty", {"n": "<i8"}).close()
+# Where.
 
 
 def test_open_where_nothing_is(quick_path: Path) -> None:
     (quick_path / "empty").mkdir()
     for path in (quick_path / "none", quick_path / "empty"):
-        for mode in ("r", "a"):
-            with pytest.raises(FileNotFoundError, match=f"no record store at {path}"):
-                RecordStore.open(path, mode)
+        with pytest.raises(FileNotFoundError, match=f"no record store at {path}"):
+            RecordWriter(path, mode="a")
+        with pytest.raises(ValueError, match="fields: expected those of the new store"):
+            RecordWriter(path)
+    with pytest.raises(FileNotFoundError):
+        RecordReader.open(quick_path / "none")
+    with pytest.raises(FormatError, match="expected a record store, got an empty folder"):
+        RecordReader.open(quick_path / "empty")
     assert list((quick_path / "empty").iterdir()) == []
+
+
+def test_a_store_of_other_fields(store: RecordWriter) -> None:
+    store.close()
+    with RecordWriter(store.path, fields("zstd", NAMES), mode="a") as again:
+        assert again.schema["x"].compress == "none"  # as it was made
+    for other in (fields("raw", NAMES[1:]), {**fields("raw", NAMES), "x": "<f8"}):
+        with pytest.raises(SchemaError, match=r"the store has the fields \{x: float32"):
+            RecordWriter(store.path, other, mode="a")
+
+
+def test_a_store_without_its_meta_is_not_taken_for_an_empty_folder(store: RecordWriter) -> None:
+    store.close()
+    (Path(store.path) / "meta.json").unlink()
+    for mode in MODES:
+        with pytest.raises(FileExistsError, match=r"expected a record store or an empty folder"):
+            RecordWriter(store.path, fields("raw", NAMES), mode=mode)
 
 
 NO_FIELDS: list[tuple[Any, str]] = [
@@ -215,31 +219,70 @@ NO_FIELDS: list[tuple[Any, str]] = [
     ({"a": "O"}, "expected a plain dtype"),
     ({"a": [("x", "<i8")]}, "expected a plain dtype"),
     ({"a": ("u1", (0,))}, "expected items of 1 byte"),
-    ({"a": RecordField(str), "b": ("u1", (-1,))}, "expected items of 1 byte"),
+    ({"a": Field(str), "b": ("u1", (-1,))}, "expected items of 1 byte"),
 ]
 
 
 @pytest.mark.parametrize(("given", "says"), NO_FIELDS)
 def test_fields_that_are_none(quick_path: Path, given: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        RecordStore.create(quick_path / "a", given)
+        RecordWriter(quick_path / "a", given)
     assert not (quick_path / "a").exists()
 
 
-def test_an_exception_in_a_with_block(store: RecordStore) -> None:
-    def fails() -> None:
-        with store:
-            store.append(batch([6], NAMES))
-            store.commit()
-            store.delete([0])
-            store.append(batch([7, 8], NAMES))
-            raise KeyboardInterrupt
+# Fields that may be left out, and those that may not.
 
-    with pytest.raises(KeyboardInterrupt):
-        fails()
-    assert_batch(RecordStore.open(store.path)[:], expected(range(7), NAMES))
-    with RecordStore.open(store.path, "a") as again:  # the lock is free
-        assert len(again) == 7
+
+def test_a_field_that_is_forgotten(quick_path: Path) -> None:
+    made = {"x": "<i8", "label": Field(str, optional=True)}  # type: ignore[arg-type]
+    with RecordWriter(quick_path / "a", made) as writer:
+        for given, says in (
+            ({"label": ["a"]}, r"expected \['x', 'label'\], got \['label'\]; x: not optional"),
+            ({"x": [1, None]}, "x: record 1 of the batch: expected int64, got None"),
+            ({"x": [None], "label": ["a"]}, "x: record 0 of the batch"),
+        ):
+            with pytest.raises(SchemaError, match=says):
+                writer.append(given)
+        writer.append({"x": [1, 2], "label": ["a", None]})
+        writer.append({"x": [3]})
+        with pytest.raises(SchemaError, match="x: record 0 of the batch"):
+            writer.update([0], {"x": [None]})
+        writer.update([0], {"label": [None]})
+    reader = RecordReader.open(quick_path / "a")
+    assert reader.present([0, 1, 2])["label"].tolist() == [False, False, False]
+    assert [f.optional for f in reader.schema.values()] == [False, True]
+    assert [f.optional for f in read_store(quick_path / "a").fields] == [False, True]
+    with RecordWriter(quick_path / "a", mode="a") as writer:
+        with pytest.raises(SchemaError, match="x: not optional"):
+            writer.append({"label": ["b"]})
+        writer.rebalance()
+    assert [f.optional for f in RecordReader.open(quick_path / "a").schema.values()] == [
+        False,
+        True,
+    ]
+
+
+def test_stores_of_before_take_every_field_for_optional(store: RecordWriter) -> None:
+    store.close()
+    text = json.loads((Path(store.path) / "meta.json").read_text())
+    assert all("optional" not in each for each in text["fields"])
+    with RecordWriter(store.path, mode="a") as again:
+        again.append({"n": [7]})
+    assert RecordReader.open(store.path)["text"].present([6]).tolist() == [False]
+
+
+def test_a_loader_asks_for_the_reader(store: RecordWriter) -> None:
+    with store, pytest.raises(TypeError, match=r"got a RecordWriter; RecordReader\.open gives one"):
+        Loader(store, 2)
+
+
+def test_the_codecs_of_the_house(quick_path: Path) -> None:
+    for name in ("raw", "flate", "lzf"):
+        with pytest.raises(ValueError, match="expected none, zstd, zstd-dict, lz4, gzip, got"):
+            RecordWriter(quick_path / "a", {"x": Field("<i8", compress=name)})
+    with pytest.raises(ValueError, match="level: gzip has 1 to 9, got 10"):
+        RecordWriter(quick_path / "a", {"x": Field("<i8", compress="gzip", level=10)})
+    assert not (quick_path / "a").exists()
 
 
 # Stores that are damaged.
@@ -273,12 +316,12 @@ def cut(name: str, size: int) -> Callable[[Path], None]:
 
 
 DAMAGES: list[tuple[Callable[[Path], None], type[Exception], str, str]] = [
-    (write("meta.json", b""), FormatError, "not a meta.json of records", "meta.json"),
+    (write("meta.json", b""), FormatError, "not a meta.json", "meta.json"),
     (write("meta.json", b"{}"), FormatError, "expected the format 'zrecord'", "meta.json"),
     (write("meta.json", b"[" * 10**5), FormatError, "RecursionError", "meta.json"),
     (write("meta.json", b"\xff"), FormatError, "UnicodeDecodeError", "meta.json"),
     (meta(version=2), VersionError, "expected version 1, got 2", "meta.json"),
-    (meta(length="x"), FormatError, "expected a number below .* got 'x'", "meta.json"),
+    (meta(length="x"), FormatError, "expected a whole number .* got 'x'", "meta.json"),
     (meta(length=7), FormatError, "7 records, and never more than 6", "meta.json"),
     (meta(length=7, peak=7), FormatError, "expected 7 entries, got 6", "x.offset"),
     (meta(crc32c="00000000"), ChecksumError, "expected CRC32C 00000000, got ", "meta.json"),
@@ -293,25 +336,27 @@ DAMAGES: list[tuple[Callable[[Path], None], type[Exception], str, str]] = [
 
 @pytest.mark.parametrize(("change", "kind", "says", "file"), DAMAGES)
 def test_a_damaged_store(
-    store: RecordStore, change: Callable[[Path], None], kind: type[Exception], says: str, file: str
+    store: RecordWriter, change: Callable[[Path], None], kind: type[Exception], says: str, file: str
 ) -> None:
     store.close()
-    change(store.path)
+    path = Path(store.path)
+    change(path)
     with pytest.raises(kind, match=says) as caught:
-        RecordStore.open(store.path)[:]
-    assert str(store.path / file) in str(caught.value)
+        RecordReader.open(path)[:]
+    assert str(path / file) in str(caught.value)
     with pytest.raises(kind) as caught:
-        RecordStore.open(store.path, "a")[:]
-    assert str(store.path / file) in str(caught.value)
+        RecordWriter(path, mode="a")[:]
+    assert str(path / file) in str(caught.value)
 
 
-def test_a_store_edited_by_hand(store: RecordStore) -> None:
+def test_a_store_edited_by_hand(store: RecordWriter) -> None:
     store.close()
-    meta(attributes={"seen": "by me"})(store.path)
-    with RecordStore.open(store.path, "a") as again:
+    path = Path(store.path)
+    meta(attributes={"seen": "by me"})(path)
+    with RecordWriter(path, mode="a") as again:
         assert again.attributes == {"seen": "by me"}
         again.append(batch([6], NAMES))
-    assert read_store(store.path).attributes == {"seen": "by me"}
+    assert read_store(path).attributes == {"seen": "by me"}
 
 
 # Readers beside changes.
@@ -321,10 +366,10 @@ def test_a_store_edited_by_hand(store: RecordStore) -> None:
 def test_a_rebalance_under_a_reader(quick_path: Path, compress: Compress) -> None:
     path = quick_path / "a"
     build(path, range(30), compress, chunk_records=4)
-    used, unused = RecordStore.open(path), RecordStore.open(path)
+    used, unused = RecordReader.open(path), RecordReader.open(path)
     column = used["image"]
     views = column.views(np.arange(30))
-    with RecordStore.open(path, "a") as store:
+    with RecordWriter(path, mode="a") as store:
         store.delete([3, 8])
         store.rebalance()
         store.update([0], batch([50]))
@@ -332,33 +377,7 @@ def test_a_rebalance_under_a_reader(quick_path: Path, compress: Compress) -> Non
         got = reader[:]
         assert len(got["n"]) == 30
         assert got["n"][5] == 5 * 1_000_003
-        assert reader.refresh() == -2
+        assert reader.refresh()
         assert_batch(reader[:], expected([50, 1, 2, 28, 4, 5, 6, 7, 29, *range(9, 28)]))
     for i, view in enumerate(views):
         assert view.tobytes() == expected([i], ["image"])["image"][0].tobytes()
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_store_that_cannot_be_written(store: RecordStore) -> None:
-    store.append(batch([6], NAMES))
-    store.commit()
-    there = store.path.with_name("b")
-    copy(store.path, there)
-    for folder in (there, there / "chunk"):
-        for file in folder.iterdir():
-            file.chmod(0o555 if file.is_dir() else 0o444)
-    assert_batch(RecordStore.open(there)[:], expected(range(7), NAMES))
-
-
-def test_a_store_that_is_forgotten(store: RecordStore) -> None:
-    store.append(batch([6], NAMES))
-    path = store.path
-    copied = path.with_name("b")
-    copy(path, copied)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        store.abort()
-        store.close()
-    for each in (path, copied):
-        assert_batch(RecordStore.open(each)[:], expected(range(6), NAMES))
-    shutil.rmtree(copied)

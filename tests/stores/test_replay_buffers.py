@@ -6,7 +6,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 import stepwell as sw
@@ -14,6 +14,7 @@ from stepwell import _core
 from stepwell.replay import FrameRef, ReplayReader, ReplayWriter
 from stepwell.stores.replay import hdf5_calls
 from stepwell.stores.replay.layout import RAW, ZSTD
+from tests import scaled
 
 PICTURE = np.arange(96 * 64, dtype=np.uint8).reshape(96, 64)
 
@@ -84,6 +85,8 @@ class BufferStates(RuleBasedStateMachine):
 
 
 TestBufferStates = BufferStates.TestCase
+# Rows of megabytes are among them, and how many is left to chance.
+TestBufferStates.settings = settings(max_examples=scaled(40, smallest=10), stateful_step_count=15)
 
 
 def test_what_can_be_put() -> None:

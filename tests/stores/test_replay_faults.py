@@ -3,7 +3,7 @@
 import errno
 import math
 import sqlite3
-import time
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,17 @@ from tests.replays import (
 )
 
 CODECS = ["zstd", "gzip", "lzf", "none"]
+
+
+def written(writer: ReplayWriter, count: int) -> None:
+    """Return when the thread has written so many items, without asking it to."""
+    pipeline = writer._pipeline
+    while True:
+        with pipeline.lock:
+            if pipeline._done >= count:
+                return
+            gate = pipeline._gate()
+        assert gate.acquire(timeout=60)
 
 
 # A queue that is full.
@@ -97,7 +108,8 @@ def test_nothing_is_dropped_while_the_disk_is_idle(quick_path: Path) -> None:
     ) as writer:
         for number in range(60):
             assert record(writer, number) is not None
-            time.sleep(0.005)
+            if writer._pipeline._bytes > 20_000:
+                written(writer, writer._pipeline._done + 1)
     assert numbers_of(quick_path) == list(range(60))
 
 
@@ -128,10 +140,21 @@ def test_a_small_step_before_a_large_one_does_not_wait(quick_path: Path) -> None
 
 
 @pytest.mark.parametrize("flush_every", [math.inf, 1e12])
-def test_only_when_told_to(quick_path: Path, flush_every: float) -> None:
+def test_only_when_told_to(
+    quick_path: Path, monkeypatch: pytest.MonkeyPatch, flush_every: float
+) -> None:
     with ReplayWriter(quick_path, "run", flush_every=flush_every) as writer:
+        more, waits = writer._pipeline._more, threading.Event()
+        wait = more.wait
+
+        def waiting(left: float | None = None) -> bool:
+            waits.set()
+            return wait(left)
+
+        monkeypatch.setattr(more, "wait", waiting)
         record(writer, 0)
-        time.sleep(0.05)
+        assert waits.wait(60)
+        assert numbers_of(quick_path) == []
         record(writer, 1)
         writer.commit()
         assert numbers_of(quick_path) == [0, 1]
@@ -140,10 +163,8 @@ def test_only_when_told_to(quick_path: Path, flush_every: float) -> None:
 def test_a_step_does_not_wait_for_others(quick_path: Path) -> None:
     with ReplayWriter(quick_path, "run", flush_every=0.05) as writer:
         record(writer, 0)
-        end = time.monotonic() + 20
-        while not read_store(quick_path).steps:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        written(writer, 1)
+        assert numbers_of(quick_path) == [0]
 
 
 # Failures.
@@ -220,7 +241,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path, room: int, codec: str) -> No
     assert on_a_small_disk(tmp_path, "6m", FULL, size, codec) == "full\n"
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written(quick_path: Path) -> None:
     script = """
 import os, sys
 from stepwell.replay import ReplayReader, ReplayWriter
@@ -233,12 +254,10 @@ except OSError as error:
 with ReplayReader.open(sys.argv[1]) as reader:
     print(len(reader))
 """
-    root = tmp_path / "store"
+    root = quick_path / "store"
     record_all(root, "run", range(20))
     folders = [root, root / "replay", root / "telemetry"]
-    above = [path for path in tmp_path.parents if path.name.startswith("pytest-")]
-    for folder in [tmp_path, *above]:
-        folder.chmod(0o755)
+    quick_path.chmod(0o755)
     for folder in folders:
         folder.chmod(0o555)
     try:

@@ -5,7 +5,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -223,13 +222,12 @@ def test_in_the_process_of_the_writer(quick_path: Path) -> None:
 
 
 FOLLOW = """
-import sys, time
+import sys
 from stepwell.replay import ReplayReader
 from tests.replays import assert_tree, camera, frame, observation
 looks = seen = 0
-end = time.monotonic() + float(sys.argv[2])
 with ReplayReader.open(sys.argv[1]) as reader:
-    while time.monotonic() < end:
+    while looks < 20 or seen < 100:
         rows = reader.query(
             "SELECT reward, obs_ref, frame_ref FROM steps ORDER BY reward DESC LIMIT 40"
         ).rows
@@ -250,7 +248,6 @@ with ReplayReader.open(sys.argv[1]) as reader:
                     assert_tree(batch["next_observation/camera"][i], camera(number + 1))
         looks += 1
         seen = max([seen, *numbers])
-print(looks, seen)
 """
 
 
@@ -260,7 +257,7 @@ def test_four_processes_beside_a_writer(quick_path: Path) -> None:
         writer.commit()
         readers = [
             subprocess.Popen(
-                [sys.executable, "-c", FOLLOW, str(quick_path), "3"],
+                [sys.executable, "-c", FOLLOW, str(quick_path)],
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -272,11 +269,8 @@ def test_four_processes_beside_a_writer(quick_path: Path) -> None:
         while any(reader.poll() is None for reader in readers) and number < 50_000:
             number += 1
             record(writer, number, terminated=number % 10 == 9)
-            time.sleep(0.001)
+            if number % 7 == 0:
+                writer.commit()
     for reader in readers:
-        out, error = reader.communicate(timeout=60)
-        assert (reader.returncode, error) == (0, "")
-        looks, seen = map(int, out.split())
-        assert looks > 3
-        assert seen > 5
+        assert (reader.communicate(timeout=60), reader.returncode) == (("", ""), 0)
     assert not [name for name in os.listdir(quick_path / "replay") if name.endswith(".tmp")]

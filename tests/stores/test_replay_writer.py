@@ -266,7 +266,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"reward": "much"}, ValueError, "much"),
     ({"reward": None}, TypeError, "float"),
     ({"observation": "text"}, SchemaError, "observations: expected"),
-    ({"observation": object()}, SchemaError, "observations: expected"),
+    ({"observation": object}, SchemaError, "observations: expected"),
     ({"observation": {}}, SchemaError, "empty dict"),
     ({"observation": ()}, SchemaError, "empty tuple"),
     ({"observation": {"a": {}}}, SchemaError, "observations/a: .* empty dict"),

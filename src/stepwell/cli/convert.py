@@ -14,11 +14,11 @@ __all__ = ["convert"]
 
 
 class Packing(enum.StrEnum):
-    RAW = "raw"
-    FLATE = "flate"
+    NONE = "none"
     ZSTD = "zstd"
     ZSTD_DICT = "zstd-dict"
     LZ4 = "lz4"
+    GZIP = "gzip"
 
 
 class To(enum.StrEnum):
@@ -61,7 +61,7 @@ def convert(
     ] = None,
     compress: Annotated[
         Packing, typer.Option(help="How the record store OUT packs records.")
-    ] = Packing.RAW,
+    ] = Packing.NONE,
     level: Annotated[
         int | None, typer.Option(min=1, max=19, help="How hard it packs them.")
     ] = None,

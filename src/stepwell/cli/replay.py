@@ -13,7 +13,6 @@ from rich import filesize
 from stepwell import exporters
 from stepwell.cli.console import JsonOption, err, progress, say, show_rows
 from stepwell.cli.record import register_atari, translated
-from stepwell.cli.verify import check
 from stepwell.errors import StepwellError
 from stepwell.replay import Episode, ReplayReader
 
@@ -192,9 +191,3 @@ def _chosen(reader: ReplayReader, name: str | None, where: str | None) -> Replay
     if name not in reader.recordings:
         raise ValueError(f"--of {name}: there is no such episode and no such run")
     return found.where("run_id = ?", name)
-
-
-@app.command()
-def verify(root: RootArgument, as_json: JsonOption = False) -> None:
-    """Check every array, reference and number. Exit code 2 with a list of what is wrong."""
-    check(root, as_json)

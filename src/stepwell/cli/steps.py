@@ -1,6 +1,5 @@
-"""`stepwell build`, `append`, `query` and `export`: step datasets."""
+"""`stepwell build`, `append` and `export`: step datasets."""
 
-import json
 import time
 from pathlib import Path
 from typing import Annotated
@@ -13,13 +12,12 @@ from stepwell.cli.console import (
     out,
     progress,
     show,
-    show_rows,
     show_skipped,
 )
 from stepwell.cli.games import SkipOption
 from stepwell.game2048 import BuildReport, append_runs, build_dataset
 
-__all__ = ["append", "build", "export", "query"]
+__all__ = ["append", "build", "export"]
 
 RunsArgument = Annotated[
     Path, typer.Argument(metavar="RUNS", help="A directory of run files, or a pack.")
@@ -46,8 +44,8 @@ def build(
             output,
             shard_bytes=shard_bytes,
             skip_bad=skip_bad,
-            workers=workers,
-            on_progress=on_progress,
+            threads=workers,
+            progress=on_progress,
         )
     _report(report, begin, as_json)
 
@@ -63,7 +61,7 @@ def append(
     begin = time.perf_counter()
     with progress("appending") as on_progress:
         report = append_runs(
-            dataset, runs, skip_bad=skip_bad, workers=workers, on_progress=on_progress
+            dataset, runs, skip_bad=skip_bad, threads=workers, progress=on_progress
         )
     _report(report, begin, as_json)
 
@@ -78,20 +76,6 @@ def _report(report: BuildReport, begin: float, as_json: bool) -> None:
         "seconds": round(time.perf_counter() - begin, 3),
     }
     show(facts, as_json)
-
-
-def query(
-    dataset: DatasetArgument,
-    sql: Annotated[str, typer.Argument(metavar="SQL", help="SELECT ... FROM runs")],
-    as_json: JsonOption = False,
-) -> None:
-    """Ask the runs of a dataset anything, read-only: "SELECT engine, count(*) FROM runs"."""
-    with sw.StepReader.open(dataset, memory="map") as opened:
-        names, rows = opened.query(sql)
-    if as_json:
-        print(json.dumps([dict(zip(names, row, strict=True)) for row in rows], default=str))
-        return
-    show_rows(names, rows)
 
 
 def export(

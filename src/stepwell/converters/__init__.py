@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from stepwell.converters.formats import Format
-    from stepwell.stores.records.layout import Compress
 
 __all__ = ["ConvertReport", "convert"]
 
@@ -52,7 +51,7 @@ def convert(
     *,
     to: str | None = None,
     field: str | None = None,
-    compress: "Compress" = "raw",
+    compress: str = "none",
     level: int | None = None,
     chunk_records: int = 8192,
     part_bytes: int = PART_BYTES,
@@ -87,14 +86,14 @@ def convert(
             to,
             field,
             part_bytes,
-            packed=compress != "raw" or level is not None,
+            packed=compress != "none" or level is not None,
             overwrite=overwrite,
             on_progress=told,
         )
     if known == "records":
         from stepwell.converters.out import write_from
 
-        if compress != "raw" or level is not None:
+        if compress != "none" or level is not None:
             raise ValueError("compress is for a record store that is made; this one is read")
         wanted = target_format(made, to)
         records, resumed = write_from(

@@ -15,8 +15,8 @@ from stepwell.converters.incoming import Incoming, size_of
 from stepwell.converters.parts import difference, remove_tree
 from stepwell.errors import SchemaError
 from stepwell.files.atomic import publish_tree, sync_path, temporary_name
-from stepwell.stores import RecordField, RecordStore
-from stepwell.stores.records.layout import Compress
+from stepwell.source import Field
+from stepwell.stores import RecordReader, RecordWriter
 
 __all__ = ["field_names", "fill_store", "open_incoming"]
 
@@ -50,7 +50,7 @@ def fill_store(
     source: Path,
     target: Path,
     *,
-    compress: Compress,
+    compress: str,
     level: int | None,
     chunk_records: int,
     overwrite: bool,
@@ -72,9 +72,7 @@ def fill_store(
     }
     names = field_names(incoming.columns)
     fields = {
-        names[name]: RecordField(c.dtype, compress=compress, level=level)
-        if isinstance(c.dtype, type)
-        else RecordField(c.dtype, c.shape, ragged=c.ragged, compress=compress, level=level)
+        names[name]: Field(c.dtype, c.shape, c.ragged, compress=compress, level=level)  # type: ignore[arg-type]
         for name, c in incoming.columns.items()
     }
     attributes: dict[str, Any] = {**incoming.attributes}
@@ -130,21 +128,19 @@ def fill_store(
 
 def _created(
     target: Path,
-    fields: dict[str, RecordField],
+    fields: dict[str, Field],
     chunk_records: int,
     attributes: dict[str, Any],
-) -> RecordStore:
+) -> RecordWriter:
     """A new store, which a kill does not leave half made."""
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = temporary_name(target)
     with publish_tree(beside, target):
-        RecordStore.create(
-            beside, fields, chunk_records=chunk_records, attributes=attributes
-        ).close()
-    return RecordStore.open(target, "a")
+        RecordWriter(beside, fields, chunk_records=chunk_records, attributes=attributes).close()
+    return RecordWriter(target, mode="a")
 
 
-def _begun(target: Path, about: dict[str, Any], overwrite: bool) -> RecordStore | None:
+def _begun(target: Path, about: dict[str, Any], overwrite: bool) -> RecordWriter | None:
     """The store that an earlier attempt left; None when it is to be made.
 
     A store that no conversion has made is never replaced.
@@ -153,14 +149,14 @@ def _begun(target: Path, about: dict[str, Any], overwrite: bool) -> RecordStore 
         return None
     if not is_store(target):
         raise FileExistsError(f"{target} is there and is not a record store: it is left alone")
-    with RecordStore.open(target) as found:
+    with RecordReader.open(target) as found:
         before = found.attributes.get(CONVERSION)
         count = len(found)
     if isinstance(before, dict):
         state = {name: value for name, value in before.items() if name != "finished"}
         changed = difference(state, about)
         if not changed and not before.get("finished"):
-            return RecordStore.open(target, "a")
+            return RecordWriter(target, mode="a")
         if not changed:
             why = f"this conversion is finished ({count:,} records)"
         elif before.get("finished"):
@@ -174,7 +170,7 @@ def _begun(target: Path, about: dict[str, Any], overwrite: bool) -> RecordStore 
         )
     if not overwrite:
         raise FileExistsError(f"{target} exists ({why}); overwrite replaces it")
-    RecordStore.open(target, "a").close()  # BusyError: somebody is writing to what is to go
+    RecordWriter(target, mode="a").close()  # BusyError: somebody is writing to what is to go
     return None
 
 

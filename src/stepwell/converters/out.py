@@ -6,7 +6,7 @@ from pathlib import Path
 from stepwell.converters.formats import Target
 from stepwell.converters.outgoing import Outgoing
 from stepwell.converters.parts import PartFolder
-from stepwell.stores import RecordStore
+from stepwell.stores import RecordReader
 
 __all__ = ["write_from"]
 
@@ -24,7 +24,7 @@ def write_from(
     on_progress: Progress,
 ) -> tuple[int, int]:
     """Write all records; return how many there are, and how many were written before."""
-    with RecordStore.open(path) as store:
+    with RecordReader.open(path) as store:
         source = Outgoing.of(store, path, field)
         if to == "npz" or (to == "parquet" and target.suffix == ".parquet"):
             if target.is_dir() or (target.exists() and not overwrite):

@@ -13,7 +13,7 @@ import numpy as np
 from stepwell.converters.incoming import BATCH_BYTES, Column, files_sum, size_of
 from stepwell.errors import SchemaError
 from stepwell.source import Batch, Field, Ragged
-from stepwell.stores import RecordStore
+from stepwell.stores import RecordReader
 
 __all__ = ["Outgoing", "Records"]
 
@@ -41,13 +41,13 @@ class Records(Protocol):
 class Outgoing:
     """Some fields of a store, all records."""
 
-    store: RecordStore
+    store: RecordReader
     path: Path
     names: dict[str, str]
     """The field for each name in the other format."""
 
     @classmethod
-    def of(cls, store: RecordStore, path: Path, field: str | None) -> Self:
+    def of(cls, store: RecordReader, path: Path, field: str | None) -> Self:
         """All fields, or one. Raises `SchemaError` when there is no such field."""
         known = store.attributes.get("names")
         originals = known if isinstance(known, dict) else {}
@@ -73,8 +73,8 @@ class Outgoing:
     def columns(self) -> dict[str, Column]:
         made = {}
         for name, field in self.names.items():
-            record = self.store.fields[field]
-            opaque = _OPAQUE.get(record.kind)
+            record = self.store.schema[field]
+            opaque = _OPAQUE.get(record.kind or "")
             made[name] = Column(opaque or record.dtype, record.shape, record.ragged)
         return made
 
@@ -90,7 +90,7 @@ class Outgoing:
         limit = min(BATCH_BYTES, most_bytes or BATCH_BYTES)
         view = self.store.columns(list(self.names.values()))
         ragged = [name for name in self.names.values() if self.store.schema[name].ragged]
-        packed = any(self.store.fields[name].compress != "raw" for name in ragged)
+        packed = any(self.store.schema[name].compress != "none" for name in ragged)
         fixed = sum(field.row_bytes for field in view.schema.values() if not field.ragged)
         most = max(1, limit // (fixed + 8 * len(ragged)))
         if ragged:
@@ -124,10 +124,8 @@ class Outgoing:
 
 
 def _from_zero(values: Any) -> Any:
-    """A ragged field whose items begin with those of the first record."""
-    if isinstance(values, Ragged) and (
-        values.offsets[0] or values.offsets[-1] != len(values.values)
-    ):
-        items = values.values[values.offsets[0] : values.offsets[-1]]
-        return Ragged(items, values.offsets - values.offsets[0])
-    return values
+    """A ragged field whose items begin with those of the first record; text and bytes as arrays."""
+    if not isinstance(values, Ragged):
+        return values
+    items = values.values[values.offsets[0] : values.offsets[-1]]
+    return Ragged(items, values.offsets - values.offsets[0])

@@ -66,7 +66,9 @@ def fill_shards(
     }
     folder = PartFolder(target, about, overwrite=overwrite)
     with folder:
-        with ShardWriter(folder.path, rows.width, rows.kind, shard_bytes=shard_bytes) as writer:
+        with ShardWriter(
+            folder.path, rows.width, rows.kind, mode="a", shard_bytes=shard_bytes
+        ) as writer:
             begin = done = writer.rows
             on_progress(done, rows.total)
             for batch in rows.batches(begin):

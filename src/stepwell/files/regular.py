@@ -87,7 +87,10 @@ def bytes_on_disk(*paths: Path) -> int:
     """Bytes that files take up on the disk, those of folders included; holes are left out."""
     total = 0
     for path in paths:
-        found = os.lstat(path)
+        try:
+            found = os.lstat(path)
+        except FileNotFoundError:  # a writer beside us took it away
+            continue
         if stat.S_ISDIR(found.st_mode):
             total += bytes_on_disk(*path.iterdir())
         elif stat.S_ISREG(found.st_mode):

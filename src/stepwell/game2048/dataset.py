@@ -12,13 +12,22 @@ from numpy.typing import NDArray
 from stepwell import _core
 from stepwell.errors import FormatError
 from stepwell.files.atomic import publish_tree, temporary_name
+from stepwell.game2048.run_files import find_runs
+from stepwell.game2048.runs import Run
 from stepwell.ordered import in_order
-from stepwell.run_files import find_runs
-from stepwell.runs import Run
+from stepwell.store import Progress
 from stepwell.stores.pack import PackReader
-from stepwell.stores.steps import RunColumn, StepWriter
+from stepwell.stores.steps import RunColumn, StepReader, StepWriter
 
-__all__ = ["RUN_COLUMNS", "STEP", "BuildReport", "append_runs", "build_dataset", "to_steps"]
+__all__ = [
+    "RUN_COLUMNS",
+    "STEP",
+    "BuildReport",
+    "append_runs",
+    "build_dataset",
+    "filter_by_score",
+    "to_steps",
+]
 
 STEP = np.dtype(
     [
@@ -89,8 +98,8 @@ def build_dataset(
     *,
     shard_bytes: int | None = None,
     skip_bad: bool = False,
-    workers: int | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
 ) -> BuildReport:
     """Make a step dataset of all runs; `out` appears when it is complete.
 
@@ -113,7 +122,7 @@ def build_dataset(
     with publish_tree(beside, target):
         shard_rows = shard_bytes // STEP.itemsize
         with StepWriter(beside, STEP, RUN_COLUMNS, shard_rows=shard_rows) as writer:
-            _append(writer, source, report, skip_bad, workers, on_progress)
+            _append(writer, source, report, skip_bad, threads, progress)
         if not report.runs:
             raise FormatError(f"none of {len(source.names)} runs can be rows", path=str(runs))
     return report
@@ -124,17 +133,24 @@ def append_runs(
     runs: Runs,
     *,
     skip_bad: bool = False,
-    workers: int | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
 ) -> BuildReport:
     """Add all runs to a step dataset in one commit: all of them, or none."""
     report = BuildReport(Path(dataset))
     source = _open(runs)
     if not (report.path / "metadata.db").exists():
         raise FileNotFoundError(f"no step dataset at {report.path}; it has to be built first")
-    with StepWriter(dataset, STEP) as writer:
-        _append(writer, source, report, skip_bad, workers, on_progress)
+    with StepWriter(dataset, STEP, mode="a") as writer:
+        _append(writer, source, report, skip_bad, threads, progress)
     return report
+
+
+def filter_by_score(steps: StepReader, min_score: int, max_score: int | None = None) -> StepReader:
+    """The steps of runs with at least `min_score`, and at most `max_score` if it is given."""
+    if max_score is None:
+        return steps.where("max_score >= ?", min_score)
+    return steps.where("max_score BETWEEN ? AND ?", min_score, max_score)
 
 
 class _Source(NamedTuple):
@@ -157,7 +173,7 @@ def _open(runs: Runs) -> _Source:
 
         return _Source(names, steps, load_files)
     pack = runs if isinstance(runs, PackReader) else PackReader.open(runs)
-    names = [f"{_text(pack.path.name)}#{number}" for number in pack.numbers]
+    names = [f"{_text(os.path.basename(pack.path))}#{number}" for number in pack.numbers]
 
     def load_pack(numbers: range) -> list[Run | Exception]:
         try:
@@ -198,13 +214,13 @@ def _append(
     source: _Source,
     report: BuildReport,
     skip_bad: bool,
-    workers: int | None,
-    on_progress: Callable[[int, int], None] | None,
+    threads: int | None,
+    progress: Progress | None,
 ) -> None:
     count = len(source.names)
-    threads = _core.usable_cores() if workers is None else workers
+    threads = _core.usable_cores() if threads is None else threads
     if threads < 1:
-        raise ValueError(f"workers must be at least 1, got {workers}")
+        raise ValueError(f"threads must be at least 1, got {threads}")
     known = writer._columns  # a dataset of the original program has fewer
     chunks = (range(i, min(i + _CHUNK_RUNS, count)) for i in range(0, count, _CHUNK_RUNS))
     for chunk in in_order(lambda numbers: list(_prepare(source, numbers)), chunks, threads):
@@ -217,11 +233,11 @@ def _append(
                 report.skipped.append((name, str(run.problem)))
                 continue
             columns = {**run.columns, "source": name}
-            writer.append_run(run.rows, **{key: columns[key] for key in known if key in columns})
+            writer.append(run.rows, **{key: columns[key] for key in known if key in columns})
             report.runs += 1
             report.steps += len(run.rows)
-        if on_progress is not None:
-            on_progress(chunk[-1].number + 1, count)
+        if progress is not None:
+            progress(chunk[-1].number + 1, count)
 
 
 def _prepare(source: _Source, numbers: range) -> Iterator[_Ready]:

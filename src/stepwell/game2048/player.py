@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.game2048.board import Number, highest_tile, score
+from stepwell.game2048.runs import Run
 from stepwell.ordered import in_order
-from stepwell.runs import Run
 
 __all__ = ["DEEPEST", "Choice", "choose", "play", "play_to"]
 

@@ -1,8 +1,7 @@
 """Records that can be appended to, changed and deleted while others read."""
 
-from stepwell.stores.records.column import RecordColumn
-from stepwell.stores.records.layout import RecordField
+from stepwell.stores.records.reader import RecordColumn, RecordReader
 from stepwell.stores.records.salvage import SalvageReport
-from stepwell.stores.records.store import RecordStore
+from stepwell.stores.records.writer import RecordWriter
 
-__all__ = ["RecordColumn", "RecordField", "RecordStore", "SalvageReport"]
+__all__ = ["RecordColumn", "RecordReader", "RecordWriter", "SalvageReport"]

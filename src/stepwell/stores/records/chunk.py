@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +12,11 @@ from numpy.typing import NDArray
 from stepwell import _core
 from stepwell.errors import FormatError
 from stepwell.files.atomic import sync_path, write_all
-from stepwell.stores.records.layout import CHUNKS, MOST_CHUNKS
+from stepwell.files.regular import check_inside, open_inside
+from stepwell.stores.records.layout import CHUNKS, MAX_CHUNKS, chunk_name
 from stepwell.stores.records.meta import ChunkState, Meta
 
-__all__ = ["ChunkFile", "OpenChunks", "chunk_path"]
-
-
-def chunk_path(root: Path, number: int) -> Path:
-    return root / CHUNKS / f"{number}.zr"
+__all__ = ["ChunkFile", "OpenChunks"]
 
 
 class ChunkFile:
@@ -26,7 +24,8 @@ class ChunkFile:
 
     def __init__(self, root: Path, state: ChunkState, grow_bytes: int) -> None:
         self.id, self.position, self.records = state
-        self.path = chunk_path(root, self.id)
+        self._root, self._name = root, chunk_name(self.id)
+        self.path = root / self._name
         self._grow_bytes = grow_bytes
         self._file = -1
         self._size = 0
@@ -38,7 +37,7 @@ class ChunkFile:
 
     def write(self, frames: NDArray[np.uint8], records: int) -> None:
         if self._file < 0:
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._file = open_inside(self._root, self._name, os.O_RDWR | os.O_CREAT)
             self._size = os.fstat(self._file).st_size
         end = self.position + len(frames)
         if end > self._size:
@@ -71,10 +70,11 @@ class ChunkFile:
     def close(self, *, cut: bool) -> None:
         """Let go of it; with `cut`, it ends where its frames do."""
         file, self._file = self._file, -1
-        if file < 0 and not (cut and self.path.exists()):
-            return
+        if file < 0 and cut:
+            with suppress(FileNotFoundError):
+                file = open_inside(self._root, self._name, os.O_RDWR)
         if file < 0:
-            file = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            return
         try:
             if cut and os.fstat(file).st_size > self.position:
                 os.ftruncate(file, self.position)
@@ -91,10 +91,11 @@ class OpenChunks:
         self._guard = threading.Lock()
         self._chunks = []
         for state in sorted(meta.unfull):
-            path = chunk_path(root, state.id)
-            if not path.exists() or path.stat().st_size < state.position:
-                raise FormatError(f"expected at least {state.position} bytes", path=str(path))
-            self._chunks.append(ChunkFile(root, state, grow_bytes))
+            chunk = ChunkFile(root, state, grow_bytes)
+            check_inside(root, chunk_name(state.id))
+            if not chunk.path.exists() or chunk.path.stat().st_size < state.position:
+                raise FormatError(f"expected at least {state.position} bytes", path=str(chunk.path))
+            self._chunks.append(chunk)
         self.next = meta.next_chunk
         self._committed()
 
@@ -114,9 +115,9 @@ class OpenChunks:
 
     def begin(self) -> ChunkFile:
         with self._guard:
-            if self.next - self._first >= MOST_CHUNKS:
+            if self.next - self._first >= MAX_CHUNKS:
                 raise ValueError(
-                    f"a store has up to {MOST_CHUNKS:,} chunks; "
+                    f"a store has up to {MAX_CHUNKS:,} chunks; "
                     "rebalance it with more records in each"
                 )
             chunk = ChunkFile(self._root, ChunkState(self.next, 0, 0), self._grow_bytes)
@@ -148,7 +149,7 @@ class OpenChunks:
         for chunk in self._chunks:
             chunk.back_to(before.get(chunk.id, ChunkState(chunk.id, 0, 0)))
 
-    def abort(self) -> None:
+    def rollback(self) -> None:
         """Forget what was written since the last commit, and remove the chunks begun since.
 
         Their ids are not used again: someone may have mapped them.

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell import _core
+from stepwell.files.regular import open_inside
 from stepwell.stores.records.layout import LOCK
 
 __all__ = ["BYTES", "Control", "boot_number", "map_control", "read_control"]
@@ -43,14 +44,14 @@ def boot_number() -> int:
 def map_control(root: Path, *, write: bool = False) -> NDArray[np.uint8]:
     """The numbers of writer.lock; empty for a reader where there is no such file."""
     try:
-        file = os.open(root / LOCK, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC)
+        file = open_inside(root, LOCK, os.O_RDWR if write else os.O_RDONLY)
     except FileNotFoundError:
         return np.empty(0, np.uint8)
     try:
         if os.fstat(file).st_size < BYTES:
             if not write:
                 return np.empty(0, np.uint8)
-            os.pwrite(file, bytes(BYTES), 0)  # not a hole: a full disk is told of here
+            os.pwrite(file, bytes(BYTES), 0)  # not a hole: a full disk is reported here
         access = mmap.ACCESS_WRITE if write else mmap.ACCESS_READ
         return np.frombuffer(mmap.mmap(file, BYTES, access=access), np.uint8)
     finally:

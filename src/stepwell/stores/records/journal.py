@@ -1,24 +1,25 @@
 """journal.zr: the commits since the last checkpoint, each whole or not there."""
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError
+from stepwell.files.journal import Framing
+from stepwell.files.regular import open_inside
 from stepwell.source import Rows
-from stepwell.stores.records.layout import ENTRY, MOST_CHUNKS
-from stepwell.stores.records.meta import MOST_RECORDS, ChunkState, Meta
+from stepwell.stores.records.layout import ENTRY, JOURNAL, MAX_CHUNKS
+from stepwell.stores.records.meta import MAX_RECORDS, ChunkState, Meta
 
-__all__ = ["Change", "Commit", "read_commits"]
+__all__ = ["FRAMING", "Change", "Commit", "read_commits"]
 
-_MAGIC = b"ZRJL"
-_MAGIC_NUMBER = int.from_bytes(_MAGIC, "little")
-_HEAD = struct.Struct("<4sI4Q2IQ")
+FRAMING = Framing(b"ZRJL", whole=True)
+_FRAME_BYTES = len(FRAMING.frame(b""))
+_HEAD = struct.Struct("<3Q2IQ")
 _CHUNK = struct.Struct("<2IQ")
 _FIELD = struct.Struct("<3Q")
 CHANGED = np.dtype([("record", "<u8"), ("entry", ENTRY)])
@@ -45,43 +46,48 @@ class Commit:
     changes: tuple[Change, ...]
 
     def encode(self) -> bytes:
-        parts = [_CHUNK.pack(state.id, state.records, state.position) for state in self.unfull]
+        """The body of its record."""
+        head = (self.number, self.length, self.peak, self.next_chunk)
+        parts = [_HEAD.pack(*head, len(self.unfull), self.deletes)]
+        parts += [_CHUNK.pack(state.id, state.records, state.position) for state in self.unfull]
         for change in self.changes:
             together = np.empty(len(change.rows), CHANGED)
             together["record"], together["entry"] = change.rows, change.changed
             counts = (change.first, len(change.appended), len(change.rows))
             parts += [_FIELD.pack(*counts), change.appended.tobytes(), together.tobytes()]
-        body = b"".join(parts)
-        head = _HEAD.pack(
-            _MAGIC,
-            0,
-            _HEAD.size + len(body),
-            self.number,
-            self.length,
-            self.peak,
-            self.next_chunk,
-            len(self.unfull),
-            self.deletes,
+        return b"".join(parts)
+
+    def applied_to(self, meta: Meta) -> Meta:
+        """What the store is after it."""
+        return replace(
+            meta,
+            commit=self.number,
+            length=self.length,
+            peak=self.peak,
+            next_chunk=self.next_chunk,
+            deletes=self.deletes,
+            unfull=self.unfull,
         )
-        crc = _core.crc32c(np.frombuffer(head[8:] + body, np.uint8))
-        return head[:4] + crc.to_bytes(4, "little") + head[8:] + body
 
 
-def read_commits(path: Path, meta: Meta) -> list[Commit]:
+def read_commits(root: Path, meta: Meta) -> list[Commit]:
     """The whole commits of a journal that meta.json does not have.
 
     What follows them may be torn or old. Raises `ChecksumError` when a later commit shows that
     one was damaged, and `FormatError` for one that does not follow on the one before.
     """
+    path = root / JOURNAL
     try:
-        data = np.fromfile(path, np.uint8)
+        with open(open_inside(root, JOURNAL), "rb") as file:
+            data = np.fromfile(file, np.uint8)
     except FileNotFoundError:
         return []
     fields, after = len(meta.fields), meta.commit
     found: list[Commit] = []
-    at, last = 0, None
-    while (commit := _commit_at(data, at, fields)) is not None:
-        if last is not None and commit.number != last + 1:
+    end, last = 0, None
+    for at, body in FRAMING.records(data):
+        commit = _decode(body, fields)
+        if commit is None or (last is not None and commit.number != last + 1):
             break
         last = commit.number
         if last > after:
@@ -92,15 +98,15 @@ def read_commits(path: Path, meta: Meta) -> list[Commit]:
                 raise FormatError(f"commit {last} contradicts itself", path=str(path), offset=at)
             after = last
             found.append(commit)
-        at += _size_at(data, at)
-    rest = data[at : len(data) - len(data) % 8]
-    for place in np.flatnonzero(rest.view("<u8") % (1 << 32) == _MAGIC_NUMBER):
-        later = _commit_at(data, at + 8 * int(place), fields)
+        end = at + _FRAME_BYTES + len(body)
+    for at in FRAMING.places(data, end):
+        rest = FRAMING.body_at(data, at)
+        later = None if rest is None else _decode(rest, fields)
         if later is not None and later.number > after:
             raise ChecksumError(
                 f"commit {after + 1} is damaged, commit {later.number} is whole",
                 path=str(path),
-                offset=at,
+                offset=end,
             )
     return found
 
@@ -109,7 +115,7 @@ def _follows(commit: Commit, length: int, peak: int, next_chunk: int, meta: Meta
     """Whether a commit can come behind one with these numbers."""
     appended = {len(change.appended) for change in commit.changes}
     more = next(iter(appended))
-    end = meta.first_chunk + MOST_CHUNKS
+    end = meta.first_chunk + MAX_CHUNKS
     return (
         len(appended) == 1
         and (commit.length == length + more if more else commit.length <= length)
@@ -127,48 +133,36 @@ def _follows(commit: Commit, length: int, peak: int, next_chunk: int, meta: Meta
     )
 
 
-def _size_at(data: NDArray[np.uint8], at: int) -> int:
-    return int(data[at + 8 : at + 16].view("<u8")[0])
-
-
-def _commit_at(data: NDArray[np.uint8], at: int, fields: int) -> Commit | None:
-    if at + _HEAD.size > len(data):
+def _decode(body: NDArray[np.uint8], fields: int) -> Commit | None:
+    """A commit whose checksum is right; None for one that no writer of this store made."""
+    if len(body) < _HEAD.size:
         return None
-    magic, crc, size, *_ = _HEAD.unpack_from(data.data, at)
-    if magic != _MAGIC or not _HEAD.size <= size <= len(data) - at or size % 8:
-        return None
-    if _core.crc32c(data[at + 8 : at + size]) != crc:
-        return None
-    return _decode(data[at : at + size], fields)
-
-
-def _decode(data: NDArray[np.uint8], fields: int) -> Commit | None:
-    """A commit whose sum is right; None for one that no writer of this store made."""
-    _, _, size, number, length, peak, next_chunk, chunks, deletes = _HEAD.unpack_from(data.data)
+    data, size = body.data, len(body)
+    number, length, peak, next_chunk, chunks, deletes = _HEAD.unpack_from(data)
     at = _HEAD.size
-    if chunks * _CHUNK.size > size - at or max(length, peak) > MOST_RECORDS or length > peak:
+    if chunks * _CHUNK.size > size - at or max(length, peak) > MAX_RECORDS or length > peak:
         return None
     unfull = []
     for _ in range(chunks):
-        i, records, position = _CHUNK.unpack_from(data.data, at)
+        i, records, position = _CHUNK.unpack_from(data, at)
         unfull.append(ChunkState(i, position, records))
         at += _CHUNK.size
     changes: list[Change] = []
     for _ in range(fields):
         if at + _FIELD.size > size:
             return None
-        first, appended, changed = _FIELD.unpack_from(data.data, at)
+        first, appended, changed = _FIELD.unpack_from(data, at)
         at += _FIELD.size
         need = appended * ENTRY.itemsize + changed * CHANGED.itemsize
         if need > size - at or first + appended > peak:
             return None
         middle, end = at + appended * ENTRY.itemsize, at + need
-        together = data[middle:end].view(CHANGED)
+        together = body[middle:end].view(CHANGED)
         rows = together["record"]
         if len(rows) and int(rows.max()) >= peak:
             return None
         changes.append(
-            Change(first, data[at:middle].view(ENTRY), rows.astype(np.int64), together["entry"])
+            Change(first, body[at:middle].view(ENTRY), rows.astype(np.int64), together["entry"])
         )
         at = end
     if at != size:

@@ -15,10 +15,9 @@ from stepwell.ordered import in_order
 from stepwell.source import Rows
 from stepwell.stores.records.chunk import ChunkFile
 from stepwell.stores.records.journal import Change
-from stepwell.stores.records.layout import CHUNKS, ENTRY, FRAME_BYTES, sums_path, table_path
+from stepwell.stores.records.layout import CHUNKS, ENTRY, FRAME_BYTES, sums_name, table_name
 from stepwell.stores.records.meta import ChunkState, Meta
 from stepwell.stores.records.tables import TableFile
-from stepwell.stores.records.writer import RecordWriter
 
 __all__ = ["rebalance"]
 
@@ -38,28 +37,29 @@ class _Slab(NamedTuple):
 
 
 def rebalance(
-    writer: RecordWriter,
+    root: Path,
+    old: Meta,
     records: _core.Records,
-    chunk_records: int | None,
-    on_progress: Callable[[int, int], None] | None,
-) -> None:
-    """Nothing but new files until the last step, which is one rename."""
-    writer.checkpoint()
-    root, old, first_chunk = writer.root, writer.meta, writer.meta.next_chunk
+    *,
+    chunk_records: int,
+    grow_bytes: int,
+    progress: Callable[[int, int], None] | None,
+) -> Meta:
+    """Write new files, and return the meta.json that will make them the store."""
     made: list[ChunkFile] = []
-    generation, size = old.generation + 1, chunk_records or old.chunk_records
+    generation, first_chunk = old.generation + 1, old.next_chunk
     with _removed_if_it_fails(root, old, made), ExitStack() as opened:
         tables = []
         for name in old.fields:
-            paths = table_path(root, name, generation), sums_path(root, name, generation)
-            for path in paths:
-                path.unlink(missing_ok=True)
-            tables.append(TableFile(*paths))
+            names = table_name(name, generation), sums_name(name, generation)
+            for each in names:
+                (root / each).unlink(missing_ok=True)
+            tables.append(TableFile(root, *names))
             opened.callback(tables[-1].close)
 
         def new_chunk() -> ChunkFile:
             state = ChunkState(first_chunk + len(made), 0, 0)
-            made.append(ChunkFile(root, state, writer.grow_bytes))
+            made.append(ChunkFile(root, state, grow_bytes))
             opened.callback(made[-1].close, cut=True)
             return made[-1]
 
@@ -72,35 +72,35 @@ def rebalance(
 
         chunk: ChunkFile | None = None
         nothing = np.empty(0, np.int64), np.empty(0, ENTRY)
-        for slab, frames, entries in in_order(copied, _plan(records, old, size, new_chunk), 1):
+        for slab, frames, entries in in_order(
+            copied, _plan(records, old, chunk_records, new_chunk), 1
+        ):
             if chunk is not None and chunk is not slab.chunk:
                 chunk.close(cut=True)
             chunk, end = slab.chunk, int(slab.rows[-1]) + 1
             chunk.write(frames, len(slab.rows))
             for table, appended in zip(tables, entries, strict=True):
                 table.change(Change(int(slab.rows[0]), appended, *nothing), end)
-            if on_progress is not None:
-                on_progress(end, old.length)
+            if progress is not None:
+                progress(end, old.length)
         # At the end, all of them: the disk has been at work all the while.
-        for each in made:
-            sync_path(each.path)
-        unfull = (chunk.state,) if chunk is not None and chunk.records < size else ()
+        for new in made:
+            sync_path(new.path)
+        unfull = (chunk.state,) if chunk is not None and chunk.records < chunk_records else ()
         for table in tables:
             table.cut(old.length)
             table.sync()
     sync_path(root / CHUNKS)
     sync_path(root)
-    writer.switch(
-        replace(
-            writer.meta,
-            generation=generation,
-            peak=old.length,
-            chunk_records=size,
-            first_chunk=first_chunk,
-            next_chunk=first_chunk + len(made),
-            deletes=0,
-            unfull=unfull,
-        )
+    return replace(
+        old,
+        generation=generation,
+        peak=old.length,
+        chunk_records=chunk_records,
+        first_chunk=first_chunk,
+        next_chunk=first_chunk + len(made),
+        deletes=0,
+        unfull=unfull,
     )
 
 
@@ -113,8 +113,8 @@ def _removed_if_it_fails(root: Path, old: Meta, chunks: list[ChunkFile]) -> Iter
         for chunk in chunks:
             chunk.path.unlink(missing_ok=True)
         for name in old.fields:
-            table_path(root, name, old.generation + 1).unlink(missing_ok=True)
-            sums_path(root, name, old.generation + 1).unlink(missing_ok=True)
+            (root / table_name(name, old.generation + 1)).unlink(missing_ok=True)
+            (root / sums_name(name, old.generation + 1)).unlink(missing_ok=True)
         raise
 
 

@@ -1,6 +1,6 @@
-"""A store made anew from what is in the chunks of a damaged one."""
+"""A new store made of what is in the chunks of a damaged one."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,18 +10,22 @@ from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.files.atomic import write_file
+from stepwell.files.regular import read_inside
+from stepwell.source import Field
+from stepwell.store import Progress
+from stepwell.stores.records.frames import MAX_DICTIONARY, load_dictionary
 from stepwell.stores.records.journal import read_commits
 from stepwell.stores.records.layout import (
     CHUNKS,
-    CODECS,
     ENTRY,
-    JOURNAL,
-    RecordField,
-    dictionary_path,
+    chunk_name,
+    chunk_numbers,
+    codec_number,
+    dictionary_name,
 )
 from stepwell.stores.records.meta import Meta
 from stepwell.stores.records.tables import map_file
-from stepwell.stores.records.writer import RecordWriter, create_store, load_dictionary
+from stepwell.stores.records.writer import RecordWriter
 
 __all__ = ["SalvageReport", "salvage"]
 
@@ -58,8 +62,8 @@ class SalvageReport:
 def salvage(
     path: Path,
     out: Path,
-    fields: dict[str, RecordField] | None,
-    on_progress: Callable[[int, int], None] | None,
+    fields: dict[str, Field] | None,
+    progress: Progress | None,
 ) -> SalvageReport:
     """Find the newest whole frame of every record, and copy it to a new store."""
     meta = _known(path, fields)
@@ -80,7 +84,7 @@ def salvage(
         for i, found in enumerate(extra):
             if number in found:
                 table[count + i] = _entries(frames[found[number] : found[number] + 1])[0]
-    _copy(path, out, meta, tables, count + len(extra), on_progress)
+    _copy(path, out, meta, tables, progress)
     return SalvageReport(
         records=count + len(extra),
         frames=len(frames),
@@ -97,14 +101,14 @@ def _usable(frames: NDArray[Any], path: Path, meta: Meta) -> NDArray[np.bool]:
         return np.zeros(0, np.bool)
     fit = frames["field"] < len(fields)
     of = np.where(fit, frames["field"], 0)
-    items = np.array([field.item_bytes for _, field in fields])[of]
+    items = np.array([field.row_bytes for _, field in fields])[of]
     ragged = np.array([field.ragged for _, field in fields])[of]
     fit &= np.where(ragged, frames["length"] % items == 0, frames["length"] == items)
-    # The sum of a frame does not cover its number: one that is out of bounds is damaged.
+    # The checksum of a frame does not cover its number: one that is out of bounds is damaged.
     fit &= frames["record"] < meta.peak + 16 * len(frames) + (1 << 16)
     for number, (name, _) in enumerate(fields):
-        if not dictionary_path(path, name).exists():  # nobody could unpack them
-            fit &= (frames["field"] != number) | (frames["codec"] != CODECS["zstd-dict"])
+        if not (path / dictionary_name(name)).exists():  # nobody could unpack them
+            fit &= (frames["field"] != number) | (frames["codec"] != codec_number("zstd-dict"))
     return fit
 
 
@@ -149,20 +153,13 @@ def _entries(frames: NDArray[Any]) -> NDArray[Any]:
     return made
 
 
-def _known(path: Path, fields: dict[str, RecordField] | None) -> Meta:
+def _known(path: Path, fields: dict[str, Field] | None) -> Meta:
     """What is known of the store: its last commit, or the fields alone."""
     if fields is not None:
         return Meta(fields, 8192, next_chunk=1 << 31, deletes=1)
     meta = Meta.read(path)
-    for commit in read_commits(path / JOURNAL, meta):
-        meta = replace(
-            meta,
-            length=commit.length,
-            peak=commit.peak,
-            next_chunk=commit.next_chunk,
-            deletes=commit.deletes,
-            unfull=commit.unfull,
-        )
+    for commit in read_commits(path, meta):
+        meta = commit.applied_to(meta)
     return meta
 
 
@@ -170,11 +167,10 @@ def _frames(path: Path, meta: Meta) -> tuple[NDArray[Any], int]:
     """The whole frames of all chunks, and how many bytes are none."""
     ends = {state.id: state.position for state in meta.unfull}
     found, lost = [np.empty(0, _FOUND)], 0
-    for file in sorted((path / CHUNKS).glob("*.zr")):
-        if not file.stem.isdecimal() or not meta.first_chunk <= int(file.stem) < meta.next_chunk:
+    for number in chunk_numbers(path):
+        if not meta.first_chunk <= number < meta.next_chunk:
             continue
-        number = int(file.stem)
-        data = map_file(file)
+        data = map_file(path, chunk_name(number))
         end = ends.get(number)
         frames, bytes_lost = _core.find_frames(data[:end], end is not None)
         made = frames.view(_FOUND).copy()
@@ -185,34 +181,29 @@ def _frames(path: Path, meta: Meta) -> tuple[NDArray[Any], int]:
 
 
 def _copy(
-    path: Path,
-    out: Path,
-    meta: Meta,
-    tables: list[NDArray[Any]],
-    count: int,
-    on_progress: Callable[[int, int], None] | None,
+    path: Path, out: Path, meta: Meta, tables: list[NDArray[Any]], progress: Progress | None
 ) -> None:
     nothing = np.empty(0, np.uint8)
-    fields, words = [], {}
+    fields, made = [], {}
     for (name, field), table in zip(meta.fields.items(), tables, strict=True):
-        words[name] = dictionary_path(path, name) if field.compress == "zstd-dict" else None
-        made = load_dictionary(path, name, field) if words[name] else None
-        fields.append(
-            (name, field.item_bytes, field.ragged, made, table.view(np.uint8), nothing, path)
-        )
+        words = load_dictionary(path, name, field) if field.compress == "zstd-dict" else None
+        entries = table.view(np.uint8)
+        fields.append((name, field.row_bytes, field.ragged, words, entries, nothing, path))
+        lost = not table["offset"].all()
+        made[name] = replace(field, optional=True) if lost else field
+    count = len(tables[0])
     chunks = _core.Chunks(path / CHUNKS, meta.first_chunk)
-    records = _core.Records(chunks, fields, nothing, count, 0, True)
-    create_store(out, Meta(meta.fields, meta.chunk_records, attributes=meta.attributes))
-    for name, words_path in words.items():
-        if words_path is not None and words_path.exists():
-            write_file(dictionary_path(out, name), words_path.read_bytes())
-    writer = RecordWriter(out)
-    try:
+    records = _core.Records(chunks, fields, nothing, count, True)
+    with RecordWriter(
+        out, made, chunk_records=meta.chunk_records, attributes=meta.attributes
+    ) as writer:
+        for name, _, _, words, *_ in fields:
+            if words is not None:
+                file = dictionary_name(name)
+                write_file(out / file, read_inside(path, file, MAX_DICTIONARY), follow=False)
         for begin in range(0, count, _ROWS):
             rows = np.arange(begin, min(begin + _ROWS, count), dtype=np.int64)
-            writer.append_copies(records, rows)
+            writer._append_copies(records, rows)
             writer.commit()
-            if on_progress is not None:
-                on_progress(begin + len(rows), count)
-    finally:
-        writer.close()
+            if progress is not None:
+                progress(begin + len(rows), count)

@@ -1,4 +1,4 @@
-"""Offset tables and their sums, as files and as memory."""
+"""Offset tables and their checksums, as files and as memory."""
 
 import mmap
 import os
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from stepwell import _core
 from stepwell.errors import ChecksumError
 from stepwell.files.atomic import write_all
+from stepwell.files.regular import open_inside
 from stepwell.source import Rows
 from stepwell.stores.records.journal import Change
 from stepwell.stores.records.layout import ENTRY, TABLE_BLOCK
@@ -23,9 +24,9 @@ _SUM_BYTES = 4
 _SPAN_BYTES = 1 << 16
 
 
-def map_file(path: Path) -> NDArray[np.uint8]:
-    """The bytes of a file."""
-    with path.open("rb") as file:
+def map_file(root: Path, name: str) -> NDArray[np.uint8]:
+    """The bytes of a file of a store."""
+    with open(open_inside(root, name), "rb") as file:
         while size := os.fstat(file.fileno()).st_size:
             try:
                 mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
@@ -35,25 +36,22 @@ def map_file(path: Path) -> NDArray[np.uint8]:
     return np.empty(0, np.uint8)
 
 
-def own_copy(path: Path, at_least: int) -> NDArray[np.uint8]:
-    """Memory that can be changed without changing the file, zeros behind its bytes."""
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size and size >= at_least:
-            return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY), np.uint8)
-        made = np.frombuffer(mmap.mmap(-1, max(at_least, 1)), np.uint8)
+def own_copy(root: Path, name: str, size: int) -> NDArray[np.uint8]:
+    """The first bytes of a file in memory of one's own, zeros behind them."""
+    made = np.frombuffer(mmap.mmap(-1, max(size, 1)), np.uint8)
+    with open(open_inside(root, name), "rb") as file:
         file.readinto(made.data)
-        return made
+    return made
 
 
 class TableFile:
-    """A table and its sums, open for writing."""
+    """A table and its checksums, open for writing."""
 
-    def __init__(self, path: Path, sums: Path) -> None:
-        self.path, self._sums_path = path, sums
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    def __init__(self, root: Path, name: str, sums: str) -> None:
+        self.path, self._sums_path = root / name, root / sums
+        self._file = open_inside(root, name, os.O_RDWR | os.O_CREAT)
         try:
-            self._sums = os.open(sums, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._sums = open_inside(root, sums, os.O_RDWR | os.O_CREAT)
         except BaseException:
             os.close(self._file)
             raise
@@ -167,7 +165,7 @@ class TableFile:
 
 
 def change_memory(table: NDArray[np.uint8], sums: NDArray[np.uint8], change: Change) -> None:
-    """The same in memory of one's own, mapped with `private` and large enough."""
+    """The same in memory of one's own, which is large enough."""
     entries = table[: len(table) // ENTRY.itemsize * ENTRY.itemsize].view(ENTRY)
     end = change.first + len(change.appended)
     entries[change.first : end] = change.appended

@@ -9,12 +9,11 @@ from numpy.typing import NDArray
 
 from stepwell.errors import SchemaError
 from stepwell.fit import fit_into
-from stepwell.source import Ragged, Rows, is_masked
-from stepwell.stores.records.layout import RecordField
+from stepwell.source import Field, Ragged, Rows, is_masked
 
 __all__ = ["Values", "as_values"]
 
-MOST_BYTES = (1 << 32) - 1
+MAX_BYTES = (1 << 32) - 1
 
 
 @dataclass(frozen=True)
@@ -35,29 +34,37 @@ class Values:
         return np.diff(self.ends)
 
 
-def as_values(batch: Mapping[str, Any], fields: Mapping[str, RecordField]) -> dict[str, Values]:
-    """What is given for each field, checked.
+def as_values(
+    batch: Mapping[str, Any], fields: Mapping[str, Field], *, whole: bool
+) -> dict[str, Values]:
+    """What is given for each field, checked; with `whole`, only optional ones may be left out.
 
-    Raises `SchemaError` for unknown fields, unequal lengths, another dtype or shape, a value that
-    does not fit and a record of 4 GiB.
+    Raises `SchemaError` for unknown and for forgotten fields, unequal lengths, another dtype or
+    shape, a value that does not fit and a record of 4 GiB.
     """
     if not isinstance(batch, Mapping):
         raise TypeError(f"expected a dict of arrays or lists, got {type(batch).__name__}")
     unknown = [name for name in batch if name not in fields]
     if unknown or not batch:
         raise SchemaError(f"fields: expected some of {list(fields)}, got {list(batch)}")
+    forgotten = [name for name, field in fields.items() if name not in batch and not field.optional]
+    if forgotten and whole:
+        raise SchemaError(
+            f"fields: expected {list(fields)}, got {list(batch)}; "
+            f"{', '.join(forgotten)}: not optional"
+        )
     made = {name: _values(name, fields[name], given) for name, given in batch.items()}
     lengths = {name: values.count for name, values in made.items()}
     if len(set(lengths.values())) > 1:
         raise SchemaError(f"fields must have equal lengths, got {lengths}")
     for name, values in made.items():
-        if values.ends is not None and values.count and np.diff(values.ends).max() > MOST_BYTES:
+        if values.ends is not None and values.count and np.diff(values.ends).max() > MAX_BYTES:
             row = int(np.diff(values.ends).argmax())
             raise SchemaError(f"{name}: record {row} of the batch has 4 GiB or more")
     return made
 
 
-def _values(name: str, field: RecordField, given: Any) -> Values:
+def _values(name: str, field: Field, given: Any) -> Values:
     several = isinstance(given, (Ragged, list, tuple)) or (
         np.ndim(given) > 0 if hasattr(given, "__array__") else isinstance(given, Sequence)
     )
@@ -67,6 +74,11 @@ def _values(name: str, field: RecordField, given: Any) -> Values:
         raise TypeError(f"{name}: a masked array would lose its mask; fill it first")
     there = None
     if isinstance(given, (list, tuple)) and any(value is None for value in given):
+        if not field.optional:
+            row = next(i for i, value in enumerate(given) if value is None)
+            raise SchemaError(
+                f"{name}: record {row} of the batch: expected {field}, got None; it is not optional"
+            )
         there = np.array([value is not None for value in given], np.uint8)
         given = [value for value in given if value is not None]
     if field.kind != "array":
@@ -78,18 +90,18 @@ def _values(name: str, field: RecordField, given: Any) -> Values:
     return made if there is None else _spread(made, there, field)
 
 
-def _spread(values: Values, there: NDArray[np.uint8], field: RecordField) -> Values:
+def _spread(values: Values, there: NDArray[np.uint8], field: Field) -> Values:
     """Values of some records among others that have none."""
     sizes = np.zeros(len(there), np.int64)
-    sizes[there == 1] = values.sizes(field.item_bytes)
+    sizes[there == 1] = values.sizes(field.row_bytes)
     ends = np.zeros(len(there) + 1, np.int64)
     np.cumsum(sizes, out=ends[1:])
     return Values(len(there), values.data, ends, there)
 
 
-def _fixed(name: str, field: RecordField, given: Any) -> Values:
+def _fixed(name: str, field: Field, given: Any) -> Values:
     if isinstance(given, Ragged):
-        raise SchemaError(f"{name}: expected records of {field.field}, got ragged ones")
+        raise SchemaError(f"{name}: expected records of {field}, got ragged ones")
     array = _array(name, given)
     shape = (len(array), *field.shape)
     if not len(array) and array.ndim == 1:  # NumPy calls an empty list floats
@@ -109,7 +121,7 @@ def _array(name: str, given: Any) -> NDArray[Any]:
         raise SchemaError(f"{name}: not an array: {error}") from None
 
 
-def _ragged(name: str, field: RecordField, given: Any) -> Values:
+def _ragged(name: str, field: Field, given: Any) -> Values:
     if isinstance(given, Ragged):
         values, offsets = np.asarray(given.values), np.asarray(given.offsets, np.int64)
         if len(offsets) < 1 or (np.diff(offsets) < 0).any() or offsets[0] < 0:
@@ -121,7 +133,7 @@ def _ragged(name: str, field: RecordField, given: Any) -> Values:
         for i, row in enumerate(rows):
             if row.ndim != 1 + len(field.shape) or (row.size and row.shape[1:] != field.shape):
                 raise SchemaError(
-                    f"{name}: record {i} of the batch: expected {field.field}, got {row.shape}"
+                    f"{name}: record {i} of the batch: expected {field}, got {row.shape}"
                 )
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([len(row) for row in rows], out=offsets[1:])
@@ -132,10 +144,10 @@ def _ragged(name: str, field: RecordField, given: Any) -> Values:
         fit_into(name, values, ready)
         values = ready
     values = np.require(values, requirements=["C", "A"])
-    return Values(len(offsets) - 1, _bytes_of(values), offsets * field.item_bytes, None)
+    return Values(len(offsets) - 1, _bytes_of(values), offsets * field.row_bytes, None)
 
 
-def _opaque(name: str, field: RecordField, given: Any) -> Values:
+def _opaque(name: str, field: Field, given: Any) -> Values:
     if isinstance(given, Ragged):
         if given.values.dtype != np.uint8 or given.values.ndim != 1:
             raise SchemaError(f"{name}: expected bytes, got {given.values.dtype}")

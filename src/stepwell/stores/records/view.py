@@ -1,33 +1,52 @@
-"""What a reader sees: the last commit, and the memory that it is in."""
+"""What a record store holds at one moment, mapped into memory. Looking never writes."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.errors import BusyError, ChecksumError, FormatError
-from stepwell.stores.records.control import map_control, read_control
+from stepwell.files.lock import is_locked
+from stepwell.lazy import lazy
+from stepwell.source import Batch, Ragged, Rows
+from stepwell.stores.records.control import boot_number, map_control, read_control
+from stepwell.stores.records.frames import load_dictionary
 from stepwell.stores.records.journal import Commit, read_commits
 from stepwell.stores.records.layout import (
     CHUNKS,
     ENTRY,
-    JOURNAL,
-    MOST_CHUNKS,
+    LOCK,
+    MAX_CHUNKS,
+    META,
     TABLE_BLOCK,
-    sums_path,
-    table_path,
+    chunk_numbers,
+    sums_name,
+    table_name,
 )
 from stepwell.stores.records.meta import Meta
 from stepwell.stores.records.tables import change_memory, map_file, own_copy
-from stepwell.stores.records.writer import RecordWriter, load_dictionary
 
-__all__ = ["View", "look", "look_at", "rebalanced"]
+__all__ = ["Moment", "View", "look", "look_at"]
 
 _PATIENCE_S = 5.0
-_SETTLE_S = 0.03
+_SETTLE_S = 0.25
+
+Places = NDArray[Any]
+"""Entries of rows, an array for each field."""
+
+
+class Moment(NamedTuple):
+    """Which commit of which store a reader sees."""
+
+    store_id: str
+    generation: int
+    commit: int
+    length: int
 
 
 @dataclass(frozen=True)
@@ -37,36 +56,80 @@ class View:
     meta: Meta
     length: int
     commit: int
+    numbered: bool
+    """Every frame has the number of its record: nothing was deleted."""
     control: NDArray[np.uint8]
+    """writer.lock; empty where the tables are a copy."""
     chunks: _core.Chunks
     records: _core.Records
 
+    @property
+    def moment(self) -> Moment:
+        return Moment(self.meta.store_id, self.meta.generation, self.commit, self.length)
 
-def look(root: Path, *, checksums: bool, old: View | None = None) -> View:
-    """Map a store as it is now; `old` is what was mapped before.
+    @lazy
+    def numbers(self) -> dict[str, int]:
+        """What tables and frames call each field."""
+        return {name: number for number, name in enumerate(self.meta.fields)}
+
+    def places(self, rows: Rows, names: Sequence[str]) -> Places:
+        found = self.records.places(rows, [self.numbers[name] for name in names])
+        return found.view(ENTRY).reshape(len(names), len(rows))
+
+    def fill(self, rows: Rows, places: Places, out: Batch, names: Sequence[str]) -> None:
+        """Put what is at these places into a batch."""
+        for i, name in enumerate(names):
+            number, field = self.numbers[name], self.meta.fields[name]
+            entries = places[i].view(np.uint8)
+            if field.ragged:
+                offsets, data = self.records.read_ragged(number, rows, entries)
+                values = data.view(field.dtype).reshape(-1, *field.shape)
+                out[name] = Ragged(values, offsets.view(np.int64), field.kind)
+            else:
+                flat = out[name].reshape(-1).view(np.uint8) if len(rows) else np.empty(0, np.uint8)
+                self.records.read_fixed(number, rows, entries, flat)
+
+
+def look(root: Path, *, checksums: bool, old: View | None = None, at: Moment | None = None) -> View:
+    """Map a store as it is now; `old` is what was mapped before, `at` what is to be seen again.
+
+    The tables are those of the last commit that writer.lock has. Where the journal has more than
+    that and nobody is writing, because the machine was restarted or a writer was killed in the
+    middle of a commit, they are copied, and the commits are done to the copy.
 
     Raises `BusyError` when a writer stays in the middle of a commit, `FormatError` for a damaged
     store and `FileNotFoundError` where there is none.
     """
     begin = time.monotonic()
-    strict = old is None  # who has opened the store can do with what the tables have
     while True:
         meta = Meta.read(root)
+        if old is not None and old.meta.store_id != meta.store_id:
+            raise FormatError("another store is here now; open it again", path=str(root))
         try:
             control = map_control(root)
-            state = _state(root, meta, control, strict)
-            if state is not None:
-                return _mapped(root, meta, control, *state, checksums=checksums, old=old)
-            at_work = read_control(control).of_this_boot
-            if at_work and time.monotonic() < begin + _SETTLE_S:
-                time.sleep(0.001)  # most writers finish what they have begun
-            else:
-                _settle(root)
-        except BusyError:  # a writer is about to finish a commit, or has failed to and holds on
-            if time.monotonic() > begin + _PATIENCE_S:
-                raise
-            strict = False
-            time.sleep(0.002)
+            seen, before = read_control(control), control.tobytes()
+            known, odd = seen.settled and seen.commit >= meta.commit, seen.sequence % 2 == 1
+            live = is_locked(root / LOCK)
+            if live and not known and (odd or boot_number()):
+                # It opens the store, or is in the middle of a commit.
+                if time.monotonic() < begin + (_PATIENCE_S if odd else _SETTLE_S):
+                    time.sleep(0.002)
+                    continue
+                if odd:
+                    raise BusyError(f"the writer of {root} stays in the middle of a commit")
+            # Whoever opens a store is to know of a damaged journal, beside a writer, too.
+            commits = read_commits(root, meta) if old is None or not (live and known) else []
+            done = meta.commit + len(commits)
+            if known and (live or seen.commit >= done):
+                now = _at(at, root, meta, seen.length, seen.commit)
+                return _mapped(root, meta, control, *now, None, checksums=checksums, old=old)
+            now = _at(at, root, meta, commits[-1].length if commits else meta.length, done)
+            if not commits and not odd:
+                return _mapped(root, meta, control, *now, None, checksums=checksums, old=old)
+            view = _mapped(root, meta, control, *now, commits, checksums=checksums, old=old)
+            if map_control(root).tobytes() == before and Meta.read(root) == meta:
+                return view
+            # Else a writer came meanwhile, and perhaps a part of what it did was copied.
         except ChecksumError:
             # Perhaps there was a checkpoint between the look at meta.json and that at the journal.
             if Meta.read(root).commit == meta.commit:
@@ -75,53 +138,30 @@ def look(root: Path, *, checksums: bool, old: View | None = None) -> View:
             # Another generation may have taken the place of the one that was being looked at.
             if Meta.read(root).generation == meta.generation:
                 raise FormatError("the file is missing", path=str(error.filename)) from None
-        except OSError as error:
-            if isinstance(error, BusyError) or not _may_not_write(error):
-                raise
-            # Nobody will settle it for us, so it is done in memory.
-            commits = read_commits(root / JOURNAL, meta)
-            length = commits[-1].length if commits else meta.length
-            return _mapped(
-                root, meta, control, length, meta.commit + len(commits), commits,
-                checksums=checksums, old=None,
-            )  # fmt: skip
 
 
-def look_at(meta: Meta, root: Path, checksums: bool, old: View | None) -> View:
+def look_at(meta: Meta, root: Path, old: View | None) -> View:
     """Map a store for its own writer, who knows what is committed."""
-    control = map_control(root)
-    return _mapped(root, meta, control, meta.length, meta.commit, [], checksums=checksums, old=old)
+    now = meta.length, meta.commit
+    return _mapped(root, meta, map_control(root), *now, None, checksums=True, old=old)
 
 
-def _state(
-    root: Path, meta: Meta, control: NDArray[np.uint8], strict: bool
-) -> tuple[int, int, list[Commit]] | None:
-    """Length and number of the last commit if the tables have it; None if they may not.
+def _at(at: Moment | None, root: Path, meta: Meta, length: int, commit: int) -> tuple[int, int]:
+    """The length and commit to see: the latest, or those of an earlier moment.
 
-    With `strict`, the journal may not have one more.
+    Entries behind the end stay as they were, so an earlier length can be seen again.
     """
-    seen = read_control(control)
-    known = seen.settled and seen.commit >= meta.commit
-    if known and not strict:
-        return seen.length, seen.commit, []
-    if seen.sequence % 2:
-        return None
-    commits = read_commits(root / JOURNAL, meta)
-    last = meta.commit + len(commits)
-    if known and seen.commit >= last:
-        return seen.length, seen.commit, []
-    return None if commits else (meta.length, meta.commit, [])
-
-
-def _settle(root: Path) -> None:
-    """Do what a killed writer left undone. Raises `BusyError` when it is at work."""
-    RecordWriter(root).close()
-
-
-def _may_not_write(error: OSError) -> bool:
-    import errno
-
-    return error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+    if at is None:
+        return length, commit
+    if at.store_id != meta.store_id:
+        raise FormatError("another store is here now; open it again", path=str(root))
+    if commit < at.commit:
+        raise FormatError(
+            f"expected at least {at.commit} commits, got {commit}", path=str(root / META)
+        )
+    if at.length > length and at.generation != meta.generation:
+        raise BusyError(f"{root} has become shorter, and was rebalanced; open it again")
+    return at.length, at.commit
 
 
 def _mapped(
@@ -130,42 +170,56 @@ def _mapped(
     control: NDArray[np.uint8],
     length: int,
     commit: int,
-    commits: list[Commit],
+    commits: list[Commit] | None,
     *,
     checksums: bool,
     old: View | None,
 ) -> View:
-    if old is not None and old.meta.store_id != meta.store_id:
-        raise FormatError("another store is here now; open it anew", path=str(root))
+    """A view of the tables as they are, or of a copy with the `commits` done to it."""
     same = old is not None and old.meta.generation == meta.generation
     chunks = old.chunks if same and old else _core.Chunks(root / CHUNKS, meta.first_chunk)
-    peak = max([length, *(each.peak for each in commits)])
     fields = []
     for number, (name, field) in enumerate(meta.fields.items()):
-        path, sums_at = (made(root, name, meta.generation) for made in (table_path, sums_path))
-        table = sums = np.empty(0, np.uint8)
-        if commits:
-            table = own_copy(path, peak * ENTRY.itemsize)
-            sums = own_copy(sums_at, -(-peak // TABLE_BLOCK) * 4) if sums_at.exists() else sums
-            for each in commits:
-                change_memory(table, sums, each.changes[number])
-        elif path.exists() or length:
-            table = map_file(path)
-            sums = map_file(sums_at) if sums_at.exists() else sums
+        table, sums = _table(root, name, meta, number, length, commits)
         dictionary = load_dictionary(root, name, field) if field.compress == "zstd-dict" else None
-        fields.append((name, field.item_bytes, field.ragged, dictionary, table, sums, path))
-    settled = read_control(control).sequence if commits else 0
-    records = _core.Records(chunks, fields, control, length, settled, checksums)
+        path = root / table_name(name, meta.generation)
+        fields.append((name, field.row_bytes, field.ragged, dictionary, table, sums, path))
+    if commits is not None:
+        control = np.empty(0, np.uint8)
+    records = _core.Records(chunks, fields, control, length, checksums)
     # All that there are now: a rebalance would take away the names.
-    there = [int(p.stem) for p in (root / CHUNKS).glob("*.zr") if p.stem.isdecimal()]
-    ids = [i for i in there if meta.first_chunk <= i < meta.first_chunk + MOST_CHUNKS]
-    chunks.map_all(np.array(sorted(ids), np.int64))
-    return View(meta, length, commit, control, chunks, records)
+    ids = [i for i in chunk_numbers(root) if 0 <= i - meta.first_chunk < MAX_CHUNKS]
+    chunks.map_all(np.array(ids, np.int64))
+    deletes = commits[-1].deletes if commits else meta.deletes
+    numbered = not deletes and (commits is not None or commit == meta.commit)
+    return View(meta, length, commit, numbered, control, chunks, records)
 
 
-def rebalanced(root: Path, view: View) -> bool:
-    """Whether another generation has taken the place of the one that is mapped."""
+def _table(
+    root: Path, name: str, meta: Meta, number: int, length: int, commits: list[Commit] | None
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """The entries of a field, and their checksums; none where the file does not exist."""
+    table, sums = table_name(name, meta.generation), sums_name(name, meta.generation)
+    nothing = np.empty(0, np.uint8)
+    if commits is None:
+        if not length and not (root / table).exists():
+            return nothing, nothing
+        return map_file(root, table), _or_nothing(lambda: map_file(root, sums))
+    there = (root / table).stat().st_size // ENTRY.itemsize
+    if there < meta.length:
+        raise FormatError(f"expected {meta.length} entries, got {there}", path=str(root / table))
+    # Whole blocks: a checksum is that of all entries of a block.
+    blocks = -(-max([length, meta.length, *(c.length for c in commits)]) // TABLE_BLOCK)
+    entries = own_copy(root, table, blocks * TABLE_BLOCK * ENTRY.itemsize)
+    checks = _or_nothing(lambda: own_copy(root, sums, blocks * 4))
+    for commit in commits:
+        change_memory(entries, checks, commit.changes[number])
+    return entries, checks
+
+
+def _or_nothing(read: Any) -> NDArray[np.uint8]:
     try:
-        return Meta.read(root).generation != view.meta.generation
-    except (FileNotFoundError, FormatError):
-        return False
+        made: NDArray[np.uint8] = read()
+    except FileNotFoundError:
+        return np.empty(0, np.uint8)
+    return made

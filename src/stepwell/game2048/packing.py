@@ -1,0 +1,205 @@
+"""A pack of a directory of run files: each read once, in the order of their paths."""
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell import _core
+from stepwell.errors import FormatError
+from stepwell.game2048.run_files import Files, find_runs
+from stepwell.game2048.runs import Run
+from stepwell.ordered import in_order
+from stepwell.store import Progress
+from stepwell.stores.pack.layout import groups
+from stepwell.stores.pack.writer import (
+    Compress,
+    PackWriter,
+    Prepared,
+    Preparer,
+    lay_out,
+    room_for,
+)
+
+__all__ = ["PackReport", "pack_runs"]
+
+_CHUNK_FILES = 256
+_CHUNK_BYTES = 1 << 20  # small enough to stay in the caches from the read to the write
+
+
+@dataclass
+class PackReport:
+    """What became of the files of a directory."""
+
+    path: Path
+    packed: int = 0
+    bytes: int = 0
+    """Bytes of the files that were packed."""
+    skipped: list[tuple[Path, str]] = field(default_factory=list)
+    """Files that were left out, each with the reason."""
+
+
+class _Chunk(NamedTuple):
+    """Some files, read and made ready."""
+
+    files: int
+    bytes: int
+    skipped: list[tuple[Path, str]]
+    made: Prepared
+
+
+def pack_runs(
+    directory: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    align: int = 4096,
+    compress: Compress = "none",
+    level: int = 3,
+    threads: int | None = None,
+    skip_bad: bool = False,
+    replace: bool = False,
+    progress: Progress | None = None,
+) -> PackReport:
+    """Pack every run file below `directory`, ordered by path.
+
+    A file that is no run stops it with an error that names the file, or is left out and
+    listed when `skip_bad` is True. `output` appears when all of it is on the disk; with `replace`
+    it takes the place of another pack.
+    """
+    threads = _core.usable_cores() if threads is None else threads
+    if threads < 1:
+        raise ValueError(f"threads must be at least 1, got {threads}")
+    files = find_runs(directory)
+    report = PackReport(Path(output))
+    writer = PackWriter(
+        output, align=align, compress=compress, level=level, expect=len(files), _replace=replace
+    )
+    done = 0
+    with writer:
+        for chunk in _load_all(writer, files, skip_bad, threads):
+            writer.append_prepared(chunk.made)
+            report.packed += len(chunk.made.entries)
+            report.bytes += chunk.bytes
+            report.skipped += chunk.skipped
+            done += chunk.files
+            if progress is not None:
+                progress(done, len(files))
+        if not report.packed:
+            path, reason = report.skipped[0]
+            raise FormatError(f"none of {len(files)} files is a run; {path}: {reason}")
+    return report
+
+
+def _load_all(writer: PackWriter, files: Files, skip_bad: bool, threads: int) -> Iterator[_Chunk]:
+    """Chunks read and prepared, a few at a time; a dictionary is trained on the first."""
+    align = writer.align
+    rooms = np.maximum(room_for([size for _, size in files], align), _CHUNK_BYTES // _CHUNK_FILES)
+    waiting = (files[part] for part in groups(rooms, _CHUNK_BYTES))
+    samples: list[_Read] = []
+    wanted = writer.sample_bytes
+    while wanted > 0 and (chunk := next(waiting, None)):
+        samples.append(_only_runs(_read(chunk, align, skip_bad), skip_bad))
+        wanted -= int(samples[-1].entries["length"].sum(dtype=np.int64))
+    preparer = writer.preparer([payload for read in samples for payload in read.payloads()])
+    for read in samples:
+        yield _finish(read, preparer, skip_bad)
+    yield from in_order(
+        lambda chunk: _finish(_read(chunk, align, skip_bad), preparer, skip_bad), waiting, threads
+    )
+
+
+class _Read(NamedTuple):
+    """Files in memory, where their entries will be."""
+
+    files: Files
+    paths: list[Path]
+    """Those of the entries; the other files were skipped."""
+    image: NDArray[np.uint8]
+    entries: NDArray[Any]
+    skipped: dict[Path, str]
+
+    def payloads(self) -> list[memoryview]:
+        begins, lengths = self.entries["offset"].tolist(), self.entries["length"].tolist()
+        return [self.image[b : b + n].data for b, n in zip(begins, lengths, strict=True)]
+
+    def without(self, bad: dict[Path, str]) -> "_Read":
+        good = np.array([path not in bad for path in self.paths], bool)
+        paths = [path for path in self.paths if path not in bad]
+        skipped = self.skipped | bad
+        return self._replace(paths=paths, entries=self.entries[good], skipped=skipped)
+
+
+def _read(files: Files, align: int, skip_bad: bool) -> _Read:
+    """Read each file once, straight to its place."""
+    image, entries = lay_out([size for _, size in files], [2] * len(files), align)
+    bad: dict[Path, str] = {}
+    for i, ((path, size), begin) in enumerate(zip(files, entries["offset"].tolist(), strict=True)):
+        payload = image[begin : begin + size]
+        try:
+            _read_into(path, payload)
+            entries["kind"][i] = _core.run_kind(payload)
+        except (FormatError, OSError) as error:
+            if not skip_bad:
+                raise
+            bad[path] = str(error)
+    return _Read(files, [path for path, _ in files], image, entries, {}).without(bad)
+
+
+def _only_runs(read: _Read, skip_bad: bool) -> _Read:
+    """Look at each file; what is not a run raises or is set aside."""
+    bad: dict[Path, str] = {}
+    for path, payload in zip(read.paths, read.payloads(), strict=True):
+        try:
+            Run.from_bytes(payload, path=path)
+        except FormatError as error:
+            if not skip_bad:
+                raise
+            bad[path] = str(error)
+    return read.without(bad)
+
+
+def _finish(read: _Read, preparer: Preparer, skip_bad: bool) -> _Chunk:
+    """Make entries of files; what is not a run raises or is set aside."""
+    try:
+        made = _prepare(read, preparer)
+    except FormatError:  # one of them is no run; which one is worth a second look
+        read = _only_runs(read, skip_bad)
+        made = _prepare(read, preparer)
+    size = int(read.entries["length"].sum(dtype=np.int64))
+    skipped = [(path, read.skipped[path]) for path, _ in read.files if path in read.skipped]
+    return _Chunk(len(read.files), size, skipped, made)
+
+
+def _prepare(read: _Read, preparer: Preparer) -> Prepared:
+    if read.skipped:  # what was left out is not to leave a gap
+        return preparer.prepare(read.payloads(), read.entries["kind"].tolist())
+    return preparer.finish(read.image, read.entries)
+
+
+def _read_into(path: Path, payload: NDArray[np.uint8]) -> None:
+    """Fill `payload` with a file that has this size and that nobody is writing to."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        before = os.fstat(descriptor)
+        if not stat.S_ISREG(before.st_mode):
+            raise FormatError("expected a plain file", path=str(path))
+        left = payload.data
+        while left and (count := os.readv(descriptor, [left])):
+            left = left[count:]
+        after = os.fstat(descriptor)
+    except OSError as error:
+        error.filename = str(path)  # a read only knows its descriptor
+        raise
+    finally:
+        os.close(descriptor)
+    if left or after.st_size != len(payload) or before.st_mtime_ns != after.st_mtime_ns:
+        raise FormatError(
+            f"the file changed while it was packed: {len(payload)} bytes when it was found, "
+            f"now {after.st_size}",
+            path=str(path),
+        )

@@ -1,0 +1,256 @@
+"""A record store to read: records of several fields, which others may change meanwhile."""
+
+import copy
+import operator
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from stepwell import _core
+from stepwell.errors import ChecksumError, FormatError
+from stepwell.files.regular import bytes_on_disk
+from stepwell.source import Batch, Rows, Schema, as_rows
+from stepwell.store import Description, Progress, Report, Store
+from stepwell.stores.records.layout import (
+    META,
+    FieldLike,
+    as_fields,
+    chunk_name,
+    chunk_numbers,
+)
+from stepwell.stores.records.salvage import SalvageReport, salvage
+from stepwell.stores.records.verify import verified
+from stepwell.stores.records.view import Moment, Places, View, look
+from stepwell.views import Column
+
+__all__ = ["RecordColumn", "RecordReader"]
+
+_ROWS = 1 << 16
+
+
+class RecordReader(Store):
+    """The records of a store, in any order, while one process changes them.
+
+        store = RecordReader.open("images")
+        store[7], store["label"][2:5], store.take(rows)
+
+    Stored bytes are checked against their CRC32C whenever they are read, unless `checksums` is
+    False. A reader keeps the length it was opened with until `refresh`; whichever commit a record
+    comes from, all of its fields are of the same one. After a rebalance it goes on with what it
+    has mapped, and raises `BusyError` for a record that it has not: `refresh` then.
+    """
+
+    kind = "records"
+    noun = "a record store"
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, checksums: bool = True, at: Moment | None = None
+    ) -> None:
+        """`at` is for this package: what another reader saw."""
+        self._path = Path(path).absolute()  # wherever the process goes later
+        self._checksums = checksums
+        self._seen: View | None = look(self._path, checksums=checksums, at=at)
+        self._see(self._seen)
+
+    @classmethod
+    def recognizes(cls, path: Path) -> bool:
+        return os.path.lexists(path / META)
+
+    @staticmethod
+    def salvage(
+        path: str | os.PathLike[str],
+        out: str | os.PathLike[str],
+        *,
+        fields: Mapping[str, FieldLike] | None = None,
+        progress: Progress | None = None,
+    ) -> SalvageReport:
+        """Write what can be found in the chunks of a damaged store to a new one.
+
+        `fields` are needed where meta.json is lost.
+        """
+        known = None if fields is None else as_fields(fields)
+        return salvage(Path(path), Path(out), known, progress)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self._path, self._checksums, self._moment)
+
+    # What it is.
+
+    def __len__(self) -> int:
+        return self._moment.length
+
+    @property
+    def path(self) -> str:
+        return str(self._path)
+
+    @property
+    def schema(self) -> Schema:
+        return self._schema
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """What is kept with the store."""
+        return copy.deepcopy(self._attributes)
+
+    @overload  # type: ignore[override]
+    def __getitem__(self, key: str) -> "RecordColumn": ...
+    @overload
+    def __getitem__(self, key: Any) -> Batch: ...
+    def __getitem__(self, key: Any) -> "RecordColumn | Batch":
+        """`store["image"]` is a field, `store[i]` a record, `store[a:b]` a batch."""
+        return RecordColumn(self, key) if isinstance(key, str) else super().__getitem__(key)
+
+    def present(self, rows: ArrayLike) -> dict[str, NDArray[np.bool]]:
+        """Which of these records have each field; one that is missing reads as zeros or empty."""
+        places = self._view.places(self._rows(rows), list(self._schema))
+        return {name: places[i]["offset"] > 0 for i, name in enumerate(self._schema)}
+
+    def refresh(self) -> bool:
+        before = self._moment, self._attributes
+        self._seen = look(self._path, checksums=self._checksums, old=self._view)
+        self._see(self._seen)
+        for made in ("_reader", "_layouts"):
+            self.__dict__.pop(made, None)
+        return before != (self._moment, self._attributes)
+
+    def close(self) -> None:
+        super().close()
+        self._seen = None
+
+    def _description(self) -> Description:
+        stored = sum(int(p["length"].sum(dtype=np.int64)) for _, p in self._all_places())
+        chunks = [self._path / chunk_name(number) for number in chunk_numbers(self._path)]
+        on_disk = bytes_on_disk(*chunks)
+        facts = {
+            "commits": self._moment.commit,
+            "generation": self._moment.generation,
+            "chunks": len(chunks),
+            "chunk_records": self._view.meta.chunk_records,
+            "codecs": {name: field.compress for name, field in self._schema.items()},
+            "optional": [name for name, field in self._schema.items() if field.optional],
+            "stored_bytes": stored,
+            "chunk_bytes": on_disk,
+            "utilization": round(min(stored / on_disk, 1.0), 4) if on_disk else 1.0,
+            "attributes": self.attributes,
+        }
+        return replace(super()._description(), facts=facts)
+
+    def _verified(self, quick: bool, progress: Progress) -> Report:
+        return verified(self._path, quick=quick, progress=progress)
+
+    # A source.
+
+    def _native(self, names: Sequence[str]) -> _core.Reader | None:
+        view = self._view
+        if any(self._schema[name].ragged for name in names):
+            return None
+        return _core.record_reader(view.records, [view.numbers[name] for name in names])
+
+    def _fill(self, rows: Rows, out: Batch) -> None:
+        self._fill_columns(rows, out, list(self._schema))
+
+    def _fill_columns(self, rows: Rows, out: Batch, names: Sequence[str]) -> None:
+        view = self._view
+        view.fill(rows, view.places(rows, names), out, names)
+
+    # Below this line: for this package.
+
+    @property
+    def _view(self) -> View:
+        view = self._seen
+        if view is None:
+            self._check_open()
+        assert view is not None
+        return view
+
+    def _see(self, view: View) -> None:
+        """What is known of the store stays known when it is closed."""
+        self._moment: Moment = view.moment
+        self._schema: Schema = dict(view.meta.fields)
+        self._attributes: dict[str, Any] = view.meta.attributes
+
+    def places(self, rows: Rows, names: Sequence[str]) -> Places:
+        """The entries of these rows, an array for each field."""
+        return self._view.places(rows, names)
+
+    def _all_places(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        for begin in range(0, len(self), _ROWS):
+            rows = np.arange(begin, min(begin + _ROWS, len(self)), dtype=np.int64)
+            for name in self._schema:
+                yield name, self._view.places(rows, [name])[0]
+
+    def _rows(self, rows: ArrayLike) -> Rows:
+        self._check_open()
+        numbers = as_rows(rows, len(self))
+        _core.check_rows(numbers, len(self))
+        return numbers
+
+    def _raw_views(self, name: str, rows: Rows) -> list[NDArray[Any]] | None:
+        """Records as they lie in the files, checked and not copied; None if some cannot be."""
+        view, field = self._view, self._schema[name]
+        places = view.places(rows, [name])[0]
+        if field.compress != "none" or not places["offset"].all():
+            return None
+        for message, path, offset, is_checksum in view.records.find_problems(
+            view.numbers[name], rows, places.view(np.uint8), 1
+        ):
+            raise (ChecksumError if is_checksum else FormatError)(message, path=path, offset=offset)
+        found = []
+        for offset, chunk, length in places.tolist():
+            memory = view.chunks.memory(chunk, offset + length)
+            if memory[offset - 2 : offset].any():  # the frame says that it is packed, after all
+                return None
+            array = memory[offset : offset + length].view(field.dtype)
+            found.append(array.reshape((-1, *field.shape) if field.ragged else field.shape))
+        return found
+
+
+class RecordColumn(Column):
+    """A field of a record store, which feels like an array.
+
+    What is stored as it is ("none") is not copied for `column[7]` and `views`: such arrays are the
+    file's own memory, read-only, and stay valid for as long as they are kept, whatever happens to
+    the store.
+    """
+
+    _base: RecordReader
+
+    def __getitem__(self, key: Any) -> Any:
+        if not hasattr(key, "__index__") or np.ndim(key):
+            return super().__getitem__(key)
+        i = operator.index(key)
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"row {i} is outside a source of {len(self)} rows")
+        array = self.views(np.array([i % len(self)], np.int64))[0]
+        kind = self.field.kind
+        if kind == "array":
+            return array[()]  # a number where a record is one
+        return array.tobytes() if kind == "bytes" else array.tobytes().decode()
+
+    def views(self, rows: ArrayLike) -> list[NDArray[Any]]:
+        """Records one by one as arrays: not copied where they are stored as they are, and checked
+        all the same."""
+        numbers = self._base._rows(rows)
+        found = self._base._raw_views(self._name, numbers)
+        if found is not None:
+            return found
+        values = self.take(numbers)[self._name]
+        if not self.field.ragged:
+            return list(values)
+        return [
+            values.values[begin:end]
+            for begin, end in zip(values.offsets, values.offsets[1:], strict=False)
+        ]
+
+    def present(self, rows: ArrayLike) -> NDArray[np.bool]:
+        """Which of these records have the field."""
+        return self._base.present(rows)[self._name]
+
+
+def _rebuild(cls: type[RecordReader], path: Path, checksums: bool, moment: Moment) -> RecordReader:
+    return cls(path, checksums=checksums, at=moment)
