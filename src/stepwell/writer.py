@@ -46,7 +46,8 @@ def exclusive(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W,
     @wraps(method)
     def alone(self: W, /, *args: P.args, **options: P.kwargs) -> R:
         with self._turn():
-            self._check_usable()
+            if self._closed or self._failed or self._torn:
+                self._check_usable()
             return method(self, *args, **options)
 
     return alone
@@ -214,12 +215,9 @@ class Writer(ABC):
         yield
         self._failed = False
 
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _changing(self) -> "_Change":
         """A change in memory that an interrupt must not leave by half."""
-        self._torn = True
-        yield
-        self._torn = False
+        return _Change(self)
 
     def _check_place(self) -> None:
         """What is written goes where the lock is: not to a store that was moved or replaced."""
@@ -258,3 +256,19 @@ class Writer(ABC):
     _root: Path
     _process: int
     _turn_lock: "threading.RLock"
+
+
+class _Change:
+    """Not a generator: small appends would notice."""
+
+    __slots__ = ("_writer",)
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    def __enter__(self) -> None:
+        self._writer._torn = True
+
+    def __exit__(self, kind: object, *exc: object) -> None:
+        if kind is None:
+            self._writer._torn = False

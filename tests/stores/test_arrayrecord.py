@@ -24,8 +24,8 @@ from stepwell import (
     Source,
     StepwellError,
     VersionError,
-    convert_to_arrayrecord,
 )
+from stepwell.stores.arrayrecord import convert_to_arrayrecord
 from tests import ROOT, SANITIZED, children
 from tests.arrays import PLAIN_TYPES, STRUCTURES, random_array
 from tests.contract import Expected, SourceContract, assert_batch

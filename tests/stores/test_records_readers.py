@@ -17,7 +17,7 @@ from stepwell import BusyError, Field, Loader, RecordReader, RecordWriter
 from tests import ROOT, children, scaled
 from tests.writer_contract import snapshot
 
-FIELDS: Any = {"n": ("<u8", (3,)), "text": Field(bytes, compress="zstd")}  # type: ignore[arg-type]
+FIELDS: Any = {"n": ("<u8", (3,)), "text": Field(bytes, compress="zstd")}
 
 
 def batch(stamps: np.ndarray) -> dict[str, object]:
@@ -135,12 +135,12 @@ store.commit()
         with pytest.raises(BusyError, match=r"stopped in the middle of a commit; refresh\(\)"):
             read()
     assert reader.refresh()
-    for store in (reader, RecordReader.open(path)):  # from the journal, in memory of their own
-        found = store.take(np.arange(100))
+    for each in (reader, RecordReader.open(path)):  # from the journal, in memory of their own
+        found = each.take(np.arange(100))
         assert found["n"][:, 0].tolist() == list(range(1000, 1100))
         assert found["text"].row(5) == b"1005 " * 6
-        assert len(list(Loader(store["n"], 10))) == 10
-        assert store.verify().ok
+        assert len(list(Loader(each["n"], 10))) == 10
+        assert each.verify().ok
     assert snapshot(path) == before
     with RecordWriter(path, mode="a") as writer:  # which settles it, and goes on
         writer.update([0], batch(np.array([7])))
@@ -197,8 +197,8 @@ except PermissionError:
 def test_views_stay_valid(quick_path: Path) -> None:
     """What was handed out without a copy is there for as long as it is kept."""
     path = quick_path / "store"
-    with RecordWriter(path, {"x": ("<f4", (50,))}) as store:
-        store.append({"x": np.arange(5000, dtype="f4").reshape(100, 50)})
+    with RecordWriter(path, {"x": ("<f4", (50,))}) as writer:
+        writer.append({"x": np.arange(5000, dtype="f4").reshape(100, 50)})
     store = RecordReader.open(path)
     views = store["x"].views([3, 99])
     assert not views[0].flags.owndata

@@ -72,7 +72,7 @@ def fill_store(
     }
     names = field_names(incoming.columns)
     fields = {
-        names[name]: Field(c.dtype, c.shape, c.ragged, compress=compress, level=level)  # type: ignore[arg-type]
+        names[name]: Field(c.dtype, c.shape, c.ragged, compress=compress, level=level)
         for name, c in incoming.columns.items()
     }
     attributes: dict[str, Any] = {**incoming.attributes}

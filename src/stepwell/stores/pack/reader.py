@@ -233,7 +233,7 @@ class PackReader(Store):
             return slices(plain.data, places)
         if self._checksums:
             file.check_checksums(entries, numbers, _core.usable_cores())
-        return file.slices(entries)
+        return slices(memoryview(file.memory), entries)
 
     def extract(self, indices: ArrayLike, directory: str | os.PathLike[str]) -> list[Path]:
         """Write payloads to files of their own, named by number and kind; return their paths."""

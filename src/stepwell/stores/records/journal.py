@@ -82,6 +82,8 @@ def read_commits(root: Path, meta: Meta) -> list[Commit]:
             data = np.fromfile(file, np.uint8)
     except FileNotFoundError:
         return []
+    if not len(data):
+        return []
     fields, after = len(meta.fields), meta.commit
     found: list[Commit] = []
     end, last = 0, None

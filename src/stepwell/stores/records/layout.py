@@ -64,7 +64,7 @@ def as_fields(given: Mapping[str, FieldLike]) -> dict[str, Field]:
         if isinstance(field, Field):
             fields[name] = checked(field)
         else:
-            fields[name] = checked(Field(*(field if isinstance(field, tuple) else (field,))))  # type: ignore[arg-type]
+            fields[name] = checked(Field(*(field if isinstance(field, tuple) else (field,))))
     check_names(list(fields))
     return fields
 
@@ -134,7 +134,7 @@ def field_from_json(text: Mapping[str, Any]) -> tuple[str, Field]:
     if type(optional) is not bool:
         raise TypeError(f"optional is true or false, got {optional!r}")
     field = Field(
-        dtype,  # type: ignore[arg-type]
+        dtype,
         tuple(sizes),
         ragged,
         compress=_FROM_DISK[text["compress"]],

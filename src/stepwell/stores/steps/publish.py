@@ -31,7 +31,7 @@ def new_dataset(
     """A writer of a dataset that appears when the block ends well, whole, or not at all."""
     target = Path(out)
     if target.exists():
-        raise FileExistsError(f"{target} exists already; StepWriter(..., mode='a') adds to it")
+        raise FileExistsError(f"{target} exists already; expected a path for a new dataset")
     if shard_bytes is not None and shard_bytes < dtype.itemsize:
         raise ValueError(f"shard_bytes must be at least {dtype.itemsize}, got {shard_bytes}")
     beside = temporary_name(target)

@@ -18,7 +18,7 @@ from stepwell.source import Batch, Field, Rows, Schema
 from stepwell.store import Description, Progress, QueryTable, Report, Store
 from stepwell.stores.steps import database, export
 from stepwell.stores.steps.database import Seen
-from stepwell.stores.steps.layout import DATABASE, VERSION, piece_name, pieces
+from stepwell.stores.steps.layout import DATABASE, VERSION, pieces
 from stepwell.stores.steps.memory import load_rows, map_rows
 from stepwell.stores.steps.table import Chosen, StepRuns, choose
 from stepwell.stores.steps.verify import check, health
@@ -67,8 +67,7 @@ class StepReader(Store):
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
-        names = (DATABASE, piece_name(0, 0), piece_name(0, 1))
-        return path.is_dir() and any(os.path.lexists(path / name) for name in names)
+        return path.is_dir() and os.path.lexists(path / DATABASE)
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = {"memory": self._memory, "resident_bytes": self._resident_bytes}
@@ -247,7 +246,8 @@ class StepReader(Store):
     def _verified(self, quick: bool, progress: Progress) -> Report:
         read = None if quick else self._stored
         found = check(self._root, self._dtype, self._seen, read, progress)
-        return Report(self.kind, self.path, *map(tuple, found))
+        parts = tuple(found.problems), tuple(found.checked), tuple(found.unchecked)
+        return Report(self.kind, self.path, *parts)
 
     # Below this line: for this package.
 
