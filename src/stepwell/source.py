@@ -22,7 +22,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from stepwell import _core
 from stepwell.errors import SchemaError
@@ -58,6 +58,20 @@ class Field:
     level: int | None = dataclasses.field(default=None, kw_only=True, compare=False)
     optional: bool = dataclasses.field(default=False, kw_only=True, compare=False)
     """Rows may be appended without it."""
+
+    if TYPE_CHECKING:  # what dtypes, shapes and kinds may be given as
+
+        def __init__(
+            self,
+            dtype: DTypeLike | type,
+            shape: tuple[int, ...] | int = (),
+            ragged: bool = False,
+            kind: Kind | None = None,
+            *,
+            compress: str | None = None,
+            level: int | None = None,
+            optional: bool = False,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         given: Any = self.dtype

@@ -226,6 +226,8 @@ class Column(Columns):
 
     def __getitem__(self, key: Any) -> Any:
         """One value, or those of a slice or of row numbers."""
+        if isinstance(key, str):
+            return super().__getitem__(key)
         if isinstance(key, tuple):
             if not key or self.field.ragged:
                 raise TypeError(f"{self._name}: expected one index, got {key}")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -303,3 +304,39 @@ def test_duckdb_reads_all_of_it(pack: PackReader, tmp_path: Path) -> None:
         ]
         legal = [s.chosen == 0 if s.branches is None else s.branches[0] is not None for s in steps]
         assert [first for _, _, first in found] == legal
+
+
+# Where exports go.
+
+
+def test_an_export_never_replaces_its_pack(pack: PackReader, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(pack.path)
+    before = Path(pack.path).read_bytes()
+    for target in (pack.path, link):
+        for write in (pack.to_jsonl, pack.to_parquet, pack.to_arrow):
+            with pytest.raises(ValueError, match="is the pack itself"):
+                write(target)
+    assert Path(pack.path).read_bytes() == before
+    assert link.is_symlink()
+
+
+def test_an_export_follows_a_link(pack: PackReader, tmp_path: Path) -> None:
+    pack.to_jsonl(tmp_path / "plain.jsonl")
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "real.jsonl")
+    pack.to_jsonl(tmp_path / "link.jsonl")
+    assert (tmp_path / "link.jsonl").is_symlink()
+    assert (tmp_path / "real.jsonl").read_bytes() == (tmp_path / "plain.jsonl").read_bytes()
+
+
+def test_an_export_writes_to_what_is_no_file(pack: PackReader, tmp_path: Path) -> None:
+    pack.to_jsonl(tmp_path / "plain.jsonl")
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(fifo.read_bytes()))
+    reader.start()
+    pack.to_jsonl(fifo)
+    reader.join()
+    assert got == [(tmp_path / "plain.jsonl").read_bytes()]
+    assert fifo.is_fifo()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stepwell import Loader, PackReader, StateError, open as open_source
+from stepwell import FormatError, Loader, PackReader, StateError, open as open_source
 from stepwell.game2048 import Run
 from tests import children, packs, scaled
 from tests.packs import reference_pack
@@ -295,6 +295,9 @@ def test_after_close(path: Path) -> None:
         lambda: list(packed.iter_batches(2)),
         lambda: packed.verify(),
         lambda: packed.where("run < 3"),
+        lambda: packed.query("SELECT 1"),
+        lambda: packed.runs,
+        lambda: packed.split(0.5),
     ):
         with pytest.raises(ValueError, match="closed"):
             call()
@@ -379,3 +382,46 @@ def test_progress_of_verify(pack: PackReader) -> None:
     assert seen[-1] == (150, 150)
     assert seen == sorted(seen)
     assert pack.verify(sample=10).ok
+
+
+def test_another_pack_is_not_taken_for_the_one_that_was_pickled(tmp_path: Path) -> None:
+    path = packs.write(tmp_path / "p.a2pack", PAYLOADS[:24])
+    whole = PackReader.open(path)
+    kept = [pickle.dumps(whole), pickle.dumps(whole.split(0.5, seed=1)[0])]
+    assert [len(pickle.loads(each)) for each in kept] == [24, 12]
+    packs.write(path, PAYLOADS[24:48])
+    for each in kept:
+        with pytest.raises(FormatError, match="not the pack"):
+            pickle.loads(each)
+
+
+def test_fields_of_the_head_are_read_without_the_steps(pack: PackReader) -> None:
+    rows = [5, 0, 5, 149]
+    whole = pack.take(rows)
+    for names in (["max_score"], ["engine", "steps"], ["final_board"], ["steps", "boards"]):
+        part = pack.columns(names).take(rows)
+        assert list(part) == names
+        for name in names:
+            for got, want in zip(part[name], whole[name], strict=True):
+                np.testing.assert_array_equal(got, want)
+
+
+def test_description(pack: PackReader, tmp_path: Path) -> None:
+    about = pack.describe()
+    kinds = [f"v{runs.kind_of(payload)}" for payload in PAYLOADS]
+    assert about.facts["kinds"] == {name: kinds.count(name) for name in ("v1", "v2")}
+    assert sum(about.facts["codecs"].values()) == about.runs == 150
+    assert (about.facts["version"], about.facts["align"]) == (pack.version, 64)
+    assert about.facts["stored_bytes"] == pack.stored_bytes < about.bytes
+    raw = PackReader.open(packs.write(tmp_path / "raw", [b"a", RUN_V1], [16, 1], align=8))
+    assert raw.describe().facts["kinds"] == {"v1": 1, "raw:16": 1}
+    assert PackReader.kind == pack.kind == "pack"
+
+
+def test_what_verify_has_checked(pack: PackReader) -> None:
+    whole, quick, part = pack.verify(), pack.verify(quick=True), pack.where("run < 9").verify()
+    assert whole.ok and quick.ok and part.ok  # noqa: PT018
+    assert "statistics" in whole.checked
+    assert not whole.unchecked
+    assert "statistics" in str(quick.unchecked)
+    assert "9 of 9 entries" in str(part.checked)

@@ -10,6 +10,7 @@ board becomes several numbers, one small array); arrays give arrays. Large ones 
 all cores, without the GIL.
 """
 
+from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -63,10 +64,7 @@ def legal(boards: Number) -> int: ...
 def legal(boards: ArrayLike) -> NDArray[np.uint8]: ...
 def legal(boards: ArrayLike) -> int | NDArray[np.uint8]:
     """Return which moves change each board: bit `m` of a uint8 is move `m`; 0 is game over."""
-    each = _whole(boards, np.uint64, "board")
-    out = np.empty(each.shape, np.uint8)
-    _core.legal_moves(_flat(each), out.reshape(-1))
-    return out if out.ndim else int(out)
+    return _of_each(_core.legal_moves, boards, np.uint8)
 
 
 @overload
@@ -79,10 +77,7 @@ def score(boards: ArrayLike) -> int | NDArray[np.uint64]:
     A tile of exponent `e` is worth `(e - 1) * 2**e`. The score a game shows is this less 4 for
     every 4 that appeared by itself.
     """
-    each = _whole(boards, np.uint64, "board")
-    out = np.empty(each.shape, np.uint64)
-    _core.score_boards(_flat(each), out.reshape(-1))
-    return out if out.ndim else int(out)
+    return _of_each(_core.score_boards, boards, np.uint64)
 
 
 @overload
@@ -91,10 +86,7 @@ def highest_tile(boards: Number) -> int: ...
 def highest_tile(boards: ArrayLike) -> NDArray[np.uint32]: ...
 def highest_tile(boards: ArrayLike) -> int | NDArray[np.uint32]:
     """Return the value of each board's largest tile, 0 for a board without one."""
-    each = _whole(boards, np.uint64, "board")
-    out = np.empty(each.shape, np.uint32)
-    _core.highest_tiles(_flat(each), out.reshape(-1))
-    return out if out.ndim else int(out)
+    return _of_each(_core.highest_tiles, boards, np.uint32)
 
 
 def exponents(boards: ArrayLike) -> NDArray[np.uint8]:
@@ -132,6 +124,16 @@ def show(board: Number) -> str:
         raise ValueError(f"board: expected one, got an array of shape {cells.shape[:-1]}")
     words = [f"{1 << int(e):>5}" if e else "    ." for e in cells]
     return "\n".join(" ".join(words[row : row + 4]) for row in range(0, 16, 4))
+
+
+def _of_each(
+    fill: Callable[[NDArray[Any], NDArray[Any]], None], boards: ArrayLike, dtype: type[T]
+) -> int | NDArray[T]:
+    """A number for each board."""
+    each = _whole(boards, np.uint64, "board")
+    out = np.empty(each.shape, dtype)
+    fill(_flat(each), out.reshape(-1))
+    return out if out.ndim else int(out)
 
 
 def _flat(array: NDArray[T]) -> NDArray[T]:

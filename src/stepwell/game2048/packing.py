@@ -4,6 +4,7 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +15,9 @@ from stepwell import _core
 from stepwell.errors import FormatError
 from stepwell.game2048.run_files import Files, find_runs
 from stepwell.game2048.runs import Run
-from stepwell.ordered import in_order
+from stepwell.ordered import in_order, thread_count
 from stepwell.store import Progress
+from stepwell.stores.pack.file import slices
 from stepwell.stores.pack.layout import groups
 from stepwell.stores.pack.writer import (
     Compress,
@@ -44,15 +46,6 @@ class PackReport:
     """Files that were left out, each with the reason."""
 
 
-class _Chunk(NamedTuple):
-    """Some files, read and made ready."""
-
-    files: int
-    bytes: int
-    skipped: list[tuple[Path, str]]
-    made: Prepared
-
-
 def pack_runs(
     directory: str | os.PathLike[str],
     output: str | os.PathLike[str],
@@ -71,9 +64,7 @@ def pack_runs(
     listed when `skip_bad` is True. `output` appears when all of it is on the disk; with `replace`
     it takes the place of another pack.
     """
-    threads = _core.usable_cores() if threads is None else threads
-    if threads < 1:
-        raise ValueError(f"threads must be at least 1, got {threads}")
+    threads = thread_count(threads)
     files = find_runs(directory)
     report = PackReport(Path(output))
     writer = PackWriter(
@@ -81,12 +72,14 @@ def pack_runs(
     )
     done = 0
     with writer:
-        for chunk in _load_all(writer, files, skip_bad, threads):
-            writer.append_prepared(chunk.made)
-            report.packed += len(chunk.made.entries)
-            report.bytes += chunk.bytes
-            report.skipped += chunk.skipped
-            done += chunk.files
+        for chunk, made in _load_all(writer, files, skip_bad, threads):
+            writer.append_prepared(made)
+            report.packed += len(chunk.paths)
+            report.bytes += int(chunk.entries["length"].sum(dtype=np.int64))
+            report.skipped += [
+                (path, chunk.bad[path]) for path, _ in chunk.files if path in chunk.bad
+            ]
+            done += len(chunk.files)
             if progress is not None:
                 progress(done, len(files))
         if not report.packed:
@@ -95,100 +88,92 @@ def pack_runs(
     return report
 
 
-def _load_all(writer: PackWriter, files: Files, skip_bad: bool, threads: int) -> Iterator[_Chunk]:
-    """Chunks read and prepared, a few at a time; a dictionary is trained on the first."""
-    align = writer.align
-    rooms = np.maximum(room_for([size for _, size in files], align), _CHUNK_BYTES // _CHUNK_FILES)
-    waiting = (files[part] for part in groups(rooms, _CHUNK_BYTES))
-    samples: list[_Read] = []
-    wanted = writer.sample_bytes
-    while wanted > 0 and (chunk := next(waiting, None)):
-        samples.append(_only_runs(_read(chunk, align, skip_bad), skip_bad))
-        wanted -= int(samples[-1].entries["length"].sum(dtype=np.int64))
-    preparer = writer.preparer([payload for read in samples for payload in read.payloads()])
-    for read in samples:
-        yield _finish(read, preparer, skip_bad)
-    yield from in_order(
-        lambda chunk: _finish(_read(chunk, align, skip_bad), preparer, skip_bad), waiting, threads
-    )
-
-
-class _Read(NamedTuple):
+class _Chunk(NamedTuple):
     """Files in memory, where their entries will be."""
 
     files: Files
     paths: list[Path]
-    """Those of the entries; the other files were skipped."""
+    """Those of the entries; the other files are bad."""
     image: NDArray[np.uint8]
     entries: NDArray[Any]
-    skipped: dict[Path, str]
+    bad: dict[Path, str]
 
     def payloads(self) -> list[memoryview]:
-        begins, lengths = self.entries["offset"].tolist(), self.entries["length"].tolist()
-        return [self.image[b : b + n].data for b, n in zip(begins, lengths, strict=True)]
+        return slices(self.image.data, self.entries)
 
-    def without(self, bad: dict[Path, str]) -> "_Read":
+    def without(self, bad: dict[Path, str]) -> "_Chunk":
         good = np.array([path not in bad for path in self.paths], bool)
         paths = [path for path in self.paths if path not in bad]
-        skipped = self.skipped | bad
-        return self._replace(paths=paths, entries=self.entries[good], skipped=skipped)
+        return self._replace(paths=paths, entries=self.entries[good], bad=self.bad | bad)
 
 
-def _read(files: Files, align: int, skip_bad: bool) -> _Read:
+def _load_all(
+    writer: PackWriter, files: Files, skip_bad: bool, threads: int
+) -> Iterator[tuple[_Chunk, Prepared]]:
+    """Chunks read and prepared, a few at a time; a dictionary is trained on the first."""
+    rooms = room_for([size for _, size in files], writer.align)
+    rooms = np.maximum(rooms, _CHUNK_BYTES // _CHUNK_FILES)
+    read = partial(_read, align=writer.align, skip_bad=skip_bad)
+    waiting = (files[part] for part in groups(rooms, _CHUNK_BYTES))
+    samples: list[_Chunk] = []
+    wanted = writer.sample_bytes
+    while wanted > 0 and (some := next(waiting, None)):
+        samples.append(_only_runs(read(some), skip_bad))
+        wanted -= int(samples[-1].entries["length"].sum(dtype=np.int64))
+    preparer = writer.preparer([payload for chunk in samples for payload in chunk.payloads()])
+    prepare = partial(_prepare, preparer=preparer, skip_bad=skip_bad)
+    yield from map(prepare, samples)
+    yield from in_order(lambda some: prepare(read(some)), waiting, threads)
+
+
+def _read(files: Files, align: int, skip_bad: bool) -> _Chunk:
     """Read each file once, straight to its place."""
     image, entries = lay_out([size for _, size in files], [2] * len(files), align)
+    chunk = _Chunk(files, [path for path, _ in files], image, entries, {})
     bad: dict[Path, str] = {}
-    for i, ((path, size), begin) in enumerate(zip(files, entries["offset"].tolist(), strict=True)):
-        payload = image[begin : begin + size]
+    for i, (path, payload) in enumerate(zip(chunk.paths, chunk.payloads(), strict=True)):
         try:
             _read_into(path, payload)
-            entries["kind"][i] = _core.run_kind(payload)
+            entries["kind"][i] = _core.run_kind(np.frombuffer(payload, np.uint8))
         except (FormatError, OSError) as error:
             if not skip_bad:
                 raise
             bad[path] = str(error)
-    return _Read(files, [path for path, _ in files], image, entries, {}).without(bad)
+    return chunk.without(bad)
 
 
-def _only_runs(read: _Read, skip_bad: bool) -> _Read:
+def _only_runs(chunk: _Chunk, skip_bad: bool) -> _Chunk:
     """Look at each file; what is not a run raises or is set aside."""
     bad: dict[Path, str] = {}
-    for path, payload in zip(read.paths, read.payloads(), strict=True):
+    for path, payload in zip(chunk.paths, chunk.payloads(), strict=True):
         try:
             Run.from_bytes(payload, path=path)
         except FormatError as error:
             if not skip_bad:
                 raise
             bad[path] = str(error)
-    return read.without(bad)
+    return chunk.without(bad)
 
 
-def _finish(read: _Read, preparer: Preparer, skip_bad: bool) -> _Chunk:
+def _prepare(chunk: _Chunk, preparer: Preparer, skip_bad: bool) -> tuple[_Chunk, Prepared]:
     """Make entries of files; what is not a run raises or is set aside."""
     try:
-        made = _prepare(read, preparer)
+        if not chunk.bad:
+            return chunk, preparer.finish(chunk.image, chunk.entries)
+        # What was left out is not to leave a gap.
+        return chunk, preparer.prepare(chunk.payloads(), chunk.entries["kind"].tolist())
     except FormatError:  # one of them is no run; which one is worth a second look
-        read = _only_runs(read, skip_bad)
-        made = _prepare(read, preparer)
-    size = int(read.entries["length"].sum(dtype=np.int64))
-    skipped = [(path, read.skipped[path]) for path, _ in read.files if path in read.skipped]
-    return _Chunk(len(read.files), size, skipped, made)
+        return _prepare(_only_runs(chunk, skip_bad), preparer, skip_bad)
 
 
-def _prepare(read: _Read, preparer: Preparer) -> Prepared:
-    if read.skipped:  # what was left out is not to leave a gap
-        return preparer.prepare(read.payloads(), read.entries["kind"].tolist())
-    return preparer.finish(read.image, read.entries)
-
-
-def _read_into(path: Path, payload: NDArray[np.uint8]) -> None:
+def _read_into(path: Path, payload: memoryview) -> None:
     """Fill `payload` with a file that has this size and that nobody is writing to."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         before = os.fstat(descriptor)
         if not stat.S_ISREG(before.st_mode):
             raise FormatError("expected a plain file", path=str(path))
-        left = payload.data
+        left = payload
         while left and (count := os.readv(descriptor, [left])):
             left = left[count:]
         after = os.fstat(descriptor)

@@ -57,8 +57,7 @@ def to_jsonl(
 
 
 def to_parquet(pack: "PackReader", path: Path, progress: Progress) -> None:
-    _refuse_self(pack, path)
-    schema = _schema(pack)
+    schema = _schema(pack, path)
     from pyarrow import parquet
 
     with new_file(path) as out, parquet.ParquetWriter(out, schema) as writer:
@@ -67,8 +66,7 @@ def to_parquet(pack: "PackReader", path: Path, progress: Progress) -> None:
 
 
 def to_arrow(pack: "PackReader", path: Path, progress: Progress) -> None:
-    _refuse_self(pack, path)
-    schema = _schema(pack)
+    schema = _schema(pack, path)
     from pyarrow import ipc
 
     with new_file(path) as out, ipc.new_file(out, schema) as writer:
@@ -83,7 +81,9 @@ def arrow_batches(pack: "PackReader") -> "pa.RecordBatchReader":
     return RecordBatchReader.from_batches(schema, _record_batches(pack, lambda done, total: None))
 
 
-def _schema(pack: "PackReader") -> "pa.Schema":
+def _schema(pack: "PackReader", path: Path | None = None) -> "pa.Schema":
+    if path is not None:
+        _refuse_self(pack, path)
     try:
         return _only_type(pack).arrow_schema()
     except ImportError as error:

@@ -127,7 +127,7 @@ class PackFile:
             try:
                 unpacked = unpack(
                     codec,
-                    self.slices(entries[places]),
+                    slices(memoryview(self.memory), entries[places]),
                     lengths[places].tolist(),
                     dictionary=self.layout.dictionary,
                     threads=threads,
@@ -144,10 +144,6 @@ class PackFile:
             begin = int(plain["offset"][place])
             out[begin : begin + len(payload)] = np.frombuffer(payload, np.uint8)
         return out, plain
-
-    def slices(self, entries: NDArray[Any]) -> list[memoryview]:
-        """The stored bytes of entries, where they are."""
-        return slices(memoryview(self.memory), entries)
 
 
 def slices(view: memoryview, entries: NDArray[Any]) -> list[memoryview]:

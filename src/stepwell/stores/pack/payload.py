@@ -120,20 +120,16 @@ class PayloadType(ABC):
         raise SchemaError(f"{self.name} have no columns for Arrow")
 
 
-class RawBatch(Sequence[bytes]):
-    """Payloads one after another, without a meaning."""
+class RawBatch(Ragged):
+    """Payloads one after another, without a meaning; an item is `bytes`."""
 
-    def __init__(self, payloads: Ragged, kinds: NDArray[np.uint16]) -> None:
-        self.payloads = payloads
+    __slots__ = ("kinds",)
+
+    def __init__(
+        self, values: NDArray[Any], offsets: NDArray[np.int64], kinds: NDArray[np.uint16]
+    ) -> None:
+        super().__init__(values, offsets, "bytes")
         self.kinds = kinds
-
-    def __len__(self) -> int:
-        return len(self.kinds)
-
-    def __getitem__(self, i: Any) -> Any:
-        if isinstance(i, slice):
-            return [row.tobytes() for row in self.payloads[i]]
-        return self.payloads.row(i).tobytes()
 
 
 class _Raw(PayloadType):
@@ -159,12 +155,12 @@ class _Raw(PayloadType):
         heads_only: bool = False,
     ) -> RawBatch:
         offsets, values = _core.copy_payloads(file, entries.view(np.uint8), numbers, path, threads)
-        return RawBatch(Ragged(values, offsets.view(np.int64)), entries["kind"])
+        return RawBatch(values, offsets.view(np.int64), entries["kind"])
 
     def fill(self, batch: RawBatch, out: Batch, names: Iterable[str]) -> None:
         for name in names:
             if name == "payload":
-                out[name] = batch.payloads
+                out[name] = Ragged(batch.values, batch.offsets)
             else:
                 out[name][...] = batch.kinds
 

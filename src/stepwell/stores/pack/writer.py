@@ -16,6 +16,7 @@ from stepwell.files.atomic import sync_path, write_all, writer_name
 from stepwell.files.codecs import CODECS, Codec, Packer, codec_names, train_dictionary
 from stepwell.files.lock import WriterLock
 from stepwell.store import what_is_at
+from stepwell.stores.pack.file import slices
 from stepwell.stores.pack.layout import (
     ENTRY,
     FIRST_RAW_KIND,
@@ -76,7 +77,7 @@ class Preparer:
     """Turns payloads into what is written; knows no file and is safe from any thread."""
 
     def __init__(self, align: int, packer: Packer, codec: Codec) -> None:
-        self._align = align
+        self.align = align
         self._packer = packer
         self._codec = codec
 
@@ -104,7 +105,7 @@ class Preparer:
     def _packed(
         self, image: NDArray[np.uint8], entries: NDArray[Any]
     ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-        payloads = [image[e["offset"] : e["offset"] + e["length"]].data for e in entries]
+        payloads = slices(image.data, entries)
         packed = [self._packer.pack(payload) for payload in payloads]
         stored = [p if s is None else s for p, s in zip(payloads, packed, strict=True)]
         image, made = self._copied(stored, entries["kind"].tolist())
@@ -116,7 +117,7 @@ class Preparer:
     def _copied(
         self, payloads: Sequence[Any], kinds: Sequence[int]
     ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-        image, entries = lay_out([len(payload) for payload in payloads], kinds, self._align)
+        image, entries = lay_out([len(payload) for payload in payloads], kinds, self.align)
         for begin, payload in zip(entries["offset"].tolist(), payloads, strict=True):
             image[begin : begin + len(payload)] = np.frombuffer(payload, np.uint8)
         return image, entries
@@ -136,6 +137,14 @@ class PackWriter(Writer):
 
     noun = PackReader.noun
     _finished = False
+    _pending: list[tuple[Any, int]]
+    _entries: list[NDArray[Any]]
+    _written: int
+    _data_crc: int
+    _end_at: int
+    _stats: StatsBuilder
+    _preparer: Preparer | None
+    _dictionary: bytes | None
 
     def __init__(
         self,
@@ -157,7 +166,7 @@ class PackWriter(Writer):
             raise ValueError(f"compress: expected one of {', '.join(names)}, got {compress!r}")
         if expect < 0:
             raise ValueError(f"expect: expected 0 or more entries, got {expect}")
-        self._align = align
+        self.align = align
         self._codec, self._level = Codec(CODECS[compress].pack or 0), level
         self._first_preparer: Preparer | None = None
         if self._codec is not Codec.ZSTD_DICT:
@@ -166,7 +175,10 @@ class PackWriter(Writer):
         self._replaces = _replace
         self._refuse_existing()
         self._first_start = align_up(INDEX_AT + ENTRY.itemsize * expect, align)
-        self._ready(_lock_beside(self._root))
+        self._beside = writer_name(self._root)
+        lock = _lock_beside(self._root)
+        self._file = lock.file
+        self._ready(lock)
         with self._opening():
             self._refuse_existing()  # again: another writer may have come and gone meanwhile
             self._rollback()
@@ -194,7 +206,7 @@ class PackWriter(Writer):
             self._pending_bytes += size
             full = self._pending_bytes >= _TRAIN_BYTES
         else:
-            self._pending_bytes += max(size + -size % self._align, _MIN_ROOM)
+            self._pending_bytes += max(size + -size % self.align, _MIN_ROOM)
             full = self._pending_bytes >= _FLUSH_BYTES
         if full:
             self._flush()
@@ -208,10 +220,6 @@ class PackWriter(Writer):
     # Below this line: for this package.
 
     @property
-    def align(self) -> int:
-        return self._align
-
-    @property
     def sample_bytes(self) -> int:
         """How much of the first payloads `preparer` needs to see; 0 without a dictionary."""
         return 0 if self._preparer else _TRAIN_BYTES
@@ -222,7 +230,7 @@ class PackWriter(Writer):
             ends = np.cumsum([len(sample) for sample in samples])
             self._dictionary = train_dictionary(samples[: int((ends < _TRAIN_BYTES).sum()) + 1])
             packer = Packer(self._codec, self._level, self._dictionary)
-            self._preparer = Preparer(self._align, packer, self._codec)
+            self._preparer = Preparer(self.align, packer, self._codec)
         return self._preparer
 
     @exclusive
@@ -238,7 +246,7 @@ class PackWriter(Writer):
         with self._changing():
             pending, self._pending, self._pending_bytes = self._pending, [], 0
             preparer = self.preparer([payload for payload, _ in pending])
-            for part in groups(room_for([len(p) for p, _ in pending], self._align), _FLUSH_BYTES):
+            for part in groups(room_for([len(p) for p, _ in pending], self.align), _FLUSH_BYTES):
                 payloads, kinds = zip(*pending[part], strict=True)
                 try:
                     made = preparer.prepare(payloads, kinds, self._written)
@@ -250,7 +258,7 @@ class PackWriter(Writer):
     def _write(self, made: Prepared) -> None:
         if not len(made.entries):  # padding is only for what comes after it
             return
-        begin = align_up(self._end_at, self._align)
+        begin = align_up(self._end_at, self.align)
         zeros = np.zeros(begin - self._end_at, np.uint8)
         for part in (zeros, made.image):
             self._data_crc = _core.crc32c(part, self._data_crc)
@@ -278,7 +286,7 @@ class PackWriter(Writer):
     def _write_ends(self) -> None:
         """Write what stands before and behind the data: header, index, statistics, footer."""
         index = np.concatenate(self._entries)
-        start = align_up(INDEX_AT + index.nbytes, self._align)
+        start = align_up(INDEX_AT + index.nbytes, self.align)
         if by := start - self._start:
             self._move_data(by, INDEX_AT + index.nbytes)
             index["offset"] = index["offset"].astype(np.int64) + by
@@ -319,12 +327,11 @@ class PackWriter(Writer):
         if self._finished:
             return
         os.ftruncate(self._file, 0)
-        self._pending: list[tuple[Any, int]] = []
+        self._pending, self._entries = [], []
         self._pending_bytes = self._written = self._data_crc = 0
         self._start = self._end_at = self._first_start
-        self._entries: list[NDArray[Any]] = []
         self._stats = StatsBuilder()
-        self._dictionary: bytes | None = None
+        self._dictionary = None
         self._preparer = self._first_preparer
 
     def _release(self) -> None:
@@ -337,15 +344,6 @@ class PackWriter(Writer):
         super()._end(commit=commit)
         if lost:
             raise ValueError(f"there is no pack {self._root}: a write failed before")
-
-    @property
-    def _file(self) -> int:
-        assert self._lock is not None
-        return self._lock.file
-
-    @property
-    def _beside(self) -> Path:
-        return writer_name(self._root)
 
     def _refuse_existing(self) -> None:
         path = self._root

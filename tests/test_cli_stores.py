@@ -1,7 +1,6 @@
-"""`stepwell shards`, run as a user runs it."""
+"""`stepwell info`, `head` and `verify` of any store, run as a user runs them; here of shards."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +15,6 @@ from tests.test_cli import stepwell
 ROWS = np.arange(40, dtype=np.float32).reshape(5, 8)
 
 
-def shards(*args: str | Path) -> subprocess.CompletedProcess[str]:
-    return stepwell("shards", *args)
-
-
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     path = tmp_path / "acts [1]"  # what looks like markup is none
@@ -31,11 +26,11 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def test_info(corpus: Path) -> None:
-    done = shards("info", corpus)
+    done = stepwell("info", corpus)
     assert (done.returncode, done.stderr) == (0, "")
     for text in (str(corpus), "float16", "data: float16[8]"):
         assert text in done.stdout
-    facts = json.loads(shards("info", corpus, "--json").stdout)
+    facts = json.loads(stepwell("info", corpus, "--json").stdout)
     assert facts == {
         "kind": "shards",
         "path": str(corpus),
@@ -51,40 +46,39 @@ def test_info(corpus: Path) -> None:
 
 
 def test_head(corpus: Path) -> None:
-    done = shards("head", corpus, "-n", "2", "--start", "3")
+    done = stepwell("head", corpus, "-n", "2", "--start", "3")
     assert (done.returncode, done.stderr) == (0, "")
-    for text in ("row", "mean", "24 25 26 27 28 29 …"):
+    for text in ("row", "data", "24.0 25.0 26.0 27.0 28.0 29.0"):
         assert text in done.stdout
-    lines = shards("head", corpus, "--json", "--start", "2").stdout.splitlines()
+    lines = stepwell("head", corpus, "--json", "--start", "2").stdout.splitlines()
     assert [json.loads(line) for line in lines] == [
-        {"row_id": row, "data": ROWS[row].tolist()} for row in (2, 3, 4)
+        {"row": row, "data": ROWS[row].tolist()} for row in (2, 3, 4)
     ]
-    done = shards("head", corpus, "--json", "--start", "99")
+    done = stepwell("head", corpus, "--json", "--start", "99")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_head_of_values_that_json_does_not_have(tmp_path: Path) -> None:
     rows = np.array([[1, np.nan, np.inf, -np.inf]], np.float32)
     (tmp_path / "a.shard").write_bytes(shard_bytes(rows, "float32"))
-    done = shards("head", tmp_path, "--json")
+    done = stepwell("head", tmp_path, "--json")
     assert done.returncode == 0
 
     def refuse(text: str) -> None:
         raise AssertionError(f"{text} is not JSON")
 
     found = json.loads(done.stdout, parse_constant=refuse)
-    assert found == {"row_id": 0, "data": [1, None, None, None]}
+    assert found == {"row": 0, "data": [1, None, None, None]}
 
 
 def test_verify(corpus: Path) -> None:
-    done = shards("verify", corpus)
+    done = stepwell("verify", corpus)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"OK: {corpus}\n"
-    assert json.loads(shards("verify", corpus, "--json").stdout) == {
-        "path": str(corpus),
-        "ok": True,
-        "problems": [],
-    }
+    assert done.stdout.startswith(f"OK: {corpus} (")
+    found = json.loads(stepwell("verify", corpus, "--json").stdout)
+    assert (found["path"], found["ok"], found["problems"]) == (str(corpus), True, [])
+    assert found["checked"]
+    assert stepwell("verify", corpus, "--quick").returncode == 0
 
 
 def test_verify_lists_what_is_broken(corpus: Path) -> None:
@@ -92,12 +86,12 @@ def test_verify_lists_what_is_broken(corpus: Path) -> None:
     (corpus / "a.shard").write_bytes(data[:-1] + b"x")
     with (corpus / "b.shard").open("ab") as file:
         file.write(b"more")
-    done = shards("verify", corpus)
-    assert done.returncode == 2
-    assert done.stdout == f"INVALID: {corpus}\n"
+    done = stepwell("verify", corpus)
+    assert done.returncode == 1
+    assert done.stdout == f"INVALID: {corpus} (2 problems)\n"
     assert "expected CRC32C" in done.stderr
     assert f"4 bytes behind the last row - at {corpus / 'b.shard'}:64" in done.stderr
-    found = json.loads(shards("verify", corpus, "--json").stdout)
+    found = json.loads(stepwell("verify", corpus, "--json").stdout)
     assert not found["ok"]
     assert [problem["path"] for problem in found["problems"]] == [
         str(corpus / "a.shard"),
@@ -107,17 +101,17 @@ def test_verify_lists_what_is_broken(corpus: Path) -> None:
 
 def test_verify_of_what_does_not_open(corpus: Path) -> None:
     (corpus / "b.shard").write_bytes(b"GAMSAE02" + bytes(56))
-    done = shards("verify", corpus)
-    assert (done.returncode, done.stdout) == (2, f"INVALID: {corpus}\n")
+    done = stepwell("verify", corpus)
+    assert (done.returncode, done.stdout) == (1, f"INVALID: {corpus} (1 problems)\n")
     assert "expected b'GAMSAE01'" in done.stderr
-    done = shards("info", corpus)
+    done = stepwell("info", corpus)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: expected b'GAMSAE01'")
     assert done.stderr.count("\n") == 1
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
-    done = shards("verify", tmp_path / "absent")
+    done = stepwell("verify", tmp_path / "absent")
     assert (done.returncode, done.stdout) == (1, "")
     assert "No such file" in done.stderr
 
@@ -129,13 +123,13 @@ def test_a_bucket(server: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     url = server.upload(tmp_path, "cli")
     server.proxy.forget()
     where = [url, "--endpoint", server.proxy.url]
-    assert json.loads(shards("info", *where, "--json").stdout)["rows"] == 5
-    assert len(shards("head", *where, "--json").stdout.splitlines()) == 5
-    assert shards("verify", *where).stdout == f"OK: {url}\n"
+    assert json.loads(stepwell("info", *where, "--json").stdout)["rows"] == 5
+    assert len(stepwell("head", *where, "--json").stdout.splitlines()) == 5
+    assert stepwell("verify", *where).stdout.startswith(f"OK: {url} (")
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.proxy.url)  # as other tools have it
-    assert json.loads(shards("info", url, "--json").stdout)["rows"] == 5
+    assert json.loads(stepwell("info", url, "--json").stdout)["rows"] == 5
     server.proxy.fault = times(None, status(403))
-    done = shards("verify", *where)
+    done = stepwell("verify", *where)
     assert (done.returncode, done.stdout) == (1, "")
     assert f"at {url}/shards.json" in done.stderr
     assert done.stderr.count("\n") == 1
