@@ -365,7 +365,7 @@ def test_record_until_it_is_stopped(brittle: Path, tmp_path: Path, envs: int) ->
     facts = json.loads(said)
     assert facts["steps"] == _steps_of(tmp_path / "out") > 0
 
-    again = stepwell(*command, "--steps", "30")
+    again = process(*command, "--steps", "30")
     assert (again.returncode, again.stdout) == (1, "")
     assert "the run 'run' exists already" in again.stderr
     more = json.loads(process(*command, "--steps", "30", "--append").stdout)

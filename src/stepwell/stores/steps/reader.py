@@ -16,7 +16,7 @@ from stepwell.lazy import lazy
 from stepwell.sampler import split_runs
 from stepwell.source import Batch, Field, Rows, Schema
 from stepwell.store import Description, Progress, QueryTable, Report, Store
-from stepwell.stores.steps import database, export
+from stepwell.stores.steps import database
 from stepwell.stores.steps.database import Seen
 from stepwell.stores.steps.layout import DATABASE, VERSION, pieces
 from stepwell.stores.steps.memory import load_rows, map_rows
@@ -171,7 +171,7 @@ class StepReader(Store):
         super().close()
         self._segments = []
 
-    # Queries and exports.
+    # Queries.
 
     def query(self, sql: str, *values: Any) -> QueryTable:
         """What any SQL query over the table `runs` returns; nothing can be changed by it.
@@ -184,20 +184,6 @@ class StepReader(Store):
             ids = None if self._chosen is None else self._chosen.ids.tolist()
             database.show_only(opened, self._seen.last_run, ids)
             return QueryTable(*catalog.query(opened, sql, values))
-
-    def to_parquet(
-        self, path: str | os.PathLike[str], *, on_progress: Progress | None = None
-    ) -> None:
-        """Write the steps as a Parquet file (extra `parquet`)."""
-        export.to_parquet(self, Path(path), on_progress)
-
-    def to_npz(self, path: str | os.PathLike[str], *, on_progress: Progress | None = None) -> None:
-        """Write the steps as an NPZ file, an array for each field."""
-        export.to_npz(self, Path(path), on_progress)
-
-    def runs_to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write the runs as a CSV file."""
-        export.runs_to_csv(self, Path(path))
 
     # A source.
 
