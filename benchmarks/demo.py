@@ -120,7 +120,7 @@ def _compare(steps: sw.StepReader) -> None:
     """The same epoch by everybody, each in a fresh process."""
     names = [name for name in _COMPARED if installed(name)]
     with console.status("timing the same epoch with NumPy and torch"):
-        epochs = run_epochs(names, steps.path / "steps.npy", len(steps), _BATCH, rounds=1)
+        epochs = run_epochs(names, Path(steps.path) / "steps.npy", len(steps), _BATCH, rounds=1)
     table = Table()
     table.add_column("")
     for heading in ("million rows/s", "first batch, ms", "memory above the data, MB"):

@@ -77,11 +77,8 @@ def store(records: Records, path: Path, compress: Codec = "none") -> Path:
     """A record store of them, with the field `x`."""
 
     def write(new: Path) -> None:
-        kind = (
-            sw.Field("u1", ragged=True, compress=compress)
-            if records.shape is None
-            else sw.Field("u1", records.shape, compress=compress)
-        )
+        ragged = records.shape is None
+        kind = sw.Field(np.dtype("u1"), records.shape or (), ragged, compress=compress)
         with sw.RecordWriter(new, {"x": kind}) as out:
             for begin in range(0, len(records), 10_000):
                 out.append({"x": part(records, begin, min(begin + 10_000, len(records)))})

@@ -144,7 +144,7 @@ def _update_case(title: str, found: dict[str, Measured]) -> Case:
 
 
 def rebalance_cases(rows: int, folder: Path) -> list[Case]:
-    """A store of which a fifth was replaced, written anew: against a copy of what comes out."""
+    """A store of which a fifth was replaced, written again: against a copy of what comes out."""
     copy = folder / "copy"
     with ExitStack() as stack:
         store = stack.enter_context(_scratch_store(folder / "rebalance"))
@@ -200,7 +200,7 @@ def open_cases(rows: int, folder: Path, rounds: int) -> list[Case]:
     path = folder / "tiny"
 
     def write(new: Path) -> None:
-        with sw.RecordWriter(new, {"x": sw.Field("u1", (4,))}) as out:
+        with sw.RecordWriter(new, {"x": ("u1", (4,))}) as out:
             for begin in range(0, rows, 1 << 20):
                 count = min(1 << 20, rows - begin)
                 out.append(
@@ -263,7 +263,7 @@ def _scratch_store(path: Path) -> Iterator[sw.RecordWriter]:
     """An empty store to write to, gone afterwards."""
     data.remove(path)
     try:
-        with sw.RecordWriter(path, {"x": sw.Field("u1", (ROW_BYTES,))}) as store:
+        with sw.RecordWriter(path, {"x": ("u1", (ROW_BYTES,))}) as store:
             yield store
     finally:
         data.remove(path)

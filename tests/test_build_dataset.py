@@ -364,7 +364,7 @@ def test_what_exists_is_not_touched(there: str, files: Path, tmp_path: Path) -> 
     else:
         target.write_bytes(b"mine")
     before = contents(tmp_path)
-    with pytest.raises(FileExistsError, match="runs are added to a dataset"):
+    with pytest.raises(FileExistsError, match="exists already"):
         build_dataset(files, target)
     assert contents(tmp_path) == before
 

@@ -36,9 +36,9 @@ def check(root: Path, logs: dict[str | None, Logged], every: int = 0) -> None:
             assert len(found) == len(happened)
             for episode, expected in zip(found, happened, strict=True):
                 check_episode(reader, episode, expected, every)
-        steps = reader.steps()
+        steps = reader
         assert len(steps) == sum(len(e["steps"]) for log in logs.values() for e in log)
-        assert reader.verify() == []
+        assert reader.verify().ok
 
 
 def check_episode(
@@ -62,7 +62,7 @@ def check_episode(
     assert found.frame_steps.tolist() == shown
     for i, step_index in enumerate(shown):
         same(found.frames[i], expected["frames"][step_index])
-    source = reader.where("episode_id = ?", episode.episode_id).steps()
+    source = reader.where("episode_id = ?", episode.episode_id)
     rows = source[:]
     for name in source.schema:
         if name.startswith("next_observation"):
@@ -131,7 +131,7 @@ def test_nested_spaces_and_an_environment_that_writes_into_what_it_gave_away(
     with Record(inner, tmp_path, frames=frames, run_id="a") as env:
         play(env, 40)
     check(tmp_path, {None: inner.log}, every)
-    schema = ReplayReader(tmp_path).steps().schema
+    schema = ReplayReader.open(tmp_path).schema
     assert {name: str(field) for name, field in schema.items()} == {
         "observation/camera": "uint8[6, 8, 3]",
         "observation/place/(0)": "float32[2]",
@@ -174,7 +174,7 @@ def test_a_reset_and_a_close_end_the_episode(tmp_path: Path) -> None:
     check(tmp_path, {None: inner.log})
     with ReplayReader.open(tmp_path) as reader:
         assert [(e.steps, e.ended, e.truncated) for e in reader.episodes] == [(4, True, False)] * 3
-        assert reader.runs["a"].state == "closed"
+        assert reader.recordings["a"].state == "closed"
 
 
 def test_steps_behind_the_end_are_not_recorded(tmp_path: Path) -> None:
@@ -229,8 +229,8 @@ def test_an_environment_that_breaks_and_goes_on(tmp_path: Path, what: str) -> No
     with ReplayReader.open(tmp_path) as reader:
         steps = [2, 1] if what == "reset" else [3]
         assert [e.steps for e in reader.episodes] == steps
-        assert len(reader.steps()) == 3
-        assert reader.verify() == []
+        assert len(reader) == 3
+        assert reader.verify().ok
 
 
 def test_a_failing_close_closes_the_writer(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_failing_close_closes_the_writer(tmp_path: Path) -> None:
     play(env, 10)
     with pytest.raises(RuntimeError, match="close"):
         env.close()
-    assert ReplayReader(tmp_path).runs["a"].state == "closed"
+    assert ReplayReader.open(tmp_path).recordings["a"].state == "closed"
 
 
 # Vectors.
@@ -280,7 +280,7 @@ def test_a_vector(
     env.close()
     check(tmp_path, logs, every)
     with ReplayReader.open(tmp_path) as reader:
-        assert len(reader.episodes.where("terminated OR truncated")) > 4
+        assert len(reader.where("terminated OR truncated").runs) > 4
 
 
 def test_a_vector_that_is_reset_in_the_middle(tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ def test_an_observation_outside_its_space(tmp_path: Path) -> None:
         with pytest.raises(sw.SchemaError, match=message):
             env.step(env.action_space.sample())
     env.close()
-    assert [e.steps for e in ReplayReader(tmp_path).episodes] == [1]
+    assert [e.steps for e in ReplayReader.open(tmp_path).episodes] == [1]
 
 
 def test_what_is_not_an_environment(tmp_path: Path) -> None:
@@ -385,13 +385,15 @@ def test_two_runs_in_one_second_have_two_names(tmp_path: Path) -> None:
 
 
 def test_writer_options(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="codec: expected one of"):
+    with pytest.raises(ValueError, match="compress: expected one of"):
         Record(Everything(), tmp_path, compress="mp3")
     with Record(Everything(), tmp_path, compress="gzip", infos=False, run_id="a") as env:
         play(env, 9)
     with ReplayReader.open(tmp_path) as reader:
         assert set(reader.episode("a-ep0000").infos[0]) == set()
-        channels = {channel.name: channel.codec for channel in reader.runs["a"].channels}
+        channels = {
+            channel.name: channel.field.compress for channel in reader.recordings["a"].channels
+        }
         assert channels["frames"] == "none"  # smaller than what is worth packing
 
 

@@ -1,5 +1,6 @@
 """Readers beside a writer: whole records, all fields of one commit, whatever happens meanwhile."""
 
+import multiprocessing
 import os
 import pickle
 import shutil
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from stepwell import BusyError, Field, Loader, RecordReader, RecordWriter
 from tests import ROOT, children, scaled
 from tests.writer_contract import snapshot
 
-FIELDS: Any = {"n": ("<u8", (3,)), "text": Field(bytes, compress="zstd")}  # type: ignore[arg-type]
+FIELDS: Any = {"n": ("<u8", (3,)), "text": Field(bytes, compress="zstd")}
 
 
 def batch(stamps: np.ndarray) -> dict[str, object]:
@@ -135,12 +137,12 @@ store.commit()
         with pytest.raises(BusyError, match=r"stopped in the middle of a commit; refresh\(\)"):
             read()
     assert reader.refresh()
-    for store in (reader, RecordReader.open(path)):  # from the journal, in memory of their own
-        found = store.take(np.arange(100))
+    for each in (reader, RecordReader.open(path)):  # from the journal, in memory of their own
+        found = each.take(np.arange(100))
         assert found["n"][:, 0].tolist() == list(range(1000, 1100))
         assert found["text"].row(5) == b"1005 " * 6
-        assert len(list(Loader(store["n"], 10))) == 10
-        assert store.verify().ok
+        assert len(list(Loader(each["n"], 10))) == 10
+        assert each.verify().ok
     assert snapshot(path) == before
     with RecordWriter(path, mode="a") as writer:  # which settles it, and goes on
         writer.update([0], batch(np.array([7])))
@@ -197,8 +199,8 @@ except PermissionError:
 def test_views_stay_valid(quick_path: Path) -> None:
     """What was handed out without a copy is there for as long as it is kept."""
     path = quick_path / "store"
-    with RecordWriter(path, {"x": ("<f4", (50,))}) as store:
-        store.append({"x": np.arange(5000, dtype="f4").reshape(100, 50)})
+    with RecordWriter(path, {"x": ("<f4", (50,))}) as writer:
+        writer.append({"x": np.arange(5000, dtype="f4").reshape(100, 50)})
     store = RecordReader.open(path)
     views = store["x"].views([3, 99])
     assert not views[0].flags.owndata
@@ -273,6 +275,43 @@ def test_take_and_loader_say_the_same_beside_a_rebalance(quick_path: Path) -> No
     assert sorted(row for batch in Loader(reader, 10) for row in batch["n"].tolist()) == sorted(
         [*range(5), 500, *range(6, 30)]
     )
+
+
+def test_verify_beside_deletes_and_rebalances(quick_path: Path) -> None:
+    """Records that move keep their old numbers, and chunks go away: nothing of it is damage."""
+    path = quick_path / "store"
+    with RecordWriter(path, FIELDS, chunk_records=50) as writer:
+        writer.append(batch(np.arange(500)))
+    context = multiprocessing.get_context("fork")
+    begun, stop = context.Event(), context.Event()
+
+    def change() -> None:
+        rng = np.random.default_rng(1)
+        with RecordWriter(path, mode="a", grow_bytes=1 << 12) as writer:
+            for turn in count():
+                writer.delete(rng.choice(len(writer), 20, replace=False))
+                writer.append(batch(np.arange(turn, turn + 20)))
+                writer.rebalance() if turn % 7 == 6 else writer.commit()
+                begun.set()
+                if stop.is_set():
+                    return
+
+    process = context.Process(target=change)
+    process.start()
+    try:
+        assert begun.wait(60)
+        reader, checked = RecordReader.open(path), 0
+        for quick in [False, True] * scaled(10, smallest=3):
+            report = reader.verify(quick=quick)
+            assert report.ok, str(report)
+            checked += len(report.checked) > 0
+            reader.describe()
+            reader.refresh()
+    finally:
+        stop.set()
+        process.join(60)
+    assert process.exitcode == 0
+    assert checked > 0  # or the writer was always in the way
 
 
 def test_pickled_at_the_commit_it_had(quick_path: Path) -> None:

@@ -273,10 +273,10 @@ def test_a_column_feels_like_an_array(quick_path: Path) -> None:
         "x": ("<i8", (5,)),
         "n": "<i8",
         "t": str,
-        "r": Field("<i4", ragged=True),
+        "r": Field(np.dtype("<i4"), ragged=True),
     }
-    with RecordWriter(quick_path / "a", fields) as store:
-        store.append(
+    with RecordWriter(quick_path / "a", fields) as writer:
+        writer.append(
             {
                 "x": np.arange(20).reshape(4, 5),
                 "n": [3, 1, 4, 1],

@@ -32,9 +32,10 @@ MODES: tuple[Mode, ...] = ("x", "a")
 
 class Kit(WriterKit):
     store = RecordReader
+    writer = RecordWriter
 
     def open(self, path: Path, mode: Any = "x") -> RecordWriter:
-        made = {"n": "<i8", "text": Field(str, compress="zstd")}  # type: ignore[arg-type]
+        made: Any = {"n": "<i8", "text": Field(str, compress="zstd")}
         return RecordWriter(path, made, mode=mode, chunk_records=5, grow_bytes=4096)
 
     def append(self, writer: RecordWriter, stamp: int) -> None:
@@ -42,7 +43,7 @@ class Kit(WriterKit):
 
     def stamps(self, store: RecordReader) -> list[int]:
         batch = store[:]
-        numbers = batch["n"].tolist()
+        numbers: list[int] = batch["n"].tolist()
         assert numbers[::2] == numbers[1::2]
         assert batch["text"].to_list() == [f"of {stamp} " * stamp for stamp in numbers]
         return numbers[::2]
@@ -195,7 +196,8 @@ def test_a_store_of_other_fields(store: RecordWriter) -> None:
     store.close()
     with RecordWriter(store.path, fields("zstd", NAMES), mode="a") as again:
         assert again.schema["x"].compress == "none"  # as it was made
-    for other in (fields("raw", NAMES[1:]), {**fields("raw", NAMES), "x": "<f8"}):
+    others: list[Any] = [fields("raw", NAMES[1:]), {**fields("raw", NAMES), "x": "<f8"}]
+    for other in others:
         with pytest.raises(SchemaError, match=r"the store has the fields \{x: float32"):
             RecordWriter(store.path, other, mode="a")
 
@@ -219,7 +221,7 @@ NO_FIELDS: list[tuple[Any, str]] = [
     ({"a": "O"}, "expected a plain dtype"),
     ({"a": [("x", "<i8")]}, "expected a plain dtype"),
     ({"a": ("u1", (0,))}, "expected items of 1 byte"),
-    ({"a": Field(str), "b": ("u1", (-1,))}, "expected items of 1 byte"),
+    ({"a": str, "b": ("u1", (-1,))}, "expected items of 1 byte"),
 ]
 
 
@@ -234,7 +236,7 @@ def test_fields_that_are_none(quick_path: Path, given: Any, says: str) -> None:
 
 
 def test_a_field_that_is_forgotten(quick_path: Path) -> None:
-    made = {"x": "<i8", "label": Field(str, optional=True)}  # type: ignore[arg-type]
+    made: Any = {"x": "<i8", "label": Field(str, optional=True)}
     with RecordWriter(quick_path / "a", made) as writer:
         for given, says in (
             ({"label": ["a"]}, r"expected \['x', 'label'\], got \['label'\]; x: not optional"),
@@ -279,9 +281,9 @@ def test_a_loader_asks_for_the_reader(store: RecordWriter) -> None:
 def test_the_codecs_of_the_house(quick_path: Path) -> None:
     for name in ("raw", "flate", "lzf"):
         with pytest.raises(ValueError, match="expected none, zstd, zstd-dict, lz4, gzip, got"):
-            RecordWriter(quick_path / "a", {"x": Field("<i8", compress=name)})
+            RecordWriter(quick_path / "a", {"x": Field(np.dtype("<i8"), compress=name)})
     with pytest.raises(ValueError, match="level: gzip has 1 to 9, got 10"):
-        RecordWriter(quick_path / "a", {"x": Field("<i8", compress="gzip", level=10)})
+        RecordWriter(quick_path / "a", {"x": Field(np.dtype("<i8"), compress="gzip", level=10)})
     assert not (quick_path / "a").exists()
 
 

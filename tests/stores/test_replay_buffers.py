@@ -13,7 +13,7 @@ import stepwell as sw
 from stepwell import _core
 from stepwell.replay import FrameRef, ReplayReader, ReplayWriter
 from stepwell.stores.replay import hdf5_calls
-from stepwell.stores.replay.hdf5 import RAW, ZSTD
+from stepwell.stores.replay.layout import RAW, ZSTD
 from tests import scaled
 
 PICTURE = np.arange(96 * 64, dtype=np.uint8).reshape(96, 64)
@@ -70,7 +70,7 @@ class BufferStates(RuleBasedStateMachine):
         with pytest.raises(ValueError, match="not released"):
             self.buffer.joined(self.first, self.end - self.first + 1)
 
-    @rule(compress=st.sampled_from([RAW, ZSTD]), shared=st.booleans())
+    @rule(codec=st.sampled_from([RAW, ZSTD]), shared=st.booleans())
     def read(self, codec: int, shared: bool) -> None:
         count = self.end - self.first
         expected = [self.rows[row] for row in range(self.first, self.end)]
@@ -128,7 +128,7 @@ def test_memory_is_used_again(quick_path: Path) -> None:
             if turn == 5:
                 there = kept(writer)
         assert kept(writer) <= 2 * there
-    steps = ReplayReader(quick_path).episode("run-ep0000")
+    steps = ReplayReader.open(quick_path).episode("run-ep0000")
     for i in range(600):
         np.testing.assert_array_equal(steps.observations[i], PICTURE + i % 20)
         np.testing.assert_array_equal(steps.frames[i], PICTURE - i % 20)

@@ -40,7 +40,7 @@ class ReplayMachine(RuleBasedStateMachine):
         self.reader: ReplayReader | None = None
 
     @initialize(
-        kind=st.sampled_from(list(KINDS)), compress=st.sampled_from(["zstd", "gzip", "lzf", "none"])
+        kind=st.sampled_from(list(KINDS)), codec=st.sampled_from(["zstd", "gzip", "lzf", "none"])
     )
     def begin(self, kind: str, codec: str) -> None:
         self.observed = KINDS[kind]
@@ -91,7 +91,7 @@ class ReplayMachine(RuleBasedStateMachine):
     @rule()
     def open_writer(self) -> None:
         self.writer = ReplayWriter(
-            self.root, "run", compress=self.codec, flush_every=1000, queue_bytes=20_000
+            self.root, "run", mode="a", compress=self.codec, flush_every=1000, queue_bytes=20_000
         )
         self.open = {}
 
@@ -147,11 +147,11 @@ class ReplayMachine(RuleBasedStateMachine):
         with pytest.raises(SchemaError):
             self.writer.record_step(reward=0, observation="text", agent_id="c")
         with pytest.raises(BusyError):
-            ReplayWriter(self.root, "run")
+            ReplayWriter(self.root, "run", mode="a")
 
     @precondition(lambda self: self.writer is not None)
     @rule()
-    def flush(self) -> None:
+    def commit(self) -> None:
         assert self.writer is not None
         self.writer.commit()
         self.committed = True
@@ -169,7 +169,7 @@ class ReplayMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.reader is None)
     @rule()
     def open_reader(self) -> None:
-        self.reader = ReplayReader(self.root)
+        self.reader = ReplayReader.open(self.root)
 
     @precondition(lambda self: self.reader is not None)
     @rule()
@@ -181,6 +181,7 @@ class ReplayMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_committed_is_there(self) -> None:
         if self.reader is not None and self.committed:
+            self.reader.refresh()
             self.look(self.reader)
 
     @precondition(lambda self: self.reader is not None and not self.committed)
@@ -188,6 +189,7 @@ class ReplayMachine(RuleBasedStateMachine):
     def look_in_between(self) -> None:
         """Some of the steps, in order, and all of their arrays."""
         assert self.reader is not None
+        self.reader.refresh()
         for episode in self.reader.episodes:
             want = self.episodes[episode.number]["steps"]
             got = self.reader.episode(episode.episode_id)

@@ -2,7 +2,6 @@
 
 import signal
 import threading
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -171,27 +170,14 @@ def test_close_that_was_interrupted(quick_path: Path, monkeypatch: pytest.Monkey
         signal.signal(signal.SIGALRM, before)
         go.set()
     assert numbers_of(quick_path) == list(range(20))
-    ReplayWriter(quick_path, "run").close()
+    ReplayWriter(quick_path, "run", mode="a").close()
 
 
-def test_in_a_forked_child(quick_path: Path) -> None:
+def test_forked_children_record_runs_of_their_own(quick_path: Path) -> None:
     with ReplayWriter(quick_path, "run", flush_every=0.001) as writer:
-        for number in range(10):
+        for number in range(40):
             record(writer, number)
-
-        def use(call: Callable[[], object]) -> str:
-            try:
-                call()
-            except RuntimeError as error:
-                return str(error)
-            return "nothing was raised"
-
-        for call in (lambda: record(writer, 99), writer.commit, writer.end_episode):
-            assert "forked process" in children.in_fork(partial(use, call))
-        assert children.in_fork(writer.close) is None
-        for number in range(10, 40):
-            record(writer, number)
-            if number % 10 == 0:  # wherever the thread is at this moment
+            if number % 10 == 0 and number:  # wherever the thread is at this moment
                 numbers = range(number, number + 3)
                 children.in_fork(partial(record_all, quick_path, f"child_{number}", numbers))
     assert numbers_of(quick_path) == list(range(40))
@@ -316,7 +302,7 @@ os._exit(0)  # as if it had been killed
     assert numbers_of(quick_path) == list(range(1260))
 
 
-@pytest.mark.parametrize("call", ["close", "flush", "record_step", "end_episode"])
+@pytest.mark.parametrize("call", ["close", "commit", "record_step", "end_episode"])
 def test_a_signal_handler_in_the_middle_of_a_call(quick_path: Path, call: str) -> None:
     writer = ReplayWriter(quick_path, "run")
     options = {"reward": 5.0, "observation": np.ones(3)} if call == "record_step" else {}
@@ -339,4 +325,4 @@ def test_a_signal_handler_in_the_middle_of_a_call(quick_path: Path, call: str) -
     with ReplayReader.open(quick_path) as reader:
         assert reader.episode("run-ep0000").rewards.tolist() == [0, 1, 2, 3, 4, 5]
         assert reader.episode("run-ep0000").observations[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
-        assert reader.verify() == []
+        assert reader.verify().ok

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from stepwell import FormatError, Loader, RowBatch, ShardReader, ShardWriter
+from stepwell import FormatError, Loader, ShardReader, ShardWriter
+from stepwell.stores.shards import RowBatch
 from tests import SANITIZED, children, scaled
 from tests.shards import assert_same, build
 

@@ -58,15 +58,11 @@ def head(
         rows = list(range(start, min(start + count, len(store))))
         found = store.take(np.array(rows, np.int64))
         there = store.present(rows) if isinstance(store, sw.RecordReader) else {}
-    columns = {
-        name: [
-            value if name not in there or there[name][i] else None for i, value in enumerate(values)
-        ]
-        for name, values in found.items()
-    }
+    for name, has in there.items():
+        found[name] = [v if given else None for v, given in zip(found[name], has, strict=True)]
     if as_json:
         for i, row in enumerate(rows):
-            values = {name: _plain(column[i]) for name, column in columns.items()}
+            values = {name: _plain(column[i]) for name, column in found.items()}
             print(json.dumps({"row": row, **values}))
         return
     table = Table()
@@ -74,7 +70,7 @@ def head(
     for name in found:
         table.add_column(escape(name), overflow="ellipsis", no_wrap=True, min_width=6)
     for i, row in enumerate(rows):
-        table.add_row(f"{row:,}", *(escape(_short(column[i])) for column in columns.values()))
+        table.add_row(f"{row:,}", *(escape(_short(column[i])) for column in found.values()))
     out.print(table)
 
 

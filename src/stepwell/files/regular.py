@@ -42,19 +42,19 @@ def open_inside(root: Path, name: str, flags: int = os.O_RDONLY) -> int:
     `name` may have folders before it. Raises `FileNotFoundError`, or `FormatError` when the file
     or a folder on the way is a link, or the file is not a regular one; nothing is touched then.
     """
-    path = root / name
+    path = f"{root}{os.sep}{name}"  # a Path costs more than the call
     _check_folders(root, name)
     flags |= os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
     try:
         file = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-            raise _not_regular(os.lstat(path).st_mode, path) from None
+            raise _not_regular(os.lstat(path).st_mode, Path(path)) from None
         raise
     mode = os.fstat(file).st_mode
     if not stat.S_ISREG(mode):
         os.close(file)
-        raise _not_regular(mode, path)
+        raise _not_regular(mode, Path(path))
     return file
 
 
@@ -100,6 +100,8 @@ def bytes_on_disk(*paths: Path) -> int:
 
 def _check_folders(root: Path, name: str) -> None:
     """The folders between a store and a file of it are folders."""
+    if os.sep not in name:
+        return
     at = root
     for part in Path(name).parts[:-1]:
         at /= part

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.errors import FormatError
-from stepwell.files.atomic import publish_tree, temporary_name
 from stepwell.game2048.run_files import find_runs
 from stepwell.game2048.runs import Run
 from stepwell.ordered import in_order, thread_count
 from stepwell.store import Progress
 from stepwell.stores.pack import PackReader
 from stepwell.stores.steps import RunColumn, StepReader, StepWriter
+from stepwell.stores.steps.publish import new_dataset
 
 __all__ = [
     "RUN_COLUMNS",
@@ -107,22 +107,13 @@ def build_dataset(
     is left out and listed when `skip_bad` is True. Rows are spread over files of
     `shard_bytes`, by default only when they would not fit well into this machine's memory.
     """
-    target = Path(out)
-    if target.exists():
-        raise FileExistsError(f"{target} exists; runs are added to a dataset by appending them")
+    report = BuildReport(Path(out))
     source = _open(runs)
-    if shard_bytes is None:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        shard_bytes = _SHARD_BYTES if source.max_steps * STEP.itemsize > memory // 2 else 0
-    elif shard_bytes < STEP.itemsize:
-        raise ValueError(f"shard_bytes must be at least {STEP.itemsize}, got {shard_bytes}")
-    beside = temporary_name(target)
-    beside.parent.mkdir(parents=True, exist_ok=True)
-    report = BuildReport(target)
-    with publish_tree(beside, target):
-        shard_rows = shard_bytes // STEP.itemsize
-        with StepWriter(beside, STEP, RUN_COLUMNS, shard_rows=shard_rows) as writer:
-            _append(writer, source, report, skip_bad, threads, progress)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if shard_bytes is None and source.max_steps * STEP.itemsize > memory // 2:
+        shard_bytes = _SHARD_BYTES
+    with new_dataset(out, STEP, RUN_COLUMNS, shard_bytes) as writer:
+        _append(writer, source, report, skip_bad, threads, progress)
         if not report.runs:
             raise FormatError(f"none of {len(source.names)} runs can be rows", path=str(runs))
     return report

@@ -1,5 +1,6 @@
 """What is where in the directory of a record store; docs/formats/records.md has the bytes."""
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -64,7 +65,7 @@ def as_fields(given: Mapping[str, FieldLike]) -> dict[str, Field]:
         if isinstance(field, Field):
             fields[name] = checked(field)
         else:
-            fields[name] = checked(Field(*(field if isinstance(field, tuple) else (field,))))  # type: ignore[arg-type]
+            fields[name] = checked(Field(*(field if isinstance(field, tuple) else (field,))))
     check_names(list(fields))
     return fields
 
@@ -134,7 +135,7 @@ def field_from_json(text: Mapping[str, Any]) -> tuple[str, Field]:
     if type(optional) is not bool:
         raise TypeError(f"optional is true or false, got {optional!r}")
     field = Field(
-        dtype,  # type: ignore[arg-type]
+        dtype,
         tuple(sizes),
         ragged,
         compress=_FROM_DISK[text["compress"]],
@@ -176,7 +177,11 @@ def chunk_name(number: int) -> str:
 
 def chunk_numbers(root: Path) -> list[int]:
     """The ids of the chunk files that there are; files of other names are not ours."""
-    stems = (path.stem for path in (root / CHUNKS).glob("*.zr"))
+    try:
+        names = os.listdir(root / CHUNKS)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    stems = (name.removesuffix(".zr") for name in names if name.endswith(".zr"))
     return sorted(int(stem) for stem in stems if stem.isdecimal() and stem == str(int(stem)))
 
 

@@ -317,7 +317,8 @@ class Database:
 
 @contextmanager
 def reading(root: Path) -> Iterator[sqlite3.Connection]:
-    """The database of a store, for queries only. Raises `FormatError` when it is not one of ours.
+    """The database of a store as it is now, for queries only: what others commit meanwhile is not
+    seen. Raises `FormatError` when it is not one of ours.
 
     Raises `FileNotFoundError` when nothing was ever committed to it.
     """
@@ -326,6 +327,7 @@ def reading(root: Path) -> Iterator[sqlite3.Connection]:
     if not path.stat().st_size:  # its writer has just begun, or was killed when it had
         raise _no_store_yet(path)
     with catalog.reading(path) as database:
+        database.execute("BEGIN")
         (version,) = database.execute("PRAGMA user_version").fetchone()
         tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
         if version > VERSION:

@@ -16,7 +16,6 @@ from stepwell.errors import BusyError, FormatError
 from stepwell.files.atomic import make_folder, sweep
 from stepwell.files.lock import WriterLock
 from stepwell.files.regular import check_inside
-from stepwell.store import what_is_at
 from stepwell.stores.replay.arrays import ArrayFile, build_file
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel
 from stepwell.stores.replay.database import (
@@ -38,7 +37,7 @@ from stepwell.stores.replay.layout import (
     write_index,
 )
 from stepwell.stores.replay.pace import HURRIED, Pace
-from stepwell.writer import Mode, check_mode
+from stepwell.writer import Mode, check_mode, check_unused
 
 __all__ = ["RunDisk", "committed_steps", "is_left_over"]
 
@@ -52,7 +51,7 @@ class RunDisk:
         self._root = root
         self._run_id = run_id
         self._path = array_path(root, run_id)
-        refuse(root, run_id, mode)
+        _refuse(root, run_id, mode)
         for folder in (self._path.parent, database_path(root).parent):
             make_folder(folder)
         check_inside(root, f"replay/{self._path.name}")
@@ -287,22 +286,12 @@ class RunDisk:
         self.lock.release()
 
 
-def refuse(root: Path, run_id: str, mode: Mode) -> None:
+def _refuse(root: Path, run_id: str, mode: Mode) -> None:
     """Raise `FileExistsError` where a writer must not begin; looks, and touches nothing."""
-    if not root.exists():
-        return
-    if not root.is_dir():
-        raise FileExistsError(f"expected a replay store or nothing, got {what_is_at(root)}: {root}")
-    if is_replay(root):
-        if committed_steps(root, run_id) and mode == "x":
-            raise _exists(root, run_id)
-        return
-    others = [path.name for path in sorted(root.iterdir()) if not is_left_over(path)]
-    if others:
-        raise FileExistsError(
-            f"expected a replay store or an empty folder, got {what_is_at(root)} "
-            f"with {', '.join(others[:3])}: {root}"
-        )
+    if not is_replay(root):
+        check_unused(root, "a replay store", is_left_over)
+    elif committed_steps(root, run_id) and mode == "x":
+        raise _exists(root, run_id)
 
 
 def is_left_over(path: Path) -> bool:

@@ -278,8 +278,11 @@ class ReplayReader(Store):
         self.resolver.close()
 
     def __repr__(self) -> str:
-        runs, episodes = len(self._moment.recordings), len(self._moment.rows)
-        return f"ReplayReader({self.path!r}, {runs:,} runs, {episodes:,} episodes)"
+        try:
+            return super().__repr__()
+        except (SchemaError, FormatError, OSError):
+            runs, episodes = len(self._moment.recordings), len(self._moment.rows)
+            return f"ReplayReader({runs:,} runs, {episodes:,} episodes, path={self.path!r})"
 
     # Its rows.
 

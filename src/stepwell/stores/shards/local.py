@@ -52,10 +52,11 @@ class LocalShards:
         """Files that the caller named; with `folder`, files of that folder, none of them a link."""
         self.paths = [path.absolute() for path in paths]
         self._files = [_mapped(path, inside=folder is not None) for path in self.paths]
-        folders = {path.parent for path in self.paths} | ({folder.absolute()} if folder else set())
+        folders = {path.parent for path in self.paths} if folder is None else {folder.absolute()}
         self._listed = {each / shard.name: shard for each in folders for shard in listed_in(each)}
+        lists = {each: str(each / LIST.name) for each in folders}
         self.shards = [
-            with_checksum(file.shard, self._listed.get(path), str(path.with_name(LIST.name)))
+            with_checksum(file.shard, self._listed.get(path), lists[path.parent])
             for file, path in zip(self._files, self.paths, strict=True)
         ]
         self.starts = np.cumsum([0, *(shard.rows for shard in self.shards)])

@@ -369,8 +369,10 @@ class _Late:
 
     def places(self, ids: Rows) -> Rows:
         """Where in `values` the vectors of these rows are; -1 for rows without."""
-        found = np.full(len(ids), -1, np.int64)
         inside = ids < len(self._slots)
+        if inside.all():
+            return self._slots[ids] - np.int64(1)
+        found = np.full(len(ids), -1, np.int64)
         found[inside] = self._slots[ids[inside]] - np.int64(1)
         return found
 

@@ -94,6 +94,7 @@ class ShardWriter(Writer):
             kind = kind or KINDS[0]
             assert width is not None
             self._width, self._kind = width, kind
+            self._stored = np.dtype("<f4" if kind == "float32" else "<f2")
             self._row_bytes = Shard("", 0, width, kind).row_bytes
             self._shard_rows = max(shard_bytes // self._row_bytes, 1)
             self._rows = sum(shard.rows for shard in self._shards)
@@ -224,11 +225,11 @@ class ShardWriter(Writer):
             raise SchemaError(f"expected floats, got {array.dtype}")
         if self._kind == "bfloat16":
             made: NDArray[Any] = _to_bfloat16(array)
+        elif array.dtype == self._stored:
+            made = np.ascontiguousarray(array)
         else:
             with np.errstate(over="ignore"):
-                made = np.ascontiguousarray(
-                    array, f"<{self._kind[0]}{4 if '32' in self._kind else 2}"
-                )
+                made = np.ascontiguousarray(array, self._stored)
             lost = ~np.isfinite(made) & np.isfinite(array)
             if lost.any():
                 raise SchemaError(f"{array[lost][0]!r} does not fit {self._kind}")

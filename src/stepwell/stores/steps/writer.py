@@ -65,6 +65,13 @@ class StepWriter(Writer):
     noun: ClassVar[str] = "a step dataset"
 
     _database: sqlite3.Connection | None = None
+    _new_runs: list[tuple[Any, ...]]
+    _next_run: int
+    _pending: list[NDArray[Any]]
+    """Rows that are in no file yet."""
+    _pending_rows: int
+    _written: int
+    """Rows in the files, committed or not."""
 
     def __init__(
         self,
@@ -231,13 +238,13 @@ class StepWriter(Writer):
             file, header = piece.open(self._dtype)
             with file:
                 at = header.data_offset + piece.inside * self._dtype.itemsize
-                left = piece.rows * self._dtype.itemsize
-                while left:
-                    data = os.pread(file.fileno(), min(left, 1 << 24), at)
+                end = at + piece.rows * self._dtype.itemsize
+                while at < end:
+                    data = os.pread(file.fileno(), min(end - at, 1 << 24), at)
                     if not data:
                         raise FormatError("the rows end early", path=str(piece.path), offset=at)
                     self._manifest.add(np.frombuffer(data, np.uint8))
-                    left, at = left - len(data), at + len(data)
+                    at += len(data)
         self._patch_headers(0)
         if (found.rows, found.runs) != (self._rows, self._runs):
             found.write(self._root, self._dtype, self._rows, self._runs)
@@ -264,10 +271,8 @@ class StepWriter(Writer):
 
     def _rollback(self) -> None:
         """Leave exactly the committed rows in the files."""
-        self._pending: list[NDArray[Any]] = []
-        self._new_runs: list[tuple[Any, ...]] = []
-        self._pending_rows = 0
-        self._written = self._rows  # rows in the files, committed or not
+        self._pending, self._pending_rows, self._new_runs = [], 0, []
+        self._written = self._rows
         self._next_run = self._last_run + 1
         self._manifest.back_to(self._committed)
         committed = pieces(self._root, self._rows, self._shard_rows) or [self._first_piece]
