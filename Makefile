@@ -3,17 +3,24 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+TOOLS  := scikit-build-core nanobind cmake ninja
+
+# How many processes share the tests. A process that has none left takes some of another's, so a
+# long file does not hold up the end, and most fixtures of a module are still made once.
+WORKERS ?= auto
+PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 NATIVE := $(shell find native -name '*.[ch]pp') CMakeLists.txt pyproject.toml
+CORE   := $(filter-out native/bind/%,$(filter %.cpp,$(NATIVE)))
 
-.PHONY: demo test lint kills lane bench sanitize stub wheel clean
+.PHONY: demo test lint kills lane bench scale sanitize stub wheel constraints clean
 
 demo: $(VENV)/demo
 	$(BIN)/python -m benchmarks.demo
 
 test: lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 lint: $(VENV)/test
 	$(BIN)/ruff format --check .
@@ -27,7 +34,7 @@ lint: $(VENV)/test
 kills: $(VENV)/test
 	STEPWELL_KILLS=10000 $(BIN)/python -m pytest tests/crash -k test_kills -o faulthandler_timeout=7200
 
-# Looks for torn frames among ten million, where the suite does it among a million.
+# Looks for torn frames among ten million, where the suite does it among 300,000.
 lane: $(VENV)/test
 	STEPWELL_LANE_FRAMES=10000000 $(BIN)/python -m pytest tests/crash/test_lane_processes.py \
 		-k torn -o faulthandler_timeout=7200
@@ -57,13 +64,32 @@ stub: $(VENV)/test
 wheel: $(VENV)/test
 	$(BIN)/python -m build --outdir dist
 
+define CONSTRAINTS
+import json, sys
+found = [each["metadata"] for each in json.load(open(sys.argv[1]))["install"]]
+lines = {f"{each['name']}=={each['version'].split('+')[0]}" for each in found}
+print("# What make demo, test and bench install, by Python %d.%d on Linux; make constraints renews it."
+      % sys.version_info[:2])
+print(*sorted((line for line in lines if "stepwell" not in line), key=str.lower), sep="\n")
+endef
+export CONSTRAINTS
+
+# Writes constraints.txt: the newest versions that work together, of everything that is installed
+# here for the demo, the tests and the benchmarks. It downloads some of them and installs nothing.
+constraints: $(VENV)/build
+	mkdir -p build
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --dry-run --ignore-installed \
+		--no-build-isolation --report build/constraints.json -e '.[demo,test,bench]' $(TOOLS)
+	$(BIN)/python -c "$$CONSTRAINTS" build/constraints.json > build/constraints.txt
+	mv build/constraints.txt constraints.txt
+
 clean:
 	rm -rf .venv .venv-asan build dist demo-data bench-data
 
 # The compiled module is rebuilt when a native file changes; Python files are used in place.
-$(VENV)/build:
+$(VENV)/build: constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) scikit-build-core nanobind cmake ninja
+	$(PIP) $(TOOLS)
 	touch $@
 
 $(VENV)/demo: $(VENV)/build $(NATIVE)
@@ -81,12 +107,12 @@ $(VENV)/bench: $(VENV)/build $(NATIVE)
 build/race: tests/native/race.cpp $(NATIVE)
 	mkdir -p build
 	$(CXX) -std=c++20 -O1 -g -fsanitize=thread -DSTEPWELL_SANITIZE -Inative -pthread \
-		tests/native/race.cpp $(wildcard native/*.cpp) -o $@
+		tests/native/race.cpp $(CORE) -o $@
 
 build/fuzz: tests/native/fuzz.cpp $(NATIVE)
 	mkdir -p build
 	$(CXX) -std=gnu++20 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined \
-		-DSTEPWELL_SANITIZE -Inative -pthread tests/native/fuzz.cpp $(wildcard native/*.cpp) -o $@
+		-DSTEPWELL_SANITIZE -Inative -pthread tests/native/fuzz.cpp $(CORE) -o $@
 
 .venv-asan/done: $(VENV)/test $(NATIVE) $(shell find src -name '*.py')
 	$(PYTHON) -m venv .venv-asan

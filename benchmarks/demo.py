@@ -47,7 +47,7 @@ def _play_and_pack() -> sw.PackReader:
     game2048.play_to(runs, _GAMES, depth=2, seed=1)
     _say("played", f"{_GAMES:,} games of 2048 into {runs}, {_since(begin)}")
     begin = time.perf_counter()
-    report = sw.pack_runs(runs, path, overwrite=True)
+    report = game2048.pack_runs(runs, path, replace=True)
     _say("packed", f"{report.bytes / 1e6:,.1f} MB into {path}, {_since(begin)}")
     pack = sw.PackReader.open(path)
     stats = pack.stats
@@ -120,7 +120,7 @@ def _compare(steps: sw.StepReader) -> None:
     """The same epoch by everybody, each in a fresh process."""
     names = [name for name in _COMPARED if installed(name)]
     with console.status("timing the same epoch with NumPy and torch"):
-        epochs = run_epochs(names, steps.path / "steps.npy", len(steps), _BATCH, rounds=1)
+        epochs = run_epochs(names, Path(steps.path) / "steps.npy", len(steps), _BATCH, rounds=1)
     table = Table()
     table.add_column("")
     for heading in ("million rows/s", "first batch, ms", "memory above the data, MB"):

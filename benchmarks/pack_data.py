@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 import stepwell as sw
 from benchmarks.rows import FOLDER
+from stepwell import game2048
 from stepwell.game2048 import play_to
 
 GAMES = 5000
@@ -37,7 +38,7 @@ class Games:
     def pack(self) -> Path:
         """All of them in a pack, as `pack_runs` makes it when nothing is asked for."""
         path = self.scratch / "games.a2pack"
-        sw.pack_runs(self.source, path)
+        game2048.pack_runs(self.source, path)
         return path
 
     @cached_property
@@ -50,7 +51,7 @@ class Games:
         return path
 
     def random(self) -> Callable[[], NDArray[np.int64]]:
-        """A function that picks the runs of a batch, anew with each call."""
+        """A function that picks the runs of a batch, new with each call."""
         rng = np.random.default_rng(1)
         return lambda: rng.integers(0, len(self.files), self.batch)
 

@@ -24,7 +24,7 @@ from benchmarks import measure
 from benchmarks.measure import Candidate
 from benchmarks.pack_data import Games
 from benchmarks.results import Case, Measured, Target
-from stepwell import _core
+from stepwell import _core, game2048
 
 Write = Callable[[BinaryIO], object]
 Step = dict[str, Any]
@@ -43,7 +43,7 @@ _SHIFTS = np.arange(60, -4, -4, dtype=np.uint64)
 _BUFFER_BYTES = 1 << 20
 
 
-def steps_of(runs: Iterable[tuple[int, int, sw.Run]], *, short: bool) -> Iterator[Step]:
+def steps_of(runs: Iterable[tuple[int, int, game2048.Run]], *, short: bool) -> Iterator[Step]:
     """The steps of runs as dicts that dump to what stepwell writes: docs/formats/pack.md.
 
     `runs` are number, CRC32C and run. `short` floats have the digits of a float32; finding

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-import stepwell as sw
 from benchmarks.measure import Call, Candidate
-from stepwell import _core
-from stepwell.runs import ENTRY, RunBatch
+from stepwell import _core, game2048
+from stepwell.game2048.runs import RunBatch
+from stepwell.stores.pack.layout import ENTRY
 
 PYTHON = "plain Python"
 FILES, FILES_THREADS = "a file each, Run.load", "a file each, Run.load, 2 threads"
@@ -121,10 +121,10 @@ def decoders(files: Sequence[Path]) -> Iterator[Candidate]:
         return [python_decode(payloads[row]) for row in rows.tolist()]
 
     def load(rows: NDArray[np.int64]) -> object:
-        return [sw.Run.load(files[row]) for row in rows.tolist()]
+        return [game2048.Run.load(files[row]) for row in rows.tolist()]
 
     def load_threads(rows: NDArray[np.int64]) -> object:
-        return list(pool.map(sw.Run.load, [files[row] for row in rows.tolist()]))
+        return list(pool.map(game2048.Run.load, [files[row] for row in rows.tolist()]))
 
     yield Candidate.of(PYTHON, python, calls=1)
     yield Candidate.of(FILES, load, calls=10)

@@ -15,6 +15,7 @@ from benchmarks import measure
 from benchmarks.measure import Call, Candidate
 from benchmarks.pack_data import Games
 from benchmarks.results import Case, Measured, Target, console
+from stepwell import game2048
 from stepwell.stores.pack.writer import Compress
 
 OURS, OURS_ONE = "stepwell", "stepwell, workers=1"
@@ -29,7 +30,7 @@ def packing_cases(games: Games) -> list[Case]:
     target = games.scratch / "target"
 
     def pack(_: object, workers: int | None = None) -> None:
-        sw.pack_runs(games.source, target, workers=workers)
+        game2048.pack_runs(games.source, target, threads=workers)
 
     calls: dict[str, Call] = {
         OURS: pack,
@@ -38,7 +39,7 @@ def packing_cases(games: Games) -> list[Case]:
         COPIES[1]: lambda _: _copy(games.files, target, _send),
         COPIES[2]: lambda _: _cat(games.source, target),
     }
-    candidates = [Candidate(name, _anew(target, call), calls=1) for name, call in calls.items()]
+    candidates = [Candidate(name, _without(target, call), calls=1) for name, call in calls.items()]
     rss_before = measure.reset_peak()
     with measure.AnonymousPeak() as peak:
         pack(None)
@@ -78,10 +79,10 @@ def codec_cases(games: Games) -> list[Case]:
     paths = {codec: games.scratch / f"{codec}.a2pack" for codec in codecs}
 
     def pack(codec: Compress) -> Call:
-        return lambda _: sw.pack_runs(games.source, paths[codec], compress=codec)
+        return lambda _: game2048.pack_runs(games.source, paths[codec], compress=codec)
 
     packed = measure.race(
-        [Candidate(codec, _anew(paths[codec], pack(codec)), calls=1) for codec in codecs],
+        [Candidate(codec, _without(paths[codec], pack(codec)), calls=1) for codec in codecs],
         lambda: None,
         rounds=_CODEC_ROUNDS,
     )
@@ -120,7 +121,7 @@ def codec_cases(games: Games) -> list[Case]:
     ]
 
 
-def _anew(target: Path, call: Call) -> Callable[[], AbstractContextManager[Call]]:
+def _without(target: Path, call: Call) -> Callable[[], AbstractContextManager[Call]]:
     """A turn that finds no target: giving the old one's blocks back takes its time too."""
 
     @contextmanager

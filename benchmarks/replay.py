@@ -58,7 +58,7 @@ def _episode_cases(rows: int, rounds: int) -> list[Case]:
         for codec in ("lzf", "zstd"):
             peers.write_hdf5(path / f"{codec}.h5", played.around(_EPISODE), codec)
         with (
-            ReplayReader(path) as reader,
+            ReplayReader.open(path) as reader,
             h5py.File(path / "lzf.h5") as lzf,
             h5py.File(path / "zstd.h5") as zstd,
             _limits(path / "replay" / f"{RUN}.h5") as limits,
@@ -165,13 +165,12 @@ def _random_cases(rows: int, rounds: int) -> list[Case]:
                     append(played.frames[wanted], played.observations[wanted])
         os.sync()
         with (
-            ReplayReader(path) as reader,
+            ReplayReader.open(path, frames=True, next_observation=False) as shown,
+            ReplayReader.open(path) as pairs,
             h5py.File(path / "lzf.h5") as lzf,
             h5py.File(path / "zstd.h5") as zstd,
             h5py.File(path / "one.h5") as one,
         ):
-            shown = reader.steps(frames=True, next_observation=False)
-            pairs = reader.steps()
             for what, source, names in (
                 ("frame and observation", shown, ("frames", "observations")),
                 ("observation and the next one", pairs, ("observations", "observations")),

@@ -13,8 +13,8 @@ LZF = "h5py, lzf"
 RUN = "run"
 
 
-def record(path: Path, played: data.Played, count: int, codec: str = "zstd") -> None:
-    with ReplayWriter(path, RUN, codec=codec) as writer:
+def record(path: Path, played: data.Played, count: int, compress: str = "zstd") -> None:
+    with ReplayWriter(path, RUN, compress=compress) as writer:
         for step in played.around(count):
             writer.record_step(**step)
 

@@ -72,7 +72,7 @@ def pace_cases(rows: int, rounds: int) -> list[Case]:
         with data.scratch("pace") as path, ReplayWriter(path, RUN) as writer:
             for step in played.around(_WARM):
                 writer.record_step(**step)
-            writer.flush()
+            writer.commit()
             took += _paced(played, count, interval, partial(_put, writer))
         dry += _paced(played, count, interval, _copy)
     ours, copying = (Measured.of([s * 1e6 for s in each]) for each in (took, dry))
@@ -128,7 +128,7 @@ def loop_cases(rows: int, rounds: int) -> list[Case]:
             _play(env, count, writer, [])
             for turn in range(turns):
                 for name in sorted(costs, reverse=turn % 2 == 1):
-                    writer.flush()
+                    writer.commit()
                     recorder = writer if name == OURS else None
                     costs[name].append(_play(env, count, recorder, calls) / count * 1e6)
         env.close()

@@ -141,7 +141,7 @@ def codec_cases(rows: int, rounds: int) -> list[Case]:
                 os.sync()
                 if who == OURS:
                     took = seconds_of(partial(record, path, played, count, codec))
-                    with ReplayReader(path) as reader:
+                    with ReplayReader.open(path) as reader:
                         read = seconds_of(partial(reader.episode, f"{RUN}-ep0000"))
                     sizes[name] = data.size_of(path / "replay") / count
                 else:

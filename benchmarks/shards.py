@@ -75,7 +75,7 @@ def _sequential_cases(asked: Asked, *, threads: int) -> list[Case]:
     os.sched_setaffinity(0, cores[:threads])  # stepwell uses as many threads as it has cores
     paths = asked.corpus()[:_WARM_SHARDS]
     size = _bytes(paths)
-    reader = sw.ShardReader.open(paths)
+    reader = sw.ShardReader(paths)
     numpy = "NumPy, astype on a memmap"
     work: dict[str, Callable[[], object]] = {
         _OURS: lambda: _exhaust(reader.batches()),
@@ -111,7 +111,7 @@ def _sequential_cases(asked: Asked, *, threads: int) -> list[Case]:
 
 
 def _stored_case(paths: Sequence[Path], rounds: int) -> Case:
-    reader = sw.ShardReader.open(paths)
+    reader = sw.ShardReader(paths)
     work: dict[str, Callable[[], object]] = {
         _OURS: lambda: _exhaust(reader.batches(dtype=None)),
         "slices of a memmap, a byte of each page read": lambda: _touch(paths),
@@ -190,7 +190,7 @@ def _window_cases(asked: Asked) -> list[Case]:
 
 
 def _read_ours(paths: Sequence[Path], *, stored: bool = False) -> None:
-    _exhaust(sw.ShardReader.open(paths).batches(dtype=None if stored else np.float64))
+    _exhaust(sw.ShardReader(paths).batches(dtype=None if stored else np.float64))
 
 
 def _consumer_cases(asked: Asked) -> list[Case]:
@@ -232,7 +232,7 @@ def _consumer_cases(asked: Asked) -> list[Case]:
 
 def _waited(paths: Sequence[Path], work_s: float) -> float:
     """Seconds that a loop spends waiting for batches."""
-    reader = sw.ShardReader.open(paths)
+    reader = sw.ShardReader(paths)
     batches = reader.batches(dtype=None)
     waited = 0.0
     while True:
@@ -255,7 +255,7 @@ def _take_cases(asked: Asked) -> list[Case]:
     spread = data.corpus(asked.folder / "many", rows, shard_bytes=rows * ROW_BYTES // 64)
     data.warm([path, *spread])
     table = data.mapped(path)
-    reader, many = sw.ShardReader.open([path]), sw.ShardReader.open(spread)
+    reader, many = sw.ShardReader([path]), sw.ShardReader(spread)
     out = np.empty((BATCH_ROWS, WIDTH), np.float32)
     filled = {"data": np.empty((BATCH_ROWS, WIDTH), np.float32)}
     takes: dict[str, Callable[[Rows], object]] = {

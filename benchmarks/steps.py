@@ -215,7 +215,7 @@ def _append_case(path: Path, rows: int) -> Case:
 
 def _append(path: Path, begin: int) -> float:
     def work() -> None:
-        with sw.StepWriter(path) as writer:
+        with sw.StepWriter(path, mode="a") as writer:
             append_rows(writer, begin, begin + _NEW_ROWS)
 
     return _seconds(work)

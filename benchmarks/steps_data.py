@@ -43,4 +43,4 @@ def append_rows(writer: sw.StepWriter, begin: int, end: int) -> None:
         last = min(end, chunk + CHUNK_ROWS - CHUNK_ROWS % RUN_STEPS)
         steps = steps_of(rng, chunk, last)
         for at in range(0, len(steps), RUN_STEPS):
-            writer.append_run(steps[at : at + RUN_STEPS], max_score=int(rng.integers(BEST)))
+            writer.append(steps[at : at + RUN_STEPS], max_score=int(rng.integers(BEST)))

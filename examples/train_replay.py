@@ -34,12 +34,12 @@ def main() -> None:
 
     if not (args.data / "telemetry").is_dir():
         record(args.data, args.record)
-    with ReplayReader(args.data) as replays:
-        rewards = [episode.total_reward for episode in replays.where("ended")]
+    with ReplayReader.open(args.data, next_observation=False) as replays:
+        rewards = replays.where("ended").runs["total_reward"]
         before = float(np.mean(rewards))
         print(f"recorded: reward {before:.1f} in {len(rewards)} episodes", flush=True)
         good = replays.where("ended AND total_reward >= ?", float(np.median(rewards)))
-        network = learn(good.steps(next_observation=False), args.steps, args.batch_size)
+        network = learn(good, args.steps, args.batch_size)
     after = float(np.mean(play(network, args.games)))
     print(f"learned: reward {after:.1f} in {args.games} games, {after / before:.1f} times as much")
     print(f"{args.steps} steps, {time.perf_counter() - begin:.0f} s")

@@ -145,16 +145,16 @@ def learning_rate(done: float) -> float:
 
 def open_shards(data: Path, rows: int) -> sw.ShardReader:
     """The shards of a directory, which are made when there are none, or not yet all of them."""
-    begun = data / "directions.part.npy"
+    begun = data.resolve().with_name(f"{data.resolve().name}.part.npy")
     if begun.exists() or not any(data.glob("*.shard")):
         print(f"making {rows:,} rows", flush=True)
         rng = np.random.default_rng(0)
         directions = rng.standard_normal((DIRECTIONS, WIDTH), np.float32)
         directions /= np.linalg.norm(directions, axis=1, keepdims=True)
         center = rng.standard_normal(WIDTH, np.float32)
-        data.mkdir(parents=True, exist_ok=True)
+        begun.parent.mkdir(parents=True, exist_ok=True)
         np.save(begun, directions)
-        with sw.ShardWriter(data, WIDTH, shard_bytes=1 << 25) as writer:
+        with sw.ShardWriter(data, WIDTH, mode="a", shard_bytes=1 << 25) as writer:
             while len(writer) < rows:  # after a kill, from the last whole shard on
                 rng = np.random.default_rng((1, len(writer)))
                 count = min(8192, rows - len(writer))

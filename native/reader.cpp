@@ -5,7 +5,7 @@
 #include <numeric>
 #include <stdexcept>
 
-#include "guard.hpp"
+#include "files/guard.hpp"
 #include "threads.hpp"
 
 namespace stepwell {

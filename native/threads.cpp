@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
+#include <mutex>
 #include <string>
 #include <system_error>
 
@@ -173,6 +175,32 @@ ThreadPool& shared_pool() {
   ThreadPool* expected = nullptr;
   if (process_pool.compare_exchange_strong(expected, made.get())) return *made.release();
   return *expected;
+}
+
+void share_out(std::size_t count, unsigned threads, const std::function<void(std::size_t)>& work) {
+  std::atomic<std::size_t> next{0};
+  std::atomic<std::size_t> failed{std::numeric_limits<std::size_t>::max()};
+  std::mutex mutex;
+  std::exception_ptr error;
+  // Numbers are handed out in order, so everything below a failure has been begun.
+  const auto loop = [&](std::size_t) {
+    for (std::size_t i; (i = next.fetch_add(1)) < count && i < failed.load();) {
+      try {
+        work(i);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (i < failed.load()) {
+          failed = i;
+          error = std::current_exception();
+        }
+      }
+    }
+  };
+  if (threads <= 1 || count <= 1)
+    loop(0);
+  else
+    shared_pool().run(std::min<std::size_t>(threads, count), loop);
+  if (error) std::rethrow_exception(error);
 }
 
 }  // namespace stepwell

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <thread>
 #include <type_traits>
@@ -65,5 +66,9 @@ class ThreadPool {
 // The process's pool, usable_cores() - 1 helpers. Made on first use, and anew in a forked
 // child, where the parent's threads do not exist.
 ThreadPool& shared_pool();
+
+// Calls work(i) for every i below `count` on up to `threads` threads of the shared pool. When
+// some fail, the failure of the lowest i is thrown, whatever the number of threads.
+void share_out(std::size_t count, unsigned threads, const std::function<void(std::size_t)>& work);
 
 }  // namespace stepwell

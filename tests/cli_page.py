@@ -14,8 +14,8 @@ INTRODUCTION = """\
 # The command line
 
 Results go to standard output, progress bars and errors to standard error; off a terminal there
-are no bars. Exit codes: 0 all is well, 1 the data or the system is at fault, 2 the command line is;
-a validation that fails also exits with 2. `--json` prints one object for scripts.
+are no bars. Exit codes: 0 all is well, 1 the data or the system is at fault, 2 the command line is
+(or, of `a2pack validate`, the pack). `--json` prints one object for scripts.
 `stepwell --version` prints the version.
 """
 

@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,13 +31,26 @@ settings.register_profile(
 )
 settings.load_profile("stepwell")
 
+WAYS = ("spawn", "forkserver")
 
-@pytest.fixture(scope="session", params=["spawn", "forkserver"])
-def child(request: pytest.FixtureRequest) -> Iterator[ProcessPoolExecutor]:
+
+@pytest.fixture(scope="session")
+def children() -> Iterator[dict[str, ProcessPoolExecutor]]:
+    """One process for each way to start one: they stay, in whatever order the tests come."""
+    with ExitStack() as stack:
+        made = {}
+        for way in WAYS:
+            context = multiprocessing.get_context(way)
+            made[way] = stack.enter_context(ProcessPoolExecutor(1, mp_context=context))
+        yield made
+
+
+@pytest.fixture(params=WAYS)
+def child(
+    request: pytest.FixtureRequest, children: dict[str, ProcessPoolExecutor]
+) -> ProcessPoolExecutor:
     """A process that shares nothing with this one: what it works on has been pickled."""
-    context = multiprocessing.get_context(request.param)
-    with ProcessPoolExecutor(1, mp_context=context) as executor:
-        yield executor
+    return children[request.param]
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from tests.runs import RUN_V1, RUN_V2, columns_of
 
 def write(path: Path, payloads: Sequence[bytes], kinds: Sequence[int] = (), **options: Any) -> Path:
     """A pack by `PackWriter`; without kinds, of runs."""
+    path.unlink(missing_ok=True)
     with PackWriter(path, **options) as writer:
         for i, payload in enumerate(payloads):
             writer.append(payload, kinds[i] if kinds else None)

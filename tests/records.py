@@ -34,8 +34,8 @@ SCHEMA = {
     "image": Field(np.dtype("u1"), (6, 9)),
     "tokens": Field(np.dtype("<i4"), ragged=True),
     "pairs": Field(np.dtype("<u2"), (2,), ragged=True),
-    "text": Field(str),  # type: ignore[arg-type]
-    "blob": Field(bytes),  # type: ignore[arg-type]
+    "text": Field(str),
+    "blob": Field(bytes),
 }
 """A field of every kind, as a source has it."""
 

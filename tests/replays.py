@@ -82,8 +82,8 @@ def record(writer: ReplayWriter, number: int, **others: Any) -> Any:
 
 
 def record_all(root: Path, run_id: str, numbers: Iterable[int], **options: Any) -> None:
-    """A run that was closed, of episodes of ten steps."""
-    with ReplayWriter(root, run_id, **options) as writer:
+    """A run that was closed, of episodes of ten steps; new, or gone on with."""
+    with ReplayWriter(root, run_id, mode="a", **options) as writer:
         for number in numbers:
             record(writer, number, terminated=number % 10 == 9)
 

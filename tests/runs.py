@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import stepwell
+from stepwell import game2048
 from tests.contract import assert_array
 from tests.reference import runs
 from tests.reference.runs import Meta, Run, Step
@@ -104,10 +104,10 @@ def columns_of(run: Run) -> dict[str, NDArray[Any]]:
     }
 
 
-def made_of(run: Run) -> stepwell.Run:
+def made_of(run: Run) -> game2048.Run:
     """The same run, made by its constructor."""
     meta = run.meta
-    return stepwell.Run(
+    return game2048.Run(
         **columns_of(run),
         final_board=run.final_board,
         start_unix_s=meta.start_unix_s,
@@ -118,7 +118,7 @@ def made_of(run: Run) -> stepwell.Run:
     )
 
 
-def assert_run(got: stepwell.Run, want: Run) -> None:
+def assert_run(got: game2048.Run, want: Run) -> None:
     """Every field the same, NaN bit for bit."""
     assert got.meta.steps == len(got) == want.meta.steps
     assert got.meta.start_unix_s == want.meta.start_unix_s

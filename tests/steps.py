@@ -58,10 +58,10 @@ def fields(rows: NDArray[Any]) -> Expected:
 
 def build(path: Path, lengths: Sequence[int] = LENGTHS, **options: Any) -> NDArray[Any]:
     """Write a dataset, or add the runs that it does not have yet; return all of its rows."""
-    with StepWriter(path, STEP, COLUMNS, **options) as writer:
+    with StepWriter(path, STEP, COLUMNS, mode="a", **options) as writer:
         there = len(sw.StepReader.open(path).runs)
         for run in range(there, len(lengths)):
-            writer.append_run(rows_of(run, lengths[run]), **columns(run))
+            writer.append(rows_of(run, lengths[run]), **columns(run))
     return rows_of_all(lengths)
 
 

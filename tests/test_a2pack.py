@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import stepwell as sw
-from stepwell import cli
+from stepwell import cli, game2048
 from stepwell.cli import pack as pack_cli
 from tests.reference import pack as page, runs
 
@@ -150,7 +150,7 @@ def test_pack_options(a2pack: Command, folder: Path, target: Path) -> None:
     for compress in ("none", "zstd", "lz4", "zstd-dict"):
         assert a2pack(*pack, "--compress", compress, "--level", 5).code == 0
         with sw.PackReader.open(target) as opened:
-            assert opened.verify() == []
+            assert opened.verify().ok
             assert len(opened) == 42
             made[compress] = opened.stored_bytes
     assert made["zstd-dict"] < made["zstd"] < made["none"]
@@ -383,7 +383,9 @@ def test_to_jsonl_refuses(a2pack: Command, games: Path, tmp_path: Path) -> None:
 def test_only_runs_have_lines(a2pack: Command, raw: Path, tmp_path: Path) -> None:
     for command in ("to-jsonl", "to-parquet"):
         out = tmp_path / "out"
-        a2pack(command, "--packfile", raw, "--output", out).fails(1, "only runs have steps")
+        a2pack(command, "--packfile", raw, "--output", out).fails(
+            1, "expected runs only, got raw:77"
+        )
         assert not out.exists()
 
 
@@ -460,7 +462,7 @@ def test_inspect(a2pack: Command, games: Path) -> None:
 
 def test_inspect_a_time_that_is_none(a2pack: Command, target: Path) -> None:
     with sw.PackWriter(target) as writer:
-        writer.append(sw.Run([1], [0], 2, elapsed_s=float("nan")))
+        writer.append(game2048.Run([1], [0], 2, elapsed_s=float("nan")))
     facts = a2pack("inspect", "--packfile", target, "--index", 0, "--json").json()
     assert facts["elapsed_s"] is None
     assert "nan" in a2pack("inspect", "--packfile", target, "--index", 0).out

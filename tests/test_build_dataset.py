@@ -12,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 import stepwell as sw
-from stepwell import FormatError, PackReader, Run, SchemaError, StepReader, game2048 as g
-from stepwell.game2048 import append_runs, build_dataset
+from stepwell import FormatError, PackReader, SchemaError, StepReader, game2048 as g
+from stepwell.game2048 import Run, append_runs, build_dataset
 from tests.runs import RUN_V1
 
 
@@ -91,7 +91,7 @@ def assert_rows(dataset: Path, runs: list[Run]) -> None:
         assert row["start_time"] == run.meta.start_unix_s
         assert row["elapsed_s"] == run.meta.elapsed_s
         assert row["final_board"] % 2**64 == run.final_board
-    assert steps.verify() == []
+    assert steps.verify().ok
 
 
 def save_all(directory: Path, runs: list[Run]) -> Path:
@@ -117,7 +117,7 @@ def files(runs: list[Run], tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pack(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("pack") / "runs.a2pack"
-    sw.pack_runs(files, path)
+    g.pack_runs(files, path)
     return path
 
 
@@ -137,13 +137,23 @@ def test_rows_are_those_of_the_format(
     calls: list[tuple[int, int]] = []
     given = KINDS[kind](files, pack)
     report = build_dataset(
-        given, tmp_path / "out", on_progress=lambda done, all_: calls.append((done, all_))
+        given, tmp_path / "out", progress=lambda done, all_: calls.append((done, all_))
     )
     assert (report.path, report.runs, report.skipped) == (tmp_path / "out", len(runs), [])
     assert report.steps == sum(map(len, runs))
     assert_rows(tmp_path / "out", runs)
     assert np.load(tmp_path / "out" / "steps.npy").dtype == g.STEP
     assert calls == [(32, 73), (64, 73), (73, 73)]
+
+
+def test_filter_by_score(files: Path, runs: list[Run], tmp_path: Path) -> None:
+    build_dataset(files, tmp_path / "out")
+    steps = StepReader.open(tmp_path / "out")
+    scores = np.array([run.meta.max_score for run in runs])
+    for low, high in ((20_000, None), (20_000, 40_000), (2**40, None)):
+        part = g.filter_by_score(steps, low, high)
+        want = (scores >= low) & (scores <= (2**63 if high is None else high))
+        assert part.runs["id"].tolist() == np.flatnonzero(want).tolist()
 
 
 def test_a_row_is_32_bytes_at_their_offsets(files: Path, tmp_path: Path) -> None:
@@ -196,7 +206,9 @@ def test_ids_continue_after_an_append(
     assert (report.runs, report.steps) == (len(runs), sum(map(len, runs)))
     assert_rows(tmp_path / "out", first + runs)
     assert len(opened) == 80
-    assert opened.refresh() == report.steps
+    before = len(opened)
+    assert opened.refresh()
+    assert len(opened) == before + report.steps
 
 
 def test_an_append_is_all_or_nothing(files: Path, runs: list[Run], tmp_path: Path) -> None:
@@ -216,7 +228,7 @@ def test_there_must_be_something_to_append_to(files: Path, tmp_path: Path) -> No
         append_runs(tmp_path / "out", files)
     assert list(tmp_path.iterdir()) == []
     with sw.StepWriter(tmp_path / "other", [("x", "f4")]) as writer:
-        writer.append_run({"x": [1.0]})
+        writer.append({"x": [1.0]})
     with pytest.raises(SchemaError, match="as the dataset has"):
         append_runs(tmp_path / "other", files)
 
@@ -239,7 +251,7 @@ def test_a_dataset_of_the_original_program_is_appended_to(files: Path, tmp_path:
     opened = StepReader.open(tmp_path / "out")
     assert len(opened.runs) == 1 + report.runs
     assert opened.runs["engine"][0] == "old"
-    assert opened.verify() == []
+    assert opened.verify().ok
 
 
 # What cannot be rows.
@@ -335,7 +347,7 @@ def test_nothing_is_left_where_nothing_can_be_rows(tmp_path: Path) -> None:
     for missing in ("empty", "nowhere"):
         with pytest.raises(FileNotFoundError):
             build_dataset(tmp_path / missing, tmp_path / "out")
-    wrong: list[dict[str, Any]] = [{"workers": 0}, {"shard_bytes": 31}]
+    wrong: list[dict[str, Any]] = [{"threads": 0}, {"shard_bytes": 31}]
     for options in wrong:
         with pytest.raises(ValueError, match="at least"):
             build_dataset(tmp_path / "runs", tmp_path / "out", **options)
@@ -352,7 +364,7 @@ def test_what_exists_is_not_touched(there: str, files: Path, tmp_path: Path) -> 
     else:
         target.write_bytes(b"mine")
     before = contents(tmp_path)
-    with pytest.raises(FileExistsError, match="runs are added to a dataset"):
+    with pytest.raises(FileExistsError, match="exists already"):
         build_dataset(files, target)
     assert contents(tmp_path) == before
 
@@ -363,7 +375,7 @@ def test_an_interrupted_build_leaves_nothing(files: Path, tmp_path: Path) -> Non
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build_dataset(files, tmp_path / "out", on_progress=stop)
+        build_dataset(files, tmp_path / "out", progress=stop)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -381,11 +393,11 @@ def contents(root: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_workers_change_no_byte(sharded: bool, pack: Path, tmp_path: Path) -> None:
+def test_threads_change_no_byte(sharded: bool, pack: Path, tmp_path: Path) -> None:
     made = []
-    for workers in (1, 4):
-        out = tmp_path / str(workers)
-        build_dataset(pack, out, workers=workers, shard_bytes=32 * 1000 if sharded else None)
+    for threads in (1, 4):
+        out = tmp_path / str(threads)
+        build_dataset(pack, out, threads=threads, shard_bytes=32 * 1000 if sharded else None)
         made.append(contents(out))
         created = made[-1].pop("manifest.json")  # says when it was made
         assert created

@@ -20,7 +20,7 @@ from PIL import Image
 
 import stepwell as sw
 from stepwell.replay import ReplayReader, ReplayWriter
-from tests.test_cli import stepwell
+from tests.test_cli import process, stepwell
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +49,8 @@ def test_record(tmp_path: Path) -> None:
     facts = facts_of("record", "--env", "ALE/Breakout-v5", "--steps", "60", "--out", tmp_path)
     assert facts["steps"] == 60
     assert re.fullmatch(r"breakout-\d{8}-\d{6}", facts["run_id"])
-    with ReplayReader(tmp_path) as reader:
-        run = reader.runs[facts["run_id"]]
+    with ReplayReader.open(tmp_path) as reader:
+        run = reader.recordings[facts["run_id"]]
         assert (run.state, run.steps, run.rows["frames"]) == ("closed", 60, 60)
 
 
@@ -58,8 +58,8 @@ def test_record_is_the_same_for_a_seed(tmp_path: Path) -> None:
     command = ("record", "--env", "CartPole-v1", "--steps", "80", "--frames", "none")
     for run_id in ("a", "b"):
         facts_of(*command, "--seed", "5", "--run-id", run_id, "--out", tmp_path)
-    with ReplayReader(tmp_path) as reader:
-        one, other = reader.steps("a")[:], reader.steps("b")[:]
+    with ReplayReader.open(tmp_path) as reader:
+        one, other = (reader.where("run_id = ?", run)[:] for run in ("a", "b"))
         for name in one:
             assert np.array_equal(one[name], other[name])
 
@@ -70,10 +70,10 @@ def test_record_several_at_once(tmp_path: Path) -> None:
         *("--envs", "3", "--seed", "1", "--out", tmp_path),
     )
     assert facts["steps"] == 102  # each of them makes as many
-    with ReplayReader(tmp_path) as reader:
+    with ReplayReader.open(tmp_path) as reader:
         assert {e.agent_id for e in reader.episodes} == {"env0", "env1", "env2"}
-        assert len(reader.steps()) == 102
-        assert reader.verify() == []
+        assert len(reader) == 102
+        assert reader.verify().ok
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_info_of_a_store_with_a_bad_file(
 
 def test_info_of_a_store_with_an_older_file(tmp_path: Path) -> None:
     for run, steps in (("a", 1), ("b", 1), ("a", 50)):
-        with ReplayWriter(tmp_path, run) as writer:
+        with ReplayWriter(tmp_path, run, mode="a") as writer:
             for _ in range(steps):
                 writer.record_step(reward=0, observation=np.zeros((40, 40), np.uint8))
         if run == "b":
@@ -172,8 +172,8 @@ def test_episodes(store: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     head, *rows, last = [line.split("\t") for line in done.stdout.splitlines()]
     assert head == ["episode", "steps", "total_reward", "end", "started_at"]
-    with ReplayReader(store) as reader:
-        best = sorted((e.total_reward for e in reader.where("run_id = 'cartpole'")), reverse=True)
+    with ReplayReader.open(store) as reader:
+        best = sorted(reader.where("run_id = 'cartpole'").runs["total_reward"], reverse=True)
     assert [float(row[2]) for row in rows] == best[:3]
     assert last == [f"3 of {len(best)} episodes"]
     done = stepwell(*command, "--json")
@@ -204,15 +204,15 @@ def test_export_steps(store: Path, tmp_path: Path) -> None:
         *("--of", "cartpole", "--where", "steps > 10"),
     )
     assert (done.returncode, done.stderr) == (0, "")
-    with sw.StepReader.open(tmp_path / "steps") as steps, ReplayReader(store) as reader:
-        expected = reader.where("run_id = 'cartpole' AND steps > 10").steps()
+    with sw.StepReader.open(tmp_path / "steps") as steps, ReplayReader.open(store) as reader:
+        expected = reader.where("run_id = 'cartpole' AND steps > 10")
         assert np.array_equal(steps[:]["observation"], expected[:]["observation"])
         assert done.stdout == f"{tmp_path}/steps: {len(steps.runs)} runs, {len(steps)} steps\n"
 
 
 def test_export_to_minari(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    done = stepwell(
+    done = process(
         *("replay", "export", store, "cartpole/cli-v0", "--to", "minari"),
         *("--of", "cartpole", "--env", "CartPole-v1"),
     )
@@ -225,7 +225,7 @@ def test_export_a_game_of_atari_to_minari(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    done = stepwell(
+    done = process(
         *("replay", "export", store, "pong/cli-v0", "--to", "minari"),
         *("--of", "pong", "--env", "ALE/Pong-v5"),
     )
@@ -329,7 +329,7 @@ def brittle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("envs", [1, 3])
 def test_record_what_breaks(brittle: Path, tmp_path: Path, envs: int) -> None:
-    done = stepwell(
+    done = process(
         *("record", "--env", "brittle:Brittle-v0", "--steps", "100", "--frames", "none"),
         *("--envs", str(envs), "--run-id", "run", "--out", tmp_path / "out"),
     )
@@ -337,8 +337,9 @@ def test_record_what_breaks(brittle: Path, tmp_path: Path, envs: int) -> None:
     assert done.stderr.startswith("error: brittle:Brittle-v0: RuntimeError: it fell over - at ")
     assert done.stderr.count("\n") == 1
     assert envs > 1 or f"{brittle}:21" in done.stderr
-    with ReplayReader(tmp_path / "out") as reader:
-        assert (reader.runs["run"].state, reader.runs["run"].steps) == ("closed", 5 * envs)
+    with ReplayReader.open(tmp_path / "out") as reader:
+        run = reader.recordings["run"]
+        assert (run.state, run.steps) == ("closed", 5 * envs)
 
 
 @pytest.mark.parametrize("envs", [1, 3])
@@ -364,16 +365,19 @@ def test_record_until_it_is_stopped(brittle: Path, tmp_path: Path, envs: int) ->
     facts = json.loads(said)
     assert facts["steps"] == _steps_of(tmp_path / "out") > 0
 
-    more = facts_of(*command[:-1], "--steps", "30")
+    again = process(*command, "--steps", "30")
+    assert (again.returncode, again.stdout) == (1, "")
+    assert "the run 'run' exists already" in again.stderr
+    more = json.loads(process(*command, "--steps", "30", "--append").stdout)
     assert more["steps"] == facts["steps"] + 30
     assert more["steps_per_second"] == pytest.approx(30 / more["seconds"], rel=0.01)
-    with ReplayReader(tmp_path / "out") as reader:
-        assert reader.verify() == []
+    with ReplayReader.open(tmp_path / "out") as reader:
+        assert reader.verify().ok
 
 
 def _steps_of(root: Path) -> int:
     try:
-        with ReplayReader(root) as reader:
-            return sum(run.steps for run in reader.runs.values())
+        with ReplayReader.open(root) as reader:
+            return sum(run.steps for run in reader.recordings.values())
     except (FileNotFoundError, sw.FormatError):
         return 0

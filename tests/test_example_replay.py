@@ -26,7 +26,7 @@ def test_a_player_learns_from_a_clumsy_one(tmp_path: Path) -> None:
     assert found is not None
     assert float(found[2]) > 2
     assert re.match(r"400 steps, \d+ s", last)
-    with ReplayReader(tmp_path / "replays") as replays:
-        (run,) = replays.runs.values()
+    with ReplayReader.open(tmp_path / "replays") as replays:
+        (run,) = replays.recordings.values()
         assert (run.state, run.steps) == ("closed", 6000)
         assert run.episodes in (int(recorded[2]), int(recorded[2]) + 1)

@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 def test_training_killed_and_resumed_sees_every_row_once(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / "train_resume.py"), str(tmp_path / "checkpoint.pt")]
     draw = random.Random(1)
-    for _ in range(4):
+    for _ in range(2):
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             for _ in range(draw.randint(1, 30)):

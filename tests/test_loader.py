@@ -5,7 +5,6 @@ import pickle
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -294,12 +293,25 @@ def test_a_source_whose_fingerprint_is_damaged_can_be_resumed() -> None:
 
 
 def test_skipped_rows_are_listed_with_their_batch_and_once() -> None:
+    made = threading.Semaphore(0)
+
+    def transform(batch: sw.Batch) -> sw.Batch:
+        made.release()
+        return batch
+
     loader = sw.Loader(
-        PythonSource(damaged=[3, 70]), 64, shuffle=False, on_corrupt="skip", threads=2, prefetch=8
+        PythonSource(damaged=[3, 70]),
+        64,
+        shuffle=False,
+        on_corrupt="skip",
+        threads=2,
+        prefetch=8,
+        transform=transform,
     )
     listed = []
-    for _ in loader:
-        time.sleep(0.01)  # batches ahead, of the next epoch too, are made meanwhile
+    for i, _ in enumerate(loader):
+        for _ in range(1 if i else 7):  # batches ahead, of the next epoch too, are made meanwhile
+            assert made.acquire(timeout=30)
         listed.append([row for row, _ in loader.corrupt])
     assert listed[:2] == [[3], [3, 70]]
     order_of(loader)
@@ -456,21 +468,24 @@ def test_threads_that_share_a_loop_get_every_row_once() -> None:
 
 def test_a_daemon_thread_in_the_loader_does_not_abort_the_exit() -> None:
     script = """
-import threading, time, numpy as np, stepwell as sw
+import threading, numpy as np, stepwell as sw
 source = sw.ArraySource(np.arange(1_000_000))
 loader = sw.Loader(source, 4096)
+busy = threading.Semaphore(0)
 def consume():
     for _ in loader.forever():
-        pass
+        busy.release()
 def take():
     while True:
         source.take(np.arange(5000))
+        busy.release()
 for target in (consume, take, take):
     threading.Thread(target=target, daemon=True).start()
-time.sleep(0.2)
+for _ in range(200):
+    busy.acquire()
 print("end")
 """
-    for _ in range(5):
+    for _ in range(3):
         assert answer(script) == "end"
 
 
@@ -511,9 +526,10 @@ except RuntimeError as error:
 
 
 def test_closing_wakes_a_consumer_that_waits() -> None:
-    held = threading.Event()
+    waited_for, held = threading.Event(), threading.Event()
 
     def transform(batch: sw.Batch) -> sw.Batch:
+        waited_for.set()
         held.wait(30)
         return batch
 
@@ -528,7 +544,7 @@ def test_closing_wakes_a_consumer_that_waits() -> None:
 
     consumer = threading.Thread(target=consume)
     consumer.start()
-    time.sleep(0.1)
+    assert waited_for.wait(30)
     loader.close()
     held.set()
     consumer.join(30)

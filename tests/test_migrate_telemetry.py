@@ -16,8 +16,14 @@ import numpy as np
 import pytest
 
 import stepwell as sw
-from stepwell.replay import ReplayReader, ReplayWriter, migrate_telemetry, validate_telemetry
-from stepwell.stores.replay import json_arrays, migrate, moved as moved_steps
+from stepwell.replay import ReplayReader, ReplayWriter
+from stepwell.telemetry import (
+    json_arrays,
+    migrate,
+    migrate_telemetry,
+    moved as moved_steps,
+    validate_telemetry,
+)
 from tests import old_telemetry
 from tests.crash.kills import Victims
 from tests.old_telemetry import database, episode, picture, step
@@ -70,7 +76,7 @@ def moved(path: Path, root: Path) -> Any:
     """The first episode after a migration."""
     report = migrate_telemetry(path, root)
     assert report.verified == report.added == report.steps
-    reader = ReplayReader(root)
+    reader = ReplayReader.open(root)
     return reader.episode(reader.episodes[0].episode_id)
 
 
@@ -87,20 +93,20 @@ def test_same_rows_with_references(old: Path, tmp_path: Path) -> None:
     assert report.array_bytes == sum(f.stat().st_size for f in (tmp_path / "new").rglob("*.h5"))
     assert_moved(old, tmp_path / "new")
     assert old.read_bytes() == before
-    columns = ReplayReader(tmp_path / "new").query("SELECT * FROM steps LIMIT 1")[0]
+    columns = ReplayReader.open(tmp_path / "new").query("SELECT * FROM steps LIMIT 1").columns
     assert "observation" not in columns
 
 
 def test_episodes_are_kept(old: Path, tmp_path: Path) -> None:
     migrate_telemetry(old, tmp_path / "new")
-    reader = ReplayReader(tmp_path / "new")
+    reader = ReplayReader.open(tmp_path / "new")
     found = {e.episode_id: e for e in reader.episodes}
     assert set(found) == {"a-ep1", "a-ep2", "a-ep3", "b-ep1", "b-ep2"}
     assert found["a-ep2"].total_reward == sum(i / 2 for i in range(20))
     assert (found["a-ep2"].steps, found["a-ep2"].terminated, found["a-ep2"].ended) == (20, 1, 1)
     assert found["a-ep2"].ended_at == "2026-11-15T10:00:19+00:00"
     assert (found["a-ep3"].steps, found["a-ep3"].ended, found["a-ep3"].ended_at) == (7, 0, None)
-    assert {run.state for run in reader.runs.values()} == {"closed"}
+    assert {run.state for run in reader.recordings.values()} == {"closed"}
     with h5py.File(tmp_path / "new/replay/a.h5") as file:
         starts, lengths = file["episodes/starts"][:], file["episodes/lengths"][:]
         numbers = file["steps"][:, 0]
@@ -111,7 +117,7 @@ def test_episodes_are_kept(old: Path, tmp_path: Path) -> None:
 
 def test_is_a_source(old: Path, tmp_path: Path) -> None:
     migrate_telemetry(old, tmp_path / "new")
-    steps = ReplayReader(tmp_path / "new").steps("a")
+    steps = ReplayReader.open(tmp_path / "new", run="a")
     batch = steps.take(range(len(steps)))
     np.testing.assert_array_equal(batch["observation"][0], picture(sum(b"a-ep1"), (5, 4)))
     np.testing.assert_array_equal(batch["next_observation"][0], batch["observation"][1])
@@ -119,7 +125,7 @@ def test_is_a_source(old: Path, tmp_path: Path) -> None:
 
 def test_a_writer_can_go_on_with_it(old: Path, tmp_path: Path) -> None:
     migrate_telemetry(old, tmp_path / "new", run_ids=["b"])
-    with ReplayWriter(tmp_path / "new", "b") as writer:
+    with ReplayWriter(tmp_path / "new", "b", mode="a") as writer:
         refs = writer.record_step(
             reward=1, observation=picture(1, (5, 4)), action=2, frame=picture(1)
         )
@@ -131,7 +137,7 @@ def test_a_writer_can_go_on_with_it(old: Path, tmp_path: Path) -> None:
 def test_some_runs(old: Path, tmp_path: Path) -> None:
     report = migrate_telemetry(old, tmp_path / "new", run_ids=["b"])
     assert (report.steps, report.runs) == (40, {"b": "b"})
-    assert list(ReplayReader(tmp_path / "new").runs) == ["b"]
+    assert list(ReplayReader.open(tmp_path / "new").recordings) == ["b"]
     with pytest.raises(ValueError, match="there is no run 'c'"):
         migrate_telemetry(old, tmp_path / "new", run_ids=["c"])
 
@@ -147,7 +153,7 @@ def test_names_that_no_file_may_have(tmp_path: Path) -> None:
     assert report.runs["a b"].startswith("a_b-")
     assert report.runs[None] == "unnamed"
     assert len(set(report.runs.values())) == 5
-    reader = ReplayReader(tmp_path / "new")
+    reader = ReplayReader.open(tmp_path / "new")
     for i in range(len(names)):
         assert reader.episode(f"e{i}").observations.tolist() == [[i]]
     assert migrate_telemetry(path, tmp_path / "new").added == 0
@@ -155,7 +161,7 @@ def test_names_that_no_file_may_have(tmp_path: Path) -> None:
 
 def test_progress(old: Path, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    migrate_telemetry(old, tmp_path / "new", on_progress=lambda *now: seen.append(now))
+    migrate_telemetry(old, tmp_path / "new", progress=lambda *now: seen.append(now))
     assert seen[-1] == (87, 87)
     assert seen == sorted(seen)
 
@@ -245,7 +251,7 @@ def test_float32_when_asked_for(tmp_path: Path) -> None:
     path = one(tmp_path / "o.sqlite", observation=[0.1, 0.2])
     report = migrate_telemetry(path, tmp_path / "new", observations="float32")
     assert report.verified == 1
-    seen = ReplayReader(tmp_path / "new").episode("a-ep1").observations
+    seen = ReplayReader.open(tmp_path / "new").episode("a-ep1").observations
     assert seen.tolist() == np.array([[0.1, 0.2]], np.float32).tolist()
     assert validate_telemetry(path, tmp_path / "new").differences == []
 
@@ -366,7 +372,7 @@ def test_bad_steps(tmp_path: Path, bad: dict[str, Any], message: str) -> None:
     assert where == path
     assert reason.startswith("step 1 of episode 'a-ep1': ")
     assert report.added == report.verified == 3
-    assert ReplayReader(tmp_path / "new").episode("a-ep1").step_index.tolist() == [0, 2, 3]
+    assert ReplayReader.open(tmp_path / "new").episode("a-ep1").step_index.tolist() == [0, 2, 3]
 
 
 def test_rewards_are_numbers(tmp_path: Path) -> None:
@@ -435,7 +441,7 @@ def test_again_adds_what_is_new(old: Path, tmp_path: Path) -> None:
     report = migrate_telemetry(old, tmp_path / "new")
     assert (report.added, report.verified, report.steps) == (26, 26, 113)
     assert_moved(old, tmp_path / "new")
-    found = {e.episode_id: e for e in ReplayReader(tmp_path / "new").episodes}
+    found = {e.episode_id: e for e in ReplayReader.open(tmp_path / "new").episodes}
     assert (found["a-ep3"].steps, found["a-ep3"].ended, found["a-ep3"].number) == (30, True, 2)
     with h5py.File(tmp_path / "new/replay/a.h5") as file:
         assert file["episodes/starts"][:].tolist() == [0, 20, 40]
@@ -447,7 +453,7 @@ def test_an_end_that_comes_later(old: Path, tmp_path: Path) -> None:
     with database(old) as connection:
         connection.execute("INSERT INTO episodes VALUES ('a-ep3', 10.5, 9, 'a')")
     migrate_telemetry(old, tmp_path / "new")
-    (found,) = ReplayReader(tmp_path / "new").where("episode_id = 'a-ep3'")
+    (found,) = ReplayReader.open(tmp_path / "new").where("episode_id = 'a-ep3'").episodes
     assert (found.ended, found.steps, found.terminated) == (True, 7, False)
 
 
@@ -535,12 +541,12 @@ def test_kills(quick_path: Path) -> None:
             lives += 1
             longest_s *= 1.05
             with suppress(FileNotFoundError, sw.FormatError):  # there is nothing yet
-                ReplayReader(quick_path / "new")
+                ReplayReader.open(quick_path / "new")
                 assert validate_telemetry(path, quick_path / "new").differences == []
     assert lives > 1
     assert_moved(path, quick_path / "new")
-    reader = ReplayReader(quick_path / "new")
-    assert {run.state for run in reader.runs.values()} == {"closed"}
+    reader = ReplayReader.open(quick_path / "new")
+    assert {run.state for run in reader.recordings.values()} == {"closed"}
     assert all(e.ended and e.steps == 25 for e in reader.episodes)
     with h5py.File(quick_path / "new/replay/a.h5") as file:
         assert file["episodes/lengths"][:].tolist() == [25, 25]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import stepwell as sw
 from stepwell import _core, game2048 as g
 from stepwell.game2048.player import DEEPEST
-from stepwell.runs import Run
+from stepwell.game2048.runs import Run
 from tests import children
 
 BEST = np.float32(1) - np.float32(2**-23)
@@ -359,3 +359,20 @@ sw.game2048.legal(1)
 print(before, "stepwell.game2048" in sys.modules)
 """
     assert children.answer(script) == "False True"
+
+
+def test_a_process_may_end_while_it_plays() -> None:
+    script = """
+import threading
+from stepwell import _core
+begun = threading.Barrier(5)
+def play(game):
+    begun.wait()
+    _core.play_game(4, 1, game)
+for game in range(4):
+    threading.Thread(target=play, args=(game,), daemon=True).start()
+begun.wait()
+"""
+    for _ in range(3):
+        done = children.python(script)
+        assert (done.returncode, done.stderr) == (0, "")

@@ -126,8 +126,8 @@ def test_the_store_of_the_page(page: Path) -> None:
 def test_the_package_writes_the_store_of_the_page(page: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     made = {
-        "n": PackageField("<i8", optional=True),  # type: ignore[arg-type]
-        "text": PackageField(str, optional=True),  # type: ignore[arg-type]
+        "n": PackageField("<i8", optional=True),
+        "text": PackageField(str, optional=True),
     }
     with RecordWriter(mine, made, attributes={"by": "hand"}) as store:
         store.append({"n": [7, -1], "text": ["ab", None]})

@@ -46,7 +46,7 @@ def test_the_dataset_of_the_page(page: Path) -> None:
     assert steps.blocks is not None
     dataset = StepReader.open(page)
     assert dataset.dtype == steps.rows.dtype == STEP
-    assert dataset.verify() == []
+    assert dataset.verify().ok
     assert_batch(dataset[:], fields(steps.rows))
     assert list(dataset.runs) == steps.runs
     assert steps.rows["ev_values"].tolist() == [[0, 0.5, 1, 0.25], [1, 0.5, 0.25, 0.75]]
@@ -65,7 +65,7 @@ def test_the_package_writes_the_dataset_of_the_page(page: Path, tmp_path: Path) 
     steps = read_steps(page)
     known = {name: steps.runs[0][name] for name in RUN_COLUMNS}
     with StepWriter(tmp_path / "mine", STEP, RUN_COLUMNS) as writer:
-        writer.append_run(steps.rows, **known)
+        writer.append(steps.rows, **known)
     assert (tmp_path / "mine" / "steps.npy").read_bytes() == ARRAY
     with tampered(page) as theirs, tampered(tmp_path / "mine") as mine:
         assert [*mine.iterdump()] == [*theirs.iterdump()]
@@ -77,8 +77,8 @@ def test_the_package_writes_the_dataset_of_the_page(page: Path, tmp_path: Path) 
 
 def test_appending_to_the_dataset_of_the_page(page: Path) -> None:
     rows = read_steps(page).rows
-    with StepWriter(page) as writer:
-        assert writer.append_run(rows, max_score=8, highest_tile=4) == 1
+    with StepWriter(page, mode="a") as writer:
+        assert writer.append(rows, max_score=8, highest_tile=4) == 1
     steps = read_steps(page, verify=True)
     assert steps.rows["run_id"].tolist() == [0, 0, 1, 1]
     assert steps.blocks is not None
@@ -114,7 +114,7 @@ def test_the_package_reads_what_the_reference_writes(
     for memory in ("ram", "map", "shared"):
         dataset = StepReader.open(path, memory=memory)
         assert_batch(dataset[:], fields(rows_of_all(lengths)))
-        assert dataset.verify() == []
+        assert dataset.verify().ok
         assert [dict(sorted(run.items())) for run in dataset.runs] == [
             dict(sorted(run.items())) for run in place(runs)
         ]

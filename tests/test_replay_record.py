@@ -29,16 +29,16 @@ def cartpole() -> Log:
 
 def check(root: Path, logs: dict[str | None, Logged], every: int = 0) -> None:
     """Compare everything below `root` with the logs of each agent."""
-    with ReplayReader(root) as reader:
+    with ReplayReader.open(root) as reader:
         for agent, log in logs.items():
             happened = [episode for episode in log if episode["steps"]]
             found = [e for e in reader.episodes if e.agent_id == agent]
             assert len(found) == len(happened)
             for episode, expected in zip(found, happened, strict=True):
                 check_episode(reader, episode, expected, every)
-        steps = reader.steps()
+        steps = reader
         assert len(steps) == sum(len(e["steps"]) for log in logs.values() for e in log)
-        assert reader.verify() == []
+        assert reader.verify().ok
 
 
 def check_episode(
@@ -62,7 +62,7 @@ def check_episode(
     assert found.frame_steps.tolist() == shown
     for i, step_index in enumerate(shown):
         same(found.frames[i], expected["frames"][step_index])
-    source = reader.where("episode_id = ?", episode.episode_id).steps()
+    source = reader.where("episode_id = ?", episode.episode_id)
     rows = source[:]
     for name in source.schema:
         if name.startswith("next_observation"):
@@ -131,7 +131,7 @@ def test_nested_spaces_and_an_environment_that_writes_into_what_it_gave_away(
     with Record(inner, tmp_path, frames=frames, run_id="a") as env:
         play(env, 40)
     check(tmp_path, {None: inner.log}, every)
-    schema = ReplayReader(tmp_path).steps().schema
+    schema = ReplayReader.open(tmp_path).schema
     assert {name: str(field) for name, field in schema.items()} == {
         "observation/camera": "uint8[6, 8, 3]",
         "observation/place/(0)": "float32[2]",
@@ -156,7 +156,7 @@ def test_breakout(tmp_path: Path) -> None:
         assert re.fullmatch(r"breakout-\d{8}-\d{6}", env.run_id)
     check(tmp_path, {None: inner.log}, 1)
     assert sum(len(e["steps"]) for e in inner.log) == 400
-    with ReplayReader(tmp_path) as reader:
+    with ReplayReader.open(tmp_path) as reader:
         first = reader.episode(reader.episodes[0].episode_id)
         assert np.array_equal(first.frames, first.observations)  # ALE shows what it gives
 
@@ -172,9 +172,9 @@ def test_a_reset_and_a_close_end_the_episode(tmp_path: Path) -> None:
     env.close()
     env.close()
     check(tmp_path, {None: inner.log})
-    with ReplayReader(tmp_path) as reader:
+    with ReplayReader.open(tmp_path) as reader:
         assert [(e.steps, e.ended, e.truncated) for e in reader.episodes] == [(4, True, False)] * 3
-        assert reader.runs["a"].state == "closed"
+        assert reader.recordings["a"].state == "closed"
 
 
 def test_steps_behind_the_end_are_not_recorded(tmp_path: Path) -> None:
@@ -226,11 +226,11 @@ def test_an_environment_that_breaks_and_goes_on(tmp_path: Path, what: str) -> No
         if what == "reset":
             env.reset()
         env.step(env.action_space.sample())
-    with ReplayReader(tmp_path) as reader:
+    with ReplayReader.open(tmp_path) as reader:
         steps = [2, 1] if what == "reset" else [3]
         assert [e.steps for e in reader.episodes] == steps
-        assert len(reader.steps()) == 3
-        assert reader.verify() == []
+        assert len(reader) == 3
+        assert reader.verify().ok
 
 
 def test_a_failing_close_closes_the_writer(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_failing_close_closes_the_writer(tmp_path: Path) -> None:
     play(env, 10)
     with pytest.raises(RuntimeError, match="close"):
         env.close()
-    assert ReplayReader(tmp_path).runs["a"].state == "closed"
+    assert ReplayReader.open(tmp_path).recordings["a"].state == "closed"
 
 
 # Vectors.
@@ -272,15 +272,15 @@ def test_a_vector(
     every = 2 if inner.render_mode else 0
     env = Record(inner, tmp_path, frames="every:2" if every else None, run_id="a")
     assert isinstance(env, RecordedVectorEnv)
-    play_vector(env, mode, 150)
-    env.writer.flush()
+    play_vector(env, mode, 80)
+    env.writer.commit()
     logs: dict[str | None, Logged] = dict(
         zip(("env0", "env1", "env2"), inner.get_attr("log"), strict=True)
     )
     env.close()
     check(tmp_path, logs, every)
-    with ReplayReader(tmp_path) as reader:
-        assert len(reader.episodes.where("terminated OR truncated")) > 8
+    with ReplayReader.open(tmp_path) as reader:
+        assert len(reader.where("terminated OR truncated").runs) > 4
 
 
 def test_a_vector_that_is_reset_in_the_middle(tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ def test_an_observation_outside_its_space(tmp_path: Path) -> None:
         with pytest.raises(sw.SchemaError, match=message):
             env.step(env.action_space.sample())
     env.close()
-    assert [e.steps for e in ReplayReader(tmp_path).episodes] == [1]
+    assert [e.steps for e in ReplayReader.open(tmp_path).episodes] == [1]
 
 
 def test_what_is_not_an_environment(tmp_path: Path) -> None:
@@ -385,13 +385,15 @@ def test_two_runs_in_one_second_have_two_names(tmp_path: Path) -> None:
 
 
 def test_writer_options(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="codec: expected one of"):
-        Record(Everything(), tmp_path, codec="mp3")
-    with Record(Everything(), tmp_path, codec="gzip", infos=False, run_id="a") as env:
+    with pytest.raises(ValueError, match="compress: expected one of"):
+        Record(Everything(), tmp_path, compress="mp3")
+    with Record(Everything(), tmp_path, compress="gzip", infos=False, run_id="a") as env:
         play(env, 9)
-    with ReplayReader(tmp_path) as reader:
+    with ReplayReader.open(tmp_path) as reader:
         assert set(reader.episode("a-ep0000").infos[0]) == set()
-        channels = {channel.name: channel.codec for channel in reader.runs["a"].channels}
+        channels = {
+            channel.name: channel.field.compress for channel in reader.recordings["a"].channels
+        }
         assert channels["frames"] == "none"  # smaller than what is worth packing
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import stepwell as sw
 
-CASES = 1200
+CASES = 1000
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-import stepwell as sw
-from stepwell import FormatError, RunMeta, SchemaError, StepwellError
+from stepwell import FormatError, SchemaError, StepwellError, game2048
+from stepwell.game2048 import RunMeta
 from tests import children
 from tests.reference import runs
 from tests.reference.runs import (
@@ -31,7 +31,7 @@ from tests.runs import RUN_V1, RUN_V2, any_runs, assert_run, columns_of, made_of
 
 
 def test_the_v1_file_of_the_page() -> None:
-    run = sw.Run.from_bytes(RUN_V1)
+    run = game2048.Run.from_bytes(RUN_V1)
     assert run.meta == RunMeta(
         2, 1_700_000_000, np.float32(12.34).item(), 12345, 2048, "test-engine"
     )
@@ -45,7 +45,7 @@ def test_the_v1_file_of_the_page() -> None:
 
 
 def test_the_v2_file_of_the_page() -> None:
-    run = sw.Run.from_bytes(RUN_V2)
+    run = game2048.Run.from_bytes(RUN_V2)
     assert run.meta == RunMeta(3, 1_700_000_000, 5.25, 4096, 512, "test-engine-v2")
     assert run.boards.tolist() == [0x1 << 60, 0x11 << 56, 0x111 << 52]
     assert run.moves.tolist() == [0, 3, 1]
@@ -63,15 +63,15 @@ def test_the_v2_file_of_the_page() -> None:
 @given(any_runs(nan=True))
 def test_v2_is_read_and_written(run: Run) -> None:
     data = encode_v2(run)
-    assert_run(sw.Run.from_bytes(data), runs.decode_v2(data))
-    assert sw.Run.from_bytes(data).to_bytes() == data
+    assert_run(game2048.Run.from_bytes(data), runs.decode_v2(data))
+    assert game2048.Run.from_bytes(data).to_bytes() == data
     assert made_of(run).to_bytes() == data
 
 
 @given(any_runs(v1=True, nan=True))
 def test_v1_is_read_and_written(run: Run) -> None:
     data = encode_v1(run)
-    got = sw.Run.from_bytes(data)
+    got = game2048.Run.from_bytes(data)
     assert_run(got, runs.decode_v1(data))
     assert got.to_bytes(1) == made_of(run).to_bytes(1) == data
 
@@ -79,14 +79,14 @@ def test_v1_is_read_and_written(run: Run) -> None:
 @given(any_runs())
 def test_v1_leaves_out_branches(run: Run) -> None:
     assert made_of(run).to_bytes(1) == encode_v1(run)
-    back = sw.Run.from_bytes(made_of(run).to_bytes(1))
+    back = game2048.Run.from_bytes(made_of(run).to_bytes(1))
     assert not back.has_branches.any()
     assert back.meta.engine == (run.meta.engine or "")
 
 
 def test_v1_becomes_v2() -> None:
-    old = sw.Run.from_bytes(RUN_V1)
-    new = sw.Run.from_bytes(old.to_bytes(2))
+    old = game2048.Run.from_bytes(RUN_V1)
+    new = game2048.Run.from_bytes(old.to_bytes(2))
     assert new == old
     assert new.meta == old.meta
     assert new.to_bytes(1) == RUN_V1
@@ -99,7 +99,7 @@ def test_long_runs() -> None:
         run = random_run(random, most_steps=0)
         run.steps = [step for _ in range(steps) for step in random_run(random).steps][:steps]
         run.meta.steps = len(run.steps)
-        got = sw.Run.from_bytes(encode_v2(run))
+        got = game2048.Run.from_bytes(encode_v2(run))
         assert_run(got, run)
         assert got.to_bytes() == encode_v2(run)
         assert got.to_bytes(1) == encode_v1(run)
@@ -109,31 +109,31 @@ def test_long_runs() -> None:
 def test_floats_survive_bit_for_bit(bits: int) -> None:
     value = struct.pack("<I", bits)
     data = RUN_V2[:6] + value + RUN_V2[10:43] + value + RUN_V2[47:]
-    run = sw.Run.from_bytes(data)
+    run = game2048.Run.from_bytes(data)
     assert run.to_bytes() == data
     assert run.copy().to_bytes() == pickle.loads(pickle.dumps(run)).to_bytes() == data
     assert run.ev_values[0, 0].tobytes() == value
     assert run.to_bytes(1)[18:22] == value
     assert run == run.copy()
-    again = sw.Run(run.boards, run.moves, 0, ev_values=run.ev_values, ev_legal=run.ev_legal)
+    again = game2048.Run(run.boards, run.moves, 0, ev_values=run.ev_values, ev_legal=run.ev_legal)
     assert again.ev_values.tobytes() == run.ev_values.tobytes()
 
 
 @pytest.mark.parametrize("payload", ["text", None, 5, [1, 2]], ids=repr)
 def test_payloads_are_bytes(payload: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
-        sw.Run.from_bytes(payload)
+        game2048.Run.from_bytes(payload)
 
 
 def test_payloads_may_be_any_buffer() -> None:
-    want = sw.Run.from_bytes(RUN_V2)
+    want = game2048.Run.from_bytes(RUN_V2)
     padded = b"xyz" + RUN_V2 + b"abc"
     for payload in (
         bytearray(RUN_V2),
         memoryview(padded)[3:-3],
         np.frombuffer(padded, np.uint8)[3:-3],
     ):
-        assert sw.Run.from_bytes(payload) == want
+        assert game2048.Run.from_bytes(payload) == want
 
 
 # The constructor.
@@ -141,15 +141,15 @@ def test_payloads_may_be_any_buffer() -> None:
 
 def test_score_and_highest_tile_are_of_the_final_board() -> None:
     for board in (0, 1, 0x2300, 0x1B00, 2**64 - 1, 0xF000000000000001):
-        meta = sw.Run([], [], board).meta
+        meta = game2048.Run([], [], board).meta
         assert meta == RunMeta(0, 0, 0.0, runs.score(board), runs.highest_tile(board), None)
-    given = sw.Run([], [], 0x2300, max_score=7, highest_tile=9).meta
+    given = game2048.Run([], [], 0x2300, max_score=7, highest_tile=9).meta
     assert (given.max_score, given.highest_tile) == (7, 9)
 
 
 def test_what_makes_a_run() -> None:
     top = 0xF000000000000001
-    want = sw.Run(np.array([1, top], np.uint64), np.array([0, 3], np.uint8), 5)
+    want = game2048.Run(np.array([1, top], np.uint64), np.array([0, 3], np.uint8), 5)
     many: list[tuple[Any, Any, Any]] = [
         ([1, top], [0, 3], 5),  # NumPy makes floats of these numbers
         ((1, top), (0, 3), np.uint64(5)),
@@ -158,17 +158,17 @@ def test_what_makes_a_run() -> None:
         (np.array([1, top], ">u8"), [np.uint8(0), np.uint8(3)], 5),
     ]
     for boards, moves, final in many:
-        assert sw.Run(boards, moves, final) == want
+        assert game2048.Run(boards, moves, final) == want
     numbers: list[Any] = [2, np.uint64(2), np.int16(2)]
     for start in numbers:
-        assert sw.Run([], [], 0, start_unix_s=start).meta.start_unix_s == 2
+        assert game2048.Run([], [], 0, start_unix_s=start).meta.start_unix_s == 2
     for elapsed in [*numbers, 2.0, np.float32(2), np.float64(2)]:
-        assert sw.Run([], [], 0, elapsed_s=elapsed).meta.elapsed_s == 2.0
+        assert game2048.Run([], [], 0, elapsed_s=elapsed).meta.elapsed_s == 2.0
 
 
 def test_branches_on_some_steps() -> None:
     values = np.arange(12, dtype=np.float64).reshape(3, 4)
-    run = sw.Run(
+    run = game2048.Run(
         [1, 2, 3],
         [0, 1, 2],
         4,
@@ -179,8 +179,8 @@ def test_branches_on_some_steps() -> None:
     assert run.ev_legal.tolist() == [15, 5, 0]
     assert run.ev_values.tolist() == [[0, 1, 2, 3], [4, 0, 6, 0], [0, 0, 0, 0]]
     assert run.has_branches.tolist() == [True, True, False]
-    assert not sw.Run([1], [0], 4).has_branches.any()
-    assert sw.Run([1], [0], 4, ev_values=[[0.0] * 4], ev_legal=[0]).has_branches.all()
+    assert not game2048.Run([1], [0], 4).has_branches.any()
+    assert game2048.Run([1], [0], 4, ev_values=[[0.0] * 4], ev_legal=[0]).has_branches.all()
 
 
 @pytest.mark.parametrize(
@@ -228,16 +228,16 @@ def test_branches_on_some_steps() -> None:
 )
 def test_what_makes_no_run(change: dict[str, Any], error: Any, match: str) -> None:
     good: dict[str, Any] = {"boards": [1, 2], "moves": [0, 1], "final_board": 3}
-    sw.Run(**good)
+    game2048.Run(**good)
     with pytest.raises(error, match=match):
-        sw.Run(**{**good, **change})
+        game2048.Run(**{**good, **change})
 
 
 def test_long_engines() -> None:
-    run = sw.Run([], [], 0, engine="x" * 65_535)
-    assert sw.Run.from_bytes(run.to_bytes(1)).meta.engine == "x" * 65_535
-    run = sw.Run([], [], 0, engine="\u00e9" * 40_000)
-    assert sw.Run.from_bytes(run.to_bytes(2)) == run
+    run = game2048.Run([], [], 0, engine="x" * 65_535)
+    assert game2048.Run.from_bytes(run.to_bytes(1)).meta.engine == "x" * 65_535
+    run = game2048.Run([], [], 0, engine="\u00e9" * 40_000)
+    assert game2048.Run.from_bytes(run.to_bytes(2)) == run
     with pytest.raises(ValueError, match="65,535"):
         run.to_bytes(1)
     with pytest.raises(ValueError, match="1 or 2"):
@@ -248,9 +248,9 @@ def test_long_engines() -> None:
 
 
 def test_equality() -> None:
-    run = sw.Run.from_bytes(RUN_V2)
-    assert run == sw.Run.from_bytes(RUN_V2)
-    assert run != sw.Run.from_bytes(RUN_V1)
+    run = game2048.Run.from_bytes(RUN_V2)
+    assert run == game2048.Run.from_bytes(RUN_V2)
+    assert run != game2048.Run.from_bytes(RUN_V1)
     assert run != RUN_V2
     for change in (
         {"boards": run.boards + np.uint64(1)},
@@ -265,16 +265,16 @@ def test_equality() -> None:
         del meta["steps"]
         names = ("boards", "moves", "ev_values", "ev_legal", "has_branches", "final_board")
         same = {name: getattr(run, name) for name in names} | meta
-        assert sw.Run(**same) == run
-        assert sw.Run(**{**same, **change}) != run
+        assert game2048.Run(**same) == run
+        assert game2048.Run(**{**same, **change}) != run
     with pytest.raises(TypeError, match="unhashable"):
         hash(run)
 
 
 def test_copies() -> None:
-    run = sw.Run.from_bytes(RUN_V2)
+    run = game2048.Run.from_bytes(RUN_V2)
     for again in (run.copy(), copy.copy(run), copy.deepcopy(run), pickle.loads(pickle.dumps(run))):
-        assert type(again) is sw.Run
+        assert type(again) is game2048.Run
         assert again == run
         assert not np.shares_memory(again.boards, run.boards)
     other = run.copy()
@@ -283,12 +283,12 @@ def test_copies() -> None:
 
 
 def test_length_states_and_repr() -> None:
-    run = sw.Run.from_bytes(RUN_V2)
+    run = game2048.Run.from_bytes(RUN_V2)
     assert len(run) == 3
     assert run.states.dtype == np.uint64
     assert run.states.tolist() == [*run.boards.tolist(), run.final_board]
     assert repr(run) == "Run(3 steps, score 4,096, highest tile 512, engine 'test-engine-v2')"
-    empty = sw.Run([], [], 7)
+    empty = game2048.Run([], [], 7)
     assert len(empty) == 0
     assert empty.states.tolist() == [7]
     assert repr(empty) == "Run(0 steps, score 768, highest tile 128, engine None)"
@@ -311,11 +311,11 @@ class Somewhere:
 @pytest.mark.parametrize(("version", "whole"), [(1, RUN_V1), (2, RUN_V2)])
 def test_save_and_load(tmp_path: Path, kind: Any, version: Any, whole: bytes) -> None:
     path = tmp_path / "any name at all"  # what a file is, its bytes say
-    run = sw.Run.from_bytes(whole)
+    run = game2048.Run.from_bytes(whole)
     for _ in range(2):
         run.save(kind(path), version)
         assert path.read_bytes() == whole
-        assert sw.Run.load(kind(path)) == run
+        assert game2048.Run.load(kind(path)) == run
     assert os.listdir(tmp_path) == [path.name]
 
 
@@ -324,32 +324,32 @@ def test_load_names_the_file(tmp_path: Path) -> None:
     for data in (b"", RUN_V1[:-1], RUN_V2 + b"\0"):
         path.write_bytes(data)
         with pytest.raises(FormatError) as info:
-            sw.Run.load(path)
+            game2048.Run.load(path)
         assert info.value.path == str(path)
         assert str(path) in str(info.value)
 
 
 def test_load_what_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        sw.Run.load(tmp_path / "nothing")
+        game2048.Run.load(tmp_path / "nothing")
     with pytest.raises(IsADirectoryError):
-        sw.Run.load(tmp_path)
+        game2048.Run.load(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(StepwellError, match="plain file"):
-        sw.Run.load(tmp_path / "pipe")
+        game2048.Run.load(tmp_path / "pipe")
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "game.a2run"
-    sw.Run.from_bytes(RUN_V1).save(path, 1)
+    game2048.Run.from_bytes(RUN_V1).save(path, 1)
     with pytest.raises(ValueError, match="65,535"):
-        sw.Run([], [], 0, engine="x" * 70_000).save(path, 1)
+        game2048.Run([], [], 0, engine="x" * 70_000).save(path, 1)
 
     def full_disk() -> str:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (50, 50))
         with pytest.raises(OSError) as info:
-            sw.Run.from_bytes(RUN_V2).save(path)
+            game2048.Run.from_bytes(RUN_V2).save(path)
         return type(info.value).__name__
 
     assert children.in_fork(full_disk) == "OSError"
@@ -357,9 +357,9 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     with pytest.raises(OSError):
-        sw.Run.from_bytes(RUN_V2).save(folder)
+        game2048.Run.from_bytes(RUN_V2).save(folder)
     with pytest.raises(FileNotFoundError):
-        sw.Run.from_bytes(RUN_V2).save(tmp_path / "no" / "folder")
+        game2048.Run.from_bytes(RUN_V2).save(tmp_path / "no" / "folder")
     assert sorted(os.listdir(tmp_path)) == ["folder", "game.a2run"]
     assert os.listdir(folder) == []
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-import stepwell as sw
-from stepwell import ChecksumError, FormatError
+from stepwell import ChecksumError, FormatError, game2048
 from tests import children
 from tests.reference import runs
 from tests.reference.runs import (
@@ -47,13 +46,13 @@ def verdict(payload: bytes) -> str:
     except Broken as broken:
         error = ChecksumError if isinstance(broken, BrokenChecksum) else FormatError
         with pytest.raises(FormatError) as info:
-            sw.Run.from_bytes(payload, path="game.a2run2")
+            game2048.Run.from_bytes(payload, path="game.a2run2")
         assert type(info.value) is error, payload.hex()
         assert info.value.path == "game.a2run2"
         assert info.value.offset is not None
         assert 0 <= info.value.offset <= len(payload)
         return "refused"
-    run = sw.Run.from_bytes(payload)
+    run = game2048.Run.from_bytes(payload)
     again = run.to_bytes(1 if runs.kind_of(payload) == runs.V1 else 2)
     assert encode_v2(runs.decode(again)) == encode_v2(want), payload.hex()
     assert again == payload or len(again) < len(payload)  # by varints longer than needed
@@ -109,7 +108,7 @@ def test_varints_longer_than_needed(name: str) -> None:
     offset, bits = VARINTS[name]
     value = runs.Cursor(RUN_V2[offset:]).varint(bits, name)
     short, most = varint(value), -(-bits // 7)
-    run = sw.Run.from_bytes(RUN_V2)
+    run = game2048.Run.from_bytes(RUN_V2)
     for size in range(len(short), most + 1):
         padded = short
         if size > len(short):
@@ -117,7 +116,7 @@ def test_varints_longer_than_needed(name: str) -> None:
                 short[:-1] + bytes([short[-1] | 128]) + b"\x80" * (size - len(short) - 1) + b"\0"
             )
         assert verdict(with_varint(offset, padded)) == "read"
-        assert sw.Run.from_bytes(with_varint(offset, padded)) == run
+        assert game2048.Run.from_bytes(with_varint(offset, padded)) == run
     assert verdict(with_varint(offset, short[:-1] + b"\x80" * most + b"\0")) == "refused"
 
 
@@ -156,7 +155,7 @@ def test_huge_counts_are_refused_without_memory() -> None:
 def test_which_of_the_two() -> None:
     for start in (b"", b"A", b"A2T1", b"A2T1\2", b"a2t1\1"):
         with pytest.raises(FormatError) as info:
-            sw.Run.from_bytes(start)
+            game2048.Run.from_bytes(start)
         assert type(info.value) is FormatError
     with pytest.raises(FormatError):
-        sw.Run.from_bytes(b"A2T1\1")
+        game2048.Run.from_bytes(b"A2T1\1")

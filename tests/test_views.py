@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from stepwell import ArraySource, Batch, Field, Ragged, SchemaError, Source, _core
 from stepwell.views import Join
+from tests.argument_contract import ArgumentContract
 from tests.arrays import STEP, random_array
 from tests.contract import Expected, SourceContract, assert_batch, join, pick, windows
 from tests.plain import PlainSource
@@ -99,7 +100,9 @@ class TestConcatOfBothKinds(TestConcat):
         return PlainSource(values(30)).concat(*parts)
 
 
-class TestMap(ViewContract):
+class TestMap(ViewContract, ArgumentContract):
+    """The one view that has a `take` of its own."""
+
     @pytest.fixture
     def expected(self) -> Expected:
         return dict(doubled(values(60)))
@@ -147,7 +150,9 @@ class TestJoin(ViewContract):
         )
 
 
-class TestNested(ViewContract):
+class TestNested(ViewContract, ArgumentContract):
+    """A stack of views is an engine of its own: each view turns its rows into those below."""
+
     def runs(self, expected: Expected) -> list[range]:
         return [range(25), range(25, 35)]
 

@@ -32,6 +32,7 @@ import pytest
 
 import stepwell as sw
 from stepwell.store import Store
+from stepwell.stores import STORES
 from stepwell.writer import Writer
 from tests.children import in_fork
 from tests.crash.disk import recorded
@@ -45,6 +46,7 @@ class WriterKit(ABC):
     """How the exam writes to a store and reads it."""
 
     store: ClassVar[type[Store]]
+    writer: ClassVar[type[Writer]]
     name: ClassVar[str] = "store"
     """Of the folder or file; some stores want an ending."""
     one_commit: ClassVar[bool] = False
@@ -72,7 +74,7 @@ class WriterKit(ABC):
         except FileNotFoundError:
             return []
         except sw.FormatError:
-            if not path.is_dir() or self.writer_type._holds_commits(path):
+            if not path.is_dir() or self.writer._holds_commits(path):
                 raise
             return []  # what a writer that never committed left
         with store:
@@ -80,10 +82,6 @@ class WriterKit(ABC):
             report = store.verify()
             assert report.ok, str(report)
             return found
-
-    @property
-    def writer_type(self) -> type[Writer]:
-        return getattr(sw, self.store.__name__.replace("Reader", "Writer"))  # type: ignore[no-any-return]
 
     def work(self, folder: Path, first: int) -> Iterator[int]:
         """Append and commit for ever: what the killed processes do."""
@@ -106,9 +104,14 @@ class WriterKit(ABC):
 
 
 def snapshot(path: Path) -> dict[str, Any]:
-    """Every file below a path with its content; links and pipes by what they are."""
+    """Every file below a path with its content; links and pipes by what they are.
+
+    SQLite puts an index and an empty log beside a database that it reads; they hold nothing.
+    """
     found: dict[str, Any] = {}
     for each in [path, *sorted(path.rglob("*"))] if path.is_dir() else [path]:
+        if each.name.endswith("-shm") or (each.name.endswith("-wal") and not each.lstat().st_size):
+            continue
         if each.is_symlink():
             found[str(each.relative_to(path))] = os.readlink(each)
         elif each.is_file():
@@ -278,13 +281,15 @@ class WriterContract:
 
     def test_what_was_never_committed_counts_as_empty(self, path: Path) -> None:
         kit = self.kit
+        kept = []  # until it is killed: a writer that is forgotten ends well
 
         def begin() -> str:
-            kit.append(kit.open(path), 7)
+            kept.append(kit.open(path))
+            kit.append(kept[0], 7)
             return "left"
 
         assert _apart(begin) == "left"
-        assert kit.read(path) == ([] if kit.has_rollback else kit.read(path))
+        assert kit.read(path) == []
         self.filled(path, 1)
         assert kit.read(path) == [1]
 
@@ -358,7 +363,8 @@ class WriterContract:
         os.kill(parent, signal.SIGKILL)
         os.waitpid(parent, 0)
         try:
-            kit.open(path, "x" if kit.has_rollback else "a").close()
+            with kit.open(path, "x" if kit.has_rollback else "a") as writer:
+                kit.append(writer, 1)
         finally:
             os.kill(grandchild, signal.SIGKILL)
             os.close(receiver)
@@ -690,8 +696,9 @@ class WriterContract:
     def test_the_path_says_which_store_it_is(self, path: Path) -> None:
         kit = self.kit
         self.filled(path)
-        with sw.open(path) as store:
-            assert type(store) is kit.store
+        if kit.store in STORES:
+            with sw.open(path) as store:
+                assert type(store) is kit.store
         for other in Store.__subclasses__():
             assert other.recognizes(path) == (other is kit.store)
             if other is not kit.store:

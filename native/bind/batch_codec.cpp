@@ -1,4 +1,4 @@
-#include "batch_codec.hpp"
+#include "stores/batch_codec.hpp"
 
 #include <nanobind/stl/vector.h>
 

@@ -3,7 +3,7 @@
 #include <nanobind/stl/shared_ptr.h>
 
 #include "arrays.hpp"
-#include "load.hpp"
+#include "files/load.hpp"
 
 namespace stepwell::bind {
 void bind_blocks(nb::module_& m) {

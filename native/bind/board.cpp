@@ -1,4 +1,4 @@
-#include "board.hpp"
+#include "game2048/board.hpp"
 
 #include <stdexcept>
 

@@ -1,4 +1,4 @@
-#include "checksum.hpp"
+#include "files/checksum.hpp"
 
 #include "arrays.hpp"
 

@@ -1,4 +1,4 @@
-#include "decode2048.hpp"
+#include "game2048/decode2048.hpp"
 
 #include "arrays.hpp"
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "arrays.hpp"
-#include "../entries.hpp"
+#include "stores/entries.hpp"
 
 namespace stepwell::bind {
 

@@ -1,4 +1,4 @@
-#include "jsonl.hpp"
+#include "game2048/jsonl.hpp"
 
 #include "entries.hpp"
 

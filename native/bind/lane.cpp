@@ -1,4 +1,4 @@
-#include "lane.hpp"
+#include "stores/lane.hpp"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>

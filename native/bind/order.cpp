@@ -1,4 +1,4 @@
-#include "order.hpp"
+#include "loader/order.hpp"
 
 #include <nanobind/stl/shared_ptr.h>
 

@@ -1,4 +1,4 @@
-#include "player.hpp"
+#include "game2048/player.hpp"
 
 #include <nanobind/stl/tuple.h>
 

@@ -1,4 +1,4 @@
-#include "prefetch.hpp"
+#include "loader/prefetch.hpp"
 
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>

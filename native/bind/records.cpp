@@ -1,4 +1,4 @@
-#include "records.hpp"
+#include "stores/records.hpp"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -12,8 +12,8 @@
 #include <tuple>
 
 #include "arrays.hpp"
-#include "checksum.hpp"
-#include "record_frames.hpp"
+#include "files/checksum.hpp"
+#include "stores/record_frames.hpp"
 
 namespace stepwell::bind {
 namespace {

@@ -1,4 +1,4 @@
-#include "row_buffer.hpp"
+#include "stores/row_buffer.hpp"
 
 #include <nanobind/stl/shared_ptr.h>
 

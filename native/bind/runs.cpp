@@ -1,4 +1,4 @@
-#include "runs.hpp"
+#include "game2048/runs.hpp"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>

@@ -8,11 +8,11 @@
 
 #include "arrays.hpp"
 #include "error.hpp"
-#include "guard.hpp"
-#include "readahead.hpp"
+#include "files/guard.hpp"
+#include "stores/readahead.hpp"
+#include "stores/upcast.hpp"
+#include "stores/upcasts.hpp"
 #include "threads.hpp"
-#include "upcast.hpp"
-#include "upcasts.hpp"
 
 namespace stepwell::bind {
 namespace {

@@ -1,6 +1,7 @@
 """Training records at memory speed.
 
-a store    keeps rows             StepReader, PackReader, RecordReader, ArraySource, …, open
+a store    keeps rows             StepReader, PackReader, RecordReader, ShardReader, ReplayReader
+a writer   changes a store        StepWriter, PackWriter, RecordWriter, ShardWriter, ReplayWriter
 a source   answers take(rows)     Source and its views
 a sampler  decides which rows     Shuffle, Block, Sequential, Iid, Weighted
 a loader   decides when           Loader, stepwell.torch.Loader, stepwell.jax.Loader
@@ -8,9 +9,9 @@ a loader   decides when           Loader, stepwell.torch.Loader, stepwell.jax.Lo
 
 from importlib import import_module
 from importlib.metadata import version
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from stepwell.converters import ConvertReport, convert
+from stepwell.conversion import ConvertReport, convert
 from stepwell.errors import (
     BusyError,
     ChecksumError,
@@ -22,35 +23,30 @@ from stepwell.errors import (
     VersionError,
 )
 from stepwell.loader import Loader
-from stepwell.run_files import MigrateReport, migrate_runs
-from stepwell.runs import Run, RunMeta
+from stepwell.opening import open
 from stepwell.sampler import Block, Iid, Sampler, Sequential, Shuffle, Weighted
 from stepwell.source import Batch, Field, Ragged, Source
+from stepwell.store import Store
 from stepwell.stores import (
     ArrayRecordSource,
     ArraySource,
     PackReader,
-    PackReport,
-    PackStats,
     PackWriter,
-    RecordColumn,
     RecordReader,
     RecordWriter,
-    RowBatch,
+    ReplayReader,
     RowState,
     RunColumn,
-    RunTable,
-    SalvageReport,
-    Shard,
     ShardReader,
     ShardWriter,
     StepReader,
     StepWriter,
-    Subsample,
-    convert_to_arrayrecord,
-    open,
-    pack_runs,
 )
+from stepwell.stores.pack import PayloadType, set_payload_types
+from stepwell.writer import Writer
+
+if TYPE_CHECKING:
+    from stepwell.stores.replay.writer import ReplayWriter
 
 __all__ = [
     "ArrayRecordSource",
@@ -65,26 +61,18 @@ __all__ = [
     "FormatError",
     "Iid",
     "Loader",
-    "MigrateReport",
     "PackReader",
-    "PackReport",
-    "PackStats",
     "PackWriter",
     "Ragged",
-    "RecordColumn",
     "RecordReader",
     "RecordWriter",
-    "RowBatch",
+    "ReplayReader",
+    "ReplayWriter",
     "RowState",
-    "Run",
     "RunColumn",
-    "RunMeta",
-    "RunTable",
-    "SalvageReport",
     "Sampler",
     "SchemaError",
     "Sequential",
-    "Shard",
     "ShardReader",
     "ShardWriter",
     "Shuffle",
@@ -93,21 +81,30 @@ __all__ = [
     "StepReader",
     "StepWriter",
     "StepwellError",
-    "Subsample",
+    "Store",
     "VersionError",
     "Weighted",
+    "Writer",
     "convert",
-    "convert_to_arrayrecord",
-    "migrate_runs",
     "open",
-    "pack_runs",
 ]
 
 __version__ = version("stepwell")
 
 
-def __getattr__(name: str) -> ModuleType:
+def _payload_types() -> tuple[PayloadType, ...]:
+    from stepwell.game2048.payload import RunPayloads
+
+    return (RunPayloads(),)
+
+
+set_payload_types(_payload_types)
+
+
+def __getattr__(name: str) -> Any:
     # `stepwell.torch` and the others exist without an import, and cost nothing until used.
-    if name in ("torch", "jax", "replay", "game2048", "importers", "exporters"):
+    if name == "ReplayWriter":  # which loads HDF5
+        return import_module("stepwell.replay").ReplayWriter
+    if name in ("torch", "jax", "replay", "telemetry", "game2048", "formats"):
         return import_module(f"stepwell.{name}")
     raise AttributeError(f"module 'stepwell' has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """Record what agents do, step by step, and get it back.
 
 writer = ReplayWriter("replays", "run_1")      needs the extra `replay`: h5py, hdf5plugin
-reader = ReplayReader("replays")               needs NumPy only
+reader = ReplayReader.open("replays")          needs NumPy only
 
 env = Record(env, "replays")                   an environment that records itself; extra `gym`
 """
@@ -9,53 +9,40 @@ env = Record(env, "replays")                   an environment that records itsel
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from stepwell.stores.replay.episodes import Episode, EpisodeSteps
 from stepwell.stores.replay.lane import LaneFrame, LaneInfo, LaneReader, LaneWriter, lanes
-from stepwell.stores.replay.reader import Episode, Episodes, EpisodeSteps, ReplayReader
+from stepwell.stores.replay.reader import ReplayReader
 from stepwell.stores.replay.refs import FrameRef
 from stepwell.stores.replay.resolver import FrameResolver
-from stepwell.stores.replay.source import ReplaySteps
 
 if TYPE_CHECKING:
-    from stepwell.stores.replay.migrate import (
-        MigrationReport,
-        migrate_telemetry,
-        validate_telemetry,
-    )
     from stepwell.stores.replay.recorder import Record, RecordedEnv, RecordedVectorEnv
     from stepwell.stores.replay.writer import ReplayWriter, StepRefs
 
 __all__ = [
     "Episode",
     "EpisodeSteps",
-    "Episodes",
     "FrameRef",
     "FrameResolver",
     "LaneFrame",
     "LaneInfo",
     "LaneReader",
     "LaneWriter",
-    "MigrationReport",
     "Record",
     "RecordedEnv",
     "RecordedVectorEnv",
     "ReplayReader",
-    "ReplaySteps",
     "ReplayWriter",
     "StepRefs",
     "lanes",
-    "migrate_telemetry",
-    "validate_telemetry",
 ]
 
 _LATER = {
-    "MigrationReport": "migrate",
     "Record": "recorder",
     "RecordedEnv": "recorder",
     "RecordedVectorEnv": "recorder",
     "ReplayWriter": "writer",
     "StepRefs": "writer",
-    "migrate_telemetry": "migrate",
-    "validate_telemetry": "migrate",
 }
 _EXTRAS = {"h5py": "replay", "hdf5plugin": "replay", "gymnasium": "gym"}
 

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from stepwell import _core
 from stepwell.source import Rows
 
-__all__ = ["Block", "Iid", "Order", "Sampler", "Sequential", "Shuffle", "Weighted"]
+__all__ = ["Block", "Iid", "Order", "Sampler", "Sequential", "Shuffle", "Weighted", "split_runs"]
 
 
 class Order(Protocol):
@@ -189,3 +189,12 @@ def _weighted(cumulative: NDArray[np.float64], seed: int) -> Weighted:
 def _check_seed(seed: int) -> None:
     if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**64:
         raise ValueError(f"seed: expected a whole number in [0, 2**64), got {seed!r}")
+
+
+def split_runs(count: int, fraction: float, seed: int) -> tuple[Rows, Rows]:
+    """Two parts of `range(count)`, each ascending, the first with `fraction` of it."""
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"fraction: expected 0 to 1, got {fraction}")
+    order = Shuffle(seed).order(count).rows(0, 0, count) if count else np.empty(0, np.int64)
+    first, second = np.split(order, [round(fraction * count)])
+    return np.sort(first), np.sort(second)

@@ -22,7 +22,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from stepwell import _core
 from stepwell.errors import SchemaError
@@ -58,6 +58,20 @@ class Field:
     level: int | None = dataclasses.field(default=None, kw_only=True, compare=False)
     optional: bool = dataclasses.field(default=False, kw_only=True, compare=False)
     """Rows may be appended without it."""
+
+    if TYPE_CHECKING:  # what dtypes, shapes and kinds may be given as
+
+        def __init__(
+            self,
+            dtype: DTypeLike | type,
+            shape: tuple[int, ...] | int = (),
+            ragged: bool = False,
+            kind: Kind | None = None,
+            *,
+            compress: str | None = None,
+            level: int | None = None,
+            optional: bool = False,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         given: Any = self.dtype
@@ -269,6 +283,10 @@ class Source(ABC):
         """First row and number of rows of each run; one run unless the store knows better."""
         return np.zeros(1, np.int64), np.array([len(self)], np.int64)
 
+    def _sizes(self, rows: Rows, names: Sequence[str]) -> NDArray[np.int64] | None:
+        """Stored bytes of these ragged fields of each row; None where only reading tells."""
+        return None
+
     @property
     def path(self) -> str | None:
         """The path or URL where the rows are kept; None for arrays in memory and for views."""
@@ -387,8 +405,8 @@ class Source(ABC):
 
         return Select.of(self, rows)
 
-    def columns(self, names: Sequence[str]) -> "Columns":
-        """These fields only, in this order."""
+    def columns(self, names: Sequence[str] | Mapping[str, str]) -> "Columns":
+        """These fields only, in this order; `{new: old}` gives them other names."""
         from stepwell.views import Columns
 
         return Columns(self, names)

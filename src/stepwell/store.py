@@ -8,7 +8,7 @@
     store.refresh()             whether there is something new
 
 A new store gives what a `Source` needs, `kind`, `noun`, `recognizes`, `_description` and
-`_find_problems`; docs/architecture.md follows a batch through two of them.
+`_verified`; docs/architecture.md follows a batch through two of them.
 """
 
 import os
@@ -198,12 +198,12 @@ class Store(Source):
         """Whether this path holds such a store, by names and magic alone; reads no rows."""
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], **options: Any) -> Self:
-        """Open the store at a path or URL; the options are those of the class.
+    def open(cls, path: Any, **options: Any) -> Self:
+        """Open the store at a path or URL, or whatever else the class takes; so with the options.
 
         Raises `FileNotFoundError`, `FormatError` when something else is there or it is damaged.
         """
-        if "://" not in os.fspath(path):
+        if isinstance(path, str | os.PathLike) and "://" not in str(path):
             where = Path(path)
             where.stat()
             if not cls.recognizes(where):
@@ -266,7 +266,7 @@ class Store(Source):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ValueError(f"closed: {self.noun} at {self.path}")
+            raise ValueError(f"closed: {self.noun}" + (f" at {self.path}" if self.path else ""))
 
 
 def what_is_at(path: Path) -> str:

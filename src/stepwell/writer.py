@@ -26,10 +26,21 @@ from stepwell.files.atomic import make_folder
 from stepwell.files.lock import WriterLock
 from stepwell.store import what_is_at
 
-__all__ = ["Mode", "Writer", "check_mode", "exclusive"]
+__all__ = ["Mode", "Writer", "check_mode", "check_unused", "exclusive"]
 
 Mode = Literal["x", "a"]
 """As Python's `open` has it: "x" creates, "a" goes on with what is there or creates."""
+
+_process = os.getpid()
+"""This one; a system call for each append would cost as much as the append."""
+
+
+def _in_child() -> None:
+    global _process
+    _process = os.getpid()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,7 +57,8 @@ def exclusive(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W,
     @wraps(method)
     def alone(self: W, /, *args: P.args, **options: P.kwargs) -> R:
         with self._turn():
-            self._check_usable()
+            if self._closed or self._failed or self._torn:
+                self._check_usable()
             return method(self, *args, **options)
 
     return alone
@@ -56,6 +68,20 @@ def check_mode(mode: str) -> None:
     """Raise `ValueError` for a mode that there is not."""
     if mode not in ("x", "a"):
         raise ValueError(f"mode: expected 'x' or 'a', got {mode!r}")
+
+
+def check_unused(root: Path, noun: str, is_left_over: Callable[[Path], bool]) -> None:
+    """Raise `FileExistsError` when more is at a path than a writer that never committed left."""
+    if not root.exists():
+        return
+    if not root.is_dir():
+        raise FileExistsError(f"expected {noun} or nothing, got {what_is_at(root)}: {root}")
+    others = [path.name for path in sorted(root.iterdir()) if not is_left_over(path)]
+    if others:
+        raise FileExistsError(
+            f"expected {noun} or an empty folder, got {what_is_at(root)} "
+            f"with {', '.join(others[:3])}: {root}"
+        )
 
 
 class Writer(ABC):
@@ -149,27 +175,16 @@ class Writer(ABC):
 
     def _refuse(self, mode: Mode) -> None:
         root = self._root
-        if not root.exists():
-            return
-        if not root.is_dir():
-            raise FileExistsError(
-                f"expected {self.noun} or nothing, got {what_is_at(root)}: {root}"
-            )
-        if self._holds_commits(root):
+        if root.is_dir() and self._holds_commits(root):
             if mode == "x":
                 raise FileExistsError(f"{root} exists already; mode='a' goes on with it")
-            return
-        others = [path.name for path in sorted(root.iterdir()) if not self._is_left_over(path)]
-        if others:
-            raise FileExistsError(
-                f"expected {self.noun} or an empty folder, got {what_is_at(root)} "
-                f"with {', '.join(others[:3])}: {root}"
-            )
+        else:
+            check_unused(root, self.noun, self._is_left_over)
 
     def _ready(self, lock: WriterLock | None) -> None:
         """Take over a lock; a writer that has none of its own may have none."""
         self._lock = lock
-        self._process = os.getpid()
+        self._process = _process
         self._turn_lock = threading.RLock()
 
     @contextmanager
@@ -184,7 +199,7 @@ class Writer(ABC):
 
     def _turn(self) -> "threading.RLock":
         """The lock that a call holds; not waited for where nobody would ever release it."""
-        if self._process != os.getpid():
+        if self._process != _process:
             raise RuntimeError(
                 f"the writer of {self._root} belongs to the process that this one was forked "
                 "from; open one of its own"
@@ -214,12 +229,9 @@ class Writer(ABC):
         yield
         self._failed = False
 
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _changing(self) -> "_Change":
         """A change in memory that an interrupt must not leave by half."""
-        self._torn = True
-        yield
-        self._torn = False
+        return _Change(self)
 
     def _check_place(self) -> None:
         """What is written goes where the lock is: not to a store that was moved or replaced."""
@@ -230,7 +242,7 @@ class Writer(ABC):
         """Commit or roll back, if that is possible, and let go of everything."""
         if self._closed:
             return
-        if self._process != os.getpid():  # files and lock are those of another process
+        if self._process != _process:  # files and lock are those of another process
             self._closed = True
             return
         with self._turn():
@@ -258,3 +270,19 @@ class Writer(ABC):
     _root: Path
     _process: int
     _turn_lock: "threading.RLock"
+
+
+class _Change:
+    """Not a generator: small appends would notice."""
+
+    __slots__ = ("_writer",)
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    def __enter__(self) -> None:
+        self._writer._torn = True
+
+    def __exit__(self, kind: object, *exc: object) -> None:
+        if kind is None:
+            self._writer._torn = False

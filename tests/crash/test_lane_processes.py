@@ -21,7 +21,7 @@ from tests.reference.lane import path_of
 
 __all__ = ["run_id"]
 
-FRAMES = int(os.environ.get("STEPWELL_LANE_FRAMES", scaled(1_000_000)))
+FRAMES = int(os.environ.get("STEPWELL_LANE_FRAMES", scaled(300_000)))
 """How many frames are looked at for torn ones; `make lane` asks for ten million."""
 
 
@@ -97,7 +97,7 @@ def test_no_torn_frames(run_id: str, capacity: int) -> None:
 
 def test_no_torn_frames_of_the_size_of_a_screen(run_id: str) -> None:
     """Copies that take long enough to be overtaken."""
-    total = scaled(20_000)
+    total = scaled(5000)
     none_torn(run_id, total, 12_600, 2)
 
 
@@ -107,7 +107,7 @@ def test_readers_come_and_go(run_id: str) -> None:
     watching = LaneReader(run_id)
     chance = random.Random(1)
     readers = [began("read", run_id, how) for how in ("frames", "latest") * 2]
-    for number in range(scaled(12, smallest=6)):
+    for number in range(6):
         time.sleep(chance.uniform(0, 0.1))
         readers.pop(0).kill()
         how, most = chance.choice(["frames", "latest"]), 2000 if number % 3 == 0 else 0

@@ -1,8 +1,10 @@
-"""Packs after a kill, a power cut and on a failing disk: the old one, or the new one, whole."""
+"""Files that take the place of others, after a power cut and on a failing disk: old or new, whole.
+
+What a new pack survives, the exam of its writer asks (tests/stores/test_pack_writer.py).
+"""
 
 import os
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import get_args
@@ -11,11 +13,11 @@ import numpy as np
 import pytest
 
 import stepwell as sw
-from stepwell.run_files import migrate_runs
+from stepwell import game2048
+from stepwell.game2048.run_files import migrate_runs
 from tests import children
 from tests.crash.disk import Synced, recorded
 from tests.crash.faults import Kind, fault, on_a_small_disk
-from tests.crash.kills import KILLS, Victims
 
 BOARDS = np.arange(3, dtype=np.uint64)
 MOVES = np.zeros(3, np.uint8)
@@ -23,65 +25,9 @@ LONG_BOARDS = np.arange(70_000, dtype=np.uint64)
 LONG_MOVES = np.zeros(70_000, np.uint8)
 
 
-def run(stamp: int, *, long: bool = False) -> sw.Run:
+def run(stamp: int, *, long: bool = False) -> game2048.Run:
     boards, moves = (LONG_BOARDS, LONG_MOVES) if long else (BOARDS, MOVES)
-    return sw.Run(boards, moves, stamp, start_unix_s=stamp, engine="kills")
-
-
-# Promise 1: kills.
-
-
-def work(folder: Path, first: int) -> Iterator[int]:
-    """Write one pack over the other, by both ways there are, some of them of two chunks."""
-    target = folder / "games.a2pack"
-    runs = folder / "runs"
-    runs.mkdir(exist_ok=True)
-    for stamp in count(first):
-        long = stamp % 8 < 2
-        if stamp % 2:
-            with sw.PackWriter(target, expect=stamp % 3, align=64, overwrite=True) as writer:
-                for _ in range(3):
-                    writer.append(run(stamp, long=long))
-        else:
-            for i in range(3):
-                (runs / f"{i}.a2run").write_bytes(run(stamp, long=long).to_bytes(1))
-            sw.pack_runs(runs, target, overwrite=True)
-        yield stamp
-
-
-def stamp_of(target: Path) -> int:
-    """The stamp of a pack, all of which is as it should be."""
-    with sw.PackReader.open(target) as pack:
-        assert pack.verify() == []
-        assert len(pack) == 3
-        (stamp,) = {decoded.meta.start_unix_s for decoded in pack}
-    return stamp
-
-
-def test_kills(tmp_path: Path) -> None:
-    target = tmp_path / "games.a2pack"
-    chance = random.Random()
-    last = 0
-    left_over = 0
-    longest_s = 0.03
-    with Victims("tests.crash.test_pack_kills:work", tmp_path) as victims:
-        for _ in range(KILLS):
-            acknowledged = victims.kill(last + 1, chance.uniform(0, longest_s))
-            assert acknowledged >= last
-            # A few packs in each life, on slow machines too.
-            longest_s = min(longest_s * 1.2, 2) if acknowledged == last else longest_s * 0.95
-            if not target.exists():
-                assert acknowledged == 0
-                continue
-            last = stamp_of(target)
-            assert last in (acknowledged, acknowledged + 1)
-            assert list(tmp_path.glob("*.a2pack")) == [target]
-            for path in tmp_path.glob(".*.tmp"):
-                left_over += 1
-                path.unlink()
-            assert {path.name for path in tmp_path.iterdir()} == {target.name, "runs"}
-    assert last > 0
-    assert left_over > 0  # otherwise no kill came at an interesting moment
+    return game2048.Run(boards, moves, stamp, start_unix_s=stamp, engine="kills")
 
 
 # Promise 2: power cuts.
@@ -92,7 +38,7 @@ Make = Callable[[Path], object]
 
 def pack_of(stamps: list[int], expect: int = 0) -> Make:
     def make(target: Path) -> None:
-        with sw.PackWriter(target, align=64, expect=expect, overwrite=True) as writer:
+        with sw.PackWriter(target, align=64, expect=expect, _replace=True) as writer:
             writer.extend(run(stamp) for stamp in stamps)
 
     return make
@@ -103,7 +49,7 @@ def pack_of_files(stamps: list[int], folder: Path) -> Make:
     runs.mkdir()
     for i, stamp in enumerate(stamps):
         (runs / f"{i}.a2run").write_bytes(run(stamp).to_bytes(1))
-    return lambda target: sw.pack_runs(runs, target, align=64, overwrite=True)
+    return lambda target: game2048.pack_runs(runs, target, align=64, replace=True)
 
 
 def lines_of(stamps: list[int], folder: Path) -> Make:
@@ -115,7 +61,6 @@ def lines_of(stamps: list[int], folder: Path) -> Make:
 WAYS: dict[str, Callable[[list[int], Path], Make]] = {
     "PackWriter": lambda stamps, _: pack_of(stamps),
     "PackWriter, moved back": lambda stamps, _: pack_of(stamps, 20),
-    "PackWriter, not moved": lambda stamps, _: pack_of(stamps, len(stamps)),
     "pack_runs": pack_of_files,
     "Run.save": lambda stamps, _: run(stamps[0]).save,
     "to_jsonl": lines_of,
@@ -136,13 +81,10 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "out" / "target"
 
 
-@pytest.mark.parametrize("replaces", [True, False])
-def test_power_cuts(target: Path, makers: tuple[Make, Make], replaces: bool) -> None:
+def test_power_cuts(target: Path, makers: tuple[Make, Make]) -> None:
     make_old, make_new = makers
-    old = None
-    if replaces:
-        make_old(target)
-        old = target.read_bytes()
+    make_old(target)
+    old = target.read_bytes()
     with recorded(target.parent) as disk:
         make_new(target)
         disk.acknowledge("new")
@@ -178,10 +120,7 @@ def test_the_disk_notices_what_is_not_synced(target: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", get_args(Kind))
-@pytest.mark.parametrize("replaces", [True, False])
-def test_every_call_fails_once(
-    target: Path, makers: tuple[Make, Make], kind: Kind, replaces: bool
-) -> None:
+def test_every_call_fails_once(target: Path, makers: tuple[Make, Make], kind: Kind) -> None:
     make_old, make_new = makers
     make_new(target)
     new = target.read_bytes()
@@ -189,9 +128,7 @@ def test_every_call_fails_once(
     old = target.read_bytes()
     failed = set()
     for number in count():
-        target.unlink(missing_ok=True)
-        if replaces:
-            target.write_bytes(old)
+        target.write_bytes(old)
         error = None
         try:
             with fault(kind, number) as injected:
@@ -202,15 +139,15 @@ def test_every_call_fails_once(
             assert error is None
             break
         failed.add(injected.name)
-        found = target.read_bytes() if target.exists() else None
+        found = target.read_bytes()
         if error is None:
             assert found == new
             assert kind == "short" or injected.name == "close"
         else:
-            assert found in (old if replaces else None, new)
+            assert found in (old, new)
             # Once it has its name, all that is left to fail is the sync of its folder.
             assert found != new or injected.name in ("open", "fsync", "close")
-        assert os.listdir(target.parent) == ([target.name] if found is not None else [])
+        assert os.listdir(target.parent) == [target.name]
     assert target.read_bytes() == new
     assert failed & {"write", "pwrite"}
 
@@ -221,7 +158,7 @@ def test_an_error_while_a_run_is_read_names_it(target: Path, tmp_path: Path) -> 
     for number in count():
         try:
             with fault("EIO", number) as injected:
-                sw.pack_runs(tmp_path / "1", target, overwrite=True)
+                game2048.pack_runs(tmp_path / "1", target, replace=True)
         except OSError as error:
             messages += [str(error)] * (injected.name == "readv")
         if injected.name is None:
@@ -243,7 +180,7 @@ def test_migrating_onto_a_failing_disk(tmp_path: Path) -> None:
         except OSError:
             pass
         for path in new.iterdir():
-            assert sw.Run.load(path).meta.start_unix_s == int(path.stem)
+            assert game2048.Run.load(path).meta.start_unix_s == int(path.stem)
             path.unlink()
         if injected.name is None:
             break
@@ -268,7 +205,7 @@ for name, small in (("PackWriter", lambda: pack_of(OLD)(target)),
     for attempt in range(3):
         try:
             if name == "PackWriter":
-                with sw.PackWriter(target, overwrite=True, expect=attempt) as writer:
+                with sw.PackWriter(target, _replace=True, expect=attempt) as writer:
                     for _ in range(4):
                         writer.append(long)
             else:

@@ -24,8 +24,8 @@ from tests.crash.kills import KILLS, Victims
 
 FIELDS: Any = {
     "n": ("<u4", (2,)),
-    "text": Field(bytes, compress="zstd"),  # type: ignore[arg-type]
-    "label": Field("<i8", compress="lz4"),  # type: ignore[arg-type]
+    "text": Field(bytes, compress="zstd"),
+    "label": Field("<i8", compress="lz4"),
 }
 Record = tuple[int, bytes, int]
 

@@ -56,7 +56,7 @@ def contents(path: Path) -> State:
 
 
 def work(folder: Path, first: int) -> Iterator[int]:
-    state_module._JOURNAL_BYTES = 600  # it begins anew every few puts
+    state_module._JOURNAL_BYTES = 600  # it begins again every few puts
     for begin in count(first, 20):
         with RowState(folder / "state", WIDTH, np.float32) as state:
             for stamp in range(begin, begin + 20):
@@ -142,7 +142,7 @@ def seen_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("seen_tables")
 @pytest.mark.parametrize("every", [1, 3])
 def test_power_cuts(quick_path: Path, every: int) -> None:
-    """What was flushed is there; of what was not, whole puts up to some of them."""
+    """What was committed is there; of what was not, whole puts up to some of them."""
     path = quick_path / "state"
     RowState(path, WIDTH, np.float32).close()
     puts = 9
@@ -150,7 +150,7 @@ def test_power_cuts(quick_path: Path, every: int) -> None:
         for stamp in range(1, puts + 1):
             state.put(*put(stamp))
             if stamp % every == 0:
-                state.flush()
+                state.commit()
                 disk.acknowledge(stamp)
         state.close()
         disk.acknowledge(puts)
@@ -182,6 +182,7 @@ def test_every_call_fails_once(
             with fault(kind, number) as injected, RowState(path, WIDTH, np.float32) as state:
                 for stamp in range(1, 8):
                     state.put(*put(stamp))
+                    state.commit()
                     done = stamp
         except (OSError, FormatError, ValueError) as caught:
             error = caught

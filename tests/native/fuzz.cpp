@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "error.hpp"
-#include "jsonl.hpp"
-#include "permute.hpp"
-#include "planes.hpp"
-#include "run_codec.hpp"
-#include "runs.hpp"
+#include "game2048/jsonl.hpp"
+#include "game2048/run_codec.hpp"
+#include "game2048/runs.hpp"
+#include "loader/permute.hpp"
+#include "stores/planes.hpp"
 
 using namespace stepwell;
 

@@ -16,12 +16,12 @@
 #include <thread>
 #include <vector>
 
-#include "lane.hpp"
-#include "prefetch.hpp"
-#include "readahead.hpp"
-#include "row_buffer.hpp"
+#include "loader/prefetch.hpp"
+#include "stores/lane.hpp"
+#include "stores/readahead.hpp"
+#include "stores/row_buffer.hpp"
+#include "stores/upcasts.hpp"
 #include "threads.hpp"
-#include "upcasts.hpp"
 
 using namespace stepwell;
 

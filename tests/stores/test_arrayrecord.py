@@ -24,9 +24,9 @@ from stepwell import (
     Source,
     StepwellError,
     VersionError,
-    convert_to_arrayrecord,
 )
-from tests import ROOT, SANITIZED, children, scaled
+from stepwell.stores.arrayrecord import convert_to_arrayrecord
+from tests import ROOT, SANITIZED, children
 from tests.arrays import PLAIN_TYPES, STRUCTURES, random_array
 from tests.contract import Expected, SourceContract, assert_batch
 
@@ -100,7 +100,7 @@ def test_structured_arrays(tmp_path: Path, name: str) -> None:
     assert_batch(convert_to_arrayrecord(array, tmp_path / "a")[:], {"data": array})
 
 
-@pytest.mark.parametrize("name", set(STRUCTURES) - set(DESCRIBED))
+@pytest.mark.parametrize("name", sorted(set(STRUCTURES) - set(DESCRIBED)))
 def test_structures_that_cannot_be_written_down(tmp_path: Path, name: str) -> None:
     with pytest.raises(SchemaError, match="cannot be written down"):
         convert_to_arrayrecord(random_array(STRUCTURES[name], 7), tmp_path / "a")
@@ -190,11 +190,11 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     script = """
 import os, resource, signal, sys
 import numpy as np
-import stepwell as sw
+from stepwell.stores import arrayrecord
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
-    sw.convert_to_arrayrecord(np.zeros((10, 10**5), "u1"), sys.argv[1] + "/a")
+    arrayrecord.convert_to_arrayrecord(np.zeros((10, 10**5), "u1"), sys.argv[1] + "/a")
 except Exception as error:
     print(type(error).__name__, os.listdir(sys.argv[1]))
 """
@@ -206,10 +206,11 @@ def test_a_kill_leaves_no_target(tmp_path: Path) -> None:
     # The child says when it has begun, and is killed at a random moment of its work.
     # Afterwards the target is whole or absent, and the same conversion succeeds.
     script = """
-import sys, numpy as np, stepwell as sw
+import sys, numpy as np
+from stepwell.stores import arrayrecord
 array = np.arange(9000).reshape(-1, 3)
 print("begun", flush=True)
-sw.convert_to_arrayrecord(array, sys.argv[1], file_rows=300)
+arrayrecord.convert_to_arrayrecord(array, sys.argv[1], file_rows=300)
 """
     random = np.random.default_rng(0)
     array = np.arange(9000).reshape(-1, 3)
@@ -217,7 +218,7 @@ sw.convert_to_arrayrecord(array, sys.argv[1], file_rows=300)
     convert_to_arrayrecord(array, tmp_path / "first", file_rows=300)
     whole_s = time.monotonic() - begun
     absent = 0
-    for i in range(scaled(8, smallest=4)):
+    for i in range(5):
         target = tmp_path / f"{i}"
         child = subprocess.Popen(
             [sys.executable, "-c", script, target], cwd=ROOT, stdout=subprocess.PIPE
@@ -313,7 +314,7 @@ def test_nothing_there(tmp_path: Path) -> None:
         ArrayRecordSource(tmp_path)
 
 
-def test_closed_files_are_opened_again(tmp_path: Path) -> None:
+def test_close_lets_go_of_the_files(tmp_path: Path) -> None:
     source = convert_to_arrayrecord(np.arange(10), tmp_path / "a")
 
     def open_files() -> list[str]:
@@ -322,9 +323,48 @@ def test_closed_files_are_opened_again(tmp_path: Path) -> None:
 
     assert len(open_files()) == 1
     source.close()
+    source.close()
     assert open_files() == []
-    assert_batch(source[:], {"data": np.arange(10)})
-    assert len(open_files()) == 1
+    with pytest.raises(ValueError, match="closed: a folder of array records at"):
+        source.take([0])
+    assert_batch(pickle.loads(pickle.dumps(source))[:], {"data": np.arange(10)})
+
+
+def test_describe_and_verify(tmp_path: Path) -> None:
+    source = convert_to_arrayrecord(random_array("i8", (12, 3)), tmp_path / "a", file_rows=6)
+    about = source.describe()
+    assert (about.kind, about.path, about.rows) == ("arrayrecord", str(tmp_path / "a"), 12)
+    assert about.bytes > 12 * 24
+    done: list[tuple[int, int]] = []
+    for quick in (False, True):
+        report = source.verify(quick=quick, progress=lambda *each: done.append(each))
+        assert report.ok
+        assert (done[-1], bool(report.unchecked)) == ((12, 12), quick)
+    assert source.refresh() is False
+
+
+def test_verify_names_every_bad_record(tmp_path: Path) -> None:
+    records = [bytes(5 if i in (3, 7) else 8) for i in range(10)]
+    write_records(tmp_path / "x.array_record", records)
+    found = ArrayRecordSource(tmp_path, dtype="<i8").verify().problems
+    assert [str(each).split(", ")[1].split(" - ")[0] for each in found] == [
+        "record 3 has 5",
+        "record 7 has 5",
+    ]
+
+
+@pytest.mark.parametrize("name", ["x.array_record", "stepwell.json"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_links_and_pipes_are_refused(tmp_path: Path, name: str, kind: str) -> None:
+    write_records(tmp_path / "x.array_record", [bytes(8)])
+    (tmp_path / "stepwell.json").write_text(json.dumps(about(rows=1, shape=[])))
+    (tmp_path / name).rename(tmp_path / "elsewhere")
+    if kind == "link":
+        (tmp_path / name).symlink_to("elsewhere")
+    else:
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(FormatError, match=f"expected a regular file, got a {kind}"):
+        ArrayRecordSource(tmp_path)
 
 
 # Damage.
@@ -490,7 +530,7 @@ def test_corrupt_rows_are_skipped(tmp_path: Path) -> None:
     "call",
     [
         "sw.ArrayRecordSource(sys.argv[1])",
-        "sw.convert_to_arrayrecord([1, 2, 3], sys.argv[1] + '/new')",
+        "arrayrecord.convert_to_arrayrecord([1, 2, 3], sys.argv[1] + '/new')",
         "sw.open(sys.argv[1])",
     ],
 )
@@ -500,6 +540,7 @@ def test_missing_extra(tmp_path: Path, call: str) -> None:
 import sys
 sys.modules["array_record"] = None
 import stepwell as sw
+from stepwell.stores import arrayrecord
 try:
     {call}
 except ImportError as error:

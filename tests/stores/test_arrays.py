@@ -397,9 +397,37 @@ def test_npy_at_any_path(tmp_path: Path, memory: Memory) -> None:
 def test_npy_by_path_like(tmp_path: Path) -> None:
     path = npy(tmp_path / "a.npy", np.arange(10))
     source = ArraySource(path)
-    assert source.path == path
+    assert source.path == str(path)
     assert repr(source) == f"ArraySource(10 rows, 80 bytes, {{data: int64}}, path={str(path)!r})"
     assert ArraySource(np.arange(10)).path is None
+
+
+def test_describe_and_verify(tmp_path: Path) -> None:
+    path = npy(tmp_path / "a.npy", np.arange(10))
+    with ArraySource.open(path) as source:
+        about, report = source.describe(), source.verify()
+        assert (about.kind, about.path, about.rows, about.bytes) == ("npy", str(path), 10, 208)
+        assert report.ok
+        assert report.unchecked == ("the values: a .npy file has no checksums",)
+        os.truncate(path, 100)
+        assert [error.path for error in source.verify().problems] == [str(path)]
+    memory = ArraySource(np.arange(10))
+    assert (memory.describe().path, memory.describe().bytes) == ("", 80)
+    assert memory.verify().ok
+    assert memory.verify().unchecked == ("the values: arrays in memory have no checksums",)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_closed_array(tmp_path: Path, named: bool) -> None:
+    source = ArraySource(npy(tmp_path / "a.npy", np.arange(10)) if named else np.arange(10))
+    batch = source.take([3])
+    source.close()
+    source.close()
+    calls: list[Callable[[], object]] = [lambda: source.take([0]), source.verify, source.describe]
+    for call in calls:
+        with pytest.raises(ValueError, match="closed: an array"):
+            call()
+    assert batch["data"].tolist() == [3]
 
 
 # What cannot be a source.
@@ -743,7 +771,7 @@ def test_out_must_not_be_the_sources_own_memory() -> None:
 
 def test_what_is_no_plain_file_is_refused_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo.npy")
-    with pytest.raises(FormatError, match="plain file"):
+    with pytest.raises(FormatError, match="expected a regular file, got a pipe"):
         ArraySource(tmp_path / "fifo.npy")
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import stepwell as sw
+from stepwell.stores.arrayrecord import convert_to_arrayrecord
 from tests.contract import assert_batch
 
 
@@ -15,14 +16,14 @@ def test_npy(tmp_path: Path) -> None:
     for path in (tmp_path / "a.npy", str(tmp_path / "a.npy")):
         source = sw.open(path)
         assert type(source) is sw.ArraySource
-        assert source.path == tmp_path / "a.npy"
+        assert source.path == str(tmp_path / "a.npy")
         assert_batch(source[:], {"data": np.arange(12)})
     assert_batch(sw.open(tmp_path / "a.npy", memory="map")[:], {"data": np.arange(12)})
 
 
 def test_arrayrecord(tmp_path: Path) -> None:
     array = np.arange(12, dtype="<i4").reshape(6, 2)
-    sw.convert_to_arrayrecord(array, tmp_path / "a")
+    convert_to_arrayrecord(array, tmp_path / "a")
     source = sw.open(tmp_path / "a")
     assert type(source) is sw.ArrayRecordSource
     assert_batch(source[:], {"data": array})
@@ -62,7 +63,7 @@ def test_something_else(tmp_path: Path, kind: str) -> None:
         path.mkdir()
     if kind == "directory":
         (path / "notes.txt").touch()
-    with pytest.raises(sw.FormatError, match=r"expected a \.npy or \.a2pack file") as caught:
+    with pytest.raises(sw.FormatError, match="expected an array, a pack, a step dataset") as caught:
         sw.open(path)
     assert caught.value.path == str(path)
 
@@ -73,3 +74,15 @@ def test_options_are_the_store_s(tmp_path: Path) -> None:
         sw.open(tmp_path / "a.npy", dtype="i4")
     with pytest.raises(ValueError, match="'ram' or 'map'"):
         sw.open(tmp_path / "a.npy", memory="gpu")
+
+
+def test_a_path_that_holds_two_stores(tmp_path: Path) -> None:
+    with sw.StepWriter(tmp_path / "s", [("x", "<i8")]) as writer:
+        writer.append({"x": [1]})
+    with sw.ShardWriter(tmp_path / "a", 2) as shards:
+        shards.append([[1, 2]])
+    for file in (tmp_path / "a").glob("*.shard"):
+        file.rename(tmp_path / "s" / file.name)
+    with pytest.raises(sw.FormatError, match="a step dataset and a folder of shards"):
+        sw.open(tmp_path / "s")
+    assert len(sw.StepReader.open(tmp_path / "s")) == 1

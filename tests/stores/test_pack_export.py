@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -14,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stepwell import ChecksumError, PackReader, Run, SchemaError
+from stepwell import ChecksumError, PackReader, SchemaError
+from stepwell.game2048 import Run
 from stepwell.stores.pack import export
 from tests import packs, scaled
 from tests.reference import runs
@@ -68,7 +70,7 @@ def test_the_lines_of_the_page(tmp_path: Path) -> None:
     )
 )
 def test_any_run(tmp_path: Path, found: list[bytes]) -> None:
-    packed = PackReader.open(packs.write(tmp_path / "p", found, align=1, overwrite=True))
+    packed = PackReader.open(packs.write(tmp_path / "p", found, align=1))
     out = tmp_path / "out.jsonl"
     assert written(packed, out) == lines_of(found)
     assert written(packed, out, boards="hex") == lines_of(found, hex_boards=True)
@@ -174,9 +176,9 @@ def test_mistakes(pack: PackReader, tmp_path: Path) -> None:
 def test_only_runs_are_exported(tmp_path: Path) -> None:
     packed = PackReader.open(packs.write(tmp_path / "p", [RUN_V2, b"hello"], [2, 16]))
     for export_to in (packed.to_jsonl, packed.to_parquet, packed.to_arrow):
-        with pytest.raises(SchemaError, match="only runs"):
+        with pytest.raises(SchemaError, match="expected runs only, got raw:16 as entry 1"):
             export_to(tmp_path / "out")
-    with pytest.raises(SchemaError, match="only runs"):
+    with pytest.raises(SchemaError, match="expected runs only, got raw:16 as entry 1"):
         packed.arrow_batches().read_all()
     assert os.listdir(tmp_path) == ["p"]
     assert written(packed.where("kind = 2"), tmp_path / "out") == lines_of([RUN_V2])
@@ -204,7 +206,7 @@ def test_a_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Monke
     good = PackReader.open(packs.write(tmp_path / "q", PAYLOADS))
     for stopped in (good.to_jsonl, good.to_parquet, good.to_arrow):
         with pytest.raises(KeyboardInterrupt):
-            stopped(out, on_progress=stop)
+            stopped(out, progress=stop)
         assert out.read_bytes() == b"old"
     assert sorted(os.listdir(tmp_path)) == ["out", "p", "q"]
 
@@ -214,7 +216,7 @@ def test_progress(pack: PackReader, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(export, "_ROW_GROUP_BYTES", 900)
     for export_to in (pack.to_jsonl, pack.to_parquet, pack.to_arrow):
         seen: list[tuple[int, int]] = []
-        export_to(tmp_path / "out", on_progress=lambda *now, seen=seen: seen.append(now))
+        export_to(tmp_path / "out", progress=lambda *now, seen=seen: seen.append(now))
         assert seen[-1] == (90, 90)
         assert len(seen) > 5
         assert seen == sorted(seen)
@@ -302,3 +304,39 @@ def test_duckdb_reads_all_of_it(pack: PackReader, tmp_path: Path) -> None:
         ]
         legal = [s.chosen == 0 if s.branches is None else s.branches[0] is not None for s in steps]
         assert [first for _, _, first in found] == legal
+
+
+# Where exports go.
+
+
+def test_an_export_never_replaces_its_pack(pack: PackReader, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(pack.path)
+    before = Path(pack.path).read_bytes()
+    for target in (pack.path, link):
+        for write in (pack.to_jsonl, pack.to_parquet, pack.to_arrow):
+            with pytest.raises(ValueError, match="is the pack itself"):
+                write(target)
+    assert Path(pack.path).read_bytes() == before
+    assert link.is_symlink()
+
+
+def test_an_export_follows_a_link(pack: PackReader, tmp_path: Path) -> None:
+    pack.to_jsonl(tmp_path / "plain.jsonl")
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "real.jsonl")
+    pack.to_jsonl(tmp_path / "link.jsonl")
+    assert (tmp_path / "link.jsonl").is_symlink()
+    assert (tmp_path / "real.jsonl").read_bytes() == (tmp_path / "plain.jsonl").read_bytes()
+
+
+def test_an_export_writes_to_what_is_no_file(pack: PackReader, tmp_path: Path) -> None:
+    pack.to_jsonl(tmp_path / "plain.jsonl")
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(fifo.read_bytes()))
+    reader.start()
+    pack.to_jsonl(fifo)
+    reader.join()
+    assert got == [(tmp_path / "plain.jsonl").read_bytes()]
+    assert fifo.is_fifo()

@@ -14,13 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stepwell import (
-    Loader,
-    PackReader,
-    Run,
-    StateError,
-    open as open_source,
-)
+from stepwell import FormatError, Loader, PackReader, StateError, open as open_source
+from stepwell.game2048 import Run
 from tests import children, packs, scaled
 from tests.packs import reference_pack
 from tests.reference import pack as reference, runs
@@ -242,7 +237,7 @@ def test_parts_count_their_own(pack: PackReader) -> None:
     assert len(empty) == 0
     assert list(empty) == list(empty.iter_batches(3, shuffle=True)) == []
     assert empty.stats.count == empty.stats.p99_len == 0
-    assert empty.verify() == []
+    assert empty.verify().ok
     assert [len(half) for half in empty.split(0.5)] == [0, 0]
 
 
@@ -274,8 +269,7 @@ def test_packs_of_v1_runs_are_told_apart(tmp_path: Path, data_crc: bool) -> None
 def test_repr_and_open(path: Path) -> None:
     packed = open_source(path)
     assert isinstance(packed, PackReader)
-    assert packed.path == path
-    assert f"path={str(path)!r}" in repr(packed)
+    assert packed.path == str(path)
     assert repr(packed).startswith("PackReader(150 rows, ")
 
 
@@ -301,6 +295,9 @@ def test_after_close(path: Path) -> None:
         lambda: list(packed.iter_batches(2)),
         lambda: packed.verify(),
         lambda: packed.where("run < 3"),
+        lambda: packed.query("SELECT 1"),
+        lambda: packed.runs,
+        lambda: packed.split(0.5),
     ):
         with pytest.raises(ValueError, match="closed"):
             call()
@@ -381,7 +378,50 @@ def test_a_loader_gives_each_run_once_and_resumes(pack: PackReader) -> None:
 
 def test_progress_of_verify(pack: PackReader) -> None:
     seen: list[tuple[int, int]] = []
-    assert pack.verify(on_progress=lambda done, of: seen.append((done, of))) == []
+    assert pack.verify(progress=lambda done, of: seen.append((done, of))).ok
     assert seen[-1] == (150, 150)
     assert seen == sorted(seen)
-    assert pack.verify(sample=10) == []
+    assert pack.verify(sample=10).ok
+
+
+def test_another_pack_is_not_taken_for_the_one_that_was_pickled(tmp_path: Path) -> None:
+    path = packs.write(tmp_path / "p.a2pack", PAYLOADS[:24])
+    whole = PackReader.open(path)
+    kept = [pickle.dumps(whole), pickle.dumps(whole.split(0.5, seed=1)[0])]
+    assert [len(pickle.loads(each)) for each in kept] == [24, 12]
+    packs.write(path, PAYLOADS[24:48])
+    for each in kept:
+        with pytest.raises(FormatError, match="not the pack"):
+            pickle.loads(each)
+
+
+def test_fields_of_the_head_are_read_without_the_steps(pack: PackReader) -> None:
+    rows = [5, 0, 5, 149]
+    whole = pack.take(rows)
+    for names in (["max_score"], ["engine", "steps"], ["final_board"], ["steps", "boards"]):
+        part = pack.columns(names).take(rows)
+        assert list(part) == names
+        for name in names:
+            for got, want in zip(part[name], whole[name], strict=True):
+                np.testing.assert_array_equal(got, want)
+
+
+def test_description(pack: PackReader, tmp_path: Path) -> None:
+    about = pack.describe()
+    kinds = [f"v{runs.kind_of(payload)}" for payload in PAYLOADS]
+    assert about.facts["kinds"] == {name: kinds.count(name) for name in ("v1", "v2")}
+    assert sum(about.facts["codecs"].values()) == about.runs == 150
+    assert (about.facts["version"], about.facts["align"]) == (pack.version, 64)
+    assert about.facts["stored_bytes"] == pack.stored_bytes < about.bytes
+    raw = PackReader.open(packs.write(tmp_path / "raw", [b"a", RUN_V1], [16, 1], align=8))
+    assert raw.describe().facts["kinds"] == {"v1": 1, "raw:16": 1}
+    assert PackReader.kind == pack.kind == "pack"
+
+
+def test_what_verify_has_checked(pack: PackReader) -> None:
+    whole, quick, part = pack.verify(), pack.verify(quick=True), pack.where("run < 9").verify()
+    assert whole.ok and quick.ok and part.ok  # noqa: PT018
+    assert "statistics" in whole.checked
+    assert not whole.unchecked
+    assert "statistics" in str(quick.unchecked)
+    assert "9 of 9 entries" in str(part.checked)

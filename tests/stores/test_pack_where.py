@@ -1,7 +1,9 @@
 """`where`: SQL against a filter in Python, and an index beside the pack that is never trusted."""
 
 import os
+import pickle
 import sqlite3
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +16,7 @@ from hypothesis import given, strategies as st
 
 from stepwell import ChecksumError, PackReader
 from stepwell.stores.pack.where import index_path
-from tests import packs, scaled
+from tests import children, packs, scaled
 from tests.packs import reference_pack
 from tests.reference import runs
 from tests.runs import RUN_V1, RUN_V2, random_run
@@ -266,8 +268,8 @@ def test_it_is_made_once_and_used(path: Path) -> None:
     assert len(PackReader.open(path).where("1")) == 60
     made = beside.stat()
     with sqlite3.connect(f"{beside.as_uri()}?mode=ro", uri=True) as database:
-        question = f"SELECT {COLUMNS} FROM runs ORDER BY run"
-        assert len(database.execute(question).fetchall()) == 60
+        query = f"SELECT {COLUMNS} FROM runs ORDER BY run"
+        assert len(database.execute(query).fetchall()) == 60
     database.close()
     assert len(PackReader.open(path).where("steps > 4").where("steps > 5")) > 0
     assert (beside.stat().st_ino, beside.stat().st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
@@ -276,10 +278,10 @@ def test_it_is_made_once_and_used(path: Path) -> None:
     assert sorted(os.listdir(path.parent)) == ["p.a2pack", "p.a2pack.index"]
 
 
-def test_it_is_made_anew_for_another_pack(path: Path) -> None:
+def test_it_is_made_again_for_another_pack(path: Path) -> None:
     old = PackReader.open(path)
     assert len(old.where("1")) == 60
-    packs.write(path, PAYLOADS[::-1], align=1, overwrite=True)
+    packs.write(path, PAYLOADS[::-1], align=1)
     steps = [row.run for row in ROWS if row.steps > 4]
     assert numbers(PackReader.open(path).where("steps > 4")) == sorted(59 - run for run in steps)
     assert numbers(old.where("steps > 4")) == steps  # the file it has open is still the old one
@@ -287,7 +289,7 @@ def test_it_is_made_anew_for_another_pack(path: Path) -> None:
 
 
 @pytest.mark.parametrize("data_crc", [True, False])
-def test_it_is_made_anew_for_runs_with_equal_sums(tmp_path: Path, data_crc: bool) -> None:
+def test_it_is_made_again_for_runs_with_equal_checksums(tmp_path: Path, data_crc: bool) -> None:
     path = tmp_path / "p.a2pack"
     run = runs.decode(RUN_V1)
     for place in range(3):
@@ -297,7 +299,7 @@ def test_it_is_made_anew_for_runs_with_equal_sums(tmp_path: Path, data_crc: bool
         assert numbers(PackReader.open(path).where("max_score = 7")) == [place]
 
 
-def test_a_damaged_one_is_made_anew(path: Path) -> None:
+def test_a_damaged_one_is_made_again(path: Path) -> None:
     beside = index_path(path)
     packed = PackReader.open(path)
     want = [row.run for row in ROWS if row.steps > 4]
@@ -319,7 +321,7 @@ def test_a_damaged_one_is_made_anew(path: Path) -> None:
         *("DELETE FROM runs WHERE run = 5", "UPDATE runs SET steps = 5"),
     ],
 )
-def test_one_that_is_not_ours_is_made_anew(path: Path, change: str) -> None:
+def test_one_that_is_not_ours_is_made_again(path: Path, change: str) -> None:
     packed = PackReader.open(path)
     assert len(packed.where("1")) == 60
     with sqlite3.connect(index_path(path)) as database:
@@ -370,8 +372,86 @@ def test_a_broken_run_is_named(path: Path) -> None:
     data[-300] ^= 1
     broken = path.with_name("broken.a2pack")
     broken.write_bytes(data)
-    (problem, *_) = PackReader.open(broken).verify()
+    (problem, *_) = PackReader.open(broken).verify().problems
     with pytest.raises(ChecksumError, match=str(problem).split(":")[0]):
         PackReader.open(broken).where("1")
     assert os.listdir(path.parent).count("broken.a2pack.index") == 0
     assert len(os.listdir(path.parent)) == 2
+
+
+# The table of runs.
+
+
+def test_runs_are_a_table(pack: PackReader) -> None:
+    table = pack.runs
+    assert table is not None
+    assert (len(table), table.columns) == (60, COLUMNS.split(", "))
+    assert table[7]["steps"] == ROWS[7].steps
+    assert table["engine"].tolist() == [row.engine for row in ROWS]
+    assert [row["run"] for row in table[10:13]] == [10, 11, 12]
+    assert (table.starts.tolist(), table.counts.tolist()) == ([*range(60)], [1] * 60)
+    part = pack.where("steps > 4")
+    assert part.runs is not None
+    assert part.runs["run"].tolist() == numbers(part)
+    assert part.runs[0]["max_score"] == ROWS[numbers(part)[0]].max_score
+    assert pack.describe().columns == tuple(table.columns)
+
+
+def test_query(pack: PackReader) -> None:
+    found = pack.query("SELECT kind, count(*) AS many FROM runs WHERE steps > ? GROUP BY kind", 4)
+    assert found.columns == ["kind", "many"]
+    kinds = [row.kind for row in ROWS if row.steps > 4]
+    assert found.rows == [(kind, kinds.count(kind)) for kind in (1, 2)]
+    part = pack.where("kind = 1").split(0.5)[0]
+    assert part.query("SELECT run FROM runs ORDER BY run")["run"].tolist() == numbers(part)
+    for sql in (
+        "DELETE FROM runs",
+        "DROP VIEW runs",
+        "SELECT nothing FROM runs",
+        "ATTACH 'x' AS y",
+    ):
+        with pytest.raises(ValueError, match=sql):
+            part.query(sql)
+    assert pack.query("SELECT count(*) FROM runs").rows == [(60,)]
+
+
+def test_entries_that_are_no_runs_are_not_in_the_table(tmp_path: Path) -> None:
+    packed = PackReader.open(packs.write(tmp_path / "p", [b"raw", RUN_V1], [16, 1]))
+    assert packed.runs is not None
+    assert packed.runs.starts.tolist() == packed.runs["run"].tolist() == [1]
+    raw = PackReader.open(packs.write(tmp_path / "raw", [b"raw"], [16]))
+    assert raw.runs is None
+
+
+def test_a_fork_beside_threads_that_ask(path: Path) -> None:
+    pack = PackReader.open(path)
+    want = sum(row.steps > 2 for row in ROWS)
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            pack.where("steps > ?", 2)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(10):
+            assert children.in_fork(lambda: len(pack.where("steps > ?", 2))) == want
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_a_pack_is_found_again_from_another_folder(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    opened = PackReader.open("p.a2pack")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert len(opened.where("1")) == 60
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert index_path(path).exists()
+    assert len(pickle.loads(pickle.dumps(opened))) == 60

@@ -19,7 +19,7 @@ from stepwell import BusyError, Field, Loader, RecordReader, RecordWriter
 from tests import ROOT, children, scaled
 from tests.writer_contract import snapshot
 
-FIELDS: Any = {"n": ("<u8", (3,)), "text": Field(bytes, compress="zstd")}  # type: ignore[arg-type]
+FIELDS: Any = {"n": ("<u8", (3,)), "text": Field(bytes, compress="zstd")}
 
 
 def batch(stamps: np.ndarray) -> dict[str, object]:
@@ -31,33 +31,32 @@ def batch(stamps: np.ndarray) -> dict[str, object]:
 
 
 WRITER = """
-import sys, time
+import sys
 import numpy as np
 from stepwell import RecordWriter
 from tests.stores.test_records_readers import batch
-path, seconds = sys.argv[1], float(sys.argv[2])
+path, commits = sys.argv[1], int(sys.argv[2])
 rng = np.random.default_rng(1)
-stamp, commits, end = 10_000, 0, time.monotonic() + seconds
+stamp = 10_000
 with RecordWriter(path, mode="a", grow_bytes=1 << 16) as store:
-    while time.monotonic() < end:
+    for commit in range(commits):
         store.update(rng.choice(len(store), 20, replace=False), batch(np.arange(stamp, stamp + 20)))
         store.append(batch(np.arange(stamp + 20, stamp + 25)))
         store.delete(rng.choice(len(store), 3, replace=False))
         stamp += 25
-        commits += 1
-        store.rebalance() if commits % 50 == 0 else store.commit()
-print(commits)
+        store.rebalance() if commit % 20 == 19 else store.commit()
 """
 
 READER = """
-import sys, time
+import os, sys
 import numpy as np
-from stepwell import BusyError, Loader, RecordReader
-path, seed, end = sys.argv[1], int(sys.argv[2]), time.monotonic() + float(sys.argv[3])
+from stepwell import BusyError, RecordReader
+path, seed, done = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 rng = np.random.default_rng(seed)
 store = RecordReader.open(path)
 read = longest = 0
-while time.monotonic() < end:
+print("begins", flush=True)
+while not os.path.exists(done):
     try:
         found = store.take(rng.integers(0, len(store), 64))
     except BusyError as error:
@@ -80,7 +79,6 @@ def test_eight_readers_and_a_writer(quick_path: Path) -> None:
     path = quick_path / "store"
     with RecordWriter(path, FIELDS, chunk_records=100) as store:
         store.append(batch(np.arange(500)))
-    seconds = str(scaled(4))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def start(script: str, *args: str) -> subprocess.Popen[str]:
@@ -92,16 +90,22 @@ def test_eight_readers_and_a_writer(quick_path: Path) -> None:
             env=environment,
         )
 
-    readers = [start(READER, str(seed), seconds) for seed in range(8)]
-    writer = start(WRITER, seconds)
-    results = []
-    for process in [*readers, writer]:
-        out, error = process.communicate(timeout=100)
-        assert (process.returncode, error[-600:]) == (0, "")
-        results.append([int(word) for word in out.split()])
-    assert all(read > 0 for read, _ in results[:-1])
-    assert max(longest for _, longest in results[:-1]) > 500  # someone saw it grow
-    assert results[-1][0] > 10
+    done = quick_path / "done"
+    readers = [start(READER, str(seed), str(done)) for seed in range(8)]
+    for reader in readers:
+        assert reader.stdout is not None
+        reader.stdout.readline()
+    writer = start(WRITER, str(scaled(60, smallest=20)))
+    assert (writer.communicate(timeout=100), writer.returncode) == (("", ""), 0)
+    done.touch()
+    longest = 0
+    for reader in readers:
+        out, error = reader.communicate(timeout=100)
+        assert (reader.returncode, error[-600:]) == (0, "")
+        read, seen = map(int, out.split())
+        assert read > 0
+        longest = max(longest, seen)
+    assert longest > 500  # someone saw it grow
 
 
 def test_a_take_sees_all_fields_of_one_commit(quick_path: Path) -> None:

@@ -35,7 +35,7 @@ class Kit(WriterKit):
     writer = RecordWriter
 
     def open(self, path: Path, mode: Any = "x") -> RecordWriter:
-        made: Any = {"n": "<i8", "text": Field(str, compress="zstd")}  # type: ignore[arg-type]
+        made: Any = {"n": "<i8", "text": Field(str, compress="zstd")}
         return RecordWriter(path, made, mode=mode, chunk_records=5, grow_bytes=4096)
 
     def append(self, writer: RecordWriter, stamp: int) -> None:
@@ -248,7 +248,7 @@ def test_a_folder_of_others_with_a_meta_json(quick_path: Path) -> None:
 
 
 def test_a_field_that_is_forgotten(quick_path: Path) -> None:
-    made: Any = {"x": "<i8", "label": Field(str, optional=True)}  # type: ignore[arg-type]
+    made: Any = {"x": "<i8", "label": Field(str, optional=True)}
     with RecordWriter(quick_path / "a", made) as writer:
         for given, says in (
             ({"label": ["a"]}, r"expected \['x', 'label'\], got \['label'\]; x: not optional"),

@@ -6,14 +6,15 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 import stepwell as sw
 from stepwell import _core
 from stepwell.replay import FrameRef, ReplayReader, ReplayWriter
 from stepwell.stores.replay import hdf5_calls
-from stepwell.stores.replay.hdf5 import RAW, ZSTD
+from stepwell.stores.replay.layout import RAW, ZSTD
+from tests import scaled
 
 PICTURE = np.arange(96 * 64, dtype=np.uint8).reshape(96, 64)
 
@@ -84,6 +85,8 @@ class BufferStates(RuleBasedStateMachine):
 
 
 TestBufferStates = BufferStates.TestCase
+# Rows of megabytes are among them, and how many is left to chance.
+TestBufferStates.settings = settings(max_examples=scaled(40, smallest=10), stateful_step_count=15)
 
 
 def test_what_can_be_put() -> None:
@@ -121,11 +124,11 @@ def test_memory_is_used_again(quick_path: Path) -> None:
         for turn in range(30):
             for i in range(20):
                 writer.record_step(reward=i, observation=PICTURE + i, frame=PICTURE - i)
-            writer.flush()
+            writer.commit()
             if turn == 5:
                 there = kept(writer)
         assert kept(writer) <= 2 * there
-    steps = ReplayReader(quick_path).episode("run-ep0000")
+    steps = ReplayReader.open(quick_path).episode("run-ep0000")
     for i in range(600):
         np.testing.assert_array_equal(steps.observations[i], PICTURE + i % 20)
         np.testing.assert_array_equal(steps.frames[i], PICTURE - i % 20)
@@ -134,12 +137,12 @@ def test_memory_is_used_again(quick_path: Path) -> None:
 def test_steps_that_are_dropped_or_refused_take_no_memory(quick_path: Path) -> None:
     with ReplayWriter(quick_path, "run", when_full="drop", queue_bytes=10_000) as writer:
         writer.record_step(reward=0, observation=PICTURE)
-        writer.flush()
+        writer.commit()
         for _ in range(2000):
             writer.record_step(reward=0, observation=PICTURE)
             with pytest.raises(sw.SchemaError):
                 writer.record_step(reward=0, observation=PICTURE, frame=PICTURE.astype(np.int8))
-        writer.flush()
+        writer.commit()
         assert kept(writer) <= 3 << 22
 
 
@@ -159,7 +162,7 @@ def test_the_same_file_without_it(
         monkeypatch.setattr(hdf5_calls, "_FOUND", found)
         root = quick_path / str(found is None)
         random = np.random.default_rng(0)
-        with ReplayWriter(root, "run", codec=codec) as writer:
+        with ReplayWriter(root, "run", compress=codec) as writer:
             for i in range(50):
                 noise = random.integers(0, 256, (40, 40), np.uint8) if i % 2 else PICTURE[:40, :40]
                 writer.record_step(reward=i, observation=noise, frame=PICTURE + i)

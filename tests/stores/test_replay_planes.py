@@ -14,7 +14,7 @@ import zstandard
 from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
-from stepwell import ChecksumError, FormatError, StepwellError, _core
+from stepwell import ChecksumError, Field, FormatError, StepwellError, _core
 from stepwell.replay import FrameResolver, ReplayReader, ReplayWriter
 from stepwell.stores.replay.channels import Channel
 from stepwell.stores.replay.foreign import ForeignFile
@@ -30,7 +30,7 @@ ZSTD = 2
 def written(root: Path, make: Callable[[int], Any] = stack, **options: Any) -> Path:
     """A run of such observations, to which a second writer added some."""
     for numbers in (range(ROWS // 2), range(ROWS // 2, ROWS)):
-        with ReplayWriter(root, "run", **options) as writer:
+        with ReplayWriter(root, "run", mode="a", **options) as writer:
             for number in numbers:
                 writer.record_step(reward=number, observation=make(number))
     return root / "replay" / "run.h5"
@@ -45,15 +45,15 @@ def assert_all_read(root: Path, want: NDArray[Any]) -> None:
         for row in (0, 3, ROWS - 1):
             assert_tree(file["observations"][row], want[row])
     foreign = ForeignFile(path)
-    assert foreign.field("observations") == (want.dtype, want.shape[1:])
+    assert foreign.field("observations") == Field(want.dtype, want.shape[1:])
     assert_tree(foreign.read("observations", np.array(order)), want[order])
-    with ReplayReader(root) as reader:
-        assert reader.verify() == []
-        (channel,) = reader.runs["run"].channels
-        assert (channel.dtype, channel.shape) == (want.dtype, want.shape[1:])
+    with ReplayReader.open(root) as reader:
+        assert reader.verify().ok
+        (channel,) = reader.recordings["run"].channels
+        assert channel.field == Field(want.dtype, want.shape[1:])
         found = [reader.episode(episode.episode_id).observations for episode in reader.episodes]
         assert_tree(np.concatenate(found), want)
-        taken = reader.steps(next_observation=False).take(order)
+        taken = ReplayReader.open(root, next_observation=False).take(order)
         assert_tree(taken["observation"], want[order])
     with FrameResolver(root) as resolver:
         for row, array in enumerate(want):
@@ -94,9 +94,9 @@ def test_planes_read_back_equal(quick_path: Path, planes: int, dtype: str) -> No
         ((400, 4), {}),
         ((4, 24, 24), {}),
         ((15, 17, 4), {}),
-        ((24, 24, 4), {"codec": "lzf"}),
-        ((24, 24, 4), {"codec": "gzip"}),
-        ((24, 24, 4), {"codec": "none"}),
+        ((24, 24, 4), {"compress": "lzf"}),
+        ((24, 24, 4), {"compress": "gzip"}),
+        ((24, 24, 4), {"compress": "none"}),
     ],
     ids=repr,
 )
@@ -149,7 +149,7 @@ def test_a_file_from_before(quick_path: Path, monkeypatch: pytest.MonkeyPatch) -
         with ReplayWriter(quick_path, "run") as writer:
             for number in range(5):
                 writer.record_step(reward=number, observation=stack(number))
-    with ReplayWriter(quick_path, "run") as writer:
+    with ReplayWriter(quick_path, "run", mode="a") as writer:
         for number in range(5, ROWS):
             # A new dataset: the file is copied.
             writer.record_step(reward=number, observation=stack(number), action=1)
@@ -166,7 +166,7 @@ def test_a_file_that_is_copied(quick_path: Path) -> None:
         for number in range(ROWS):
             frame = stack(number) if number > 5 else None
             writer.record_step(reward=number, observation=stack(number), frame=frame)
-            writer.flush()
+            writer.commit()
     data = read_store(quick_path).runs["run"].datasets
     assert_tree(data["observations"], np.array([stack(n) for n in range(ROWS)]))
     assert_tree(data["frames"], np.array([stack(n) for n in range(6, ROWS)]))
@@ -291,8 +291,8 @@ def test_one_filter_left_out(quick_path: Path, mask: int) -> None:
     assert_refused(quick_path, range(2, 4))
     with FrameResolver(quick_path) as resolver:
         assert_tree(resolver.resolve("h5://run/observations/1"), stack(1))
-    with ReplayReader(quick_path) as reader:
-        problems = [str(problem) for problem in reader.verify()]
+    with ReplayReader.open(quick_path) as reader:
+        problems = [str(problem) for problem in reader.verify().problems]
     assert len(problems) == 2
     assert f"observations[2]: expected both filters or none, got {mask}" in problems[0]
 
@@ -312,8 +312,8 @@ def test_a_flipped_byte_in_each_stored_row(quick_path: Path) -> None:
                     continue
                 with pytest.raises(ChecksumError, match=rf"observations\[{row}\]"):
                     resolver.resolve(ref)
-        with ReplayReader(quick_path) as reader:
-            (problem,) = reader.verify()
+        with ReplayReader.open(quick_path) as reader:
+            (problem,) = reader.verify().problems
             assert f"observations[{row}]" in str(problem)
 
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from stepwell import FormatError, Loader, SchemaError
-from stepwell.replay import ReplayReader, ReplaySteps, ReplayWriter
+from stepwell.replay import ReplayReader, ReplayWriter
 from stepwell.source import Source
 from stepwell.stores.replay.disk import RunDisk
 from tests import scaled
 from tests.contract import Expected, SourceContract, assert_batch, windows
-from tests.replays import camera, frame, places_of, pose, record_all
+from tests.replays import camera, frame, places_of, pose, record, record_all
 
 EPISODES = [range(0, 7), range(7, 8), range(8, 20), range(20, 31), range(31, 40)]
 
@@ -80,8 +80,7 @@ class TestSteps(SourceContract):
 
     @pytest.fixture
     def source(self, root: Path) -> Source:
-        with ReplayReader(root) as reader:
-            return reader.steps(**self.options)
+        return ReplayReader.open(root, **self.options)
 
     def runs(self, expected: Expected) -> list[range]:
         return list(self.episodes)
@@ -209,8 +208,7 @@ def test_what_follows(
     root = tmp_path_factory.mktemp("replay")
     with pytest.MonkeyPatch.context() as patch:
         record_plan(root, episodes, patch)
-    with ReplayReader(root) as reader:
-        source = reader.steps(n_step=n, gamma=gamma)
+    source = ReplayReader.open(root, n_step=n, gamma=gamma)
     want = follow(episodes, n, gamma)
     assert len(source) == len(want)
     if not want:
@@ -227,8 +225,7 @@ def test_what_follows(
 
 def test_windows_stay_inside_episodes(quick_path: Path) -> None:
     record_episodes(quick_path, EPISODES)
-    with ReplayReader(quick_path) as reader:
-        source = reader.steps()
+    source = ReplayReader.open(quick_path)
     for length, stride in ((2, 1), (5, 2), (12, 1), (13, 1)):
         want = windows(expected_steps(EPISODES), EPISODES, length, stride)
         assert_batch(source.windows(length, stride)[:], want)
@@ -236,8 +233,7 @@ def test_windows_stay_inside_episodes(quick_path: Path) -> None:
 
 def test_a_loader_of_steps(quick_path: Path) -> None:
     record_episodes(quick_path, EPISODES)
-    with ReplayReader(quick_path) as reader:
-        source = reader.steps()
+    source = ReplayReader.open(quick_path)
     found: list[float] = []
     with Loader(source, 7, seed=3) as loader:
         for batch in loader:
@@ -253,8 +249,8 @@ def test_a_loader_of_steps(quick_path: Path) -> None:
 def test_options(quick_path: Path, options: dict[str, Any]) -> None:
     record_all(quick_path, "run", range(3))
     (name,) = options
-    with ReplayReader(quick_path) as reader, pytest.raises(ValueError, match=f"{name}: expected"):
-        reader.steps(**options)
+    with pytest.raises(ValueError, match=f"{name}: expected"):
+        ReplayReader.open(quick_path, **options)
 
 
 def test_runs_that_do_not_fit_together(quick_path: Path) -> None:
@@ -266,44 +262,92 @@ def test_runs_that_do_not_fit_together(quick_path: Path) -> None:
                 )
     with ReplayWriter(quick_path, "c") as writer:
         writer.record_step(reward=0, observation=np.zeros(4))
-    with ReplayReader(quick_path) as reader:
-        assert len(reader.steps("a", "b")) == 2
-        with pytest.raises(SchemaError, match="run 'b' has"):
-            reader.steps("a", "b", frames=True)
-        with pytest.raises(SchemaError, match="run 'c' has"):
-            reader.steps()
-        with pytest.raises(KeyError, match="no run 'd'"):
-            reader.steps("d")
+    with ReplayReader.open(quick_path, run=["a", "b"]) as both:
+        assert len(both) == len(both[:]["reward"]) == 2
+    with (
+        ReplayReader.open(quick_path, run=["a", "b"], frames=True) as both,
+        pytest.raises(SchemaError, match=r"'a' .* 'b'.* run='b'"),
+    ):
+        both.take([0])
+    with ReplayReader.open(quick_path) as reader:
+        for call in (lambda: reader.schema, lambda: reader.take([0]), lambda: reader[0]):
+            with pytest.raises(SchemaError, match=r"'a' .* 'c'.* run='c'"):
+                call()
+        assert reader.verify().ok
+        assert len(reader.runs) == len(reader.episodes) == reader.describe().runs == 3
+        assert reader.runs.counts.tolist() == [1, 1, 0]
+        assert len(reader) == reader.describe().rows == 2
+        assert reader.describe().fields == {}
+        assert "run='c'" in reader.describe().facts["unlike"]
+        assert reader.query("SELECT sum(steps) FROM episodes").rows == [(5,)]
+        assert "3 runs" in repr(reader)
+        chosen = reader.where("run_id != 'c'")
+        assert len(chosen[:]["observation"]) == 2
+    with pytest.raises(KeyError, match="no run 'd'"):
+        ReplayReader.open(quick_path, run="d")
 
 
 def test_stores_with_little_in_them(quick_path: Path) -> None:
     ReplayWriter(quick_path, "empty").close()
-    with ReplayReader(quick_path) as reader:
-        assert len(reader.episodes) == len(reader.steps()) == len(reader.steps("empty")) == 0
-        assert reader.steps()[:]["reward"].tolist() == []
+    with ReplayReader.open(quick_path) as reader:
+        assert len(reader.episodes) == len(reader) == len(reader.runs) == 0
+        assert reader[:]["reward"].tolist() == []
+    with ReplayReader.open(quick_path, run="empty") as reader:
+        assert len(reader) == 0
     with ReplayWriter(quick_path, "numbers") as writer:
         for number in range(5):
             writer.record_step(reward=number)
-    with ReplayReader(quick_path) as reader:
-        assert reader.steps()[:]["reward"].tolist() == [0, 1, 2, 3, 4]
-        assert list(reader.steps().schema) == ["reward", "terminated", "truncated"]
+    with ReplayReader.open(quick_path) as reader:
+        assert reader[:]["reward"].tolist() == [0, 1, 2, 3, 4]
+        assert list(reader.schema) == ["reward", "terminated", "truncated"]
+        assert list(reader.where("0").schema) == ["reward", "terminated", "truncated"]
 
 
 def test_a_source_stays_as_it_is_while_the_run_goes_on(quick_path: Path) -> None:
-    with ReplayWriter(quick_path, "run") as writer, ReplayReader(quick_path) as reader:
-        sources: list[ReplaySteps] = []
+    with ReplayWriter(quick_path, "run") as writer:
+        sources: list[ReplayReader] = []
         for number in range(60):
             writer.record_step(reward=number, observation=pose(number), action=number)
             if number == 30:
                 writer.record_step(reward=number, frame=frame(0))
             if number % 20 == 19:
-                writer.flush()
-                sources.append(reader.steps())
+                writer.commit()
+                sources.append(ReplayReader.open(quick_path))
     for source in sources:
         found = source[:]["action"]
         np.testing.assert_array_equal(source[:]["observation"], [pose(n) for n in found])
         assert len(found) == len(set(found.tolist()))
     assert [len(source) for source in sources] == [19, 38, 58]
+    assert [source.refresh() for source in sources] == [True, True, False]
+    assert [len(source) for source in sources] == [58, 58, 58]
+
+
+def test_conditions_are_of_the_moment_too(quick_path: Path) -> None:
+    record_all(quick_path, "run", range(15))
+    reader = ReplayReader.open(quick_path, next_observation=False)
+    growing = reader.where("NOT ended")
+    assert growing[:]["action"].tolist() == [10, 11, 12, 13, 14]
+    with ReplayWriter(quick_path, "run", mode="a") as writer:
+        record(writer, 15, terminated=True)
+        record(writer, 16)
+    assert len(reader.where("1")) == len(reader) == 15
+    assert len(reader.where("number > 1")) == 0
+    assert len(reader.where("episode_id IN (SELECT episode_id FROM steps WHERE reward > 9)")) == 5
+    assert growing.refresh()
+    assert growing[:]["action"].tolist() == [10, 11, 12, 13, 14, 16]
+    assert reader.refresh()
+    assert len(reader.where("number > 1")) == 2
+    again = pickle.loads(pickle.dumps(growing.where("number > 1")))
+    assert again[:]["action"].tolist() == [16]
+    assert again.runs[0]["run_id"] == "run"
+    for part in (reader, growing):
+        part.close()
+        for ask in ("runs", "episodes", "recordings"):
+            with pytest.raises(ValueError, match="closed"):
+                getattr(part, ask)
+        with pytest.raises(ValueError, match="closed"):
+            part.where("1")
+    assert len(again[:]["action"]) == 1  # each has files of its own
 
 
 @pytest.mark.parametrize("name", ["steps", "rewards", "dones"])
@@ -316,20 +360,20 @@ def test_damaged_columns_are_noticed(quick_path: Path, name: str) -> None:
         flipped = bytearray(data)
         flipped[offset + size - 1] ^= 1
         path.write_bytes(flipped)
-        with ReplayReader(quick_path) as reader, pytest.raises(FormatError, match=name):
-            reader.steps()
+        with ReplayReader.open(quick_path) as reader, pytest.raises(FormatError, match=name):
+            reader.take([0])
 
 
 def test_threads_make_sources_at_once(quick_path: Path) -> None:
     record_episodes(quick_path, EPISODES)
     want = expected_steps(EPISODES)
     failures: list[BaseException] = []
-    with ReplayReader(quick_path) as reader:
+    with ReplayReader.open(quick_path) as reader:
 
         def work() -> None:
             try:
                 for _ in range(10):
-                    assert_batch(reader.steps()[:], want)
+                    assert_batch(reader.where("1")[:], want)
             except BaseException as failure:
                 failures.append(failure)
 
@@ -344,9 +388,8 @@ def test_threads_make_sources_at_once(quick_path: Path) -> None:
 def test_a_process_that_goes_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record_all(tmp_path / "v", "run", range(5))
     monkeypatch.chdir(tmp_path)
-    reader = ReplayReader("v")
-    source = reader.steps()
+    source = ReplayReader.open("v")
     monkeypatch.chdir("/")
-    assert reader.runs["run"].steps == 5
+    assert source.recordings["run"].steps == 5
     again = pickle.loads(pickle.dumps(source))
     assert_batch(again.take([2]), source.take([2]))

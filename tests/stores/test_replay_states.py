@@ -59,7 +59,7 @@ class ReplayMachine(RuleBasedStateMachine):
         store = read_store(self.root)
         assert len(store.episodes) == len(self.episodes)
         assert len(store.steps) == sum(len(e["steps"]) for e in self.episodes)
-        with ReplayReader(self.root) as reader:
+        with ReplayReader.open(self.root) as reader:
             self.look(reader)
 
     def look(self, reader: ReplayReader) -> None:
@@ -91,7 +91,7 @@ class ReplayMachine(RuleBasedStateMachine):
     @rule()
     def open_writer(self) -> None:
         self.writer = ReplayWriter(
-            self.root, "run", codec=self.codec, flush_every=1000, queue_bytes=20_000
+            self.root, "run", mode="a", compress=self.codec, flush_every=1000, queue_bytes=20_000
         )
         self.open = {}
 
@@ -147,13 +147,13 @@ class ReplayMachine(RuleBasedStateMachine):
         with pytest.raises(SchemaError):
             self.writer.record_step(reward=0, observation="text", agent_id="c")
         with pytest.raises(BusyError):
-            ReplayWriter(self.root, "run")
+            ReplayWriter(self.root, "run", mode="a")
 
     @precondition(lambda self: self.writer is not None)
     @rule()
-    def flush(self) -> None:
+    def commit(self) -> None:
         assert self.writer is not None
-        self.writer.flush()
+        self.writer.commit()
         self.committed = True
 
     @precondition(lambda self: self.writer is not None)
@@ -169,7 +169,7 @@ class ReplayMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.reader is None)
     @rule()
     def open_reader(self) -> None:
-        self.reader = ReplayReader(self.root)
+        self.reader = ReplayReader.open(self.root)
 
     @precondition(lambda self: self.reader is not None)
     @rule()
@@ -181,6 +181,7 @@ class ReplayMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_committed_is_there(self) -> None:
         if self.reader is not None and self.committed:
+            self.reader.refresh()
             self.look(self.reader)
 
     @precondition(lambda self: self.reader is not None and not self.committed)
@@ -188,6 +189,7 @@ class ReplayMachine(RuleBasedStateMachine):
     def look_in_between(self) -> None:
         """Some of the steps, in order, and all of their arrays."""
         assert self.reader is not None
+        self.reader.refresh()
         for episode in self.reader.episodes:
             want = self.episodes[episode.number]["steps"]
             got = self.reader.episode(episode.episode_id)

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import time
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -101,20 +100,18 @@ def test_a_large_batch_is_converted_by_all_cores(tmp_path: Path, kind: str) -> N
         assert_same(batch.rows, rows)
 
 
-@pytest.mark.parametrize("wait_s", [0, 0.003])
 @pytest.mark.parametrize("window_bytes", [1, 1 << 24])
-def test_batches_are_made_ahead(tmp_path: Path, wait_s: float, window_bytes: int) -> None:
+def test_batches_are_made_ahead(tmp_path: Path, window_bytes: int) -> None:
     rows = build(tmp_path, [3000, 0, 1, 2500], width=131)
     kept = []
     for batch in ShardReader.open(tmp_path).batches(700, window_bytes=window_bytes):
         assert_same(batch.rows, rows[batch.row_ids])
         kept.append(batch.rows)
-        time.sleep(wait_s)  # for those that are made meanwhile
     assert [len(batch) for batch in kept] == [700, 700, 700, 700, 200, 1, 700, 700, 700, 400]
     assert_same(np.concatenate(kept), rows)
 
 
-def test_batches_begin_anew_each_time(tmp_path: Path) -> None:
+def test_batches_begin_again_each_time(tmp_path: Path) -> None:
     build(tmp_path)
     reader = ShardReader.open(tmp_path)
     whole = list(reader.batches(7))
@@ -247,15 +244,15 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
     reader = ShardReader.open(tmp_path)
     assert_same(reader[:]["data"], rows)
     assert_same(np.concatenate([b.rows for b in reader.batches(2)]), rows)
-    assert reader.verify() == []
+    assert reader.verify().ok
 
 
 def test_a_list_keeps_its_order(tmp_path: Path) -> None:
     build(tmp_path, [3, 4, 5])
     paths = [tmp_path / f"00000{i}.shard" for i in (2, 0, 2, 1)]
     want = [row for path in paths for row in reference.read_shard(path.read_bytes()).rows]
-    reader = ShardReader.open(paths)
-    assert reader.path is None
+    reader = ShardReader(paths)
+    assert reader.path == str(tmp_path)
     assert_same(reader[:]["data"], want)
     assert_same(np.concatenate([batch.rows for batch in reader.batches()]), want)
 
@@ -284,13 +281,13 @@ def test_what_open_refuses(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         ShardReader.open(tmp_path / "absent")
     with pytest.raises(TypeError, match="expected paths, or one URL"):
-        ShardReader.open(["s3://bucket/a.shard"])
+        ShardReader(["s3://bucket/a.shard"])
 
 
 def test_any_paths(tmp_path: Path) -> None:
     rows = build(tmp_path, [3], names=["a.shard"])
     for paths in (tmp_path.glob("*.shard"), (tmp_path / "a.shard",), {str(tmp_path / "a.shard")}):
-        reader = ShardReader.open(paths)
+        reader = ShardReader(paths)
         assert_same(reader[:]["data"], rows)
         assert_same(pickle.loads(pickle.dumps(reader))[:]["data"], rows)
 

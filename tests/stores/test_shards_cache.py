@@ -61,7 +61,7 @@ def test_batches_come_from_what_is_there(
     reader.take([100])
     s3.proxy.forget()
     assert_same(np.concatenate([b.rows for b in reader.batches(7)]), rows)
-    assert s3.open("cached", cache=tmp_path / "c").verify() == []
+    assert s3.open("cached", cache=tmp_path / "c").verify().ok
     assert not s3.proxy.asked_for(".shard")
 
 
@@ -114,12 +114,32 @@ def test_a_kept_shard_that_is_cut(s3: Bucket, rows: NDArray[np.float32], tmp_pat
         assert_same(ask(), rows[[99]])
 
 
+@pytest.mark.parametrize("opened", ["before", "after"])
+def test_a_kept_shard_that_becomes_a_link(
+    s3: Bucket, rows: NDArray[np.float32], tmp_path: Path, opened: str
+) -> None:
+    """What it leads to is neither read, nor written through, nor touched."""
+    reader = s3.open("cached", cache=tmp_path / "c")
+    reader.take([0])
+    (path,) = (tmp_path / "c").rglob("000000.shard")
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"years of work")
+    os.utime(victim, (0, 0))
+    path.unlink()
+    path.symlink_to(victim)
+    if opened == "after":
+        reader = s3.open("cached", cache=tmp_path / "c")
+    assert_same(reader.take([99])["data"], rows[[99]])
+    assert (victim.read_bytes(), victim.stat().st_mtime) == (b"years of work", 0)
+    assert path.is_symlink() == (opened == "before")  # it is replaced where it is needed
+
+
 def test_a_cache_that_is_read_only(
     s3: Bucket, rows: NDArray[np.float32], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s3.open("cached", cache=tmp_path)[:]
 
-    def refuse(*args: Any) -> None:
+    def refuse(*args: Any, **options: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "utime", refuse)
@@ -212,7 +232,7 @@ def test_a_shard_that_is_not_what_the_list_says(tmp_path: Path) -> None:
     obstore.put(store, "shards.json", (tmp_path / "a" / "shards.json").read_bytes())
     build(tmp_path / "b", [4], "float16", width=10)  # as many bytes
     obstore.put(store, "000000.shard", (tmp_path / "b" / "000000.shard").read_bytes())
-    reader = ShardReader.open(store, cache=tmp_path / "c")
+    reader = ShardReader(store, cache=tmp_path / "c")
     for _ in range(2):
         with pytest.raises(FormatError, match=r"expected 000000\.shard with 4 rows"):
             reader.take([0])
@@ -228,7 +248,7 @@ def test_corpora_of_the_same_name(tmp_path: Path) -> None:
             obstore.put(store, path.name, path.read_bytes())
         wanted.append(rows)
     for store, rows in zip(stores, wanted, strict=True):
-        assert_same(ShardReader.open(store, cache=tmp_path / "c")[:]["data"], rows)
+        assert_same(ShardReader(store, cache=tmp_path / "c")[:]["data"], rows)
 
 
 @pytest.mark.parametrize("named", ["in the call", "in the environment"])

@@ -106,7 +106,7 @@ def test_any_batches_and_windows(
     counts = data.draw(st.lists(st.integers(0, 60), min_size=1, max_size=4).filter(any))
     build(folder, counts, kind, width=9, sums=data.draw(st.sampled_from([None, False, True])))
     local = ShardReader.open(folder)
-    far = ShardReader.open(LocalStore(folder), connections=data.draw(st.integers(1, 4)))
+    far = ShardReader(LocalStore(folder), connections=data.draw(st.integers(1, 4)))
     assert (len(far), far.width, far.stored_dtype) == (len(local), 9, kind)
     for _ in range(3):
         size, window = data.draw(st.integers(1, 70)), data.draw(st.integers(1, 3000))
@@ -117,7 +117,7 @@ def test_any_batches_and_windows(
             assert_array(mine.row_ids, theirs.row_ids)
     rows = data.draw(st.lists(st.integers(0, len(local) - 1), max_size=50))
     assert_array(far.take(rows)["data"], local.take(rows)["data"])
-    assert far.verify() == []
+    assert far.verify().ok
 
 
 def test_rows_in_any_order(s3: Bucket, large: Path) -> None:
@@ -235,7 +235,7 @@ def test_shards_without_rows(s3: Bucket, tmp_path: Path) -> None:
         rows = build(tmp_path / str(number), [0, 2, 0, 0, 3, 0], sums=sums)
         s3.upload(tmp_path / str(number), f"empty-{number}")
         reader = s3.open(f"empty-{number}")
-        assert reader.verify() == []
+        assert reader.verify().ok
         assert_same(np.concatenate([batch.rows for batch in reader.batches(2)]), rows)
 
 
@@ -253,7 +253,7 @@ def test_headers_in_a_bucket(data: bytes, message: str) -> None:
     store = MemoryStore()
     obstore.put(store, "a.shard", data)
     with pytest.raises(FormatError, match=message) as caught:
-        ShardReader.open(store)
+        ShardReader(store)
     assert str(caught.value.path).endswith("a.shard")
 
 
@@ -262,9 +262,32 @@ def test_bytes_behind_the_last_row(s3: Bucket, tmp_path: Path) -> None:
     with (tmp_path / "000000.shard").open("ab") as file:
         file.write(b"more")
     s3.upload(tmp_path, "surplus")
-    (problem,) = s3.open("surplus").verify()
+    (problem,) = s3.open("surplus").verify().problems
     assert "4 bytes behind the last row" in str(problem)
     assert problem.path == s3.url("surplus/000000.shard")
+
+
+# News.
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_refresh(tmp_path: Path, listed: bool) -> None:
+    folder = tmp_path / "acts"
+    rows = build(folder, [3], sums=True if listed else None)
+    reader = ShardReader.open(f"file://{folder}")
+    assert not reader.refresh()
+    again = pickle.dumps(reader)
+    more = build(tmp_path / "more", [0, 4])
+    (tmp_path / "more" / "000001.shard").rename(folder / "000001.shard")
+    if listed:
+        assert not reader.refresh()  # the list is what counts
+        reference.write_list(folder)
+    assert (len(reader), reader.refresh(), len(reader)) == (3, True, 7)
+    assert_same(reader[:]["data"], np.concatenate([rows, more]))
+    assert len(pickle.loads(again)) == 3
+    reader.close()
+    with pytest.raises(ValueError, match="closed: a folder of shards at file://"):
+        reader.take([0])
 
 
 # Stores and servers.
@@ -278,9 +301,9 @@ def test_stores_of_obstore(tmp_path: Path, s3: Bucket, kind: str) -> None:
         obstore.put(memory, path.name, path.read_bytes())
     s3.upload(tmp_path, f"stores-{kind}")
     for store in (memory, LocalStore(tmp_path), s3.store(f"stores-{kind}")):
-        reader = ShardReader.open(store)
-        assert reader.path is None
-        assert reader.verify() == []
+        reader = ShardReader(store)
+        assert reader.path == repr(store)
+        assert reader.verify().ok
         assert_same(reader[:]["data"], rows)
         assert_same(np.concatenate([batch.rows for batch in reader.batches(7)]), rows)
 
@@ -289,7 +312,7 @@ def test_a_plain_web_server(tmp_path: Path, s3: Bucket) -> None:
     rows = build(tmp_path, sums=True)
     s3.upload(tmp_path, "web")
     reader = ShardReader.open(s3.http_url("web"))
-    assert reader.verify() == []
+    assert reader.verify().ok
     assert_same(reader.take([40, 3, 40])["data"], rows[[40, 3, 40]])
     assert_same(np.concatenate([batch.rows for batch in reader.batches(7)]), rows)
 
@@ -305,4 +328,4 @@ def test_a_plain_web_server_needs_a_list(tmp_path: Path, s3: Bucket) -> None:
 @pytest.mark.parametrize("where", [None, 5, b"acts", object()])
 def test_what_is_neither_a_path_nor_a_store(where: Any) -> None:
     with pytest.raises(TypeError, match="a URL or a store"):
-        ShardReader.open(where)
+        ShardReader(where)

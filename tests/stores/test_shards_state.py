@@ -6,6 +6,8 @@ import json
 import os
 import struct
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -26,6 +28,8 @@ from stepwell import (
 from stepwell.stores.shards import state as state_module
 from tests import SANITIZED, children, scaled
 from tests.contract import assert_array
+from tests.shards import build
+from tests.writer_contract import snapshot
 
 IDS = st.lists(st.integers(0, 60) | st.integers(4000, 4200), max_size=12, unique=True)
 
@@ -37,23 +41,30 @@ def test_what_a_dict_would_hold(quick_path: Path, data: st.DataObject) -> None:
     dtype = np.dtype(data.draw(st.sampled_from(["f4", "f8", "<i2", "f2"])))
     width = data.draw(st.integers(1, 5))
     model: dict[int, Any] = {}
+    committed: dict[int, Any] = {}
+    size = data.draw(st.sampled_from([100, 500, 1 << 24]))
+    roomy = size > 500
+    calls = st.sampled_from(["put", "put", "put", "get", "open", "commit", "rollback"])
     state = RowState(path, width, dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            state_module, "_JOURNAL_BYTES", data.draw(st.sampled_from([100, 500, 1 << 24]))
-        )
+        patch.setattr(state_module, "_JOURNAL_BYTES", size)
         for stamp in range(data.draw(st.integers(1, 12))):
-            match data.draw(st.sampled_from(["put", "put", "put", "get", "open", "flush"])):
+            match data.draw(calls):
                 case "put":
                     ids = data.draw(IDS)
                     values = np.arange(len(ids) * width).reshape(-1, width) + stamp * 7
                     state.put(ids, values.astype(dtype))
                     model.update(zip(ids, values.astype(dtype), strict=True))
-                case "flush":
-                    state.flush()
+                case "commit":
+                    state.commit()
+                    committed = dict(model)
+                case "rollback" if roomy:  # a full journal is a commit
+                    state.rollback()
+                    model = dict(committed)
                 case "open":
                     state.close()
                     state = RowState(path)
+                    committed = dict(model)
             ids = data.draw(IDS)
             want = np.zeros((len(ids), width), dtype)
             for i, row_id in enumerate(ids):
@@ -186,7 +197,7 @@ def test_a_row_for_which_there_is_no_room(tmp_path: Path, row_id: int) -> None:
 
 @pytest.mark.parametrize(
     ("call", "sync"),
-    [("flush", 1), *((call, sync) for call in ("close", "put") for sync in (1, 2, 3, 4))],
+    [("commit", 1), *((call, sync) for call in ("close", "put") for sync in (1, 2, 3, 4))],
 )
 def test_a_sync_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, sync: int
@@ -205,7 +216,7 @@ def test_a_sync_that_fails(
     def put() -> None:
         state.put([3], [[3]])
 
-    work = {"flush": state.flush, "close": state.close, "put": put}
+    work = {"commit": state.commit, "close": state.close, "put": put}
     with monkeypatch.context() as patch:
         patch.setattr(state_module, "_JOURNAL_BYTES", 1)
         patch.setattr(os, "fsync", refused)
@@ -215,7 +226,7 @@ def test_a_sync_that_fails(
         assert str(caught.value.filename).startswith(str(tmp_path))
     if call != "close":
         with pytest.raises(ValueError, match="open it again"):
-            state.flush()
+            state.commit()
         with pytest.raises(ValueError, match="open it again"):
             state.put([4], [[4]])
         with pytest.raises(ValueError, match="open it again"):
@@ -230,11 +241,13 @@ def test_a_state_that_is_forgotten_keeps_no_files(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     state = RowState(tmp_path, 1)
     state.put([1], [[1]])
+    state.commit()
+    state.put([1, 2], [[2], [2]])
     del state
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
     with RowState(tmp_path) as state:
-        assert state.get([1]).tolist() == [[1]]
+        assert state.get([1, 2]).tolist() == [[1], [0]]
 
 
 MANY_ROWS = """
@@ -259,17 +272,141 @@ def test_memory_does_not_grow_with_the_rows(quick_path: Path) -> None:
     assert int(children.answer(MANY_ROWS, quick_path)) < 96 << 20
 
 
+# A writer like the others.
+
+
+def test_modes(tmp_path: Path) -> None:
+    RowState(tmp_path / "a", 2, mode="x").close()
+    with pytest.raises(FileExistsError, match="exists already; mode='a' goes on with it"):
+        RowState(tmp_path / "a", 2, mode="x")
+    with pytest.raises(ValueError, match="mode: expected 'x' or 'a'"):
+        RowState(tmp_path / "b", 2, mode="w")  # type: ignore[arg-type]
+    build(tmp_path / "acts", [3])
+    before = snapshot(tmp_path / "acts")
+    with pytest.raises(FileExistsError, match=r"expected a row state .* got a folder of shards"):
+        RowState(tmp_path / "acts", 2)
+    assert snapshot(tmp_path / "acts") == before
+
+
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     with RowState(tmp_path, 2) as state:
         with pytest.raises(BusyError):
             RowState(tmp_path, 2)
-        script = "import sys, stepwell; stepwell.RowState(sys.argv[1], 2)"
-        assert "BusyError" in children.python(script, tmp_path).stderr
         state.put([0], [[1, 2]])
-    for call in (state.flush, lambda: state.get([0]), lambda: len(state)):
+
+        def child() -> list[str]:
+            refused = []
+            calls: list[Callable[[], None]] = [lambda: state.put([1], [[3, 4]]), state.commit]
+            for call in calls:
+                try:
+                    call()
+                except RuntimeError as error:
+                    refused.append(type(error).__name__)
+            try:
+                RowState(tmp_path)
+            except BusyError as error:
+                refused.append(type(error).__name__)
+            return refused
+
+        assert children.in_fork(child) == ["RuntimeError", "RuntimeError", "BusyError"]
+    put: Callable[[], Any] = lambda: state.put([0], [[1, 2]])  # noqa: E731
+    for call in (state.commit, state.rollback, put, lambda: state.get([0]), lambda: len(state)):
         with pytest.raises(ValueError, match="closed"):
             call()
     state.close()
+
+
+def test_rollback_drops_the_puts_since_the_commit(tmp_path: Path) -> None:
+    with RowState(tmp_path, 1) as state:
+        state.put([1, 2], [[1], [1]])
+        state.put([2], [[2]])
+        state.commit()
+        state.put([2, 9000], [[3], [3]])
+        state.rollback()
+        assert state.get([1, 2, 9000]).ravel().tolist() == [1, 2, 0]
+        assert len(state) == 2
+        state.put([3], [[4]])
+        state.commit()
+        state.rollback()
+    with suppress(ZeroDivisionError), RowState(tmp_path) as state:
+        state.put([1, 4], [[5], [5]])
+        raise ZeroDivisionError
+    with RowState(tmp_path) as state:
+        assert state.get([1, 2, 3, 4]).ravel().tolist() == [1, 2, 4, 0]
+
+
+def test_a_put_that_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the journal, and not yet in memory."""
+    with RowState(tmp_path, 1) as state:
+        state.put([1], [[1]])
+        state.commit()
+
+        def interrupted(*args: Any) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(state_module._Late, "put", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                state.put([1, 2], [[2], [2]])
+        with pytest.raises(ValueError, match=r"rollback\(\) forgets it"):
+            state.get([1])
+        state.rollback()
+        assert state.get([1, 2]).ravel().tolist() == [1, 0]
+
+
+def test_a_folder_that_is_moved_away(tmp_path: Path) -> None:
+    state = RowState(tmp_path / "a", 1)
+    state.put([1], [[1]])
+    state.commit()
+    state.put([1], [[2]])
+    (tmp_path / "a").rename(tmp_path / "b")
+    with pytest.raises(BusyError, match="moved or replaced"):
+        state.close()
+    assert not (tmp_path / "a").exists()
+    with RowState(tmp_path / "b") as state:
+        assert state.get([1]).tolist() == [[2]]  # whole, and so it is there
+
+
+@pytest.mark.parametrize("name", ["state.json", "values", "there", "journal", "writer.lock"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_links_and_pipes_are_refused(tmp_path: Path, name: str, kind: str) -> None:
+    path = tmp_path / "a"
+    with RowState(path, 1) as state:
+        state.put([1], [[1]])
+    (path / name).rename(tmp_path / "victim")
+    if kind == "link":
+        (path / name).symlink_to(tmp_path / "victim")
+    else:
+        os.mkfifo(path / name)
+    before = (tmp_path / "victim").read_bytes()
+    with pytest.raises(FormatError, match=f"expected a regular file, got a {kind}"):
+        RowState(path)
+    assert (tmp_path / "victim").read_bytes() == before
+
+
+def test_no_room_for_what_the_journal_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a failed opening did not get to is still in the journal."""
+    with RowState(tmp_path, 1) as state:
+        state.put([1], [[1]])
+        state.commit()
+        state.put([9000], [[2]])
+        state.commit()
+        journal = (tmp_path / "journal").read_bytes()
+    (tmp_path / "journal").write_bytes(journal)
+    for name in ("values", "there"):
+        os.truncate(tmp_path / name, 0)
+
+    def full(file: int, begin: int, size: int) -> None:
+        if size > 9000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(OSError, match="No space left"):
+            RowState(tmp_path)
+    assert (tmp_path / "journal").read_bytes() == journal
+    with RowState(tmp_path) as state:
+        assert state.get([1, 9000]).ravel().tolist() == [1, 2]
 
 
 def test_threads(quick_path: Path) -> None:

@@ -3,7 +3,7 @@
 import gc
 import json
 import os
-import threading
+import pickle
 from contextlib import suppress
 from pathlib import Path
 from tempfile import mkdtemp
@@ -16,11 +16,41 @@ from hypothesis import given, settings, strategies as st
 from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
-from stepwell import BusyError, FormatError, SchemaError, ShardReader, ShardWriter
+from stepwell import FormatError, SchemaError, ShardReader, ShardWriter
 from stepwell.stores.shards import writer as writer_module
-from tests import children, scaled
+from tests import scaled
 from tests.reference import shards as reference
 from tests.shards import assert_same, build, values
+from tests.writer_contract import WriterContract, WriterKit
+
+
+class Kit(WriterKit):
+    """A stamp is a number of rows of its own, each of which is full of it."""
+
+    store = ShardReader
+    writer = ShardWriter
+
+    def open(self, path: Path, mode: Any = "x") -> ShardWriter:
+        return ShardWriter(path, 3, mode=mode)
+
+    def append(self, writer: ShardWriter, stamp: int) -> None:
+        writer.append(np.full((1 + stamp % 3, 3), stamp))
+
+    def stamps(self, store: ShardReader) -> list[int]:
+        rows = store[:]["data"]
+        assert np.array_equal(rows, np.concatenate([batch.rows for batch in store.batches(5)]))
+        found = sorted({int(stamp) for stamp in rows[:, 0]})
+        want = [np.full((1 + stamp % 3, 3), stamp) for stamp in found]
+        assert np.array_equal(rows, np.concatenate(want))
+        return found
+
+
+KIT = Kit()
+
+
+class TestWriter(WriterContract):
+    kit = KIT
+
 
 KINDS = pytest.mark.parametrize("kind", reference.KINDS)
 SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -156,19 +186,19 @@ def shards(path: Path) -> list[Path]:
     return reference.names_in(path)
 
 
-def test_a_flush_makes_a_shard(tmp_path: Path) -> None:
+def test_a_commit_makes_a_shard(tmp_path: Path) -> None:
     with ShardWriter(tmp_path, 2) as writer:
-        writer.flush()
+        writer.commit()
         assert not shards(tmp_path)
         for count in (3, 1):
             writer.append(np.zeros((count, 2)))
-            writer.flush()
-            writer.flush()
+            writer.commit()
+            writer.commit()
         assert writer.rows == 4
         assert [len(ShardReader.open(path)) for path in shards(tmp_path)] == [3, 1]
 
 
-@pytest.mark.parametrize("how", ["abort", "error", "forgotten"])
+@pytest.mark.parametrize("how", ["rollback", "error", "forgotten"])
 def test_it_goes_on_at_the_last_whole_shard(tmp_path: Path, how: str) -> None:
     rows = values(50, 4)
     path = tmp_path / "a"
@@ -179,12 +209,12 @@ def test_it_goes_on_at_the_last_whole_shard(tmp_path: Path, how: str) -> None:
             raise ZeroDivisionError
     else:
         writer.append(rows[:27])
-        if how == "abort":
-            writer.abort()
-            writer.abort()
+        if how == "rollback":
+            writer.rollback()
+            assert (len(writer), writer.rows) == (20, 20)
     del writer
     assert_same(ShardReader.open(path)[:]["data"], rows[:20])
-    with ShardWriter(path, shard_bytes=160) as again:
+    with ShardWriter(path, mode="a", shard_bytes=160) as again:
         assert (again.rows, again.width) == (20, 4)
         again.append(rows[again.rows :])
     assert_same(ShardReader.open(path)[:]["data"], rows)
@@ -195,8 +225,8 @@ def test_it_goes_on_at_the_last_whole_shard(tmp_path: Path, how: str) -> None:
 def test_it_keeps_its_dtype_and_width(tmp_path: Path) -> None:
     rows = build(tmp_path, [3], "float16")
     with pytest.raises(SchemaError, match="expected rows of 5 values, got 6"):
-        ShardWriter(tmp_path, 6)
-    with ShardWriter(tmp_path) as writer:
+        ShardWriter(tmp_path, 6, mode="a")
+    with ShardWriter(tmp_path, mode="a") as writer:
         writer.append(rows)
     assert ShardReader.open(tmp_path).stored_dtype == "float16"
     assert_same(ShardReader.open(tmp_path)[:]["data"], np.concatenate([rows, rows]))
@@ -209,8 +239,8 @@ def test_it_keeps_its_dtype_and_width(tmp_path: Path) -> None:
         ShardWriter(tmp_path / "new", 1, "int8")
     for dtype in ("float32", np.float64, "bfloat16"):
         with pytest.raises(SchemaError, match="expected rows of float16, got"):
-            ShardWriter(tmp_path, dtype=dtype)
-    ShardWriter(tmp_path, dtype="float16").close()
+            ShardWriter(tmp_path, dtype=dtype, mode="a")
+    ShardWriter(tmp_path, dtype="float16", mode="a").close()
     with pytest.raises(TypeError):
         ShardWriter(tmp_path / "new", 1, shard_bytes=1e6)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
@@ -221,25 +251,25 @@ def test_it_keeps_its_dtype_and_width(tmp_path: Path) -> None:
 def test_shards_of_others_are_not_continued(tmp_path: Path) -> None:
     build(tmp_path, [3], names=["a.shard"])
     with pytest.raises(FormatError, match=r"expected shards named 000000.*got a\.shard"):
-        ShardWriter(tmp_path)
+        ShardWriter(tmp_path, mode="a")
     (tmp_path / "a.shard").rename(tmp_path / "000001.shard")  # one is missing
     with pytest.raises(FormatError, match=r"got 000001\.shard"):
-        ShardWriter(tmp_path)
+        ShardWriter(tmp_path, mode="a")
 
 
 def test_shards_that_the_list_does_not_have(tmp_path: Path) -> None:
     rows = build(tmp_path, [3, 4], sums=True)
     (tmp_path / "shards.json").unlink()
-    with ShardWriter(tmp_path) as writer:
+    with ShardWriter(tmp_path, mode="a") as writer:
         writer.append(rows)
     reader = ShardReader.open(tmp_path)
     assert [shard.crc32c is None for shard in reader.shards] == [True, True, False]
-    assert reader.verify() == []
+    assert reader.verify().ok
     assert_same(reader[:]["data"], np.concatenate([rows, rows]))
 
 
 def test_a_kill_between_a_shard_and_the_list(tmp_path: Path) -> None:
-    """The sum that the list would have had is that of the bytes."""
+    """The checksum that the list would have had is that of the bytes."""
     rows = values(30, 4)
     with ShardWriter(tmp_path, 4, shard_bytes=160) as writer:
         writer.append(rows)
@@ -252,14 +282,14 @@ def test_a_kill_between_a_shard_and_the_list(tmp_path: Path) -> None:
         (tmp_path / "shards.json").write_text(json.dumps(text))
         if not known:
             (tmp_path / "shards.json").unlink()
-        with ShardWriter(tmp_path, shard_bytes=160) as writer:
+        with ShardWriter(tmp_path, mode="a", shard_bytes=160) as writer:
             assert writer.rows == 10 * (known + 1)
             writer.append(rows[writer.rows :])
         assert (tmp_path / "shards.json").read_bytes() == whole
 
 
 def test_names_that_would_not_sort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_module, "_MOST_SHARDS", 2)
+    monkeypatch.setattr(writer_module, "_MAX_SHARDS", 2)
     writer = ShardWriter(tmp_path, 1, shard_bytes=4)
     with pytest.raises(ValueError, match="would not sort"):
         writer.append(np.zeros((3, 1)))
@@ -293,53 +323,6 @@ def test_tensors(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
 # Others.
 
 
-def test_one_writer_at_a_time(tmp_path: Path) -> None:
-    with ShardWriter(tmp_path, 2) as writer:
-        writer.append(np.zeros((1, 2)))
-        with pytest.raises(BusyError, match="another writer"):
-            ShardWriter(tmp_path, 2)
-        script = "import sys, stepwell; stepwell.ShardWriter(sys.argv[1], 2)"
-        assert "BusyError" in children.python(script, tmp_path).stderr
-        writer.append(np.ones((1, 2)))
-    assert len(ShardReader.open(tmp_path)) == 2
-    ShardWriter(tmp_path).close()
-
-
-def test_a_writer_that_is_closed(tmp_path: Path) -> None:
-    writer = ShardWriter(tmp_path, 2)
-    writer.close()
-    writer.close()
-    with pytest.raises(ValueError, match="closed"):
-        writer.append([[0, 0]])
-    with pytest.raises(ValueError, match="closed"):
-        writer.flush()
-
-
-def test_a_corpus_that_is_taken_away(tmp_path: Path) -> None:
-    writer = ShardWriter(tmp_path / "a", 2)
-    writer.append([[0, 0]])
-    (tmp_path / "a").rename(tmp_path / "b")
-    (tmp_path / "a").mkdir()
-    with pytest.raises(BusyError, match="moved or replaced"):
-        writer.close()
-    assert not list((tmp_path / "a").iterdir())
-
-
-def test_a_forked_child_does_not_write(tmp_path: Path) -> None:
-    writer = ShardWriter(tmp_path, 2)
-    writer.append([[1, 2]])
-
-    def work() -> str:
-        with pytest.raises(ValueError, match="closed"):
-            writer.append([[3, 4]])
-        writer.close()
-        return "done"
-
-    assert children.in_fork(work) == "done"
-    writer.close()
-    assert ShardReader.open(tmp_path)[:]["data"].tolist() == [[1, 2]]
-
-
 def test_a_writer_stays_where_it_was_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,26 +335,32 @@ def test_a_writer_stays_where_it_was_opened(
     assert len(ShardReader.open(tmp_path / "a")) == 1
 
 
-def test_readers_beside_a_writer(quick_path: Path) -> None:
-    """Whoever opens the corpus meanwhile sees whole shards, all rows as they were written."""
-    rows = np.repeat(np.arange(3000, dtype=np.float32)[:, None], 16, axis=1)
-    done = threading.Event()
+def test_a_full_shard_is_a_commit(quick_path: Path) -> None:
+    """Whoever looks meanwhile sees whole shards; a reader of before sees them after a refresh."""
+    rows = values(30, 4)
+    with ShardWriter(quick_path, 4, shard_bytes=160) as writer:
+        writer.append(rows[:12])
+        reader = ShardReader.open(quick_path)
+        again = pickle.dumps(reader)
+        begun = reader.batches(5)
+        assert_same(next(begun).rows, rows[:5])
+        writer.append(rows[12:25])
+        assert (len(reader), reader.refresh(), len(reader)) == (10, True, 20)
+        assert_same(reader[:]["data"], rows[:20])
+        assert_same(np.concatenate([batch.rows for batch in begun]), rows[5:10])
+        assert len(pickle.loads(again)) == 10
+        writer.rollback()
+        writer.append(rows[20:])
+    assert reader.refresh()
+    assert not reader.refresh()
+    assert_same(reader[:]["data"], rows)
 
-    def write() -> None:
-        with ShardWriter(quick_path, 16, shard_bytes=64 * 100) as writer:
-            for begin in range(0, 3000, 75):
-                writer.append(rows[begin : begin + 75])
-        done.set()
 
-    thread = threading.Thread(target=write)
-    thread.start()
-    seen: set[int] = set()
-    while not done.is_set() or not seen:
-        if shards(quick_path):
-            reader = ShardReader.open(quick_path)
-            assert len(reader) % 100 == 0
-            assert reader.verify() == []
-            assert (reader[:]["data"] == rows[: len(reader)]).all()
-            seen.add(len(reader))
-    thread.join()
-    assert len(ShardReader.open(quick_path)) == 3000
+def test_shards_that_do_not_fit_are_no_news(tmp_path: Path) -> None:
+    rows = build(tmp_path, [3])
+    reader = ShardReader.open(tmp_path)
+    build(tmp_path / "b", [2], width=7, names=["1.shard"])
+    (tmp_path / "b" / "1.shard").rename(tmp_path / "1.shard")
+    with pytest.raises(FormatError, match="expected 5 x float32"):
+        reader.refresh()
+    assert_same(reader[:]["data"], rows)

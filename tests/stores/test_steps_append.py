@@ -1,10 +1,7 @@
 """Step datasets that are written again: by others, after others, and interrupted."""
 
-import gc
-import os
 import sqlite3
 import sys
-import warnings
 from itertools import count
 from pathlib import Path
 from types import FrameType
@@ -13,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepwell import BusyError, FormatError, SchemaError, StepReader, StepWriter
+from stepwell import FormatError, SchemaError, StepReader, StepWriter
 from stepwell.files.npy import header_bytes
-from tests import children
 from tests.contract import assert_batch
 from tests.steps import (
     COLUMNS,
@@ -32,88 +28,14 @@ from tests.steps import (
 
 # One writer at a time.
 
-WRITE = """
-import sys
-from stepwell import BusyError, StepWriter
-from tests.steps import build
-try:
-    build(sys.argv[1])
-    print("written")
-except BusyError as error:
-    print(error)
-"""
-
-
-def test_the_second_writer_is_told(quick_path: Path) -> None:
-    path = quick_path / "a"
-    with StepWriter(path, STEP, COLUMNS) as writer:
-        for _ in range(2):
-            with pytest.raises(BusyError, match=f"another writer is at work in {path}"):
-                StepWriter(path)
-        assert children.answer(WRITE, path) == f"another writer is at work in {path}"
-        writer.append_run(rows_of(0, LENGTHS[0]), **columns(0))
-    assert children.answer(WRITE, path) == "written"
-    assert_batch(StepReader.open(path)[:], fields(rows_of_all()))
-
 
 def test_a_writer_that_could_not_open_lets_go(quick_path: Path) -> None:
     build(quick_path / "a")
     for _ in range(2):
         with pytest.raises(SchemaError):
-            StepWriter(quick_path / "a", [("x", "f4")])
-    with StepWriter(quick_path / "a"):
+            StepWriter(quick_path / "a", [("x", "f4")], mode="a")
+    with StepWriter(quick_path / "a", mode="a"):
         pass
-
-
-def test_a_writer_that_was_forgotten_lets_go(quick_path: Path) -> None:
-    writer = StepWriter(quick_path / "a", STEP, COLUMNS)
-    writer.append_run(rows_of(0, 3), **columns(0))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # SQLite's connection, from Python 3.13
-        del writer
-        gc.collect()
-    build(quick_path / "a")
-    assert_batch(StepReader.open(quick_path / "a")[:], fields(rows_of_all()))
-
-
-def test_a_forked_child_does_not_write(quick_path: Path) -> None:
-    with StepWriter(quick_path / "a", STEP, COLUMNS) as writer:
-        writer.append_run(rows_of(0, LENGTHS[0]), **columns(0))
-
-        def in_child() -> list[str]:
-            said = []
-            for call in (writer.commit, lambda: writer.append_run(rows_of(1, 1), max_score=1)):
-                try:
-                    call()
-                except ValueError as error:
-                    said.append(str(error))
-            writer.abort()
-            writer.close()
-            return said
-
-        for text in children.in_fork(in_child):
-            assert "by the process this one was forked from" in text
-        with pytest.raises(BusyError):
-            StepWriter(quick_path / "a")
-    build(quick_path / "a")
-    assert_batch(StepReader.open(quick_path / "a")[:], fields(rows_of_all()))
-
-
-def test_a_forked_child_does_not_keep_the_lock(quick_path: Path) -> None:
-    writer = StepWriter(quick_path / "a", STEP, COLUMNS)
-    reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads
-        child = os.fork()
-    if child == 0:
-        os.read(reading, 1)
-        os._exit(0)
-    writer.close()
-    build(quick_path / "a")
-    os.write(writing, b"x")
-    os.waitpid(child, 0)
-    os.close(reading)
-    os.close(writing)
 
 
 def test_readers_do_not_disturb_and_are_not_disturbed(quick_path: Path) -> None:
@@ -142,7 +64,7 @@ def test_nothing_there(quick_path: Path) -> None:
 
 def test_folders_are_made(quick_path: Path) -> None:
     build(quick_path / "x" / "y" / "z")
-    assert StepReader.open(quick_path / "x" / "y" / "z").verify() == []
+    assert StepReader.open(quick_path / "x" / "y" / "z").verify().ok
 
 
 def test_reopening_asks_for_the_same(quick_path: Path) -> None:
@@ -156,12 +78,12 @@ def test_reopening_asks_for_the_same(quick_path: Path) -> None:
     ]
     for wrong, message in wrongs:
         with pytest.raises(SchemaError, match=message):
-            StepWriter(path, **wrong)
+            StepWriter(path, **wrong, mode="a")
     with pytest.raises(ValueError, match="at least 1"):
         StepWriter(quick_path / "b", STEP, shard_rows=-1)
-    StepWriter(path).close()
-    StepWriter(path, columns={}).close()
-    StepWriter(path, STEP, COLUMNS, shard_rows=8).close()
+    StepWriter(path, mode="a").close()
+    StepWriter(path, columns={}, mode="a").close()
+    StepWriter(path, STEP, COLUMNS, mode="a", shard_rows=8).close()
     build(path)
     assert_batch(StepReader.open(path)[:], fields(rows_of_all()))
 
@@ -171,7 +93,7 @@ def test_a_beginning_that_was_killed(quick_path: Path) -> None:
     path = quick_path / "a"
     path.mkdir()
     wide = np.dtype([(f"a_long_name_of_a_field_{i}", "f8") for i in range(20)])
-    for left in (header_bytes(wide, 0), header_bytes(STEP, 0)[:50], b"", header_bytes(STEP, 0)):
+    for left in (header_bytes(wide, 0), header_bytes(wide, 0) + b"rows", header_bytes(STEP, 0)):
         (path / "steps.npy").write_bytes(left)
         (path / "metadata.db.new").write_bytes(b"half")
         (path / "metadata.db.new-wal").write_bytes(b"half")
@@ -182,12 +104,41 @@ def test_a_beginning_that_was_killed(quick_path: Path) -> None:
             file.unlink()
 
 
+def test_a_dataset_without_runs_is_replaced_or_gone_on_with(quick_path: Path) -> None:
+    path = quick_path / "a"
+    StepWriter(path, [("x", "f4")], {"s": int}, shard_rows=3).close()
+    with StepWriter(path, mode="a") as writer:
+        assert writer.dtype.names == ("x",)
+    with pytest.raises(FileNotFoundError, match="a new dataset needs a dtype"):
+        StepWriter(path)
+    (path / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"notes\.txt"):
+        StepWriter(path, STEP, COLUMNS)
+    (path / "notes.txt").unlink()
+    with StepWriter(path, STEP, COLUMNS) as writer:
+        writer.append(rows_of(0, 7), **columns(0))
+    assert_batch(StepReader.open(path)[:], fields(rows_of(0, 7)))
+    assert not (path / "shards").exists()
+
+
+def test_a_folder_of_shards_that_is_a_link(quick_path: Path) -> None:
+    build(quick_path / "a", LENGTHS[:4], shard_rows=8)
+    (quick_path / "a" / "shards").rename(quick_path / "outside")
+    (quick_path / "a" / "shards").symlink_to(quick_path / "outside")
+    before = {file: file.read_bytes() for file in (quick_path / "outside").iterdir()}
+    for call in (lambda: StepReader.open(quick_path / "a"), lambda: build(quick_path / "a")):
+        with pytest.raises(FormatError, match="expected a folder, got a link"):
+            call()
+    assert {file: file.read_bytes() for file in (quick_path / "outside").iterdir()} == before
+
+
 def test_an_array_without_its_database_is_not_overwritten(quick_path: Path) -> None:
     rows = rows_of_all()
     (quick_path / "a").mkdir()
     np.save(quick_path / "a" / "steps.npy", rows)
-    with pytest.raises(FormatError, match="an array without its database"):
-        build(quick_path / "a")
+    for mode in ("x", "a"):
+        with pytest.raises(FileExistsError, match=r"or an empty folder, got .* with steps\.npy"):
+            StepWriter(quick_path / "a", STEP, mode=mode)
     assert np.load(quick_path / "a" / "steps.npy").tobytes() == rows.tobytes()
 
 
@@ -207,16 +158,16 @@ def test_the_original_program_s(quick_path: Path) -> None:
     original(quick_path / "a", LENGTHS[:4])
     dataset = StepReader.open(quick_path / "a")
     assert_batch(dataset[:], fields(rows_of_all(LENGTHS[:4])))
-    assert len(dataset.filter_by_score(10, 20)) == 1
-    assert dataset.verify() == []
-    with StepWriter(quick_path / "a", STEP) as writer:
+    assert len(dataset.where("max_score BETWEEN 10 AND 20")) == 1
+    assert dataset.verify().ok
+    with StepWriter(quick_path / "a", STEP, mode="a") as writer:
         for run in (4, 5):
             known = {name: columns(run)[name] for name in ("max_score", "engine")}
-            assert writer.append_run(rows_of(run, LENGTHS[run]), **known) == run
-    assert dataset.refresh() == LENGTHS[4] + LENGTHS[5]
+            assert writer.append(rows_of(run, LENGTHS[run]), **known) == run
+    assert dataset.refresh()
     for again in (dataset, StepReader.open(quick_path / "a", memory="map")):
         assert_batch(again[:], fields(rows_of_all()))
-        assert again.verify() == []
+        assert again.verify().ok
         assert again.runs["engine"].tolist() == ["quick", "slow", None] * 2
     assert np.load(quick_path / "a" / "steps.npy").tobytes() == rows_of_all().tobytes()
 
@@ -230,21 +181,21 @@ def test_a_header_without_room(quick_path: Path, room: int) -> None:
     header = b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text
     (path / "steps.npy").write_bytes(header + rows.tobytes())
     most = 10 ** (room + 1) - 1
-    with StepWriter(path) as writer:
+    with StepWriter(path, mode="a") as writer:
         for run in range(1, most - 5 + 1):
             if run > 15:
                 break
-            writer.append_run(rows_of(run, 1), max_score=0)
+            writer.append(rows_of(run, 1), max_score=0)
         if room < 2:
             if room == 1:
-                writer.append_run(rows_of(16, most - len(writer)), max_score=0)
+                writer.append(rows_of(16, most - len(writer)), max_score=0)
             with pytest.raises(FormatError, match=f"no room for more than {most} rows") as caught:
-                writer.append_run(rows_of(17, 1), max_score=0)
+                writer.append(rows_of(17, 1), max_score=0)
             assert caught.value.path == str(path / "steps.npy")
             assert len(writer) == most
     dataset = StepReader.open(path)
     assert len(np.load(path / "steps.npy")) == len(dataset)
-    assert dataset.verify() == []
+    assert dataset.verify().ok
 
 
 def test_a_header_of_another_version(quick_path: Path) -> None:
@@ -252,8 +203,8 @@ def test_a_header_of_another_version(quick_path: Path) -> None:
     text = header_bytes(STEP, len(rows))[10:]
     header = b"\x93NUMPY\2\0" + len(text).to_bytes(4, "little") + text
     (quick_path / "a" / "steps.npy").write_bytes(header + rows.tobytes())
-    with StepWriter(quick_path / "a") as writer:
-        writer.append_run(rows_of(4, 2), max_score=0)
+    with StepWriter(quick_path / "a", mode="a") as writer:
+        writer.append(rows_of(4, 2), max_score=0)
     want = np.concatenate([rows, rows_of(4, 2)])
     assert np.load(quick_path / "a" / "steps.npy").tobytes() == want.tobytes()
 
@@ -262,8 +213,8 @@ def test_a_database_of_others_with_odd_names(quick_path: Path) -> None:
     original(quick_path / "a", [3])
     with tampered(quick_path / "a") as database:
         database.execute('ALTER TABLE runs ADD COLUMN "a ""quoted"" name" ANY')
-    with StepWriter(quick_path / "a") as writer:
-        writer.append_run(rows_of(1, 2), **{"max_score": 3, 'a "quoted" name': b"any"})
+    with StepWriter(quick_path / "a", mode="a") as writer:
+        writer.append(rows_of(1, 2), **{"max_score": 3, 'a "quoted" name': b"any"})
     runs = StepReader.open(quick_path / "a").runs
     assert runs['a "quoted" name'].tolist() == [None, b"any"]
     assert "quoted" in repr(runs)
@@ -280,9 +231,9 @@ def test_ctrl_c_at_any_line_of_a_commit(quick_path: Path) -> None:
         build(path, LENGTHS[:1])
         interrupted = False
         try:
-            with StepWriter(path) as writer:
+            with StepWriter(path, mode="a") as writer:
                 for run in (1, 2, 3):
-                    writer.append_run(rows_of(run, LENGTHS[run]), **columns(run))
+                    writer.append(rows_of(run, LENGTHS[run]), **columns(run))
                 sys.settrace(_interrupt_at(number))
                 try:
                     writer.commit()
@@ -317,7 +268,8 @@ def _interrupt_at(number: int) -> Any:
 
     def call(frame: FrameType, *_: Any) -> Any:
         code = frame.f_code
-        ours = "stores/steps" in code.co_filename and code.co_name in ("commit", "append")
+        name = Path(code.co_filename).name, code.co_name
+        ours = name in [("writer.py", "_commit"), ("database.py", "append")]
         return line if ours else None
 
     return call

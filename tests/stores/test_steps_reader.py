@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import pickle
+import shutil
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -140,13 +141,6 @@ def test_where_is_a_filter(path: Path, data: st.DataObject) -> None:
     assert_batch(part[:], fields(rows_of_runs(want)))
 
 
-def test_filter_by_score(dataset: StepReader) -> None:
-    assert ids_of(dataset.filter_by_score(20)) == [2, 3, 4, 5]
-    assert ids_of(dataset.filter_by_score(20, 40)) == [2, 3, 4]
-    assert len(dataset.filter_by_score(1000)) == 0
-    assert dataset.filter_by_score(1000).take([])["board"].shape == (0,)
-
-
 def test_split(dataset: StepReader) -> None:
     seen = set()
     for seed in range(8):
@@ -204,8 +198,8 @@ def test_the_table_of_runs(dataset: StepReader) -> None:
     assert table["max_score"].tolist() == [0, 10, 20, 30, 40, 50]
     assert table["max_score"].dtype.kind == "i"
     assert table["engine"].tolist() == ["quick", "slow", None] * 2
-    assert repr(table) == f"RunTable(6 runs, {', '.join(names)})"
-    with pytest.raises(KeyError, match="no run column 'score'; there are id"):
+    assert repr(table) == f"StepRuns(6 rows, {', '.join(names)})"
+    with pytest.raises(KeyError, match="no column 'score'; there are id"):
         table["score"]
     for outside in (6, -7):
         with pytest.raises(IndexError):
@@ -230,20 +224,86 @@ def test_the_table_in_pandas(dataset: StepReader) -> None:
 
 
 def test_query(dataset: StepReader) -> None:
-    names, rows = dataset.query(
-        "SELECT engine, sum(num_steps) AS n FROM runs GROUP BY 1 ORDER BY n"
-    )
-    assert (names, rows) == (["engine", "n"], [("slow", 13), (None, 20), ("quick", 37)])
+    found = dataset.query("SELECT engine, sum(num_steps) AS n FROM runs GROUP BY 1 ORDER BY n")
+    assert found.columns == ["engine", "n"]
+    assert found.rows == [("slow", 13), (None, 20), ("quick", 37)]
+    assert found["n"].tolist() == [13, 20, 37]
+    part = dataset.where("id IN (1, 3, 4)")
+    assert part.query("SELECT id FROM runs WHERE num_steps > ?", 1).rows == [(3,), (4,)]
+    assert dataset.where("0").query("SELECT count(*) FROM runs").rows == [(0,)]
     for wrong in (
         "DELETE FROM runs",
         "SELECT",
         "",
         "CREATE TABLE x (y)",
         "PRAGMA user_version = 1",
+        "DROP VIEW runs",
+        "DELETE FROM main.runs",
     ):
         with pytest.raises(ValueError):
             dataset.query(wrong)
     assert len(dataset.runs) == 6
+
+
+# What it says about itself; the exam of every writer has more.
+
+
+def test_runs_have_places(dataset: StepReader) -> None:
+    runs = dataset.runs
+    assert runs.starts.tolist() == runs["first_step_idx"].tolist()
+    assert runs.counts.tolist() == LENGTHS
+    part = dataset.where("id IN (0, 3, 4)").runs
+    assert part.starts.tolist() == [0, 7, 37]  # counted in the part
+    assert part.counts.tolist() == [7, 30, 12]
+
+
+def test_describe(dataset: StepReader) -> None:
+    about = dataset.describe()
+    assert (about.runs, about.columns) == (6, ("id", "first_step_idx", "num_steps", *COLUMNS))
+    assert about.facts["row_bytes"] == STEP.itemsize
+    assert about.facts["shard_rows"] == 0
+    part = dataset.where("id = 3").describe()
+    assert (part.rows, part.runs) == (LENGTHS[3], 1)
+
+
+@pytest.mark.parametrize("shard_rows", [None, 8])
+def test_health(quick_path: Path, shard_rows: int | None) -> None:
+    path = quick_path / "a"
+    build(path, LENGTHS[:4], shard_rows=shard_rows)
+
+    def health() -> str:
+        return StepReader.open(path, memory="map").describe().health
+
+    assert health() == "fine"
+    with StepWriter(path, mode="a") as writer:
+        assert health() == "a writer is at work"
+        writer.append(np.zeros(30, STEP), max_score=0)
+        writer._flush()
+        shutil.copytree(path, quick_path / "killed")
+        writer.rollback()
+    assert health() == "fine"
+    path = quick_path / "killed"
+    assert health() == "rows behind the last commit: a writer was killed"
+    StepWriter(path, mode="a").close()
+    assert health() == "fine"
+    manifest = (path / "manifest.json").read_bytes()
+    build(path)
+    (path / "manifest.json").write_bytes(manifest)
+    assert health() == "headers or manifest behind the last commit: a writer was killed"
+    report = StepReader.open(path).verify()
+    assert report.ok
+    assert any("the manifest covers the first 38" in each for each in report.unchecked)
+
+
+def test_verify_reports_what_is_gone(quick_path: Path) -> None:
+    build(quick_path / "a", shard_rows=8)
+    dataset = StepReader.open(quick_path / "a")
+    (quick_path / "a/shards/steps_00003.npy").unlink()
+    for quick in (True, False):
+        (problem,) = dataset.verify(quick=quick).problems
+        assert problem.path == str(quick_path / "a/shards/steps_00003.npy")
+    (quick_path / "a/metadata.db").unlink()
+    assert not dataset.verify().ok
 
 
 # Rows that are appended.
@@ -258,14 +318,14 @@ def test_refresh(quick_path: Path, memory: Any, shard_rows: int | None) -> None:
     parts: list[tuple[StepReader, list[int]]] = []
     for count in (0, 1, 3, 3, 4, 6):
         build(path, LENGTHS[:count])
-        before = len(dataset)
+        before, known = len(dataset), len(dataset.runs)
         copy = pickle.loads(pickle.dumps(dataset))
         for old in (dataset, copy):
             assert len(old) == before == len(old[:]["board"])
             assert len(old.runs) == len(list(old.runs)) == len(old.split(1)[0].runs)
         want = rows_of_all(LENGTHS[:count])
-        assert dataset.refresh() == len(want) - before
-        assert dataset.refresh() == 0
+        assert dataset.refresh() is (len(want) > before or count > known)
+        assert dataset.refresh() is False
         assert_batch(dataset[:], fields(want))
         assert ids_of(dataset) == list(range(count))
         assert_batch(dataset.windows(2)[:], windows(fields(want), ranges(LENGTHS[:count]), 2, 1))
@@ -275,7 +335,7 @@ def test_refresh(quick_path: Path, memory: Any, shard_rows: int | None) -> None:
             assert_batch(pickle.loads(pickle.dumps(part))[:], fields(rows_of_runs(ids)))
         part = dataset.where("id != 1")
         parts.append((part, ids_of(part)))
-        assert dataset.verify() == []
+        assert dataset.verify().ok
     with pytest.raises(ValueError, match="a part of a dataset does not grow"):
         parts[0][0].refresh()
 
@@ -284,16 +344,17 @@ def test_an_old_reader_can_verify(quick_path: Path) -> None:
     build(quick_path / "a", LENGTHS[:3])
     old = StepReader.open(quick_path / "a")
     build(quick_path / "a")
-    assert old.verify() == []
+    assert old.verify().ok
     assert ids_of(old.where("1")) == [0, 1, 2]
+    assert old.query("SELECT count(*) FROM runs").rows == [(3,)]
 
 
 def test_progress_is_told(path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    dataset = StepReader.open(path, on_progress=lambda done, rows: seen.append((done, rows)))
+    dataset = StepReader.open(path, progress=lambda done, rows: seen.append((done, rows)))
     assert seen[-1] == (len(ROWS), len(ROWS))
     seen.clear()
-    assert dataset.verify(on_progress=lambda done, rows: seen.append((done, rows))) == []
+    assert dataset.verify(progress=lambda done, rows: seen.append((done, rows))).ok
     assert seen[-1] == (len(ROWS), len(ROWS))
 
 
@@ -322,9 +383,9 @@ def test_readers_beside_a_writer_see_whole_commits(quick_path: Path) -> None:
     ]
     for reader in readers:
         reader.start()
-    with StepWriter(path) as writer:
+    with StepWriter(path, mode="a") as writer:
         for run in range(60):
-            writer.append_run(np.zeros(run % 5 + 1, STEP), max_score=run)
+            writer.append(np.zeros(run % 5 + 1, STEP), max_score=run)
             writer.commit()
     for reader in readers:
         reader.join()

@@ -3,7 +3,6 @@
 import gc
 import shutil
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +55,7 @@ class StepMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.writer is None)
     @rule()
     def open_writer(self) -> None:
-        self.writer = StepWriter(self.path)
+        self.writer = StepWriter(self.path, mode="a")
         self.appended = []
         assert len(self.writer) == sum(self.committed)
 
@@ -65,7 +64,7 @@ class StepMachine(RuleBasedStateMachine):
     def append(self, length: int) -> None:
         assert self.writer is not None
         run = len(self.committed) + len(self.appended)
-        assert self.writer.append_run(rows_of(run, length), **columns(run)) == run
+        assert self.writer.append(rows_of(run, length), **columns(run)) == run
         self.appended.append(length)
         assert len(self.writer) == sum(self.committed) + sum(self.appended)
 
@@ -85,19 +84,24 @@ class StepMachine(RuleBasedStateMachine):
         self.appended = []
 
     @precondition(lambda self: self.writer is not None)
-    @rule(how=st.sampled_from(["close", "abort", "kill"]))
+    @rule()
+    def rollback(self) -> None:
+        assert self.writer is not None
+        self.writer.rollback()
+        self.appended = []
+
+    @precondition(lambda self: self.writer is not None)
+    @rule(how=st.sampled_from(["close", "fail", "forget"]))
     def end(self, how: str) -> None:
         assert self.writer is not None
         if how == "close":
             self.writer.close()
             self.committed += self.appended
-        elif how == "abort":
-            self.writer.abort()
+        elif how == "fail":
+            self.writer.__exit__(ValueError)
         self.writer = None
-        if how == "kill":
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ResourceWarning)  # from Python 3.13
-                gc.collect()
+        if how == "forget":
+            gc.collect()
 
     # Readers.
 
@@ -110,7 +114,7 @@ class StepMachine(RuleBasedStateMachine):
     @rule()
     def refresh(self) -> None:
         assert self.reader is not None
-        assert self.reader.refresh() == sum(self.committed[self.seen :])
+        assert self.reader.refresh() is (len(self.committed) > self.seen)
         self.seen = len(self.committed)
 
     @precondition(lambda self: self.reader is not None)

@@ -39,11 +39,11 @@ def test_a_manifest_that_is_none(path: Path, content: bytes) -> None:
     (path / "manifest.json").write_bytes(content)
     dataset = StepReader.open(path)
     assert_batch(dataset[:], fields(ROWS))
-    (problem,) = dataset.verify()
+    (problem,) = dataset.verify().problems
     assert "not a manifest" in str(problem)
     assert str(path / "manifest.json") in str(problem)
-    StepWriter(path).close()
-    assert StepReader.open(path).verify() == []
+    StepWriter(path, mode="a").close()
+    assert StepReader.open(path).verify().ok
 
 
 @pytest.mark.parametrize(
@@ -68,12 +68,12 @@ def test_a_manifest_that_is_wrong(path: Path, change: dict[str, Any]) -> None:
     text = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps({**text, **change}))
     dataset = StepReader.open(path)
-    (problem,) = dataset.verify()
+    (problem,) = dataset.verify().problems
     assert isinstance(problem, VersionError) == ("version" in change)
     build(path, [*LENGTHS, 4])
     dataset = StepReader.open(path)
     assert_batch(dataset[:], fields(rows_of_all([*LENGTHS, 4])))
-    assert dataset.verify() == []
+    assert dataset.verify().ok
 
 
 def test_no_manifest_or_another_program_s(path: Path) -> None:
@@ -81,8 +81,8 @@ def test_no_manifest_or_another_program_s(path: Path) -> None:
         (path / "manifest.json").unlink()
         if content:
             (path / "manifest.json").write_bytes(content)
-        assert StepReader.open(path).verify() == []
-        StepWriter(path).close()
+        assert StepReader.open(path).verify().ok
+        StepWriter(path, mode="a").close()
         assert json.loads((path / "manifest.json").read_text())["rows"] == len(ROWS)
 
 
@@ -90,10 +90,10 @@ def test_a_manifest_that_is_behind(path: Path) -> None:
     before = (path / "manifest.json").read_bytes()
     build(path, [*LENGTHS, 4])
     (path / "manifest.json").write_bytes(before)
-    assert StepReader.open(path).verify() == []
-    StepWriter(path).close()
+    assert StepReader.open(path).verify().ok
+    StepWriter(path, mode="a").close()
     assert json.loads((path / "manifest.json").read_text())["rows"] == len(ROWS) + 4
-    assert StepReader.open(path).verify() == []
+    assert StepReader.open(path).verify().ok
 
 
 @pytest.mark.parametrize("shard_rows", [None, 9])
@@ -109,17 +109,29 @@ def test_a_flipped_bit_in_every_block(
     files = sorted(path.rglob("*.npy"))
     stored = [file.read_bytes() for file in files]
     size = STEP.itemsize * (shard_rows or len(ROWS))
-    assert StepReader.open(path).verify() == []
+    assert StepReader.open(path).verify().ok
     for at in range(0, ROWS.nbytes, 17):
         number, inside = divmod(at, size)
         damaged = bytearray(stored[number])
         damaged[HEADER + inside] ^= 1 << at % 8
         files[number].write_bytes(damaged)
-        problems = StepReader.open(path, memory="map").verify()
+        problems = StepReader.open(path, memory="map").verify().problems
         files[number].write_bytes(stored[number])
         (wrong,) = [str(p) for p in problems if isinstance(p, ChecksumError)]
         first, last = at // 100 * 100 // 22, (at // 100 * 100 + 99) // 22
         assert wrong.startswith(f"block {at // 100} (rows {first} to {last}): expected CRC32C ")
+
+
+@pytest.mark.parametrize("memory", ["ram", "map", "shared"])
+def test_damage_since_it_was_opened(path: Path, memory: Any) -> None:
+    """The files are checked, not what was read of them."""
+    dataset = StepReader.open(path, memory=memory)
+    with (path / "steps.npy").open("r+b") as file:
+        file.seek(HEADER)
+        file.write(b"changed!")
+    (problem,) = dataset.verify().problems
+    assert type(problem) is ChecksumError
+    assert dataset.verify(quick=True).ok  # which leaves rows out, and says so
 
 
 def test_a_manifest_that_is_behind_by_an_empty_run(quick_path: Path) -> None:
@@ -128,5 +140,5 @@ def test_a_manifest_that_is_behind_by_an_empty_run(quick_path: Path) -> None:
     old = (quick_path / "a/manifest.json").read_bytes()
     build(quick_path / "a", [3, 0])
     (quick_path / "a/manifest.json").write_bytes(old)
-    StepWriter(quick_path / "a").close()
+    StepWriter(quick_path / "a", mode="a").close()
     assert json.loads((quick_path / "a/manifest.json").read_text())["runs"] == 2

@@ -10,11 +10,9 @@ from stepwell.cli import (
     record,
     records,
     replay,
-    shards,
-    sources,
     steps,
+    stores,
     telemetry,
-    verify,
 )
 
 __all__ = ["app", "main"]
@@ -25,21 +23,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Training records at memory speed.",
 )
-app.command()(sources.info)
-app.command()(sources.bench)
+app.command()(stores.info)
+app.command()(stores.head)
+app.command()(stores.verify)
+app.command()(stores.query)
+app.command()(stores.bench)
 app.command()(games.play)
 app.command()(games.migrate)
 app.command()(steps.build)
 app.command()(steps.append)
-app.command()(verify.verify)
-app.command()(steps.query)
 app.command()(steps.export)
 app.command()(convert.convert)
 app.command("migrate-telemetry")(telemetry.migrate)
 app.command()(record.record)
 app.add_typer(pack.app, name="pack")
 app.add_typer(records.app, name="records")
-app.add_typer(shards.app, name="shards")
 app.add_typer(replay.app, name="replay")
 
 

@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from stepwell.cli.console import JsonOption, progress, show, show_skipped
-from stepwell.game2048 import play_to
-from stepwell.run_files import migrate_runs
+from stepwell.game2048 import migrate_runs, play_to
 
 __all__ = ["migrate", "play"]
 
@@ -51,6 +50,6 @@ def migrate(
 ) -> None:
     """Turn v1 runs into v2, leaving the originals alone."""
     with progress("migrating") as on_progress:
-        report = migrate_runs(source, out, skip_bad=skip_bad, on_progress=on_progress)
+        report = migrate_runs(source, out, skip_bad=skip_bad, progress=on_progress)
     show_skipped(report.skipped)
     show({**vars(report), "skipped": len(report.skipped)}, as_json)

@@ -1,6 +1,8 @@
 """The command `a2pack`, which is also `stepwell pack`."""
 
 import enum
+import errno
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +22,8 @@ from stepwell.cli.console import (
     show_skipped,
 )
 from stepwell.cli.games import SkipOption
-from stepwell.game2048 import show as show_board
+from stepwell.game2048 import pack_runs, show as show_board
+from stepwell.stores.pack.verify import SAMPLE
 from stepwell.stores.pack.where import write_index
 
 __all__ = ["app", "main"]
@@ -31,9 +34,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Pack recorded runs into one file, and read it.",
 )
-
-SAMPLE = 256
-"""Entries that `validate` reads unless it is asked for all."""
 
 
 class Compression(enum.StrEnum):
@@ -82,16 +82,16 @@ def pack(
 ) -> None:
     """Pack every .a2run2 and .a2run file below a directory into one file."""
     with progress("packing") as on_progress:
-        report = sw.pack_runs(
+        report = pack_runs(
             input,
             output,
             align=align,
             compress=compress.value,
             level=level,
-            workers=workers,
+            threads=workers,
             skip_bad=skip_bad,
-            overwrite=force,
-            on_progress=on_progress,
+            replace=force,
+            progress=on_progress,
         )
     if index:
         with sw.PackReader.open(output) as made:
@@ -116,15 +116,15 @@ def validate(
     as_json: JsonOption = False,
 ) -> None:
     """Check a pack. Exit code 2 when something is broken, with a list of what."""
-    problems: list[sw.FormatError] = []
+    problems: tuple[sw.FormatError, ...] = ()
     entries = 0
     try:
-        with sw.PackReader.open(packfile) as opened, progress("validating") as on_progress:
+        with _open(packfile) as opened, progress("validating") as on_progress:
             entries = len(opened)
             sample = None if full else SAMPLE
-            problems = opened.verify(sample=sample, on_progress=on_progress)
+            problems = opened.verify(sample=sample, progress=on_progress).problems
     except sw.FormatError as error:
-        problems = [error]
+        problems = (error,)
     checked = entries if full else min(entries, SAMPLE)
     if as_json:
         facts = {"packfile": str(packfile), "ok": not problems, "entries": entries}
@@ -179,7 +179,7 @@ def to_jsonl(
             workers,
             steps=steps,
             boards=boards.value,
-            on_progress=on_progress,
+            progress=on_progress,
         )
         lines = opened.stats.total_steps if steps else len(opened)
     say(f"{output}: {lines:,} lines, {output.stat().st_size:,} bytes")
@@ -191,7 +191,7 @@ def to_parquet(packfile: PackOption, output: OutputOption, where: WhereOption = 
     with _open(packfile, where) as opened, progress("writing") as on_progress:
         arrow = output.suffix == ".arrow"
         write = opened.to_arrow if arrow else opened.to_parquet
-        write(output, on_progress=on_progress)
+        write(output, progress=on_progress)
         steps = opened.stats.total_steps
     say(f"{output}: {steps:,} steps, {output.stat().st_size:,} bytes")
 
@@ -207,7 +207,7 @@ def extract(
         wanted = [int(part) for part in indices.split(",")]
     except ValueError:
         raise ValueError(f"--indices: expected numbers like 0,5,42, got {indices!r}") from None
-    with sw.PackReader.open(packfile) as opened:
+    with _open(packfile) as opened:
         for path in opened.extract(wanted, output):
             say(str(path))
 
@@ -219,7 +219,7 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """A summary of one run."""
-    with sw.PackReader.open(packfile) as opened:
+    with _open(packfile) as opened:
         kind = opened.kind(index)
         facts: dict[str, Any] = {
             "packfile": str(packfile),
@@ -243,6 +243,8 @@ def inspect(
         say(show_board(decoded.final_board))
 
 
-def _open(packfile: Path, where: str | None) -> sw.PackReader:
+def _open(packfile: Path, where: str | None = None) -> sw.PackReader:
+    if packfile.is_dir():  # which is no pack that is broken
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(packfile))
     opened = sw.PackReader.open(packfile)
     return opened if where is None else opened.where(where)

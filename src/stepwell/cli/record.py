@@ -33,11 +33,12 @@ def record(
     seed: Annotated[int | None, typer.Option(min=0, help="Of environment and policy.")] = None,
     policy: Annotated[Policy, typer.Option(help="Who plays.")] = Policy.random,
     envs: Annotated[int, typer.Option(min=1, help="Environments at once, a process each.")] = 1,
+    append: Annotated[bool, typer.Option("--append", help="Go on with the run --run-id.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Play a Gymnasium environment and record it. Needs the extra `gym`.
 
-    Ctrl-C ends it; what was played until then is kept, and the same --run-id goes on.
+    Ctrl-C ends it; what was played until then is kept, and --run-id with --append goes on.
     """
     try:
         from stepwell.replay import Record
@@ -59,7 +60,8 @@ def record(
                 if wanted is not None:  # what cannot be drawn is better known before a run begins
                     made.reset()
                     made.render()
-                made = Record(made, output, frames=wanted, run_id=run_id)
+                mode = "a" if append else "x"
+                made = Record(made, output, frames=wanted, run_id=run_id, mode=mode)
                 (_play if envs == 1 else _play_all)(made, steps, seed, count)
             finally:
                 made.close()
@@ -69,9 +71,9 @@ def record(
             stopped = True  # also where the processes of the environments heard it, in `close`
     seconds = time.perf_counter() - begin
     run_id = str(made.run_id)
-    with ReplayReader(output) as reader:
-        run = reader.runs[run_id]
-        rewards = [e.total_reward for e in reader.where("run_id = ? AND ended", run_id)]
+    with ReplayReader.open(output, run=run_id) as reader:
+        run = reader.recordings[run_id]
+        rewards = [e.total_reward for e in reader.episodes if e.ended]
         stored = sum(stored for _, stored in reader.sizes(run_id).values())
     facts = {
         "path": str(output),

@@ -10,12 +10,11 @@ from typing import Annotated, Any
 import typer
 from rich import filesize
 
-from stepwell import exporters
+import stepwell as sw
 from stepwell.cli.console import JsonOption, err, progress, say, show_rows
 from stepwell.cli.record import register_atari, translated
-from stepwell.cli.verify import check
 from stepwell.errors import StepwellError
-from stepwell.replay import Episode, Episodes, ReplayReader
+from stepwell.replay import Episode, ReplayReader
 
 __all__ = ["app"]
 
@@ -38,8 +37,8 @@ def info(root: RootArgument, as_json: JsonOption = False) -> None:
     """The runs: what became of them, and what their arrays take, stored and as they were."""
     sizes: dict[str, dict[str, tuple[int, int]]] = {}
     problems: dict[str, str] = {}
-    with ReplayReader(root) as reader:
-        runs = reader.runs
+    with ReplayReader.open(root) as reader:
+        runs = reader.recordings
         for name in runs:
             try:
                 sizes[name] = reader.sizes(name)
@@ -108,8 +107,8 @@ def episodes(
     as_json: JsonOption = False,
 ) -> None:
     """The episodes, as a table; with --json all columns, one object a line."""
-    with ReplayReader(root) as reader:
-        found = list(_chosen(reader, None, where))
+    with ReplayReader.open(root) as reader:
+        found = list((reader if where is None else reader.where(where)).episodes)
     name, known = sort.removeprefix("-"), tuple(Episode.__dataclass_fields__)
     if name not in known:
         raise ValueError(f"--sort {sort}: the columns are {', '.join(known)}")
@@ -160,40 +159,39 @@ def export(
     ] = None,
 ) -> None:
     """Frames as a GIF or an MP4, episodes as a step dataset or a Minari dataset."""
-    with ReplayReader(root) as reader, progress("writing") as on_progress:
+    chosen = _condition(root, of, where)
+    with progress("writing") as on_progress:
         if to is Target.video:
             if of is None or where is not None:
                 raise ValueError("a video needs --of EPISODE or --of RUN, and no --where")
-            _chosen(reader, of, None)
-            count = exporters.export_video(reader, of, output, fps=fps, on_progress=on_progress)
-            said = f"{count:,} frames, {Path(output).stat().st_size:,} bytes"
+            made = sw.convert(
+                root, output, to="video", where=chosen, force=True, progress=on_progress, fps=fps
+            )
+            said = f"{made.rows:,} frames, {Path(output).stat().st_size:,} bytes"
         elif to is Target.steps:
-            chosen = _chosen(reader, of, where)
-            with exporters.export_steps(chosen, output, on_progress=on_progress) as steps:
-                said = f"{len(steps.runs):,} runs, {len(steps):,} steps"
+            made = sw.convert(root, output, to="steps", where=chosen, progress=on_progress)
+            said = f"{made.runs:,} runs, {made.rows:,} steps"
         else:
-            chosen = _chosen(reader, of, where)
             register_atari(env or "")
             with warnings.catch_warnings(record=True) as caught, translated(env or output):
-                made = exporters.export_minari(chosen, output, env=env, on_progress=on_progress)
+                made = sw.convert(
+                    root, f"minari:{output}", where=chosen, progress=on_progress, env=env
+                )
             for warning in caught:
                 if "left out" in str(warning.message):  # Minari has many others
                     err.print(str(warning.message), markup=False, soft_wrap=True)
-            said = f"{made.total_episodes:,} episodes, {made.total_steps:,} steps"
+            said = f"{made.runs:,} episodes, {made.rows:,} steps"
     say(f"{output}: {said}")
 
 
-def _chosen(reader: ReplayReader, name: str | None, where: str | None) -> Episodes:
-    found = reader.episodes if where is None else reader.where(where)
+def _condition(root: Path, name: str | None, where: str | None) -> str | None:
+    """SQL for the episodes that are meant: one by its name, those of a run, or where it holds."""
     if name is None:
-        return found
-    if not reader.where("episode_id = ? OR run_id = ?", name, name) and name not in reader.runs:
-        raise ValueError(f"--of {name}: there is no such episode and no such run")
-    one = found.where("episode_id = ?", name)
-    return one or found.where("run_id = ?", name)
-
-
-@app.command()
-def verify(root: RootArgument, as_json: JsonOption = False) -> None:
-    """Check every array, reference and number. Exit code 2 with a list of what is wrong."""
-    check(root, as_json)
+        return where
+    with ReplayReader.open(root) as reader:
+        is_episode = any(episode.episode_id == name for episode in reader.episodes)
+        if not is_episode and name not in reader.recordings:
+            raise ValueError(f"--of {name}: there is no such episode and no such run")
+    text = name.replace("'", "''")
+    one = f"{'episode' if is_episode else 'run'}_id = '{text}'"
+    return one if where is None else f"{one} AND ({where})"

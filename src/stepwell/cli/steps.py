@@ -1,6 +1,6 @@
-"""`stepwell build`, `append`, `query` and `export`: step datasets."""
+"""`stepwell build`, `append` and `export`: step datasets."""
 
-import json
+import csv
 import time
 from pathlib import Path
 from typing import Annotated
@@ -13,13 +13,12 @@ from stepwell.cli.console import (
     out,
     progress,
     show,
-    show_rows,
     show_skipped,
 )
 from stepwell.cli.games import SkipOption
 from stepwell.game2048 import BuildReport, append_runs, build_dataset
 
-__all__ = ["append", "build", "export", "query"]
+__all__ = ["append", "build", "export"]
 
 RunsArgument = Annotated[
     Path, typer.Argument(metavar="RUNS", help="A directory of run files, or a pack.")
@@ -46,8 +45,8 @@ def build(
             output,
             shard_bytes=shard_bytes,
             skip_bad=skip_bad,
-            workers=workers,
-            on_progress=on_progress,
+            threads=workers,
+            progress=on_progress,
         )
     _report(report, begin, as_json)
 
@@ -63,7 +62,7 @@ def append(
     begin = time.perf_counter()
     with progress("appending") as on_progress:
         report = append_runs(
-            dataset, runs, skip_bad=skip_bad, workers=workers, on_progress=on_progress
+            dataset, runs, skip_bad=skip_bad, threads=workers, progress=on_progress
         )
     _report(report, begin, as_json)
 
@@ -78,20 +77,6 @@ def _report(report: BuildReport, begin: float, as_json: bool) -> None:
         "seconds": round(time.perf_counter() - begin, 3),
     }
     show(facts, as_json)
-
-
-def query(
-    dataset: DatasetArgument,
-    sql: Annotated[str, typer.Argument(metavar="SQL", help="SELECT ... FROM runs")],
-    as_json: JsonOption = False,
-) -> None:
-    """Ask the runs of a dataset anything, read-only: "SELECT engine, count(*) FROM runs"."""
-    with sw.StepReader.open(dataset, memory="map") as opened:
-        names, rows = opened.query(sql)
-    if as_json:
-        print(json.dumps([dict(zip(names, row, strict=True)) for row in rows], default=str))
-        return
-    show_rows(names, rows)
 
 
 def export(
@@ -109,10 +94,11 @@ def export(
         raise ValueError(f"{output}: expected a name that ends in {', '.join(kinds)}")
     with sw.StepReader.open(dataset, memory="map") as opened, progress("writing") as on_progress:
         part = opened if where is None else opened.where(where)
-        if output.suffix == ".csv":
-            part.runs_to_csv(output)
-        elif output.suffix == ".npz":
-            part.to_npz(output, on_progress=on_progress)
+        if output.suffix != ".csv":
+            sw.convert(part, output, force=True, progress=on_progress)
         else:
-            part.to_parquet(output, on_progress=on_progress)
+            with output.open("w", encoding="utf-8", newline="") as file:
+                writer = csv.DictWriter(file, part.runs.columns)
+                writer.writeheader()
+                writer.writerows(part.runs)
     out.print(f"{output}: {output.stat().st_size:,} bytes", markup=False, soft_wrap=True)

@@ -2,12 +2,14 @@
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepwell import replay
 from stepwell.cli.console import JsonOption, err, progress, show, show_skipped
+
+if TYPE_CHECKING:
+    from stepwell.telemetry import MigrationReport
 
 __all__ = ["migrate"]
 
@@ -22,7 +24,7 @@ def migrate(
         str | None,
         typer.Option(metavar="DTYPE", help="What observations become, float32 for example."),
     ] = None,
-    codec: Annotated[str, typer.Option(help="How arrays are packed.")] = "zstd",
+    compress: Annotated[str, typer.Option(help="How arrays are packed.")] = "zstd",
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out steps that cannot be read, list them.")
     ] = False,
@@ -38,23 +40,25 @@ def migrate(
     """Move a database that keeps observations and frames as JSON into a replay store. Everything
     is read back and compared. The same command goes on where it was stopped, and adds what was
     recorded since."""
+    from stepwell import telemetry  # which loads HDF5
+
     if validate:
-        with progress("comparing") as on_progress:
-            report = replay.validate_telemetry(old, root, run_ids=run_id, on_progress=on_progress)
+        with progress("comparing") as report_to:
+            report = telemetry.validate_telemetry(old, root, run_ids=run_id, progress=report_to)
         _show(report, as_json)
         if report.differences:
             raise typer.Exit(1)
         return
     while True:
-        with progress("migrating") as on_progress:
-            report = replay.migrate_telemetry(
+        with progress("migrating") as report_to:
+            report = telemetry.migrate_telemetry(
                 old,
                 root,
                 run_ids=run_id,
-                codec=codec,
+                compress=compress,
                 observations=observations,
                 skip_bad=skip_bad,
-                on_progress=on_progress,
+                progress=report_to,
             )
         _show(report, as_json)
         if follow is None:
@@ -62,7 +66,7 @@ def migrate(
         time.sleep(follow)
 
 
-def _show(report: "replay.MigrationReport", as_json: bool) -> None:
+def _show(report: "MigrationReport", as_json: bool) -> None:
     show_skipped(report.skipped)
     for line in report.differences:
         err.print(f"differs: {line}", markup=False, soft_wrap=True)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 __all__ = [
     "create_beside",
+    "is_temporary",
     "make_folder",
     "new_file",
     "publish",
@@ -24,24 +25,35 @@ __all__ = [
     "temporary_name",
     "write_all",
     "write_file",
+    "writer_name",
 ]
 
 
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp", re.DOTALL)
 
 
-def temporary_name(target: Path) -> Path:
-    """A name beside `target` that nobody else uses."""
+def temporary_name(target: Path, token: str | None = None) -> Path:
+    """A name beside `target` that nobody else uses; with a token, eight digits, always the same."""
     if not target.name:  # "." or "/"
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
-    return target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    return target.with_name(f".{target.name}.{token or secrets.token_hex(4)}.tmp")
+
+
+def writer_name(target: Path) -> Path:
+    """The name of the file beside `target` that its only writer makes, and locks."""
+    return temporary_name(target, "00000000")
+
+
+def is_temporary(path: Path, pattern: str) -> bool:
+    """Whether a name is one that a writer uses beside targets whose whole names match."""
+    beside = _TEMPORARY.fullmatch(path.name)
+    return beside is not None and re.fullmatch(pattern, beside[1]) is not None
 
 
 def sweep(folder: Path, pattern: str) -> None:
     """Remove what killed writers left in a folder, beside targets whose whole names match."""
     for path in folder.iterdir():
-        beside = _TEMPORARY.fullmatch(path.name)
-        if beside and re.fullmatch(pattern, beside[1]):
+        if is_temporary(path, pattern):
             path.unlink(missing_ok=True)
 
 

@@ -7,7 +7,7 @@ and its place. What is behind the last whole record may be torn, old, or zeros.
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,20 +107,28 @@ class Journal:
     def sync(self) -> None:
         """Wait until the records are on the disk. What a disk refused once it does not try again,
         nor report: after an error the journal must not be written to."""
-        try:
-            os.fdatasync(self._file)
-        except OSError as error:
-            error.filename = str(self._path)
-            raise
+        self._call(os.fdatasync)
+
+    def cut(self, end: int) -> None:
+        """Drop the records from a place on, on the disk too."""
+        self._call(lambda file: os.ftruncate(file, end))
+        self._call(os.fsync)
+        self._room = min(self._room, end)
+        self.end, self.torn = end, False
 
     def restart(self, *, cut: bool) -> None:
         """Begin again: the next record goes to the beginning. With `cut` the old ones are gone,
         on the disk too; without, a reader has to know them for old ones."""
         if cut:
-            os.ftruncate(self._file, 0)
-            os.fsync(self._file)
-            self._room = 0
+            self.cut(0)
         self.end = 0
+
+    def _call(self, call: Callable[[int], None]) -> None:
+        try:
+            call(self._file)
+        except OSError as error:
+            error.filename = str(self._path)
+            raise
 
     def close(self) -> None:
         file, self._file = self._file, -1

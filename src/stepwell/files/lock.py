@@ -35,6 +35,11 @@ class WriterLock:
         _held.add(self)
 
     @property
+    def file(self) -> int:
+        """The descriptor of the locked file, for writers of that very file; -1 in a child."""
+        return self._file
+
+    @property
     def held(self) -> bool:
         """Whether it is this process that holds it; a forked child does not."""
         return self._file >= 0

@@ -130,8 +130,11 @@ def dtype_to_json(dtype: np.dtype[Any]) -> Any:
 
 
 def dtype_from_json(parts: Any) -> np.dtype[Any]:
-    """The dtype again, whose tuples JSON turned into lists."""
-    dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(_as_descr(parts))
+    """The dtype again, whose tuples JSON turned into lists. Raises `ValueError` for nonsense."""
+    try:
+        dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(_as_descr(parts))
+    except Exception as error:  # whatever it makes NumPy raise
+        raise ValueError(f"expected a dtype, got {parts!r}: {error!r}") from None
     return dtype
 
 

@@ -6,6 +6,8 @@ game2048.move(board, game2048.LEFT)             boards, one or millions
 game2048.choose(board, depth=3).move            what the player would do
 for run in game2048.play(100, seed=1): ...      whole games, the same on every machine
 game2048.play_to("runs", 5000, seed=1)          the same as .a2run2 files
+game2048.Run.load("game.a2run2")                one of them
+game2048.pack_runs("runs", "games.a2pack")      all of them in one file, for `PackReader`
 game2048.build_dataset("runs", "games")         their steps, ready to train on
 game2048.decode(batch)                          boards taken apart, values masked
 """
@@ -28,10 +30,15 @@ from stepwell.game2048.dataset import (
     BuildReport,
     append_runs,
     build_dataset,
+    filter_by_score,
     to_steps,
 )
 from stepwell.game2048.decode import Decode, decode
+from stepwell.game2048.packing import PackReport, pack_runs
+from stepwell.game2048.payload import RunPayloads, RunStats
 from stepwell.game2048.player import Choice, choose, play, play_to
+from stepwell.game2048.run_files import MigrateReport, migrate_runs
+from stepwell.game2048.runs import Run, RunMeta
 
 __all__ = [
     "DOWN",
@@ -42,15 +49,24 @@ __all__ = [
     "BuildReport",
     "Choice",
     "Decode",
+    "MigrateReport",
+    "PackReport",
+    "Run",
+    "RunMeta",
+    "RunPayloads",
+    "RunStats",
     "append_runs",
     "build_dataset",
     "choose",
     "decode",
     "exponents",
+    "filter_by_score",
     "from_exponents",
     "highest_tile",
     "legal",
+    "migrate_runs",
     "move",
+    "pack_runs",
     "play",
     "play_to",
     "score",

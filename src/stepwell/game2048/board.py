@@ -10,6 +10,7 @@ board becomes several numbers, one small array); arrays give arrays. Large ones 
 all cores, without the GIL.
 """
 
+from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -50,7 +51,7 @@ def move(boards: ArrayLike, moves: ArrayLike) -> int | Boards:
     naming a move that is not 0 to 3.
     """
     each, directions = np.broadcast_arrays(
-        _whole(boards, np.uint64, "board"), _whole(moves, np.uint8, "move", most=3)
+        _whole(boards, np.uint64, "board"), _whole(moves, np.uint8, "move", max_value=3)
     )
     out = np.empty(each.shape, np.uint64)
     _core.move_boards(_flat(each), _flat(directions), out.reshape(-1))
@@ -63,10 +64,7 @@ def legal(boards: Number) -> int: ...
 def legal(boards: ArrayLike) -> NDArray[np.uint8]: ...
 def legal(boards: ArrayLike) -> int | NDArray[np.uint8]:
     """Return which moves change each board: bit `m` of a uint8 is move `m`; 0 is game over."""
-    each = _whole(boards, np.uint64, "board")
-    out = np.empty(each.shape, np.uint8)
-    _core.legal_moves(_flat(each), out.reshape(-1))
-    return out if out.ndim else int(out)
+    return _of_each(_core.legal_moves, boards, np.uint8)
 
 
 @overload
@@ -79,10 +77,7 @@ def score(boards: ArrayLike) -> int | NDArray[np.uint64]:
     A tile of exponent `e` is worth `(e - 1) * 2**e`. The score a game shows is this less 4 for
     every 4 that appeared by itself.
     """
-    each = _whole(boards, np.uint64, "board")
-    out = np.empty(each.shape, np.uint64)
-    _core.score_boards(_flat(each), out.reshape(-1))
-    return out if out.ndim else int(out)
+    return _of_each(_core.score_boards, boards, np.uint64)
 
 
 @overload
@@ -91,10 +86,7 @@ def highest_tile(boards: Number) -> int: ...
 def highest_tile(boards: ArrayLike) -> NDArray[np.uint32]: ...
 def highest_tile(boards: ArrayLike) -> int | NDArray[np.uint32]:
     """Return the value of each board's largest tile, 0 for a board without one."""
-    each = _whole(boards, np.uint64, "board")
-    out = np.empty(each.shape, np.uint32)
-    _core.highest_tiles(_flat(each), out.reshape(-1))
-    return out if out.ndim else int(out)
+    return _of_each(_core.highest_tiles, boards, np.uint32)
 
 
 def exponents(boards: ArrayLike) -> NDArray[np.uint8]:
@@ -110,7 +102,7 @@ def from_exponents(cells: ArrayLike) -> Any:
 
     Raises `ValueError` when the last axis is not 16 long, or naming an exponent above 15.
     """
-    each = _whole(cells, np.uint8, "exponent", most=15)
+    each = _whole(cells, np.uint8, "exponent", max_value=15)
     if each.shape[-1:] != (16,):
         raise ValueError(f"cells: expected 16 along the last axis, got shape {each.shape}")
     out = np.empty(each.shape[:-1], np.uint64)
@@ -134,11 +126,23 @@ def show(board: Number) -> str:
     return "\n".join(" ".join(words[row : row + 4]) for row in range(0, 16, 4))
 
 
+def _of_each(
+    fill: Callable[[NDArray[Any], NDArray[Any]], None], boards: ArrayLike, dtype: type[T]
+) -> int | NDArray[T]:
+    """A number for each board."""
+    each = _whole(boards, np.uint64, "board")
+    out = np.empty(each.shape, dtype)
+    fill(_flat(each), out.reshape(-1))
+    return out if out.ndim else int(out)
+
+
 def _flat(array: NDArray[T]) -> NDArray[T]:
     return np.require(array, requirements=["C", "A"]).reshape(-1)
 
 
-def _whole(values: ArrayLike, dtype: type[T], what: str, *, most: int = 2**64 - 1) -> NDArray[T]:
+def _whole(
+    values: ArrayLike, dtype: type[T], what: str, *, max_value: int = 2**64 - 1
+) -> NDArray[T]:
     """The values as unsigned numbers: refused, never wrapped or rounded, where they are not."""
     given: NDArray[Any] = np.asarray(values)
     if not isinstance(values, np.ndarray | np.generic) and given.dtype.kind in "fO":
@@ -149,7 +153,7 @@ def _whole(values: ArrayLike, dtype: type[T], what: str, *, most: int = 2**64 - 
                 raise TypeError(f"{what}: expected whole numbers, got {value!r}")
     elif given.dtype.kind not in "iu":
         raise TypeError(f"{what}: expected whole numbers, got {given.dtype}")
-    if given.size and (int(given.min()) < 0 or int(given.max()) > most):
-        outside = next(int(v) for v in given.flat if not 0 <= int(v) <= most)
-        raise ValueError(f"{what} {outside} is not in 0..{most}")
+    if given.size and (int(given.min()) < 0 or int(given.max()) > max_value):
+        outside = next(int(v) for v in given.flat if not 0 <= int(v) <= max_value)
+        raise ValueError(f"{what} {outside} is not in 0..{max_value}")
     return given.astype(dtype, copy=False)

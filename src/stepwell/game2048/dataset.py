@@ -1,24 +1,33 @@
 """Step datasets of recorded games (docs/formats/steps.md)."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell import _core
 from stepwell.errors import FormatError
-from stepwell.files.atomic import publish_tree, temporary_name
-from stepwell.ordered import in_order
-from stepwell.run_files import find_runs
-from stepwell.runs import Run
+from stepwell.game2048.run_files import find_runs
+from stepwell.game2048.runs import Run
+from stepwell.ordered import in_order, thread_count
+from stepwell.store import Progress
 from stepwell.stores.pack import PackReader
-from stepwell.stores.steps import RunColumn, StepWriter
+from stepwell.stores.steps import RunColumn, StepReader, StepWriter
+from stepwell.stores.steps.publish import new_dataset
 
-__all__ = ["RUN_COLUMNS", "STEP", "BuildReport", "append_runs", "build_dataset", "to_steps"]
+__all__ = [
+    "RUN_COLUMNS",
+    "STEP",
+    "BuildReport",
+    "append_runs",
+    "build_dataset",
+    "filter_by_score",
+    "to_steps",
+]
 
 STEP = np.dtype(
     [
@@ -43,7 +52,7 @@ RUN_COLUMNS = {
 }
 """What is known of each game. A final board is kept in the 64 bits of a signed number."""
 
-_MOST_STEPS = 65_535
+_MAX_STEPS = 65_535
 _SHARD_BYTES = 1 << 30
 _CHUNK_RUNS = 32
 
@@ -68,8 +77,8 @@ def to_steps(run: Run) -> NDArray[Any]:
     Raises `FormatError` for a run that cannot be rows: longer than 65,535 steps, or with a
     step that has no branches.
     """
-    if len(run) > _MOST_STEPS:
-        raise FormatError(f"{len(run)} steps; a run of a step dataset has at most {_MOST_STEPS}")
+    if len(run) > _MAX_STEPS:
+        raise FormatError(f"{len(run)} steps; a run of a step dataset has at most {_MAX_STEPS}")
     known = run.has_branches
     if not known.all():
         raise FormatError(f"step {int(known.argmin())} has no branches")
@@ -89,8 +98,8 @@ def build_dataset(
     *,
     shard_bytes: int | None = None,
     skip_bad: bool = False,
-    workers: int | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
 ) -> BuildReport:
     """Make a step dataset of all runs; `out` appears when it is complete.
 
@@ -98,22 +107,13 @@ def build_dataset(
     is left out and listed when `skip_bad` is True. Rows are spread over files of
     `shard_bytes`, by default only when they would not fit well into this machine's memory.
     """
-    target = Path(out)
-    if target.exists():
-        raise FileExistsError(f"{target} exists; runs are added to a dataset by appending them")
+    report = BuildReport(Path(out))
     source = _open(runs)
-    if shard_bytes is None:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        shard_bytes = _SHARD_BYTES if source.most_steps * STEP.itemsize > memory // 2 else 0
-    elif shard_bytes < STEP.itemsize:
-        raise ValueError(f"shard_bytes must be at least {STEP.itemsize}, got {shard_bytes}")
-    beside = temporary_name(target)
-    beside.parent.mkdir(parents=True, exist_ok=True)
-    report = BuildReport(target)
-    with publish_tree(beside, target):
-        shard_rows = shard_bytes // STEP.itemsize
-        with StepWriter(beside, STEP, RUN_COLUMNS, shard_rows=shard_rows) as writer:
-            _append(writer, source, report, skip_bad, workers, on_progress)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if shard_bytes is None and source.max_steps * STEP.itemsize > memory // 2:
+        shard_bytes = _SHARD_BYTES
+    with new_dataset(out, STEP, RUN_COLUMNS, shard_bytes) as writer:
+        _append(writer, source, report, skip_bad, threads, progress)
         if not report.runs:
             raise FormatError(f"none of {len(source.names)} runs can be rows", path=str(runs))
     return report
@@ -124,24 +124,31 @@ def append_runs(
     runs: Runs,
     *,
     skip_bad: bool = False,
-    workers: int | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
 ) -> BuildReport:
     """Add all runs to a step dataset in one commit: all of them, or none."""
     report = BuildReport(Path(dataset))
     source = _open(runs)
     if not (report.path / "metadata.db").exists():
         raise FileNotFoundError(f"no step dataset at {report.path}; it has to be built first")
-    with StepWriter(dataset, STEP) as writer:
-        _append(writer, source, report, skip_bad, workers, on_progress)
+    with StepWriter(dataset, STEP, mode="a") as writer:
+        _append(writer, source, report, skip_bad, threads, progress)
     return report
+
+
+def filter_by_score(steps: StepReader, min_score: int, max_score: int | None = None) -> StepReader:
+    """The steps of runs with at least `min_score`, and at most `max_score` if it is given."""
+    if max_score is None:
+        return steps.where("max_score >= ?", min_score)
+    return steps.where("max_score BETWEEN ? AND ?", min_score, max_score)
 
 
 class _Source(NamedTuple):
     """Runs by name, and a function that loads some of them, or says what is wrong with each."""
 
     names: Sequence[str]
-    most_steps: int
+    max_steps: int
     load: Callable[[range], list[Run | Exception]]
 
 
@@ -153,17 +160,17 @@ def _open(runs: Runs) -> _Source:
         steps = sum(size for _, size in found) // 3
 
         def load_files(numbers: range) -> list[Run | Exception]:
-            return [_attempt(lambda i=i: Run.load(found[i][0])) for i in numbers]  # type: ignore[misc]
+            return [_attempt(Run.load, found[i][0]) for i in numbers]
 
         return _Source(names, steps, load_files)
     pack = runs if isinstance(runs, PackReader) else PackReader.open(runs)
-    names = [f"{_text(pack.path.name)}#{number}" for number in pack.numbers]
+    names = [f"{_text(os.path.basename(pack.path))}#{number}" for number in pack.numbers]
 
     def load_pack(numbers: range) -> list[Run | Exception]:
         try:
             return list(pack.decode_batch(np.arange(numbers.start, numbers.stop), workers=1))
         except FormatError:
-            return [_attempt(lambda i=i: pack.decode(i)) for i in numbers]  # type: ignore[misc]
+            return [_attempt(pack.decode, i) for i in numbers]
 
     try:
         steps = pack.stats.total_steps
@@ -177,20 +184,11 @@ def _text(name: str | os.PathLike[str]) -> str:
     return os.fsencode(name).decode(errors="backslashreplace")
 
 
-def _attempt(load: Callable[[], Run]) -> Run | Exception:
+def _attempt(load: Callable[[Any], Run], what: Any) -> Run | Exception:
     try:
-        return load()
+        return load(what)
     except (FormatError, OSError) as error:
         return error
-
-
-class _Ready(NamedTuple):
-    """A run as it goes into the dataset, or what is wrong with it."""
-
-    number: int
-    rows: NDArray[Any]
-    columns: dict[str, Any]
-    problem: Exception | None = None
 
 
 def _append(
@@ -198,40 +196,43 @@ def _append(
     source: _Source,
     report: BuildReport,
     skip_bad: bool,
-    workers: int | None,
-    on_progress: Callable[[int, int], None] | None,
+    threads: int | None,
+    progress: Progress | None,
 ) -> None:
     count = len(source.names)
-    threads = _core.usable_cores() if workers is None else workers
-    if threads < 1:
-        raise ValueError(f"workers must be at least 1, got {workers}")
     known = writer._columns  # a dataset of the original program has fewer
     chunks = (range(i, min(i + _CHUNK_RUNS, count)) for i in range(0, count, _CHUNK_RUNS))
-    for chunk in in_order(lambda numbers: list(_prepare(source, numbers)), chunks, threads):
-        for run in chunk:
-            name = source.names[run.number]
-            if run.problem is not None:
+    prepare = partial(_prepare, source)
+    for chunk in in_order(prepare, chunks, thread_count(threads)):
+        for number, found, about in chunk:
+            name = source.names[number]
+            if isinstance(found, Exception):
                 if not skip_bad:
-                    run.problem.add_note(f"in run {name}")
-                    raise _named(run.problem, name)
-                report.skipped.append((name, str(run.problem)))
+                    found.add_note(f"in run {name}")
+                    raise _named(found, name)
+                report.skipped.append((name, str(found)))
                 continue
-            columns = {**run.columns, "source": name}
-            writer.append_run(run.rows, **{key: columns[key] for key in known if key in columns})
+            columns = {**about, "source": name}
+            writer.append(found, **{key: columns[key] for key in known if key in columns})
             report.runs += 1
-            report.steps += len(run.rows)
-        if on_progress is not None:
-            on_progress(chunk[-1].number + 1, count)
+            report.steps += len(found)
+        if progress is not None:
+            progress(number + 1, count)
 
 
-def _prepare(source: _Source, numbers: range) -> Iterator[_Ready]:
+def _prepare(
+    source: _Source, numbers: range
+) -> list[tuple[int, NDArray[Any] | Exception, dict[str, Any]]]:
+    """The rows and columns of some runs by number, or what is wrong with one."""
+    ready: list[tuple[int, NDArray[Any] | Exception, dict[str, Any]]] = []
     for number, run in zip(numbers, source.load(numbers), strict=True):
         try:
             if isinstance(run, Exception):
                 raise run
-            yield _Ready(number, to_steps(run), _columns(run))
+            ready.append((number, to_steps(run), _columns(run)))
         except (FormatError, OSError) as problem:
-            yield _Ready(number, np.empty(0, STEP), {}, problem)
+            ready.append((number, problem, {}))
+    return ready
 
 
 def _columns(run: Run) -> dict[str, Any]:

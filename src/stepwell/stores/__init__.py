@@ -1,73 +1,37 @@
-"""The stores, and `open`, which tells from a path which one it is."""
+"""The stores. `STORES` is what `stepwell.open` chooses from."""
 
-import os
-from pathlib import Path
-from typing import Any
-
-from stepwell.errors import FormatError
-from stepwell.files.remote import is_url
-from stepwell.source import Source
-from stepwell.stores.arrayrecord import ArrayRecordSource, convert_to_arrayrecord
+from stepwell.store import Store
+from stepwell.stores.arrayrecord import ArrayRecordSource
 from stepwell.stores.arrays import ArraySource
-from stepwell.stores.pack import PackReader, PackReport, PackStats, PackWriter, pack_runs
-from stepwell.stores.records import RecordColumn, RecordReader, RecordWriter, SalvageReport
-from stepwell.stores.replay.layout import is_replay
+from stepwell.stores.pack import PackReader, PackWriter
+from stepwell.stores.records import RecordReader, RecordWriter
 from stepwell.stores.replay.reader import ReplayReader
-from stepwell.stores.shards import RowBatch, RowState, Shard, ShardReader, ShardWriter, Subsample
-from stepwell.stores.steps import RunColumn, RunTable, StepReader, StepWriter
+from stepwell.stores.shards import RowState, ShardReader, ShardWriter
+from stepwell.stores.steps import RunColumn, StepReader, StepWriter
 
 __all__ = [
+    "STORES",
     "ArrayRecordSource",
     "ArraySource",
     "PackReader",
-    "PackReport",
-    "PackStats",
     "PackWriter",
-    "RecordColumn",
     "RecordReader",
     "RecordWriter",
-    "RowBatch",
+    "ReplayReader",
     "RowState",
     "RunColumn",
-    "RunTable",
-    "SalvageReport",
-    "Shard",
     "ShardReader",
     "ShardWriter",
     "StepReader",
     "StepWriter",
-    "Subsample",
-    "convert_to_arrayrecord",
-    "open",
-    "pack_runs",
 ]
 
-
-def open(path: str | os.PathLike[str], **options: Any) -> Source:
-    """Open whatever is at `path`; `options` go to the store's class.
-
-    Raises `FileNotFoundError`, or `FormatError` when nothing here reads such a path.
-    """
-    if is_url(path):
-        return ShardReader.open(path, **options)
-    where = Path(path)
-    where.stat()
-    if where.is_file() and where.suffix == ".npy":
-        return ArraySource(where, **options)
-    if where.is_file() and where.suffix == ".a2pack":
-        return PackReader(where, **options)
-    if where.is_dir() and (where / "metadata.db").is_file():
-        return StepReader(where, **options)
-    if RecordReader.recognizes(where):
-        return RecordReader(where, **options)
-    if where.is_dir() and any(where.glob("*.array_record")):
-        return ArrayRecordSource(where, **options)
-    if where.is_dir() and is_replay(where):
-        return ReplayReader(where).steps(**options)
-    if where.suffix == ".shard" or (where.is_dir() and any(where.glob("*.shard"))):
-        return ShardReader.open(where, **options)
-    raise FormatError(
-        "expected a .npy or .a2pack file, a step dataset, a record store, a replay store or a "
-        "directory of .shard or .array_record files",
-        path=str(where),
-    )
+STORES: tuple[type[Store], ...] = (
+    ArraySource,
+    PackReader,
+    StepReader,
+    RecordReader,
+    ArrayRecordSource,
+    ReplayReader,
+    ShardReader,
+)

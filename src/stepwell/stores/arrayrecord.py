@@ -16,21 +16,29 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from stepwell.errors import FormatError, SchemaError, VersionError
+from stepwell.errors import FormatError, SchemaError
 from stepwell.files.atomic import publish, temporary_name
+from stepwell.files.document import Document
 from stepwell.files.npy import dtype_from_json, dtype_to_json
+from stepwell.files.regular import check_inside
 from stepwell.lazy import lazy
-from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source, is_masked
+from stepwell.source import Batch, Field, Ragged, Rows, Schema, is_masked
+from stepwell.store import Progress, Report, Store
 
 __all__ = ["ArrayRecordSource", "convert_to_arrayrecord"]
 
 SUFFIX = ".array_record"
 VERSION = 1
 ABOUT = "stepwell.json"
+_ABOUT = Document(ABOUT, "arrayrecord", VERSION, indent=None)
+_PIECE_ROWS = 1024
 
 
-class ArrayRecordSource(Source):
+class ArrayRecordSource(Store):
     """Records of a directory of ArrayRecord files, as the field `data`."""
+
+    kind = "arrayrecord"
+    noun = "a folder of array records"
 
     def __init__(
         self,
@@ -46,13 +54,14 @@ class ArrayRecordSource(Source):
         if not self._files:
             self._path.stat()  # a missing directory is named as such
             raise FileNotFoundError(f"no *{SUFFIX} file in {self._path}")
+        check_inside(self._path, *(file.name for file in self._files))
         about = None
         if dtype is not None:
             self._field = _field_of(np.dtype(dtype), tuple(shape or ()))
         elif shape is not None:
             raise ValueError("a shape needs a dtype")
-        elif (self._path / ABOUT).exists():
-            about = _read_about(self._path / ABOUT)
+        elif os.path.lexists(self._path / ABOUT):
+            about = _read_about(self._path)
             self._field = about.field
         else:
             self._field = Field(np.dtype(np.uint8), ragged=True)
@@ -76,9 +85,13 @@ class ArrayRecordSource(Source):
     def schema(self) -> Schema:
         return {"data": self._field}
 
+    @classmethod
+    def recognizes(cls, path: Path) -> bool:
+        return path.is_dir() and any(path.glob(f"*{SUFFIX}"))
+
     @property
-    def path(self) -> Path:
-        return self._path
+    def path(self) -> str:
+        return str(self._path)
 
     @lazy
     def _open(self) -> dict[int, list[Any]]:
@@ -86,6 +99,7 @@ class ArrayRecordSource(Source):
 
     @property
     def _readers(self) -> list[Any]:
+        self._check_open()
         # One set for each process: a reader's file position must not be shared across fork.
         process = os.getpid()
         if process not in self._open:
@@ -120,7 +134,33 @@ class ArrayRecordSource(Source):
                 )
         return records
 
+    def _verified(self, quick: bool, progress: Progress) -> Report:
+        problems: list[FormatError] = []
+        progress(0, len(self))
+        for begin in range(0, 0 if quick else len(self), _PIECE_ROWS):
+            rows = np.arange(begin, min(begin + _PIECE_ROWS, len(self)))
+            try:
+                self._read(rows)
+            except FormatError:
+                problems += filter(None, map(self._problem, rows.tolist()))
+            progress(begin + len(rows), len(self))
+        if quick:
+            progress(len(self), len(self))
+        checked = f"{len(self._files)} files open and have {len(self):,} records"
+        read = "every record was read, and its checksum compared by the library that reads it"
+        unchecked = ("the records: a quick check does not read them",) if quick else ()
+        said = (checked,) if quick else (checked, read)
+        return Report(self.kind, self.path, tuple(problems), said, unchecked)
+
+    def _problem(self, row: int) -> FormatError | None:
+        try:
+            self._read(np.array([row], np.int64))
+        except FormatError as error:
+            return error
+        return None
+
     def close(self) -> None:
+        super().close()
         for reader in self._open.pop(os.getpid(), []):
             reader.close()
 
@@ -181,24 +221,12 @@ class _About(NamedTuple):
     rows: int
 
 
-def _read_about(path: Path) -> _About:
-    try:
-        about = json.loads(path.read_bytes())
-        if about["format"] != "arrayrecord":
-            raise ValueError(f"format {about['format']!r}")
-        if about["version"] != VERSION:
-            raise VersionError(
-                f"expected version {VERSION}, got {about['version']!r}", path=str(path)
-            )
+def _read_about(folder: Path) -> _About:
+    with _ABOUT.parsing(folder) as about:
         shape, rows = about["shape"], about["rows"]
         if type(shape) is not list or not all(type(n) is int and n >= 0 for n in (rows, *shape)):
             raise ValueError(f"{rows!r} rows of shape {shape!r}")
-        dtype = dtype_from_json(about["dtype"])
-        return _About(_field_of(dtype, tuple(shape)), rows)
-    except VersionError:
-        raise
-    except Exception as error:  # whatever nonsense makes Python or NumPy raise
-        raise FormatError(f"does not describe records: {error!r}", path=str(path)) from None
+        return _About(_field_of(dtype_from_json(about["dtype"]), tuple(shape)), rows)
 
 
 def _field_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Field:

@@ -9,15 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell import _core
-from stepwell.errors import SchemaError
+from stepwell.errors import FormatError, SchemaError
 from stepwell.files.npy import read_header
-from stepwell.files.regular import open_regular
-from stepwell.source import Field, Schema, Source, is_masked
+from stepwell.files.regular import bytes_on_disk, open_regular
+from stepwell.source import Field, Schema, is_masked
+from stepwell.store import Description, Progress, Report, Store
 
 __all__ = ["ArraySource"]
 
 
-class ArraySource(Source):
+class ArraySource(Store):
     """Rows of a structured array, of one plain array, or of equally long named arrays.
 
     A structured array has its own fields; the field of a plain array is called `data`.
@@ -25,6 +26,9 @@ class ArraySource(Source):
     into huge pages (`memory="ram"`) or mapped (`memory="map"`), and pickles as its path. A
     mapped file must not shrink while it is read: the system would end the process.
     """
+
+    kind = "npy"
+    noun = "an array"
 
     def __init__(
         self,
@@ -51,7 +55,7 @@ class ArraySource(Source):
         self._length = next(iter(lengths.values()))
         alone = None if isinstance(data, Mapping) else arrays["data"]
         self._record = alone if alone is not None and alone.dtype.names else None
-        self._schema = self._describe()
+        self._schema = self._fields()
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._whole is not None:
@@ -68,9 +72,14 @@ class ArraySource(Source):
     def schema(self) -> Schema:
         return self._schema
 
+    @classmethod
+    def recognizes(cls, path: Path) -> bool:
+        return path.suffix == ".npy" and path.is_file()
+
     @property
-    def path(self) -> Path | None:
-        return self._path
+    def path(self) -> str | None:  # type: ignore[override]
+        """The path of the file; None for arrays in memory."""
+        return None if self._path is None else str(self._path)
 
     def packed(self) -> "ArraySource":
         """The same rows as one structured field `row`: one copy a row, nothing split."""
@@ -80,7 +89,26 @@ class ArraySource(Source):
         packed._path, packed._whole = self._path, self
         return packed
 
-    def _describe(self) -> dict[str, Field]:
+    def _description(self) -> Description:
+        size = self.nbytes if self._path is None else bytes_on_disk(self._path.resolve())
+        return Description(self.kind, self.path or "", len(self), size, self.schema)
+
+    def _verified(self, quick: bool, progress: Progress) -> Report:
+        problems: tuple[FormatError, ...] = ()
+        checked, unchecked = "", "the values: arrays in memory have no checksums"
+        if self._path is not None:
+            checked = f"the header, and that the file holds its {len(self):,} rows"
+            unchecked = "the values: a .npy file has no checksums"
+            try:
+                with open_regular(self._path) as file:
+                    read_header(file, self._path)
+            except FormatError as error:
+                problems = (error,)
+        progress(len(self), len(self))
+        said = (checked,) if checked else ()
+        return Report(self.kind, self.path or "", problems, said, (unchecked,))
+
+    def _fields(self) -> dict[str, Field]:
         if self._record is None:
             return {name: Field(a.dtype, a.shape[1:]) for name, a in self._arrays.items()}
         schema = {}
@@ -90,6 +118,7 @@ class ArraySource(Source):
         return schema
 
     def _native(self, names: Sequence[str]) -> _core.Reader | None:
+        self._check_open()
         if self._record is not None:
             fields = self._record.dtype.fields
             assert fields is not None

@@ -1,8 +1,8 @@
-"""Packs: many runs, or any payloads, in one immutable file (docs/formats/pack.md)."""
+"""Packs: many payloads of a type, or any bytes, in one immutable file (docs/formats/pack.md)."""
 
-from stepwell.stores.pack.build import PackReport, pack_runs
+from stepwell.stores.pack.payload import PayloadType, set_payload_types
 from stepwell.stores.pack.reader import PackReader
 from stepwell.stores.pack.stats import PackStats
 from stepwell.stores.pack.writer import PackWriter
 
-__all__ = ["PackReader", "PackReport", "PackStats", "PackWriter", "pack_runs"]
+__all__ = ["PackReader", "PackStats", "PackWriter", "PayloadType", "set_payload_types"]

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from stepwell.errors import FormatError
 from stepwell.files.codecs import Codec, Damaged, unpack
 from stepwell.files.regular import open_regular
 from stepwell.lazy import lazy
-from stepwell.runs import ENTRY, RunBatch
 from stepwell.source import Rows
-from stepwell.stores.pack.layout import Layout
+from stepwell.stores.pack.layout import ENTRY, SELF_CHECKED_KIND, Layout
+from stepwell.stores.pack.payload import PayloadType
 
 __all__ = ["PackFile", "slices"]
 
@@ -37,17 +38,18 @@ class PackFile:
         self.path = path.absolute()  # wherever the process goes later
 
     @lazy
-    def content_sum(self) -> int:
-        """A sum that tells this pack from others.
+    def content_checksum(self) -> int:
+        """A checksum that tells this pack from others.
 
-        The index has the sum of every entry, but a v1 run ends in its own CRC, so that all of
-        them have the same: theirs is read from where they end.
+        The index has the checksum of every entry, but that of a payload with a checksum of its
+        own is always the same: the own one is read from where such payloads end.
         """
         layout = self.layout
         found = _core.crc32c(np.array([layout.data_crc], "<u4").view(np.uint8), layout.index_crc)
-        v1 = (layout.index["kind"] == 1) & (layout.index["flags"] == Codec.NONE)
-        runs = layout.index[v1 & (layout.index["length"] >= 4)]
-        ends = runs["offset"].astype(np.int64) + runs["length"]
+        index = layout.index
+        own = (index["kind"] == SELF_CHECKED_KIND) & (index["flags"] == Codec.NONE)
+        entries = index[own & (index["length"] >= 4)]
+        ends = entries["offset"].astype(np.int64) + entries["length"]
         return _core.crc32c(self.data[ends[:, None] + np.arange(-4, 0)].reshape(-1), found)
 
     def give_back(self, begin: int, end: int) -> None:
@@ -60,7 +62,7 @@ class PackFile:
         if isinstance(self.memory, mmap.mmap) and begin < end:
             self.memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
-    def check_sums(self, entries: NDArray[Any], numbers: Rows, threads: int) -> None:
+    def check_checksums(self, entries: NDArray[Any], numbers: Rows, threads: int) -> None:
         """Raise `ChecksumError` for bytes that are not those that were written."""
         _core.check_sums(self.data, entries.view(np.uint8), numbers, self.path, threads)
 
@@ -69,7 +71,7 @@ class PackFile:
     ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
         """Where payloads are in memory: this file, or what was unpacked of it.
 
-        The entries that come back point there, and have the sums that are still to be checked.
+        The entries that come back point there, and have the checksums that are still to be checked.
         """
         if entries["flags"].any():
             return self.unpacked(entries, numbers, threads)
@@ -80,29 +82,26 @@ class PackFile:
         return self.data, unchecked
 
     def decode(
-        self, entries: NDArray[Any], numbers: Rows, threads: int, *, heads_only: bool = False
-    ) -> RunBatch:
-        """The runs at these entries."""
+        self,
+        of: PayloadType,
+        entries: NDArray[Any],
+        numbers: Rows,
+        threads: int,
+        *,
+        heads_only: bool = False,
+    ) -> Sequence[Any]:
+        """The items at these entries, as their payload type has them."""
+        file, where = self.data, str(self.path)
         try:
-            return self._decode(entries, numbers, threads, heads_only)
-        except FormatError:
-            # Sums, heads and steps are looked at in turn; the first broken run is to be named.
-            if len(entries) > 1:
-                for i in range(len(entries)):
-                    self._decode(entries[i : i + 1], numbers[i : i + 1], 1, heads_only)
-            raise
-
-    def _decode(
-        self, entries: NDArray[Any], numbers: Rows, threads: int, heads_only: bool
-    ) -> RunBatch:
-        file, plain = self.payloads(entries, numbers, threads)
-        where = str(self.path)
-        try:
-            return RunBatch.decode(
+            file, plain = self.payloads(entries, numbers, threads)
+            return of.decode(
                 file, plain, numbers, path=where, threads=threads, heads_only=heads_only
             )
         except FormatError as error:
-            if file is self.data or len(entries) > 1:
+            # Checksums, heads and bodies are checked in turn; the first broken item is named.
+            for i in range(len(entries) if len(entries) > 1 else 0):
+                self.decode(of, entries[i : i + 1], numbers[i : i + 1], 1, heads_only=heads_only)
+            if file is self.data:
                 raise
             # The offset is one of the unpacked bytes; the file has only the entry's own.
             raise type(error)(
@@ -115,51 +114,36 @@ class PackFile:
         self, entries: NDArray[Any], numbers: Rows, threads: int
     ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
         """Payloads unpacked into one array, and entries that point into it."""
-        try:
-            return self._unpacked(entries, numbers, threads)
-        except FormatError:
-            if len(entries) > 1:
-                for i in range(len(entries)):
-                    self._unpacked(entries[i : i + 1], numbers[i : i + 1], 1)
-            raise
-
-    def _unpacked(
-        self, entries: NDArray[Any], numbers: Rows, threads: int
-    ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
         if self.checksums:
-            self.check_sums(entries, numbers, threads)
+            self.check_checksums(entries, numbers, threads)
         lengths = np.where(entries["flags"] == Codec.NONE, entries["length"], entries["reserved"])
         plain = np.zeros(len(entries), ENTRY)
         plain["length"], plain["kind"] = lengths, entries["kind"]
         plain["offset"][1:] = np.cumsum(lengths[:-1], dtype=np.int64)
         found: list[tuple[int, Any]] = []
+        damaged: list[tuple[int, str]] = []
         for codec in Codec:
             places = np.flatnonzero(entries["flags"] == codec)
             try:
                 unpacked = unpack(
                     codec,
-                    self.slices(entries[places]),
+                    slices(memoryview(self.memory), entries[places]),
                     lengths[places].tolist(),
                     dictionary=self.layout.dictionary,
                     threads=threads,
                 )
+                found += zip(places.tolist(), unpacked, strict=True)
             except Damaged as error:
-                place = places[error.position]
-                raise FormatError(
-                    f"entry {numbers[place]}: {error.args[0]}",
-                    path=str(self.path),
-                    offset=int(entries["offset"][place]),
-                ) from None
-            found += zip(places.tolist(), unpacked, strict=True)
+                damaged.append((int(places[error.position]), error.args[0]))
+        if damaged:
+            place, problem = min(damaged)
+            at = int(entries["offset"][place])
+            raise FormatError(f"entry {numbers[place]}: {problem}", path=str(self.path), offset=at)
         out = np.empty(int(lengths.sum(dtype=np.int64)), np.uint8)  # as long as they really are
         for place, payload in found:
             begin = int(plain["offset"][place])
             out[begin : begin + len(payload)] = np.frombuffer(payload, np.uint8)
         return out, plain
-
-    def slices(self, entries: NDArray[Any]) -> list[memoryview]:
-        """The stored bytes of entries, where they are."""
-        return slices(memoryview(self.memory), entries)
 
 
 def slices(view: memoryview, entries: NDArray[Any]) -> list[memoryview]:

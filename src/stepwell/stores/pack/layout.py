@@ -1,6 +1,7 @@
 """Where things are in a pack, read without trusting a byte (docs/formats/pack.md)."""
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,35 +11,68 @@ from numpy.typing import NDArray
 from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError, VersionError
 from stepwell.files.codecs import Codec
-from stepwell.runs import ENTRY
 
-__all__ = ["FIRST_RAW_KIND", "INDEX_AT", "MAGIC", "Layout", "align_up", "footer", "header"]
+__all__ = [
+    "ENTRY",
+    "FIRST_RAW_KIND",
+    "INDEX_AT",
+    "MAGIC",
+    "SELF_CHECKED_KIND",
+    "Layout",
+    "align_up",
+    "footer",
+    "groups",
+    "header",
+]
 
 MAGIC = b"A2PACK\0\0"
 INDEX_AT = 28
+TYPED_KINDS = (1, 2)
+SELF_CHECKED_KIND = 1
+"""Such payloads end in a CRC32C of the rest, so the CRC32C of each whole one is the same."""
 FIRST_RAW_KIND = 16
 HAS_DICTIONARY = 1
+
+ENTRY = np.dtype(
+    [
+        ("offset", "<u8"),
+        ("length", "<u4"),
+        ("kind", "<u2"),
+        ("flags", "<u2"),
+        ("crc32c", "<u4"),
+        ("reserved", "<u4"),
+        ("zero", "<u8"),
+    ]
+)
+"""Where a payload is: an entry of a pack's index, and how the core is told."""
 
 _HEADER = struct.Struct("<8sIIQ")
 _FOOTER = struct.Struct("<QIIQ")
 _FOOTER_BYTES = 32
 
 # The most a stored byte can unpack to: an lz4 match byte, a zstd block of repeats.
-_MOST_UNPACKED = {Codec.ZSTD: (1 << 17) // 4, Codec.LZ4: 255, Codec.ZSTD_DICT: (1 << 17) // 4}
+_MAX_UNPACKED = {Codec.ZSTD: (1 << 17) // 4, Codec.LZ4: 255, Codec.ZSTD_DICT: (1 << 17) // 4}
 
 
 def align_up(offset: int, align: int) -> int:
     return -(-offset // align) * align
 
 
+def groups(sizes: NDArray[Any], max_bytes: int) -> Iterator[slice]:
+    """Neighbours of about this many bytes together, at least one."""
+    ends = np.cumsum(sizes, dtype=np.int64)
+    cuts = (np.flatnonzero(np.diff(ends // max_bytes)) + 1).tolist()
+    return map(slice, [0, *cuts] if len(ends) else [], [*cuts, len(ends)])
+
+
 def header(version: int, flags: int, count: int) -> bytes:
     start = _HEADER.pack(MAGIC, version, flags, count)
-    return start + _sum(start).to_bytes(4, "little")
+    return start + _checksum(start).to_bytes(4, "little")
 
 
 def footer(data_end: int, index_crc: int, data_crc: int, stats_offset: int) -> bytes:
     start = _FOOTER.pack(data_end, index_crc, data_crc, stats_offset)
-    return start + _sum(start).to_bytes(4, "little") + bytes(4)
+    return start + _checksum(start).to_bytes(4, "little") + bytes(4)
 
 
 @dataclass(frozen=True)
@@ -89,7 +123,7 @@ class _Checker:
         assert fields is not None
         raise self.refuse(f"entry {i}: {message}", INDEX_AT + 32 * i + fields[field][1])
 
-    def check_sum(self, what: str, begin: int, end: int, stored_at: int) -> None:
+    def check_crc(self, what: str, begin: int, end: int, stored_at: int) -> None:
         stored = int.from_bytes(self._file[stored_at : stored_at + 4].tobytes(), "little")
         found = _core.crc32c(self._file[begin:end])
         if stored != found:
@@ -103,15 +137,15 @@ class _Checker:
         start = self._file[:INDEX_AT].tobytes()
         if start[:8] != MAGIC:
             raise self.refuse(f"expected magic {MAGIC!r}, got {start[:8]!r}", 0)
-        least = INDEX_AT + ENTRY.itemsize + _FOOTER_BYTES
-        if len(self._file) < least:
+        smallest = INDEX_AT + ENTRY.itemsize + _FOOTER_BYTES
+        if len(self._file) < smallest:
             raise self.refuse(
-                f"expected at least {least} bytes, got {len(self._file)}", len(self._file)
+                f"expected at least {smallest} bytes, got {len(self._file)}", len(self._file)
             )
         _, version, flags, count = _HEADER.unpack_from(start)
         if version not in (1, 2):
             raise VersionError(f"expected version 1 or 2, got {version}", path=self._path, offset=8)
-        self.check_sum("header", 0, 24, 24)
+        self.check_crc("header", 0, 24, 24)
         if flags & ~(HAS_DICTIONARY if version == 2 else 0):
             raise VersionError(
                 f"version {version} with unknown flags {flags:#x}", path=self._path, offset=12
@@ -128,11 +162,11 @@ class _Checker:
     def footer(self, index: NDArray[Any]) -> tuple[int, int, int, int]:
         at = self._footer_at
         raw = self._file[at:].tobytes()
-        self.check_sum("footer", at, at + 24, at + 24)
+        self.check_crc("footer", at, at + 24, at + 24)
         if any(raw[28:]):
             raise self.refuse(f"expected four zero bytes, got {raw[28:].hex()}", at + 28)
         data_end, index_crc, data_crc, stats_offset = _FOOTER.unpack_from(raw)
-        self.check_sum("index", INDEX_AT, INDEX_AT + index.nbytes, at + 8)
+        self.check_crc("index", INDEX_AT, INDEX_AT + index.nbytes, at + 8)
         return data_end, index_crc, data_crc, stats_offset
 
     def entries(self, index: NDArray[Any], version: int, data_end: int) -> None:
@@ -143,8 +177,9 @@ class _Checker:
                 i = int(bad.argmax())
                 self.refuse_entry(i, field, message.format(index[field][i], i=i))
 
-        most = np.uint64(self._footer_at)
-        refuse_where(index["offset"] > most, "offset", "offset {} lies behind the data")
+        refuse_where(
+            index["offset"] > np.uint64(self._footer_at), "offset", "offset {} lies behind the data"
+        )
         begins = index["offset"].astype(np.int64)
         ends = begins + index["length"]
         refuse_where(ends > self._footer_at, "length", "length {} reaches behind the data")
@@ -158,18 +193,18 @@ class _Checker:
             )
         step = np.gcd.reduce(begins)
         refuse_where(begins - before >= step, "offset", f"offset {{}} is not aligned to {step}")
-        runs = (index["kind"] == 1) | (index["kind"] == 2)
-        raw = index["kind"] >= FIRST_RAW_KIND if version == 2 else np.zeros_like(runs)
-        refuse_where(~(runs | raw), "kind", f"kind {{}} is not of version {version}")
+        typed = np.isin(index["kind"], TYPED_KINDS)
+        raw = index["kind"] >= FIRST_RAW_KIND if version == 2 else np.zeros_like(typed)
+        refuse_where(~(typed | raw), "kind", f"kind {{}} is not of version {version}")
         last = Codec.ZSTD_DICT if version == 2 else Codec.NONE
         refuse_where(index["flags"] > last, "flags", f"codec {{}} is not of version {version}")
         refuse_where(index["zero"] != 0, "zero", "expected eight zero bytes, got {:#x}")
         unpacked = index["reserved"].astype(np.int64)
         plain = index["flags"] == Codec.NONE
         refuse_where(plain & (unpacked != 0), "reserved", "reserved: expected 0, got {}")
-        for codec, factor in _MOST_UNPACKED.items():
-            most_bytes = (index["length"].astype(np.int64) + 1) * factor
-            bad = (index["flags"] == codec) & (unpacked > most_bytes)
+        for codec, factor in _MAX_UNPACKED.items():
+            max_bytes = (index["length"].astype(np.int64) + 1) * factor
+            bad = (index["flags"] == codec) & (unpacked > max_bytes)
             refuse_where(bad, "reserved", f"no {codec.name.lower()} payload unpacks to {{}} bytes")
 
     def stats(self, stats_offset: int, data_end: int) -> tuple[bytes | None, int]:
@@ -184,7 +219,7 @@ class _Checker:
 
     def dictionary(self, at: int) -> tuple[bytes, int]:
         dictionary, end = self.block(at, 8, "dictionary")
-        self.check_sum("dictionary", at + 8, end, at + 4)
+        self.check_crc("dictionary", at + 8, end, at + 4)
         return dictionary, end
 
     def block(self, at: int, head: int, what: str) -> tuple[bytes, int]:
@@ -201,5 +236,5 @@ class _Checker:
             raise self.refuse(f"expected the footer, got {self._footer_at - at} other bytes", at)
 
 
-def _sum(data: bytes) -> int:
+def _checksum(data: bytes) -> int:
     return _core.crc32c(np.frombuffer(data, np.uint8))

@@ -2,11 +2,10 @@
 
 import operator
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,62 +13,65 @@ from numpy.typing import ArrayLike, NDArray
 from stepwell import _core
 from stepwell.errors import FormatError
 from stepwell.files.atomic import write_file
+from stepwell.files.codecs import CODECS
+from stepwell.files.regular import bytes_on_disk, open_regular
 from stepwell.lazy import lazy
-from stepwell.ordered import in_order
-from stepwell.runs import Run, RunBatch
-from stepwell.sampler import Shuffle
-from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source, as_rows
+from stepwell.ordered import in_order, thread_count
+from stepwell.sampler import Shuffle, split_runs
+from stepwell.source import Batch, Rows, Schema, as_rows
+from stepwell.store import Description, Progress, QueryTable, Report, Store
 from stepwell.stores.pack import export
 from stepwell.stores.pack.file import PackFile, slices
-from stepwell.stores.pack.layout import FIRST_RAW_KIND
-from stepwell.stores.pack.stats import PackStats, ShortStats, StatsBuilder
-from stepwell.stores.pack.verify import find_problems
-from stepwell.stores.pack.where import select_runs
+from stepwell.stores.pack.layout import MAGIC
+from stepwell.stores.pack.payload import RAW, PayloadType, by_type, type_of
+from stepwell.stores.pack.stats import ShortStats, StatsBuilder, read_stats
+from stepwell.stores.pack.verify import SAMPLE, check_pack
+from stepwell.stores.pack.where import PackRuns, query_runs, select_runs
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["PackReader"]
 
-_PER_STEP = {
-    "boards": Field(np.dtype(np.uint64), ragged=True),
-    "moves": Field(np.dtype(np.uint8), ragged=True),
-    "ev_legal": Field(np.dtype(np.uint8), ragged=True),
-    "ev_values": Field(np.dtype(np.float32), (4,), ragged=True),
-    "has_branches": Field(np.dtype(np.bool), ragged=True),
-}
-_PER_RUN = {
-    "final_board": Field(np.dtype(np.uint64)),
-    "steps": Field(np.dtype(np.uint32)),
-    "start_unix_s": Field(np.dtype(np.uint64)),
-    "elapsed_s": Field(np.dtype(np.float32)),
-    "max_score": Field(np.dtype(np.uint64)),
-    "highest_tile": Field(np.dtype(np.uint32)),
-}
-_RUN_SCHEMA = {**_PER_STEP, **_PER_RUN, "engine": Field(np.dtype(np.uint8), ragged=True)}
-_IN_HEAD = {"engine", *_PER_RUN} - {"final_board"}
-"""Fields that stand before the steps of a run, and can be read without them."""
-_RAW_SCHEMA = {
-    "payload": Field(np.dtype(np.uint8), ragged=True),
-    "kind": Field(np.dtype(np.uint16)),
-}
-
-_SCAN_RUNS = 64  # decoded at a time by whatever goes through all of a pack
+_SCAN_ITEMS = 64  # decoded at a time by whatever goes through all of a pack
 
 
-class PackReader(Source):
+class _Kind(str):
+    """What a store of this sort is called; of an open pack, `kind(i)` is what entry `i` is.
+
+    The one is asked of every store, the other of packs since the first version of the format.
+    """
+
+    _pack: "PackReader"
+
+    def __get__(self, pack: "PackReader | None", owner: type["PackReader"]) -> "_Kind":
+        if pack is None:
+            return self
+        bound = _Kind(self)
+        bound._pack = pack
+        return bound
+
+    def __call__(self, i: int) -> str:
+        """The name that the type of entry `i` has for it (`"v2"`), or `"raw:<kind>"`."""
+        return _kind_name(self._pack._entries["kind"][self._pack._row(i)])
+
+
+class PackReader(Store):
     """The entries of a pack, mapped into memory, in any order.
 
         pack = PackReader.open("games.a2pack")
-        pack.decode(7), pack.decode_batch([1, 100, 42])     runs
+        pack.decode(7), pack.decode_batch([1, 100, 42])     items, as their type has them
         pack.slice(7)                                       stored bytes, not copied
-        pack.where("highest_tile >= ?", 2048)               a pack with fewer runs
+        pack.where("steps >= ?", 100)                       a pack with fewer items
 
-    As a source its rows are runs: boards, moves and values are ragged fields. A pack that
-    holds other payloads too has the fields `payload` and `kind` instead. Stored bytes are
-    checked against their CRC32C whenever they are read, unless `checksums` is False. The file
-    must not be changed or cut while it is open.
+    As a source it has the fields of its payload type (runs have arrays of steps). A pack of
+    raw payloads, or with some among others, has `payload` and `kind`. Stored bytes are checked
+    against their CRC32C whenever they are read, unless `checksums` is False. The file must not
+    be changed or cut while it is open.
     """
+
+    kind: ClassVar[_Kind] = _Kind("pack")
+    noun = "a pack"
 
     def __init__(self, path: str | os.PathLike[str], *, checksums: bool = True) -> None:
         self._checksums = checksums
@@ -79,16 +81,21 @@ class PackReader(Source):
         self._numbers: Rows = np.arange(len(self._layout.index), dtype=np.int64)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, checksums: bool = True) -> Self:
-        """Open a pack and check its structure; payloads are checked as they are read.
-
-        Raises `FormatError` with the place of what is wrong.
-        """
-        return cls(path, checksums=checksums)
+    def recognizes(cls, path: Path) -> bool:
+        if not path.is_file() or path.suffix == ".a2pack":
+            return path.is_file()
+        with open_regular(path) as file:
+            return file.read(len(MAGIC)) == MAGIC
 
     def __reduce__(self) -> tuple[Any, ...]:
-        part = None if self._is_whole else (self._numbers, self._opened.content_sum)
-        return _rebuild, (type(self), self._path, self._checksums, part)
+        numbers = None if self._is_whole else self._numbers
+        return _rebuild, (type(self), self._path, self._checksums, self._seen, numbers)
+
+    @property
+    def _seen(self) -> tuple[int, ...]:
+        """What another pack at the same path would not have; of a whole one found at no cost."""
+        seen = (self._layout.index_crc, self._layout.data_crc)
+        return seen if self._is_whole else (*seen, self._opened.content_checksum)
 
     def _with(self, numbers: Rows) -> "PackReader":
         """The same file with these entries only."""
@@ -105,8 +112,8 @@ class PackReader(Source):
         return len(self._numbers)
 
     @property
-    def path(self) -> Path:
-        return self._path
+    def path(self) -> str:
+        return str(self._path)
 
     @property
     def version(self) -> int:
@@ -125,66 +132,65 @@ class PackReader(Source):
 
     @property
     def schema(self) -> Schema:
-        return _RUN_SCHEMA if self._all_runs else _RAW_SCHEMA
+        return self._row_type.schema
 
     @property
     def fingerprint(self) -> str:
-        whole = f"{self._opened.content_sum:08x}-{len(self)}"
+        whole = f"{self._opened.content_checksum:08x}-{len(self)}"
         return (
             whole if self._is_whole else f"{whole}-{_core.crc32c(self._numbers.view(np.uint8)):08x}"
         )
 
-    def kind(self, i: int) -> str:
-        """`"v1"` or `"v2"`, how a run is encoded, or `"raw:<kind>"` for any other payload."""
-        kind = int(self._entries["kind"][self._row(i)])
-        return f"v{kind}" if kind < FIRST_RAW_KIND else f"raw:{kind}"
-
     @lazy
-    def stats(self) -> PackStats:
-        """Counts, lengths, tiles and engines: from the file where it has them, else counted."""
+    def stats(self) -> Any:
+        """Statistics, in the class of the payload type: from the file if there, else counted."""
         if self._is_whole and self._layout.stats is not None:
             found = self._stored_stats()
-            if isinstance(found, PackStats):
+            if isinstance(found, self._type.stats):
                 return found
         return self._count_stats()
 
     def _stored_stats(self) -> ShortStats:
         assert self._layout.stats is not None
-        return PackStats.from_bytes(
-            self._layout.stats, path=str(self._path), offset=self._layout.data_end + 4
+        return read_stats(
+            self._layout.stats,
+            self._type.stats,
+            path=str(self._path),
+            offset=self._layout.data_end + 4,
         )
 
-    def _count_stats(self) -> PackStats:
+    def _count_stats(self) -> ShortStats:
         builder = StatsBuilder()
         for rows in self._chunks(256):
-            runs = rows[self._entries["kind"][rows] < FIRST_RAW_KIND]
-            builder.add(self._decode(runs, heads_only=True))
-            builder.add_others(len(rows) - len(runs))
+            batches = (
+                known.tally(self._decode(rows[mask], of=known, heads_only=True))
+                for known, mask in by_type(self._entries["kind"][rows])
+            )
+            builder.add(len(rows), batches)
             self._scanned(rows)
-        return builder.finish()
+        return builder.finish(self._type.stats)
 
-    # Runs.
+    # Items: what the payload type makes of payloads. Those of raw payloads are bytes.
 
-    def decode(self, i: int) -> Run:
-        """Return run `i`; a v1 run comes without branches."""
-        run: Run = self._decode(np.array([self._row(i)]), threads=1)[0]
-        return run
+    def decode(self, i: int) -> Any:
+        """Return item `i`."""
+        return self._decode(np.array([self._row(i)]), threads=1)[0]
 
-    def decode_batch(self, indices: ArrayLike, *, workers: int | None = None) -> list[Run]:
-        """Return these runs in this order, repeats included, decoded by several threads.
+    def decode_batch(self, indices: ArrayLike, *, workers: int | None = None) -> list[Any]:
+        """Return these items in this order, repeats included, decoded by several threads.
 
-        They share memory: one that is kept for long should be a `Run.copy`.
+        They may share memory: of one that is kept for long, a copy should be kept.
         """
-        return list(self._decode(self._rows(indices), threads=_threads(workers)))
+        return list(self._decode(self._rows(indices), threads=thread_count(workers, "workers")))
 
-    def __iter__(self) -> Iterator[Run]:  # type: ignore[override]
-        """Every run in turn."""
+    def __iter__(self) -> Iterator[Any]:
+        """Every item in turn."""
         return self.iter_indices(np.arange(len(self)))
 
-    def iter_indices(self, indices: ArrayLike) -> Iterator[Run]:
-        """These runs one by one, decoded ahead of the loop."""
+    def iter_indices(self, indices: ArrayLike) -> Iterator[Any]:
+        """These items one by one, decoded ahead of the loop."""
         rows = self._rows(indices)
-        batches = [rows[at : at + _SCAN_RUNS] for at in range(0, len(rows), _SCAN_RUNS)]
+        batches = [rows[at : at + _SCAN_ITEMS] for at in range(0, len(rows), _SCAN_ITEMS)]
         for batch in in_order(self._decode, batches, 1, ahead=2):
             yield from batch
 
@@ -194,15 +200,15 @@ class PackReader(Source):
         shuffle: bool = False,
         seed: int | None = None,
         workers: int | None = None,
-    ) -> Iterator[list[Run]]:
-        """Every run once, in lists of `batch_size`, the last of them perhaps shorter.
+    ) -> Iterator[list[Any]]:
+        """Every item once, in lists of `batch_size`, the last of them perhaps shorter.
 
         The same seed gives the same order, always; without one, a shuffled order is new each
         time. Batches are decoded ahead, by `workers` threads.
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        threads = _threads(workers)
+        threads = thread_count(workers, "workers")
         rows: Rows = np.arange(len(self))
         if shuffle and len(self):
             chosen = int.from_bytes(os.urandom(7)) if seed is None else seed
@@ -217,9 +223,9 @@ class PackReader(Source):
         """The payload of entry `i`: the file's own memory, or unpacked if it is compressed."""
         row = self._row(i)
         file = self._opened
-        begins, ends, sums = self._places
+        begins, ends, checksums = self._places
         begin, end = begins[row], ends[row]
-        if begin < 0 or (sums[row] and _core.crc32c(file.data[begin:end]) != sums[row]):
+        if begin < 0 or (checksums[row] and _core.crc32c(file.data[begin:end]) != checksums[row]):
             return self.slices([row])[0]  # unpacks, and knows what to say about damage
         return memoryview(file.memory)[begin:end]
 
@@ -231,8 +237,8 @@ class PackReader(Source):
             plain, places = file.unpacked(entries, numbers, _core.usable_cores())
             return slices(plain.data, places)
         if self._checksums:
-            file.check_sums(entries, numbers, _core.usable_cores())
-        return file.slices(entries)
+            file.check_checksums(entries, numbers, _core.usable_cores())
+        return slices(memoryview(file.memory), entries)
 
     def extract(self, indices: ArrayLike, directory: str | os.PathLike[str]) -> list[Path]:
         """Write payloads to files of their own, named by number and kind; return their paths."""
@@ -241,29 +247,46 @@ class PackReader(Source):
         folder.mkdir(parents=True, exist_ok=True)
         paths = []
         for row in rows:
-            suffix = {"v1": ".a2run", "v2": ".a2run2"}.get(self.kind(row), ".bin")
+            kind = int(self._entries["kind"][row])
+            suffix = self._type.suffixes.get(kind, ".bin")
             paths.append(folder / f"run-{self._numbers[row]:06}{suffix}")
             write_file(paths[-1], bytes(self.slice(row)))
         return paths
 
     # Parts.
 
-    def where(self, condition: str, *values: Any) -> "PackReader":
-        """The runs for which an SQL condition holds: `where("highest_tile >= ?", 2048)`.
+    @property
+    def runs(self) -> PackRuns | None:
+        """The entries whose payload type has columns, a row each; None where it has none."""
+        self._check_open()
+        return PackRuns(self) if self._type.columns else None
 
-        Columns: run, kind, steps, start_unix_s, elapsed_s, max_score, highest_tile, engine. They
-        are kept in an index beside the pack, made when it is first needed.
+    def where(self, condition: str, *values: Any) -> "PackReader":
+        """The items for which an SQL condition holds: `where("steps >= ?", 100)`.
+
+        Columns are `run` (the number of an entry), `kind`, and those of the payload type. They
+        are kept in an index beside the pack, made when it is first needed. Raises `ValueError`
+        for raw payloads.
         """
-        found = select_runs(self._whole(), condition, values)
+        if self.runs is None:
+            super().where(condition)
+        found = select_runs(self, condition, values)
         return self._with(self._numbers[np.isin(self._numbers, found)])
 
+    def query(self, sql: str, *values: Any) -> QueryTable:
+        """What any SQL query over the table `runs` returns: `query("SELECT max(steps) FROM runs")`.
+
+        It has the columns of `where`, and of a part the runs of that part.
+        """
+        if self.runs is None:
+            super().query(sql)
+        return query_runs(self, sql, values)
+
     def split(self, fraction: float, seed: int = 0) -> tuple["PackReader", "PackReader"]:
-        """Two packs without a run in common, the first with `fraction` of the runs."""
-        if not 0 <= fraction <= 1:
-            raise ValueError(f"fraction: expected 0 to 1, got {fraction}")
-        order = Shuffle(seed).order(len(self)).rows(0, 0, len(self)) if len(self) else np.arange(0)
-        first, second = np.split(order, [round(fraction * len(self))])
-        return self._with(self._numbers[np.sort(first)]), self._with(self._numbers[np.sort(second)])
+        """Two packs without an entry in common, the first with `fraction` of the entries."""
+        self._check_open()
+        first, second = split_runs(len(self), fraction, seed)
+        return self._with(self._numbers[first]), self._with(self._numbers[second])
 
     # Exports.
 
@@ -273,79 +296,79 @@ class PackReader(Source):
         parallel: bool = True,
         workers: int | None = None,
         *,
-        steps: bool = False,
-        boards: Literal["number", "hex"] = "number",
-        on_progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
+        **options: Any,
     ) -> None:
-        """Write a line of JSON for each run, or for each step, in order.
+        """Write lines of JSON, in order; `options` are those of the payload type.
 
-        `boards="hex"` writes the boards of a run as strings, for readers that make doubles
-        of numbers. The file appears when it is complete.
+        The file appears when it is complete.
         """
-        if boards not in ("number", "hex"):
-            raise ValueError(f"boards: expected 'number' or 'hex', got {boards!r}")
-        threads = _threads(workers) if parallel else 1
-        export.to_jsonl(self, Path(path), threads, steps, boards == "hex", on_progress)
+        threads = thread_count(workers, "workers") if parallel else 1
+        export.to_jsonl(self, Path(path), threads, progress or _quiet, options)
 
-    def to_parquet(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        on_progress: Callable[[int, int], None] | None = None,
-    ) -> None:
-        """Write the steps as a Parquet file, one row group after another (extra `parquet`)."""
-        export.to_parquet(self, Path(path), on_progress)
+    def to_parquet(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> None:
+        """Write a Parquet file, one row group after another (extra `parquet`)."""
+        export.to_parquet(self, Path(path), progress or _quiet)
 
-    def to_arrow(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        on_progress: Callable[[int, int], None] | None = None,
-    ) -> None:
-        """Write the steps as an Arrow file, one batch after another (extra `parquet`)."""
-        export.to_arrow(self, Path(path), on_progress)
+    def to_arrow(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> None:
+        """Write an Arrow file, one batch after another (extra `parquet`)."""
+        export.to_arrow(self, Path(path), progress or _quiet)
 
     def arrow_batches(self) -> "pa.RecordBatchReader":
-        """The steps as a stream of Arrow record batches (extra `parquet`)."""
+        """The pack as a stream of Arrow record batches (extra `parquet`)."""
         return export.arrow_batches(self)
 
-    # Damage.
+    # A store.
+
+    def _description(self) -> Description:
+        entries, runs = self._entries, self.runs
+        codecs = {numbers.pack: name for name, numbers in CODECS.items()}
+        facts = {
+            "version": self.version,
+            "align": int(np.gcd.reduce(self._layout.index["offset"])),
+            "stored_bytes": self.stored_bytes,
+            "kinds": {_kind_name(kind): n for kind, n in _counted(entries["kind"])},
+            "codecs": {codecs[flag]: n for flag, n in _counted(entries["flags"])},
+        }
+        return Description(
+            str(self.kind),
+            self.path,
+            len(self),
+            bytes_on_disk(self._path),
+            self.schema,
+            None if runs is None else len(runs),
+            () if runs is None else tuple(runs.columns),
+            facts,
+        )
 
     def verify(
-        self,
-        *,
-        sample: int | None = None,
-        on_progress: Callable[[int, int], None] | None = None,
-    ) -> list[FormatError]:
-        """Read every entry, or `sample` of them, and return what is wrong; nothing, if all is well.
+        self, *, quick: bool = False, sample: int | None = None, progress: Progress | None = None
+    ) -> Report:
+        """Read every entry, `sample` of them, or with `quick` a few, and report what is wrong.
 
-        Without `sample` the sum of all data, padding included, and the statistics are
-        checked too. Sums are checked even when the pack was opened without.
+        Only when all are read, the checksum of all data, padding included, and the statistics
+        are checked too. Checksums are compared even when the pack was opened without.
         """
-        return find_problems(self, sample, on_progress)
+        self._check_open()
+        return check_pack(self, SAMPLE if quick and sample is None else sample, progress or _quiet)
+
+    def _verified(self, quick: bool, progress: Progress) -> Report:
+        return self.verify(quick=quick, progress=progress)
 
     # A source.
 
     def _fill(self, rows: Rows, out: Batch) -> None:
-        if not self._all_runs:
-            numbers = self._numbers[rows]
-            file, entries = self._payloads(rows, _core.usable_cores())
-            offsets, values = _core.copy_payloads(
-                file, entries.view(np.uint8), numbers, self._path, _core.usable_cores()
-            )
-            out["payload"] = Ragged(values, offsets.view(np.int64))
-            out["kind"][...] = entries["kind"]
-            return
-        _fill_fields(self._decode(rows), out, list(_RUN_SCHEMA))
+        of = self._row_type
+        of.fill(self._decode(rows, of=of), out, of.schema)
 
     def _fill_columns(self, rows: Rows, out: Batch, names: Sequence[str]) -> None:
-        if self._all_runs and set(names) <= _IN_HEAD:
-            _fill_fields(self._decode(rows, heads_only=True), out, names)
-        else:
-            super()._fill_columns(rows, out, names)
+        of = self._row_type
+        heads_only = of.head_fields.issuperset(names)
+        of.fill(self._decode(rows, of=of, heads_only=heads_only), out, names)
 
     def close(self) -> None:
         """Forget the file; it is unmapped when no slice and no part of it is left."""
+        super().close()
         self._file = None
 
     # Below this line: for this package.
@@ -355,10 +378,6 @@ class PackReader(Source):
         self._check_open()
         assert self._file is not None
         return self._file
-
-    def _check_open(self) -> None:
-        if self._file is None:
-            raise ValueError(f"the pack {self._path} is closed")
 
     @property
     def _is_whole(self) -> bool:
@@ -373,19 +392,29 @@ class PackReader(Source):
 
     @lazy
     def _places(self) -> tuple[memoryview, memoryview, memoryview]:
-        """Where each payload begins (-1: compressed) and ends, and the sum it is checked with.
+        """Where each payload begins (-1: compressed) and ends, and the checksum to compare.
 
         Looking up a number costs Python a tenth of what a record of the index does.
         """
         begins = self._entries["offset"].astype(np.int64)
         ends = begins + self._entries["length"]
-        sums = self._entries["crc32c"] * np.uint32(self._checksums)
-        return np.where(self._entries["flags"] == 0, begins, -1).data, ends.data, sums.data
+        checksums = self._entries["crc32c"] * np.uint32(self._checksums)
+        return np.where(self._entries["flags"] == 0, begins, -1).data, ends.data, checksums.data
 
     @lazy
-    def _all_runs(self) -> bool:
-        entries = self._entries if len(self) else self._layout.index
-        return bool((entries["kind"] < FIRST_RAW_KIND).all())
+    def _type(self) -> PayloadType:
+        """The type of the items; entries of other types may be among them."""
+        return type_of(self._kinds)
+
+    @lazy
+    def _row_type(self) -> PayloadType:
+        """What rows are read as: the type of the items if it is that of all entries."""
+        return self._type if self._type.mask(self._kinds).all() else RAW
+
+    @property
+    def _kinds(self) -> NDArray[np.uint16]:
+        kinds: NDArray[np.uint16] = (self._entries if len(self) else self._layout.index)["kind"]
+        return kinds
 
     def _chunks(self, size: int) -> Iterator[Rows]:
         for at in range(0, len(self), size):
@@ -408,42 +437,40 @@ class PackReader(Source):
         return i
 
     def _decode(
-        self, rows: Rows, *, threads: int | None = None, heads_only: bool = False
-    ) -> RunBatch:
+        self,
+        rows: Rows,
+        *,
+        of: PayloadType | None = None,
+        threads: int | None = None,
+        heads_only: bool = False,
+    ) -> Sequence[Any]:
         threads = _core.usable_cores() if threads is None else threads
-        return self._opened.decode(
-            self._entries[rows], self._numbers[rows], threads, heads_only=heads_only
-        )
+        of = self._type if of is None else of
+        entries, numbers = self._entries[rows], self._numbers[rows]
+        return self._opened.decode(of, entries, numbers, threads, heads_only=heads_only)
 
     def _payloads(self, rows: Rows, threads: int) -> tuple[NDArray[np.uint8], NDArray[Any]]:
         return self._opened.payloads(self._entries[rows], self._numbers[rows], threads)
 
 
-def _fill_fields(batch: RunBatch, out: Batch, names: Sequence[str]) -> None:
-    for name in names:
-        if name in _PER_STEP:
-            out[name] = Ragged(getattr(batch, name), batch.offsets)
-        elif name in _PER_RUN:
-            out[name][...] = batch.records[name]
-        else:
-            out[name] = Ragged(batch.engines, batch.engine_offsets)
+def _kind_name(kind: int) -> str:
+    return type_of(np.array([kind])).kinds.get(int(kind), f"raw:{kind}")
+
+
+def _counted(values: NDArray[Any]) -> Iterator[tuple[int, int]]:
+    found, times = np.unique(values, return_counts=True)
+    return zip(found.tolist(), times.tolist(), strict=True)
+
+
+def _quiet(done: int, total: int) -> None:
+    """Nobody is told."""
 
 
 def _rebuild(
-    cls: type[PackReader], path: Path, checksums: bool, part: tuple[Rows, int] | None
+    cls: type[PackReader], path: Path, checksums: bool, seen: tuple[int, ...], numbers: Rows | None
 ) -> PackReader:
     pack = cls(path, checksums=checksums)
-    if part is None:
-        return pack
-    numbers, content_sum = part
-    if pack._opened.content_sum != content_sum:
-        raise FormatError("this is not the pack that a part was taken of", path=str(path))
-    return pack._with(numbers)
-
-
-def _threads(workers: int | None) -> int:
-    if workers is None:
-        return _core.usable_cores()
-    if not 1 <= workers <= sys.maxsize:
-        raise ValueError(f"workers must be at least 1, got {workers}")
-    return min(workers, 1024)
+    again = pack if numbers is None else pack._with(numbers)
+    if again._seen != seen:
+        raise FormatError("this is not the pack that was pickled", path=str(path))
+    return again

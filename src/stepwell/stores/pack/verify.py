@@ -1,6 +1,5 @@
 """Everything that can be wrong with a pack whose structure is right, looked for."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,21 +8,23 @@ from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError
 from stepwell.sampler import Shuffle
 from stepwell.source import Rows
+from stepwell.store import Progress, Report
 from stepwell.stores.pack.file import PackFile
-from stepwell.stores.pack.layout import FIRST_RAW_KIND, INDEX_AT
+from stepwell.stores.pack.layout import INDEX_AT
+from stepwell.stores.pack.payload import by_type
 
 if TYPE_CHECKING:
     from stepwell.stores.pack.reader import PackReader
 
-__all__ = ["find_problems"]
+__all__ = ["SAMPLE", "check_pack"]
 
+SAMPLE = 256
+"""Entries that a quick look reads."""
 _AT_ONCE = 64
-_SUM_BYTES = 1 << 26
+_CHECKSUM_BYTES = 1 << 26
 
 
-def find_problems(
-    pack: "PackReader", sample: int | None, on_progress: Callable[[int, int], None] | None
-) -> list[FormatError]:
+def check_pack(pack: "PackReader", sample: int | None, progress: Progress) -> Report:
     """Read entries, all or `sample` of them; of a whole pack everything else too."""
     rows: Rows = np.arange(len(pack))
     if sample is not None and sample < len(pack):
@@ -33,24 +34,40 @@ def find_problems(
         part = rows[at : at + _AT_ONCE]
         problems += _broken_entries(pack, part)
         pack._scanned(part)
-        if on_progress is not None:
-            on_progress(at + len(part), len(rows))
+        progress(at + len(part), len(rows))
+    checked = ["header, index, footer and dictionary, when it was opened"]
+    checked.append(f"checksums and contents of {len(rows):,} of {len(pack):,} entries")
+    unchecked = []
     if sample is None and pack._is_whole:
         file = pack._opened
         problems += [*_broken_data(file), *_broken_padding(file)]
-        if file.layout.stats is not None and not problems:
+        checked.append("padding")
+        has_checksum, has_stats = file.layout.data_crc != 0, file.layout.stats is not None
+        if has_stats and not problems:
             problems += _broken_stats(pack)
-    return problems
+            checked.append("statistics")
+        elif has_stats:
+            unchecked.append("statistics: not all entries can be counted")
+        (checked if has_checksum else unchecked).append(
+            "checksum of all data" + ("" if has_checksum else ": the pack has none")
+        )
+    else:
+        unchecked.append("padding, statistics and the checksum of all data: not all was read")
+    if not len(rows):
+        progress(0, 0)
+    return Report(pack.kind, pack.path, tuple(problems), tuple(checked), tuple(unchecked))
 
 
 def _broken_entries(pack: "PackReader", rows: Rows) -> list[FormatError]:
     file, threads = pack._opened, _core.usable_cores()
     entries, numbers = pack._entries[rows], pack._numbers[rows]
-    runs = entries["kind"] < FIRST_RAW_KIND
+    raw = np.ones(len(entries), np.bool)
     try:
-        file.check_sums(entries, numbers, threads)
-        file.decode(entries[runs], numbers[runs], threads)
-        file.unpacked(entries[~runs], numbers[~runs], threads)
+        file.check_checksums(entries, numbers, threads)
+        for known, mask in by_type(entries["kind"]):
+            file.decode(known, entries[mask], numbers[mask], threads)
+            raw &= ~mask
+        file.unpacked(entries[raw], numbers[raw], threads)
     except FormatError as error:
         if len(rows) == 1:
             return [error]
@@ -59,12 +76,12 @@ def _broken_entries(pack: "PackReader", rows: Rows) -> list[FormatError]:
 
 
 def _broken_data(file: PackFile) -> list[FormatError]:
-    """The sum of all data, padding included."""
+    """The checksum of all data, padding included."""
     layout, found = file.layout, 0
     if not layout.data_crc:
         return []
-    for begin in range(layout.data_start, layout.data_end, _SUM_BYTES):
-        end = min(begin + _SUM_BYTES, layout.data_end)
+    for begin in range(layout.data_start, layout.data_end, _CHECKSUM_BYTES):
+        end = min(begin + _CHECKSUM_BYTES, layout.data_end)
         found = _core.crc32c(file.data[begin:end], found)
         file.give_back(begin, end)
     if found == layout.data_crc:
@@ -74,7 +91,7 @@ def _broken_data(file: PackFile) -> list[FormatError]:
 
 
 def _broken_padding(file: PackFile) -> list[FormatError]:
-    # Looked at by itself: the sum of the data leaves some of it out, and may be absent.
+    # Looked at by itself: the checksum of the data leaves some of it out, and may be absent.
     index = file.layout.index
     ends = index["offset"].astype(np.int64)
     begins = np.append(INDEX_AT + index.nbytes, (ends + index["length"])[:-1])

@@ -1,12 +1,15 @@
-"""The index beside a pack: what runs say about themselves, in a table that SQL can ask.
+"""The index beside a pack: what payloads say about themselves, in a table that SQL can query.
 
 It is derived from the pack and may be deleted at any time. It carries the pack's size and
-a sum of its content, and a sum of itself; when one of them differs it is made anew. Where it
-cannot be written, the table is kept in memory.
+a checksum of its content, and one of itself; when one of them differs it is made again. It is
+read into memory whole: SQLite notices few sorts of damage, and would answer from the rest.
 """
 
+import os
+import re
+import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,152 +17,170 @@ import numpy as np
 
 from stepwell import _core
 from stepwell.errors import FormatError
-from stepwell.files.atomic import temporary_name
-from stepwell.files.regular import open_regular
+from stepwell.files import catalog
+from stepwell.files.atomic import sweep, write_file
+from stepwell.files.regular import check_inside, open_inside
 from stepwell.source import Rows
+from stepwell.store import QueryTable, Runs
+from stepwell.stores.pack.payload import Column
 
 if TYPE_CHECKING:
-    import sqlite3
-
     from stepwell.stores.pack.reader import PackReader
 
-__all__ = ["index_path", "select_runs", "write_index"]
+__all__ = ["PackRuns", "index_path", "query_runs", "select_runs", "write_index"]
 
 VERSION = 2
 
-_COLUMNS = {
-    "run": "INTEGER PRIMARY KEY",
-    "kind": "INTEGER NOT NULL",
-    "steps": "INTEGER NOT NULL",
-    "start_unix_s": "INTEGER NOT NULL",
-    "elapsed_s": "REAL",
-    "max_score": "INTEGER NOT NULL",
-    "highest_tile": "INTEGER NOT NULL",
-    "engine": "TEXT",
-}
-_SEAL_AT = 60  # `user_version`
-_INDEXED = ("steps", "start_unix_s", "max_score", "highest_tile", "engine")
+_COLUMNS = {"run": Column("INTEGER PRIMARY KEY"), "kind": Column("INTEGER NOT NULL")}
+"""Of every payload type; its own follow."""
+_CHECKSUM = slice(60, 64)  # `user_version`, a number of the user's in the header of a database
 
 
-def index_path(pack: Path) -> Path:
+class PackRuns(Runs):
+    """The entries of a pack, or of a part, that are runs; each is one row."""
+
+    def __init__(self, pack: "PackReader") -> None:
+        self._pack = pack
+        self._rows: Rows = np.flatnonzero(pack._type.mask(pack._entries["kind"]))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def columns(self) -> list[str]:
+        return list(_columns(self._pack))
+
+    @property
+    def starts(self) -> Rows:
+        return self._rows.copy()
+
+    @property
+    def counts(self) -> Rows:
+        return np.ones(len(self._rows), np.int64)
+
+    def _select(self, names: Sequence[str], wanted: range) -> list[tuple[Any, ...]]:
+        if not len(wanted):
+            return []
+        numbers = self._pack._numbers[self._rows[wanted.start : wanted.stop]]
+        sql = f"SELECT run, {', '.join(names)} FROM runs WHERE run BETWEEN ? AND ? ORDER BY run"
+        chosen = set(numbers.tolist())
+        found = query_runs(self._pack, sql, (numbers[0], numbers[-1]))
+        return [row[1:] for row in found.rows if row[0] in chosen]
+
+
+def index_path(pack: str | os.PathLike[str]) -> Path:
     """Where the index of a pack is kept."""
-    return pack.with_name(pack.name + ".index")
+    return Path(f"{os.fspath(pack)}.index")
 
 
 def select_runs(pack: "PackReader", condition: str, values: Sequence[Any]) -> Rows:
-    """Return the numbers of the runs for which `condition` holds, ascending."""
-    from stepwell.files import catalog
+    """Return the numbers of the runs of the whole pack for which `condition` holds, ascending."""
+    with _opened(pack) as database:
+        columns = list(_columns(pack))
+        return catalog.select_ids(database, "runs", "run", columns, condition, values)
 
-    with catalog.in_turn, closing(_open(pack)) as database:
-        return catalog.select_ids(database, "runs", "run", list(_COLUMNS), condition, values)
+
+def query_runs(pack: "PackReader", sql: str, values: Sequence[Any]) -> QueryTable:
+    """What a query over the table `runs` returns; of a part of a pack it has that part."""
+    with _opened(pack) as database:
+        if not pack._is_whole:
+            database.execute("CREATE TEMP TABLE chosen (run INTEGER PRIMARY KEY)")
+            numbers = ((number,) for number in pack._numbers.tolist())
+            database.executemany("INSERT INTO chosen VALUES (?)", numbers)
+            database.execute("CREATE TEMP VIEW runs AS SELECT * FROM main.runs WHERE run IN chosen")
+        return QueryTable(*catalog.query(database, sql, values))
 
 
 def write_index(pack: "PackReader") -> Path:
-    """Make the index of a pack, or make it anew, and return its path."""
-    from stepwell.files import catalog
-
-    target = index_path(pack.path)
-    beside = temporary_name(target)
-    try:
-        with catalog.in_turn, closing(_build(pack, str(beside))):
-            pass
-        _seal(beside)
-        beside.replace(target)
-    except BaseException:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise
-    return target
+    """Make the index of a pack, or make it again, and return its path."""
+    _keep(pack, _made(pack))
+    return index_path(pack.path)
 
 
-def _open(pack: "PackReader") -> "sqlite3.Connection":
-    """The index of a pack: the one on disk if it is of this pack, else a new one."""
-    import sqlite3
+@contextmanager
+def _opened(pack: "PackReader") -> Iterator[sqlite3.Connection]:
+    """The table of a pack: from its index if that is of this pack, else made, and kept as such."""
+    pack = pack._whole()
+    with _memory() as database:
+        if not _load(pack, database):
+            data = _made(pack)
+            with suppress(OSError, FormatError):  # a folder that is not ours to write to
+                _keep(pack, data)
+            database.deserialize(data)
+        yield database
 
-    from stepwell.files import catalog
 
+@contextmanager
+def _memory() -> Iterator[sqlite3.Connection]:
+    with catalog.in_turn, closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
+        yield database
+
+
+def _load(pack: "PackReader", database: sqlite3.Connection) -> bool:
+    """Read an index; return whether it is whole and that of this pack."""
     path = index_path(pack.path)
-    for attempt in range(2):
-        with suppress(OSError, FormatError, sqlite3.Error):
-            if _is_sealed(path):
-                database = catalog.open_readonly(path)
-                try:
-                    if dict(database.execute("SELECT key, value FROM meta")) == _identity(pack):
-                        return database
-                except BaseException:
-                    database.close()
-                    raise
-                database.close()
-        if attempt == 0:
-            try:
-                write_index(pack)
-            except (OSError, sqlite3.Error):  # a directory that is not ours to write to
-                break
-    return _build(pack, ":memory:")
+    try:
+        with os.fdopen(open_inside(path.parent, path.name), "rb") as file:
+            data = file.read()
+        if len(data) < _CHECKSUM.stop or data[_CHECKSUM] != _checksum(data):
+            return False
+        database.deserialize(data)
+        return dict(database.execute("SELECT key, value FROM meta")) == _identity(pack)
+    except (OSError, FormatError, sqlite3.Error):
+        return False
 
 
-def _seal(path: Path) -> None:
-    """Write the sum of a database into its header, where SQLite keeps a number of the user's.
-
-    SQLite notices few sorts of damage, and would answer from the rest.
-    """
-    with path.open("r+b") as file:
-        data = np.frombuffer(file.read(), np.uint8).copy()
-        data[_SEAL_AT : _SEAL_AT + 4] = 0
-        file.seek(_SEAL_AT)
-        file.write(_core.crc32c(data).to_bytes(4, "big"))
+def _keep(pack: "PackReader", data: bytes) -> None:
+    target = index_path(pack.path)
+    check_inside(target.parent, target.name)
+    sweep(target.parent, re.escape(target.name))
+    write_file(target, data, follow=False)
 
 
-def _is_sealed(path: Path) -> bool:
-    with open_regular(path) as file:
-        data = np.frombuffer(file.read(), np.uint8).copy()
-    stored = int.from_bytes(data[_SEAL_AT : _SEAL_AT + 4].tobytes(), "big")
-    data[_SEAL_AT : _SEAL_AT + 4] = 0
-    return len(data) > _SEAL_AT + 4 and _core.crc32c(data) == stored
+def _checksum(database: bytes) -> bytes:
+    """The CRC32C of a database, its own place taken as zeros."""
+    found = 0
+    for part in (database[: _CHECKSUM.start], bytes(4), memoryview(database)[_CHECKSUM.stop :]):
+        found = _core.crc32c(np.frombuffer(part, np.uint8), found)
+    return found.to_bytes(4, "big")
 
 
 def _identity(pack: "PackReader") -> dict[str, int]:
     return {
         "version": VERSION,
         "pack_bytes": len(pack._opened.data),
-        "pack_sum": pack._opened.content_sum,
+        "pack_sum": pack._opened.content_checksum,
     }
 
 
-def _build(pack: "PackReader", where: str) -> "sqlite3.Connection":
-    import sqlite3
-
-    database = sqlite3.connect(where, isolation_level=None)
-    try:
-        database.execute("PRAGMA journal_mode = OFF")  # the file is not shown before it is whole
-        columns = ", ".join(f"{name} {kind}" for name, kind in _COLUMNS.items())
+def _made(pack: "PackReader") -> bytes:
+    columns = _columns(pack)
+    declared = ", ".join(f"{name} {column.sql}" for name, column in columns.items())
+    marks = ", ".join("?" * len(columns))
+    with _memory() as database:
         database.execute("BEGIN")
-        database.execute(f"CREATE TABLE runs ({columns})")
+        database.execute(f"CREATE TABLE runs ({declared})")
         database.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL)")
-        marks = ", ".join("?" * len(_COLUMNS))
         database.executemany(f"INSERT INTO runs VALUES ({marks})", _rows(pack))
         database.executemany("INSERT INTO meta VALUES (?, ?)", _identity(pack).items())
-        for name in _INDEXED:
+        for name in (name for name, column in columns.items() if column.indexed):
             database.execute(f"CREATE INDEX runs_by_{name} ON runs ({name})")
         database.execute("COMMIT")
-    except BaseException:
-        database.close()
-        raise
-    return database
+        data = database.serialize()
+    return data[: _CHECKSUM.start] + _checksum(data) + data[_CHECKSUM.stop :]
 
 
 def _rows(pack: "PackReader") -> Iterator[tuple[Any, ...]]:
+    known = pack._type
     for rows in pack._chunks(256):
-        runs = rows[pack._entries["kind"][rows] <= 2]
-        batch = pack._decode(runs, heads_only=True)
-        for i, row in enumerate(runs.tolist()):
-            meta = batch.meta(i)
-            numbers = (meta.steps, _sqlite(meta.start_unix_s), meta.elapsed_s)
-            kind = int(pack._entries["kind"][row])
-            yield row, kind, *numbers, _sqlite(meta.max_score), meta.highest_tile, meta.engine
+        kinds = pack._entries["kind"][rows]
+        mask = known.mask(kinds)
+        batch = pack._decode(rows[mask], heads_only=True)
+        numbers = zip(rows[mask].tolist(), kinds[mask].tolist(), strict=True)
+        for number, values in zip(numbers, known.rows(batch), strict=True):
+            yield (*number, *values)
         pack._scanned(rows)
 
 
-def _sqlite(number: int) -> int | float:
-    """SQLite's whole numbers have 63 bits; larger ones compare well enough as floats."""
-    return number if number < 2**63 else float(number)
+def _columns(pack: "PackReader") -> dict[str, Column]:
+    return _COLUMNS | dict(pack._type.columns)

@@ -135,7 +135,7 @@ def field_from_json(text: Mapping[str, Any]) -> tuple[str, Field]:
     if type(optional) is not bool:
         raise TypeError(f"optional is true or false, got {optional!r}")
     field = Field(
-        dtype,  # type: ignore[arg-type]
+        dtype,
         tuple(sizes),
         ragged,
         compress=_FROM_DISK[text["compress"]],

@@ -9,7 +9,6 @@ takes its place.
 
 import math
 import os
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
@@ -23,26 +22,24 @@ from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.errors import FormatError
-from stepwell.files.atomic import sync_path
+from stepwell.files.atomic import sync_path, temporary_name
+from stepwell.source import Field
 from stepwell.stores.replay.channels import Channel
 from stepwell.stores.replay.directory import DatasetEntry, Directory, space_for
 from stepwell.stores.replay.hdf5 import (
     LIBVER,
-    RAW,
-    SUMS,
     UNSUMMED,
-    ZSTD,
     open_for_reading,
     row_of,
     translated,
     writing,
 )
 from stepwell.stores.replay.hdf5_calls import flush, write_chunks
+from stepwell.stores.replay.layout import CHECKSUM, CHECKSUMS, RAW, ZSTD
 from stepwell.stores.replay.pace import HURRIED, Pace
 
-__all__ = ["CODECS", "ArrayFile", "build_file"]
+__all__ = ["ArrayFile", "build_file"]
 
-CODECS = ("zstd", "gzip", "lzf", "none")
 _LEVEL = 3
 
 
@@ -86,7 +83,7 @@ class ArrayFile:
         sums into the dataset of sums."""
         with translated(self._path):
             sums = self._columns[name].append(rows, count, pace)
-            self._numbers(f"{SUMS}/{name}").append_array(sums)
+            self._numbers(f"{CHECKSUMS}/{name}").append_array(sums)
 
     def append_numbers(self, name: str, values: NDArray[Any]) -> None:
         """The same for a dataset of plain numbers, of which not all have sums."""
@@ -94,10 +91,10 @@ class ArrayFile:
         rows = np.ascontiguousarray(values, column.dtype)
         with translated(self._path):
             column.append_array(rows)
-            if f"{SUMS}/{name}" in self._columns:
+            if f"{CHECKSUMS}/{name}" in self._columns:
                 stored = rows.reshape(-1).view(np.uint8)
                 sums = _core.sum_each(stored, len(stored) // len(rows)).view(np.uint32)
-                self._numbers(f"{SUMS}/{name}").append_array(sums)
+                self._numbers(f"{CHECKSUMS}/{name}").append_array(sums)
 
     def _numbers(self, name: str) -> "_Small":
         column = self._columns[name]
@@ -123,18 +120,18 @@ def build_file(
     attributes: Mapping[str, Any],
     rows: Mapping[str, int],
     channels: Iterable[Channel],
-    numbers: Mapping[str, tuple[str, tuple[int, ...]]],
+    numbers: Mapping[str, Field],
 ) -> dict[str, int]:
     """Put a closed file in the place of the one at `path`, and return the rows of its datasets.
 
     It has the first `rows` of each dataset that was there, chunk by chunk as they are stored, and
     new ones for `channels` and `numbers`. Readers find the old file or the new one.
     """
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    fresh = {name: Channel("", np.dtype(t), shape, "none") for name, (t, shape) in numbers.items()}
+    beside = temporary_name(path)
+    fresh = {name: Channel("", field) for name, field in numbers.items()}
     fresh |= {channel.name: channel for channel in channels}
     for name in [name for name in fresh if name not in UNSUMMED]:
-        fresh[f"{SUMS}/{name}"] = Channel("", np.dtype("<u4"), (), "none")
+        fresh[f"{CHECKSUMS}/{name}"] = Channel("", CHECKSUM)
     found = dict(rows) | dict.fromkeys(fresh, 0)
     base = space_for(len(found))
     try:
@@ -164,7 +161,7 @@ def _entry(dataset: h5py.Dataset) -> DatasetEntry:
     if dataset.compression is None and dataset.id.get_create_plist().get_nfilters():
         codec = "zstd"  # h5py has no name for the filters of others
     header = int(h5py.h5o.get_info(dataset.id).addr)
-    return DatasetEntry(header, *row_of(dataset), int(dataset.chunks[0]), codec, _planes(dataset))
+    return DatasetEntry(header, row_of(dataset, codec), int(dataset.chunks[0]), _planes(dataset))
 
 
 def _planes(dataset: h5py.Dataset) -> int:
@@ -191,14 +188,14 @@ def _dataset(
 
 def _create(file: h5py.File, name: str, channel: Channel) -> None:
     filters: dict[str, Any] = {}
-    dtype, row = channel.dtype, channel.shape
+    dtype, row, compress = channel.field.dtype, channel.field.shape, channel.field.compress
     if channel.planes > 1:
         # HDF5's shuffle goes by the bytes of an element: as an array, the last axis is one.
         dtype, row = np.dtype((dtype, row[-1:])), row[:-1]
-    if channel.codec == "zstd":
+    if compress == "zstd":
         filters = dict(hdf5plugin.Zstd(clevel=_LEVEL), shuffle=channel.planes > 1)
-    elif channel.codec != "none":
-        filters = {"compression": channel.codec}
+    elif compress != "none":
+        filters = {"compression": compress}
     file.create_dataset(
         name,
         (0, *row),
@@ -315,8 +312,8 @@ class _Filtered(_Column):
     def append(self, rows: _core.RowBuffer, count: int, pace: Pace) -> NDArray[np.uint32]:
         joined = rows.joined(self.rows, count)
         first = self._grow(count)
-        dtype, shape = row_of(self.dataset)
-        self.dataset[first:] = joined.view(dtype).reshape(count, *shape)
+        field = row_of(self.dataset)
+        self.dataset[first:] = joined.view(field.dtype).reshape(count, *field.shape)
         self.dataset.flush()
         read = self.dataset.id.read_direct_chunk
         stored = (read(self._at(first + i))[1] for i in range(count))

@@ -4,7 +4,6 @@ An observation may be a dict or a tuple, nested; each of its arrays is then a ch
 `observations/camera/left`, and all have the same number of rows.
 """
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from stepwell.errors import FormatError, SchemaError
 from stepwell.files.npy import dtype_from_json, dtype_to_json
+from stepwell.source import Field
 
 __all__ = ["ACTIONS", "FRAMES", "OBSERVATIONS", "Channel", "Tree", "assemble", "leaves"]
 
@@ -26,7 +26,7 @@ Tree = Any
 _PACKED_FROM = 1024  # bytes of a row; smaller ones share chunks and are not packed
 _CHUNK_BYTES = 16384  # of such a chunk, which is written anew whenever rows are added to it
 _LARGEST = 1 << 31
-_MOST_PLANES = 16
+_MAX_PLANES = 16
 _UNUSABLE = re.compile(r"|\.\.?|.*/.*|\(.*\)")  # as a name in HDF5, or because tuples use it
 
 
@@ -35,12 +35,10 @@ class Channel:
     """One array of a step: its dataset, and what a row of that is."""
 
     name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    codec: str
+    field: Field
 
     @classmethod
-    def like(cls, name: str, array: NDArray[Any], codec: str) -> Self:
+    def like(cls, name: str, array: NDArray[Any], compress: str) -> Self:
         """The channel that `array` belongs to. Raises `SchemaError` for what HDF5 cannot hold."""
         if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
             raise SchemaError(f"{name}: expected numbers or booleans, got {array.dtype}")
@@ -52,7 +50,7 @@ class Channel:
             raise SchemaError(f"{name}: expected at most 31 dimensions, got {len(array.shape)}")
         small = array.nbytes < _PACKED_FROM
         dtype = np.dtype(array.dtype.newbyteorder("<").str)
-        return cls(name, dtype, array.shape, "none" if small else codec)
+        return cls(name, Field(dtype, array.shape, compress="none" if small else compress))
 
     @property
     def kind(self) -> str:
@@ -60,13 +58,10 @@ class Channel:
         return self.name.partition("/")[0]
 
     @property
-    def row_bytes(self) -> int:
-        return self.dtype.itemsize * math.prod(self.shape)
-
-    @property
     def chunk_rows(self) -> int:
         """Rows of a chunk: one, so that one can be read alone, unless rows are small."""
-        return 1 if self.row_bytes >= _PACKED_FROM else max(1, _CHUNK_BYTES // self.row_bytes)
+        size = self.field.row_bytes
+        return 1 if size >= _PACKED_FROM else max(1, _CHUNK_BYTES // size)
 
     @property
     def planes(self) -> int:
@@ -76,45 +71,46 @@ class Channel:
         A stack of grey pictures becomes smaller by that. Colours become larger: the three values of
         a pixel come again together.
         """
-        last = self.shape[-1] if len(self.shape) > 2 else 1
-        if self.codec != "zstd" or self.dtype.itemsize > 1 or last > _MOST_PLANES:
+        field = self.field
+        last = field.shape[-1] if len(field.shape) > 2 else 1
+        if field.compress != "zstd" or field.dtype.itemsize > 1 or last > _MAX_PLANES:
             return 1
         return 1 if self.name == FRAMES or last % 3 == 0 else last
 
     def fitting(self, array: Any) -> Any:
         """The array itself, or its numbers as those of this channel, where nothing is lost: a
         policy's int32 as an int64."""
-        if array.dtype == self.dtype and array.shape == self.shape:
+        dtype, shape = self.field.dtype, self.field.shape
+        if array.dtype == dtype and array.shape == shape:
             return array
-        if array.shape == self.shape and np.can_cast(array.dtype, self.dtype, "safe"):
-            made = array.astype(self.dtype)
+        if array.shape == shape and np.can_cast(array.dtype, dtype, "safe"):
+            made = array.astype(dtype)
             # NumPy calls it safe to make floats of whole numbers that they cannot hold.
             with np.errstate(invalid="ignore"):
                 same = array.dtype.kind == "f" or np.array_equal(made.astype(array.dtype), array)
             if same:
                 return made
         raise SchemaError(
-            f"{self.name}: expected {self.dtype} {self.shape} as in the steps before, "
+            f"{self.name}: expected {dtype} {shape} as in the steps before, "
             f"got {array.dtype} {array.shape}"
         )
 
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
-            "dtype": dtype_to_json(self.dtype),
-            "shape": list(self.shape),
-            "codec": self.codec,
+            "dtype": dtype_to_json(self.field.dtype),
+            "shape": list(self.field.shape),
+            "codec": self.field.compress,
         }
 
     @classmethod
     def from_json(cls, stated: Any, path: str) -> Self:
         try:
-            name, codec = str(stated["name"]), str(stated["codec"])
             shape = tuple(int(size) for size in stated["shape"])
-            made = cls(name, dtype_from_json(stated["dtype"]), shape, codec)
-            if made.dtype.kind not in "biuf" or any(size < 1 for size in shape):
+            dtype = dtype_from_json(stated["dtype"])
+            if dtype.kind not in "biuf" or any(size < 1 for size in shape):
                 raise ValueError("not of numbers")
-            return made
+            return cls(str(stated["name"]), Field(dtype, shape, compress=str(stated["codec"])))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FormatError(f"not a channel: {stated!r} ({error})", path=path) from None
 

@@ -22,10 +22,10 @@ __all__ = ["ChunkIndex", "Places"]
 
 _NOWHERE = (1 << 64) - 1
 _SPACE, _LAYOUT, _CONTINUED = 1, 8, 16  # kinds of messages in an object header
-_MOST_MESSAGES = 1 << 16  # bytes
+_MAX_MESSAGES = 1 << 16  # bytes
 _SIZES = (32, 4, 16, 4, 10)  # of every such array that HDF5 makes for a dataset
 _EXTENSIBLE_ARRAY = 4
-_MOST_ADDRESS = 1 << 62
+_MAX_ADDRESS = 1 << 62
 
 
 class Places:
@@ -86,7 +86,7 @@ class ChunkIndex:
     def _fill(self, places: Places, at: Rows) -> None:
         addresses, lengths = self._addresses[at], self._lengths[at]
         there = _written(addresses)
-        if (addresses[there] >= _MOST_ADDRESS).any():
+        if (addresses[there] >= _MAX_ADDRESS).any():
             raise self._damaged("a chunk at an impossible address", self._address)
         if (lengths[there] >= 1 << 32).any():
             raise self._damaged("a chunk of more than 4 GiB", self._address)
@@ -227,7 +227,7 @@ class ChunkIndex:
         parts = [(begin + width, int.from_bytes(self._read(begin, width), "little"))]
         layout = b""
         for begin, size in parts:
-            messages = self._read(begin, min(size, _MOST_MESSAGES))
+            messages = self._read(begin, min(size, _MAX_MESSAGES))
             at = 0
             while at + 4 <= len(messages):
                 kind, length = messages[at], int.from_bytes(messages[at + 1 : at + 3], "little")
@@ -257,7 +257,7 @@ class ChunkIndex:
 
     def _read(self, address: int, size: int, sign: bytes = b"", whole: int = 0) -> bytes:
         """Bytes at an address: `size` of them at least, `whole` where the file has them."""
-        if address >= _MOST_ADDRESS or size < 0:
+        if address >= _MAX_ADDRESS or size < 0:
             raise self._damaged("an impossible address", 0)
         data = os.pread(self._file, max(size, whole), self._base + address)
         if len(data) < size:

@@ -7,7 +7,7 @@ import errno
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import chain
@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from stepwell.errors import FormatError, VersionError
-from stepwell.files.catalog import in_turn, open_readonly, taking_turns, translated
+from stepwell.files import catalog
+from stepwell.files.catalog import connect, in_turn, taking_turns, transaction, translated
+from stepwell.files.regular import check_inside
 from stepwell.stores.replay.channels import Channel
 from stepwell.stores.replay.refs import check_run_id
 
@@ -26,6 +28,7 @@ __all__ = [
     "Database",
     "RunRow",
     "Seat",
+    "database_path",
     "iso_time",
     "iso_times",
     "reading",
@@ -33,6 +36,7 @@ __all__ = [
 ]
 
 VERSION = 1
+DATABASE = "telemetry/telemetry.sqlite"
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -111,6 +115,10 @@ _STEP_VALUES = 12
 _ROWS_AT_ONCE = 256  # SQLite gives the interpreter back once a statement, not once a row
 
 
+def database_path(root: Path) -> Path:
+    return root / DATABASE
+
+
 def iso_times(seconds: Sequence[float]) -> list[str]:
     """Moments as the database has them: UTC, to the microsecond."""
     texts: list[str] = []
@@ -159,9 +167,9 @@ _COUNTS = ("steps", "episodes", "enqueued", "written", "dropped")
 @taking_turns
 def run_rows(database: sqlite3.Connection, path: Path) -> dict[str, RunRow]:
     """Every run, in the order in which they began."""
-    question = f"SELECT {', '.join(_RUN_COLUMNS)} FROM runs ORDER BY created_at, run_id"
+    sql = f"SELECT {', '.join(_RUN_COLUMNS)} FROM runs ORDER BY created_at, run_id"
     with translated(path):
-        found = database.execute(question).fetchall()
+        found = database.execute(sql).fetchall()
     return {row[0]: _run_row(row, path) for row in found}
 
 
@@ -212,50 +220,46 @@ class Seat:
 class Database:
     """The writer's connection. Used by one thread at a time."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with in_turn, translated(path):
-            self._database = sqlite3.connect(
-                path, timeout=60, isolation_level=None, check_same_thread=False
-            )
-            try:
-                self._prepare()
-            except BaseException:
-                self._database.close()
-                raise
+    def __init__(self, root: Path) -> None:
+        """Open the database of a store, or make one.
+
+        Raises `FormatError`, before anything is touched, when something else is in its place.
+        """
+        self._path = path = database_path(root)
+        check_inside(root, *(f"{DATABASE}{suffix}" for suffix in ("", "-wal", "-shm", "-journal")))
+        with suppress(FileNotFoundError), reading(root):
+            pass
+        self._database = connect(path, create=True)
+        try:
+            self._prepare()
+        except BaseException:
+            self._database.close()
+            raise
 
     def _prepare(self) -> None:
-        (version,) = self._database.execute("PRAGMA user_version").fetchone()
-        if version > VERSION:
-            raise VersionError(
-                f"expected version {VERSION} or below, got {version}", path=str(self._path)
-            )
-        self._database.execute("PRAGMA journal_mode = WAL")
-        self._database.execute("PRAGMA synchronous = FULL")
-        self._database.execute("BEGIN IMMEDIATE")
-        for statement in _SCHEMA.split(";"):
-            if statement.strip():
-                self._database.execute(statement)
-        self._database.execute(f"PRAGMA user_version = {VERSION}")
-        self._database.execute("COMMIT")
+        with transaction(self._database, self._path):
+            (version,) = self._database.execute("PRAGMA user_version").fetchone()
+            if version < VERSION:
+                for statement in _SCHEMA.split(";"):
+                    self._database.execute(statement)
+                self._database.execute(f"PRAGMA user_version = {VERSION}")
         if not version:  # so that the file itself is a store, should someone lose the log beside it
-            self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            with in_turn, translated(self._path):
+                self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     @taking_turns
     def runs(self) -> dict[str, RunRow]:
         return run_rows(self._database, self._path)
 
-    @taking_turns
     def begin_run(self, run_id: str, file: str, now: str) -> None:
-        """Say that a run is there, before its file is."""
-        with translated(self._path):
+        """Enter a run, before its file is there."""
+        with transaction(self._database, self._path):
             self._database.execute(
                 "INSERT INTO runs (run_id, file, state, created_at, updated_at) "
                 "VALUES (?, ?, 'recording', ?, ?)",
                 (run_id, file, now, now),
             )
 
-    @taking_turns
     def commit(
         self,
         run_id: str,
@@ -264,47 +268,32 @@ class Database:
         facts: Mapping[str, Any],
     ) -> None:
         """Steps, the episodes they belong to and the run's own row, all or nothing."""
-        with translated(self._path):
-            self._database.execute("BEGIN IMMEDIATE")
-            try:
-                self._insert_steps(steps)
-                self._database.executemany(_PUT_EPISODE, [seat.row() for seat in episodes])
-                changes = ", ".join(f"{name} = ?" for name in facts)
-                self._database.execute(
-                    f"UPDATE runs SET {changes} WHERE run_id = ?", (*facts.values(), run_id)
-                )
-                self._database.execute("COMMIT")
-            except BaseException:
-                if self._database.in_transaction:
-                    self._database.execute("ROLLBACK")
-                raise
+        with transaction(self._database, self._path):
+            self._insert_steps(steps)
+            self._database.executemany(_PUT_EPISODE, [seat.row() for seat in episodes])
+            self._update(run_id, facts)
 
-    @taking_turns
-    def say(
-        self, run_id: str, facts: Mapping[str, Any], tell: Callable[[dict[str, RunRow]], None]
+    def note(
+        self, run_id: str, facts: Mapping[str, Any], report: Callable[[dict[str, RunRow]], None]
     ) -> None:
-        """Change a run's own row, and `tell` of all runs while no other writer can."""
-        with translated(self._path):
-            self._database.execute("BEGIN IMMEDIATE")
-            try:
-                changes = ", ".join(f"{name} = ?" for name in facts)
-                self._database.execute(
-                    f"UPDATE runs SET {changes} WHERE run_id = ?", (*facts.values(), run_id)
-                )
-                tell(run_rows(self._database, self._path))
-                self._database.execute("COMMIT")
-            except BaseException:
-                if self._database.in_transaction:
-                    self._database.execute("ROLLBACK")
-                raise
+        """Change a run's own row, and `report` all runs while no other writer can change any."""
+        with transaction(self._database, self._path):
+            self._update(run_id, facts)
+            report(run_rows(self._database, self._path))
+
+    def _update(self, run_id: str, facts: Mapping[str, Any]) -> None:
+        changes = ", ".join(f"{name} = ?" for name in facts)
+        self._database.execute(
+            f"UPDATE runs SET {changes} WHERE run_id = ?", (*facts.values(), run_id)
+        )
 
     def _insert_steps(self, steps: Sequence[Sequence[Any]]) -> None:
         """By statements of as many rows as a power of two, of which SQLite keeps a few ready."""
-        most = self._database.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER) // _STEP_VALUES
+        max_rows = self._database.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER) // _STEP_VALUES
         one = f"({', '.join('?' * _STEP_VALUES)})"
         first = 0
         while first < len(steps):
-            left = min(len(steps) - first, _ROWS_AT_ONCE, most)
+            left = min(len(steps) - first, _ROWS_AT_ONCE, max_rows)
             count = 1 << left.bit_length() - 1
             self._database.execute(
                 f"INSERT INTO steps VALUES {', '.join([one] * count)}",
@@ -327,22 +316,31 @@ class Database:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """The database, for questions only. Raises `FormatError` when it is not one of ours.
+def reading(root: Path) -> Iterator[sqlite3.Connection]:
+    """The database of a store as it is now, for queries only: what others commit meanwhile is not
+    seen. Raises `FormatError` when it is not one of ours.
 
     Raises `FileNotFoundError` when nothing was ever committed to it.
     """
-    path.stat()
-    with in_turn, translated(path), closing(open_readonly(path)) as database:
+    path = database_path(root)
+    check_inside(root, DATABASE)
+    if not path.stat().st_size:  # its writer has just begun, or was killed when it had
+        raise _no_store_yet(path)
+    with catalog.reading(path) as database:
+        database.execute("BEGIN")
         (version,) = database.execute("PRAGMA user_version").fetchone()
         tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
         if version > VERSION:
             raise VersionError(
                 f"expected version {VERSION} or below, got {version}", path=str(path)
             )
-        if not version and not tables:  # its writer has just begun, or was killed when it had
-            raise FileNotFoundError(errno.ENOENT, "there is no replay store yet", str(path))
+        if not version and not tables:
+            raise _no_store_yet(path)
         missing = {"runs", "episodes", "steps"} - tables
         if missing:
             raise FormatError(f"there is no table {min(missing)!r}", path=str(path))
         yield database
+
+
+def _no_store_yet(path: Path) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, "there is no replay store yet", str(path))

@@ -1,12 +1,11 @@
 """What stands before the HDF5 in a run's file: which datasets it has, and where.
 
-HDF5 leaves the first bytes of a file to whoever wants them. Ours are a line with a sum and a
+HDF5 leaves the first bytes of a file to whoever wants them. Ours are a line with a checksum and a
 length, then JSON, then zeros up to the HDF5. A reader that knows where the datasets begin needs
 nothing of HDF5 but their chunks.
 """
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,14 @@ import numpy as np
 from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError, VersionError
 from stepwell.files.npy import dtype_from_json, dtype_to_json
+from stepwell.source import Field
 
 __all__ = ["DatasetEntry", "Directory", "space_for"]
 
 _MAGIC = b"STEPWELL REPLAY "
 _VERSION = 1
-_LEAST, _MOST = 4096, 1 << 24
-_MOST_SHARED = 1 << 20  # bytes of a chunk of several rows
+_MIN_BASE, _MAX_BASE = 4096, 1 << 24
+_MAX_SHARED = 1 << 20  # bytes of a chunk of several rows
 _PER_DATASET = 512
 
 
@@ -31,23 +31,17 @@ class DatasetEntry:
     """A dataset: the address of its object header, its rows, and how they are stored."""
 
     header: int
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
+    field: Field
     chunk_rows: int
-    codec: str
     planes: int = 1  # of the last axis, stored one behind the other
-
-    @property
-    def row_bytes(self) -> int:
-        return self.dtype.itemsize * math.prod(self.shape)
 
     def to_json(self) -> dict[str, Any]:
         stated = {
             "header": self.header,
-            "dtype": dtype_to_json(self.dtype),
-            "shape": list(self.shape),
+            "dtype": dtype_to_json(self.field.dtype),
+            "shape": list(self.field.shape),
             "chunk_rows": self.chunk_rows,
-            "codec": self.codec,
+            "codec": self.field.compress,
         }
         return stated | ({"planes": self.planes} if self.planes > 1 else {})
 
@@ -90,12 +84,14 @@ class Directory:
             expected, found = int(crc, 16), _core.crc32c(np.frombuffer(text, np.uint8))
             if expected != found:
                 raise ChecksumError(
-                    f"expected a sum of {expected:08x}, got {found:08x}", path=str(path), offset=0
+                    f"expected a checksum of {expected:08x}, got {found:08x}",
+                    path=str(path),
+                    offset=0,
                 )
             stated = json.loads(text)
             datasets = {name: _entry(entry) for name, entry in stated["datasets"].items()}
             base = int(stated["base"])
-            if not _LEAST <= base <= _MOST or base & (base - 1):
+            if not _MIN_BASE <= base <= _MAX_BASE or base & (base - 1):
                 raise ValueError(f"HDF5 cannot begin at {base}")
             return cls(str(stated["run_id"]), base, datasets)
         except FormatError:
@@ -108,19 +104,16 @@ class Directory:
 
 
 def _entry(stated: Any) -> DatasetEntry:
+    dtype, shape = dtype_from_json(stated["dtype"]), tuple(int(n) for n in stated["shape"])
+    field = Field(dtype, shape, compress=str(stated["codec"]))
     entry = DatasetEntry(
-        int(stated["header"]),
-        dtype_from_json(stated["dtype"]),
-        tuple(int(size) for size in stated["shape"]),
-        int(stated["chunk_rows"]),
-        str(stated["codec"]),
-        int(stated.get("planes", 1)),
+        int(stated["header"]), field, int(stated["chunk_rows"]), int(stated.get("planes", 1))
     )
-    sizes = [*entry.shape, entry.chunk_rows]
-    whole = entry.chunk_rows == 1 or entry.chunk_rows * entry.row_bytes <= _MOST_SHARED
-    plain = entry.dtype.kind in "biuf" and entry.row_bytes < 1 << 32
-    apart = (entry.dtype.itemsize, entry.chunk_rows, entry.codec) == (1, 1, "zstd")
-    planes = entry.planes == 1 or (apart and entry.planes == (entry.shape or (0,))[-1] > 1)
+    sizes = [*shape, entry.chunk_rows]
+    whole = entry.chunk_rows == 1 or entry.chunk_rows * field.row_bytes <= _MAX_SHARED
+    plain = dtype.kind in "biuf" and field.row_bytes < 1 << 32
+    apart = (dtype.itemsize, entry.chunk_rows, field.compress) == (1, 1, "zstd")
+    planes = entry.planes == 1 or (apart and entry.planes == (shape or (0,))[-1] > 1)
     if entry.header < 0 or min(sizes) < 1 or not whole or not plain or not planes:
         raise ValueError(f"an impossible dataset: {stated}")
     return entry
@@ -128,4 +121,4 @@ def _entry(stated: Any) -> DatasetEntry:
 
 def space_for(names: int) -> int:
     """Bytes to leave before the HDF5 for as many datasets: a power of two, as HDF5 wants it."""
-    return min(_MOST, max(_LEAST, 1 << (names * _PER_DATASET).bit_length()))
+    return min(_MAX_BASE, max(_MIN_BASE, 1 << (names * _PER_DATASET).bit_length()))

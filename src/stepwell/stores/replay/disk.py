@@ -1,6 +1,7 @@
 """A run on the disk, as its writer sees it: arrays first, then the transaction that names them."""
 
 import json
+import re
 import sqlite3
 import time
 from collections.abc import Iterable, Sequence
@@ -12,52 +13,66 @@ from typing import Any
 import numpy as np
 
 from stepwell.errors import BusyError, FormatError
+from stepwell.files.atomic import make_folder, sweep
 from stepwell.files.lock import WriterLock
+from stepwell.files.regular import check_inside
 from stepwell.stores.replay.arrays import ArrayFile, build_file
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel
-from stepwell.stores.replay.database import Database, Seat, iso_time, iso_times
+from stepwell.stores.replay.database import (
+    Database,
+    Seat,
+    database_path,
+    iso_time,
+    iso_times,
+    reading,
+)
 from stepwell.stores.replay.hdf5 import FILE_VERSION
 from stepwell.stores.replay.items import Counters, Ending, Inlet, Rows, Step
 from stepwell.stores.replay.layout import (
     NUMBERS,
     STEPS,
     array_path,
-    database_path,
+    is_replay,
     lock_path,
     write_index,
 )
 from stepwell.stores.replay.pace import HURRIED, Pace
+from stepwell.writer import Mode, check_mode, check_unused
 
-__all__ = ["RunDisk"]
+__all__ = ["RunDisk", "committed_steps", "is_left_over"]
 
 
 class RunDisk:
     """Takes steps in batches; each batch is a commit."""
 
-    def __init__(self, root: Path, run_id: str) -> None:
+    def __init__(self, root: Path, run_id: str, mode: Mode = "a") -> None:
+        """Begin a run, or go on with it; raises `FileExistsError` for what `mode` refuses."""
+        check_mode(mode)
         self._root = root
         self._run_id = run_id
         self._path = array_path(root, run_id)
+        _refuse(root, run_id, mode)
         for folder in (self._path.parent, database_path(root).parent):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
+        check_inside(root, f"replay/{self._path.name}")
         try:
-            self._lock = WriterLock(lock_path(root, run_id))
+            self.lock = WriterLock(lock_path(root, run_id))
         except BusyError:
             raise BusyError(f"another writer records run {run_id!r} in {root}") from None
         try:
-            self._database = Database(database_path(root))
+            self._database = Database(root)
             try:
-                self._arrays = self._open()
+                self._arrays = self._open(mode)
             except BaseException:
                 self._database.close()
                 raise
         except BaseException:
-            self._lock.release()
+            self.lock.release()
             raise
         self._seats: dict[str | None, Seat] = {}
         self._starts: dict[int, int] = {}
 
-    def _open(self) -> ArrayFile | None:
+    def _open(self, mode: Mode) -> ArrayFile | None:
         """Begin the run, or go on behind the last commit of it."""
         known = self._database.runs().get(self._run_id)
         if known is None:
@@ -65,24 +80,30 @@ class RunDisk:
                 raise FileExistsError(
                     f"{self._path} is there, but {database_path(self._root)} knows nothing of it"
                 )
-            self._created_at = iso_time(time.time())
-            self._database.begin_run(self._run_id, self._path.name, self._created_at)
+            self._database.begin_run(self._run_id, self._path.name, iso_time(time.time()))
             known = self._database.runs()[self._run_id]
+        elif known.steps and mode == "x":  # another writer has come and gone meanwhile
+            raise _exists(self._root, self._run_id)
         self._created_at = known.created_at
         self.channels = list(known.channels)
         self.rows = dict(known.rows)
         self.enqueued, self.dropped = known.written, known.dropped
         self.next_episode = self._database.next_episode(self._run_id)
         self._written = known.written
-        for left in self._path.parent.glob(f".{self._path.name}.*.tmp"):
-            with suppress(OSError):
-                left.unlink()
-        if not self.rows:
+        sweep(self._path.parent, re.escape(self._path.name))
+        if self.rows:
+            arrays = self._reopen()
+        elif known.steps or self.next_episode:  # so the file may hold what this row has forgotten
+            raise FormatError(
+                f"run {self._run_id!r}: {known.steps:,} steps, and no rows in {self._path}",
+                path=str(database_path(self._root)),
+            )
+        else:
             self._path.unlink(missing_ok=True)  # nothing in it was ever committed
             arrays = None
-        else:
-            arrays = self._reopen()
-        self._say("recording")
+        # Before the index: one that is not as the database has it belongs to a run in this state.
+        self._database.commit(self._run_id, [], [], {"state": "recording"})
+        self._note("recording")
         return arrays
 
     def _reopen(self) -> ArrayFile:
@@ -92,6 +113,11 @@ class RunDisk:
         except FormatError:  # not closed, or closed without the commit
             build_file(self._path, self._attributes(), self.rows, (), {})
             return ArrayFile(self._path, self.rows)
+
+    @property
+    def name(self) -> str:
+        """What messages call the run."""
+        return f"run {self._run_id!r} in {self._root}"
 
     @property
     def handed_over(self) -> tuple[int, int, int]:
@@ -109,7 +135,10 @@ class RunDisk:
         counters: Counters,
         pace: Pace = HURRIED,
     ) -> None:
-        """Put a batch on the disk. When it fails, the run is as it was before."""
+        """Put a batch on the disk. When it fails, the run is as it was before.
+
+        Raises `BusyError` when the store is not where its lock is.
+        """
         first = self.rows.get(STEPS, 0)
         touched, ended = self._follow(pace.slowly(items), first)
         spans = [(self._starts.pop(seat.number, first), seat.steps) for seat in ended]
@@ -132,6 +161,7 @@ class RunDisk:
         """The same, when the caller knows what the tables are to say: the `times` of the steps,
         `seats` of the episodes, and of each episode that `ended` its first row and its steps.
         `after` is how many rows of each kind there are then; the inlets have those that are new."""
+        self._check_place()
         waiting = {inlet: after.of(inlet.kind) - self._rows_of(inlet) for inlet in inlets}
         waiting = {inlet: count for inlet, count in waiting.items() if count}
         arrays = self._with_channels([inlet.channel for inlet in waiting])
@@ -152,7 +182,11 @@ class RunDisk:
             arrays.append_numbers("episodes/lengths", np.array([steps for _, steps in ended]))
         pace.rest()
         arrays.flush()
-        self._commit(rows, seats, counters, "recording")
+        self._commit(rows, seats, counters)
+
+    def _check_place(self) -> None:
+        if not self.lock.in_place:
+            raise BusyError(f"{self._root} was moved or replaced while it was written to")
 
     def _rows_of(self, inlet: Inlet) -> int:
         return self.rows.get(inlet.channel.name, 0)
@@ -207,13 +241,11 @@ class RunDisk:
         steps: list[tuple[Any, ...]],
         seats: list[Seat],
         counters: Counters,
-        state: str,
     ) -> None:
         self._written += len(steps)
         if seats:
             self.next_episode = max(self.next_episode, 1 + max(seat.number for seat in seats))
         facts: dict[str, Any] = {
-            "state": state,
             "updated_at": iso_time(time.time()),
             "steps": self._written,
             "episodes": self.next_episode,
@@ -226,10 +258,10 @@ class RunDisk:
             facts["rows"] = json.dumps(self.rows)
         self._database.commit(self._run_id, steps, seats, facts)
 
-    def _say(self, state: str) -> None:
-        """Note what becomes of the run, in the database and in the index."""
+    def _note(self, state: str) -> None:
+        """Write what becomes of the run to the database and to the index."""
         facts = {"state": state, "updated_at": iso_time(time.time())}
-        self._database.say(self._run_id, facts, lambda runs: write_index(self._root, runs))
+        self._database.note(self._run_id, facts, lambda runs: write_index(self._root, runs))
 
     def close(self, counters: Counters) -> None:
         """Leave the run as a whole; the file can be opened by anything that reads HDF5."""
@@ -237,8 +269,9 @@ class RunDisk:
             if self._arrays is not None:
                 arrays, self._arrays = self._arrays, None
                 arrays.close()
-            self._commit([], [], counters, "closed")
-            self._say("closed")
+            self._check_place()
+            self._commit([], [], counters)
+            self._note("closed")
         finally:
             self.abandon()
 
@@ -250,7 +283,36 @@ class RunDisk:
                 arrays.close()
         with suppress(OSError, FormatError, sqlite3.Error):
             self._database.close()
-        self._lock.release()
+        self.lock.release()
+
+
+def _refuse(root: Path, run_id: str, mode: Mode) -> None:
+    """Raise `FileExistsError` where a writer must not begin; looks, and touches nothing."""
+    if not is_replay(root):
+        check_unused(root, "a replay store", is_left_over)
+    elif committed_steps(root, run_id) and mode == "x":
+        raise _exists(root, run_id)
+
+
+def is_left_over(path: Path) -> bool:
+    """Whether a writer that was killed before it made a database may have left this."""
+    return path.name in ("replay", "telemetry") and path.is_dir() and not path.is_symlink()
+
+
+def committed_steps(root: Path, run_id: str | None = None) -> int:
+    """How many steps of a run, or of all, were committed to a store, if it is one yet."""
+    try:
+        with reading(root) as database:
+            found = database.execute(
+                "SELECT sum(steps) FROM runs WHERE ?1 IS NULL OR run_id = ?1", (run_id,)
+            ).fetchone()
+    except FileNotFoundError:
+        return 0
+    return int(found[0] or 0)
+
+
+def _exists(root: Path, run_id: str) -> FileExistsError:
+    return FileExistsError(f"the run {run_id!r} exists already in {root}; mode='a' goes on with it")
 
 
 _PLACES = ("episode", "step_index", "frame_row", "obs_row", "action_row")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.errors import FormatError
-from stepwell.source import Rows
+from stepwell.source import Field, Rows
 from stepwell.stores.replay.hdf5 import open_for_reading, row_of, translated
 
 __all__ = ["ForeignFile"]
@@ -43,7 +43,7 @@ class ForeignFile:
                 item.visititems(note)
         return found
 
-    def field(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    def field(self, name: str) -> Field:
         with self._lock, open_for_reading(self.path, self._run_id) as file:
             return row_of(self._dataset(file, name))
 

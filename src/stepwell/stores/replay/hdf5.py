@@ -6,22 +6,18 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import h5py
 import hdf5plugin  # noqa: F401 - makes h5py know zstd
-import numpy as np
 from h5py._objects import phil
 
 from stepwell.errors import FormatError, StepwellError
+from stepwell.source import Field
 
 __all__ = [
     "FILE_VERSION",
     "LIBVER",
-    "RAW",
-    "SUMS",
     "UNSUMMED",
-    "ZSTD",
     "open_for_reading",
     "row_of",
     "translated",
@@ -29,9 +25,7 @@ __all__ = [
 ]
 
 FILE_VERSION = 1
-SUMS = "checksums"
 UNSUMMED = ("episodes/starts", "episodes/lengths")  # the database has the same, and is believed
-RAW, ZSTD = 0, 2  # the core's numbers for them
 LIBVER = ("v110", "v110")  # what SWMR needs, and what chunk_index.py reads
 
 
@@ -123,7 +117,6 @@ def open_for_reading(path: Path, run_id: str | None = None) -> h5py.File:
     return file
 
 
-def row_of(dataset: h5py.Dataset) -> tuple[np.dtype[Any], tuple[int, ...]]:
+def row_of(dataset: h5py.Dataset, compress: str | None = None) -> Field:
     """What a row of a dataset is. Where each element is an array, its axes are the row's last."""
-    dtype, inner = dataset.dtype.subdtype or (dataset.dtype, ())
-    return dtype, (*dataset.shape[1:], *inner)
+    return Field(dataset.dtype, dataset.shape[1:], compress=compress)

@@ -33,10 +33,10 @@ class Inlet:
         """Rows from number `first` of the dataset on."""
         self.channel = channel
         self.kind = channel.kind
-        self.dtype = channel.dtype
-        self.shape = channel.shape
-        self.whole = not channel.shape and channel.dtype == np.int64  # as Python's ints are
-        self.row_bytes = channel.row_bytes
+        self.dtype = channel.field.dtype
+        self.shape = channel.field.shape
+        self.whole = not self.shape and self.dtype == np.int64  # as Python's ints are
+        self.row_bytes = channel.field.row_bytes
         self.buffer = _core.RowBuffer(self.row_bytes, first)
 
 

@@ -8,17 +8,24 @@ replay/index.json            which runs there are
 import json
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
-from stepwell.files.atomic import write_file
-from stepwell.stores.replay.database import RunRow
+import numpy as np
+
+from stepwell.files.atomic import sweep, write_file
+from stepwell.source import Field
+from stepwell.stores.replay.database import RunRow, database_path
 from stepwell.stores.replay.refs import check_run_id
 
 __all__ = [
+    "CHECKSUM",
+    "CHECKSUMS",
+    "INDEX",
     "NUMBERS",
+    "RAW",
     "STEPS",
     "STEP_COLUMNS",
+    "ZSTD",
     "array_path",
     "database_path",
     "is_replay",
@@ -26,21 +33,21 @@ __all__ = [
     "write_index",
 ]
 
+INDEX = "index.json"
 STEPS = "steps"
 STEP_COLUMNS = ("episode", "step_index", "frame", "observation", "action")
-NUMBERS: Mapping[str, tuple[str, tuple[int, ...]]] = {
-    STEPS: ("<i8", (len(STEP_COLUMNS),)),
-    "rewards": ("<f8", ()),
-    "dones": ("u1", ()),
-    "episodes/starts": ("<i8", ()),
-    "episodes/lengths": ("<i8", ()),
+NUMBERS: Mapping[str, Field] = {
+    STEPS: Field(np.dtype("<i8"), (len(STEP_COLUMNS),), compress="none"),
+    "rewards": Field(np.dtype("<f8"), compress="none"),
+    "dones": Field(np.dtype("u1"), compress="none"),
+    "episodes/starts": Field(np.dtype("<i8"), compress="none"),
+    "episodes/lengths": Field(np.dtype("<i8"), compress="none"),
 }
 """Datasets of plain numbers. A row of `steps` says which step of which episode it is, and which
 rows of the arrays it has, -1 for none; 1 in `dones` is terminated, 2 truncated."""
-
-
-def database_path(root: Path) -> Path:
-    return root / "telemetry" / "telemetry.sqlite"
+CHECKSUMS, CHECKSUM = "checksums", Field(np.dtype("<u4"), compress="none")
+"""The group of datasets with the checksums of rows, and what a row of those is."""
+RAW, ZSTD = 0, 2  # the core's numbers for them
 
 
 def array_path(root: Path, run_id: str) -> Path:
@@ -52,12 +59,12 @@ def lock_path(root: Path, run_id: str) -> Path:
 
 
 def is_replay(path: str | os.PathLike[str]) -> bool:
-    """Whether there is a replay store at `path`."""
-    return database_path(Path(path)).is_file()
+    """Whether there is a replay store at `path`, healthy or not."""
+    return os.path.lexists(database_path(Path(path)))
 
 
 def write_index(root: Path, runs: Mapping[str, RunRow]) -> None:
-    """Say in index.json which runs there are; a summary of the database for people and scripts.
+    """Write to index.json which runs there are; a summary of the database for people and scripts.
 
     One writer at a time: what another one left unfinished is removed.
     """
@@ -70,7 +77,6 @@ def write_index(root: Path, runs: Mapping[str, RunRow]) -> None:
         }
         for run in runs.values()
     }
-    for left in (root / "replay").glob(".index.json.*.tmp"):
-        with suppress(OSError):
-            left.unlink()
-    write_file(root / "replay" / "index.json", json.dumps(index, indent=2).encode() + b"\n")
+    folder = root / "replay"
+    sweep(folder, INDEX)
+    write_file(folder / INDEX, json.dumps(index, indent=2).encode() + b"\n", follow=False)

@@ -2,7 +2,7 @@
 
 While nobody waits for it, it works alone and lets others have the interpreter every few dozen
 microseconds: a thread that asks for the GIL would otherwise wait until the switch interval, five
-milliseconds, is over. When the queue fills or someone waits for a flush, it hurries.
+milliseconds, is over. When the queue fills or someone waits for a commit, it hurries.
 """
 
 import time

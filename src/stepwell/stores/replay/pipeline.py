@@ -77,10 +77,13 @@ class Pipeline:
         a forked process, where the lock may be held by a thread that is not there."""
         if self.refuses and not self.own:
             raise RuntimeError(
-                "a writer cannot be used in a forked process; open another run there"
+                f"the writer of {self._disk.name} belongs to the process that this one was forked "
+                "from; open another run here"
             )
         if self.lock._is_owned():  # type: ignore[attr-defined]
-            raise RuntimeError("this writer is in the middle of a call, which was interrupted")
+            raise RuntimeError(
+                f"the writer of {self._disk.name} is in the middle of a call, which was interrupted"
+            )
         return self.lock
 
     @property
@@ -92,7 +95,7 @@ class Pipeline:
         """Raises what keeps this writer from taking a step."""
         self._raise_failure()
         if self._closing:
-            raise ValueError("the writer is closed")
+            raise ValueError(f"closed: the writer of {self._disk.name}")
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -140,7 +143,7 @@ class Pipeline:
         self._enqueued += isinstance(item, Step)
         self.queue.append(item)
 
-    def flush(self) -> None:
+    def commit(self) -> None:
         """Return when everything that was put is on the disk."""
         with self.turn():
             self.check()

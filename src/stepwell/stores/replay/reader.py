@@ -1,69 +1,175 @@
-"""Runs and episodes of a replay store, and everything that was recorded of them."""
+"""A replay store: the episodes of its runs, and their steps as the rows of a source."""
 
-import json
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import sqlite3
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from stepwell.errors import FormatError
+from stepwell.errors import FormatError, SchemaError
 from stepwell.files.catalog import query, select_ids
 from stepwell.files.lock import is_locked
+from stepwell.files.regular import bytes_on_disk
 from stepwell.lazy import lazy
-from stepwell.source import Rows
-from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Tree, assemble
-from stepwell.stores.replay.database import EPISODE_COLUMNS, RunRow, reading, run_rows
-from stepwell.stores.replay.layout import database_path, lock_path
-from stepwell.stores.replay.refs import FrameRef
+from stepwell.source import Batch, Field, Rows, Schema
+from stepwell.store import Description, Progress, QueryTable, Report, Store
+from stepwell.stores.replay.database import (
+    EPISODE_COLUMNS,
+    RunRow,
+    database_path,
+    reading,
+    run_rows,
+)
+from stepwell.stores.replay.episodes import Episode, EpisodeSteps, EpisodeTable
+from stepwell.stores.replay.layout import is_replay, lock_path
 from stepwell.stores.replay.resolver import FrameResolver
 from stepwell.stores.replay.rows import RunFile
-from stepwell.stores.replay.source import EpisodeSpan, ReplaySteps, RunSteps
-from stepwell.stores.replay.verify import find_problems
+from stepwell.stores.replay.steps import (
+    EpisodeSpan,
+    StepOptions,
+    StepTable,
+    common_fields,
+    dataset_name,
+    load_steps,
+)
+from stepwell.stores.replay.verify import verify
 
-__all__ = ["Episode", "EpisodeSteps", "Episodes", "ReplayReader"]
+__all__ = ["ReplayReader"]
 
-
-@dataclass(frozen=True, slots=True)
-class Episode:
-    """A row of the table of episodes. `number` counts the episodes of a run."""
-
-    episode_id: str
-    run_id: str
-    number: int
-    agent_id: str | None
-    total_reward: float
-    steps: int
-    dropped: int
-    ended: bool
-    terminated: bool
-    truncated: bool
-    started_at: str
-    ended_at: str | None
-    final_obs_ref: str | None
+_Condition = tuple[str, tuple[Any, ...]]
+_NUMBERS = ("reward", "terminated", "truncated", "discount")
 
 
-class ReplayReader:
-    """A replay store. Every question is answered with what was committed by then.
+class _Moment(NamedTuple):
+    """What a reader shows: what was committed when it looked."""
 
-    Safe from any thread, and beside writers.
+    recordings: dict[str, RunRow]
+    ids: list[int]
+    rows: list[tuple[Any, ...]]
+    """The rows of episodes in the database, in the order of the reader's own rows, and their ids
+    there."""
+
+    def only(self, places: Iterable[int]) -> "_Moment":
+        chosen = list(places)
+        rows = [self.rows[i] for i in chosen]
+        return _Moment(self.recordings, [self.ids[i] for i in chosen], rows)
+
+
+class ReplayReader(Store):
+    """A replay store, whose rows are steps: run after run, episode after episode.
+
+    Fields are `observation`, `action`, `reward`, `next_observation`, `terminated` and
+    `truncated`, and `frame` with `frames=True`; of a dict observation each array is a field,
+    `observation/camera`. With `n_step` above 1, `reward` is the sum of the next n rewards, each
+    discounted by `gamma` once more than the one before, `next_observation` is what was seen after
+    them, and `discount` is what the value of that has to be multiplied by.
+
+    A step after which nothing was seen is left out when there is a `next_observation`, unless it
+    was terminated: then it is zeros, and not to be used. Steps without a frame are left out when
+    frames are asked for.
+
+    `run` chooses recordings by their names. Where those that are left recorded unlike arrays, rows
+    have no common fields: `schema` and `take` raise `SchemaError`, everything else works. `runs`
+    are episodes. What is shown is what was committed when it was opened or refreshed, but for
+    `query`, which asks the database as it is. Safe from any thread, and beside writers.
     """
 
-    def __init__(self, root: str | os.PathLike[str], *, open_files: int = 16) -> None:
-        self.root = Path(root).absolute()  # wherever the process goes later
-        self._database = database_path(self.root)
-        with reading(self._database):
-            pass
-        self.resolver = FrameResolver(self.root, open_files=open_files)
+    kind = "replay"
+    noun = "a replay store"
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        run: str | Sequence[str] | None = None,
+        next_observation: bool = True,
+        frames: bool = False,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        open_files: int = 16,
+    ) -> None:
+        options = StepOptions(next_observation, frames, n_step, gamma)
+        names = None if run is None else (run,) if isinstance(run, str) else tuple(run)
+        root = Path(root).absolute()  # wherever the process goes later
+        self._restore(root, names, options, open_files, (), None)
+
+    def _restore(
+        self,
+        root: Path,
+        names: tuple[str, ...] | None,
+        options: StepOptions,
+        open_files: int,
+        conditions: tuple[_Condition, ...],
+        moment: _Moment | None,
+    ) -> None:
+        self.root = root
+        self._names = names
+        self._options = options
+        self._open_files = open_files
+        self._conditions = conditions
+        self.resolver = FrameResolver(root, open_files=open_files)
+        self._moment = self._look() if moment is None else moment
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (type(self), *self._state())
+
+    def _state(self) -> tuple[Any, ...]:
+        return (
+            *(self.root, self._names, self._options),
+            *(self._open_files, self._conditions, self._moment),
+        )
+
+    @classmethod
+    def recognizes(cls, path: Path) -> bool:
+        return path.is_dir() and is_replay(path)
 
     @property
-    def runs(self) -> dict[str, RunRow]:
-        """Every run by its name; `state` is "recording", "closed" or "interrupted"."""
-        with reading(self._database) as database:
-            found = run_rows(database, self._database)
-        return {name: self._with_state(run) for name, run in found.items()}
+    def path(self) -> str:
+        return str(self.root)
+
+    # What is there.
+
+    def _look(self) -> _Moment:
+        """What is committed by now, of the runs and under the conditions of this reader."""
+        with reading(self.root) as database:
+            known = run_rows(database, database_path(self.root))
+            columns = ", ".join(EPISODE_COLUMNS)
+            found = database.execute(f"SELECT rowid, {columns} FROM episodes ORDER BY rowid")
+            by_run: dict[str, list[tuple[Any, ...]]] = {}
+            for row in found:
+                by_run.setdefault(row[2], []).append(row)
+            names = self._names or list(by_run)
+            for name in self._names or ():
+                if name not in known:
+                    raise KeyError(f"there is no run {name!r}; there are {list(known)}")
+            rows = [row for name in names for row in by_run.get(name, ())]
+            moment = _Moment(known, [row[0] for row in rows], [row[1:] for row in rows])
+            for condition, values in self._conditions:
+                moment = _chosen(database, moment, condition, values)
+        return moment
+
+    def refresh(self) -> bool:
+        self._check_open()
+        before, self._moment = self._moment, self._look()
+        if before == self._moment:
+            return False
+        for made in ("_reader", "_layouts", "_table", "_fields", "_episodes", "_by_id"):
+            self.__dict__.pop(made, None)
+        changed = before.rows != self._moment.rows
+        return changed or before.recordings.keys() != self._moment.recordings.keys()
+
+    @property
+    def recordings(self) -> dict[str, RunRow]:
+        """The runs by their names; `state` is "recording", "closed" or "interrupted"."""
+        self._check_open()
+        return {
+            name: self._with_state(run)
+            for name, run in self._moment.recordings.items()
+            if self._names is None or name in self._names
+        }
 
     def _with_state(self, run: RunRow) -> RunRow:
         """A writer that was killed has left its run as "recording", and its lock to anyone."""
@@ -72,259 +178,199 @@ class ReplayReader:
         return run
 
     @property
-    def episodes(self) -> "Episodes":
-        """Every episode, those that are still going on too."""
-        return self.where("1")
+    def runs(self) -> EpisodeTable:
+        """The episodes, those that are still going on too, as a table."""
+        self._check_open()
+        return EpisodeTable(self._moment.rows, self._runs)
 
-    def where(self, condition: str, *values: Any) -> "Episodes":
-        """The episodes for which an SQL condition over their columns holds."""
-        with reading(self._database) as database:
-            chosen = select_ids(database, "episodes", "rowid", EPISODE_COLUMNS, condition, values)
-            rows = database.execute(
-                f"SELECT rowid, {', '.join(EPISODE_COLUMNS)} FROM episodes ORDER BY rowid"
-            ).fetchall()
-        wanted = set(chosen.tolist())
-        return Episodes(self, [self._episode(row[1:]) for row in rows if row[0] in wanted])
+    @property
+    def episodes(self) -> Sequence[Episode]:
+        """The same as objects."""
+        self._check_open()
+        return self._episodes
 
-    def query(self, sql: str, *values: Any) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """The columns and rows that any SQL question gives; nothing can be changed."""
-        with reading(self._database) as database:
-            return query(database, sql, values)
+    @lazy
+    def _episodes(self) -> Sequence[Episode]:
+        path = str(database_path(self.root))
+        return tuple(Episode.of(row, path) for row in self._moment.rows)
+
+    @lazy
+    def _by_id(self) -> dict[str, Episode]:
+        return {episode.episode_id: episode for episode in self._episodes}
+
+    def where(self, condition: str, *values: Any) -> "ReplayReader":
+        """The steps of the episodes for which an SQL condition over their columns holds."""
+        self._check_open()
+        with reading(self.root) as database:
+            if run_rows(database, database_path(self.root)) != self._moment.recordings:
+                _keep(database, self._moment)  # somebody has committed since
+            moment = _chosen(database, self._moment, condition, values)
+        return self._but(moment, (*self._conditions, (condition, values)), self._options)
+
+    def _but(
+        self, moment: _Moment, conditions: tuple[_Condition, ...], options: StepOptions
+    ) -> "ReplayReader":
+        state = (self.root, self._names, options, self._open_files, conditions, moment)
+        return _again(type(self), *state)
+
+    def query(self, sql: str, *values: Any) -> QueryTable:
+        """What any SQL query over the tables `episodes`, `steps` and `runs` returns, of all that is
+        committed by now; nothing can be changed."""
+        self._check_open()
+        with reading(self.root) as database:
+            return QueryTable(*query(database, sql, values))
 
     def episode(
         self, episode_id: str, *, observations: bool = True, frames: bool = True
-    ) -> "EpisodeSteps":
+    ) -> EpisodeSteps:
         """Everything that was recorded of an episode. Raises `KeyError` when there is none."""
-        with reading(self._database) as database:
-            found = database.execute(
-                f"SELECT {', '.join(EPISODE_COLUMNS)} FROM episodes WHERE episode_id = ?",
-                (episode_id,),
-            ).fetchone()
-            if found is None:
-                raise KeyError(f"there is no episode {episode_id!r} - at {self._database}")
+        self._check_open()
+        found = self._by_id.get(episode_id)
+        if found is None:
+            raise KeyError(f"there is no episode {episode_id!r} - at {database_path(self.root)}")
+        with reading(self.root) as database:
             rows = database.execute(
                 "SELECT step_index, action, reward, terminated, truncated, frame_ref, obs_ref, "
-                "info, timestamp FROM steps WHERE episode_id = ? ORDER BY step_index",
-                (episode_id,),
+                "info, timestamp FROM steps WHERE episode_id = ? ORDER BY step_index LIMIT ?",
+                (episode_id, found.steps),
             ).fetchall()
-        return EpisodeSteps(self, self._episode(found), rows, observations, frames)
-
-    def steps(self, *runs: str, **options: Any) -> ReplaySteps:
-        """The steps of these runs, or of all, as a source; for `options` see `ReplaySteps`."""
-        known = self.runs
-        for name in runs:
-            if name not in known:
-                raise KeyError(f"there is no run {name!r}; there are {list(known)}")
-        places = ", ".join("?" * len(runs))
-        chosen = self.where(f"run_id IN ({places})", *runs) if runs else self.episodes
-        return chosen.steps(**options)
+        return EpisodeSteps(self.resolver, found, rows, observations, frames)
 
     def sizes(self, run_id: str) -> dict[str, tuple[int, int]]:
         """Bytes of each array of a run: of its rows, and of the same in the file."""
-        run = self.runs[run_id]
+        run = self.recordings[run_id]
         found = {}
         for channel in run.channels:
             file, rows = self.resolver.file(run_id), run.rows.get(channel.name, 0)
-            raw = rows * channel.row_bytes
+            raw = rows * channel.field.row_bytes
             stored = file.stored_bytes(channel.name, rows) if isinstance(file, RunFile) else raw
             found[channel.name] = (raw, stored)
         return found
 
-    def verify(self, *, on_progress: Callable[[int, int], None] | None = None) -> list[FormatError]:
-        """What is wrong with the store, at most a hundred of it: every array against its sum, every
-        reference, and the numbers in SQLite against those in HDF5."""
-        return find_problems(self.root, self.resolver, on_progress)
+    def _description(self) -> Description:
+        facts: dict[str, Any] = {"recordings": {n: r.state for n, r in self.recordings.items()}}
+        rows, fields, health = 0, dict[str, Field](), "fine"
+        try:
+            rows = len(self)
+            fields = dict(self.schema)
+        except SchemaError as error:
+            facts["unlike"] = str(error)
+        except (FormatError, OSError) as error:
+            health = str(error)
+        return Description(
+            self.kind,
+            self.path,
+            rows,
+            bytes_on_disk(self.root / "replay", self.root / "telemetry"),
+            fields,
+            len(self._moment.rows),
+            EPISODE_COLUMNS,
+            facts,
+            health,
+        )
+
+    def _verified(self, quick: bool, progress: Progress) -> Report:
+        """Of the whole store, as it is by now."""
+        return verify(self.root, self.resolver, quick, progress)
 
     def close(self) -> None:
+        super().close()
         self.resolver.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
-        return f"ReplayReader({str(self.root)!r}, {len(self.runs)} runs)"
+        try:
+            return super().__repr__()
+        except (SchemaError, FormatError, OSError):
+            runs, episodes = len(self._moment.recordings), len(self._moment.rows)
+            return f"ReplayReader({runs:,} runs, {episodes:,} episodes, path={self.path!r})"
 
-    def _episode(self, row: Sequence[Any]) -> Episode:
-        values = dict(zip(EPISODE_COLUMNS, row, strict=True))
-        for name in ("number", "steps", "dropped"):
-            if not isinstance(values[name], int):
-                raise FormatError(
-                    f"{values['episode_id']!r}: {name}: expected a number, got {values[name]!r}",
-                    path=str(self._database),
-                )
-        for name in ("ended", "terminated", "truncated"):
-            values[name] = bool(values[name])
-        return Episode(**values)
+    # Its rows.
 
-
-class Episodes(Sequence[Episode]):
-    """Some episodes of a store, in the order in which they began."""
-
-    def __init__(self, reader: ReplayReader, episodes: Sequence[Episode]) -> None:
-        self.reader = reader
-        self._episodes = list(episodes)
-
-    def __len__(self) -> int:
-        return len(self._episodes)
-
-    @overload
-    def __getitem__(self, i: int) -> Episode: ...
-    @overload
-    def __getitem__(self, i: slice) -> "Episodes": ...
-    def __getitem__(self, i: int | slice) -> "Episode | Episodes":
-        if isinstance(i, slice):
-            return Episodes(self.reader, self._episodes[i])
-        return self._episodes[i]
-
-    def where(self, condition: str, *values: Any) -> "Episodes":
-        """Those of these for which a condition holds, too."""
-        chosen = {episode.episode_id for episode in self.reader.where(condition, *values)}
-        return Episodes(self.reader, [e for e in self._episodes if e.episode_id in chosen])
-
-    def steps(
-        self,
-        *,
-        next_observation: bool = True,
-        frames: bool = False,
-        n_step: int = 1,
-        gamma: float = 0.99,
-    ) -> ReplaySteps:
-        """Their steps as a source; see `ReplaySteps`."""
-        known = self.reader.runs
+    @property
+    def _used(self) -> list[tuple[RunRow, list[EpisodeSpan]]]:
+        """The runs of the episodes, in the order of the rows."""
         by_run: dict[str, list[EpisodeSpan]] = {}
         for episode in self._episodes:
-            span = EpisodeSpan(episode.number, episode.steps, episode.dropped, _final_row(episode))
-            by_run.setdefault(episode.run_id, []).append(span)
-        runs = []
-        for run_id, spans in by_run.items():
-            if run_id not in known:
+            by_run.setdefault(episode.run_id, []).append(episode.span)
+        known = self._moment.recordings
+        for name in by_run:
+            if name not in known:
                 raise FormatError(
-                    f"there are episodes of {run_id!r}, which is not a run",
-                    path=str(database_path(self.reader.root)),
+                    f"there are episodes of {name!r}, which is not a run",
+                    path=str(database_path(self.root)),
                 )
-            run = known[run_id]
-            runs.append(RunSteps(run_id, run.steps, run.channels, spans))
-        return ReplaySteps(
-            self.reader.root,
-            runs,
-            next_observation=next_observation,
-            frames=frames,
-            n_step=n_step,
-            gamma=gamma,
-        )
+        return [(known[name], spans) for name, spans in by_run.items()]
 
-    def __repr__(self) -> str:
-        return f"Episodes({len(self)} of {str(self.reader.root)!r})"
-
-
-class EpisodeSteps:
-    """The steps of an episode in order, arrays with a row for each.
-
-    `observations` and `actions` are arrays, or dicts of arrays, with a row for each step that has
-    one: all of them, or those that `observation_steps` and `action_steps` count. `frames` has
-    those of the steps in `frame_steps`.
-    """
-
-    def __init__(
-        self,
-        reader: ReplayReader,
-        episode: Episode,
-        rows: Sequence[Sequence[Any]],
-        observations: bool,
-        frames: bool,
-    ) -> None:
-        self.episode = episode
-        columns: Any = list(zip(*rows, strict=True)) or [()] * 9
-        self.step_index = np.array(columns[0], np.int64)
-        self.rewards = np.array(columns[2], np.float64)
-        self.terminated = np.array(columns[3], bool)
-        self.truncated = np.array(columns[4], bool)
-        self.timestamps: tuple[str, ...] = tuple(columns[8])
-        self._infos = columns[7]
-        resolver = reader.resolver
-        self.frame_steps, self.frames = _resolved(resolver, FRAMES, columns[5], frames)
-        self.observation_steps, self.observations = _resolved(
-            resolver, OBSERVATIONS, columns[6], observations
-        )
-        self.final_observation: Tree = None
-        if observations and episode.final_obs_ref is not None:
-            self.final_observation = resolver.resolve(episode.final_obs_ref, missing="raise")
-        self.action_steps, self.actions = _actions(resolver, episode.run_id, columns[1])
-
-    def __len__(self) -> int:
-        return len(self.rewards)
+    @property
+    def schema(self) -> Schema:
+        return self._fields
 
     @lazy
-    def infos(self) -> list[dict[str, Any]]:
-        """What came with each step, a dict of it."""
-        return [_info(self.episode, info) for info in self._infos]
+    def _fields(self) -> Schema:
+        self._check_open()
+        used = [run for run, _ in self._used] or self.recordings.values()
+        return common_fields([run for run in used if run.steps], self._options)
 
-    def __repr__(self) -> str:
-        return (
-            f"EpisodeSteps({self.episode.episode_id!r}, {len(self)} steps, "
-            f"{len(self.frame_steps)} frames, reward {self.rewards.sum():g})"
-        )
+    @lazy
+    def _table(self) -> tuple[list[str], StepTable, Rows]:
+        """The names of the runs, the rows, and how many each episode has."""
+        self._check_open()
+        used = self._used
+        return [run.run_id for run, _ in used], *load_steps(self.resolver, used, self._options)
 
+    def __len__(self) -> int:
+        return len(self._table[1].reward)
 
-def _final_row(episode: Episode) -> int:
-    """The row of what was seen last, -1 where nothing was."""
-    if episode.final_obs_ref is None:
-        return -1
-    final = FrameRef.of(episode.final_obs_ref)
-    if (final.run_id, final.dataset) != (episode.run_id, OBSERVATIONS):
-        raise FormatError(f"{episode.episode_id}: {final} is no observation of its run")
-    return final.index
+    def _runs(self) -> tuple[Rows, Rows]:
+        lengths = self._table[2]
+        return np.cumsum(lengths) - lengths, lengths
 
+    def _fill(self, rows: Rows, out: Batch) -> None:
+        names, steps, _ = self._table
+        for name in _NUMBERS:
+            if name in out:
+                getattr(steps, name).take(rows, out=out[name])
+        arrays = [name for name in self.schema if name in out and name not in _NUMBERS]
+        runs = steps.run[rows]
+        for number in np.unique(runs):
+            here = np.flatnonzero(runs == number)
+            for name in arrays:
+                wanted = getattr(steps, name.partition("/")[0])[rows[here]]
+                self._read(names[number], dataset_name(name), wanted, out[name], here)
 
-def _resolved(
-    resolver: FrameResolver, kind: str, refs: Sequence[str | None], wanted: bool
-) -> tuple[Rows, Tree]:
-    """Which steps have a reference, and the arrays of those."""
-    steps = np.array([i for i, ref in enumerate(refs) if ref is not None], np.int64)
-    if not wanted or not len(steps):
-        return steps, None
-    found = FrameRef.rows([ref for ref in refs if ref is not None])
-    if found is None:
-        raise FormatError(f"{kind}: the references of an episode lead to several datasets")
-    first, rows = found[0], np.array(found[1], np.int64)
-    file = resolver.file(first.run_id)
-    names = file.leaves(first.dataset)
-    if not names:
-        raise FormatError(f"there is no dataset {first.dataset!r}", path=str(file.path))
-    return steps, assemble(first.dataset, {name: file.read(name, rows) for name in names})
+    def _fill_columns(self, rows: Rows, out: Batch, names: Sequence[str]) -> None:
+        self._fill(rows, out)  # which leaves alone what is not in `out`
 
-
-def _actions(resolver: FrameResolver, run_id: str, values: Sequence[Any]) -> tuple[Rows, Tree]:
-    """Numbers stand in the database, where it can hold them; anything else in the file."""
-    there = [value for value in values if value is not None]
-    if not there or all(isinstance(value, str) for value in there):
-        return _resolved(resolver, ACTIONS, values, True)
-    steps = np.array([i for i, value in enumerate(values) if value is not None], np.int64)
-    numbers = [
-        resolver.resolve(value, missing="raise") if isinstance(value, str) else value
-        for value in there
-    ]
-    return steps, np.array(numbers, _type_of_actions(resolver, run_id))
+    def _read(self, run_id: str, name: str, wanted: Rows, out: NDArray[Any], here: Rows) -> None:
+        """Put rows of a dataset to the places `here` of `out`; zeros where there is no row."""
+        file = self.resolver.file(run_id)
+        there = wanted >= 0
+        if len(here) == len(out) and there.all():
+            file.read(name, wanted, out)
+            return
+        out[here[~there]] = 0
+        out[here[there]] = file.read(name, wanted[there])
 
 
-def _type_of_actions(resolver: FrameResolver, run_id: str) -> np.dtype[Any] | None:
-    """What they were before they became numbers of the database, if the file is there to say."""
-    try:
-        return resolver.file(run_id).field(ACTIONS)[0]
-    except (FileNotFoundError, KeyError):
-        return None
+def _again(cls: type[ReplayReader], *state: Any) -> ReplayReader:
+    made = cls.__new__(cls)
+    made._restore(*state)
+    return made
 
 
-def _info(episode: Episode, text: Any) -> dict[str, Any]:
-    if not text:
-        return {}
-    try:
-        info = json.loads(text)
-        if not isinstance(info, dict):
-            raise TypeError(f"expected a dict, got {type(info).__name__}")
-    except (TypeError, ValueError, RecursionError) as error:
-        raise FormatError(f"{episode.episode_id}: an info that is not JSON: {error}") from None
-    return info
+def _chosen(
+    database: sqlite3.Connection, moment: _Moment, condition: str, values: Sequence[Any]
+) -> _Moment:
+    """Those episodes of a moment for which a condition holds."""
+    found = select_ids(database, "episodes", "rowid", EPISODE_COLUMNS, condition, values)
+    wanted = set(found.tolist())
+    return moment.only(i for i, rowid in enumerate(moment.ids) if rowid in wanted)
+
+
+def _keep(database: sqlite3.Connection, moment: _Moment) -> None:
+    """Have queries see the episodes of a moment in place of what became of them."""
+    columns = ", ".join(EPISODE_COLUMNS)
+    database.execute(f"CREATE TEMP TABLE episodes (rowid INTEGER PRIMARY KEY, {columns})")
+    places = ", ".join("?" * (1 + len(EPISODE_COLUMNS)))
+    rows = ((rowid, *row) for rowid, row in zip(moment.ids, moment.rows, strict=True))
+    database.executemany(f"INSERT INTO temp.episodes VALUES ({places})", rows)

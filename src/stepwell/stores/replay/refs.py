@@ -11,7 +11,7 @@ __all__ = ["FrameRef", "check_run_id"]
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
 _REF = re.compile(r"h5://([A-Za-z0-9_-]{1,128})/([^/\x00]+)/([0-9]{1,18})", re.ASCII)
-_MOST_DIGITS = 18
+_MAX_DIGITS = 18
 
 
 def check_run_id(run_id: str) -> str:
@@ -58,7 +58,7 @@ class FrameRef:
         rows = [ref[len(begin) :] for ref in refs if isinstance(ref, str) and ref.startswith(begin)]
         digits = "".join(rows)
         alike = len(rows) == len(refs) and digits.isascii() and digits.isdecimal()
-        if alike and min(map(len, rows)) > 0 and max(map(len, rows)) <= _MOST_DIGITS:
+        if alike and min(map(len, rows)) > 0 and max(map(len, rows)) <= _MAX_DIGITS:
             return first, [int(row) for row in rows]
         found = [cls.of(ref) for ref in refs]
         same = all((ref.run_id, ref.dataset) == (first.run_id, first.dataset) for ref in found)

@@ -26,10 +26,9 @@ class FrameResolver:
     def __init__(self, root: str | os.PathLike[str], *, open_files: int = 16) -> None:
         if open_files < 1:
             raise ValueError(f"open_files: expected at least 1, got {open_files}")
-        folder = Path(root).absolute()  # wherever the process goes later
-        inside = folder / "replay"
-        self._folder = inside if inside.is_dir() else folder
-        self._most = open_files
+        self._root = Path(root).absolute()  # wherever the process goes later
+        self._inside = "replay/" if (self._root / "replay").is_dir() else ""
+        self._max_files = open_files
         self._begin()
 
     def _begin(self) -> None:
@@ -97,10 +96,10 @@ class FrameResolver:
         with self._lock:
             found = self._files.get(run_id)
             if found is None:
-                path = self._folder / f"{check_run_id(run_id)}.h5"
-                found = self._files[run_id] = open_rows(path, run_id)
+                name = f"{self._inside}{check_run_id(run_id)}.h5"
+                found = self._files[run_id] = open_rows(self._root, name, run_id)
             self._files.move_to_end(run_id)
-            while len(self._files) > self._most:
+            while len(self._files) > self._max_files:
                 self._files.popitem(last=False)  # closed when nobody reads from it any more
             return found
 
@@ -117,7 +116,7 @@ class FrameResolver:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_folder": self._folder, "_most": self._most}
+        return {"_root": self._root, "_inside": self._inside, "_max_files": self._max_files}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -4,7 +4,6 @@ Places come from HDF5's index of chunks, the core's threads read and unpack. A f
 ours is left to h5py.
 """
 
-import math
 import os
 import threading
 import zlib
@@ -18,14 +17,13 @@ from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError
-from stepwell.source import Rows
+from stepwell.files.regular import open_inside
+from stepwell.source import Field, Rows
 from stepwell.stores.replay.chunk_index import ChunkIndex, Places
 from stepwell.stores.replay.directory import DatasetEntry, Directory
+from stepwell.stores.replay.layout import CHECKSUM, CHECKSUMS, RAW, ZSTD
 
 __all__ = ["ArrayRows", "RunFile", "open_rows"]
-
-SUMS = "checksums"
-RAW, ZSTD = 0, 2  # the core's numbers for them
 
 _DIRECTORY_BYTES = 1 << 16
 _POOLED_FROM = 1 << 21
@@ -38,20 +36,19 @@ class ArrayRows(Protocol):
     path: Path
 
     def leaves(self, kind: str) -> list[str]: ...
-    def field(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]: ...
+    def field(self, name: str) -> Field: ...
     def length(self, name: str) -> int: ...
     def read(self, name: str, rows: Rows, out: NDArray[Any] | None = None) -> NDArray[Any]: ...
     def close(self) -> None: ...
 
 
-def open_rows(path: Path, run_id: str | None = None) -> ArrayRows:
-    """Open the file of a run, ours or another program's.
+def open_rows(root: Path, name: str, run_id: str | None = None) -> ArrayRows:
+    """Open the file of a run below a folder, ours or another program's.
 
     Raises `FileNotFoundError`, and `FormatError` when it is not HDF5 or that of another run.
     """
-    if path.is_fifo():  # which would let us wait for ever
-        raise FormatError("expected a file, got a pipe", path=str(path))
-    with path.open("rb") as file:
+    path = root / name
+    with os.fdopen(open_inside(root, name), "rb") as file:
         ours = Directory.read(file.read(_DIRECTORY_BYTES), path) is not None
     if ours:
         return RunFile(path, run_id)
@@ -84,12 +81,11 @@ class RunFile:
             self._follow()
             return self._below(kind)
 
-    def field(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    def field(self, name: str) -> Field:
         """What a row of a dataset is. Raises `KeyError` when there is none of that name."""
         with self._lock:
             self._follow()
-            entry, _ = self._dataset(name)
-            return entry.dtype, entry.shape
+            return self._dataset(name)[0].field
 
     def length(self, name: str) -> int:
         """Rows that a dataset has by now, committed or not; 0 for one that is not there."""
@@ -97,7 +93,7 @@ class RunFile:
             self._follow()
             if name not in self._directory.datasets:
                 return 0
-            names = [name, f"{SUMS}/{name}"]  # rows come first, and are there with their sums
+            names = [name, f"{CHECKSUMS}/{name}"]  # rows come first, and are there with their sums
             known = [n for n in names if n in self._directory.datasets]
             return min(self._dataset(n)[1].rows() for n in known)
 
@@ -114,7 +110,7 @@ class RunFile:
             file = os.dup(self._file)  # another thread may open another file in this one's place
         try:
             if out is None:
-                out = _fresh((len(rows), *entry.shape), entry.dtype)
+                out = _fresh(len(rows), entry.field)
             with self._naming(name, rows):
                 _unpack(file, self.path, entry, places, sums, out.reshape(-1).view(np.uint8))
         finally:
@@ -127,12 +123,12 @@ class RunFile:
         Raises `ChecksumError` or `FormatError` when one of them is damaged.
         """
         found = self._read_chunks(name, count)
-        if count and f"{SUMS}/{name}" in self._directory.datasets:
+        if count and f"{CHECKSUMS}/{name}" in self._directory.datasets:
             stored = found.reshape(-1).view(np.uint8)
             sums = _core.sum_each(stored, len(stored) // count).view(np.uint32)
-            wrong = np.flatnonzero(sums != self._read_chunks(f"{SUMS}/{name}", count))
+            wrong = np.flatnonzero(sums != self._read_chunks(f"{CHECKSUMS}/{name}", count))
             if len(wrong):
-                raise ChecksumError(f"{name}[{wrong[0]}]: another sum", path=str(self.path))
+                raise ChecksumError(f"{name}[{wrong[0]}]: another checksum", path=str(self.path))
         return found
 
     def _read_chunks(self, name: str, count: int) -> NDArray[Any]:
@@ -140,21 +136,22 @@ class RunFile:
             self._follow()
             entry, index = self._dataset(name)
             size = os.fstat(self._file).st_size
-            if count > index.rows() or count * entry.row_bytes > size:
+            if count > index.rows() or count * entry.field.row_bytes > size:
                 raise FormatError(
                     f"{name}: expected {count:,} rows, got fewer", path=str(self.path)
                 )
             chunks = np.arange(0, count, entry.chunk_rows, dtype=np.int64)
             _, places = self._find(name, chunks)
             parts = [
-                os.pread(self._file, entry.chunk_rows * entry.row_bytes, offset)
+                os.pread(self._file, entry.chunk_rows * entry.field.row_bytes, offset)
                 for offset in places.offsets.tolist()
             ]
         data = b"".join(parts)
-        if len(data) < count * entry.row_bytes:
+        if len(data) < count * entry.field.row_bytes:
             raise FormatError(f"{name}: expected {count:,} rows, got fewer", path=str(self.path))
-        items = count * (entry.row_bytes // entry.dtype.itemsize)
-        return np.frombuffer(data, entry.dtype, items).reshape(count, *entry.shape)
+        field = entry.field
+        items = count * (field.row_bytes // field.dtype.itemsize)
+        return np.frombuffer(data, field.dtype, items).reshape(count, *field.shape)
 
     def stored_bytes(self, name: str, count: int) -> int:
         """What the chunks of the first `count` rows of a dataset take.
@@ -173,7 +170,7 @@ class RunFile:
                 f"{name}: expected at least {end:,} bytes, got {size:,}", path=str(self.path)
             )
         if entry.chunk_rows > 1:
-            return len(chunks) * entry.chunk_rows * entry.row_bytes
+            return len(chunks) * entry.chunk_rows * entry.field.row_bytes
         return int(places.sizes.sum(dtype=np.int64))
 
     def _find(self, name: str, rows: Rows) -> tuple[DatasetEntry, Places]:
@@ -195,18 +192,18 @@ class RunFile:
             raise FormatError(f"row {rows[missing[0]]:,} has no chunk", path=str(self.path))
         if entry.chunk_rows > 1:
             within = (rows % entry.chunk_rows).astype(np.uint64)
-            places.offsets += within * np.uint64(entry.row_bytes)
-            places.sizes[:] = entry.row_bytes
+            places.offsets += within * np.uint64(entry.field.row_bytes)
+            places.sizes[:] = entry.field.row_bytes
         return places
 
     def _sums(self, name: str, rows: Rows) -> NDArray[np.uint32]:
         """What the stored rows add up to, where the file says so."""
-        name = f"{SUMS}/{name}"
+        name = f"{CHECKSUMS}/{name}"
         if name not in self._directory.datasets:
             return np.empty(0, np.uint32)
         entry, places = self._find(name, rows)
-        if entry.dtype != np.uint32 or entry.shape:
-            raise FormatError(f"{name}: expected uint32, got {entry.dtype}", path=str(self.path))
+        if entry.field != CHECKSUM:
+            raise FormatError(f"{name}: expected uint32, got {entry.field}", path=str(self.path))
         found = np.empty(len(rows), np.uint32)
         none = np.empty(0, np.uint32)
         _unpack(self._file, self.path, entry, places, none, found.view(np.uint8))
@@ -214,15 +211,15 @@ class RunFile:
 
     def _dataset(self, name: str) -> tuple[DatasetEntry, ChunkIndex]:
         if self._file < 0:
-            raise ValueError("the reader is closed")
+            raise ValueError(f"closed: {self.path}")
         if name not in self._directory.datasets:
             raise KeyError(f"there is no dataset {name!r} - at {self.path}")
         entry = self._directory.datasets[name]
         index = self._indexes.get(name)
         if index is None:
-            size = entry.chunk_rows * entry.row_bytes
+            size = entry.chunk_rows * entry.field.row_bytes
             base = self._directory.base
-            element = entry.planes * entry.dtype.itemsize
+            element = entry.planes * entry.field.dtype.itemsize
             index = ChunkIndex(self._file, self.path, base, entry.header, size, element)
             self._indexes[name] = index
         return entry, index
@@ -232,7 +229,7 @@ class RunFile:
         return [name for name in names if name == kind or name.startswith(kind + "/")]
 
     def _open(self) -> None:
-        file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        file = open_inside(self.path.parent, self.path.name)
         try:
             data = os.pread(file, _DIRECTORY_BYTES, 0)
             directory = Directory.read(data, self.path)
@@ -264,7 +261,7 @@ class RunFile:
         """Whether another file is in this one's place: its writer added a dataset, or was killed
         and goes on."""
         if self._file < 0:
-            raise ValueError("the reader is closed")
+            raise ValueError(f"closed: {self.path}")
         here = os.fstat(self._file)
         try:
             there = os.stat(self.path)
@@ -282,13 +279,13 @@ class RunFile:
             raise type(error)(f"{row}: {error.args[0]}", path=str(self.path)) from None
 
 
-def _fresh(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _fresh(count: int, field: Field) -> NDArray[Any]:
     """An array to be filled. Large ones are of the pool that batches are of: new pages would cost
     as much as unpacking into them."""
-    size = dtype.itemsize * math.prod(shape)
+    size, shape = count * field.row_bytes, (count, *field.shape)
     if size < _POOLED_FROM:
-        return np.empty(shape, dtype)
-    return _core.shared_blocks().take(size)[:size].view(dtype).reshape(shape)
+        return np.empty(shape, field.dtype)
+    return _core.shared_blocks().take(size)[:size].view(field.dtype).reshape(shape)
 
 
 def _unpack(
@@ -306,20 +303,20 @@ def _unpack(
         if len(partly):
             mask = places.masks[partly[0]]
             raise FormatError(f"expected both filters or none, got {mask}", offset=int(partly[0]))
-    if entry.codec in ("none", "zstd"):
-        codec = ZSTD if entry.codec == "zstd" else RAW
+    if entry.field.compress in ("none", "zstd"):
+        codec = ZSTD if entry.field.compress == "zstd" else RAW
         cells = (places.offsets, places.sizes, raw, sums)
-        _core.read_cells(file, path, codec, *cells, entry.row_bytes, out, entry.planes)
+        _core.read_cells(file, path, codec, *cells, entry.field.row_bytes, out, entry.planes)
         return
     for i, (offset, size) in enumerate(
         zip(places.offsets.tolist(), places.sizes.tolist(), strict=True)
     ):
-        if size > entry.row_bytes + entry.row_bytes // 8 + 4096:
+        if size > entry.field.row_bytes + entry.field.row_bytes // 8 + 4096:
             raise FormatError(f"expected a packed row, the index has {size} bytes", offset=i)
         stored = np.frombuffer(os.pread(file, size, offset), np.uint8)
         if len(sums) and _core.crc32c(stored) != sums[i]:
-            raise ChecksumError(f"expected a sum of {sums[i]:08x}", offset=i)
-        target = out[i * entry.row_bytes : (i + 1) * entry.row_bytes]
+            raise ChecksumError(f"expected a checksum of {sums[i]:08x}", offset=i)
+        target = out[i * entry.field.row_bytes : (i + 1) * entry.field.row_bytes]
         _unpack_one(entry, stored, bool(raw[i]), target, i)
 
 
@@ -329,14 +326,14 @@ def _unpack_one(
     try:
         if raw:
             out[:] = stored
-        elif entry.codec == "gzip":
+        elif entry.field.compress == "gzip":
             unpacker = zlib.decompressobj()
             out[:] = np.frombuffer(unpacker.decompress(stored.tobytes(), len(out)), np.uint8)
             if not unpacker.eof and unpacker.decompress(unpacker.unconsumed_tail, 1):
                 raise FormatError("gzip: another length", offset=number)
-        elif entry.codec == "lzf":
+        elif entry.field.compress == "lzf":
             _core.unpack_lzf(stored, out)
         else:
-            raise FormatError(f"no codec {entry.codec!r} is known", offset=number)
+            raise FormatError(f"no codec {entry.field.compress!r} is known", offset=number)
     except (zlib.error, ValueError) as error:
         raise FormatError(str(error), offset=number) from None

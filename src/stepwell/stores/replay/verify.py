@@ -6,7 +6,8 @@ steps of an episode never change.
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,47 +15,70 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.errors import FormatError, StepwellError
-from stepwell.files.lock import is_locked
+from stepwell.files.regular import read_inside
+from stepwell.store import Progress, Report
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel
-from stepwell.stores.replay.database import EPISODE_COLUMNS, RunRow, reading, run_rows
-from stepwell.stores.replay.layout import NUMBERS, STEPS, database_path, lock_path
+from stepwell.stores.replay.database import (
+    EPISODE_COLUMNS,
+    RunRow,
+    database_path,
+    reading,
+    run_rows,
+)
+from stepwell.stores.replay.layout import CHECKSUM, CHECKSUMS, INDEX, NUMBERS, STEPS
 from stepwell.stores.replay.refs import FrameRef
 from stepwell.stores.replay.resolver import FrameResolver
-from stepwell.stores.replay.rows import SUMS, RunFile
+from stepwell.stores.replay.rows import RunFile
 
-__all__ = ["find_problems"]
+__all__ = ["verify"]
 
 _KINDS = (FRAMES, OBSERVATIONS, ACTIONS)
-_MOST = 100
+_MAX_PROBLEMS = 100
+_MAX_INDEX = 1 << 30
 _READ_BYTES = 1 << 25
 _STEPS = 4096
 _Episode = dict[str, Any]
 
 
-def find_problems(
-    root: Path, resolver: FrameResolver, on_progress: Callable[[int, int], None] | None
-) -> list[FormatError]:
-    """What is wrong, at most a hundred of it: errors, not raised."""
+def verify(root: Path, resolver: FrameResolver, quick: bool, progress: Progress) -> Report:
+    """What is wrong, at most a hundred of it; `quick` reads no rows of the files."""
+    checked = [
+        "the pages of the database, and its rows against each other",
+        "the datasets of each run's file: names, types and rows",
+    ]
+    unchecked = ["info, timestamp and agent_id of steps, which have no checksum"]
+    if quick:
+        unchecked.append("the rows of the files, for quick was asked for")
+    else:
+        checked += [
+            "every row of every array against its checksum",
+            "every step of the database against the file, references and totals too",
+        ]
+    problems = list(islice(_problems(root, resolver, quick, progress), _MAX_PROBLEMS))
+    return Report("replay", str(root), tuple(problems), tuple(checked), tuple(unchecked))
+
+
+def _problems(
+    root: Path, resolver: FrameResolver, quick: bool, progress: Progress
+) -> Iterator[FormatError]:
     path = database_path(root)
     try:
-        with reading(path) as database:
+        with reading(root) as database:
             broken = [text for (text,) in database.execute("PRAGMA integrity_check(20)")]
             if broken != ["ok"]:
-                return [FormatError(f"SQLite: {text}", path=str(path)) for text in broken]
+                raise FormatError(f"SQLite: {'; '.join(broken)}", path=str(path))
             runs = run_rows(database, path)
             episodes = _episodes(database)
             lost = _lost(database)
     except FormatError as error:
-        return [error]
-    problems = [FormatError(text, path=str(path)) for text in lost]
-    progress = _Progress(runs.values(), on_progress)
+        yield error
+        return
+    yield from [FormatError(text, path=str(path)) for text in lost]
+    counter = _Counter(runs.values(), progress)
     for run in runs.values():
         here = [episode for episode in episodes if episode["run_id"] == run.run_id]
-        for problem in _Run(root, resolver, run, here, progress).problems():
-            problems.append(problem)
-            if len(problems) >= _MOST:
-                return problems
-    return problems
+        yield from _Run(root, resolver, run, here, counter).problems(quick)
+    counter.finish()
 
 
 def _episodes(database: sqlite3.Connection) -> list[_Episode]:
@@ -64,7 +88,7 @@ def _episodes(database: sqlite3.Connection) -> list[_Episode]:
 
 def _lost(database: sqlite3.Connection) -> list[str]:
     """Rows that belong to nothing."""
-    questions = {
+    queries = {
         "episode {} is of a run that is not there": "SELECT episode_id FROM episodes "
         "WHERE run_id NOT IN (SELECT run_id FROM runs) LIMIT 20",
         "steps of the episode {}, which is not there": "SELECT DISTINCT episode_id FROM steps "
@@ -72,16 +96,16 @@ def _lost(database: sqlite3.Connection) -> list[str]:
     }
     return [
         text.format(repr(name))
-        for text, question in questions.items()
-        for (name,) in database.execute(question)
+        for text, sql in queries.items()
+        for (name,) in database.execute(sql)
     ]
 
 
-class _Progress:
+class _Counter:
     """Counts steps and rows of arrays."""
 
-    def __init__(self, runs: Any, report: Callable[[int, int], None] | None) -> None:
-        self._report = report
+    def __init__(self, runs: Any, progress: Progress) -> None:
+        self._progress = progress
         self._done = 0
         self._total = sum(
             run.steps + sum(run.rows.get(c.name, 0) for c in run.channels) for run in runs
@@ -89,8 +113,10 @@ class _Progress:
 
     def add(self, count: int) -> None:
         self._done += count
-        if self._report is not None:
-            self._report(min(self._done, self._total), self._total)
+        self._progress(min(self._done, self._total), self._total)
+
+    def finish(self) -> None:
+        self._progress(self._total, self._total)
 
 
 class _Run:
@@ -102,17 +128,16 @@ class _Run:
         resolver: FrameResolver,
         run: RunRow,
         episodes: list[_Episode],
-        progress: _Progress,
+        counter: _Counter,
     ) -> None:
         self._root = root
         self._database = database_path(root)
-        self._index = root / "replay" / "index.json"
         self._resolver = resolver
         self._run = run
         self._episodes = episodes
-        self._progress = progress
+        self._counter = counter
 
-    def problems(self) -> Iterator[FormatError]:
+    def problems(self, quick: bool) -> Iterator[FormatError]:
         try:
             yield from self._of_row()
             if not self._run.rows:
@@ -124,7 +149,7 @@ class _Run:
             for problem in self._of_datasets(file):
                 whole = False
                 yield problem
-            if whole:
+            if whole and not quick:
                 yield from self._of_numbers(file)
                 for channel in self._run.channels:
                     yield from self._of_rows(file, channel)
@@ -151,27 +176,40 @@ class _Run:
             yield self._wrong(f"{run.episodes:,} episodes, the last is number {numbers - 1:,}")
         if run.written != run.steps or run.enqueued < run.written:
             yield self._wrong(f"{run.enqueued:,} steps taken, {run.written:,} written")
-        if run.state == "closed" and not is_locked(lock_path(self._root, run.run_id)):
-            try:
-                stated = json.loads(self._index.read_bytes()).get(run.run_id, {})
-                facts = {"file": run.file, "state": "closed", "steps": run.steps}
-                if any(stated.get(name) != value for name, value in facts.items()):
-                    yield FormatError(
-                        f"run {run.run_id!r}: expected {facts}, got {stated}", path=str(self._index)
-                    )
-            except (OSError, ValueError, AttributeError) as error:
-                yield FormatError(f"cannot be read: {error}", path=str(self._index))
+        if run.steps and not run.rows:
+            yield self._wrong(f"{run.steps:,} steps, and no rows in its file")
+        if run.state == "closed":
+            problem = self._of_index()
+            with reading(self._root) as database:  # it may have been gone on with meanwhile
+                now = run_rows(database, self._database).get(run.run_id)
+            if problem is not None and now == run:
+                yield problem
+
+    def _of_index(self) -> FormatError | None:
+        """What index.json has wrong of a run that was closed."""
+        run, folder = self._run, self._root / "replay"
+        try:
+            stated = json.loads(read_inside(folder, INDEX, _MAX_INDEX)).get(run.run_id, {})
+            facts = {"file": run.file, "state": "closed", "steps": run.steps}
+            if any(stated.get(name) != value for name, value in facts.items()):
+                text = f"run {run.run_id!r}: expected {facts}, got {stated}"
+                return FormatError(text, path=str(folder / INDEX))
+        except FormatError as error:
+            return error
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
+            return FormatError(f"cannot be read: {error}", path=str(folder / INDEX))
+        return None
 
     def _of_datasets(self, file: RunFile) -> Iterator[FormatError]:
         """Whether every dataset is there, as the database says, with all its rows."""
-        expected = {name: (np.dtype(t), shape) for name, (t, shape) in NUMBERS.items()}
+        expected = dict(NUMBERS)
         for channel in self._run.channels:
-            expected[channel.name] = (channel.dtype, channel.shape)
-            expected[f"{SUMS}/{channel.name}"] = (np.dtype("<u4"), ())
+            expected[channel.name] = channel.field
+            expected[f"{CHECKSUMS}/{channel.name}"] = CHECKSUM
         for name, field in expected.items():
             rows = self._run.rows.get(name, -1)
             if rows < 0:
-                yield self._wrong(f"nothing is said of {name!r}")
+                yield self._wrong(f"there is no number of rows for {name!r}")
                 continue
             try:
                 found = file.field(name)
@@ -179,8 +217,7 @@ class _Run:
                 yield FormatError(f"there is no dataset {name!r}", path=str(file.path))
                 continue
             if found != field:
-                message = f"{name}: expected {field[0]} {field[1]}, got {found[0]} {found[1]}"
-                yield FormatError(message, path=str(file.path))
+                yield FormatError(f"{name}: expected {field}, got {found}", path=str(file.path))
             length = file.length(name)
             if length < rows:
                 yield FormatError(
@@ -191,7 +228,7 @@ class _Run:
                 yield self._wrong(f"{self._run.steps:,} steps, {name} has other rows")
 
     def _of_numbers(self, file: RunFile) -> Iterator[FormatError]:
-        """The same steps in both places, and episodes that are their sums."""
+        """The same steps in both places, and episodes that add up."""
         count = self._run.steps
         places = file.read_all(STEPS, count)
         rewards = file.read_all("rewards", count)
@@ -209,12 +246,12 @@ class _Run:
                 yield from self._of_episode(
                     episode, steps, places[here], rewards[here], dones[here], actions
                 )
-            self._progress.add(sum(len(steps) for steps in rows))
+            self._counter.add(sum(len(steps) for steps in rows))
         yield from self._of_ends(file, places)
 
     def _numbers_of(self, file: RunFile) -> NDArray[Any] | None:
         """All actions, where each is a number."""
-        if not any(c.name == ACTIONS and not c.shape for c in self._run.channels):
+        if not any(c.name == ACTIONS and not c.field.shape for c in self._run.channels):
             return None
         return file.read_all(ACTIONS, self._run.rows[ACTIONS])
 
@@ -222,14 +259,13 @@ class _Run:
         return FormatError(f"episode {episode['episode_id']!r}: {text}", path=str(self._database))
 
     def _step_rows(self, episodes: list[_Episode]) -> list[list[tuple[Any, ...]]]:
-        question = (
+        sql = (
             "SELECT step_index, action, reward, terminated, truncated, frame_ref, obs_ref, run_id "
             "FROM steps WHERE episode_id = ? ORDER BY step_index LIMIT ?"
         )
-        with reading(self._database) as database:
+        with reading(self._root) as database:
             return [
-                database.execute(question, (e["episode_id"], e["steps"])).fetchall()
-                for e in episodes
+                database.execute(sql, (e["episode_id"], e["steps"])).fetchall() for e in episodes
             ]
 
     def _of_episode(
@@ -276,9 +312,9 @@ class _Run:
         if not np.isclose(total, episode["total_reward"], rtol=1e-9, equal_nan=True):
             yield self._of(episode, f"total_reward {episode['total_reward']}, the sum is {total}")
         flags = [int(any(step[i] for step in steps)) for i in (3, 4)]
-        said = [episode["terminated"], episode["truncated"]]
-        if said != flags and not episode["dropped"]:
-            yield self._of(episode, f"terminated, truncated: {said}, its steps say {flags}")
+        stated = [episode["terminated"], episode["truncated"]]
+        if stated != flags and not episode["dropped"]:
+            yield self._of(episode, f"terminated, truncated: {stated}, its steps have {flags}")
         if any(flags) and not episode["ended"]:
             yield self._of(episode, "its last step ended it, and it has not ended")
         gaps = steps[-1][0] + 1 - steps[0][0] - len(steps) if steps else 0
@@ -287,8 +323,8 @@ class _Run:
         final = episode["final_obs_ref"]
         if final is not None:
             ref = FrameRef.parse(final)
-            stated = None if ref is None else (ref.run_id, ref.dataset)
-            right = stated == (self._run.run_id, OBSERVATIONS)
+            named = None if ref is None else (ref.run_id, ref.dataset)
+            right = named == (self._run.run_id, OBSERVATIONS)
             if ref is None or not right or ref.index >= self._count(OBSERVATIONS):
                 yield self._of(episode, f"final_obs_ref {final!r} leads nowhere")
 
@@ -326,16 +362,16 @@ class _Run:
                 yield FormatError(message, path=str(file.path))
 
     def _of_rows(self, file: RunFile, channel: Channel) -> Iterator[FormatError]:
-        """Read every row of an array, which compares it with its sum."""
+        """Read every row of an array, which compares it with its checksum."""
         count = self._run.rows[channel.name]
-        at_once = max(1, _READ_BYTES // channel.row_bytes)
+        at_once = max(1, _READ_BYTES // channel.field.row_bytes)
         for begin in range(0, count, at_once):
             rows = np.arange(begin, min(count, begin + at_once), dtype=np.int64)
             try:
                 file.read(channel.name, rows)
             except FormatError:
                 yield from self._of_each(file, channel, rows)
-            self._progress.add(len(rows))
+            self._counter.add(len(rows))
 
     def _of_each(
         self, file: RunFile, channel: Channel, rows: NDArray[np.int64]

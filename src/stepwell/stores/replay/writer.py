@@ -9,18 +9,20 @@ import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.errors import SchemaError
-from stepwell.stores.replay.arrays import CODECS
+from stepwell.files.codecs import codec_names
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel, Tree, leaves
-from stepwell.stores.replay.disk import RunDisk
+from stepwell.stores.replay.disk import RunDisk, committed_steps, is_left_over
 from stepwell.stores.replay.items import Ending, Inlet, Step
+from stepwell.stores.replay.layout import is_replay
 from stepwell.stores.replay.pipeline import Pipeline
 from stepwell.stores.replay.refs import check_run_id
+from stepwell.writer import Mode, Writer
 
 __all__ = ["ReplayWriter", "StepRefs"]
 
@@ -52,30 +54,36 @@ class _Stream:
         self.over = False
 
 
-class ReplayWriter:
-    """Writes one run below `root`, or goes on with one; `close` it, or use it in a `with`.
+class ReplayWriter(Writer):
+    """Writes one run below `root`; `close` it, or use it in a `with`.
 
-    Steps are handed over, and a thread writes them: `flush` waits until everything is on the disk;
+    `mode` is about the run, not the root: "x" refuses one that has steps, "a" goes on with it.
+    Steps are handed over, and a thread writes them: `commit` waits until everything is on the disk;
     by itself a step waits `flush_every` seconds at most. When `queue_bytes` are waiting,
     `record_step` waits too, or, with `when_full="drop"`, the step is dropped and counted.
+
+    A block that fails commits what was handed over, for a crash is when the last steps matter, and
+    ends the episodes that were going on, neither terminated nor truncated; there is no rollback.
 
     Any thread may call it. A signal handler may too, but gets a `RuntimeError` when the signal came
     in the middle of another call.
     """
+
+    noun = "a replay store"
 
     def __init__(
         self,
         root: str | os.PathLike[str],
         run_id: str,
         *,
-        codec: str = "zstd",
+        mode: Mode = "x",
+        compress: str = "zstd",
         when_full: str = "block",
         queue_bytes: float = 128 << 20,
         flush_every: float = 0.5,
     ) -> None:
         check_run_id(run_id)
-        if codec not in CODECS:
-            raise ValueError(f"codec: expected one of {', '.join(CODECS)}, got {codec!r}")
+        check_compress(compress)
         if when_full not in ("block", "drop"):
             raise ValueError(f"when_full: expected 'block' or 'drop', got {when_full!r}")
         if not 1 <= queue_bytes < math.inf:
@@ -84,9 +92,9 @@ class ReplayWriter:
             raise ValueError(f"flush_every: expected more than 0 seconds, got {flush_every}")
         self.run_id = run_id
         self.root = Path(root).absolute()  # wherever the process goes later
-        self._codec = codec
+        self._compress = compress
         self._refs = f"h5://{run_id}/"
-        disk = RunDisk(self.root, run_id)
+        disk = RunDisk(self.root, run_id, mode)
         self._next_episode = disk.next_episode
         self._streams: dict[str | None, _Stream] = {}
         self._pipeline = Pipeline(disk, when_full == "drop", int(queue_bytes), flush_every)
@@ -181,7 +189,7 @@ class ReplayWriter:
             value = array if type(array) is int else _number(acted)
         stream = self._streams.get(agent_id)
         if stream is None or stream.over:
-            stream = self._begin(agent_id)
+            stream = self._begin_episode(agent_id)
         index, stream.steps = stream.steps, stream.steps + 1
         stream.over = bool(terminated or truncated)
         step = (
@@ -197,7 +205,7 @@ class ReplayWriter:
             self._pipeline.check()  # again: it may have been closed meanwhile
             stream = self._streams.get(agent_id)
             if stream is None or stream.over:
-                stream = self._begin(agent_id)
+                stream = self._begin_episode(agent_id)
             stream.steps += 1
             stream.over = bool(terminated or truncated)
             self._pipeline.drop()
@@ -233,28 +241,59 @@ class ReplayWriter:
                 observation = None
             waited = True
 
-    def flush(self) -> None:
+    def commit(self) -> None:
         """Return when every step recorded so far is on the disk."""
-        self._pipeline.flush()
+        self._commit()
 
-    def close(self) -> None:
-        """Write what is left and end. Episodes that did not end stay as they are."""
+    def rollback(self) -> None:
+        """Not of this writer: what was handed over is on its way to the disk."""
+        raise TypeError("a replay writer has no rollback: steps that were handed over stay")
+
+    # What `Writer` asks for. Turns, forks and failures are the pipeline's, which costs a step less.
+
+    def _commit(self) -> None:
+        self._pipeline.commit()
+
+    def _rollback(self) -> None:
+        """End the episodes that are going on, without what would have been seen next."""
+        with self._pipeline.turn():
+            if self._pipeline.refuses:
+                return
+            for agent_id, stream in self._streams.items():
+                if not stream.over:
+                    stream.over = True
+                    self._put_ending(stream, (), 0, 0, agent_id, time.time())
+
+    def _release(self) -> None:
         try:
             self._pipeline.close()
         finally:
             if self._pipeline.ended:
                 self._finalizer.detach()
 
-    def __enter__(self) -> Self:
-        return self
+    def _end(self, *, commit: bool) -> None:
+        """Write what is left and end. Episodes that did not end stay as they are, in a commit."""
+        try:
+            if not commit and self._pipeline.own:
+                self._rollback()
+        finally:
+            self._release()
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __del__(self) -> None:
+        """The finalizer does it, which also runs when the interpreter ends."""
+
+    @classmethod
+    def _holds_commits(cls, root: Path) -> bool:
+        return is_replay(root) and committed_steps(root) > 0
+
+    @classmethod
+    def _is_left_over(cls, path: Path) -> bool:
+        return is_left_over(path)
 
     def __repr__(self) -> str:
         return f"ReplayWriter({str(self.root)!r}, {self.run_id!r})"
 
-    def _begin(self, agent_id: str | None) -> _Stream:
+    def _begin_episode(self, agent_id: str | None) -> _Stream:
         number, self._next_episode = self._next_episode, self._next_episode + 1
         stream = self._streams[agent_id] = _Stream(number, f"{self.run_id}-ep{number:04d}")
         return stream
@@ -281,7 +320,7 @@ class ReplayWriter:
             if kind == FRAMES:
                 _check_frame(found)
             row = self._pipeline.rows.of(kind)
-            channels = [Channel.like(name, array, self._codec) for name, array in found.items()]
+            channels = [Channel.like(name, array, self._compress) for name, array in found.items()]
             known = {channel.name: Inlet(channel, row) for channel in channels}
             new += known.values()
         elif known.keys() != found.keys():
@@ -307,6 +346,13 @@ class ReplayWriter:
         index, number = stream.steps, stream.number
         ending = Ending(number, agent_id, index, terminated, truncated, ref, now, *rows)
         self._pipeline.put(ending, size)
+
+
+def check_compress(compress: str) -> None:
+    """Raise `ValueError` for a codec that replay stores do not have."""
+    known = codec_names("replay")
+    if compress not in known:
+        raise ValueError(f"compress: expected one of {', '.join(known)}, got {compress!r}")
 
 
 def _abandoned(pipeline: Pipeline, run_id: str) -> None:

@@ -1,42 +1,44 @@
 """The header of a shard, and the list beside the shards; docs/formats/shards.md has the bytes."""
 
-import json
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from stepwell.errors import FormatError, VersionError
+from stepwell.files.document import Document, whole_number
 
 __all__ = [
     "HEADER_BYTES",
     "KINDS",
-    "MANIFEST",
+    "LIST",
+    "MAGIC",
     "SUFFIX",
     "Shard",
     "Span",
     "cuts",
     "header_bytes",
     "kind_of",
-    "manifest_bytes",
+    "listed_in",
+    "listed_shards",
+    "listing",
     "parse_header",
-    "parse_manifest",
-    "with_sum",
+    "with_checksum",
 ]
 
 MAGIC = b"GAMSAE01"
 HEADER = struct.Struct("<8sQQII")
 HEADER_BYTES = HEADER.size
 SUFFIX = ".shard"
-MANIFEST = "shards.json"
-FORMAT, VERSION = "stepwell-shards", 1
+LIST = Document("shards.json", "stepwell-shards", 1)
 
 KINDS = ("float32", "float16", "bfloat16")
 """What the dtype tags 0, 1 and 2 mean. NumPy has no bfloat16."""
 _SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
-_MOST_BYTES = 1 << 62
+_MAX_BYTES = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ def parse_header(data: bytes, name: str, path: str, size: int | None = None) -> 
     if not width:
         raise broken("rows of no values", 16)
     shard = Shard(name, rows, width, KINDS[tag])
-    if rows * shard.row_bytes > _MOST_BYTES:
+    if rows * shard.row_bytes > _MAX_BYTES:
         raise broken(f"{rows} rows of {width} values are more than any file has", 8)
     if size is not None and HEADER_BYTES + shard.payload_bytes > size:
         raise broken(
@@ -120,10 +122,9 @@ def parse_header(data: bytes, name: str, path: str, size: int | None = None) -> 
     return shard
 
 
-def manifest_bytes(shards: Sequence[Shard]) -> bytes:
-    text = {
-        "format": FORMAT,
-        "version": VERSION,
+def listing(shards: Sequence[Shard]) -> dict[str, Any]:
+    """The content of a list of shards."""
+    return {
         "shards": [
             {
                 "name": shard.name,
@@ -135,35 +136,41 @@ def manifest_bytes(shards: Sequence[Shard]) -> bytes:
             for shard in shards
         ],
     }
-    return json.dumps(text, indent=1).encode() + b"\n"
 
 
-def parse_manifest(data: bytes, path: str) -> list[Shard]:
-    """Raises `FormatError` for what is no list of shards."""
+def listed_in(folder: Path) -> list[Shard]:
+    """The shards of the list in a folder; none where there is no list.
+
+    Raises `FormatError` for what is no list of shards.
+    """
     try:
-        text = json.loads(data)
-        if not isinstance(text, dict) or text.get("format") != FORMAT:
-            raise ValueError(f"expected the format {FORMAT!r}")
-        if text["version"] != VERSION:
-            raise VersionError(f"expected version {VERSION}, got {text['version']!r}", path=path)
-        shards = [_from_json(each) for each in text["shards"]]
-        if len({shard.name for shard in shards}) < len(shards):
-            raise ValueError("a shard is named more than once")
-        return shards
-    except VersionError:
-        raise
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FormatError(f"not a list of shards: {error!r}", path=path) from None
+        with LIST.parsing(folder) as text:
+            return _from_list(text)
+    except FileNotFoundError:
+        return []
 
 
-def with_sum(shard: Shard, listed: Shard | None, path: str) -> Shard:
-    """A shard with the sum that the list at `path` has of it.
+def listed_shards(data: bytes, path: str) -> list[Shard]:
+    """The same for a list that came from somewhere else."""
+    with LIST.parsing_bytes(data, path) as text:
+        return _from_list(text)
+
+
+def _from_list(text: dict[str, Any]) -> list[Shard]:
+    shards = [_from_json(each) for each in text["shards"]]
+    if len({shard.name for shard in shards}) < len(shards):
+        raise ValueError("a shard is named more than once")
+    return shards
+
+
+def with_checksum(shard: Shard, listed: Shard | None, path: str) -> Shard:
+    """A shard with the checksum that the list at `path` has of it.
 
     Raises `FormatError` when the list has another shard by that name.
     """
     if listed is None:
         return shard
-    if replace(listed, crc32c=None) != replace(shard, crc32c=None):
+    if (listed.rows, listed.width, listed.kind) != (shard.rows, shard.width, shard.kind):
         raise FormatError(
             f"expected {shard.name} with {shard.rows} rows of {shard.width} x {shard.kind}, "
             f"got {listed.rows} rows of {listed.width} x {listed.kind}",
@@ -176,11 +183,9 @@ def _from_json(text: Any) -> Shard:
     name, crc = text["name"], text.get("crc32c")
     if not isinstance(name, str) or {"/", "\0"} & set(name) or not name.endswith(SUFFIX):
         raise ValueError(f"expected the name of a shard, got {name!r}")
-    rows, width = text["rows"], text["width"]
-    for number in (rows, width):
-        if type(number) is not int or not 0 <= number < _MOST_BYTES:
-            raise ValueError(f"{name}: {rows!r} rows of {width!r} values")
-    if text["dtype"] not in KINDS or not width or rows * width * 4 > _MOST_BYTES:
+    rows = whole_number(text["rows"], _MAX_BYTES)
+    width = whole_number(text["width"], _MAX_BYTES, min_=1)
+    if text["dtype"] not in KINDS or rows * width * 4 > _MAX_BYTES:
         raise ValueError(f"{name}: {rows!r} rows of {width!r} values of {text['dtype']!r}")
     if crc is not None and not 0 <= int(crc, 16) < 1 << 32:
         raise ValueError(f"{name}: a CRC32C has 32 bits")

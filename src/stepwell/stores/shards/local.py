@@ -1,7 +1,8 @@
 """Shards on a file system: mapped, and read ahead of a cursor."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,21 +11,21 @@ from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.errors import FormatError
-from stepwell.files.regular import open_regular
+from stepwell.files.regular import open_inside, open_regular
 from stepwell.stores.shards.layout import (
     HEADER_BYTES,
     KINDS,
-    MANIFEST,
+    LIST,
     SUFFIX,
     Shard,
     Span,
     cuts,
+    listed_in,
     parse_header,
-    parse_manifest,
-    with_sum,
+    with_checksum,
 )
 
-__all__ = ["LocalShards"]
+__all__ = ["LocalShards", "shard_names"]
 
 
 @dataclass(frozen=True)
@@ -47,29 +48,43 @@ class _Mapped:
 class LocalShards:
     """Mapped shards, in the order of their paths as they are given."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[Path], folder: Path | None = None) -> None:
+        """Files that the caller named; with `folder`, files of that folder, none of them a link."""
         self.paths = [path.absolute() for path in paths]
-        self._files = [_mapped(path) for path in self.paths]
-        self._listed = listed = _listed(self.paths)
+        self._files = [_mapped(path, inside=folder is not None) for path in self.paths]
+        folders = {path.parent for path in self.paths} if folder is None else {folder.absolute()}
+        self._listed = {each / shard.name: shard for each in folders for shard in listed_in(each)}
+        lists = {each: str(each / LIST.name) for each in folders}
         self.shards = [
-            with_sum(file.shard, listed.get(path), str(path.with_name(MANIFEST)))
+            with_checksum(file.shard, self._listed.get(path), lists[path.parent])
             for file, path in zip(self._files, self.paths, strict=True)
         ]
+        self.starts = np.cumsum([0, *(shard.rows for shard in self.shards)])
 
     @classmethod
-    def in_folder(cls, folder: Path) -> "LocalShards":
-        """All shards of a directory, sorted by the bytes of their names."""
-        names = [name for name in os.listdir(os.fsencode(folder)) if name.endswith(SUFFIX.encode())]
-        made = cls([folder / os.fsdecode(name) for name in sorted(names)])
+    def in_folder(cls, folder: Path, names: Collection[str] | None = None) -> "LocalShards":
+        """All shards of a directory or those of some names, sorted by the bytes of their names."""
+        chosen = sorted(shard_names(folder) if names is None else names, key=os.fsencode)
+        made = cls([folder / name for name in chosen], folder)
         missing = made._listed.keys() - set(made.paths)
         for path in sorted(missing):
             if not path.exists():  # else it is newer than our names
                 raise FormatError(
                     f"expected {path.name}, which is listed, found none: all rows behind it would "
                     "have other ids",
-                    path=str(path.with_name(MANIFEST)),
+                    path=str(path.with_name(LIST.name)),
                 )
         return made
+
+    def closed(self) -> "LocalShards":
+        """The same without the files; whoever is still reading them has them for as long."""
+        made = copy(self)
+        made._files = []
+        return made
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(file.size for file in self._files)
 
     def where(self, number: int) -> str:
         return str(self.paths[number])
@@ -156,26 +171,19 @@ class LocalShards:
         return stretches
 
 
-def _mapped(path: Path) -> _Mapped:
-    with open_regular(path) as file:
+def shard_names(folder: Path) -> list[str]:
+    return [name for name in os.listdir(folder) if name.endswith(SUFFIX)]
+
+
+def _mapped(path: Path, *, inside: bool) -> _Mapped:
+    opened = os.fdopen(open_inside(path.parent, path.name), "rb") if inside else open_regular(path)
+    with opened as file:
         found = os.fstat(file.fileno())
         size = found.st_size
         shard = parse_header(file.read(HEADER_BYTES), path.name, str(path), size)
         # Not Python's mmap, which keeps a descriptor for each of a thousand shards.
         memory = _core.map_file(file.fileno(), size, path)
     return _Mapped(shard, path, memory, size, (found.st_dev, found.st_ino))
-
-
-def _listed(paths: Sequence[Path]) -> dict[Path, Shard]:
-    """What lists beside the shards say of them."""
-    listed: dict[Path, Shard] = {}
-    for folder in {path.parent for path in paths}:
-        manifest = folder / MANIFEST
-        if not manifest.is_file():
-            continue
-        for shard in parse_manifest(manifest.read_bytes(), str(manifest)):
-            listed[folder / shard.name] = shard
-    return listed
 
 
 def check_same(shards: Sequence[Shard], where: Sequence[str]) -> None:

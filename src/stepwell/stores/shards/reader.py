@@ -1,20 +1,30 @@
 """A corpus of activations: in a fixed order with stable row ids, or in any order."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError, SchemaError
 from stepwell.files.remote import RemoteFiles, is_url
-from stepwell.source import Batch, Field, Rows, Schema, Source
-from stepwell.stores.shards.layout import HEADER_BYTES, KINDS, Shard, Span, cuts
-from stepwell.stores.shards.local import LocalShards, check_same
+from stepwell.source import Batch, Field, Rows, Schema
+from stepwell.store import Description, Progress, Report, Store
+from stepwell.stores.shards.layout import (
+    HEADER_BYTES,
+    KINDS,
+    LIST,
+    MAGIC,
+    SUFFIX,
+    Shard,
+    Span,
+    cuts,
+)
+from stepwell.stores.shards.local import LocalShards, check_same, shard_names
 from stepwell.stores.shards.remote import RemoteShards
 from stepwell.stores.shards.subsample import Subsample, kept_rows
 
@@ -22,7 +32,7 @@ __all__ = ["RowBatch", "ShardReader"]
 
 WINDOW_BYTES = 8 << 20
 BATCH_ROWS = 1024
-_MOST_WINDOW = 1 << 62
+_MAX_WINDOW = 1 << 62
 _REMOTE_OPTIONS = ("connections", "cache", "cache_bytes")
 _UPCAST = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -38,19 +48,24 @@ class Shards(Protocol):
     """Where the bytes of the shards come from."""
 
     shards: list[Shard]
+    starts: NDArray[np.int64]
+    """The first row of each, and the number of all rows."""
 
+    @property
+    def stored_bytes(self) -> int: ...
     def where(self, number: int) -> str: ...
     def surplus(self, number: int) -> int: ...
+    def closed(self) -> Self: ...
     def reader(self) -> _core.Reader | None: ...
     def parts(
         self, spans: Sequence[Span], window_bytes: int, *, mapped: bool = True
     ) -> Iterator[NDArray[np.uint8]]: ...
 
 
-class ShardReader(Source):
+class ShardReader(Store):
     """Rows of all shards, one after another; the number of a row is its id, for ever.
 
-        acts = ShardReader.open("acts/")
+        acts = ShardReader.open("acts/")            a directory, a shard or a URL
         for rows, row_ids in acts.batches():        in order, float64, the same every time
             ...
         for batch in Loader(acts, 4096):            shuffled; batch["data"]
@@ -59,28 +74,17 @@ class ShardReader(Source):
     float32), or in `dtype`. The files may be larger than memory: `batches` keeps a window of them.
     """
 
-    def __init__(self, shards: Shards, options: dict[str, Any], dtype: DTypeLike | None) -> None:
-        check_same(shards.shards, [shards.where(i) for i in range(len(shards.shards))])
-        self._shards = shards
-        self._options = options
-        self._infos = shards.shards
-        self._kind = self._infos[0].kind
-        self._stored = stored = _stored_dtype(self._kind)
-        self._dtype = (stored or np.dtype(np.float32)) if dtype is None else np.dtype(dtype)
-        if self._dtype not in (*_UPCAST, *filter(None, [stored])):
-            raise ValueError(f"dtype: expected float32, float64 or the stored one, got {dtype}")
-        self._starts = np.cumsum([0, *(shard.rows for shard in self._infos)])
-        self._cores = _core.usable_cores()  # once: asking takes as long as a small batch
+    kind = "shards"
+    noun = "a folder of shards"
 
-    @classmethod
-    def open(
-        cls,
+    def __init__(
+        self,
         where: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | Any,
         *,
         dtype: DTypeLike | None = None,
         **options: Any,
-    ) -> Self:
-        """Open a directory of shards, paths in the order of their rows, a URL or an obstore store.
+    ) -> None:
+        """A directory of shards, paths in the order of their rows, a URL or an obstore store.
 
         Options are for what is in a bucket: `connections`, `cache` (a directory), `cache_bytes`,
         `deadline_s`, and those of obstore (`endpoint`, `region`, `skip_signature`, keys).
@@ -88,35 +92,71 @@ class ShardReader(Source):
         Raises `FormatError` naming the shard that does not fit, and `FetchError` for a bucket that
         does not answer.
         """
-        shards: Shards
         if isinstance(where, Iterable) and not isinstance(where, str | bytes | os.PathLike):
             where = list(where)
-        if is_url(where) or not isinstance(where, str | os.PathLike | list):
+        self._begin(where, dtype, options, None)
+
+    def _begin(
+        self, where: Any, dtype: DTypeLike | None, options: dict[str, Any], names: Any
+    ) -> None:
+        self._where, self._given, self._options = where, dtype, options
+        self._shards = self._found(names)
+        first = self._shards.shards[0]
+        self._width, self._stored_kind = first.width, first.kind
+        self._stored = stored = _stored_dtype(first.kind)
+        self._dtype = (stored or np.dtype(np.float32)) if dtype is None else np.dtype(dtype)
+        if self._dtype not in (*_UPCAST, *filter(None, [stored])):
+            raise ValueError(f"dtype: expected float32, float64 or the stored one, got {dtype}")
+        self._length = int(self._shards.starts[-1])
+        self._path: str
+        if isinstance(where, list):
+            self._path = os.path.commonpath([os.path.abspath(path) for path in where])
+        else:
+            self._path = os.fspath(where) if isinstance(where, str | os.PathLike) else repr(where)
+        self._cores = _core.usable_cores()  # once: asking takes as long as a small batch
+
+    def _found(self, names: Collection[str] | None) -> Shards:
+        """The shards that are there now, or those of some names."""
+        where, options = self._where, self._options
+        shards: Shards
+        if self._is_remote:
             own = {name: options[name] for name in _REMOTE_OPTIONS if name in options}
             rest = {name: value for name, value in options.items() if name not in own}
-            shards = RemoteShards(RemoteFiles(where, **rest), **own)
+            shards = RemoteShards(RemoteFiles(where, **rest), names, **own)
         elif options:
             raise TypeError(f"{', '.join(options)}: only for what is in a bucket")
         elif isinstance(where, str | os.PathLike):
-            paths = Path(where)
-            shards = LocalShards.in_folder(paths) if paths.is_dir() else LocalShards([paths])
+            path = Path(where)
+            folder = path.is_dir()
+            shards = LocalShards.in_folder(path, names) if folder else LocalShards([path])
             if not shards.shards:
-                raise FormatError("expected .shard files, found none", path=str(paths))
+                raise FormatError("expected .shard files, found none", path=str(path))
         else:
             for url in filter(is_url, where):
                 raise TypeError(f"expected paths, or one URL of them all, got {url!r} among others")
             shards = LocalShards([Path(path) for path in where])
             if not shards.shards:
                 raise ValueError("expected at least one shard")
-        return cls(shards, {"where": where, "dtype": dtype, **options}, dtype)
+        check_same(shards.shards, [shards.where(i) for i in range(len(shards.shards))])
+        return shards
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self._options)
+        names = None if isinstance(self._where, list) else [each.name for each in self.shards]
+        return _rebuild, (type(self), self._where, self._given, self._options, names)
 
     # What it is.
 
+    @classmethod
+    def recognizes(cls, path: Path) -> bool:
+        if path.is_dir():
+            return os.path.lexists(path / LIST.name) or bool(shard_names(path))
+        if path.suffix == SUFFIX or not path.is_file():
+            return path.suffix == SUFFIX
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return self._length
 
     @property
     def total_rows(self) -> int:
@@ -125,7 +165,7 @@ class ShardReader(Source):
     @property
     def width(self) -> int:
         """Values in a row."""
-        return self._infos[0].width
+        return self._width
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -135,21 +175,69 @@ class ShardReader(Source):
     @property
     def stored_dtype(self) -> str:
         """float32, float16 or bfloat16."""
-        return self._kind
+        return self._stored_kind
 
     @property
     def shards(self) -> list[Shard]:
-        return list(self._infos)
+        return list(self._shards.shards)
 
     @property
-    def path(self) -> Path | None:
-        where = self._options["where"]
-        local = isinstance(where, str | os.PathLike) and not is_url(where)
-        return Path(where) if local else None
+    def path(self) -> str:
+        """The path or URL; of several files, the folder that they are all below."""
+        return self._path
 
     @property
     def schema(self) -> Schema:
-        return {"data": Field(self._dtype, (self.width,))}
+        return {"data": Field(self._dtype, (self._width,))}
+
+    def refresh(self) -> bool:
+        """See the shards that were written since; return whether there are any."""
+        self._check_open()
+        if isinstance(self._where, list):
+            return False
+        if not self._is_remote:
+            folder = Path(self._where)
+            if not folder.is_dir() or set(shard_names(folder)) == {s.name for s in self.shards}:
+                return False
+        fresh = self._found(None)
+        first = fresh.shards[0]
+        if (first.width, first.kind) != (self._width, self._stored_kind):
+            raise FormatError(
+                f"expected {self._width} x {self._stored_kind}, as before, "
+                f"got {first.width} x {first.kind}",
+                path=fresh.where(0),
+            )
+        if [each.name for each in fresh.shards] == [each.name for each in self.shards]:
+            return False
+        self._shards, self._length = fresh, int(fresh.starts[-1])
+        for made in ("_reader", "_layouts"):
+            self.__dict__.pop(made, None)
+        return True
+
+    def close(self) -> None:
+        super().close()
+        self._shards = self._shards.closed()
+
+    def _description(self) -> Description:
+        shards = self._shards
+        surplus = [number for number in range(len(shards.shards)) if shards.surplus(number)]
+        facts = {
+            "shards": len(shards.shards),
+            "width": self._width,
+            "dtype": self._stored_kind,
+            "checksums": sum(shard.crc32c is not None for shard in shards.shards),
+        }
+        return Description(
+            self.kind,
+            self.path,
+            len(self),
+            shards.stored_bytes,
+            self.schema,
+            facts=facts,
+            health=f"bytes behind the last row of {shards.where(surplus[0])}"
+            if surplus
+            else "fine",
+        )
 
     # In order.
 
@@ -163,17 +251,18 @@ class ShardReader(Source):
     ) -> Iterator[RowBatch]:
         """Every row once, in order, `batch_rows` at a time (up to 1,024); never across two shards.
 
-        Each call begins anew with the first row, and gives the same batches. `dtype` is float64,
+        Each call begins again with the first row, and gives the same batches. `dtype` is float64,
         float32, or None for the stored dtype, not copied: such rows are the file's own memory,
         read-only, and end the process if someone cuts the file while they are used. With `out`, an
         array of `batch_rows` rows or a tensor of torch in pinned memory, every batch is put there,
         in place of the one before.
         """
+        self._check_open()
         if out is not None and not isinstance(out, np.ndarray) and hasattr(out, "numpy"):
             out = out.numpy()  # the same memory
         if batch_rows is None:
             batch_rows = min(BATCH_ROWS, len(self)) if out is None else len(out)
-        batch_rows, window_bytes = index(batch_rows), min(index(window_bytes), _MOST_WINDOW)
+        batch_rows, window_bytes = index(batch_rows), min(index(window_bytes), _MAX_WINDOW)
         if batch_rows < 1 or window_bytes < 1:
             raise ValueError(f"{batch_rows} rows a batch, a window of {window_bytes} bytes")
         if out is not None:
@@ -183,131 +272,147 @@ class ShardReader(Source):
             raise ValueError("NumPy has no bfloat16; ask for float32 or float64")
         if wanted is not None and wanted not in (*_UPCAST, *filter(None, [stored])):
             raise ValueError(f"dtype: expected float32, float64 or None, got {wanted}")
+        shards = self._shards
         spans = [
-            Span(number, 0, shard.rows, batch_rows) for number, shard in enumerate(self._infos)
+            Span(number, 0, shard.rows, batch_rows) for number, shard in enumerate(shards.shards)
         ]
-        return self._batches(spans, wanted, window_bytes, out)
+        return self._batches(shards, spans, wanted, window_bytes, out)
 
     def _batches(
         self,
+        shards: Shards,
         spans: Sequence[Span],
         wanted: np.dtype[Any] | None,
         window_bytes: int,
         out: NDArray[Any] | None,
     ) -> Iterator[RowBatch]:
-        rows, first, integer = self._rows(spans, wanted, window_bytes, out), 0, np.dtype(np.int64)
+        rows = self._rows(shards, spans, wanted, window_bytes, out)
+        first, integer = 0, np.dtype(np.int64)
         for number, begin, end in cuts(spans):
             last = first + end - begin
             # No name for it here: its memory is for the next one as soon as the caller lets go.
             yield RowBatch(
-                rows() if end < self._infos[number].rows else self._last_of(number, rows()),
+                rows() if end < shards.shards[number].rows else _last_of(shards, number, rows()),
                 np.arange(first, last, dtype=integer),
             )
             first = last
 
-    def _last_of(self, number: int, rows: NDArray[Any]) -> NDArray[Any]:
-        """The last rows of a shard, if it is still as long as it was."""
-        if isinstance(self._shards, LocalShards):
-            self._shards.check_whole(number)
-        return rows
-
     def _rows(
         self,
+        shards: Shards,
         spans: Sequence[Span],
         wanted: np.dtype[Any] | None,
         window_bytes: int,
         out: NDArray[Any] | None,
     ) -> Callable[[], NDArray[Any]]:
         """What gives the rows of one part of the spans after another."""
-        local = self._shards if isinstance(self._shards, LocalShards) and out is None else None
+        local = shards if isinstance(shards, LocalShards) and out is None else None
         if out is None and (wanted is None or self._is_stored(wanted)):
             if local is not None:
                 return local.views(spans, window_bytes).next
             assert self._stored is not None
-            stored, width, parts = self._stored, self.width, self._shards.parts(spans, window_bytes)
+            stored, width, parts = self._stored, self._width, shards.parts(spans, window_bytes)
             return (_view(data, stored, width) for data in parts).__next__
         assert wanted is not None
         if local is not None:
             return local.upcasts(spans, window_bytes, wanted == np.float64, self._cores).next
-        parts = self._shards.parts(spans, window_bytes, mapped=False)
+        parts = shards.parts(spans, window_bytes, mapped=False)
         pairs = zip(cuts(spans), parts, strict=True)
-        return (self._converted(cut, data, wanted, out) for cut, data in pairs).__next__
 
-    def _converted(
-        self,
-        cut: tuple[int, int, int],
-        data: NDArray[np.uint8],
-        wanted: np.dtype[Any],
-        out: NDArray[Any] | None,
-    ) -> NDArray[Any]:
-        number, begin, end = cut
-        rows = self._empty_rows(end - begin, wanted) if out is None else out[: end - begin]
-        at = HEADER_BYTES + begin * self._infos[number].row_bytes
-        self._convert(data, rows, self._shards.where(number), at)
-        return rows
+        def converted(cut: tuple[int, int, int], data: NDArray[np.uint8]) -> NDArray[Any]:
+            number, begin, end = cut
+            rows = self._empty_rows(end - begin, wanted) if out is None else out[: end - begin]
+            at = HEADER_BYTES + begin * shards.shards[number].row_bytes
+            self._convert(data, rows, shards.where(number), at)
+            return rows
+
+        return (converted(cut, data) for cut, data in pairs).__next__
 
     def subsample(self, fraction: float) -> "Subsample":
         """About `fraction` of the rows, chosen by a hash of their ids: the same everywhere, and
         those of a smaller fraction are among those of a larger one. `weight` is 1/fraction."""
         return Subsample(self, kept_rows(len(self), fraction), fraction)
 
-    def verify(self, *, on_progress: Callable[[int, int], None] | None = None) -> list[FormatError]:
-        """Read everything; return what is wrong: sums, and bytes behind the last row."""
+    # Is it whole?
+
+    def _verified(self, quick: bool, progress: Progress) -> Report:
+        shards = self._shards
         problems: list[FormatError] = []
-        done, total = 0, sum(shard.payload_bytes for shard in self._infos)
-        for number, shard in enumerate(self._infos):
-            where, crc, at = self._shards.where(number), 0, HEADER_BYTES
-            if surplus := self._shards.surplus(number):
+        done, total = 0, sum(shard.payload_bytes for shard in shards.shards)
+        for number, shard in enumerate(shards.shards):
+            if surplus := shards.surplus(number):
                 problems.append(
-                    FormatError(f"{surplus} bytes behind the last row", path=where,
+                    FormatError(f"{surplus} bytes behind the last row", path=shards.where(number),
                                 offset=HEADER_BYTES + shard.payload_bytes)
                 )  # fmt: skip
-            step = max((1 << 22) // shard.row_bytes, 1)
             try:
-                span = Span(number, 0, shard.rows, step)
-                for data in self._shards.parts([span], WINDOW_BYTES, mapped=False):
-                    copy = _whole(data, where, at).take(np.zeros(1, np.int64))
-                    crc = _core.crc32c(copy[: len(data)], crc)
-                    done, at = done + len(data), at + len(data)
-                    if on_progress is not None:
-                        on_progress(done, total)
-                if isinstance(self._shards, LocalShards):
-                    self._shards.check_whole(number)
+                for size in () if quick else self._read_through(shards, number):
+                    done += size
+                    progress(done, total)
+                if isinstance(shards, LocalShards):
+                    shards.check_whole(number)
             except FormatError as error:
                 problems.append(error)
-                continue
-            if shard.crc32c is not None and crc != shard.crc32c:
-                problems.append(
-                    ChecksumError(f"expected CRC32C {shard.crc32c:08x}, got {crc:08x}", path=where)
-                )
-        return problems
+        if done < total or not total:
+            progress(total, total)
+        every = f"{len(shards.shards)} shards have a header, and all of their {len(self):,} rows"
+        bare = [shard.name for shard in shards.shards if shard.crc32c is None]
+        if quick:
+            checked, unchecked = [every], ["the values: a quick check does not read them"]
+        else:
+            with_checksum = len(shards.shards) - len(bare)
+            read = f"every value was read; {with_checksum} shards match their checksums"
+            checked, unchecked = [every, read if not problems else "every value was read"], []
+            if bare:
+                more = ", …" if len(bare) > 3 else ""
+                unchecked = [
+                    f"the values of {len(bare)} shards without a checksum in {LIST.name}: "
+                    f"{', '.join(bare[:3])}{more}"
+                ]
+        return Report(self.kind, self.path, tuple(problems), tuple(checked), tuple(unchecked))
+
+    def _read_through(self, shards: Shards, number: int) -> Iterator[int]:
+        """Read a shard; yields how many bytes were read. Raises what is wrong."""
+        shard, where, crc, at = shards.shards[number], shards.where(number), 0, HEADER_BYTES
+        span = Span(number, 0, shard.rows, max((1 << 22) // shard.row_bytes, 1))
+        for data in shards.parts([span], WINDOW_BYTES, mapped=False):
+            copy = _whole(data, where, at).take(np.zeros(1, np.int64))
+            crc = _core.crc32c(copy[: len(data)], crc)
+            at += len(data)
+            yield len(data)
+        if isinstance(shards, LocalShards):
+            shards.check_whole(number)  # else zeros behind the end of the file are other bytes
+        if shard.crc32c is not None and crc != shard.crc32c:
+            raise ChecksumError(f"expected CRC32C {shard.crc32c:08x}, got {crc:08x}", path=where)
 
     # A source.
 
-    def take(self, rows: ArrayLike, out: Mapping[str, NDArray[Any]] | None = None) -> Batch:
-        """Return the given rows in the given order; see `Source.take`."""
-        return super().take(rows, out)
-
     def _native(self, names: Sequence[str]) -> _core.Reader | None:
+        self._check_open()
         return self._shards.reader() if self._is_stored(self._dtype) else None
 
     def _fill(self, rows: Rows, out: Batch) -> None:
-        reader = self._shards.reader()
+        shards = self._shards
+        reader = shards.reader()
         if reader is None:
-            assert isinstance(self._shards, RemoteShards)
-            data = self._shards.rows(rows, self._starts)
+            assert isinstance(shards, RemoteShards)
+            data = shards.rows(rows)
         else:
-            data = reader.take(rows)[: len(rows) * self._infos[0].row_bytes]
-        self._convert(data, out["data"], str(self._options["where"]), 0)
+            data = reader.take(rows)[: len(rows) * shards.shards[0].row_bytes]
+        self._convert(data, out["data"], self.path, 0)
 
     # Below this line: for this package.
+
+    @property
+    def _is_remote(self) -> bool:
+        return is_url(self._where) or not isinstance(self._where, str | os.PathLike | list)
 
     def _is_stored(self, dtype: np.dtype[Any]) -> bool:
         return self._stored is not None and dtype == self._stored  # to NumPy, None is float64
 
     def _empty_rows(self, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        size = count * self.width * dtype.itemsize
-        return _core.shared_blocks().take(size)[:size].view(dtype).reshape(count, self.width)
+        size = count * self._width * dtype.itemsize
+        return _core.shared_blocks().take(size)[:size].view(dtype).reshape(count, self._width)
 
     def _convert(self, data: NDArray[np.uint8], rows: NDArray[Any], where: str, at: int) -> None:
         """Bytes of the file `where`, from byte `at` on, as values of another dtype."""
@@ -321,13 +426,13 @@ class ShardReader(Source):
             rows[...] = made
             return
         doubles = rows.dtype == np.float64
-        _core.upcast(KINDS.index(self._kind), data, flat, doubles, self._cores, where, at)
+        _core.upcast(KINDS.index(self._stored_kind), data, flat, doubles, self._cores, where, at)
 
     def _checked_out(self, out: NDArray[Any], batch_rows: int) -> np.dtype[Any]:
         if not isinstance(out, np.ndarray):
             raise TypeError(f"out: expected a NumPy array, got {type(out)}")
-        if out.shape != (batch_rows, self.width):
-            raise SchemaError(f"out: expected {(batch_rows, self.width)}, got {out.shape}")
+        if out.shape != (batch_rows, self._width):
+            raise SchemaError(f"out: expected {(batch_rows, self._width)}, got {out.shape}")
         if not out.flags.c_contiguous or not out.flags.writeable:
             raise ValueError("out: expected a writable array in C order")
         if out.dtype not in _UPCAST and not self._is_stored(out.dtype):
@@ -350,5 +455,16 @@ def _stored_dtype(kind: str) -> np.dtype[Any] | None:
     return None if kind == "bfloat16" else np.dtype(f"<f{4 if kind == 'float32' else 2}")
 
 
-def _rebuild(cls: type[ShardReader], options: dict[str, Any]) -> ShardReader:
-    return cls.open(**options)
+def _last_of(shards: Shards, number: int, rows: NDArray[Any]) -> NDArray[Any]:
+    """The last rows of a shard, if it is still as long as it was."""
+    if isinstance(shards, LocalShards):
+        shards.check_whole(number)
+    return rows
+
+
+def _rebuild(
+    cls: type[ShardReader], where: Any, dtype: Any, options: dict[str, Any], names: Any
+) -> ShardReader:
+    made = cls.__new__(cls)
+    made._begin(where, dtype, options, names)
+    return made

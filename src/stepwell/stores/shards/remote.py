@@ -4,7 +4,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -20,14 +20,14 @@ from stepwell.ordered import in_order
 from stepwell.source import Rows
 from stepwell.stores.shards.layout import (
     HEADER_BYTES,
-    MANIFEST,
+    LIST,
     SUFFIX,
     Shard,
     Span,
     cuts,
+    listed_shards,
     parse_header,
-    parse_manifest,
-    with_sum,
+    with_checksum,
 )
 from stepwell.stores.shards.local import LocalShards
 
@@ -53,6 +53,7 @@ class RemoteShards:
     def __init__(
         self,
         files: RemoteFiles,
+        names: Collection[str] | None = None,
         *,
         connections: int = 8,
         cache: str | os.PathLike[str] | None = None,
@@ -66,16 +67,33 @@ class RemoteShards:
             None if cache is None else _Cache(Path(cache), cache_bytes, files, connections)
         )
         self._sizes: dict[str, int] = {}
-        listed = files.read_all(MANIFEST)
+        listed = files.read_all(LIST.name)
         if listed is not None:
-            self.shards = parse_manifest(listed, files.url_of(MANIFEST))
-            self.shards.sort(key=lambda shard: shard.name.encode())
+            shards = listed_shards(listed, files.url_of(LIST.name))
+            shards.sort(key=lambda shard: shard.name.encode())
         else:
             self._sizes = _names(files)
-            names = sorted(self._sizes, key=str.encode)
-            self.shards = list(in_order(self._header, names, _HEADERS_AT_ONCE))
-        if not self.shards:
+            found = sorted(self._sizes, key=str.encode)
+            shards = list(in_order(self._header, found, _HEADERS_AT_ONCE))
+        if names is not None:
+            shards = [shard for shard in shards if shard.name in names]
+        if names is not None and len(shards) < len(names):
+            gone = min(set(names) - {shard.name for shard in shards})
+            raise FormatError(f"expected {gone}, found none", path=files.url)
+        if not shards:
             raise FetchError("expected .shard files, found none", url=files.url)
+        self.shards = shards
+        self.starts = np.cumsum([0, *(shard.rows for shard in shards)])
+
+    def closed(self) -> "RemoteShards":
+        return self
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(
+            HEADER_BYTES + shard.payload_bytes + self.surplus(number)
+            for number, shard in enumerate(self.shards)
+        )
 
     def where(self, number: int) -> str:
         return self._files.url_of(self.shards[number].name)
@@ -88,8 +106,9 @@ class RemoteShards:
     def reader(self) -> _core.Reader | None:
         return None
 
-    def rows(self, rows: Rows, starts: Rows) -> NDArray[np.uint8]:
+    def rows(self, rows: Rows) -> NDArray[np.uint8]:
         """Rows in any order, as they are stored, one after another."""
+        starts = self.starts
         size = self.shards[0].row_bytes
         out = np.empty((len(rows), size), np.uint8)
         of = np.searchsorted(starts, rows, side="right") - 1
@@ -131,7 +150,7 @@ class RemoteShards:
         most = min(_RANGE_BYTES, max(window_bytes // self._connections // 64 * 64, 64))
         ranges = list(self._ranges(spans, most))
         ahead = max(window_bytes // most, 1)
-        sums: dict[int, int] = {}
+        checksums: dict[int, int] = {}
 
         def fetch(range_: tuple[int, int, int]) -> NDArray[np.uint8]:
             number, begin, end = range_
@@ -150,23 +169,23 @@ class RemoteShards:
             while needed:
                 if not len(left):
                     range_, left = next(coming)
-                    self._check(*range_, left, sums)
+                    self._check(*range_, left, checksums)
                 found.append(left[:needed])
                 left = left[needed:]
                 needed -= len(found[-1])
             yield found[0] if len(found) == 1 else np.concatenate(found)
 
     def _check(
-        self, number: int, begin: int, end: int, data: NDArray[np.uint8], sums: dict[int, int]
+        self, number: int, begin: int, end: int, data: NDArray[np.uint8], checksums: dict[int, int]
     ) -> None:
-        """Continue the sum of a shard that is read from its beginning; compare it at its end."""
+        """Continue the checksum of a shard that is read in order; compare it at the end."""
         shard = self.shards[number]
-        if shard.crc32c is None or (begin and number not in sums):
+        if shard.crc32c is None or (begin and number not in checksums):
             return
-        sums[number] = _core.crc32c(data, sums.get(number, 0))
-        if end == shard.payload_bytes and sums[number] != shard.crc32c:
+        checksums[number] = _core.crc32c(data, checksums.get(number, 0))
+        if end == shard.payload_bytes and checksums[number] != shard.crc32c:
             raise ChecksumError(
-                f"expected CRC32C {shard.crc32c:08x}, got {sums[number]:08x}",
+                f"expected CRC32C {shard.crc32c:08x}, got {checksums[number]:08x}",
                 path=self.where(number),
             )
 
@@ -194,7 +213,7 @@ def _names(files: RemoteFiles) -> dict[str, int]:
     except FetchError as error:
         if not files.url.startswith("http"):
             raise
-        message = f"expected a {MANIFEST}, found none, and no list of files ({error.args[0]})"
+        message = f"expected a {LIST.name}, found none, and no list of files ({error.args[0]})"
         raise FetchError(message, url=files.url) from error.__cause__
 
 
@@ -237,10 +256,10 @@ class _Cache:
                 path = self._folder / shard.name
                 self._bring(path, shard)
                 try:
-                    found = LocalShards([path])
+                    found = LocalShards([path], path.parent)
                 except FileNotFoundError:  # another process made room for its own
                     return None
-                with_sum(found.shards[0], shard, self._files.url_of(shard.name))
+                with_checksum(found.shards[0], shard, self._files.url_of(shard.name))
                 self._open[shard.name] = found
             return found
 
@@ -263,14 +282,14 @@ class _Cache:
             return None
         self._open[shard.name] = found
         with suppress(OSError):  # it may be gone, or the directory be read-only
-            os.utime(path)
+            os.utime(path, follow_symlinks=False)
         return found
 
     def _usable(self, path: Path, shard: Shard) -> LocalShards | None:
         """What is there, if it is what it should be."""
         try:
-            found = LocalShards([path])
-            with_sum(found.shards[0], shard, str(path))
+            found = LocalShards([path], path.parent)
+            with_checksum(found.shards[0], shard, str(path))
             if shard.crc32c is None:
                 return found
             crc, step = 0, max(_RANGE_BYTES // shard.row_bytes, 1)
@@ -282,7 +301,7 @@ class _Cache:
         return found if crc == shard.crc32c else None
 
     def _bring(self, path: Path, shard: Shard) -> None:
-        """Fetch a whole shard, again where its sum does not fit; `ChecksumError` in the end."""
+        """Fetch a whole shard, again where its checksum differs; `ChecksumError` in the end."""
         self._make_room(path, HEADER_BYTES + shard.payload_bytes)
         for left in reversed(range(_TRIES)):
             try:
@@ -294,7 +313,7 @@ class _Cache:
     def _bring_once(self, path: Path, shard: Shard) -> None:
         total, crc = HEADER_BYTES + shard.payload_bytes, 0
         ranges = [(at, min(at + _RANGE_BYTES, total)) for at in range(0, total, _RANGE_BYTES)]
-        with new_file(path) as file:
+        with new_file(path, follow=False) as file:
             fetched = in_order(
                 lambda r: self._files.read(shard.name, *r), ranges, self._connections
             )
@@ -315,7 +334,7 @@ class _Cache:
         for folder in self._root.glob("[0-9a-f]" * _FOLDER_LETTERS):
             for each in [*folder.glob(f"*{SUFFIX}"), *folder.glob(f".*{SUFFIX}.*.tmp")]:
                 with suppress(FileNotFoundError):
-                    about = each.stat()
+                    about = each.lstat()
                     if each == path:
                         continue  # it is about to be replaced
                     total += about.st_size

@@ -1,75 +1,77 @@
 """Something kept for each row of a corpus between two passes over it."""
 
 import errno
-import json
 import mmap
 import os
-import struct
-import threading
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from operator import index
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from stepwell import _core
-from stepwell.errors import FormatError, SchemaError, VersionError
-from stepwell.files.atomic import sync_path, write_all, write_file
-from stepwell.files.lock import WriterLock
+from stepwell.errors import FormatError, SchemaError
+from stepwell.files.atomic import is_temporary, sweep, sync_path
+from stepwell.files.document import Document, whole_number
+from stepwell.files.journal import Framing, Journal
 from stepwell.files.npy import dtype_from_json, dtype_to_json
+from stepwell.files.regular import open_inside
 from stepwell.fit import fit_into
 from stepwell.source import Rows, is_masked
+from stepwell.writer import Mode, Writer, exclusive
 
 __all__ = ["RowState"]
 
-META, VALUES, THERE, JOURNAL, LOCK = "state.json", "values", "there", "journal", "writer.lock"
-_HEAD = struct.Struct("<4sIQ")
-_MAGIC = b"RST1"
+META = Document("state.json", "stepwell-rowstate", 1, indent=None)
+FRAMING = Framing(b"RST1", whole=False)
+VALUES, THERE, JOURNAL, LOCK = "values", "there", "journal", "writer.lock"
 _JOURNAL_BYTES = 1 << 24
-_MOST_ROWS = 1 << 48
+_MAX_ROWS = 1 << 48
 _MANY_ROWS = 1 << 20
 _PIECE_BYTES = 1 << 20
 
 
-class RowState:
+class RowState(Writer):
     """A vector for each row id: `put` for a batch, `get` for any other, in a directory of its own.
 
-        state = RowState("warm/", width=32)
+        state = RowState("warm/", width=32)     goes on with what is there; mode="x" wants nothing
         state.put(row_ids, codes)
         start = state.get(row_ids)              zeros for rows that have none yet
 
-    A `put` is there whole or not at all, whatever happens; after `flush` or `close` it survives
-    a power cut, too. One process at a time.
+    A `put` is there whole or not at all, whatever happens, and seen by `get` at once. After
+    `commit` it survives a power cut, too; `rollback` drops the puts since. A full journal (16 MiB)
+    is a commit, as a full shard is. One process at a time.
     """
+
+    noun = "a row state"
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         width: int | None = None,
         dtype: DTypeLike | None = None,
+        *,
+        mode: Mode = "a",
     ) -> None:
-        self._root = Path(path).absolute()
-        self._root.mkdir(parents=True, exist_ok=True)
-        self._lock = WriterLock(self._root / LOCK)
-        self._turn = threading.Lock()
         self._files: dict[str, int] = {}
-        self._end = 0
-        self._failed = False
-        try:
-            self._width, self._dtype = self._begin(width, dtype)
+        self._journal: Journal | None = None
+        self._committed = (0, 0)
+        """The end of the journal and the late vectors at the last commit."""
+        self._replayed = False
+        there = self._begin(Path(path).absolute(), LOCK, mode)
+        with self._opening():
+            sweep(self._root, META.name)
+            make = self._described if there else self._made
+            self._width, self._dtype = make(width, dtype)
             self._late = _Late(self._width, self._dtype)
-            for name in (VALUES, THERE, JOURNAL):
-                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-                self._files[name] = os.open(self._root / name, flags, 0o666)
+            for name in (VALUES, THERE):
+                self._files[name] = open_inside(self._root, name, os.O_RDWR | os.O_CREAT)
+            self._journal = Journal(self._root, JOURNAL, FRAMING)
             sync_path(self._root)
             self._map()
-            self._replay()
-        except BaseException:
-            self._let_go()
-            raise
+            self._replay(self._journal)
+            self._replayed = True
 
     @property
     def width(self) -> int:
@@ -82,12 +84,11 @@ class RowState:
     def __repr__(self) -> str:
         return f"RowState({self._width} x {self._dtype}, path={str(self._root)!r})"
 
+    @exclusive
     def __len__(self) -> int:
         """How many rows have something."""
-        with self._turn:
-            self._check_open()
-            late, _ = self._late.last()
-            return int(self._there.sum(dtype=np.int64)) + int((self._there[late] == 0).sum())
+        late, _ = self._late.last()
+        return int(self._there.sum(dtype=np.int64)) + int((self._there[late] == 0).sum())
 
     def put(self, row_ids: ArrayLike, values: ArrayLike) -> None:
         """Keep a vector for each of these rows, in place of what there was; all or none."""
@@ -103,107 +104,111 @@ class RowState:
         rising = ids if (ids[1:] > ids[:-1]).all() else np.sort(ids)
         if (rising[1:] == rising[:-1]).any():
             raise ValueError("a row is named more than once")
-        body = len(ids).to_bytes(8, "little") + ids.tobytes() + made.tobytes()
-        crc = _core.crc32c(np.frombuffer(body, np.uint8))
-        record = np.frombuffer(_HEAD.pack(_MAGIC, crc, len(body)) + body, np.uint8)
-        with self._turn:
-            self._check_open()
-            self._make_room(int(ids.max(initial=-1)) + 1)
-            if self._end and self._end + len(record) > _JOURNAL_BYTES:
-                self._checkpoint()
-            try:
-                write_all(self._files[JOURNAL], record, self._end, self._root / JOURNAL)
-            except BaseException:
-                self._failed = True  # a part of it may be there
-                with suppress(OSError):
-                    os.ftruncate(self._files[JOURNAL], self._end)
-                    self._failed = False
-                raise
-            self._end += len(record)
-            self._late.put(ids, made)
+        self._put(ids, made, len(ids).to_bytes(8, "little") + ids.tobytes() + made.tobytes())
 
+    @exclusive
+    def _put(self, ids: Rows, values: NDArray[Any], body: bytes) -> None:
+        journal = self._journal
+        assert journal is not None
+        self._make_room(int(ids.max(initial=-1)) + 1)
+        if journal.end and journal.end + len(body) + 16 > _JOURNAL_BYTES:
+            self._checkpoint()
+        with self._changing():
+            try:
+                journal.append(body)
+            except BaseException:
+                self._failed, self._torn = journal.torn, False
+                raise
+            self._late.put(ids, values)
+
+    @exclusive
     def get(self, row_ids: ArrayLike) -> NDArray[Any]:
         """What was kept for these rows; zeros for those without."""
         ids = self._ids(row_ids)
-        with self._turn:
-            self._check_open()
-            inside = ids < len(self._values)
-            if inside.all():
-                found = np.asarray(self._values[ids])
-            else:
-                found = np.zeros((len(ids), self._width), self._dtype)
-                found[inside] = self._values[ids[inside]]
-            places = self._late.places(ids)
-            late = places >= 0
-            found[late] = self._late.values[places[late]]
-            return found
+        inside = ids < len(self._values)
+        if inside.all():
+            found = np.asarray(self._values[ids])
+        else:
+            found = np.zeros((len(ids), self._width), self._dtype)
+            found[inside] = self._values[ids[inside]]
+        places = self._late.places(ids)
+        late = places >= 0
+        found[late] = self._late.values[places[late]]
+        return found
 
+    @exclusive
     def present(self, row_ids: ArrayLike) -> NDArray[np.bool]:
         """Which of these rows have something."""
         ids = self._ids(row_ids)
-        with self._turn:
-            self._check_open()
-            inside = ids < len(self._there)
-            found = np.zeros(len(ids), np.bool)
-            found[inside] = self._there[ids[inside]] != 0
-            return found | (self._late.places(ids) >= 0)
+        inside = ids < len(self._there)
+        found = np.zeros(len(ids), np.bool)
+        found[inside] = self._there[ids[inside]] != 0
+        return found | (self._late.places(ids) >= 0)
 
-    def flush(self) -> None:
-        """Wait until everything is on the disk."""
-        with self._turn:
-            self._check_open()
-            self._sync(JOURNAL, os.fdatasync)
+    # Below this line: what every writer needs of a store.
 
-    def close(self) -> None:
-        with self._turn:
-            if not self._lock.held:
-                return
-            try:
-                if self._end and not self._failed:
-                    self._checkpoint()
-            finally:
-                self._let_go()
+    def _commit(self) -> None:
+        journal = self._journal
+        assert journal is not None
+        if journal.end > self._committed[0]:
+            with self._at_risk():
+                journal.sync()
+            self._committed = (journal.end, len(self._late))
 
-    def __enter__(self) -> Self:
-        return self
+    def _rollback(self) -> None:
+        journal, (end, count) = self._journal, self._committed
+        assert journal is not None
+        if journal.end > end or len(self._late) > count:
+            with self._at_risk():
+                journal.cut(end)
+        with self._changing():
+            self._late.keep(count)
+            self._map()
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def _release(self) -> None:
+        """What the journal has goes to the tables, if it can; else the next one does that."""
+        journal = self._journal
+        try:
+            settled = self._replayed and not self._failed and self._in_place
+            if journal is not None and journal.end and settled:
+                self._checkpoint()
+        finally:
+            self._values, self._there = np.zeros((0, 0)), np.zeros(0, np.uint8)
+            files, self._files, self._journal = self._files, {}, None
+            with ExitStack() as closing:
+                for file in files.values():
+                    closing.callback(os.close, file)
+                if journal is not None:
+                    closing.callback(journal.close)
 
-    def __del__(self) -> None:
-        if hasattr(self, "_files"):
-            self._let_go()  # the journal has what the tables do not
+    @classmethod
+    def _holds_commits(cls, root: Path) -> bool:
+        """A state is one from the moment that its width and dtype are written down."""
+        return os.path.lexists(root / META.name)
+
+    @classmethod
+    def _is_left_over(cls, path: Path) -> bool:
+        return path.name == LOCK or is_temporary(path, META.name)
 
     # Below this line: for this package.
 
-    def _begin(self, width: int | None, dtype: DTypeLike | None) -> tuple[int, np.dtype[Any]]:
-        path = self._root / META
-        if path.exists():
-            try:
-                text = json.loads(path.read_bytes())
-                if text["format"] != "stepwell-rowstate":
-                    raise ValueError(text)
-                if text["version"] != 1:
-                    message = f"expected version 1, got {text['version']!r}"
-                    raise VersionError(message, path=str(path))
-                there, kept = text["width"], dtype_from_json(text["dtype"])
-                if type(there) is not int or there < 1:
-                    raise ValueError(text)
-            except VersionError:
-                raise
-            except Exception as error:
-                raise FormatError(f"not a row state: {error!r}", path=str(path)) from None
-            if width not in (None, there) or (dtype is not None and np.dtype(dtype) != kept):
-                raise SchemaError(f"expected {there} x {kept}, got {width} x {dtype}")
-            return there, kept
+    def _described(self, width: int | None, dtype: DTypeLike | None) -> tuple[int, np.dtype[Any]]:
+        """The width and dtype of the state that is there."""
+        with META.parsing(self._root) as text:
+            there, kept = whole_number(text["width"], 1 << 62, min_=1), text["dtype"]
+            there_dtype = dtype_from_json(kept)
+        if width not in (None, there) or (dtype is not None and np.dtype(dtype) != there_dtype):
+            raise SchemaError(f"expected {there} x {there_dtype}, got {width} x {dtype}")
+        return there, there_dtype
+
+    def _made(self, width: int | None, dtype: DTypeLike | None) -> tuple[int, np.dtype[Any]]:
+        """The width and dtype of a new state, written down."""
         if width is None or index(width) < 1:
             raise ValueError(f"width: expected at least 1 for a new state, got {width}")
         made = np.dtype(np.float32 if dtype is None else dtype)
         if made.names or made.hasobject or made.shape or not made.itemsize:
             raise ValueError(f"expected a plain dtype, got {made}")
-        text = {"format": "stepwell-rowstate", "version": 1, "width": width,
-                "dtype": dtype_to_json(made)}  # fmt: skip
-        write_file(path, json.dumps(text).encode())
+        META.write(self._root, {"width": width, "dtype": dtype_to_json(made)})
         return width, made
 
     def _map(self) -> None:
@@ -241,7 +246,8 @@ class RowState:
         rows = max(rows, len(self._values) * 5 // 4, 4096)
         self._grow(VALUES, rows * self._width * self._dtype.itemsize)
         self._grow(THERE, rows)
-        self._map()
+        with self._changing():
+            self._map()
 
     def _grow(self, name: str, size: int) -> None:
         """All of it or nothing."""
@@ -265,55 +271,54 @@ class RowState:
         self._values[ids] = values
         self._there[ids] = 1
 
-    def _replay(self) -> None:
+    def _replay(self, journal: Journal) -> None:
         """Do again what the journal has: some of it may not have reached the tables."""
-        data = np.fromfile(self._root / JOURNAL, np.uint8)
+        with os.fdopen(open_inside(self._root, JOURNAL), "rb") as file:
+            data = np.fromfile(file, np.uint8)
         if not len(data):  # else the tables may be anything
             self._check_values()
-        at = 0
-        while at + _HEAD.size <= len(data):
-            magic, crc, size = _HEAD.unpack_from(data.data, at)
-            body = data[at + _HEAD.size : at + _HEAD.size + size]
-            if magic != _MAGIC or len(body) != size or size < 8 or _core.crc32c(body) != crc:
+            return
+        for at, body in FRAMING.records(data):
+            put = self._parsed(body)
+            if put is None:
                 break
-            count = int(body[:8].view("<u8")[0])
-            if size != 8 + count * (8 + self._width * self._dtype.itemsize):
-                break
-            ids = body[8 : 8 + 8 * count].view(np.int64)
-            values = body[8 + 8 * count :].view(self._dtype).reshape(count, self._width)
-            if count and not 0 <= int(ids.min()) <= int(ids.max()) < _MOST_ROWS:
-                break
-            self._make_room(int(ids.max(initial=-1)) + 1)
-            self._late.put(ids, values)
-            at += _HEAD.size + size
-        self._end = at
-        if len(data):  # behind what is whole there may be records that nobody is to find again
-            self._checkpoint()
+            self._make_room(int(put[0].max(initial=-1)) + 1)
+            self._late.put(*put)
+            journal.end = at + 16 + len(body)
+        self._checkpoint()  # behind what is whole may be records that nobody is to find again
+
+    def _parsed(self, body: NDArray[np.uint8]) -> tuple[Rows, NDArray[Any]] | None:
+        """The rows and vectors of a record; None for one that no put has written."""
+        count = int(body[:8].view("<u8")[0]) if len(body) >= 8 else -1
+        if len(body) != 8 + count * (8 + self._width * self._dtype.itemsize):
+            return None
+        ids = body[8 : 8 + 8 * count].view(np.int64)
+        if count and not 0 <= int(ids.min()) <= int(ids.max()) < _MAX_ROWS:
+            return None
+        return ids, body[8 + 8 * count :].view(self._dtype).reshape(count, self._width)
 
     def _checkpoint(self) -> None:
-        """Everything in the tables, on the disk; then the journal begins anew.
+        """Everything in the tables, on the disk; then the journal begins again.
 
         Nothing reaches a table before it is in the journal on the disk: the system writes tables
         when it likes, and a part of a put must not be all that a power cut leaves of it.
         """
-        self._sync(JOURNAL, os.fdatasync)
-        self._failed = True  # until the tables have everything the journal is needed
-        self._apply(*self._late.last())
-        self._late.clear()
-        self._sync(VALUES)
-        self._sync(THERE)
-        os.ftruncate(self._files[JOURNAL], 0)
-        self._sync(JOURNAL)
-        self._end = 0
-        self._failed = False
+        journal = self._journal
+        assert journal is not None
+        self._commit()
+        with self._at_risk():  # until the tables have everything the journal is needed
+            self._apply(*self._late.last())
+            for name in (VALUES, THERE):
+                self._sync(name)
+            journal.restart(cut=True)
+        with self._changing():
+            self._late.clear()
+            self._committed = (0, 0)
 
-    def _sync(self, name: str, call: Callable[[int], None] | None = None) -> None:
-        """Wait for the disk. What it refused once it does not try again, nor say so: a journal
-        that may have a hole is not to be written on."""
+    def _sync(self, name: str) -> None:
         try:
-            (call or os.fsync)(self._files[name])
+            os.fsync(self._files[name])
         except OSError as error:
-            self._failed = True
             error.filename = str(self._root / name)
             raise
 
@@ -321,25 +326,9 @@ class RowState:
         ids = np.asarray(row_ids)
         if ids.ndim != 1 or (ids.dtype.kind not in "iu" and len(ids)):
             raise TypeError(f"expected row ids, got {ids.dtype} {ids.shape}")
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < _MOST_ROWS:
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < _MAX_ROWS:
             raise IndexError(f"row ids from {ids.min()} to {ids.max()}")
         return ids.astype(np.int64)
-
-    def _check_open(self) -> None:
-        if not self._lock.held:
-            raise ValueError(f"{self._root} is closed")
-        if self._failed:
-            raise ValueError(f"a write to {self._root} failed; open it again to go on")
-
-    def _let_go(self) -> None:
-        self._values, self._there = np.zeros((0, 0)), np.zeros(0, np.uint8)
-        files, self._files = self._files, {}
-        try:
-            with ExitStack() as closing:
-                for file in files.values():
-                    closing.callback(os.close, file)
-        finally:
-            self._lock.release()
 
 
 class _Late:
@@ -350,6 +339,9 @@ class _Late:
         self._ids = np.zeros(0, np.int64)
         self._count = 0
         self._slots = np.zeros(0, np.int32)  # for each row 1 + its place, or 0
+
+    def __len__(self) -> int:
+        return self._count
 
     @property
     def ids(self) -> Rows:
@@ -377,8 +369,10 @@ class _Late:
 
     def places(self, ids: Rows) -> Rows:
         """Where in `values` the vectors of these rows are; -1 for rows without."""
-        found = np.full(len(ids), -1, np.int64)
         inside = ids < len(self._slots)
+        if inside.all():
+            return self._slots[ids] - np.int64(1)
+        found = np.full(len(ids), -1, np.int64)
         found[inside] = self._slots[ids[inside]] - np.int64(1)
         return found
 
@@ -386,6 +380,12 @@ class _Late:
         """Each row once, and its vector."""
         counts = self._slots[self.ids] == np.arange(1, self._count + 1)
         return self.ids[counts], self.values[: self._count][counts]
+
+    def keep(self, count: int) -> None:
+        """Forget what came behind the first so many."""
+        self._slots[self._ids[count : max(count, self._count)]] = 0
+        self._count = min(count, self._count)
+        self._slots[self.ids] = np.arange(1, self._count + 1)
 
     def clear(self) -> None:
         if len(self._slots) > _MANY_ROWS:

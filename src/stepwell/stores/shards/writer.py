@@ -5,48 +5,60 @@ from contextlib import suppress
 from dataclasses import replace
 from operator import index
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from stepwell import _core
-from stepwell.errors import BusyError, FormatError, SchemaError
-from stepwell.files.atomic import create_beside, sync_path, temporary_name, write_all, write_file
-from stepwell.files.lock import WriterLock
+from stepwell.errors import FormatError, SchemaError
+from stepwell.files.atomic import (
+    create_beside,
+    is_temporary,
+    sweep,
+    sync_path,
+    temporary_name,
+    write_all,
+)
+from stepwell.files.regular import open_inside
 from stepwell.source import is_masked
 from stepwell.stores.shards.layout import (
     HEADER_BYTES,
     KINDS,
-    MANIFEST,
+    LIST,
     SUFFIX,
     Shard,
     header_bytes,
     kind_of,
-    manifest_bytes,
+    listed_in,
+    listing,
     parse_header,
-    parse_manifest,
-    with_sum,
+    with_checksum,
 )
+from stepwell.stores.shards.local import shard_names
+from stepwell.writer import Mode, Writer, exclusive
 
 __all__ = ["ShardWriter"]
 
 LOCK = ".writer.lock"
-_MOST_SHARDS = 10**6
+_BESIDE = rf".*\{SUFFIX}|{LIST.name}"
+_MAX_SHARDS = 10**6
 _PIECE_BYTES = 1 << 22
 
 
-class ShardWriter:
+class ShardWriter(Writer):
     """Writes a corpus of activations as shards of about `shard_bytes`.
 
         with ShardWriter("acts/", width=768) as writer:
             writer.append(rows)                 any floats, (n, width)
 
-    A shard appears under its name when it is full or at the end, whole and on the disk. A writer
-    that was killed is continued by opening it again: `rows` says how many are there, and the
-    rows to go on with. `dtype` is float32 (if none is given for a new corpus), float16 or
-    "bfloat16"; values that it cannot hold are refused.
+    A shard appears under its name when it is full and at a commit, whole and on the disk. A writer
+    that was killed is continued with `mode="a"`: `rows` says how many are there, and the rows to
+    go on with. `dtype` is float32 (if none is given for a new corpus), float16 or "bfloat16";
+    values that it cannot hold are refused.
     """
+
+    noun = "a folder of shards"
 
     def __init__(
         self,
@@ -54,26 +66,25 @@ class ShardWriter:
         width: int | None = None,
         dtype: DTypeLike | str | None = None,
         *,
+        mode: Mode = "x",
         shard_bytes: int = 1 << 28,
     ) -> None:
         shard_bytes = index(shard_bytes)
         if shard_bytes < 1:
             raise ValueError(f"shard_bytes: expected at least 1, got {shard_bytes}")
-        self._root = Path(path).absolute()
-        self._root.mkdir(parents=True, exist_ok=True)
-        self._lock = WriterLock(self._root / LOCK)
+        if width is not None and index(width) < 1:
+            raise ValueError(f"width: expected at least 1, got {width}")
+        kind = None if dtype is None else kind_of(dtype)
+        root = Path(path).absolute()
         self._file = -1
-        self._beside = temporary_name(self._root / SUFFIX)
+        self._beside = temporary_name(root / SUFFIX)
         self._open_rows = self._crc = 0
-        self._failed = False
-        try:
+        self._begin(root, LOCK, mode)
+        with self._opening():
             self._shards = self._found()
             there = self._shards[0] if self._shards else None
             if width is None and there is None:
                 raise ValueError("a new corpus needs a width")
-            if width is not None and index(width) < 1:
-                raise ValueError(f"width: expected at least 1, got {width}")
-            kind = None if dtype is None else kind_of(dtype)
             if there is not None:
                 if width is not None and width != there.width:
                     raise SchemaError(f"expected rows of {there.width} values, got {width}")
@@ -83,16 +94,15 @@ class ShardWriter:
             kind = kind or KINDS[0]
             assert width is not None
             self._width, self._kind = width, kind
+            self._stored = np.dtype("<f4" if kind == "float32" else "<f2")
             self._row_bytes = Shard("", 0, width, kind).row_bytes
             self._shard_rows = max(shard_bytes // self._row_bytes, 1)
-        except BaseException:
-            self._lock.release()
-            raise
+            self._rows = sum(shard.rows for shard in self._shards)
 
     @property
     def rows(self) -> int:
         """Rows in whole shards: those that survive a kill."""
-        return sum(shard.rows for shard in self._shards)
+        return self._rows
 
     @property
     def width(self) -> int:
@@ -100,121 +110,109 @@ class ShardWriter:
 
     def __len__(self) -> int:
         """Rows written, those of the shard that is not whole yet included."""
-        return self.rows + (self._open_rows if self._file >= 0 else 0)
+        return self._rows + self._open_rows
 
+    @exclusive
     def append(self, rows: ArrayLike) -> None:
-        """Add rows. Raises `SchemaError` for another width or values that do not fit."""
-        self._check_open()
+        """Add rows; a shard that is full by then is committed.
+
+        Raises `SchemaError` for another width or values that do not fit. When the disk refuses
+        some of the rows, `rollback` drops those behind the last whole shard.
+        """
         data = self._packed(rows)
         at = 0
-        while at < len(data):
-            if self._file < 0:
-                self._begin()
-            part = data[at : at + self._shard_rows - self._open_rows]
-            self._failed = True  # a part of a row may be there, if this does not go well
-            flat = part.reshape(-1)
-            at_byte = HEADER_BYTES + self._open_rows * self._row_bytes
-            write_all(self._file, flat, at_byte, self._beside)
-            self._crc = _core.crc32c(flat, self._crc)
-            self._open_rows += len(part)
-            self._failed = False
-            at += len(part)
-            if self._open_rows == self._shard_rows:
-                self.flush()
+        with self._changing():
+            while at < len(data):
+                if self._file < 0:
+                    self._start_shard()
+                part = data[at : at + self._shard_rows - self._open_rows]
+                flat = part.reshape(-1)
+                at_byte = HEADER_BYTES + self._open_rows * self._row_bytes
+                write_all(self._file, flat, at_byte, self._beside)
+                self._crc = _core.crc32c(flat, self._crc)
+                self._open_rows += len(part)
+                at += len(part)
+                if self._open_rows == self._shard_rows:
+                    self._commit()
 
-    def flush(self) -> None:
-        """Make a whole shard of what there is, which is then safe."""
-        self._check_open()
+    # Below this line: what every writer needs of a store.
+
+    def _commit(self) -> None:
+        """Make a whole shard of what there is."""
         if self._file < 0:
             return
-        if not self._lock.in_place:
-            raise BusyError(f"{self._root} was moved or replaced while it was written to")
-        self._failed = True
-        file, target = self._file, self._root / f"{len(self._shards):06}{SUFFIX}"
-        header = header_bytes(self._open_rows, self._width, self._kind)
-        write_all(file, np.frombuffer(header, np.uint8), 0, self._beside)
-        os.fsync(file)
-        self._file = -1
-        os.close(file)
-        if target.exists():
-            raise FileExistsError(f"{target} exists already")
-        self._beside.replace(target)
-        sync_path(self._root)
-        shard = Shard(target.name, self._open_rows, self._width, self._kind, self._crc)
-        self._shards.append(shard)
-        write_file(self._root / MANIFEST, manifest_bytes(self._shards))
-        self._failed = False
+        with self._at_risk():
+            name = f"{len(self._shards):06}{SUFFIX}"
+            header = header_bytes(self._open_rows, self._width, self._kind)
+            write_all(self._file, np.frombuffer(header, np.uint8), 0, self._beside)
+            os.fsync(self._file)
+            file, self._file = self._file, -1
+            os.close(file)
+            if os.path.lexists(self._root / name):
+                raise FileExistsError(f"{self._root / name} exists already")
+            self._beside.replace(self._root / name)
+            sync_path(self._root)
+            shard = Shard(name, self._open_rows, self._width, self._kind, self._crc)
+            self._shards.append(shard)
+            LIST.write(self._root, listing(self._shards))
+            self._rows, self._open_rows = self._rows + self._open_rows, 0
 
-    def close(self) -> None:
-        """Finish the last shard and let others write."""
-        if not self._lock.held:
-            return
+    def _rollback(self) -> None:
+        """Drop the shard that is not whole."""
+        file, self._file, self._open_rows = self._file, -1, 0
         try:
-            if not self._failed:
-                self.flush()
+            if file >= 0:
+                os.close(file)
         finally:
-            self._drop()
-            self._lock.release()
+            with suppress(OSError):
+                self._beside.unlink(missing_ok=True)
 
-    def abort(self) -> None:
-        """Drop the shard that is not whole and let others write."""
-        if self._lock.held:
-            self._drop()
-            self._lock.release()
+    _release = _rollback
 
-    def __enter__(self) -> Self:
-        return self
+    @classmethod
+    def _holds_commits(cls, root: Path) -> bool:
+        return os.path.lexists(root / LIST.name) or bool(shard_names(root))
 
-    def __exit__(self, kind: object, *exc: object) -> None:
-        self.close() if kind is None else self.abort()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_beside"):
-            self.abort()
+    @classmethod
+    def _is_left_over(cls, path: Path) -> bool:
+        return path.name == LOCK or is_temporary(path, _BESIDE)
 
     # Below this line: for this package.
 
     def _found(self) -> list[Shard]:
         """The whole shards that are there, in order; what a killed writer left is removed."""
-        for name in (f"*{SUFFIX}", MANIFEST):
-            for left in self._root.glob(f".{name}.*.tmp"):
-                left.unlink(missing_ok=True)
-        known: dict[str, Shard] = {}
-        with suppress(FileNotFoundError):
-            path = self._root / MANIFEST
-            known = {shard.name: shard for shard in parse_manifest(path.read_bytes(), str(path))}
+        root, path = self._root, str(self._root / LIST.name)
+        known = {shard.name: shard for shard in listed_in(root)}
         found: list[Shard] = []
-        manifest = str(self._root / MANIFEST)
-        for number in range(_MOST_SHARDS):
-            path = self._root / f"{number:06}{SUFFIX}"
-            if not path.exists():
+        there = set(shard_names(root))
+        for number in range(_MAX_SHARDS):
+            name = f"{number:06}{SUFFIX}"
+            if name not in there:
                 break
-            with path.open("rb") as file:
+            with os.fdopen(open_inside(root, name), "rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                shard = parse_header(file.read(HEADER_BYTES), path.name, str(path), size)
-            found.append(with_sum(shard, known.get(path.name), manifest))
-        for name in known.keys() - {shard.name for shard in found}:
-            if not (self._root / name).exists():
-                raise FormatError(f"expected {name}, which is listed, found none", path=manifest)
-        others = {path.name for path in self._root.glob(f"*{SUFFIX}")} - {s.name for s in found}
-        if others:
+                shard = parse_header(file.read(HEADER_BYTES), name, str(root / name), size)
+            found.append(with_checksum(shard, known.get(name), path))
+        if gone := sorted(known.keys() - there):
+            raise FormatError(f"expected {gone[0]}, which is listed, found none", path=path)
+        if others := there - {shard.name for shard in found}:
             raise FormatError(
                 f"expected shards named 000000{SUFFIX}, 000001{SUFFIX}, …, got {min(others)}",
-                path=str(self._root),
+                path=str(root),
             )
+        sweep(root, _BESIDE)
         if found and [shard.name for shard in found] != list(known):
             if [shard.name for shard in found[:-1]] == list(known):
-                # The last writer was killed between the shard and the list, and knew the sum.
-                found[-1] = replace(found[-1], crc32c=_sum_of(self._root / found[-1].name))
-            write_file(self._root / MANIFEST, manifest_bytes(found))
+                # The last writer was killed between the shard and the list, and knew the checksum.
+                found[-1] = replace(found[-1], crc32c=_checksum_of(root, found[-1].name))
+            LIST.write(root, listing(found))
         return found
 
-    def _begin(self) -> None:
-        if len(self._shards) >= _MOST_SHARDS:
-            raise ValueError(f"{_MOST_SHARDS:,} shards, and more would not sort; make larger ones")
-        descriptor, self._beside = create_beside(self._root / f"{len(self._shards):06}{SUFFIX}")
-        self._file = descriptor
-        self._open_rows, self._crc = 0, 0
+    def _start_shard(self) -> None:
+        if len(self._shards) >= _MAX_SHARDS:
+            raise ValueError(f"{_MAX_SHARDS:,} shards, and more would not sort; make larger ones")
+        self._file, self._beside = create_beside(self._root / f"{len(self._shards):06}{SUFFIX}")
+        self._open_rows = self._crc = 0
 
     def _packed(self, rows: ArrayLike) -> NDArray[np.uint8]:
         """Rows as bytes of the stored kind, (n, bytes of a row)."""
@@ -227,30 +225,15 @@ class ShardWriter:
             raise SchemaError(f"expected floats, got {array.dtype}")
         if self._kind == "bfloat16":
             made: NDArray[Any] = _to_bfloat16(array)
+        elif array.dtype == self._stored:
+            made = np.ascontiguousarray(array)
         else:
             with np.errstate(over="ignore"):
-                made = np.ascontiguousarray(
-                    array, f"<{self._kind[0]}{4 if '32' in self._kind else 2}"
-                )
+                made = np.ascontiguousarray(array, self._stored)
             lost = ~np.isfinite(made) & np.isfinite(array)
             if lost.any():
                 raise SchemaError(f"{array[lost][0]!r} does not fit {self._kind}")
         return made.view(np.uint8).reshape(len(made), self._row_bytes)
-
-    def _check_open(self) -> None:
-        if not self._lock.held:
-            raise ValueError(f"the writer of {self._root} is closed")
-        if self._failed:
-            raise ValueError(f"a write to {self._root} failed; open it again to go on")
-
-    def _drop(self) -> None:
-        file, self._file = self._file, -1
-        try:
-            if file >= 0:
-                os.close(file)
-        finally:
-            with suppress(OSError):
-                self._beside.unlink(missing_ok=True)
 
 
 def _detached(rows: Any) -> Any:
@@ -261,10 +244,10 @@ def _detached(rows: Any) -> Any:
     return tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor
 
 
-def _sum_of(path: Path) -> int:
+def _checksum_of(root: Path, name: str) -> int:
     """The CRC32C of everything behind the header."""
     crc = 0
-    with path.open("rb") as file:
+    with os.fdopen(open_inside(root, name), "rb") as file:
         file.seek(HEADER_BYTES)
         while len(data := np.fromfile(file, np.uint8, _PIECE_BYTES)):
             crc = _core.crc32c(data, crc)

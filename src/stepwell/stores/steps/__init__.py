@@ -2,7 +2,6 @@
 
 from stepwell.stores.steps.database import RunColumn
 from stepwell.stores.steps.reader import StepReader
-from stepwell.stores.steps.table import RunTable
 from stepwell.stores.steps.writer import StepWriter
 
-__all__ = ["RunColumn", "RunTable", "StepReader", "StepWriter"]
+__all__ = ["RunColumn", "StepReader", "StepWriter"]

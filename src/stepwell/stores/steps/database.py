@@ -2,7 +2,6 @@
 
 import json
 import sqlite3
-import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ import numpy as np
 
 from stepwell import _core
 from stepwell.errors import FormatError, VersionError
-from stepwell.files.catalog import in_turn, open_readonly, taking_turns, translated
+from stepwell.files import catalog
+from stepwell.files.catalog import transaction, translated
 from stepwell.files.npy import dtype_from_json, dtype_to_json
 from stepwell.stores.steps.layout import VERSION
 
@@ -28,15 +28,18 @@ __all__ = [
     "column_types",
     "create",
     "facts",
-    "open_writer",
+    "has_runs",
     "quoted",
     "reading",
+    "show_only",
 ]
 
-_TELLING_RUNS = 16
+_TELLING_RUNS = 16  # that tell one dataset from another
 
 OWN = ("id", "first_step_idx", "num_steps")
 """Columns that every dataset has."""
+
+_META = "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)"
 
 _SQL_TYPES = {int: "INTEGER", float: "REAL", str: "TEXT", bytes: "BLOB"}
 
@@ -70,7 +73,7 @@ class Facts:
     dtype: np.dtype[Any] | None
     """None in a dataset of the original program, whose array alone knows."""
     identity: str
-    """Which dataset this is, whatever its path: how many of its first runs, and their sum."""
+    """Which dataset this is, whatever its path: how many of its first runs, and their checksum."""
 
 
 class Seen(NamedTuple):
@@ -97,23 +100,21 @@ def create(
         "num_steps INTEGER NOT NULL",
     ]
     declared = own + [f'"{name}" {column.sql}' for name, column in columns.items()]
-    with closing(_connect(path, create=True)) as database:
-        database.execute("BEGIN IMMEDIATE")
+    indexed = [name for name, column in columns.items() if column.indexed]
+    meta = {
+        "format_version": str(VERSION),
+        "dtype": json.dumps(dtype_to_json(dtype)),
+        "shard_rows": str(shard_rows),
+        "rows": "0",
+    }
+    with closing(catalog.connect(path, create=True)) as database, transaction(database, path):
         database.execute(f"CREATE TABLE runs ({', '.join(declared)})")
         database.execute("CREATE INDEX runs_by_num_steps ON runs (num_steps)")
         database.execute("CREATE INDEX runs_by_first_step_idx ON runs (first_step_idx)")
-        for name, column in columns.items():
-            if column.indexed:
-                database.execute(f'CREATE INDEX "runs_by_{name}" ON runs ("{name}")')
-        database.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
-        meta = {
-            "format_version": str(VERSION),
-            "dtype": json.dumps(dtype_to_json(dtype)),
-            "shard_rows": str(shard_rows),
-            "rows": "0",
-        }
+        for name in indexed:
+            database.execute(f'CREATE INDEX "runs_by_{name}" ON runs ("{name}")')
+        database.execute(_META)
         database.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
-        database.execute("COMMIT")
 
 
 def check_columns(columns: Mapping[str, RunColumn]) -> None:
@@ -126,16 +127,9 @@ def check_columns(columns: Mapping[str, RunColumn]) -> None:
         raise ValueError(f"run columns differ only in case: {', '.join(columns)}")
 
 
-def open_writer(path: Path) -> sqlite3.Connection:
-    """A connection that commits durably."""
-    _check_plain(path)
-    with in_turn, translated(path):
-        return _connect(path, create=False)
-
-
-@taking_turns
 def append(
     database: sqlite3.Connection,
+    path: Path,
     names: Sequence[str],
     runs: Iterable[Sequence[Any]],
     rows: int,
@@ -143,24 +137,28 @@ def append(
     """Add runs (id, first_step_idx, num_steps, then `names`) and the number of rows: the commit."""
     every = ", ".join(map(quoted, [*OWN, *names]))
     marks = ", ".join("?" * (len(OWN) + len(names)))
-    database.execute("BEGIN IMMEDIATE")
-    try:
+    with transaction(database, path):
         database.executemany(f"INSERT INTO runs ({every}) VALUES ({marks})", runs)
-        database.execute(
-            "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)"
-        )
+        database.execute(_META)
         database.execute("INSERT OR REPLACE INTO meta VALUES ('rows', ?)", (str(rows),))
-        database.execute("COMMIT")
-    except BaseException:
-        if database.in_transaction:
-            database.execute("ROLLBACK")
-        raise
+
+
+def has_runs(path: Path) -> bool:
+    """Whether a database holds a run, or cannot be asked because it is damaged."""
+    try:
+        with catalog.reading(path) as database:
+            found = database.execute("SELECT 1 FROM runs LIMIT 1").fetchone()
+            return found is not None or facts(database, path).runs > 0
+    except FileNotFoundError:
+        return False
+    except FormatError:
+        return True
 
 
 def facts(database: sqlite3.Connection, path: Path) -> Facts:
     """Read what there is. Raises `FormatError` when it is not the database of a dataset."""
-    with translated(path):
-        database.execute("BEGIN")  # a writer may commit between one question and the next
+    with catalog.in_turn, translated(path):
+        database.execute("BEGIN")  # a writer may commit between one query and the next
         try:
             meta, (count, end, last) = _asked(database, path)
             identity = _identity(database, min(count, _TELLING_RUNS))
@@ -194,11 +192,11 @@ def _asked(database: sqlite3.Connection, path: Path) -> tuple[dict[Any, Any], tu
     if missing:
         raise FormatError(f"runs: no column {', '.join(sorted(missing))}", path=str(path))
     meta = dict(database.execute("SELECT key, value FROM meta")) if "meta" in tables else {}
-    sums = database.execute(
+    totals = database.execute(
         "SELECT count(*), coalesce(max(first_step_idx + num_steps), 0), coalesce(max(id), -1) "
         "FROM runs"
     )
-    return meta, sums.fetchone()
+    return meta, totals.fetchone()
 
 
 def column_types(database: sqlite3.Connection) -> dict[str, str]:
@@ -225,37 +223,24 @@ def reading(path: Path, identity: str = "") -> Iterator[sqlite3.Connection]:
     Raises `FileNotFoundError` when there is no database, and `FormatError` when it is that of
     another dataset than the one with this identity.
     """
-    _check_plain(path)
-    with in_turn, translated(path), closing(open_readonly(path)) as opened:
+    with catalog.reading(path) as opened:
         if identity and _identity(opened, int(identity.partition(":")[0])) != identity:
-            raise FormatError("another dataset is here now; open it anew", path=str(path))
+            raise FormatError("another dataset is here now; open it again", path=str(path))
         yield opened
+
+
+def show_only(database: sqlite3.Connection, last_run: int, ids: Sequence[int] | None) -> None:
+    """Let `runs` be the runs up to one, or only those with the given ids, for a connection."""
+    wanted = f"id <= {last_run}"
+    database.execute("PRAGMA temp_store = MEMORY")
+    if ids is not None:
+        wanted = "id IN (SELECT id FROM temp.chosen)"
+        database.execute("CREATE TEMP TABLE chosen (id INTEGER PRIMARY KEY)")
+        database.executemany("INSERT INTO temp.chosen VALUES (?)", ((run,) for run in ids))
+    database.execute(f"CREATE TEMP VIEW runs AS SELECT * FROM main.runs WHERE {wanted}")
 
 
 def _identity(database: sqlite3.Connection, runs: int) -> str:
     """The first runs tell one dataset from another, and no append changes them."""
     found = database.execute("SELECT * FROM runs ORDER BY id LIMIT ?", (runs,)).fetchall()
     return f"{runs}:{_core.crc32c(np.frombuffer(repr(found).encode(), np.uint8)):08x}"
-
-
-def _check_plain(path: Path) -> None:
-    """SQLite would wait for a pipe for ever, and make a database of an empty file."""
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise FormatError("expected a plain file", path=str(path))
-    if not found.st_size:
-        raise FormatError("expected a database, the file is empty", path=str(path))
-
-
-def _connect(path: Path, *, create: bool) -> sqlite3.Connection:
-    mode = "rwc" if create else "rw"
-    database = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None
-    )
-    try:
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = FULL")  # a commit survives a power cut
-    except BaseException:
-        database.close()
-        raise
-    return database

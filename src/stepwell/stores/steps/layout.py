@@ -8,19 +8,19 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from stepwell.errors import FormatError
-from stepwell.files.npy import NpyHeader, read_header
-from stepwell.files.regular import open_regular
+from stepwell.files.npy import NpyHeader, header_bytes, read_header
+from stepwell.files.regular import open_inside
 
 __all__ = [
     "DATABASE",
     "FILLED",
     "LOCK",
     "MANIFEST",
+    "SHARDS",
     "VERSION",
     "Piece",
     "check_dtype",
-    "open_piece",
-    "piece_path",
+    "piece_name",
     "pieces",
 ]
 
@@ -28,68 +28,79 @@ VERSION = 1
 DATABASE = "metadata.db"
 MANIFEST = "manifest.json"
 LOCK = "writer.lock"
+SHARDS = "shards"
 FILLED = ("run_id", "step_index")
 """Fields that a writer fills in, where rows have them."""
 
 
-def piece_path(root: Path, number: int, shard_rows: int) -> Path:
+def piece_name(number: int, shard_rows: int) -> str:
     """The file of a shard, or the only file of a dataset without shards."""
-    return root / "shards" / f"steps_{number:05}.npy" if shard_rows else root / "steps.npy"
+    return f"{SHARDS}/steps_{number:05}.npy" if shard_rows else "steps.npy"
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Consecutive rows that are in one file."""
 
-    path: Path
+    root: Path
+    name: str
     inside: int
     """The first of the rows, counted in the file."""
     rows: int
+
+    @property
+    def path(self) -> Path:
+        return self.root / self.name
+
+    def open(
+        self, dtype: np.dtype[Any] | None, rows: int = 0, flags: int = os.O_RDONLY
+    ) -> tuple[BinaryIO, NpyHeader]:
+        """Open the file and check that it has this dtype and at least so many rows.
+
+        The shape in the header is not asked: a writer that was killed may have left it behind.
+        Raises `FormatError` for a file that is something else or too short.
+        """
+        file = os.fdopen(open_inside(self.root, self.name, flags), "rb")
+        try:
+            return file, _checked(file, self.path, dtype, rows)
+        except BaseException:
+            file.close()
+            raise
 
 
 def pieces(root: Path, rows: int, shard_rows: int, first: int = 0) -> list[Piece]:
     """The rows from `first` to `rows`, file by file; the only file is there even if empty."""
     if not shard_rows:
-        return [Piece(piece_path(root, 0, 0), first, rows - first)]
+        return [Piece(root, piece_name(0, 0), first, rows - first)]
     found = []
     while first < rows:
         number, inside = divmod(first, shard_rows)
         count = min(shard_rows - inside, rows - first)
-        found.append(Piece(piece_path(root, number, shard_rows), inside, count))
+        found.append(Piece(root, piece_name(number, shard_rows), inside, count))
         first += count
     return found
 
 
-def open_piece(path: Path, dtype: np.dtype[Any] | None, rows: int) -> tuple[BinaryIO, NpyHeader]:
-    """Open a file of rows and check that it has this dtype and at least so many rows.
-
-    The shape in the header is not asked: a writer that was killed may have left it behind.
-    Raises `FormatError` for a file that is something else or too short.
-    """
-    file = open_regular(path)
-    try:
-        header = read_header(file, path, whole=False)
-        if len(header.shape) != 1:
-            raise FormatError(f"expected one axis of rows, got {header.shape}", path=str(path))
-        if not header.dtype.names or not header.dtype.itemsize:
-            raise FormatError(
-                f"expected rows with fields, got {header.dtype}", path=str(path), offset=10
-            )
-        if dtype is not None and header.dtype != dtype:
-            raise FormatError(
-                f"expected rows of {dtype}, got {header.dtype}", path=str(path), offset=10
-            )
-        there = (os.fstat(file.fileno()).st_size - header.data_offset) // header.dtype.itemsize
-        if there < rows:
-            raise FormatError(
-                f"expected {rows} rows, as the database has, got {there}",
-                path=str(path),
-                offset=header.data_offset + there * header.dtype.itemsize,
-            )
-    except BaseException:
-        file.close()
-        raise
-    return file, header
+def _checked(file: BinaryIO, path: Path, dtype: np.dtype[Any] | None, rows: int) -> NpyHeader:
+    header = read_header(file, path, whole=False)
+    if len(header.shape) != 1:
+        raise FormatError(f"expected one axis of rows, got {header.shape}", path=str(path))
+    if not header.dtype.names or not header.dtype.itemsize:
+        raise FormatError(
+            f"expected rows with fields, got {header.dtype}", path=str(path), offset=10
+        )
+    if dtype is not None and header.dtype != dtype:
+        raise FormatError(
+            f"expected rows of {dtype}, got {header.dtype}", path=str(path), offset=10
+        )
+    there = (os.fstat(file.fileno()).st_size - header.data_offset) // header.dtype.itemsize
+    if there < rows:
+        raise FormatError(
+            f"expected {rows} rows, as the database has, got {there}",
+            path=str(path),
+            offset=header.data_offset + there * header.dtype.itemsize,
+        )
+    return header
 
 
 def check_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -107,4 +118,5 @@ def check_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     for name in FILLED:
         if name in dtype.names and dtype[name].kind not in "iu":
             raise ValueError(f"{name} is filled in: expected a whole number, got {dtype[name]}")
+    header_bytes(dtype, 0)  # which some names cannot be in
     return dtype

@@ -1,4 +1,4 @@
-"""Sums of the rows, block by block, so that damage is found and named.
+"""Checksums of the rows, block by block, so that damage is found and named.
 
 `manifest.json` is written after the commit that it describes. Where it is behind, the rows
 that it does not cover are covered by the next append; readers never need it.
@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell import _core
-from stepwell.errors import FormatError, VersionError
-from stepwell.files.atomic import write_file
+from stepwell.files.document import Document, whole_number
 from stepwell.files.npy import dtype_to_json
+from stepwell.files.regular import read_inside
 from stepwell.stores.steps.layout import MANIFEST, VERSION
 
 __all__ = ["BLOCK_BYTES", "Manifest"]
 
-FORMAT = "stepwell-steps"
+DOCUMENT = Document(MANIFEST, "stepwell-steps", VERSION)
 BLOCK_BYTES = 1 << 26
 
 
@@ -37,7 +37,7 @@ class Manifest:
     blocks: list[int] = field(default_factory=list)
 
     def add(self, data: NDArray[np.uint8]) -> None:
-        """Continue the sums with the bytes that follow."""
+        """Continue the checksums with the bytes that follow."""
         while len(data):
             inside = self.covered % BLOCK_BYTES
             if inside == 0:
@@ -47,11 +47,19 @@ class Manifest:
             self.covered += len(part)
             data = data[len(part) :]
 
+    def mark(self) -> tuple[int, list[int]]:
+        """Where the checksums are, for `back_to`."""
+        return self.covered, self.blocks[-1:]
+
+    def back_to(self, mark: tuple[int, list[int]]) -> None:
+        """Forget what was added since a mark."""
+        self.covered, last = mark
+        self.blocks[max(-(-self.covered // BLOCK_BYTES) - 1, 0) :] = last
+
     def write(self, root: Path, dtype: np.dtype[Any], rows: int, runs: int) -> None:
+        """Replace the file by one for these rows and runs."""
         self.rows, self.runs = rows, runs
-        text = {
-            "format": FORMAT,
-            "version": VERSION,
+        content = {
             "dtype": dtype_to_json(dtype),
             "rows": rows,
             "runs": runs,
@@ -59,35 +67,32 @@ class Manifest:
             "block_bytes": BLOCK_BYTES,
             "blocks": [f"{crc:08x}" for crc in self.blocks],
         }
-        write_file(root / MANIFEST, json.dumps(text, indent=1).encode() + b"\n")
+        DOCUMENT.write(root, content)
 
     @classmethod
     def read(cls, root: Path, row_bytes: int) -> "Manifest | None":
-        """The manifest of a dataset; None where there is none, or an older program's."""
-        path = root / MANIFEST
+        """The manifest of a dataset; None where there is none, or another program's."""
         try:
-            text = json.loads(path.read_bytes())
-            if not isinstance(text, dict) or text.get("format") != FORMAT:
-                return None
-            if text["version"] != VERSION:
-                raise VersionError(
-                    f"expected version {VERSION}, got {text['version']!r}", path=str(path)
-                )
-            rows, runs = text["rows"], text["runs"]
-            blocks = [int(crc, 16) for crc in text["blocks"]]
-            if type(rows) is not int or type(runs) is not int:
-                raise ValueError(f"{rows!r} rows of {runs!r} runs")
-            if text["block_bytes"] != BLOCK_BYTES:
-                raise ValueError(f"blocks of {text['block_bytes']!r} bytes")
-            covered = rows * row_bytes
-            if rows < 0 or len(blocks) != -(-covered // BLOCK_BYTES):
-                raise ValueError(f"{len(blocks)} blocks for {rows} rows")
-            if not all(0 <= crc < 1 << 32 for crc in blocks):
-                raise ValueError("a CRC32C has 32 bits")
-            return cls(str(text["created"]), rows, runs, covered, blocks)
+            data = read_inside(root, MANIFEST, DOCUMENT.max_bytes)
         except FileNotFoundError:
             return None
-        except VersionError:
-            raise
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise FormatError(f"not a manifest: {error!r}", path=str(path)) from None
+        if _is_of_others(data):
+            return None
+        with DOCUMENT.parsing_bytes(data, str(root / MANIFEST)) as text:
+            if text["block_bytes"] != BLOCK_BYTES:
+                raise ValueError(f"blocks of {text['block_bytes']!r} bytes")
+            rows, runs = (whole_number(text[name], 1 << 62) for name in ("rows", "runs"))
+            blocks = [whole_number(int(crc, 16), 1 << 32) for crc in text["blocks"]]
+            covered = rows * row_bytes
+            if len(blocks) != -(-covered // BLOCK_BYTES):
+                raise ValueError(f"{len(blocks)} blocks for {rows} rows")
+            return cls(str(text["created"]), rows, runs, covered, blocks)
+
+
+def _is_of_others(data: bytes) -> bool:
+    """Whether it is JSON, but not a document of ours."""
+    try:
+        text = json.loads(data)
+    except (ValueError, RecursionError):
+        return False
+    return not isinstance(text, dict) or text.get("format") != DOCUMENT.format

@@ -1,7 +1,6 @@
 """Rows of a dataset as arrays: mapped, read into memory, or read once for all processes."""
 
 import os
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, BinaryIO
 
@@ -12,11 +11,10 @@ from stepwell import _core
 from stepwell.errors import FormatError
 from stepwell.files.npy import NpyHeader
 from stepwell.files.shared import shared_block
-from stepwell.stores.steps.layout import Piece, open_piece
+from stepwell.store import Progress
+from stepwell.stores.steps.layout import Piece
 
 __all__ = ["load_rows", "map_rows"]
-
-Progress = Callable[[int, int], None]
 
 _READ_BYTES = 1 << 28  # between two signs of progress
 
@@ -25,7 +23,7 @@ def map_rows(pieces: list[Piece], dtype: np.dtype[Any] | None) -> list[NDArray[A
     """An array over each file. The files must not shrink while the arrays are used."""
     segments: list[NDArray[Any]] = []
     for piece in pieces:
-        file, header = open_piece(piece.path, dtype, piece.inside + piece.rows)
+        file, header = piece.open(dtype, piece.inside + piece.rows)
         with file:
             if piece.rows:
                 offset = header.data_offset + piece.inside * header.dtype.itemsize
@@ -39,14 +37,14 @@ def load_rows(
     pieces: list[Piece],
     dtype: np.dtype[Any] | None,
     owner: str | None,
-    on_progress: Progress | None,
+    progress: Progress | None,
 ) -> NDArray[Any]:
     """All rows in one array on huge pages; shared by all who name the same `owner`."""
     rows = sum(piece.rows for piece in pieces)
     with ExitStack() as stack:
         opened = []
         for piece in pieces:
-            file, header = open_piece(piece.path, dtype, piece.inside + piece.rows)
+            file, header = piece.open(dtype, piece.inside + piece.rows)
             opened.append((stack.enter_context(file), header, piece))
             dtype = header.dtype
         kind = _known(dtype)
@@ -60,8 +58,8 @@ def load_rows(
                     part = block[at : at + min(_READ_BYTES, end - offset)]
                     _core.load(file.fileno(), piece.path, offset, part)
                     at += len(part)
-                    if on_progress is not None:
-                        on_progress(at // kind.itemsize, rows)
+                    if progress is not None:
+                        progress(at // kind.itemsize, rows)
 
         size = rows * kind.itemsize
         if owner is None or not size:
@@ -71,7 +69,7 @@ def load_rows(
             stats = [os.fstat(file.fileno()) for file, _, _ in opened]
             files = [(s.st_dev, s.st_ino) for s in stats]
             places = [(piece.inside, piece.rows) for piece in pieces]
-            some = [_sum(file, header, piece) for file, header, piece in opened]
+            some = [_checksum(file, header, piece) for file, header, piece in opened]
             block = shared_block(owner, f"{kind} {files} {places} {some}", size, fill)
         return block.view(kind)
 
@@ -82,8 +80,8 @@ def _known(dtype: np.dtype[Any] | None) -> np.dtype[Any]:
     return dtype
 
 
-def _sum(file: BinaryIO, header: NpyHeader, piece: Piece) -> int:
-    """A sum over some of the bytes: a dataset made anew may get the inode of the old one."""
+def _checksum(file: BinaryIO, header: NpyHeader, piece: Piece) -> int:
+    """A checksum of some of the bytes: a new dataset may get the inode of the old one."""
     begin = header.data_offset + piece.inside * header.dtype.itemsize
     size = piece.rows * header.dtype.itemsize
     crc = 0

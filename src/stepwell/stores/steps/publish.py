@@ -1,46 +1,37 @@
 """Step datasets that appear when they are complete."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from stepwell.errors import SchemaError
 from stepwell.files.atomic import publish_tree, temporary_name
 from stepwell.stores.steps.database import RunColumn
-from stepwell.stores.steps.reader import StepReader
 from stepwell.stores.steps.writer import StepWriter
 
-__all__ = ["StepRun", "publish_runs"]
-
-StepRun = tuple[NDArray[Any] | Mapping[str, NDArray[Any]], dict[str, Any]]
-"""The rows of a run, and what is known of it."""
+__all__ = ["new_dataset"]
 
 
-def publish_runs(
+@contextmanager
+def new_dataset(
     out: str | os.PathLike[str],
     dtype: np.dtype[Any],
     columns: Mapping[str, RunColumn],
-    runs: Callable[[np.dtype[Any]], Iterator[StepRun]],
     shard_bytes: int | None,
-) -> StepReader:
-    """Write the runs to a dataset that appears when it is complete, and open it."""
+) -> Iterator[StepWriter]:
+    """A writer of a dataset that appears when the block ends well, whole, or not at all."""
     target = Path(out)
     if target.exists():
-        raise FileExistsError(f"{target} exists; StepWriter adds to a dataset")
+        raise FileExistsError(f"{target} exists already; expected a path for a new dataset")
     if shard_bytes is not None and shard_bytes < dtype.itemsize:
         raise ValueError(f"shard_bytes must be at least {dtype.itemsize}, got {shard_bytes}")
     beside = temporary_name(target)
-    beside.parent.mkdir(parents=True, exist_ok=True)
-    with publish_tree(beside, target):
-        shard_rows = (shard_bytes or 0) // dtype.itemsize
-        with StepWriter(beside, dtype, columns, shard_rows=shard_rows) as writer:
-            for number, (rows, known) in enumerate(runs(dtype)):
-                try:
-                    writer.append_run(rows, **known)
-                except SchemaError as error:
-                    raise SchemaError(f"run {number}: {error}") from None
-    return StepReader.open(target, memory="map")
+    shard_rows = (shard_bytes or 0) // dtype.itemsize
+    with (
+        publish_tree(beside, target),
+        StepWriter(beside, dtype, columns, shard_rows=shard_rows) as writer,
+    ):
+        yield writer

@@ -1,9 +1,9 @@
 """A step dataset, opened: rows from memory, runs from SQL."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,35 +11,28 @@ from numpy.typing import NDArray
 from stepwell import _core
 from stepwell.errors import FormatError
 from stepwell.files import catalog
+from stepwell.files.regular import bytes_on_disk
 from stepwell.lazy import lazy
-from stepwell.sampler import Shuffle
-from stepwell.source import Batch, Field, Rows, Schema, Source
-from stepwell.stores.steps import database, export
+from stepwell.sampler import split_runs
+from stepwell.source import Batch, Field, Rows, Schema
+from stepwell.store import Description, Progress, QueryTable, Report, Store
+from stepwell.stores.steps import database
 from stepwell.stores.steps.database import Seen
-from stepwell.stores.steps.layout import DATABASE, pieces
+from stepwell.stores.steps.layout import DATABASE, VERSION, pieces
 from stepwell.stores.steps.memory import load_rows, map_rows
-from stepwell.stores.steps.table import RunTable
-from stepwell.stores.steps.verify import find_problems
+from stepwell.stores.steps.table import Chosen, StepRuns, choose
+from stepwell.stores.steps.verify import check, health
 
 __all__ = ["Memory", "StepReader"]
 
 Memory = Literal["ram", "map", "shared"]
-Progress = Callable[[int, int], None]
 
 
-class _Chosen(NamedTuple):
-    """Some runs: their ids, and where their rows are."""
-
-    ids: Rows
-    starts: Rows
-    counts: Rows
-
-
-class StepReader(Source):
+class StepReader(Store):
     """Steps of many runs: any rows at memory speed, filtered by SQL over the runs.
 
         steps = StepReader.open("games/")
-        good = steps.where("max_score >= ?", 20_000)
+        good = steps.where("total_reward >= ?", 20_000)
         train, test = good.split(0.9, seed=7)
 
     `memory="ram"` reads the rows into huge pages with all cores, `"shared"` does so once for all
@@ -49,43 +42,38 @@ class StepReader(Source):
     A dataset that is appended to keeps the rows it was opened with until `refresh`.
     """
 
+    kind: ClassVar[str] = "steps"
+    noun: ClassVar[str] = "a step dataset"
+
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
         memory: Memory = "ram",
         resident_bytes: int = 1 << 30,
-        on_progress: Progress | None = None,
+        progress: Progress | None = None,
     ) -> None:
         if memory not in ("ram", "map", "shared"):
             raise ValueError(f"memory: expected 'ram', 'map' or 'shared', got {memory!r}")
-        self._path = Path(path).absolute()  # wherever the process goes later
+        self._root = Path(path).absolute()  # wherever the process goes later
         self._memory: Memory = memory
         self._resident_bytes = resident_bytes
-        self._chosen: _Chosen | None = None
+        self._chosen: Chosen | None = None
         self._chosen_rows: int
         self._seen: Seen
         self._segments: list[NDArray[Any]]
         self._dtype: np.dtype[Any]
-        self._open(None, on_progress)
+        self._open(None, progress)
 
     @classmethod
-    def open(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        memory: Memory = "ram",
-        resident_bytes: int = 1 << 30,
-        on_progress: Progress | None = None,
-    ) -> Self:
-        """Open a dataset. Raises `FormatError` when array and database do not agree."""
-        return cls(path, memory=memory, resident_bytes=resident_bytes, on_progress=on_progress)
+    def recognizes(cls, path: Path) -> bool:
+        return path.is_dir() and os.path.lexists(path / DATABASE)
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = {"memory": self._memory, "resident_bytes": self._resident_bytes}
-        return _rebuild, (type(self), self._path, options, self._seen, self._chosen)
+        return _rebuild, (type(self), self._root, options, self._seen, self._chosen)
 
-    def _with(self, chosen: _Chosen) -> "StepReader":
+    def _with(self, chosen: Chosen) -> "StepReader":
         """The same rows in memory, these runs only."""
         part = StepReader.__new__(StepReader)
         part.__dict__.update(
@@ -101,8 +89,8 @@ class StepReader(Source):
         return self._seen.rows if self._chosen is None else self._chosen_rows
 
     @property
-    def path(self) -> Path:
-        return self._path
+    def path(self) -> str:
+        return str(self._root)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -118,15 +106,14 @@ class StepReader(Source):
         return fields
 
     @property
-    def runs(self) -> RunTable:
+    def runs(self) -> StepRuns:
         """The runs, as a table."""
-        if self._chosen is None:
-            return RunTable(self._path, None, self._seen)
-        ids = self._chosen.ids
-        return RunTable(self._path, ids, self._seen)
+        self._check_open()
+        return StepRuns(self._root, self._seen, self._chosen)
 
     def run(self, run_id: int) -> Batch:
         """The steps of one run, by its id, one array per field."""
+        self._check_open()
         ids, starts, counts = self._ranges
         found = np.flatnonzero(ids == run_id)
         if not len(found):
@@ -138,84 +125,65 @@ class StepReader(Source):
     # Parts.
 
     def where(self, condition: str, *values: Any) -> "StepReader":
-        """The steps of the runs for which an SQL condition holds: `where("max_score > ?", 9)`.
+        """The steps of the runs for which an SQL condition holds: `where("reward > ?", 9)`.
 
         Raises `ValueError` naming the columns when it is not a condition over them.
         """
-        found = self._select(condition, values)
+        self._check_open()
+        found = choose(self._root, self._seen, condition, values)
         if self._chosen is not None:
             inside = np.isin(found.ids, self._chosen.ids)
-            found = _Chosen(*(column[inside] for column in found))
+            found = Chosen(*(column[inside] for column in found))
         return self._with(found)
-
-    def filter_by_score(self, min_score: int, max_score: int | None = None) -> "StepReader":
-        """The steps of runs with at least `min_score`, and at most `max_score` if it is given."""
-        if max_score is None:
-            return self.where("max_score >= ?", min_score)
-        return self.where("max_score BETWEEN ? AND ?", min_score, max_score)
 
     def split(self, fraction: float, seed: int = 0) -> tuple["StepReader", "StepReader"]:
         """Two datasets without a run in common, the first with `fraction` of the runs."""
-        if not 0 <= fraction <= 1:
-            raise ValueError(f"fraction: expected 0 to 1, got {fraction}")
+        self._check_open()
         runs = self._ranges
-        count = len(runs.ids)
-        order = Shuffle(seed).order(count).rows(0, 0, count) if count else np.arange(0)
-        parts = np.split(order, [round(fraction * count)])
-        first, second = (_Chosen(*(c[np.sort(part)] for c in runs)) for part in parts)
+        parts = split_runs(len(runs.ids), fraction, seed)
+        first, second = (Chosen(*(column[part] for column in runs)) for part in parts)
         return self._with(first), self._with(second)
 
-    def refresh(self) -> int:
-        """See what has been committed since; return how many rows are new.
+    def refresh(self) -> bool:
+        """See what has been committed since; return whether there is something new.
 
         Parts that were made before stay as they are.
         """
+        self._check_open()
         if self._chosen is not None:
             raise ValueError("a part of a dataset does not grow; refresh the dataset itself")
         facts = self._facts(self._seen.identity)
         new = facts.rows - self._seen.rows
         if new < 0:
-            raise ValueError(f"{self._path} has become shorter; open it again")
+            raise ValueError(f"{self._root} has become shorter; open it again")
         if new:
             self._segments = self._segments + self._load(
                 self._seen.rows, facts.rows, self._dtype, None
             )
-        self._seen = Seen.of(facts)
+        before, self._seen = self._seen, Seen.of(facts)
+        if self._seen == before:
+            return False
         for made in ("_reader", "_layouts", "_ranges"):
             self.__dict__.pop(made, None)
-        return new
+        return True
 
-    def verify(self, *, on_progress: Progress | None = None) -> list[Any]:
-        """Compare every row with its run and every block with its sum; return what is wrong."""
-        seen = self._seen
-        return find_problems(
-            self._path, self._dtype, seen.rows, seen.last_run, self._stored, on_progress
-        )
+    def close(self) -> None:
+        super().close()
+        self._segments = []
 
-    # Questions and exports.
+    # Queries.
 
-    def query(self, sql: str, *values: Any) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """Ask the database anything that does not change it: names of columns, and rows.
+    def query(self, sql: str, *values: Any) -> QueryTable:
+        """What any SQL query over the table `runs` returns; nothing can be changed by it.
 
-        Raises `ValueError` for SQL that is wrong or would write.
+        The table has the runs of this dataset, or part, as of the commit that it has. Raises
+        `ValueError` for SQL that is wrong or would write.
         """
-        path = self._path / DATABASE
-        with database.reading(path) as opened:
-            return catalog.query(opened, sql, values)
-
-    def to_parquet(
-        self, path: str | os.PathLike[str], *, on_progress: Progress | None = None
-    ) -> None:
-        """Write the steps as a Parquet file (extra `parquet`)."""
-        export.to_parquet(self, Path(path), on_progress)
-
-    def to_npz(self, path: str | os.PathLike[str], *, on_progress: Progress | None = None) -> None:
-        """Write the steps as an NPZ file, an array for each field."""
-        export.to_npz(self, Path(path), on_progress)
-
-    def runs_to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write the runs as a CSV file."""
-        export.runs_to_csv(self, Path(path))
+        self._check_open()
+        with database.reading(self._root / DATABASE, self._seen.identity) as opened:
+            ids = None if self._chosen is None else self._chosen.ids.tolist()
+            database.show_only(opened, self._seen.last_run, ids)
+            return QueryTable(*catalog.query(opened, sql, values))
 
     # A source.
 
@@ -239,81 +207,69 @@ class StepReader(Source):
         return _core.mapped_reader(reader, rows)
 
     def _runs(self) -> tuple[Rows, Rows]:
-        counts = self._ranges.counts
-        if self._chosen is None:
-            return self._ranges.starts, counts
-        return np.cumsum(counts) - counts, counts
+        return self._ranges.places(part=self._chosen is not None)
+
+    def _description(self) -> Description:
+        runs = self.runs
+        return Description(
+            self.kind,
+            self.path,
+            len(self),
+            bytes_on_disk(self._root),
+            self.schema,
+            len(runs),
+            tuple(runs.columns),
+            {
+                "dtype": str(self._dtype),
+                "row_bytes": self._dtype.itemsize,
+                "shard_rows": self._shard_rows,
+                "version": VERSION,
+            },
+            health(self._root, self._dtype),
+        )
+
+    def _verified(self, quick: bool, progress: Progress) -> Report:
+        found = check(self._root, self._dtype, self._shard_rows, self._seen, quick, progress)
+        parts = tuple(found.problems), tuple(found.checked), tuple(found.unchecked)
+        return Report(self.kind, self.path, *parts)
 
     # Below this line: for this package.
 
     @lazy
-    def _ranges(self) -> _Chosen:
-        return self._select("1", ()) if self._chosen is None else self._chosen
+    def _ranges(self) -> Chosen:
+        return choose(self._root, self._seen, "1", ()) if self._chosen is None else self._chosen
 
     def _with_all(self) -> "StepReader":
-        whole = self._with(_Chosen(*(np.empty(0, np.int64),) * 3))
+        whole = self._with(Chosen(*(np.empty(0, np.int64),) * 3))
         whole._chosen = None
         return whole
 
-    def _select(self, condition: str, values: Sequence[Any]) -> _Chosen:
-        path = self._path / DATABASE
-        with database.reading(path, self._seen.identity) as opened:
-            ids, starts, counts = catalog.select_numbers(
-                opened,
-                "runs",
-                ("id", "first_step_idx", "num_steps"),
-                condition,
-                values,
-                columns=database.column_names(opened),
-            )
-        # What came after this was opened is not here.
-        there = (starts >= 0) & (counts >= 0) & (counts <= self._seen.rows - starts)
-        there &= ids <= self._seen.last_run
-        chosen = _Chosen(ids, starts, counts)
-        if not there.all():
-            chosen = _Chosen(*(column[there] for column in chosen))
-        if (np.diff(chosen.starts) < 0).any():  # runs need not be stored in the order of their ids
-            order = np.argsort(chosen.starts, kind="stable")
-            chosen = _Chosen(*(column[order] for column in chosen))
-        return chosen
-
-    def _open(self, seen: Seen | None, on_progress: Progress | None) -> None:
+    def _open(self, seen: Seen | None, progress: Progress | None) -> None:
         """Load what there is, or what was there when `seen` was."""
         facts = self._facts(seen.identity if seen else "")
         self._seen = seen or Seen.of(facts)
         if self._seen.rows > facts.rows:
             raise FormatError(
                 f"expected {self._seen.rows} rows, as there were, got {facts.rows}",
-                path=str(self._path),
+                path=str(self._root),
             )
         self._shard_rows = facts.shard_rows
-        self._segments = self._load(0, self._seen.rows, facts.dtype, on_progress)
+        self._segments = self._load(0, self._seen.rows, facts.dtype, progress)
         self._dtype = self._segments[0].dtype
 
-    def _facts(self, identity: str = "") -> database.Facts:
-        with database.reading(self._path / DATABASE, identity) as opened:
-            return database.facts(opened, self._path / DATABASE)
+    def _facts(self, identity: str) -> database.Facts:
+        with database.reading(self._root / DATABASE, identity) as opened:
+            return database.facts(opened, self._root / DATABASE)
 
     def _load(
-        self, begin: int, end: int, dtype: np.dtype[Any] | None, on_progress: Progress | None
+        self, begin: int, end: int, dtype: np.dtype[Any] | None, progress: Progress | None
     ) -> list[NDArray[Any]]:
         """Rows from `begin` to `end` as arrays: one, or one for each mapped file."""
-        found = pieces(self._path, end, self._shard_rows, begin)
+        found = pieces(self._root, end, self._shard_rows, begin)
         if self._memory == "map":
             return map_rows(found, dtype)
-        owner = str(self._path.resolve()) if self._memory == "shared" else None
-        return [load_rows(found, dtype, owner, on_progress)]
-
-    def _stored(self, begin: int, end: int) -> NDArray[Any]:
-        """Rows as they are stored."""
-        parts, at = [], 0
-        for segment in self._segments:
-            low, high = max(begin - at, 0), min(end - at, len(segment))
-            if low < high:
-                parts.append(np.asarray(segment[low:high]).view(np.uint8))
-            at += len(segment)
-        data = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint8), *parts])
-        return data.view(self._dtype)
+        owner = str(self._root.resolve()) if self._memory == "shared" else None
+        return [load_rows(found, dtype, owner, progress)]
 
 
 def _rebuild(
@@ -321,11 +277,11 @@ def _rebuild(
     path: Path,
     options: dict[str, Any],
     seen: Seen,
-    chosen: _Chosen | None,
+    chosen: Chosen | None,
 ) -> StepReader:
     """The same rows again, though others may have been appended since."""
     dataset = cls.__new__(cls)
-    dataset._path, dataset._chosen = path, None
+    dataset._root, dataset._chosen = path, None
     dataset._memory, dataset._resident_bytes = options["memory"], options["resident_bytes"]
     dataset._open(seen, None)
     return dataset if chosen is None else dataset._with(chosen)

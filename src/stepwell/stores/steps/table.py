@@ -1,99 +1,104 @@
-"""The runs of a dataset as a table."""
+"""The runs of a dataset: as a table, and those for which an SQL condition holds."""
 
-import operator
-from collections.abc import Iterator, Sequence
+import sqlite3
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from stepwell.files import catalog
+from stepwell.lazy import lazy
+from stepwell.source import Rows
+from stepwell.store import Runs
 from stepwell.stores.steps import database
-from stepwell.stores.steps.database import Seen
+from stepwell.stores.steps.database import OWN, Seen
 from stepwell.stores.steps.layout import DATABASE
 
-if TYPE_CHECKING:
-    import pandas as pd
-    import pyarrow as pa
+__all__ = ["Chosen", "StepRuns", "choose"]
 
-__all__ = ["RunTable"]
-
-_FEW = 500  # ids that fit well into one question
+_FEW = 500  # ids that fit well into one query
 
 
-class RunTable(Sequence[dict[str, Any]]):
-    """What is known of each run: `runs[7]`, `runs["max_score"]`, iteration, pandas, Arrow."""
+class Chosen(NamedTuple):
+    """Some runs: their ids, and where their rows are."""
 
-    def __init__(self, root: Path, ids: NDArray[np.int64] | None, seen: Seen) -> None:
+    ids: Rows
+    starts: Rows
+    counts: Rows
+
+    def places(self, *, part: bool) -> tuple[Rows, Rows]:
+        """First row and number of rows of each run, in the whole or in a part of only these."""
+        return (np.cumsum(self.counts) - self.counts if part else self.starts), self.counts
+
+
+def choose(root: Path, seen: Seen, condition: str, values: Sequence[Any]) -> Chosen:
+    """The runs that were seen for which a condition holds, in the order of their rows."""
+    with database.reading(root / DATABASE, seen.identity) as opened:
+        columns = database.column_names(opened)
+        found = Chosen(
+            *catalog.select_numbers(opened, "runs", OWN, condition, values, columns=columns)
+        )
+    # What came after this was opened is not here.
+    there = (found.starts >= 0) & (found.counts >= 0) & (found.counts <= seen.rows - found.starts)
+    there &= found.ids <= seen.last_run
+    if not there.all():
+        found = Chosen(*(column[there] for column in found))
+    if (np.diff(found.starts) < 0).any():  # runs need not be stored in the order of their ids
+        order = np.argsort(found.starts, kind="stable")
+        found = Chosen(*(column[order] for column in found))
+    return found
+
+
+class StepRuns(Runs):
+    """What is known of each run, as of the commit that the dataset had when it was asked for."""
+
+    def __init__(self, root: Path, seen: Seen, chosen: Chosen | None) -> None:
         self._root = root
-        self._ids = ids
         self._seen = seen
+        self._chosen = chosen
 
     def __len__(self) -> int:
-        return self._seen.runs if self._ids is None else len(self._ids)
+        return self._seen.runs if self._chosen is None else len(self._chosen.ids)
 
-    @property
+    @lazy
     def columns(self) -> list[str]:
-        path = self._root / DATABASE
-        with database.reading(path) as opened:
+        with self._reading() as opened:
             return database.column_names(opened)
 
-    def __getitem__(self, key: Any) -> Any:
-        """A run as a dictionary, several as a list, or a column as an array."""
-        if isinstance(key, str):
-            if key not in self.columns:
-                raise KeyError(f"no run column {key!r}; there are {', '.join(self.columns)}")
-            return np.array([row[0] for row in self._select([key])])
-        if isinstance(key, slice):
-            chosen = range(len(self))[key]
-            if chosen.step == 1:
-                return self._dicts(chosen)
-            return list(self)[key]
-        i = operator.index(key)
-        if not -len(self) <= i < len(self):
-            raise IndexError(f"no run at {i}, there are {len(self)}")
-        i %= len(self)
-        return self._dicts(range(i, i + 1))[0]
+    @property
+    def starts(self) -> Rows:
+        return self._places[0]
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self._dicts())
+    @property
+    def counts(self) -> Rows:
+        return self._places[1]
 
-    def _dicts(self, wanted: range | None = None) -> list[dict[str, Any]]:
-        names = self.columns
-        return [dict(zip(names, row, strict=True)) for row in self._select(names, wanted)]
+    @lazy
+    def _places(self) -> tuple[Rows, Rows]:
+        if self._chosen is not None:
+            return self._chosen.places(part=True)
+        return choose(self._root, self._seen, "1", ()).places(part=False)
 
-    def to_pandas(self) -> "pd.DataFrame":
-        import pandas
-
-        names = self.columns
-        return pandas.DataFrame.from_records(self._select(names), columns=names)
-
-    def to_arrow(self) -> "pa.Table":
-        import pyarrow
-
-        return pyarrow.Table.from_pylist(list(self))
-
-    def _select(self, names: list[str], wanted: range | None = None) -> list[tuple[Any, ...]]:
-        """These columns of all runs, or of those from one place in the table to another."""
+    def _select(self, names: Sequence[str], wanted: range) -> list[tuple[Any, ...]]:
         every = ", ".join(map(database.quoted, names))
         start = f"SELECT id, {every} FROM runs WHERE id <= ?"
         order = "ORDER BY first_step_idx, id"
-        path = self._root / DATABASE
-        with database.reading(path, self._seen.identity) as opened:
-            if self._ids is None:
-                places = range(len(self)) if wanted is None else wanted
-                limits = (self._seen.last_run, len(places), places.start)
+        last = self._seen.last_run
+        with self._reading() as opened:
+            if self._chosen is None:
+                limits = (last, len(wanted), wanted.start)
                 found = opened.execute(f"{start} {order} LIMIT ? OFFSET ?", limits)
                 return [row[1:] for row in found]
-            ids = self._ids if wanted is None else self._ids[wanted.start : wanted.stop]
+            ids = self._chosen.ids[wanted.start : wanted.stop].tolist()
             if len(ids) <= _FEW:
                 marks = ", ".join("?" * len(ids))
-                values = (self._seen.last_run, *ids.tolist())
-                found = opened.execute(f"{start} AND id IN ({marks}) {order}", values)
+                found = opened.execute(f"{start} AND id IN ({marks}) {order}", (last, *ids))
                 return [row[1:] for row in found]
-            chosen = set(ids.tolist())
-            found = opened.execute(f"{start} {order}", (self._seen.last_run,))
+            chosen = set(ids)
+            found = opened.execute(f"{start} {order}", (last,))
             return [row[1:] for row in found if row[0] in chosen]
 
-    def __repr__(self) -> str:
-        return f"RunTable({len(self):,} runs, {', '.join(self.columns)})"
+    def _reading(self) -> AbstractContextManager[sqlite3.Connection]:
+        return database.reading(self._root / DATABASE, self._seen.identity)

@@ -1,92 +1,192 @@
 """Everything that can be wrong with a step dataset, looked for."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError
+from stepwell.files.lock import is_locked
+from stepwell.store import Progress
 from stepwell.stores.steps import database
-from stepwell.stores.steps.layout import DATABASE, MANIFEST, open_piece, pieces
+from stepwell.stores.steps.database import Facts, Seen
+from stepwell.stores.steps.layout import DATABASE, LOCK, MANIFEST, Piece, piece_name, pieces
 from stepwell.stores.steps.manifest import BLOCK_BYTES, Manifest
 
-__all__ = ["find_problems"]
-
-Read = Callable[[int, int], NDArray[Any]]
-"""Rows from the first to before the last, as a structured array."""
+__all__ = ["Findings", "check", "health"]
 
 
-def find_problems(
+class Findings(NamedTuple):
+    """What is wrong, what was checked, and what could not be."""
+
+    problems: list[FormatError]
+    checked: list[str]
+    unchecked: list[str]
+
+
+def check(
     root: Path,
     dtype: np.dtype[Any],
-    rows: int,
-    last_run: int,
-    read: Read,
-    on_progress: Callable[[int, int], None] | None,
-) -> list[FormatError]:
-    """Compare rows with runs and sums; return what does not agree.
+    shard_rows: int,
+    seen: Seen,
+    quick: bool,
+    progress: Progress,
+) -> Findings:
+    """Compare the files with one another; what is in memory is not asked.
 
-    Only the first `rows` and the runs up to `last_run` are looked at: more may be appended.
+    Only the rows and runs that were seen are looked at: more may be appended meanwhile.
     """
-    problems = _broken_database(root)
-    if problems:
-        return problems
-    path = root / DATABASE
-    with database.reading(path) as opened:
-        found = opened.execute(
-            "SELECT first_step_idx, num_steps, id FROM runs WHERE id <= ? "
-            "ORDER BY first_step_idx, id",
-            (last_run,),
-        ).fetchall()
-    for run in found:
-        if not all(type(number) is int for number in run):
-            message = f"run {run[2]}: expected whole numbers, got {run[0]!r} and {run[1]!r}"
-            return [FormatError(message, path=str(root / DATABASE))]
-    runs = np.array(found, np.int64).reshape(-1, 3)
-    problems += _broken_ranges(root, runs)
-    if problems:
-        runs = runs[:0]  # which row belongs to which run is anyone's guess
-    problems += _broken_rows(root, dtype, rows, runs, read, on_progress)
-    return problems + _ahead_of_the_database(root, dtype)
+    found = Findings([], [], [])
+    try:
+        runs, manifest = _check_tables(found, root, dtype, seen)
+        if quick:
+            found.unchecked.append("the rows and their checksums: a quick check leaves them out")
+        else:
+            covered = 0 if manifest is None else min(manifest.rows, seen.rows)
+            stored = _Stored(root, dtype, shard_rows)
+            found.problems.extend(_broken_rows(stored, seen.rows, runs, manifest, progress))
+            found.checked.append(f"{seen.rows} rows, {covered} of them against checksums")
+            if covered < seen.rows:
+                found.unchecked.append(
+                    f"checksums of {seen.rows - covered} rows: "
+                    f"the manifest covers the first {covered}"
+                )
+    except FormatError as error:
+        found.problems.append(error)
+        found.unchecked.append("everything that needs what is wrong here")
+    except FileNotFoundError as error:
+        path = str(error.filename or root)
+        found.problems.append(FormatError("expected a file, there is none", path=path))
+        found.unchecked.append("everything that needs the missing file")
+    progress(seen.rows, seen.rows)
+    return found
 
 
-def _ahead_of_the_database(root: Path, dtype: np.dtype[Any]) -> list[FormatError]:
-    """Headers and sums may be behind what was committed, where a writer was killed; never ahead."""
+def _check_tables(
+    found: Findings, root: Path, dtype: np.dtype[Any], seen: Seen
+) -> tuple[NDArray[np.int64], Manifest | None]:
+    """Everything but the rows; return runs that rows can be compared with, and the manifest."""
+    found.problems.extend(_broken_database(root))
+    found.checked.append("the database, by SQLite's own integrity check")
+    runs = _runs(root, seen)
+    broken = _broken_ranges(root, runs)
+    found.problems.extend(broken)
+    found.checked.append("that the rows of each run follow those of the run before")
+    if broken:  # which row belongs to which run is anyone's guess
+        runs = runs[:0]
+        found.unchecked.append("which run each row belongs to: the ranges contradict each other")
+    manifest = None
     try:
         manifest = Manifest.read(root, dtype.itemsize)
-        with database.reading(root / DATABASE) as opened:
-            facts = database.facts(opened, root / DATABASE)
-        headers = []
-        for piece in pieces(root, facts.rows, facts.shard_rows):
-            file, header = open_piece(piece.path, None, 0)
-            file.close()
-            headers.append((piece, header.shape[0]))
     except FormatError as error:
-        return [error] if error.path != str(root / MANIFEST) else []  # which was said before
+        found.problems.append(error)
+    found.problems.extend(_ahead_of_the_database(root, manifest))
+    found.checked.append("that headers and manifest are not ahead of the database")
+    return runs, manifest
+
+
+class _Stored(NamedTuple):
+    """The rows as the files have them."""
+
+    root: Path
+    dtype: np.dtype[Any]
+    shard_rows: int
+
+    def rows(self, begin: int, end: int) -> NDArray[Any]:
+        parts = []
+        for piece in pieces(self.root, end, self.shard_rows, begin):
+            file, header = piece.open(self.dtype, piece.inside + piece.rows)
+            with file:
+                file.seek(header.data_offset + piece.inside * self.dtype.itemsize)
+                parts.append(np.fromfile(file, np.uint8, piece.rows * self.dtype.itemsize))
+        return np.concatenate(parts).view(self.dtype)
+
+
+def health(root: Path, dtype: np.dtype[Any]) -> str:
+    """ "fine", or what a writer is doing or has left; looks at headers, not at rows."""
+    try:
+        if is_locked(root / LOCK):
+            return "a writer is at work"
+        facts = _facts(root)
+        manifest = Manifest.read(root, dtype.itemsize)
+        if _rows_behind(root, facts):
+            return "rows behind the last commit: a writer was killed"
+        headers = [stated == piece.rows for piece, stated in _headers(root, facts)]
+        known = manifest is None or (manifest.rows, manifest.runs) == (facts.rows, facts.runs)
+        if not all(headers) or not known:
+            return "headers or manifest behind the last commit: a writer was killed"
+    except (FormatError, FileNotFoundError) as error:
+        return str(error)
+    return "fine"
+
+
+def _rows_behind(root: Path, facts: Facts) -> bool:
+    """Whether a file goes on behind the committed rows, or a shard is there that has none."""
+    committed = pieces(root, facts.rows, facts.shard_rows)
+    if facts.shard_rows and (root / piece_name(max(len(committed), 1), 1)).exists():
+        return True
+    last = committed[-1] if committed else Piece(root, piece_name(0, 1), 0, 0)
+    file, header = last.open(facts.dtype)
+    with file:
+        end = header.data_offset + last.rows * header.dtype.itemsize
+        return file.seek(0, 2) > end
+
+
+def _facts(root: Path) -> Facts:
+    with database.reading(root / DATABASE) as opened:
+        return database.facts(opened, root / DATABASE)
+
+
+def _headers(root: Path, facts: Facts) -> list[tuple[Piece, int]]:
+    """The files, and how many rows the header of each states."""
+    found = []
+    for piece in pieces(root, facts.rows, facts.shard_rows):
+        file, header = piece.open(None)
+        file.close()
+        found.append((piece, header.shape[0]))
+    return found
+
+
+def _ahead_of_the_database(root: Path, manifest: Manifest | None) -> list[FormatError]:
+    """Headers and checksums may be behind what was committed, where a writer was killed; never
+    ahead. The database is asked last: a writer may commit meanwhile."""
+    headers = _headers(root, _facts(root))
+    facts = _facts(root)
+    limits = {piece.name: piece.rows for piece in pieces(root, facts.rows, facts.shard_rows)}
     problems = []
     if manifest is not None and manifest.rows > facts.rows:
         message = f"expected at most {facts.rows} rows, as the database has, got {manifest.rows}"
         problems.append(FormatError(message, path=str(root / MANIFEST)))
     for piece, stated in headers:
-        if stated > piece.rows:
-            message = f"header: expected at most {piece.rows} rows, got {stated}"
+        if stated > limits[piece.name]:
+            message = f"header: expected at most {limits[piece.name]} rows, got {stated}"
             problems.append(FormatError(message, path=str(piece.path), offset=10))
     return problems
 
 
 def _broken_database(root: Path) -> list[FormatError]:
     path = root / DATABASE
-    try:
-        with database.reading(path) as opened:
-            said = [text for (text,) in opened.execute("PRAGMA integrity_check")]
-    except FormatError as error:
-        return [error]
-    return (
-        [] if said == ["ok"] else [FormatError(f"SQLite: {text}", path=str(path)) for text in said]
-    )
+    with database.reading(path) as opened:
+        found = [text for (text,) in opened.execute("PRAGMA integrity_check") if text != "ok"]
+    return [FormatError(f"SQLite: {text}", path=str(path)) for text in found]
+
+
+def _runs(root: Path, seen: Seen) -> NDArray[np.int64]:
+    """First row, number of rows and id of each run."""
+    path = root / DATABASE
+    with database.reading(path, seen.identity) as opened:
+        found = opened.execute(
+            "SELECT first_step_idx, num_steps, id FROM runs WHERE id <= ? "
+            "ORDER BY first_step_idx, id",
+            (seen.last_run,),
+        ).fetchall()
+    for run in found:
+        if not all(type(number) is int for number in run):
+            message = f"run {run[2]}: expected whole numbers, got {run[0]!r} and {run[1]!r}"
+            raise FormatError(message, path=str(path))
+    return np.array(found, np.int64).reshape(-1, 3)
 
 
 def _broken_ranges(root: Path, runs: NDArray[np.int64]) -> list[FormatError]:
@@ -100,26 +200,21 @@ def _broken_ranges(root: Path, runs: NDArray[np.int64]) -> list[FormatError]:
 
 
 def _broken_rows(
-    root: Path,
-    dtype: np.dtype[Any],
+    stored: _Stored,
     rows: int,
     runs: NDArray[np.int64],
-    read: Read,
-    on_progress: Callable[[int, int], None] | None,
+    manifest: Manifest | None,
+    progress: Progress,
 ) -> list[FormatError]:
+    root, dtype = stored.root, stored.dtype
     problems: list[FormatError] = []
-    manifest = None
-    try:
-        manifest = Manifest.read(root, dtype.itemsize)
-    except FormatError as error:
-        problems.append(error)
     blocks = [] if manifest is None else manifest.blocks
     covered = 0 if manifest is None else min(manifest.rows, rows)
     # A block of the manifest at a time; it ends inside a row where rows do not divide it.
     found, inside, block = 0, 0, 0
     step = max(BLOCK_BYTES // dtype.itemsize, 1)
     for begin in range(0, rows, step):
-        part = read(begin, min(begin + step, rows))
+        part = stored.rows(begin, min(begin + step, rows))
         problems += _misplaced(root, part, begin, runs)
         data = part[: max(covered - begin, 0)].view(np.uint8).reshape(-1)
         while len(data):
@@ -131,8 +226,7 @@ def _broken_rows(
                 if found != blocks[block] and not (last and manifest and manifest.rows > rows):
                     problems.append(_damaged(root, block, blocks[block], found, dtype.itemsize))
                 found, inside, block = 0, 0, block + 1
-        if on_progress is not None:
-            on_progress(begin + len(part), rows)
+        progress(begin + len(part), rows)
     return problems
 
 

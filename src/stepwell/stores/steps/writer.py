@@ -6,20 +6,22 @@ opens the dataset next for writing cuts what was not committed and mends what di
 """
 
 import os
+import re
+import shutil
 import sqlite3
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from stepwell.errors import BusyError, FormatError, SchemaError
-from stepwell.files.atomic import sync_path, write_all, write_file
-from stepwell.files.catalog import translated
-from stepwell.files.lock import WriterLock
+from stepwell.errors import FormatError, SchemaError
+from stepwell.files import catalog
+from stepwell.files.atomic import is_temporary, sweep, sync_path, write_all, write_file
 from stepwell.files.npy import NpyHeader, header_bytes
+from stepwell.files.regular import check_inside
 from stepwell.fit import fit_into
 from stepwell.source import is_masked
 from stepwell.stores.steps import database
@@ -28,24 +30,28 @@ from stepwell.stores.steps.layout import (
     DATABASE,
     FILLED,
     LOCK,
+    MANIFEST,
+    SHARDS,
     Piece,
     check_dtype,
-    open_piece,
-    piece_path,
+    piece_name,
     pieces,
 )
 from stepwell.stores.steps.manifest import Manifest
+from stepwell.writer import Mode, Writer, exclusive
 
 __all__ = ["StepWriter"]
 
 _FLUSH_BYTES = 1 << 23
+_DATABASES = rf"{re.escape(DATABASE)}(\.new)?(-wal|-shm|-journal)?"
+_PIECES = r"steps(_\d{5,})?\.npy"
 
 
-class StepWriter:
-    """Appends runs to a dataset, or begins one.
+class StepWriter(Writer):
+    """Appends runs to a new dataset, or with `mode="a"` to one that may be there.
 
-        with StepWriter("games", dtype, columns={"max_score": int}) as writer:
-            writer.append_run(rows, max_score=20_412)
+        with StepWriter("episodes", dtype, columns={"total_reward": float}) as writer:
+            writer.append(rows, total_reward=204.5)
 
     `dtype` has packed fields; `columns` are what is known of each run (int, float, str, bytes
     or a `RunColumn`). Both are needed to begin a dataset and checked against one that is
@@ -56,72 +62,77 @@ class StepWriter:
     One writer at a time: the second one gets a `BusyError`.
     """
 
+    noun: ClassVar[str] = "a step dataset"
+
+    _database: sqlite3.Connection | None = None
+    _new_runs: list[tuple[Any, ...]]
+    _next_run: int
+    _pending: list[NDArray[Any]]
+    """Rows that are in no file yet."""
+    _pending_rows: int
+    _written: int
+    """Rows in the files, committed or not."""
+
     def __init__(
         self,
         path: str | os.PathLike[str],
         dtype: DTypeLike | None = None,
         columns: Mapping[str, type | RunColumn] | None = None,
         *,
+        mode: Mode = "x",
         shard_rows: int | None = None,
     ) -> None:
-        self._root = Path(path).absolute()  # wherever the process goes later
-        if dtype is None and not (self._root / DATABASE).exists():
-            raise FileNotFoundError(f"no dataset at {self._root}; a new one needs a dtype")
-        _make_folder(self._root)
-        self._lock: WriterLock | None = WriterLock(self._root / LOCK)
-        self._database: sqlite3.Connection | None = None
-        try:
-            self._open(dtype, columns, shard_rows)
-        except BaseException:
-            self._let_go()
-            raise
+        root = Path(path).absolute()  # wherever the process goes later
+        wanted = None if dtype is None else check_dtype(np.dtype(dtype))
+        known = {
+            name: each if isinstance(each, RunColumn) else RunColumn(each)
+            for name, each in (columns or {}).items()
+        }
+        database.check_columns(known)
+        if shard_rows is not None and shard_rows < 0:
+            raise ValueError(f"shard_rows must be at least 1, got {shard_rows}")
+        if wanted is None and not (root / DATABASE).exists():
+            raise FileNotFoundError(f"no dataset at {root}; a new one needs a dtype")
+        there = self._begin(root, LOCK, mode)
+        with self._opening():
+            if not there and (mode == "x" or not (root / DATABASE).exists()):
+                self._create(wanted, known, shard_rows or 0)
+            self._open(wanted, known, shard_rows)
 
     def _open(
-        self,
-        dtype: DTypeLike | None,
-        columns: Mapping[str, type | RunColumn] | None,
-        shard_rows: int | None,
+        self, dtype: np.dtype[Any] | None, columns: Mapping[str, RunColumn], shard_rows: int | None
     ) -> None:
-        wanted = None if dtype is None else check_dtype(np.dtype(dtype))
         path = self._root / DATABASE
-        if not path.exists():
-            self._begin(wanted, columns or {}, shard_rows or 0)
-        self._database = database.open_writer(path)
+        self._database = catalog.connect(path)
         facts = database.facts(self._database, path)
         self._shard_rows = facts.shard_rows
         if shard_rows not in (None, facts.shard_rows):
             raise SchemaError(f"shard_rows: the dataset has {facts.shard_rows}, got {shard_rows}")
-        first, header = open_piece(piece_path(self._root, 0, facts.shard_rows), facts.dtype, 0)
+        first, header = self._first_piece.open(facts.dtype)
         first.close()
         self._dtype = header.dtype
-        if wanted not in (None, self._dtype):
-            raise SchemaError(f"expected rows of {self._dtype}, as the dataset has, got {wanted}")
-        self._most_rows = 1 << 62 if facts.shard_rows else _most_rows(header)
-        self._kinds = database.column_types(self._database)
+        if dtype not in (None, self._dtype):
+            raise SchemaError(f"expected rows of {self._dtype}, as the dataset has, got {dtype}")
+        self._max_rows = 1 << 62 if facts.shard_rows else _max_rows(header)
+        with catalog.in_turn, catalog.translated(path):
+            self._kinds = database.column_types(self._database)
+            required = database.column_names(self._database, required=True)
         self._columns = [name for name in self._kinds if name not in database.OWN]
-        required = database.column_names(self._database, required=True)
         self._required = [name for name in required if name not in database.OWN]
-        if columns is not None and set(columns) - set(self._columns):
-            unknown = ", ".join(sorted(set(columns) - set(self._columns)))
+        if unknown := ", ".join(sorted(set(columns) - set(self._columns))):
             raise SchemaError(f"the dataset has no run column {unknown}")
-        self._rows, self._runs = facts.rows, facts.runs
-        self._next_run = facts.last_run + 1
-        self._written = self._rows  # rows in the files, committed or not
-        self._pending: list[NDArray[Any]] = []
-        self._pending_rows = 0
-        self._new_runs: list[tuple[Any, ...]] = []
-        self._failed = False
+        self._rows, self._runs, self._last_run = facts.rows, facts.runs, facts.last_run
         self._mend()
 
     # Writing.
 
-    def append_run(self, rows: ArrayLike | Mapping[str, ArrayLike], /, **columns: Any) -> int:
+    @exclusive
+    def append(self, rows: ArrayLike | Mapping[str, ArrayLike], /, **columns: Any) -> int:
         """Add a run: a structured array, or one array per field; return its id.
 
         Raises `SchemaError` when rows or columns are not those of the dataset. After any error
-        nothing has been appended; after a Ctrl-C the writer may have to be opened anew.
+        nothing has been appended; after a Ctrl-C `rollback` may be needed.
         """
-        self._check_open()
         run_id = self._next_run
         made = self._row_array(rows, run_id)
         unknown = [name for name in columns if name not in self._columns]
@@ -135,80 +146,30 @@ class StepWriter:
         missing = [name for name in self._required if values[name] is None]
         if missing:
             raise SchemaError(f"run column {', '.join(missing)} is missing")
-        if len(self) + len(made) > self._most_rows:
+        if len(self) + len(made) > self._max_rows:
             raise FormatError(
-                f"the header has no room for more than {self._most_rows} rows; "
+                f"the header has no room for more than {self._max_rows} rows; "
                 "save the array again with np.save",
-                path=str(piece_path(self._root, 0, self._shard_rows)),
+                path=str(self._first_piece.path),
             )
-        self._failed = True  # a Ctrl-C between these lines must not be overlooked
-        self._new_runs.append((run_id, len(self), len(made), *values.values()))
-        self._pending.append(made)
-        self._pending_rows += len(made)
-        self._next_run += 1
-        self._failed = False
+        with self._changing():
+            self._new_runs.append((run_id, len(self), len(made), *values.values()))
+            self._pending.append(made)
+            self._pending_rows += len(made)
+            self._next_run += 1
         if self._pending_rows * self._dtype.itemsize >= _FLUSH_BYTES:
             try:
                 self._flush()
-            except BaseException:
-                if not self._failed:
+            except Exception:
+                if not self._torn:
                     self._new_runs.pop()
                     self._pending_rows -= len(self._pending.pop())
                     self._next_run -= 1
                 raise
+            except BaseException:
+                self._torn = True
+                raise
         return run_id
-
-    def commit(self) -> None:
-        """From here on the runs are there for others, and survive a crash or a power cut."""
-        self._check_open()
-        if not self._new_runs:
-            return
-        assert self._database is not None
-        self._flush()
-        self._check_lock()
-        self._failed = True  # unless all goes well
-        for piece in pieces(self._root, self._written, self._shard_rows, self._rows):
-            sync_path(piece.path)
-        if self._shard_rows:
-            sync_path(self._root / "shards")
-        with translated(self._root / DATABASE):
-            database.append(self._database, self._columns, self._new_runs, self._written)
-        self._runs += len(self._new_runs)
-        begin, self._rows = self._rows, self._written
-        self._new_runs = []
-        self._patch_headers(begin)
-        self._manifest.write(self._root, self._dtype, self._rows, self._runs)
-        self._failed = False
-
-    def close(self) -> None:
-        """Commit what there is and let others write."""
-        if self._lock is None or not self._lock.held:
-            return
-        try:
-            if not self._failed:
-                self.commit()
-        finally:
-            self._let_go()
-
-    def abort(self) -> None:
-        """Drop what was not committed and let others write."""
-        if self._lock is None or not self._lock.held:
-            return
-        try:
-            # Else the database alone knows, and whoever opens it next will ask; or it is not ours.
-            if not self._failed and self._lock.in_place:
-                self._cut()
-        finally:
-            self._let_go()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, *exc: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
 
     def __len__(self) -> int:
         """Rows committed and appended."""
@@ -220,127 +181,155 @@ class StepWriter:
 
     # Below this line: for this package.
 
-    def _begin(
-        self,
-        dtype: np.dtype[Any] | None,
-        columns: Mapping[str, type | RunColumn],
-        shard_rows: int,
+    @classmethod
+    def _holds_commits(cls, root: Path) -> bool:
+        return database.has_runs(root / DATABASE)
+
+    @classmethod
+    def _is_left_over(cls, path: Path) -> bool:
+        if path.is_symlink():
+            return False
+        if path.name == SHARDS and path.is_dir():
+            return all(map(cls._is_left_over, path.iterdir()))
+        if re.fullmatch(_PIECES, path.name):
+            return _states_no_rows(path)
+        if path.name == MANIFEST:
+            return _covers_nothing(path.parent)
+        # A database has no run here: that was looked at before.
+        ours = path.name == LOCK or re.fullmatch(_DATABASES, path.name) is not None
+        return ours or is_temporary(path, _PIECES)
+
+    def _create(
+        self, dtype: np.dtype[Any] | None, columns: Mapping[str, RunColumn], shard_rows: int
     ) -> None:
         """A dataset without rows: the array first, then the database, which makes it one."""
         if dtype is None:
-            raise FileNotFoundError(f"no dataset at {self._root}; a new one needs a dtype")
-        if shard_rows < 0:
-            raise ValueError(f"shard_rows must be at least 1, got {shard_rows}")
-        made = {n: c if isinstance(c, RunColumn) else RunColumn(c) for n, c in columns.items()}
-        database.check_columns(made)
-        file = piece_path(self._root, 0, shard_rows)
-        if file.exists() and file.stat().st_size > len(header_bytes(dtype, 0)):
-            opened, header = open_piece(file, None, 0)
-            opened.close()
-            if file.stat().st_size > header.data_offset:
-                raise FormatError("an array without its database", path=str(file))
-        _new_piece(file, dtype)
+            raise FileNotFoundError(f"no run at {self._root}; a new dataset needs a dtype")
+        path = self._root / DATABASE
+        path.unlink(missing_ok=True)  # first of all: it made it a dataset
+        for left in self._root.iterdir():
+            if left.name != LOCK:
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+        sync_path(self._root)  # a log of changes beside another database would be its end
+        _new_piece(Piece(self._root, piece_name(0, shard_rows), 0, 0), dtype)
         beside = self._root / f"{DATABASE}.new"
-        for left in self._root.glob(f"{beside.name}*"):
-            left.unlink()
-        with translated(beside):
-            database.create(beside, dtype, made, shard_rows)
+        database.create(beside, dtype, columns, shard_rows)
         sync_path(beside)
-        beside.rename(self._root / DATABASE)
-        for left in self._root.glob(f"{beside.name}-*"):
-            left.unlink()
+        beside.rename(path)
         sync_path(self._root)
 
     def _mend(self) -> None:
-        """Cut rows that were never committed; bring headers and sums up to those that were."""
-        for stale in (*self._root.glob(".*.tmp"), *self._root.glob("shards/.*.tmp")):
-            if stale.name.startswith((".steps", ".manifest")):  # of a writer that was killed
-                stale.unlink()
-        self._cut()
+        """Cut rows that were never committed; bring headers and checksums up to those that were."""
+        check_inside(self._root, MANIFEST)
+        sweep(self._root, rf"{_PIECES}|{re.escape(MANIFEST)}")
+        if self._shard_rows:
+            sweep(self._root / SHARDS, _PIECES)
+        for left in self._root.glob(f"{DATABASE}.new*"):
+            left.unlink()
         found = None
-        with suppress(FormatError):  # damaged: made anew from the rows
+        with suppress(FormatError):  # damaged: made again from the rows
             found = Manifest.read(self._root, self._dtype.itemsize)
         if found is None or found.rows > self._rows:
             found = Manifest()
-        self._manifest = found
+        self._manifest, self._committed = found, found.mark()
+        self._rollback()
         behind = found.covered // self._dtype.itemsize
         for piece in pieces(self._root, self._rows, self._shard_rows, behind):
-            file, header = open_piece(piece.path, self._dtype, 0)
+            file, header = piece.open(self._dtype)
             with file:
                 at = header.data_offset + piece.inside * self._dtype.itemsize
-                left = piece.rows * self._dtype.itemsize
-                while left:
-                    data = os.pread(file.fileno(), min(left, 1 << 24), at)
+                end = at + piece.rows * self._dtype.itemsize
+                while at < end:
+                    data = os.pread(file.fileno(), min(end - at, 1 << 24), at)
                     if not data:
                         raise FormatError("the rows end early", path=str(piece.path), offset=at)
                     self._manifest.add(np.frombuffer(data, np.uint8))
-                    left, at = left - len(data), at + len(data)
+                    at += len(data)
         self._patch_headers(0)
         if (found.rows, found.runs) != (self._rows, self._runs):
             found.write(self._root, self._dtype, self._rows, self._runs)
+        self._committed = found.mark()
 
-    def _cut(self) -> None:
+    def _commit(self) -> None:
+        if not self._new_runs:
+            return
+        assert self._database is not None
+        self._flush()
+        with self._at_risk():
+            for piece in pieces(self._root, self._written, self._shard_rows, self._rows):
+                sync_path(piece.path)
+            if self._shard_rows:
+                sync_path(self._root / SHARDS)
+            path = self._root / DATABASE
+            database.append(self._database, path, self._columns, self._new_runs, self._written)
+            self._runs += len(self._new_runs)
+            begin, self._rows = self._rows, self._written
+            self._last_run, self._new_runs = self._next_run - 1, []
+            self._patch_headers(begin)
+            self._manifest.write(self._root, self._dtype, self._rows, self._runs)
+            self._committed = self._manifest.mark()
+
+    def _rollback(self) -> None:
         """Leave exactly the committed rows in the files."""
         self._pending, self._pending_rows, self._new_runs = [], 0, []
         self._written = self._rows
-        committed = pieces(self._root, self._rows, self._shard_rows)
-        if not committed:  # the first shard is there from the beginning
-            committed = [Piece(piece_path(self._root, 0, self._shard_rows), 0, 0)]
+        self._next_run = self._last_run + 1
+        self._manifest.back_to(self._committed)
+        committed = pieces(self._root, self._rows, self._shard_rows) or [self._first_piece]
         last = committed[-1]
-        file, header = open_piece(last.path, self._dtype, last.rows)
-        end = header.data_offset + last.rows * self._dtype.itemsize
+        file, header = last.open(self._dtype, last.rows, os.O_RDWR)
         with file:
-            longer = os.fstat(file.fileno()).st_size > end
-        if longer:
-            with open(last.path, "r+b") as writable:
-                os.ftruncate(writable.fileno(), end)
+            end = header.data_offset + last.rows * self._dtype.itemsize
+            if os.fstat(file.fileno()).st_size > end:
+                os.ftruncate(file.fileno(), end)
         number = len(committed)
-        while self._shard_rows and (path := piece_path(self._root, number, 1)).exists():
+        while self._shard_rows and (path := self._root / piece_name(number, 1)).exists():
             path.unlink()
             number += 1
+
+    def _release(self) -> None:
+        opened, self._database = self._database, None
+        if opened is not None:
+            with catalog.in_turn:
+                opened.close()
+
+    @property
+    def _first_piece(self) -> Piece:
+        return Piece(self._root, piece_name(0, self._shard_rows), 0, 0)
 
     def _flush(self) -> None:
         """Write pending rows behind those that are there; nobody sees them before a commit."""
         if not self._pending:
             return
-        self._check_lock()
+        self._check_place()
         # As bytes: joined as rows, big-endian numbers would change.
         data = np.concatenate([rows.view(np.uint8) for rows in self._pending])
         end, at = len(self), 0
         for piece in pieces(self._root, end, self._shard_rows, self._written):
             if self._shard_rows and piece.inside == 0 and not piece.path.exists():
-                _new_piece(piece.path, self._dtype)
-            file, header = open_piece(piece.path, self._dtype, 0)
-            file.close()
+                _new_piece(piece, self._dtype)
             size = piece.rows * self._dtype.itemsize
-            offset = header.data_offset + piece.inside * self._dtype.itemsize
-            descriptor = os.open(piece.path, os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                write_all(descriptor, data[at : at + size], offset, piece.path)
-            finally:
-                os.close(descriptor)
+            file, header = piece.open(self._dtype, flags=os.O_RDWR)
+            with file:
+                offset = header.data_offset + piece.inside * self._dtype.itemsize
+                write_all(file.fileno(), data[at : at + size], offset, piece.path)
             at += size
-        self._failed = True  # a Ctrl-C between these lines must not be overlooked
-        self._manifest.add(data)
-        self._written = end
-        self._pending, self._pending_rows = [], 0
-        self._failed = False
+        with self._changing():
+            self._manifest.add(data)
+            self._written = end
+            self._pending, self._pending_rows = [], 0
 
     def _patch_headers(self, first: int) -> None:
         """Make the shape in the files' headers that of the committed rows, from row `first` on."""
         for piece in pieces(self._root, self._rows, self._shard_rows, first):
-            file, header = open_piece(piece.path, self._dtype, 0)
-            file.close()
-            rows = piece.inside + piece.rows
-            if header.shape == (rows,):
-                continue
-            text = header_bytes(self._dtype, rows, header.data_offset)
-            descriptor = os.open(piece.path, os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                write_all(descriptor, np.frombuffer(text, np.uint8), 0, piece.path)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            file, header = piece.open(self._dtype, flags=os.O_RDWR)
+            with file:
+                rows = piece.inside + piece.rows
+                if header.shape == (rows,):
+                    continue
+                text = header_bytes(self._dtype, rows, header.data_offset)
+                write_all(file.fileno(), np.frombuffer(text, np.uint8), 0, piece.path)
+                os.fsync(file.fileno())
 
     def _row_array(self, rows: ArrayLike | Mapping[str, ArrayLike], run_id: int) -> NDArray[Any]:
         names = self._dtype.names
@@ -373,10 +362,10 @@ class StepWriter:
             fit_into(name, values, made[name])
         for name, last in (("run_id", run_id), ("step_index", count - 1)):
             if name in own:
-                most = np.iinfo(self._dtype[name]).max
-                if last > most:
+                limit = np.iinfo(self._dtype[name]).max
+                if last > limit:
                     raise SchemaError(
-                        f"run {run_id}: {name} {last} does not fit, {most} is the most"
+                        f"run {run_id}: {name} {last} does not fit, {limit} is the most"
                     )
         if "run_id" in own:
             made["run_id"] = run_id
@@ -384,43 +373,33 @@ class StepWriter:
             made["step_index"] = np.arange(count)
         return made
 
-    def _check_open(self) -> None:
-        if self._lock is None:
-            raise ValueError(f"the writer of {self._root} is closed")
-        if not self._lock.held:
-            raise ValueError(f"{self._root} is written to by the process this one was forked from")
-        if self._failed:
-            raise ValueError(f"a commit to {self._root} failed; open it again to go on")
 
-    def _check_lock(self) -> None:
-        """What is written goes where the lock is: not to a dataset that was moved or replaced."""
-        if self._lock is None or not self._lock.in_place:
-            raise BusyError(f"{self._root} was moved or replaced while it was written to")
-
-    def _let_go(self) -> None:
-        if self._database is not None:
-            self._database.close()
-            self._database = None
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
-
-
-def _new_piece(path: Path, dtype: np.dtype[Any]) -> None:
+def _new_piece(piece: Piece, dtype: np.dtype[Any]) -> None:
     """An array file without rows; NumPy finds no file or a whole one."""
-    path.parent.mkdir(exist_ok=True)
-    write_file(path, header_bytes(dtype, 0))
+    piece.path.parent.mkdir(exist_ok=True)
+    write_file(piece.path, header_bytes(dtype, 0), follow=False)
 
 
-def _make_folder(path: Path) -> None:
-    """A folder that is still there after a power cut, and so are those above it."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    path.mkdir(parents=True, exist_ok=True)
-    for folder in reversed(missing):
-        sync_path(folder.parent)
+def _states_no_rows(path: Path) -> bool:
+    """Whether a file is an array whose header has no rows; there may be some behind it."""
+    try:
+        file, header = Piece(path.parent, path.name, 0, 0).open(None)
+    except FormatError:
+        return False
+    file.close()
+    return header.shape == (0,)
 
 
-def _most_rows(header: NpyHeader) -> int:
+def _covers_nothing(root: Path) -> bool:
+    """Whether a manifest is one of ours, without rows or runs."""
+    try:
+        found = Manifest.read(root, 1)
+    except FormatError:
+        return False
+    return found is not None and (found.rows, found.runs) == (0, 0)
+
+
+def _max_rows(header: NpyHeader) -> int:
     """The highest number that the header of an array has room for."""
     room = header.data_offset - len(header_bytes(header.dtype, 0, None).rstrip()) - 1
     return int(min(10.0 ** (room + 1), 1 << 62)) - 1

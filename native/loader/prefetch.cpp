@@ -1,0 +1,122 @@
+#include "loader/prefetch.hpp"
+
+#include <pthread.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <utility>
+
+namespace stepwell {
+namespace {
+
+// A thread that wakes up may take the core of the thread that woke it, the consumer, which
+// would then wait for a batch it does not need yet. Batch threads do not do that.
+void yield_to_others() {
+#ifdef __linux__
+  sched_param none{};
+  pthread_setschedparam(pthread_self(), SCHED_BATCH, &none);  // refused: no harm
+#endif
+}
+
+}  // namespace
+
+void step_rows(const Order& order, const Schedule::Step& step, std::span<std::int64_t> out) {
+  std::int64_t start = step.start;
+  while (!out.empty()) {
+    const auto part = out.first(std::min<std::size_t>(
+        out.size(), static_cast<std::size_t>(order.length() - start)));
+    order.rows(step.epoch, start, part);
+    out = out.subspan(part.size());
+    start = 0;
+  }
+}
+
+Prefetch::Prefetch(ReaderPtr reader, OrderPtr order, Schedule schedule,
+                   std::shared_ptr<BlockPool> blocks, unsigned threads, unsigned depth)
+    : reader_(std::move(reader)),
+      order_(std::move(order)),
+      schedule_(schedule),
+      blocks_(std::move(blocks)),
+      process_(::getpid()),
+      shared_(std::make_unique<Shared>()) {
+  if (threads == 0) throw std::invalid_argument("threads must be at least 1");
+  if (depth == 0) throw std::invalid_argument("prefetch must be at least 1");
+  shared_->slots.resize(depth);
+  shared_->threads.reserve(threads);
+  try {
+    for (unsigned i = 0; i < threads; ++i) shared_->threads.emplace_back([this] { work(); });
+  } catch (const std::system_error& e) {
+    if (shared_->threads.empty())
+      throw std::runtime_error(std::string("no loader thread could be started: ") + e.what());
+  }
+}
+
+Prefetch::~Prefetch() {
+  if (process_ != ::getpid()) {
+    (void)shared_.release();  // thread handles that name nobody: neither joinable nor detachable
+    return;
+  }
+  close();
+  for (auto& thread : shared_->threads) thread.join();
+}
+
+void Prefetch::close() {
+  if (process_ != ::getpid()) return;
+  std::lock_guard guard(shared_->lock);
+  shared_->closed = true;
+  shared_->room.notify_all();
+  shared_->ready.notify_all();
+}
+
+std::optional<Prefetch::Batch> Prefetch::next(std::chrono::milliseconds patience) {
+  if (process_ != ::getpid())
+    throw std::runtime_error("the loader's threads stayed in the parent process");
+  Shared& s = *shared_;
+  std::unique_lock guard(s.lock);
+  const auto mine = [&]() -> Slot& { return s.slots[s.delivered % s.slots.size()]; };
+  if (!s.ready.wait_for(guard, patience, [&] { return s.closed || mine().ready; }))
+    return std::nullopt;
+  if (s.closed) throw std::runtime_error("the loader was closed");
+  Slot slot = std::exchange(mine(), Slot{});
+  ++s.delivered;
+  // Waking a thread costs the consumer a system call: one that sleeps is woken when half of
+  // the slots are free, and then has work for a while.
+  const std::uint64_t waiting = s.claimed - s.delivered;
+  guard.unlock();
+  if (waiting <= s.slots.size() / 2) s.room.notify_one();
+  if (slot.error) std::rethrow_exception(slot.error);
+  return std::move(slot.batch);
+}
+
+void Prefetch::work() {
+  yield_to_others();
+  Shared& s = *shared_;
+  std::vector<std::int64_t> rows;
+  std::unique_lock guard(s.lock);
+  for (;;) {
+    s.room.wait(guard, [&] { return s.closed || s.claimed < s.delivered + s.slots.size(); });
+    if (s.closed) return;
+    const std::uint64_t number = s.claimed++;
+    guard.unlock();
+    Slot made{true, {}, nullptr};
+    try {
+      made.batch.step = schedule_.step(number);
+      rows.resize(static_cast<std::size_t>(made.batch.step.count));
+      step_rows(*order_, made.batch.step, rows);
+      made.batch.bytes = block_layout(*reader_, rows.size()).back();
+      made.batch.block = blocks_->take(made.batch.bytes);
+      read_block(*reader_, rows, made.batch.block.get());
+    } catch (...) {
+      made.error = std::current_exception();
+    }
+    guard.lock();
+    s.slots[number % s.slots.size()] = std::move(made);
+    if (number == s.delivered) s.ready.notify_one();
+  }
+}
+
+}  // namespace stepwell

@@ -1,0 +1,80 @@
+// Batches made ahead of time by native threads, handed over in order.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "blocks.hpp"
+#include "loader/order.hpp"
+#include "loader/schedule.hpp"
+#include "reader.hpp"
+
+namespace stepwell {
+
+// Writes the rows that `step` reads.
+void step_rows(const Order& order, const Schedule::Step& step, std::span<std::int64_t> out);
+
+// Each thread makes whole batches: rows from the order, a block from the pool, the rows read
+// into it. At most `depth` batches are made and not yet handed over. No thread ever needs
+// Python, so a consumer that is busy there does not hold them up.
+class Prefetch {
+ public:
+  struct Batch {
+    BlockRef block;  // laid out by block_layout(reader, step.count)
+    std::size_t bytes;
+    Schedule::Step step;
+  };
+
+  // As many threads as the system allows, up to `threads`; std::runtime_error for none.
+  Prefetch(ReaderPtr reader, OrderPtr order, Schedule schedule, std::shared_ptr<BlockPool> blocks,
+           unsigned threads, unsigned depth);
+  // Waits for the threads to finish the batch they are at. In a forked child, where they do
+  // not exist, it leaves their memory alone instead.
+  ~Prefetch();
+  Prefetch(const Prefetch&) = delete;
+  Prefetch& operator=(const Prefetch&) = delete;
+
+  // The next batch, or nothing when it is not there after `patience`. Rethrows what making
+  // this batch threw, once; the call after it gives the batch that follows.
+  // Throws std::runtime_error once closed. Call without the GIL.
+  std::optional<Batch> next(std::chrono::milliseconds patience);
+
+  // Wakes every waiting thread and ends the work. Safe to call from any thread, repeatedly.
+  void close();
+
+ private:
+  struct Slot {
+    bool ready = false;
+    Batch batch{};
+    std::exception_ptr error{};
+  };
+
+  void work();
+
+  const ReaderPtr reader_;
+  const OrderPtr order_;
+  const Schedule schedule_;
+  const std::shared_ptr<BlockPool> blocks_;
+  const int process_;
+
+  struct Shared {
+    std::mutex lock;
+    std::condition_variable room;   // for threads: a slot is free
+    std::condition_variable ready;  // for the consumer: its batch is there
+    std::vector<Slot> slots;
+    std::uint64_t claimed = 0;    // steps that some thread has begun
+    std::uint64_t delivered = 0;  // steps handed over
+    bool closed = false;
+    std::vector<std::thread> threads;
+  };
+  std::unique_ptr<Shared> shared_;
+};
+
+}  // namespace stepwell

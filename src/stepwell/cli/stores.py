@@ -1,0 +1,232 @@
+"""`stepwell info`, `head`, `verify`, `query` and `bench`: one verb for any store."""
+
+import json
+import math
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+
+import stepwell as sw
+from stepwell.cli.console import JsonOption, err, out, progress, show, show_rows
+from stepwell.opening import store_at
+from stepwell.store import Report, Store
+
+__all__ = ["bench", "head", "info", "query", "show_report", "verify"]
+
+PathArgument = Annotated[
+    str, typer.Argument(metavar="PATH", help="A store, a .npy or .a2pack file, or a URL.")
+]
+EndpointOption = Annotated[
+    str | None, typer.Option(help="The server of a bucket, where it is not the usual one.")
+]
+
+
+def info(path: PathArgument, endpoint: EndpointOption = None, as_json: JsonOption = False) -> None:
+    """What is at PATH: rows, runs, fields, bytes on disk, health. Reads no rows."""
+    with _open(path, endpoint) as store:
+        about = store.describe()
+    if as_json:
+        show(about.to_json(), as_json)
+        return
+    facts: dict[str, Any] = {"store": f"{store.noun} at {path}", "rows": about.rows}
+    if about.runs is not None:
+        facts["runs"] = about.runs
+    facts |= {"bytes on disk": about.bytes, "fields": about.fields}
+    if about.columns:
+        facts["run columns"] = ", ".join(about.columns)
+    show({**facts, **about.facts, "health": about.health})
+
+
+def head(
+    path: PathArgument,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="How many rows.")] = 5,
+    start: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
+    endpoint: EndpointOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The first rows, each value in short; with --json whole, one object a line."""
+    with _open(path, endpoint) as store:
+        rows = list(range(start, min(start + count, len(store))))
+        found = store.take(np.array(rows, np.int64))
+        there = store.present(rows) if isinstance(store, sw.RecordReader) else {}
+    for name, has in there.items():
+        found[name] = [v if given else None for v, given in zip(found[name], has, strict=True)]
+    if as_json:
+        for i, row in enumerate(rows):
+            values = {name: _plain(column[i]) for name, column in found.items()}
+            print(json.dumps({"row": row, **values}))
+        return
+    table = Table()
+    table.add_column("row", no_wrap=True, min_width=6)
+    for name in found:
+        table.add_column(escape(name), overflow="ellipsis", no_wrap=True, min_width=6)
+    for i, row in enumerate(rows):
+        table.add_row(f"{row:,}", *(escape(_short(column[i])) for column in found.values()))
+    out.print(table)
+
+
+def verify(
+    path: PathArgument,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Only what needs no look at every row.")
+    ] = False,
+    endpoint: EndpointOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check everything. Exit code 1 when something is damaged, with a list of what."""
+    try:
+        with _open(path, endpoint) as store, progress("verifying") as on_progress:
+            report = store.verify(quick=quick, progress=on_progress)
+    except sw.FormatError as error:
+        report = Report("", path, (error,))
+    show_report(report, as_json)
+
+
+def show_report(report: Report, as_json: bool, **facts: Any) -> None:
+    """Print what `verify` found, and end with 1 when anything is wrong."""
+    if as_json:
+        broken = [
+            {"path": p.path, "offset": p.offset, "problem": p.args[0]} for p in report.problems
+        ]
+        about = {"path": report.path, "ok": report.ok, **facts, "problems": broken}
+        show({**about, "checked": report.checked, "unchecked": report.unchecked}, as_json)
+    else:
+        for problem in report.problems:
+            err.print(str(problem), markup=False, soft_wrap=True)
+        for each in report.unchecked:
+            err.print(f"not checked: {each}", markup=False, soft_wrap=True)
+        verdict = "OK" if report.ok else "INVALID"
+        details = ", ".join(report.checked) if report.ok else f"{len(report.problems)} problems"
+        out.print(f"{verdict}: {report.path} ({details})", markup=False, soft_wrap=True)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def query(
+    path: PathArgument,
+    sql: Annotated[str, typer.Argument(metavar="SQL", help="SELECT ... FROM runs")],
+    as_json: JsonOption = False,
+) -> None:
+    """Query the runs of a store, read-only: "SELECT engine, count(*) FROM runs GROUP BY 1"."""
+    with _open(path, None) as store:
+        table = store.query(sql)
+    if as_json:
+        print(json.dumps(list(table), default=str))
+        return
+    show_rows(table.columns, table.rows)
+
+
+def bench(
+    path: PathArgument,
+    batch_size: Annotated[int, typer.Option(min=1, max=2**31, help="Rows in a batch.")] = 4096,
+    seconds: Annotated[float, typer.Option(min=0.05, help="How long to measure each.")] = 3.0,
+    mapped: Annotated[
+        bool, typer.Option("--map", help="Map the file instead of loading it.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """How fast random batches come out of PATH: single takes, then the loader."""
+    with _open(path, None, mapped=mapped) as source:
+        if len(source) == 0:
+            raise sw.FormatError("expected rows to read, got none", path=path)
+        rows = sw.Iid(seed=1).order(len(source))
+        count = min(batch_size, len(source))
+        takes = (rows.rows(epoch, 0, count) for epoch in range(sys.maxsize))
+        loader = sw.Loader(source, batch_size, seed=1)
+        with Progress(console=err, transient=True, disable=not err.is_terminal) as bars, loader:
+            results = {
+                "take": _measure(lambda: _length(source.take(next(takes))), seconds, bars, "take"),
+                "loader": _measure(_next_of(loader.forever()), seconds, bars, "loader"),
+            }
+    if as_json:
+        print(json.dumps({"path": path, "batch_size": batch_size, **results}))
+        return
+    table = Table(title=escape(f"{path}: {len(source):,} rows, batches of {batch_size:,}"))
+    for column in ("", "rows/s", "first ms", "p50 ms", "p99 ms", "peak memory MB"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, result in results.items():
+        table.add_row(
+            name,
+            f"{result['rows_per_s']:,.0f}",
+            *(f"{result[key] * 1e3:.3f}" for key in ("first_s", "p50_s", "p99_s")),
+            f"{result['peak_rss_bytes'] / 1e6:,.0f}",
+        )
+    out.print(table)
+
+
+def _open(path: str, endpoint: str | None, *, mapped: bool = True) -> Store:
+    """The store at a path, its rows not loaded where they can be mapped."""
+    options: dict[str, Any] = {} if endpoint is None else {"endpoint": endpoint}
+    if "://" not in path and mapped:
+        store = store_at(Path(path))
+        if store is not None and store.kind in ("steps", "npy"):
+            options["memory"] = "map"
+    opened = sw.open(path, **options)
+    assert isinstance(opened, Store)
+    return opened
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it: bytes in hexadecimal, None for what is not finite."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, int | float | str | None) else str(value)
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, str | bytes):
+        text = repr(value)
+    else:
+        array = np.asarray(value)
+        text = " ".join(str(item) for item in array.reshape(-1)[:9].tolist())
+        if array.size > 9:
+            text = f"{array.dtype}{list(array.shape)} {text}"
+    return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+def _length(batch: sw.Batch) -> int:
+    return len(next(iter(batch.values())))
+
+
+def _next_of(batches: Iterator[sw.Batch]) -> Callable[[], int]:
+    return lambda: _length(next(batches))
+
+
+def _measure(
+    step: Callable[[], int], seconds: float, bars: Progress, name: str
+) -> dict[str, float | int]:
+    """Time `step`, which returns how many rows it read, for about `seconds`."""
+    bar = bars.add_task(name, total=seconds)
+    times: list[float] = []
+    rows = 0
+    begin = time.perf_counter()
+    while not times or times[-1] - begin < seconds:
+        rows += step()
+        times.append(time.perf_counter())
+        bars.update(bar, completed=times[-1] - begin)
+    each = np.diff([begin, *times])
+    return {
+        "rows_per_s": rows / (times[-1] - begin),
+        "batches": len(times),
+        "first_s": float(each[0]),
+        "p50_s": float(np.median(each)),
+        "p99_s": float(np.quantile(each, 0.99)),
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }

@@ -1,0 +1,353 @@
+"""A recorded game of 2048 and its two encodings (docs/formats/runs.md).
+
+    run = Run.load("game.a2run2")
+    run.boards, run.moves, run.ev_values      one array each, a row per step
+    run.meta.max_score, run.final_board
+
+Many runs are decoded at once into a `RunBatch`: one array per column, one run after the
+other. A `Run` is a row of such a batch and costs next to nothing until it is looked at.
+"""
+
+import operator
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from stepwell import _core
+from stepwell.errors import SchemaError
+from stepwell.files.atomic import write_file
+from stepwell.files.regular import open_regular
+from stepwell.stores.pack.layout import ENTRY
+
+__all__ = ["Run", "RunBatch", "RunMeta"]
+
+_RECORD = np.dtype(
+    [
+        ("start_unix_s", "<u8"),
+        ("max_score", "<u8"),
+        ("final_board", "<u8"),
+        ("steps", "<u4"),
+        ("highest_tile", "<u4"),
+        ("elapsed_s", "<f4"),
+        ("has_engine", "<u4"),
+    ]
+)
+
+
+class RunMeta(NamedTuple):
+    """What a run says about itself."""
+
+    steps: int
+    start_unix_s: int
+    elapsed_s: float
+    max_score: int
+    highest_tile: int
+    engine: str | None
+
+
+class RunBatch(Sequence["Run"]):
+    """Runs as columns: run i has the steps `offsets[i]` to `offsets[i + 1]` of each.
+
+    A run that is kept keeps the whole batch; `Run.copy` gives it memory of its own.
+    """
+
+    __slots__ = (
+        *("boards", "engine_offsets", "engines", "ev_legal", "ev_values", "has_branches"),
+        *("moves", "offsets", "records"),
+    )
+
+    def __init__(
+        self,
+        records: NDArray[Any],
+        offsets: NDArray[np.int64],
+        engine_offsets: NDArray[np.int64],
+        layout: Sequence[int],
+        block: NDArray[np.uint8],
+    ) -> None:
+        total = int(offsets[-1])
+        self.records = records.view(_RECORD)
+        self.offsets = offsets
+        self.engine_offsets = engine_offsets
+        self.boards = np.ndarray(total, np.uint64, block, layout[0])
+        self.ev_values = np.ndarray((total, 4), np.float32, block, layout[1])
+        self.moves = np.ndarray(total, np.uint8, block, layout[2])
+        self.ev_legal = np.ndarray(total, np.uint8, block, layout[3])
+        self.has_branches = np.ndarray(total, np.bool, block, layout[4])
+        self.engines = np.ndarray(layout[6] - layout[5], np.uint8, block, layout[5])
+
+    @classmethod
+    def decode(
+        cls,
+        file: NDArray[np.uint8],
+        entries: NDArray[Any],
+        numbers: NDArray[np.int64],
+        *,
+        path: str = "",
+        threads: int | None = None,
+        heads_only: bool = False,
+    ) -> Self:
+        """Decode the payloads at `entries` of `file`, in their order, without the GIL.
+
+        `path` and `numbers` are what errors name (a negative number is not named). With
+        `heads_only` there are no steps, and final boards are 0.
+        """
+        read = _core.read_heads if heads_only else _core.decode_runs
+        threads = _core.usable_cores() if threads is None else threads
+        records, offsets, engine_offsets, layout, block = read(
+            file, entries.view(np.uint8), numbers, path, threads
+        )
+        return cls(records, offsets.view(np.int64), engine_offsets.view(np.int64), layout, block)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [Run._of(self, k) for k in range(*i.indices(len(self)))]
+        return Run._of(self, range(len(self))[i])
+
+    def __iter__(self) -> Iterator["Run"]:
+        return (Run._of(self, i) for i in range(len(self)))
+
+    def meta(self, i: int) -> RunMeta:
+        """The numbers and the engine of run `i`, as Python's own."""
+        record = self.records[i]
+        engine = None
+        if record["has_engine"]:
+            letters = self.engines[self.engine_offsets[i] : self.engine_offsets[i + 1]]
+            engine = letters.tobytes().decode()
+        numbers = {name: record[name].item() for name in RunMeta._fields if name != "engine"}
+        return RunMeta(**numbers, engine=engine)
+
+
+class Run:
+    """One recorded game: arrays with a row per step, and what the run says about itself.
+
+    `boards` are those before each move; bit m of `ev_legal` and column m of `ev_values`
+    belong to move m (up, down, left, right). Both are 0 where `has_branches` is False: such a
+    step has no recorded values. Score and highest tile are those of the final board unless
+    they are given.
+    """
+
+    __slots__ = ("_batch", "_i")
+    _batch: RunBatch
+    _i: int
+
+    def __init__(
+        self,
+        boards: ArrayLike,
+        moves: ArrayLike,
+        final_board: int,
+        *,
+        ev_values: ArrayLike | None = None,
+        ev_legal: ArrayLike | None = None,
+        has_branches: ArrayLike | None = None,
+        start_unix_s: int = 0,
+        elapsed_s: float = 0.0,
+        max_score: int | None = None,
+        highest_tile: int | None = None,
+        engine: str | None = None,
+    ) -> None:
+        if (ev_values is None) != (ev_legal is None):
+            raise ValueError("give both ev_values and ev_legal, or neither")
+        known = ev_values is not None if has_branches is None else has_branches
+        steps = len(np.asarray(boards))
+        columns = {
+            "boards": _column("boards", boards, np.uint64, (steps,)),
+            "moves": _column("moves", moves, np.uint8, (steps,)),
+            "has_branches": _column("has_branches", known, np.bool, (steps,)),
+            "ev_legal": _column(
+                "ev_legal", 0 if ev_legal is None else ev_legal, np.uint8, (steps,)
+            ),
+            "ev_values": _column(
+                "ev_values", 0 if ev_values is None else ev_values, np.float32, (steps, 4)
+            ),
+        }
+        if columns["ev_legal"].max(initial=0) > 15:
+            raise SchemaError(f"ev_legal: expected 0 to 15, got {columns['ev_legal'].max()}")
+        if not isinstance(engine, str | None):
+            raise TypeError(f"engine: expected a string or None, got {type(engine).__name__}")
+        final_board = operator.index(final_board)
+        exponents = [final_board >> shift & 15 for shift in range(0, 64, 4)]
+        if max_score is None:
+            max_score = sum((e - 1) << e for e in exponents if e >= 2)
+        if highest_tile is None:
+            highest_tile = 1 << max(exponents) if any(exponents) else 0
+        # Encoding checks everything a run has to be, and decoding makes the columns.
+        text = None if engine is None else engine.encode()
+        elapsed = _column("elapsed_s", elapsed_s, np.float32, ())[()]
+        payload = _encode(
+            2, (start_unix_s, elapsed, max_score, highest_tile), text, columns, final_board
+        )
+        made = Run.from_bytes(payload)
+        self._batch, self._i = made._batch, made._i
+
+    @classmethod
+    def _of(cls, batch: RunBatch, i: int) -> Self:
+        run = cls.__new__(cls)
+        run._batch = batch
+        run._i = i
+        return run
+
+    # Reading and writing.
+
+    @classmethod
+    def from_bytes(cls, payload: Any, *, path: str | os.PathLike[str] | None = None) -> Self:
+        """Decode a run, v1 or v2; a v1 run comes without branches.
+
+        Raises `FormatError` with the offset of what is wrong; `path` is named in it.
+        """
+        data = np.frombuffer(payload, np.uint8)
+        entry = np.zeros(1, ENTRY)
+        if len(data) >= 2**32:
+            raise ValueError(f"a run has fewer than 2**32 bytes, got {len(data)}")
+        entry["length"], entry["kind"] = len(data), _core.run_kind(data)
+        where = "" if path is None else os.fspath(path)
+        batch = RunBatch.decode(data, entry, np.array([-1]), path=where, threads=1)
+        return cls._of(batch, 0)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a `.a2run` or `.a2run2` file; which one it is, its bytes say."""
+        with open_regular(Path(path)) as file:
+            return cls.from_bytes(file.read(), path=path)
+
+    def to_bytes(self, version: Literal[1, 2] = 2) -> bytes:
+        """Encode the run. Version 1 has no place for branches: they are left out."""
+        batch, meta = self._batch, self._batch.records[self._i]
+        begin, end = batch.engine_offsets[self._i : self._i + 2]
+        engine = batch.engines[begin:end].tobytes() if meta["has_engine"] else None
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        numbers = [meta[n] for n in ("start_unix_s", "elapsed_s", "max_score", "highest_tile")]
+        return _encode(version, tuple(numbers), engine, columns, self.final_board)
+
+    def save(self, path: str | os.PathLike[str], version: Literal[1, 2] = 2) -> None:
+        """Write the run to a file: all of it, on the disk, or nothing."""
+        write_file(Path(path), self.to_bytes(version))
+
+    # What there is.
+
+    @property
+    def meta(self) -> RunMeta:
+        return self._batch.meta(self._i)
+
+    @property
+    def boards(self) -> NDArray[np.uint64]:
+        """The board before each move."""
+        return self._batch.boards[self._steps]
+
+    @property
+    def moves(self) -> NDArray[np.uint8]:
+        """0 up, 1 down, 2 left, 3 right."""
+        return self._batch.moves[self._steps]
+
+    @property
+    def ev_legal(self) -> NDArray[np.uint8]:
+        """Bit m: move m was legal."""
+        return self._batch.ev_legal[self._steps]
+
+    @property
+    def ev_values(self) -> NDArray[np.float32]:
+        """What the player thought of each move, from 0 to just below 1."""
+        return self._batch.ev_values[self._steps]
+
+    @property
+    def has_branches(self) -> NDArray[np.bool]:
+        """Whether `ev_legal` and `ev_values` were recorded."""
+        return self._batch.has_branches[self._steps]
+
+    @property
+    def final_board(self) -> int:
+        return int(self._batch.records[self._i]["final_board"])
+
+    @property
+    def states(self) -> NDArray[np.uint64]:
+        """Every board of the game: those before each move, then the final one."""
+        return np.append(self.boards, np.uint64(self.final_board))
+
+    def copy(self) -> "Run":
+        """The same run with memory of its own."""
+        return Run.from_bytes(self.to_bytes())
+
+    @property
+    def _steps(self) -> slice:
+        offsets = self._batch.offsets
+        return slice(offsets[self._i], offsets[self._i + 1])
+
+    def __len__(self) -> int:
+        """The number of steps."""
+        return int(self._batch.records[self._i]["steps"])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Run) and self.to_bytes() == other.to_bytes()
+
+    __hash__ = None  # type: ignore[assignment]  # its arrays may be changed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Run.from_bytes, (self.to_bytes(),)
+
+    def __repr__(self) -> str:
+        meta = self.meta
+        return (
+            f"Run({meta.steps:,} steps, score {meta.max_score:,}, highest tile "
+            f"{meta.highest_tile:,}, engine {meta.engine!r})"
+        )
+
+
+_COLUMNS = ("boards", "ev_values", "moves", "ev_legal", "has_branches")
+
+
+def _encode(
+    version: int,
+    numbers: tuple[Any, ...],
+    engine: bytes | None,
+    columns: dict[str, NDArray[Any]],
+    final_board: int,
+) -> bytes:
+    start, elapsed, score, tile = numbers
+    for name, number, bits in (
+        *(("start_unix_s", start, 64), ("max_score", score, 64)),
+        *(("highest_tile", tile, 32), ("final_board", final_board, 64)),
+    ):
+        if not 0 <= operator.index(number) < 2**bits:
+            raise SchemaError(f"{name}: expected 0 to 2**{bits} - 1, got {number}")
+    arrays = {name: np.require(columns[name], requirements=["C", "A"]) for name in _COLUMNS}
+    return _core.encode_run(
+        version,
+        # The bits of a float: as a number, a signalling NaN would become a quiet one.
+        (start, int(np.float32(elapsed).view(np.uint32)), score, tile),
+        engine,
+        arrays["boards"],
+        arrays["ev_values"].reshape(-1),
+        arrays["moves"],
+        arrays["ev_legal"],
+        arrays["has_branches"].view(np.uint8),
+        final_board,
+    )
+
+
+def _column(name: str, given: ArrayLike, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+    """The values as an array of this type and shape; none may change on the way."""
+    values = np.asarray(given)
+    if values.dtype.kind == "f" and np.dtype(dtype).kind == "u" and not hasattr(given, "dtype"):
+        values = np.asarray(given, object)  # NumPy makes floats of whole numbers around 2**63
+    if values.ndim == 0:
+        values = np.full(shape, values)
+    if values.shape != shape:
+        raise SchemaError(f"{name}: expected shape {shape}, got {values.shape}")
+    want = np.dtype(dtype)
+    if want.kind == "u" and values.size:
+        whole = values.dtype.kind in "iu" or (
+            values.dtype.kind == "O" and all(hasattr(value, "__index__") for value in values.flat)
+        )
+        if not whole or values.min() < 0 or values.max() > np.iinfo(want).max:
+            raise SchemaError(f"{name}: expected whole numbers of {want}, got {values.dtype}")
+    elif want.kind == "b" and values.dtype.kind != "b":
+        raise SchemaError(f"{name}: expected True or False, got {values.dtype}")
+    elif want.kind == "f" and values.dtype.kind not in "fiu":
+        raise SchemaError(f"{name}: expected numbers, got {values.dtype}")
+    return values.astype(want, copy=False)

@@ -1,0 +1,201 @@
+"""What a pack asks about its payloads.
+
+A pack keeps bytes, each with a kind. What the bytes of some kinds mean, a `PayloadType` knows:
+it checks them when they are written, decodes them, and has their columns and their statistics.
+`RAW` is the type of all other kinds. `stepwell/__init__.py` hands over the other types, once.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell import _core
+from stepwell.errors import SchemaError
+from stepwell.source import Batch, Field, Ragged, Rows, Schema
+from stepwell.stores.pack.stats import PackStats, Tally
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "RAW",
+    "Column",
+    "Lines",
+    "PayloadType",
+    "by_type",
+    "payload_types",
+    "set_payload_types",
+    "type_of",
+]
+
+_NOTHING: Mapping[Any, Any] = {}
+
+Lines = Callable[[NDArray[np.uint8], NDArray[Any], Rows, str], NDArray[np.uint8]]
+"""Text of the payloads at some entries of a file; the last two are what errors name."""
+
+
+class Column(NamedTuple):
+    """A column of `where`, as SQL declares it."""
+
+    sql: str
+    indexed: bool = False
+
+
+class PayloadType(ABC):
+    """The meaning of some kinds of payload. It has no state, and is safe from any thread."""
+
+    name: ClassVar[str]
+    """What errors call such payloads: "runs"."""
+    kinds: ClassVar[Mapping[int, str]] = _NOTHING
+    """The name of each kind, as `PackReader.kind` returns it."""
+    suffixes: ClassVar[Mapping[int, str]] = _NOTHING
+    """What names of extracted files end in, by kind."""
+    schema: ClassVar[Schema]
+    """The fields of a row."""
+    head_fields: ClassVar[frozenset[str]] = frozenset()
+    """Those that a batch has which was decoded with `heads_only`."""
+    columns: ClassVar[Mapping[str, Column]] = _NOTHING
+    """Columns of `where`, beside the number and the kind of an entry."""
+    stats: ClassVar[type[Any]] = PackStats
+    """A dataclass with the fields of `ShortStats` and two tallies of its own."""
+
+    def mask(self, kinds: NDArray[Any]) -> NDArray[np.bool]:
+        """Which of these kinds are of this type."""
+        return np.isin(kinds, list(self.kinds))
+
+    # Writing.
+
+    def encode(self, item: Any) -> tuple[bytes, int] | None:
+        """The payload and the kind of an object of this type; None for any other object."""
+        return None
+
+    def kind_of(self, payload: bytes) -> int | None:
+        """The kind of bytes that were given without one; None when they are not of this type."""
+        return None
+
+    # Reading. A batch is what `decode` returns; the other methods are given it again.
+
+    @abstractmethod
+    def decode(
+        self,
+        file: NDArray[np.uint8],
+        entries: NDArray[Any],
+        numbers: Rows,
+        *,
+        path: str = "",
+        threads: int = 1,
+        heads_only: bool = False,
+    ) -> Sequence[Any]:
+        """The items at `entries` of `file`, checked, in their order.
+
+        Raises `FormatError` that names `path` and the number of the entry.
+        """
+
+    @abstractmethod
+    def fill(self, batch: Any, out: Batch, names: Iterable[str]) -> None:
+        """Put these fields of a batch into `out`, as `Source._fill` does."""
+
+    def rows(self, batch: Any) -> Iterator[tuple[Any, ...]]:
+        """The values of `columns`, item by item."""
+        raise SchemaError(f"{self.name} have no columns to ask for")
+
+    def tally(self, batch: Any) -> Tally:
+        """What the statistics count of a batch."""
+        raise SchemaError(f"{self.name} have no statistics")
+
+    # Exports.
+
+    def json_lines(self, **options: Any) -> Lines:
+        """What makes lines of JSON; `options` are those of `PackReader.to_jsonl`."""
+        raise SchemaError(f"{self.name} have no lines of JSON")
+
+    def arrow_schema(self) -> "pa.Schema":
+        raise SchemaError(f"{self.name} have no columns for Arrow")
+
+    def arrow_batch(self, batch: Any, numbers: Rows) -> "pa.RecordBatch":
+        """A batch as Arrow has it; `numbers` are those of its entries."""
+        raise SchemaError(f"{self.name} have no columns for Arrow")
+
+
+class RawBatch(Ragged):
+    """Payloads one after another, without a meaning; an item is `bytes`."""
+
+    __slots__ = ("kinds",)
+
+    def __init__(
+        self, values: NDArray[Any], offsets: NDArray[np.int64], kinds: NDArray[np.uint16]
+    ) -> None:
+        super().__init__(values, offsets, "bytes")
+        self.kinds = kinds
+
+
+class _Raw(PayloadType):
+    """Bytes; every kind can be read as such."""
+
+    name = "raw payloads"
+    schema: ClassVar[Schema] = {
+        "payload": Field(np.dtype(np.uint8), ragged=True),
+        "kind": Field(np.dtype(np.uint16)),
+    }
+
+    def mask(self, kinds: NDArray[Any]) -> NDArray[np.bool]:
+        return np.ones(len(kinds), np.bool)
+
+    def decode(
+        self,
+        file: NDArray[np.uint8],
+        entries: NDArray[Any],
+        numbers: Rows,
+        *,
+        path: str = "",
+        threads: int = 1,
+        heads_only: bool = False,
+    ) -> RawBatch:
+        offsets, values = _core.copy_payloads(file, entries.view(np.uint8), numbers, path, threads)
+        return RawBatch(values, offsets.view(np.int64), entries["kind"])
+
+    def fill(self, batch: RawBatch, out: Batch, names: Iterable[str]) -> None:
+        for name in names:
+            if name == "payload":
+                out[name] = Ragged(batch.values, batch.offsets)
+            else:
+                out[name][...] = batch.kinds
+
+
+RAW = _Raw()
+
+_make: Callable[[], tuple[PayloadType, ...]] = tuple
+_types: tuple[PayloadType, ...] | None = None
+
+
+def set_payload_types(make: Callable[[], tuple[PayloadType, ...]]) -> None:
+    """Have packs know the types that `make` returns, and no other.
+
+    It is called when the first pack is used: what knows of a type need not be imported before.
+    """
+    global _make, _types
+    _make, _types = make, None
+
+
+def payload_types() -> tuple[PayloadType, ...]:
+    """The types that packs know, `RAW` aside."""
+    global _types
+    if _types is None:
+        _types = _make()
+    return _types
+
+
+def type_of(kinds: NDArray[Any]) -> PayloadType:
+    """The known type that some of these kinds are of; `RAW` when there is none."""
+    return next((known for known in payload_types() if known.mask(kinds).any()), RAW)
+
+
+def by_type(kinds: NDArray[Any]) -> Iterator[tuple[PayloadType, NDArray[np.bool]]]:
+    """Each known type that occurs, with where it does."""
+    for known in payload_types():
+        mask = known.mask(kinds)
+        if mask.any():
+            yield known, mask

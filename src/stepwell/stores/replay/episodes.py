@@ -1,0 +1,192 @@
+"""Episodes of a replay store: their rows in the database, and everything recorded of one."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stepwell.errors import FormatError
+from stepwell.lazy import lazy
+from stepwell.source import Rows
+from stepwell.store import Runs
+from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Tree, assemble
+from stepwell.stores.replay.database import EPISODE_COLUMNS
+from stepwell.stores.replay.refs import FrameRef
+from stepwell.stores.replay.resolver import FrameResolver
+from stepwell.stores.replay.steps import EpisodeSpan
+
+__all__ = ["Episode", "EpisodeSteps", "EpisodeTable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """A row of the table of episodes. `number` counts the episodes of a run."""
+
+    episode_id: str
+    run_id: str
+    number: int
+    agent_id: str | None
+    total_reward: float
+    steps: int
+    dropped: int
+    ended: bool
+    terminated: bool
+    truncated: bool
+    started_at: str
+    ended_at: str | None
+    final_obs_ref: str | None
+
+    @classmethod
+    def of(cls, row: Sequence[Any], path: str) -> "Episode":
+        """The episode of a row of the database at `path`."""
+        values = dict(zip(EPISODE_COLUMNS, row, strict=True))
+        for name in ("number", "steps", "dropped"):
+            if not isinstance(values[name], int):
+                raise FormatError(
+                    f"{values['episode_id']!r}: {name}: expected a number, got {values[name]!r}",
+                    path=path,
+                )
+        for name in ("ended", "terminated", "truncated"):
+            values[name] = bool(values[name])
+        return cls(**values)
+
+    @property
+    def span(self) -> EpisodeSpan:
+        """The same, as the rows of its steps need it."""
+        row = -1
+        if self.final_obs_ref is not None:
+            final = FrameRef.of(self.final_obs_ref)
+            if (final.run_id, final.dataset) != (self.run_id, OBSERVATIONS):
+                raise FormatError(f"{self.episode_id}: {final} is no observation of its run")
+            row = final.index
+        return EpisodeSpan(self.number, self.steps, self.dropped, row)
+
+
+class EpisodeTable(Runs):
+    """Episodes as the runs of a reader's rows: what the database knows of each."""
+
+    def __init__(
+        self, rows: Sequence[tuple[Any, ...]], extents: Callable[[], tuple[Rows, Rows]]
+    ) -> None:
+        self._rows = rows
+        self._extents = extents
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def columns(self) -> list[str]:
+        return list(EPISODE_COLUMNS)
+
+    def _select(self, names: Sequence[str], wanted: range) -> list[tuple[Any, ...]]:
+        places = [EPISODE_COLUMNS.index(name) for name in names]
+        return [tuple(self._rows[i][k] for k in places) for i in wanted]
+
+    @property
+    def starts(self) -> Rows:
+        return self._extents()[0]
+
+    @property
+    def counts(self) -> Rows:
+        return self._extents()[1]
+
+
+class EpisodeSteps:
+    """The steps of an episode in order, arrays with a row for each.
+
+    `observations` and `actions` are arrays, or dicts of arrays, with a row for each step that has
+    one: all of them, or those that `observation_steps` and `action_steps` count. `frames` has
+    those of the steps in `frame_steps`.
+    """
+
+    def __init__(
+        self,
+        resolver: FrameResolver,
+        episode: Episode,
+        rows: Sequence[Sequence[Any]],
+        observations: bool,
+        frames: bool,
+    ) -> None:
+        self.episode = episode
+        columns: Any = list(zip(*rows, strict=True)) or [()] * 9
+        self.step_index = np.array(columns[0], np.int64)
+        self.rewards = np.array(columns[2], np.float64)
+        self.terminated = np.array(columns[3], bool)
+        self.truncated = np.array(columns[4], bool)
+        self.timestamps: tuple[str, ...] = tuple(columns[8])
+        self._infos = columns[7]
+        self.frame_steps, self.frames = _resolved(resolver, FRAMES, columns[5], frames)
+        self.observation_steps, self.observations = _resolved(
+            resolver, OBSERVATIONS, columns[6], observations
+        )
+        self.final_observation: Tree = None
+        if observations and episode.final_obs_ref is not None:
+            self.final_observation = resolver.resolve(episode.final_obs_ref, missing="raise")
+        self.action_steps, self.actions = _actions(resolver, episode.run_id, columns[1])
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    @lazy
+    def infos(self) -> list[dict[str, Any]]:
+        """What came with each step, a dict of it."""
+        return [_info(self.episode, info) for info in self._infos]
+
+    def __repr__(self) -> str:
+        return (
+            f"EpisodeSteps({self.episode.episode_id!r}, {len(self)} steps, "
+            f"{len(self.frame_steps)} frames, reward {self.rewards.sum():g})"
+        )
+
+
+def _resolved(
+    resolver: FrameResolver, kind: str, refs: Sequence[str | None], wanted: bool
+) -> tuple[Rows, Tree]:
+    """Which steps have a reference, and the arrays of those."""
+    steps = np.array([i for i, ref in enumerate(refs) if ref is not None], np.int64)
+    if not wanted or not len(steps):
+        return steps, None
+    found = FrameRef.rows([ref for ref in refs if ref is not None])
+    if found is None:
+        raise FormatError(f"{kind}: the references of an episode lead to several datasets")
+    first, rows = found[0], np.array(found[1], np.int64)
+    file = resolver.file(first.run_id)
+    names = file.leaves(first.dataset)
+    if not names:
+        raise FormatError(f"there is no dataset {first.dataset!r}", path=str(file.path))
+    return steps, assemble(first.dataset, {name: file.read(name, rows) for name in names})
+
+
+def _actions(resolver: FrameResolver, run_id: str, values: Sequence[Any]) -> tuple[Rows, Tree]:
+    """Numbers stand in the database, where it can hold them; anything else in the file."""
+    there = [value for value in values if value is not None]
+    if not there or all(isinstance(value, str) for value in there):
+        return _resolved(resolver, ACTIONS, values, True)
+    steps = np.array([i for i, value in enumerate(values) if value is not None], np.int64)
+    numbers = [
+        resolver.resolve(value, missing="raise") if isinstance(value, str) else value
+        for value in there
+    ]
+    return steps, np.array(numbers, _type_of_actions(resolver, run_id))
+
+
+def _type_of_actions(resolver: FrameResolver, run_id: str) -> np.dtype[Any] | None:
+    """What they were before they became numbers of the database, if the file is there to say."""
+    try:
+        return resolver.file(run_id).field(ACTIONS).dtype
+    except (FileNotFoundError, KeyError):
+        return None
+
+
+def _info(episode: Episode, text: Any) -> dict[str, Any]:
+    if not text:
+        return {}
+    try:
+        info = json.loads(text)
+        if not isinstance(info, dict):
+            raise TypeError(f"expected a dict, got {type(info).__name__}")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise FormatError(f"{episode.episode_id}: an info that is not JSON: {error}") from None
+    return info

@@ -1,0 +1,208 @@
+"""The steps of episodes as rows: what was seen, done and received, and what was seen next.
+
+Everything here is columns of numbers, which come from the run's file without its arrays. Where the
+arrays of a row are is one of them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell.errors import FormatError, SchemaError
+from stepwell.source import Field, Rows
+from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel
+from stepwell.stores.replay.database import RunRow
+from stepwell.stores.replay.layout import STEP_COLUMNS, STEPS
+from stepwell.stores.replay.resolver import FrameResolver
+from stepwell.stores.replay.rows import RunFile
+
+__all__ = [
+    *("EpisodeSpan", "StepOptions", "StepTable"),
+    *("common_fields", "dataset_name", "field_name", "load_steps"),
+]
+
+
+class EpisodeSpan(NamedTuple):
+    """An episode as its rows need it."""
+
+    number: int
+    steps: int
+    dropped: int
+    final_row: int
+    """The row of what was seen after the last step, -1 where nothing was."""
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """Which rows and fields a reader makes of steps."""
+
+    next_observation: bool = True
+    frames: bool = False
+    n_step: int = 1
+    gamma: float = 0.99
+
+    def __post_init__(self) -> None:
+        if self.n_step < 1:
+            raise ValueError(f"n_step: expected at least 1, got {self.n_step}")
+        if not 0 <= self.gamma <= 1:
+            raise ValueError(f"gamma: expected 0 to 1, got {self.gamma}")
+
+
+class StepTable(NamedTuple):
+    """Columns of numbers, a row a step, episode after episode."""
+
+    run: NDArray[np.int32]
+    frame: Rows
+    observation: Rows
+    action: Rows
+    next_observation: Rows
+    reward: NDArray[np.float64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    discount: NDArray[np.float64]
+
+
+def load_steps(
+    resolver: FrameResolver,
+    runs: Iterable[tuple[RunRow, Sequence[EpisodeSpan]]],
+    options: StepOptions,
+) -> tuple[StepTable, Rows]:
+    """The rows of some episodes of some runs, and how many each episode has."""
+    parts = [_load(resolver, i, run, some, options) for i, (run, some) in enumerate(runs)]
+    if not parts:
+        return _NOTHING, np.empty(0, np.int64)
+    tables, lengths = zip(*parts, strict=True)
+    return StepTable(*map(np.concatenate, zip(*tables, strict=True))), np.concatenate(lengths)
+
+
+_TYPES = ("i4", *["i8"] * 4, "f8", "?", "?", "f8")
+_NOTHING = StepTable(*(np.empty(0, dtype) for dtype in _TYPES))
+
+
+def _load(
+    resolver: FrameResolver,
+    number: int,
+    run: RunRow,
+    episodes: Sequence[EpisodeSpan],
+    options: StepOptions,
+) -> tuple[StepTable, Rows]:
+    """The same for one run."""
+    if not run.steps:
+        return _NOTHING, np.zeros(len(episodes), np.int64)
+    file = resolver.file(run.run_id)
+    if not isinstance(file, RunFile):
+        raise FormatError("expected a file of a replay store", path=str(file.path))
+    places = file.read_all(STEPS, run.steps)
+    rewards = file.read_all("rewards", run.steps)
+    dones = file.read_all("dones", run.steps)
+    if places.shape != (run.steps, len(STEP_COLUMNS)):
+        raise FormatError(f"{STEPS}: rows of {places.shape[1:]}", path=str(file.path))
+    rows, episode = _rows_of(places[:, 0], np.array([e.number for e in episodes]))
+    _, index, frame, observation, action = places[rows].T
+    # A stretch is a part of an episode without a gap. What follows its last step is nothing,
+    # or what was seen after the episode.
+    last = np.append((np.diff(episode) != 0) | (np.diff(index) != 1), [True])[: len(rows)]
+    following = np.append(observation[1:], -1)[: len(rows)]
+    following[last] = -1
+    whole = np.array([e.steps + e.dropped for e in episodes], np.int64)[episode]
+    final = np.array([e.final_row for e in episodes], np.int64)[episode]
+    at_end = last & (index + 1 == whole)
+    following[at_end] = final[at_end]
+    reached, reward, discount = _look_ahead(rewards[rows], last, options.n_step, options.gamma)
+    done = dones[rows[reached]]
+    terminated, truncated = (done & 1).astype(bool), (done & 2).astype(bool)
+    following = following[reached]
+    discount[terminated] = 0
+    kept = np.ones(len(rows), bool)
+    kinds = {channel.kind for channel in run.channels}
+    if OBSERVATIONS in kinds:
+        kept &= observation >= 0
+        if options.next_observation:
+            kept &= (following >= 0) | terminated
+    if ACTIONS in kinds:
+        kept &= action >= 0
+    if options.frames:
+        kept &= frame >= 0
+    runs = np.full(len(rows), number, np.int32)
+    columns = (
+        runs, frame, observation, action, following, reward, terminated, truncated, discount
+    )  # fmt: skip
+    lengths = np.bincount(episode[kept], minlength=len(episodes))
+    return StepTable(*(np.ascontiguousarray(column[kept]) for column in columns)), lengths
+
+
+def common_fields(runs: Sequence[RunRow], options: StepOptions) -> dict[str, Field]:
+    """The fields of the rows of all runs, in order.
+
+    Raises `SchemaError`, naming them, when two runs recorded unlike arrays.
+    """
+    kinds = (OBSERVATIONS, ACTIONS, FRAMES) if options.frames else (OBSERVATIONS, ACTIONS)
+    found = [_fields(run.channels, kinds) for run in runs]
+    for run, fields in zip(runs[1:], found[1:], strict=True):
+        if fields != found[0]:
+            raise SchemaError(
+                f"expected runs that recorded the same arrays, got {_words(found[0])} in the run "
+                f"{runs[0].run_id!r} and {_words(fields)} in the run {run.run_id!r}; choose some "
+                f"with run={run.run_id!r} or where(…)"
+            )
+    fields = found[0] if found else {}
+    made = dict(fields)
+    if options.next_observation:
+        made |= {f"next_{n}": f for n, f in fields.items() if n.split("/")[0] == "observation"}
+    made["reward"] = Field(np.dtype(np.float64))
+    made["terminated"] = made["truncated"] = Field(np.dtype(bool))
+    if options.n_step > 1:
+        made["discount"] = Field(np.dtype(np.float64))
+    return made
+
+
+def _fields(channels: Iterable[Channel], kinds: Sequence[str]) -> dict[str, Field]:
+    return {field_name(c.name): c.field for c in channels if c.kind in kinds}
+
+
+def _words(fields: Mapping[str, Field]) -> str:
+    return ", ".join(f"{name}: {field}" for name, field in fields.items()) or "none"
+
+
+def field_name(dataset: str) -> str:
+    """What a row calls an array: that of `observations/camera` is `observation/camera`."""
+    kind, slash, rest = dataset.partition("/")
+    return f"{kind[:-1]}{slash}{rest}"
+
+
+def dataset_name(field: str) -> str:
+    """The reverse; what is seen next is in the same dataset."""
+    kind, slash, rest = field.removeprefix("next_").partition("/")
+    return f"{kind}s{slash}{rest}"
+
+
+def _rows_of(numbers: NDArray[np.int64], wanted: NDArray[np.int64]) -> tuple[Rows, Rows]:
+    """The rows of each wanted episode, in order, and which of them each row belongs to."""
+    order = np.argsort(numbers, kind="stable")
+    first = np.searchsorted(numbers, wanted, "left", sorter=order)
+    counts = np.searchsorted(numbers, wanted, "right", sorter=order) - first
+    episode = np.repeat(np.arange(len(wanted)), counts)
+    within = np.arange(len(episode)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return order[np.repeat(first, counts) + within], episode
+
+
+def _look_ahead(
+    reward: NDArray[np.float64], last: NDArray[np.bool_], n: int, gamma: float
+) -> tuple[Rows, NDArray[np.float64], NDArray[np.float64]]:
+    """For each step the one n - 1 later or the last of its stretch, the rewards up to there, and
+    the discount behind it."""
+    count = len(reward)
+    ends = np.flatnonzero(last)
+    end = ends[np.searchsorted(ends, np.arange(count))] if count else np.empty(0, np.int64)
+    reached = np.minimum(np.arange(count) + n - 1, end)
+    total = np.zeros(count)
+    for k in range(n):
+        there = np.flatnonzero(np.arange(count) + k <= reached)
+        if not len(there):
+            break
+        total[there] += gamma**k * reward[there + k]
+    discount = np.power(np.float64(gamma), reached - np.arange(count) + 1)
+    return reached, total, discount

@@ -1,0 +1,240 @@
+"""Steps of an old database as they are to be in a replay store, and whether they are so there."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell.errors import SchemaError
+from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel, Tree, leaves
+from stepwell.stores.replay.resolver import FrameResolver
+from stepwell.telemetry.json_arrays import parse, picture
+from stepwell.telemetry.old_telemetry import OldStep
+
+__all__ = ["NEW_COLUMNS", "Channels", "MovedStep", "differences"]
+
+NEW_COLUMNS = (
+    *("episode_id", "step_index", "action", "reward", "terminated", "truncated"),
+    *("frame_ref", "obs_ref", "info", "timestamp", "agent_id", "run_id"),
+)
+_KINDS = (OBSERVATIONS, ACTIONS, FRAMES)
+
+Payloads = list[tuple[Channel, NDArray[Any]]]
+
+
+class MovedStep(NamedTuple):
+    """A step whose JSON has been read."""
+
+    episode_id: str
+    step_index: int
+    number: int | float | None
+    """The action, where it is a single number."""
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: bytes | None
+    timestamp: str
+    agent_id: str | None
+    trees: dict[str, Tree]
+    """Observation, action and frame, those that there are."""
+
+    @classmethod
+    def of(cls, step: OldStep) -> "MovedStep":
+        """Read a row. Raises `SchemaError`, naming it, for what a replay store cannot hold."""
+        try:
+            observation, unseen = _part(step.observation)
+            action, done = _part(step.action) if _is_json(step.action) else (step.action, None)
+            frame, shown = _part(step.render_payload)
+            frame, shown = picture((frame, shown))
+            rest = {"observation": unseen, "action": done, "render_payload": shown}
+            info = _info(step.info, {name: r for name, r in rest.items() if r is not None})
+        except ValueError as error:
+            raise SchemaError(f"{step.where}: {error}") from None
+        if isinstance(action, np.ndarray) and not action.ndim:
+            action = action.item()
+        if not isinstance(step.reward, int | float) or step.reward != step.reward:
+            raise SchemaError(f"{step.where}: reward: expected a number, got {step.reward!r}")
+        found = {OBSERVATIONS: observation, ACTIONS: action, FRAMES: frame}
+        single = isinstance(action, int | float)
+        return cls(
+            step.episode_id,
+            step.step_index,
+            action if single else None,
+            float(step.reward),
+            bool(step.terminated),
+            bool(step.truncated),
+            info,
+            "" if step.timestamp is None else str(step.timestamp),
+            None if step.agent_id is None else str(step.agent_id),
+            {kind: tree for kind, tree in found.items() if tree is not None},
+        )
+
+    @property
+    def where(self) -> str:
+        return f"step {self.step_index} of episode {self.episode_id!r}"
+
+
+def _is_json(value: Any) -> bool:
+    return isinstance(value, str | bytes)
+
+
+def _part(value: Any) -> tuple[Tree, Any]:
+    if value is None:
+        return None, None
+    if isinstance(value, int | float):  # SQLite keeps a number that was put into any column
+        return np.array(value), None
+    return parse(value)
+
+
+def _info(stored: Any, rest: Mapping[str, Any]) -> bytes | None:
+    """What came with a step, and what its BLOBs held besides arrays, under their names."""
+    if stored is None and not rest:
+        return None
+    data = stored.encode() if isinstance(stored, str) else stored
+    value = {} if stored is None else json.loads(data)
+    if not isinstance(value, dict):
+        value = {} if value is None else {"info": value}
+    elif not rest:
+        return None if stored is None else bytes(data)
+    return json.dumps({**value, **rest}).encode() if value or rest else None
+
+
+class Channels:
+    """The channels of a run. What they hold is decided by the first steps that have any."""
+
+    def __init__(self, known: Iterable[Channel], compress: str, observations: str | None) -> None:
+        self._known = {channel.name: channel for channel in known}
+        self._compress = compress
+        self._wanted = None if observations is None else np.dtype(observations)
+
+    def settle(self, steps: Iterable[MovedStep]) -> None:
+        """Decide on the kinds that no step had so far."""
+        first: dict[str, dict[str, list[NDArray[Any]]]] = {}
+        for step in steps:
+            for kind, tree in step.trees.items():
+                if self._of(kind):
+                    continue
+                try:
+                    arrays = dict(leaves(kind, tree))
+                except SchemaError:  # to be told of when its turn comes
+                    continue
+                seen = first.setdefault(kind, {name: [] for name in arrays})
+                for name, array in arrays.items():
+                    if name in seen:
+                        seen[name].append(array)
+        for kind, found in first.items():
+            for name, some in found.items():
+                self._known[name] = self._channel(kind, name, some)
+
+    def _of(self, kind: str) -> list[Channel]:
+        return [channel for channel in self._known.values() if channel.kind == kind]
+
+    def _channel(self, kind: str, name: str, some: list[NDArray[Any]]) -> Channel:
+        """Pixels are uint8, other whole numbers int64, fractions float64."""
+        dtype = np.result_type(*(array.dtype for array in some))
+        if kind == OBSERVATIONS and self._wanted is not None:
+            dtype = self._wanted
+        elif dtype == np.int64 and some[0].ndim > 1 and all(_are_bytes(array) for array in some):
+            dtype = np.dtype(np.uint8)
+        return Channel.like(name, np.empty(some[0].shape, dtype), self._compress)
+
+    def payloads(self, step: MovedStep, kind: str) -> Payloads:
+        """The arrays of a step as they are to be stored. Raises `SchemaError`, naming it."""
+        tree = step.trees.get(kind)
+        if tree is None:
+            return []
+        channels = self._of(kind)
+        try:
+            found = dict(leaves(kind, tree))
+            if set(found) != {channel.name for channel in channels}:
+                names = [channel.name for channel in channels]
+                raise SchemaError(f"expected {names}, got {list(found)}")
+            return [(channel, _stored(channel, found[channel.name])) for channel in channels]
+        except SchemaError as error:
+            raise SchemaError(f"{step.where}: {error}") from None
+
+
+def _are_bytes(array: NDArray[Any]) -> bool:
+    return bool(array.size and array.min() >= 0 and array.max() <= 255)
+
+
+def _stored(channel: Channel, array: NDArray[Any]) -> NDArray[Any]:
+    dtype, shape = channel.field.dtype, channel.field.shape
+    if array.shape != shape:
+        raise SchemaError(
+            f"{channel.name}: expected {shape} as in the steps before, got {array.shape}"
+        )
+    if not _fits(array, dtype):
+        raise SchemaError(
+            f"{channel.name}: expected {dtype} as in the first steps, got "
+            f"{array.min()} to {array.max()}; choose another type for all"
+        )
+    return array.astype(dtype, order="C")
+
+
+def _fits(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    """Whether no number changes; fractions may, which only who asks for float32 can mean."""
+    if array.dtype == dtype or (array.dtype.kind == "f" and dtype.kind == "f"):
+        return True
+    with np.errstate(invalid="ignore"):
+        return bool((array.astype(dtype) == array).all())
+
+
+def differences(
+    steps: Iterable[MovedStep],
+    run_id: str,
+    rows: Mapping[tuple[str, int], tuple[Any, ...]],
+    resolver: FrameResolver,
+) -> list[str]:
+    """What is not the same in the rows of a replay store, a line each."""
+    wanted = list(steps)
+    found: dict[str, list[Tree]] = {}
+    for kind, column in zip(_KINDS, ("obs_ref", "action", "frame_ref"), strict=True):
+        at = NEW_COLUMNS.index(column)
+        refs = [rows[step.episode_id, step.step_index][at] for step in wanted]
+        texts = [ref if isinstance(ref, str) else None for ref in refs]
+        found[kind] = resolver.resolve_batch(texts)
+    lines = []
+    for i, step in enumerate(wanted):
+        row = dict(zip(NEW_COLUMNS, rows[step.episode_id, step.step_index], strict=True))
+        expected = {
+            "reward": step.reward,
+            "terminated": int(step.terminated),
+            "truncated": int(step.truncated),
+            "info": step.info,
+            "timestamp": step.timestamp,
+            "agent_id": step.agent_id,
+            "run_id": run_id,
+        }
+        if ACTIONS not in step.trees or step.number is not None:
+            expected["action"] = step.number
+        lines += [
+            f"{step.where}: {name}: expected {value!r}, got {row[name]!r}"
+            for name, value in expected.items()
+            if row[name] != value
+        ]
+        for kind in _KINDS:
+            if kind == ACTIONS and step.number is not None:
+                continue
+            if not _same(kind, step.trees.get(kind), found[kind][i]):
+                lines.append(f"{step.where}: {kind}: other arrays")
+    return lines
+
+
+def _same(kind: str, expected: Tree, got: Tree) -> bool:
+    if expected is None or got is None:
+        return expected is got
+    wanted, found = dict(leaves(kind, expected)), dict(leaves(kind, got))
+    return set(wanted) == set(found) and all(
+        _equal(array, found[name]) for name, array in wanted.items()
+    )
+
+
+def _equal(expected: NDArray[Any], got: NDArray[Any]) -> bool:
+    if expected.shape != got.shape:
+        return False
+    if expected.dtype.kind == "f":
+        return np.array_equal(expected.astype(got.dtype), got, equal_nan=got.dtype.kind == "f")
+    return np.array_equal(expected, got)
