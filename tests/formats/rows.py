@@ -54,7 +54,7 @@ def schema_of(values: Values) -> dict[str, Field]:
         made[name] = (
             Field(first.dtype, first.shape[1:], ragged=True)
             if isinstance(first, np.ndarray)
-            else Field(type(first))  # type: ignore[arg-type]
+            else Field(type(first))
         )
     return made
 

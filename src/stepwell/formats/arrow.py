@@ -203,9 +203,9 @@ def _field(name: str, kind: "pa.DataType", whole: "pa.DataType") -> Field:
     types = library().types
     kind = _plain(kind)
     if types.is_string(kind) or types.is_large_string(kind) or _is_view(kind, "string"):
-        return Field(str)  # type: ignore[arg-type]
+        return Field(str)
     if types.is_binary(kind) or types.is_large_binary(kind) or _is_view(kind, "binary"):
-        return Field(bytes)  # type: ignore[arg-type]
+        return Field(bytes)
     if types.is_fixed_size_binary(kind) and not types.is_decimal(kind) and kind.byte_width:
         return Field(np.dtype(np.uint8), (kind.byte_width,))
     if types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind):

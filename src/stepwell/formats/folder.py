@@ -45,7 +45,7 @@ class FolderSource(Stream):
         for name in self._classes:
             _text(where / name, name)
         self._counts = [len(_files(where / name)) for name in self._classes]
-        made = {"data": Field(bytes), "label": Field(np.dtype(np.int64)), "name": Field(str)}  # type: ignore[arg-type]
+        made = {"data": Field(bytes), "label": Field(np.dtype(np.int64)), "name": Field(str)}
         super().__init__(str(where), made, sum(self._counts), {"classes": self._classes})
 
     def _from(self, first: int, names: Sequence[str]) -> Iterator[Batch]:

@@ -74,7 +74,7 @@ class _Seen:
         if str in self.kinds:
             if self.shape:
                 raise ValueError("lists of text")
-            return Field(str)  # type: ignore[arg-type]
+            return Field(str)
         shape = self.shape or ()
         if 0 in shape[1:]:
             raise ValueError("lists of empty lists")

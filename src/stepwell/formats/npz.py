@@ -88,7 +88,7 @@ class NpzSource(Stream):
         if name not in self._ragged:
             return field
         if kind in ("str", "bytes") and field == Field(np.dtype(np.uint8)):
-            return Field(str if kind == "str" else bytes)  # type: ignore[arg-type]
+            return Field(str if kind == "str" else bytes)
         return Field(field.dtype, field.shape, ragged=True)
 
     def _from(self, first: int, names: Sequence[str]) -> Iterator[Batch]:
