@@ -238,12 +238,9 @@ def test_export_a_game_of_atari_to_minari(
     [
         (("a.gif",), "a video needs --of EPISODE or --of RUN"),
         (("a.gif", "--of", "nobody"), "--of nobody: there is no such episode and no such run"),
-        (("a.gif", "--of", "cartpole"), "cartpole: there are no frames"),
+        (("a.gif", "--of", "cartpole"), "there are no frames in observation"),
         (("a.avi", "--of", "pong"), "a.avi: expected a name that ends in .gif or .mp4"),
-        (
-            ("name", "--to", "minari"),
-            "dataset_id: expected a name like 'pong/random-v0', got 'name'",
-        ),
+        (("name", "--to", "minari"), "expected a name like 'pong/random-v0', got 'name'"),
         (
             ("pong/x-v0", "--to", "minari", "--of", "pong", "--env", "Nothing-v0"),
             "error: Nothing-v0: Environment `Nothing` doesn't exist",
@@ -259,7 +256,9 @@ def test_export_what_cannot_be(
 ) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     done = stepwell("replay", "export", store, *options)
-    assert done.returncode == 2
+    assert done.returncode == (
+        1 if "no frames" in message else 2
+    )  # the data's fault, or the call's
     assert message in done.stderr
 
 
