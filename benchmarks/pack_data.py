@@ -51,7 +51,7 @@ class Games:
         return path
 
     def random(self) -> Callable[[], NDArray[np.int64]]:
-        """A function that picks the runs of a batch, anew with each call."""
+        """A function that picks the runs of a batch, new with each call."""
         rng = np.random.default_rng(1)
         return lambda: rng.integers(0, len(self.files), self.batch)
 

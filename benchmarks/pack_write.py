@@ -39,7 +39,7 @@ def packing_cases(games: Games) -> list[Case]:
         COPIES[1]: lambda _: _copy(games.files, target, _send),
         COPIES[2]: lambda _: _cat(games.source, target),
     }
-    candidates = [Candidate(name, _anew(target, call), calls=1) for name, call in calls.items()]
+    candidates = [Candidate(name, _without(target, call), calls=1) for name, call in calls.items()]
     rss_before = measure.reset_peak()
     with measure.AnonymousPeak() as peak:
         pack(None)
@@ -82,7 +82,7 @@ def codec_cases(games: Games) -> list[Case]:
         return lambda _: game2048.pack_runs(games.source, paths[codec], compress=codec)
 
     packed = measure.race(
-        [Candidate(codec, _anew(paths[codec], pack(codec)), calls=1) for codec in codecs],
+        [Candidate(codec, _without(paths[codec], pack(codec)), calls=1) for codec in codecs],
         lambda: None,
         rounds=_CODEC_ROUNDS,
     )
@@ -121,7 +121,7 @@ def codec_cases(games: Games) -> list[Case]:
     ]
 
 
-def _anew(target: Path, call: Call) -> Callable[[], AbstractContextManager[Call]]:
+def _without(target: Path, call: Call) -> Callable[[], AbstractContextManager[Call]]:
     """A turn that finds no target: giving the old one's blocks back takes its time too."""
 
     @contextmanager

@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from stepwell.converters import ConvertReport, convert
+from stepwell.conversion import ConvertReport, convert
 from stepwell.errors import (
     BusyError,
     ChecksumError,
@@ -105,6 +105,6 @@ def __getattr__(name: str) -> Any:
     # `stepwell.torch` and the others exist without an import, and cost nothing until used.
     if name == "ReplayWriter":  # which loads HDF5
         return import_module("stepwell.replay").ReplayWriter
-    if name in ("torch", "jax", "replay", "telemetry", "game2048", "importers", "exporters"):
+    if name in ("torch", "jax", "replay", "telemetry", "game2048", "formats"):
         return import_module(f"stepwell.{name}")
     raise AttributeError(f"module 'stepwell' has no attribute {name!r}")

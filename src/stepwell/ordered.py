@@ -6,10 +6,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
 
-__all__ = ["in_order"]
+from stepwell import _core
+
+__all__ = ["in_order", "thread_count"]
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+def thread_count(asked: int | None, name: str = "threads") -> int:
+    """How many threads to use: as many as were asked for, or one for each core."""
+    if asked is None:
+        return _core.usable_cores()
+    if asked < 1:
+        raise ValueError(f"{name} must be at least 1, got {asked}")
+    return min(asked, 1024)
 
 
 def in_order(

@@ -283,6 +283,10 @@ class Source(ABC):
         """First row and number of rows of each run; one run unless the store knows better."""
         return np.zeros(1, np.int64), np.array([len(self)], np.int64)
 
+    def _sizes(self, rows: Rows, names: Sequence[str]) -> NDArray[np.int64] | None:
+        """Stored bytes of these ragged fields of each row; None where only reading tells."""
+        return None
+
     @property
     def path(self) -> str | None:
         """The path or URL where the rows are kept; None for arrays in memory and for views."""
@@ -401,8 +405,8 @@ class Source(ABC):
 
         return Select.of(self, rows)
 
-    def columns(self, names: Sequence[str]) -> "Columns":
-        """These fields only, in this order."""
+    def columns(self, names: Sequence[str] | Mapping[str, str]) -> "Columns":
+        """These fields only, in this order; `{new: old}` gives them other names."""
         from stepwell.views import Columns
 
         return Columns(self, names)

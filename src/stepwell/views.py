@@ -136,17 +136,21 @@ class Windows(_Translated):
 
 
 class Columns(Source):
-    """Some fields of a source."""
+    """Some fields of a source, under their own names or, as `{new: old}`, under others."""
 
-    def __init__(self, base: Source, names: Sequence[str]) -> None:
-        names = [names] if isinstance(names, str) else list(names)
-        if not names or len(set(names)) < len(names):
-            raise ValueError(f"expected one or more different fields, got {names}")
-        for name in names:
+    def __init__(self, base: Source, names: Sequence[str] | Mapping[str, str]) -> None:
+        if not isinstance(names, Mapping):
+            given = [names] if isinstance(names, str) else list(names)
+            names = dict(zip(given, given, strict=True))
+            if len(names) < len(given):
+                raise ValueError(f"expected one or more different fields, got {given}")
+        if not names:
+            raise ValueError("expected one or more different fields, got none")
+        for name in names.values():
             if name not in base.schema:
                 raise KeyError(f"no field {name!r}; there are {sorted(base.schema)}")
         self._base = base
-        self._names = names
+        self._names = dict(names)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Columns, (self._base, self._names)
@@ -156,17 +160,22 @@ class Columns(Source):
 
     @property
     def schema(self) -> Schema:
-        return {name: self._base.schema[name] for name in self._names}
+        return {name: self._base.schema[old] for name, old in self._names.items()}
 
     @property
     def fingerprint(self) -> str:
         return self._base.fingerprint  # the same rows, whichever fields are read
 
     def _native(self, names: Sequence[str]) -> _core.Reader | None:
-        return self._base._native(names)
+        return self._base._native([self._names[name] for name in names])
 
     def _fill(self, rows: Rows, out: Batch) -> None:
-        self._base._fill_columns(rows, out, self._names)
+        found = {self._names[name]: array for name, array in out.items()}
+        self._base._fill_columns(rows, found, list(dict.fromkeys(self._names.values())))
+        out.update({name: found[old] for name, old in self._names.items()})
+
+    def _sizes(self, rows: Rows, names: Sequence[str]) -> NDArray[np.int64] | None:
+        return self._base._sizes(rows, [self._names[name] for name in names])
 
     def _runs(self) -> tuple[Rows, Rows]:
         return self._base._runs()

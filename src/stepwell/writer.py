@@ -31,6 +31,17 @@ __all__ = ["Mode", "Writer", "check_mode", "check_unused", "exclusive"]
 Mode = Literal["x", "a"]
 """As Python's `open` has it: "x" creates, "a" goes on with what is there or creates."""
 
+_process = os.getpid()
+"""This one; a system call for each append would cost as much as the append."""
+
+
+def _in_child() -> None:
+    global _process
+    _process = os.getpid()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
 P = ParamSpec("P")
 R = TypeVar("R")
 W = TypeVar("W", bound="Writer")
@@ -173,7 +184,7 @@ class Writer(ABC):
     def _ready(self, lock: WriterLock | None) -> None:
         """Take over a lock; a writer that has none of its own may have none."""
         self._lock = lock
-        self._process = os.getpid()
+        self._process = _process
         self._turn_lock = threading.RLock()
 
     @contextmanager
@@ -188,7 +199,7 @@ class Writer(ABC):
 
     def _turn(self) -> "threading.RLock":
         """The lock that a call holds; not waited for where nobody would ever release it."""
-        if self._process != os.getpid():
+        if self._process != _process:
             raise RuntimeError(
                 f"the writer of {self._root} belongs to the process that this one was forked "
                 "from; open one of its own"
@@ -231,7 +242,7 @@ class Writer(ABC):
         """Commit or roll back, if that is possible, and let go of everything."""
         if self._closed:
             return
-        if self._process != os.getpid():  # files and lock are those of another process
+        if self._process != _process:  # files and lock are those of another process
             self._closed = True
             return
         with self._turn():

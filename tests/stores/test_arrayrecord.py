@@ -190,11 +190,11 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     script = """
 import os, resource, signal, sys
 import numpy as np
-import stepwell as sw
+from stepwell.stores import arrayrecord
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
-    sw.convert_to_arrayrecord(np.zeros((10, 10**5), "u1"), sys.argv[1] + "/a")
+    arrayrecord.convert_to_arrayrecord(np.zeros((10, 10**5), "u1"), sys.argv[1] + "/a")
 except Exception as error:
     print(type(error).__name__, os.listdir(sys.argv[1]))
 """
@@ -206,10 +206,11 @@ def test_a_kill_leaves_no_target(tmp_path: Path) -> None:
     # The child says when it has begun, and is killed at a random moment of its work.
     # Afterwards the target is whole or absent, and the same conversion succeeds.
     script = """
-import sys, numpy as np, stepwell as sw
+import sys, numpy as np
+from stepwell.stores import arrayrecord
 array = np.arange(9000).reshape(-1, 3)
 print("begun", flush=True)
-sw.convert_to_arrayrecord(array, sys.argv[1], file_rows=300)
+arrayrecord.convert_to_arrayrecord(array, sys.argv[1], file_rows=300)
 """
     random = np.random.default_rng(0)
     array = np.arange(9000).reshape(-1, 3)
@@ -529,7 +530,7 @@ def test_corrupt_rows_are_skipped(tmp_path: Path) -> None:
     "call",
     [
         "sw.ArrayRecordSource(sys.argv[1])",
-        "sw.convert_to_arrayrecord([1, 2, 3], sys.argv[1] + '/new')",
+        "arrayrecord.convert_to_arrayrecord([1, 2, 3], sys.argv[1] + '/new')",
         "sw.open(sys.argv[1])",
     ],
 )
@@ -539,6 +540,7 @@ def test_missing_extra(tmp_path: Path, call: str) -> None:
 import sys
 sys.modules["array_record"] = None
 import stepwell as sw
+from stepwell.stores import arrayrecord
 try:
     {call}
 except ImportError as error:

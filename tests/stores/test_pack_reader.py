@@ -295,6 +295,9 @@ def test_after_close(path: Path) -> None:
         lambda: list(packed.iter_batches(2)),
         lambda: packed.verify(),
         lambda: packed.where("run < 3"),
+        lambda: packed.query("SELECT 1"),
+        lambda: packed.runs,
+        lambda: packed.split(0.5),
     ):
         with pytest.raises(ValueError, match="closed"):
             call()
@@ -381,13 +384,15 @@ def test_progress_of_verify(pack: PackReader) -> None:
     assert pack.verify(sample=10).ok
 
 
-def test_a_part_is_not_unpickled_over_another_pack(tmp_path: Path) -> None:
+def test_another_pack_is_not_taken_for_the_one_that_was_pickled(tmp_path: Path) -> None:
     path = packs.write(tmp_path / "p.a2pack", PAYLOADS[:24])
-    part = pickle.dumps(PackReader.open(path).split(0.5, seed=1)[0])
-    assert len(pickle.loads(part)) == 12
+    whole = PackReader.open(path)
+    kept = [pickle.dumps(whole), pickle.dumps(whole.split(0.5, seed=1)[0])]
+    assert [len(pickle.loads(each)) for each in kept] == [24, 12]
     packs.write(path, PAYLOADS[24:48])
-    with pytest.raises(FormatError, match="not the pack"):
-        pickle.loads(part)
+    for each in kept:
+        with pytest.raises(FormatError, match="not the pack"):
+            pickle.loads(each)
 
 
 def test_fields_of_the_head_are_read_without_the_steps(pack: PackReader) -> None:

@@ -1,5 +1,6 @@
 """Readers beside a writer: whole records, all fields of one commit, whatever happens meanwhile."""
 
+import multiprocessing
 import os
 import pickle
 import shutil
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +275,43 @@ def test_take_and_loader_say_the_same_beside_a_rebalance(quick_path: Path) -> No
     assert sorted(row for batch in Loader(reader, 10) for row in batch["n"].tolist()) == sorted(
         [*range(5), 500, *range(6, 30)]
     )
+
+
+def test_verify_beside_deletes_and_rebalances(quick_path: Path) -> None:
+    """Records that move keep their old numbers, and chunks go away: nothing of it is damage."""
+    path = quick_path / "store"
+    with RecordWriter(path, FIELDS, chunk_records=50) as writer:
+        writer.append(batch(np.arange(500)))
+    context = multiprocessing.get_context("fork")
+    begun, stop = context.Event(), context.Event()
+
+    def change() -> None:
+        rng = np.random.default_rng(1)
+        with RecordWriter(path, mode="a", grow_bytes=1 << 12) as writer:
+            for turn in count():
+                writer.delete(rng.choice(len(writer), 20, replace=False))
+                writer.append(batch(np.arange(turn, turn + 20)))
+                writer.rebalance() if turn % 7 == 6 else writer.commit()
+                begun.set()
+                if stop.is_set():
+                    return
+
+    process = context.Process(target=change)
+    process.start()
+    try:
+        assert begun.wait(60)
+        reader, checked = RecordReader.open(path), 0
+        for quick in [False, True] * scaled(10, smallest=3):
+            report = reader.verify(quick=quick)
+            assert report.ok, str(report)
+            checked += len(report.checked) > 0
+            reader.describe()
+            reader.refresh()
+    finally:
+        stop.set()
+        process.join(60)
+    assert process.exitcode == 0
+    assert checked > 0  # or the writer was always in the way
 
 
 def test_pickled_at_the_commit_it_had(quick_path: Path) -> None:

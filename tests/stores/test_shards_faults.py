@@ -115,14 +115,14 @@ def test_refusals_are_final(s3: Bucket, code: int, text: str) -> None:
 
 @pytest.mark.parametrize("kind", ["500", "cut", "short", "dropped"])
 def test_a_deadline(s3: Bucket, kind: str) -> None:
-    reader = s3.open("sums", deadline_s=0.3)
+    reader = s3.open("sums", deadline_s=1)  # half of which a busy machine needs for the others
     refused(s3.proxy, reader, FAULTS[kind], s3.url("sums/000002.shard"))
     s3.proxy.fault = None
     assert len(reader.take([699])["data"]) == 1  # it can go on
 
 
 def test_a_server_that_says_nothing(s3: Bucket) -> None:
-    reader = s3.open("sums", deadline_s=0.5)
+    reader = s3.open("sums", deadline_s=1)
     released = threading.Event()
     try:
         error = refused(s3.proxy, reader, hang(released), s3.url("sums/000002.shard"))

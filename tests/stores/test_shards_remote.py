@@ -267,6 +267,29 @@ def test_bytes_behind_the_last_row(s3: Bucket, tmp_path: Path) -> None:
     assert problem.path == s3.url("surplus/000000.shard")
 
 
+# News.
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_refresh(tmp_path: Path, listed: bool) -> None:
+    folder = tmp_path / "acts"
+    rows = build(folder, [3], sums=True if listed else None)
+    reader = ShardReader.open(f"file://{folder}")
+    assert not reader.refresh()
+    again = pickle.dumps(reader)
+    more = build(tmp_path / "more", [0, 4])
+    (tmp_path / "more" / "000001.shard").rename(folder / "000001.shard")
+    if listed:
+        assert not reader.refresh()  # the list is what counts
+        reference.write_list(folder)
+    assert (len(reader), reader.refresh(), len(reader)) == (3, True, 7)
+    assert_same(reader[:]["data"], np.concatenate([rows, more]))
+    assert len(pickle.loads(again)) == 3
+    reader.close()
+    with pytest.raises(ValueError, match="closed: a folder of shards at file://"):
+        reader.take([0])
+
+
 # Stores and servers.
 
 

@@ -104,6 +104,34 @@ def test_a_beginning_that_was_killed(quick_path: Path) -> None:
             file.unlink()
 
 
+def test_a_dataset_without_runs_is_replaced_or_gone_on_with(quick_path: Path) -> None:
+    path = quick_path / "a"
+    StepWriter(path, [("x", "f4")], {"s": int}, shard_rows=3).close()
+    with StepWriter(path, mode="a") as writer:
+        assert writer.dtype.names == ("x",)
+    with pytest.raises(FileNotFoundError, match="a new dataset needs a dtype"):
+        StepWriter(path)
+    (path / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"notes\.txt"):
+        StepWriter(path, STEP, COLUMNS)
+    (path / "notes.txt").unlink()
+    with StepWriter(path, STEP, COLUMNS) as writer:
+        writer.append(rows_of(0, 7), **columns(0))
+    assert_batch(StepReader.open(path)[:], fields(rows_of(0, 7)))
+    assert not (path / "shards").exists()
+
+
+def test_a_folder_of_shards_that_is_a_link(quick_path: Path) -> None:
+    build(quick_path / "a", LENGTHS[:4], shard_rows=8)
+    (quick_path / "a" / "shards").rename(quick_path / "outside")
+    (quick_path / "a" / "shards").symlink_to(quick_path / "outside")
+    before = {file: file.read_bytes() for file in (quick_path / "outside").iterdir()}
+    for call in (lambda: StepReader.open(quick_path / "a"), lambda: build(quick_path / "a")):
+        with pytest.raises(FormatError, match="expected a folder, got a link"):
+            call()
+    assert {file: file.read_bytes() for file in (quick_path / "outside").iterdir()} == before
+
+
 def test_an_array_without_its_database_is_not_overwritten(quick_path: Path) -> None:
     rows = rows_of_all()
     (quick_path / "a").mkdir()

@@ -64,7 +64,7 @@ def refused(path: Path, message: str, kind: type[Exception] = FormatError) -> Ex
 def test_no_database(path: Path) -> None:
     (path / "metadata.db").unlink()
     for memory in ("ram", "map"):
-        with pytest.raises(FileNotFoundError, match=r"metadata\.db"):
+        with pytest.raises(FormatError, match="expected a step dataset, got a folder"):
             StepReader.open(path, memory=memory)
     with pytest.raises(FileExistsError, match=r"with manifest\.json, steps\.npy"):
         StepWriter(path, STEP, mode="a")

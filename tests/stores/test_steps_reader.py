@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import pickle
+import shutil
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -227,16 +228,82 @@ def test_query(dataset: StepReader) -> None:
     assert found.columns == ["engine", "n"]
     assert found.rows == [("slow", 13), (None, 20), ("quick", 37)]
     assert found["n"].tolist() == [13, 20, 37]
+    part = dataset.where("id IN (1, 3, 4)")
+    assert part.query("SELECT id FROM runs WHERE num_steps > ?", 1).rows == [(3,), (4,)]
+    assert dataset.where("0").query("SELECT count(*) FROM runs").rows == [(0,)]
     for wrong in (
         "DELETE FROM runs",
         "SELECT",
         "",
         "CREATE TABLE x (y)",
         "PRAGMA user_version = 1",
+        "DROP VIEW runs",
+        "DELETE FROM main.runs",
     ):
         with pytest.raises(ValueError):
             dataset.query(wrong)
     assert len(dataset.runs) == 6
+
+
+# What it says about itself; the exam of every writer has more.
+
+
+def test_runs_have_places(dataset: StepReader) -> None:
+    runs = dataset.runs
+    assert runs.starts.tolist() == runs["first_step_idx"].tolist()
+    assert runs.counts.tolist() == LENGTHS
+    part = dataset.where("id IN (0, 3, 4)").runs
+    assert part.starts.tolist() == [0, 7, 37]  # counted in the part
+    assert part.counts.tolist() == [7, 30, 12]
+
+
+def test_describe(dataset: StepReader) -> None:
+    about = dataset.describe()
+    assert (about.runs, about.columns) == (6, ("id", "first_step_idx", "num_steps", *COLUMNS))
+    assert about.facts["row_bytes"] == STEP.itemsize
+    assert about.facts["shard_rows"] == 0
+    part = dataset.where("id = 3").describe()
+    assert (part.rows, part.runs) == (LENGTHS[3], 1)
+
+
+@pytest.mark.parametrize("shard_rows", [None, 8])
+def test_health(quick_path: Path, shard_rows: int | None) -> None:
+    path = quick_path / "a"
+    build(path, LENGTHS[:4], shard_rows=shard_rows)
+
+    def health() -> str:
+        return StepReader.open(path, memory="map").describe().health
+
+    assert health() == "fine"
+    with StepWriter(path, mode="a") as writer:
+        assert health() == "a writer is at work"
+        writer.append(np.zeros(30, STEP), max_score=0)
+        writer._flush()
+        shutil.copytree(path, quick_path / "killed")
+        writer.rollback()
+    assert health() == "fine"
+    path = quick_path / "killed"
+    assert health() == "rows behind the last commit: a writer was killed"
+    StepWriter(path, mode="a").close()
+    assert health() == "fine"
+    manifest = (path / "manifest.json").read_bytes()
+    build(path)
+    (path / "manifest.json").write_bytes(manifest)
+    assert health() == "headers or manifest behind the last commit: a writer was killed"
+    report = StepReader.open(path).verify()
+    assert report.ok
+    assert any("the manifest covers the first 38" in each for each in report.unchecked)
+
+
+def test_verify_reports_what_is_gone(quick_path: Path) -> None:
+    build(quick_path / "a", shard_rows=8)
+    dataset = StepReader.open(quick_path / "a")
+    (quick_path / "a/shards/steps_00003.npy").unlink()
+    for quick in (True, False):
+        (problem,) = dataset.verify(quick=quick).problems
+        assert problem.path == str(quick_path / "a/shards/steps_00003.npy")
+    (quick_path / "a/metadata.db").unlink()
+    assert not dataset.verify().ok
 
 
 # Rows that are appended.
@@ -279,6 +346,7 @@ def test_an_old_reader_can_verify(quick_path: Path) -> None:
     build(quick_path / "a")
     assert old.verify().ok
     assert ids_of(old.where("1")) == [0, 1, 2]
+    assert old.query("SELECT count(*) FROM runs").rows == [(3,)]
 
 
 def test_progress_is_told(path: Path) -> None:

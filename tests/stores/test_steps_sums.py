@@ -122,6 +122,18 @@ def test_a_flipped_bit_in_every_block(
         assert wrong.startswith(f"block {at // 100} (rows {first} to {last}): expected CRC32C ")
 
 
+@pytest.mark.parametrize("memory", ["ram", "map", "shared"])
+def test_damage_since_it_was_opened(path: Path, memory: Any) -> None:
+    """The files are checked, not what was read of them."""
+    dataset = StepReader.open(path, memory=memory)
+    with (path / "steps.npy").open("r+b") as file:
+        file.seek(HEADER)
+        file.write(b"changed!")
+    (problem,) = dataset.verify().problems
+    assert type(problem) is ChecksumError
+    assert dataset.verify(quick=True).ok  # which leaves rows out, and says so
+
+
 def test_a_manifest_that_is_behind_by_an_empty_run(quick_path: Path) -> None:
     """The rows say nothing of it; a writer killed inside that commit is mended all the same."""
     build(quick_path / "a", [3])

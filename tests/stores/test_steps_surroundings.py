@@ -217,16 +217,6 @@ def test_values_that_would_change_are_refused(tmp_path: Path) -> None:
     assert len(StepReader.open(tmp_path / "v")) == 2
 
 
-def test_fields_that_parquet_does_not_know(tmp_path: Path) -> None:
-    for i, kind in enumerate([("<f4", (0,)), ("<c8",), ("V3",)]):
-        dtype = np.dtype([("odd", *kind), ("b", "u1")])
-        with StepWriter(tmp_path / str(i), dtype) as writer:
-            writer.append(np.zeros(3, dtype))
-        with pytest.raises(SchemaError, match="odd: Parquet has no type"):
-            StepReader.open(tmp_path / str(i)).to_parquet(tmp_path / "x.parquet")
-        assert not (tmp_path / "x.parquet").exists()
-
-
 def test_runs_in_files_with_odd_names(tmp_path: Path) -> None:
     (path,) = play_to(tmp_path / "runs", 1, depth=1)
     path.with_name("bad\udcff.a2run2").write_bytes(path.read_bytes())

@@ -1,8 +1,7 @@
-"""`stepwell convert`: other formats into a record store or shards, and out of them."""
+"""`stepwell convert`: from stores and formats to stores and formats."""
 
 import enum
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,43 +21,34 @@ class Packing(enum.StrEnum):
 
 
 class To(enum.StrEnum):
+    RECORDS = "records"
+    SHARDS = "shards"
+    STEPS = "steps"
     NPY = "npy"
     NPZ = "npz"
     PARQUET = "parquet"
+    ARROW = "arrow"
     ARRAYRECORD = "arrayrecord"
-    FOLDER = "folder"
-    SHARDS = "shards"
     SAFETENSORS = "safetensors"
+    FOLDER = "folder"
+    JSONL = "jsonl"
+    MINARI = "minari"
+    VIDEO = "video"
 
 
 def convert(
     source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="IN",
-            help="A record store; or a .npy, .npz, .parquet or .safetensors file, or a directory "
-            "of .shard, .array_record or .parquet files, of a Hugging Face dataset or of a folder "
-            "for each class.",
-        ),
+        str,
+        typer.Argument(metavar="IN", help="A store, a file or folder of a format, minari:NAME."),
     ],
-    target: Annotated[
-        Path,
-        typer.Argument(
-            metavar="OUT", help="What to make: a record store, unless IN is one, or shards."
-        ),
-    ],
+    target: Annotated[str, typer.Argument(metavar="OUT", help="What to make.")],
     to: Annotated[
-        To | None,
-        typer.Option(
-            help="What to make, where the name OUT does not say it: of a record store npy, npz, "
-            "parquet, arrayrecord or folder; of a file with an array, shards; of shards npy, npz "
-            "or safetensors."
-        ),
+        To | None, typer.Option(help="What to make, where the name OUT does not say it.")
     ] = None,
     field: Annotated[
-        str | None,
-        typer.Option(help="Only this field of the record store IN; the array to make shards of."),
+        list[str] | None, typer.Option(help="Only this field of IN; may be given several times.")
     ] = None,
+    where: Annotated[str | None, typer.Option(help="Only runs for which this holds: SQL.")] = None,
     compress: Annotated[
         Packing, typer.Option(help="How the record store OUT packs records.")
     ] = Packing.NONE,
@@ -68,34 +58,41 @@ def convert(
     chunk_records: Annotated[
         int, typer.Option(min=1, max=2**31, help="Records in a chunk of it.")
     ] = 8192,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace OUT, unless it is a directory of others.")
+    append: Annotated[
+        bool, typer.Option("--append", help="Add to the store OUT instead of making it.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace OUT, if it is of the same kind.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a record store of IN, or something else of a record store; or shards of an array, and
-    back. The same command goes on where it was stopped."""
+    """Make a store, a file or a folder of another one. The same command goes on where it was
+    stopped."""
     begin = time.perf_counter()
     with progress("converting") as on_progress:
         report = sw.convert(
             source,
             target,
             to=None if to is None else to.value,
-            field=field,
+            field=field or None,
+            where=where,
+            mode="a" if append else "x",
             compress=compress.value,
             level=level,
             chunk_records=chunk_records,
-            overwrite=overwrite,
-            on_progress=on_progress,
+            force=force,
+            progress=on_progress,
         )
-    show(
-        {
-            "path": str(report.path),
-            "from": report.source_format,
-            "to": report.target_format,
-            "records": report.records,
-            "resumed_at": report.resumed_at,
-            "seconds": round(time.perf_counter() - begin, 3),
-        },
-        as_json,
-    )
+    facts = {
+        "path": report.path,
+        "from": report.source_kind,
+        "to": report.target_kind,
+        "rows": report.rows,
+        "runs": report.runs,
+        "resumed_at": report.resumed_at,
+        "bytes": report.target_bytes,
+        "source_bytes": report.source_bytes,
+        "ratio": None if report.ratio is None else round(report.ratio, 3),
+        "seconds": round(time.perf_counter() - begin, 3),
+    }
+    show({name: value for name, value in facts.items() if as_json or value is not None}, as_json)

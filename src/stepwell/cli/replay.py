@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich import filesize
 
-from stepwell import exporters
+import stepwell as sw
 from stepwell.cli.console import JsonOption, err, progress, say, show_rows
 from stepwell.cli.record import register_atari, translated
 from stepwell.errors import StepwellError
@@ -108,7 +108,7 @@ def episodes(
 ) -> None:
     """The episodes, as a table; with --json all columns, one object a line."""
     with ReplayReader.open(root) as reader:
-        found = list(_chosen(reader, None, where).episodes)
+        found = list((reader if where is None else reader.where(where)).episodes)
     name, known = sort.removeprefix("-"), tuple(Episode.__dataclass_fields__)
     if name not in known:
         raise ValueError(f"--sort {sort}: the columns are {', '.join(known)}")
@@ -159,35 +159,39 @@ def export(
     ] = None,
 ) -> None:
     """Frames as a GIF or an MP4, episodes as a step dataset or a Minari dataset."""
-    with ReplayReader.open(root) as reader, progress("writing") as on_progress:
+    chosen = _condition(root, of, where)
+    with progress("writing") as on_progress:
         if to is Target.video:
             if of is None or where is not None:
                 raise ValueError("a video needs --of EPISODE or --of RUN, and no --where")
-            _chosen(reader, of, None)
-            count = exporters.export_video(reader, of, output, fps=fps, on_progress=on_progress)
-            said = f"{count:,} frames, {Path(output).stat().st_size:,} bytes"
+            made = sw.convert(
+                root, output, to="video", where=chosen, force=True, progress=on_progress, fps=fps
+            )
+            said = f"{made.rows:,} frames, {Path(output).stat().st_size:,} bytes"
         elif to is Target.steps:
-            chosen = _chosen(reader, of, where)
-            with exporters.export_steps(chosen, output, on_progress=on_progress) as steps:
-                said = f"{len(steps.runs):,} runs, {len(steps):,} steps"
+            made = sw.convert(root, output, to="steps", where=chosen, progress=on_progress)
+            said = f"{made.runs:,} runs, {made.rows:,} steps"
         else:
-            chosen = _chosen(reader, of, where)
             register_atari(env or "")
             with warnings.catch_warnings(record=True) as caught, translated(env or output):
-                made = exporters.export_minari(chosen, output, env=env, on_progress=on_progress)
+                made = sw.convert(
+                    root, f"minari:{output}", where=chosen, progress=on_progress, env=env
+                )
             for warning in caught:
                 if "left out" in str(warning.message):  # Minari has many others
                     err.print(str(warning.message), markup=False, soft_wrap=True)
-            said = f"{made.total_episodes:,} episodes, {made.total_steps:,} steps"
+            said = f"{made.runs:,} episodes, {made.rows:,} steps"
     say(f"{output}: {said}")
 
 
-def _chosen(reader: ReplayReader, name: str | None, where: str | None) -> ReplayReader:
-    found = reader if where is None else reader.where(where)
+def _condition(root: Path, name: str | None, where: str | None) -> str | None:
+    """SQL for the episodes that are meant: one by its name, those of a run, or where it holds."""
     if name is None:
-        return found
-    if any(episode.episode_id == name for episode in reader.episodes):
-        return found.where("episode_id = ?", name)
-    if name not in reader.recordings:
-        raise ValueError(f"--of {name}: there is no such episode and no such run")
-    return found.where("run_id = ?", name)
+        return where
+    with ReplayReader.open(root) as reader:
+        is_episode = any(episode.episode_id == name for episode in reader.episodes)
+        if not is_episode and name not in reader.recordings:
+            raise ValueError(f"--of {name}: there is no such episode and no such run")
+    text = name.replace("'", "''")
+    one = f"{'episode' if is_episode else 'run'}_id = '{text}'"
+    return one if where is None else f"{one} AND ({where})"

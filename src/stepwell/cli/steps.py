@@ -1,5 +1,6 @@
 """`stepwell build`, `append` and `export`: step datasets."""
 
+import csv
 import time
 from pathlib import Path
 from typing import Annotated
@@ -93,10 +94,11 @@ def export(
         raise ValueError(f"{output}: expected a name that ends in {', '.join(kinds)}")
     with sw.StepReader.open(dataset, memory="map") as opened, progress("writing") as on_progress:
         part = opened if where is None else opened.where(where)
-        if output.suffix == ".csv":
-            part.runs_to_csv(output)
-        elif output.suffix == ".npz":
-            part.to_npz(output, on_progress=on_progress)
+        if output.suffix != ".csv":
+            sw.convert(part, output, force=True, progress=on_progress)
         else:
-            part.to_parquet(output, on_progress=on_progress)
+            with output.open("w", encoding="utf-8", newline="") as file:
+                writer = csv.DictWriter(file, part.runs.columns)
+                writer.writeheader()
+                writer.writerows(part.runs)
     out.print(f"{output}: {output.stat().st_size:,} bytes", markup=False, soft_wrap=True)

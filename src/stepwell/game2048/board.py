@@ -51,7 +51,7 @@ def move(boards: ArrayLike, moves: ArrayLike) -> int | Boards:
     naming a move that is not 0 to 3.
     """
     each, directions = np.broadcast_arrays(
-        _whole(boards, np.uint64, "board"), _whole(moves, np.uint8, "move", most=3)
+        _whole(boards, np.uint64, "board"), _whole(moves, np.uint8, "move", max_value=3)
     )
     out = np.empty(each.shape, np.uint64)
     _core.move_boards(_flat(each), _flat(directions), out.reshape(-1))
@@ -102,7 +102,7 @@ def from_exponents(cells: ArrayLike) -> Any:
 
     Raises `ValueError` when the last axis is not 16 long, or naming an exponent above 15.
     """
-    each = _whole(cells, np.uint8, "exponent", most=15)
+    each = _whole(cells, np.uint8, "exponent", max_value=15)
     if each.shape[-1:] != (16,):
         raise ValueError(f"cells: expected 16 along the last axis, got shape {each.shape}")
     out = np.empty(each.shape[:-1], np.uint64)
@@ -140,7 +140,9 @@ def _flat(array: NDArray[T]) -> NDArray[T]:
     return np.require(array, requirements=["C", "A"]).reshape(-1)
 
 
-def _whole(values: ArrayLike, dtype: type[T], what: str, *, most: int = 2**64 - 1) -> NDArray[T]:
+def _whole(
+    values: ArrayLike, dtype: type[T], what: str, *, max_value: int = 2**64 - 1
+) -> NDArray[T]:
     """The values as unsigned numbers: refused, never wrapped or rounded, where they are not."""
     given: NDArray[Any] = np.asarray(values)
     if not isinstance(values, np.ndarray | np.generic) and given.dtype.kind in "fO":
@@ -151,7 +153,7 @@ def _whole(values: ArrayLike, dtype: type[T], what: str, *, most: int = 2**64 - 
                 raise TypeError(f"{what}: expected whole numbers, got {value!r}")
     elif given.dtype.kind not in "iu":
         raise TypeError(f"{what}: expected whole numbers, got {given.dtype}")
-    if given.size and (int(given.min()) < 0 or int(given.max()) > most):
-        outside = next(int(v) for v in given.flat if not 0 <= int(v) <= most)
-        raise ValueError(f"{what} {outside} is not in 0..{most}")
+    if given.size and (int(given.min()) < 0 or int(given.max()) > max_value):
+        outside = next(int(v) for v in given.flat if not 0 <= int(v) <= max_value)
+        raise ValueError(f"{what} {outside} is not in 0..{max_value}")
     return given.astype(dtype, copy=False)

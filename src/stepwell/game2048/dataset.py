@@ -1,19 +1,19 @@
 """Step datasets of recorded games (docs/formats/steps.md)."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell import _core
 from stepwell.errors import FormatError
 from stepwell.game2048.run_files import find_runs
 from stepwell.game2048.runs import Run
-from stepwell.ordered import in_order
+from stepwell.ordered import in_order, thread_count
 from stepwell.store import Progress
 from stepwell.stores.pack import PackReader
 from stepwell.stores.steps import RunColumn, StepReader, StepWriter
@@ -52,7 +52,7 @@ RUN_COLUMNS = {
 }
 """What is known of each game. A final board is kept in the 64 bits of a signed number."""
 
-_MOST_STEPS = 65_535
+_MAX_STEPS = 65_535
 _SHARD_BYTES = 1 << 30
 _CHUNK_RUNS = 32
 
@@ -77,8 +77,8 @@ def to_steps(run: Run) -> NDArray[Any]:
     Raises `FormatError` for a run that cannot be rows: longer than 65,535 steps, or with a
     step that has no branches.
     """
-    if len(run) > _MOST_STEPS:
-        raise FormatError(f"{len(run)} steps; a run of a step dataset has at most {_MOST_STEPS}")
+    if len(run) > _MAX_STEPS:
+        raise FormatError(f"{len(run)} steps; a run of a step dataset has at most {_MAX_STEPS}")
     known = run.has_branches
     if not known.all():
         raise FormatError(f"step {int(known.argmin())} has no branches")
@@ -110,7 +110,7 @@ def build_dataset(
     report = BuildReport(Path(out))
     source = _open(runs)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if shard_bytes is None and source.most_steps * STEP.itemsize > memory // 2:
+    if shard_bytes is None and source.max_steps * STEP.itemsize > memory // 2:
         shard_bytes = _SHARD_BYTES
     with new_dataset(out, STEP, RUN_COLUMNS, shard_bytes) as writer:
         _append(writer, source, report, skip_bad, threads, progress)
@@ -148,7 +148,7 @@ class _Source(NamedTuple):
     """Runs by name, and a function that loads some of them, or says what is wrong with each."""
 
     names: Sequence[str]
-    most_steps: int
+    max_steps: int
     load: Callable[[range], list[Run | Exception]]
 
 
@@ -160,7 +160,7 @@ def _open(runs: Runs) -> _Source:
         steps = sum(size for _, size in found) // 3
 
         def load_files(numbers: range) -> list[Run | Exception]:
-            return [_attempt(lambda i=i: Run.load(found[i][0])) for i in numbers]  # type: ignore[misc]
+            return [_attempt(Run.load, found[i][0]) for i in numbers]
 
         return _Source(names, steps, load_files)
     pack = runs if isinstance(runs, PackReader) else PackReader.open(runs)
@@ -170,7 +170,7 @@ def _open(runs: Runs) -> _Source:
         try:
             return list(pack.decode_batch(np.arange(numbers.start, numbers.stop), workers=1))
         except FormatError:
-            return [_attempt(lambda i=i: pack.decode(i)) for i in numbers]  # type: ignore[misc]
+            return [_attempt(pack.decode, i) for i in numbers]
 
     try:
         steps = pack.stats.total_steps
@@ -184,20 +184,11 @@ def _text(name: str | os.PathLike[str]) -> str:
     return os.fsencode(name).decode(errors="backslashreplace")
 
 
-def _attempt(load: Callable[[], Run]) -> Run | Exception:
+def _attempt(load: Callable[[Any], Run], what: Any) -> Run | Exception:
     try:
-        return load()
+        return load(what)
     except (FormatError, OSError) as error:
         return error
-
-
-class _Ready(NamedTuple):
-    """A run as it goes into the dataset, or what is wrong with it."""
-
-    number: int
-    rows: NDArray[Any]
-    columns: dict[str, Any]
-    problem: Exception | None = None
 
 
 def _append(
@@ -209,36 +200,39 @@ def _append(
     progress: Progress | None,
 ) -> None:
     count = len(source.names)
-    threads = _core.usable_cores() if threads is None else threads
-    if threads < 1:
-        raise ValueError(f"threads must be at least 1, got {threads}")
     known = writer._columns  # a dataset of the original program has fewer
     chunks = (range(i, min(i + _CHUNK_RUNS, count)) for i in range(0, count, _CHUNK_RUNS))
-    for chunk in in_order(lambda numbers: list(_prepare(source, numbers)), chunks, threads):
-        for run in chunk:
-            name = source.names[run.number]
-            if run.problem is not None:
+    prepare = partial(_prepare, source)
+    for chunk in in_order(prepare, chunks, thread_count(threads)):
+        for number, found, about in chunk:
+            name = source.names[number]
+            if isinstance(found, Exception):
                 if not skip_bad:
-                    run.problem.add_note(f"in run {name}")
-                    raise _named(run.problem, name)
-                report.skipped.append((name, str(run.problem)))
+                    found.add_note(f"in run {name}")
+                    raise _named(found, name)
+                report.skipped.append((name, str(found)))
                 continue
-            columns = {**run.columns, "source": name}
-            writer.append(run.rows, **{key: columns[key] for key in known if key in columns})
+            columns = {**about, "source": name}
+            writer.append(found, **{key: columns[key] for key in known if key in columns})
             report.runs += 1
-            report.steps += len(run.rows)
+            report.steps += len(found)
         if progress is not None:
-            progress(chunk[-1].number + 1, count)
+            progress(number + 1, count)
 
 
-def _prepare(source: _Source, numbers: range) -> Iterator[_Ready]:
+def _prepare(
+    source: _Source, numbers: range
+) -> list[tuple[int, NDArray[Any] | Exception, dict[str, Any]]]:
+    """The rows and columns of some runs by number, or what is wrong with one."""
+    ready: list[tuple[int, NDArray[Any] | Exception, dict[str, Any]]] = []
     for number, run in zip(numbers, source.load(numbers), strict=True):
         try:
             if isinstance(run, Exception):
                 raise run
-            yield _Ready(number, to_steps(run), _columns(run))
+            ready.append((number, to_steps(run), _columns(run)))
         except (FormatError, OSError) as problem:
-            yield _Ready(number, np.empty(0, STEP), {}, problem)
+            ready.append((number, problem, {}))
+    return ready
 
 
 def _columns(run: Run) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from stepwell import _core
 from stepwell.errors import FormatError
 from stepwell.game2048.run_files import Files, find_runs
 from stepwell.game2048.runs import Run
-from stepwell.ordered import in_order
+from stepwell.ordered import in_order, thread_count
 from stepwell.store import Progress
 from stepwell.stores.pack.file import slices
 from stepwell.stores.pack.layout import groups
@@ -64,9 +64,7 @@ def pack_runs(
     listed when `skip_bad` is True. `output` appears when all of it is on the disk; with `replace`
     it takes the place of another pack.
     """
-    threads = _core.usable_cores() if threads is None else threads
-    if threads < 1:
-        raise ValueError(f"threads must be at least 1, got {threads}")
+    threads = thread_count(threads)
     files = find_runs(directory)
     report = PackReport(Path(output))
     writer = PackWriter(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RunPayloads", "RunStats"]
 
+_TEXT = Field(np.dtype(np.uint8), kind="str")
 _PER_STEP = {
     "boards": Field(np.dtype(np.uint64), ragged=True),
     "moves": Field(np.dtype(np.uint8), ragged=True),
@@ -58,7 +59,7 @@ class RunPayloads(PayloadType):
     name = "runs"
     kinds: ClassVar[Mapping[int, str]] = {1: "v1", 2: "v2"}
     suffixes: ClassVar[Mapping[int, str]] = {1: ".a2run", 2: ".a2run2"}
-    schema: ClassVar[Schema] = {**_PER_STEP, **_PER_RUN, "engine": Field(str)}
+    schema: ClassVar[Schema] = {**_PER_STEP, **_PER_RUN, "engine": _TEXT}
     head_fields = frozenset({"engine", *_PER_RUN} - {"final_board"})
     columns: ClassVar[Mapping[str, Column]] = {
         "steps": Column("INTEGER NOT NULL", indexed=True),

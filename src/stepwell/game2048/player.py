@@ -150,9 +150,9 @@ def _workers(workers: int | None) -> int:
     return _core.usable_cores() if workers is None else _whole("workers", workers, 1, 1024)
 
 
-def _whole(name: str, value: Any, least: int, most: int) -> int:
+def _whole(name: str, value: Any, min_value: int, max_value: int) -> int:
     if not isinstance(value, int | np.integer) or isinstance(value, bool):
         raise TypeError(f"{name}: expected a whole number, got {value!r}")
-    if not least <= int(value) <= most:
-        raise ValueError(f"{name}: expected {least} to {most}, got {value}")
+    if not min_value <= int(value) <= max_value:
+        raise ValueError(f"{name}: expected {min_value} to {max_value}, got {value}")
     return int(value)

@@ -2,7 +2,6 @@
 
 import operator
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from stepwell.files.atomic import write_file
 from stepwell.files.codecs import CODECS
 from stepwell.files.regular import bytes_on_disk, open_regular
 from stepwell.lazy import lazy
-from stepwell.ordered import in_order
+from stepwell.ordered import in_order, thread_count
 from stepwell.sampler import Shuffle, split_runs
 from stepwell.source import Batch, Rows, Schema, as_rows
 from stepwell.store import Description, Progress, QueryTable, Report, Store
@@ -89,8 +88,14 @@ class PackReader(Store):
             return file.read(len(MAGIC)) == MAGIC
 
     def __reduce__(self) -> tuple[Any, ...]:
-        part = None if self._is_whole else (self._numbers, self._opened.content_checksum)
-        return _rebuild, (type(self), self._path, self._checksums, part)
+        numbers = None if self._is_whole else self._numbers
+        return _rebuild, (type(self), self._path, self._checksums, self._seen, numbers)
+
+    @property
+    def _seen(self) -> tuple[int, ...]:
+        """What another pack at the same path would not have; of a whole one found at no cost."""
+        seen = (self._layout.index_crc, self._layout.data_crc)
+        return seen if self._is_whole else (*seen, self._opened.content_checksum)
 
     def _with(self, numbers: Rows) -> "PackReader":
         """The same file with these entries only."""
@@ -176,7 +181,7 @@ class PackReader(Store):
 
         They may share memory: of one that is kept for long, a copy should be kept.
         """
-        return list(self._decode(self._rows(indices), threads=_threads(workers)))
+        return list(self._decode(self._rows(indices), threads=thread_count(workers, "workers")))
 
     def __iter__(self) -> Iterator[Any]:
         """Every item in turn."""
@@ -203,7 +208,7 @@ class PackReader(Store):
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        threads = _threads(workers)
+        threads = thread_count(workers, "workers")
         rows: Rows = np.arange(len(self))
         if shuffle and len(self):
             chosen = int.from_bytes(os.urandom(7)) if seed is None else seed
@@ -279,6 +284,7 @@ class PackReader(Store):
 
     def split(self, fraction: float, seed: int = 0) -> tuple["PackReader", "PackReader"]:
         """Two packs without an entry in common, the first with `fraction` of the entries."""
+        self._check_open()
         first, second = split_runs(len(self), fraction, seed)
         return self._with(self._numbers[first]), self._with(self._numbers[second])
 
@@ -297,7 +303,7 @@ class PackReader(Store):
 
         The file appears when it is complete.
         """
-        threads = _threads(workers) if parallel else 1
+        threads = thread_count(workers, "workers") if parallel else 1
         export.to_jsonl(self, Path(path), threads, progress or _quiet, options)
 
     def to_parquet(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> None:
@@ -461,20 +467,10 @@ def _quiet(done: int, total: int) -> None:
 
 
 def _rebuild(
-    cls: type[PackReader], path: Path, checksums: bool, part: tuple[Rows, int] | None
+    cls: type[PackReader], path: Path, checksums: bool, seen: tuple[int, ...], numbers: Rows | None
 ) -> PackReader:
     pack = cls(path, checksums=checksums)
-    if part is None:
-        return pack
-    numbers, content_checksum = part
-    if pack._opened.content_checksum != content_checksum:
-        raise FormatError("this is not the pack that a part was taken of", path=str(path))
-    return pack._with(numbers)
-
-
-def _threads(workers: int | None) -> int:
-    if workers is None:
-        return _core.usable_cores()
-    if not 1 <= workers <= sys.maxsize:
-        raise ValueError(f"workers must be at least 1, got {workers}")
-    return min(workers, 1024)
+    again = pack if numbers is None else pack._with(numbers)
+    if again._seen != seen:
+        raise FormatError("this is not the pack that was pickled", path=str(path))
+    return again

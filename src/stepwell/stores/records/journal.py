@@ -1,5 +1,6 @@
 """journal.zr: the commits since the last checkpoint, each whole or not there."""
 
+import os
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,10 +80,10 @@ def read_commits(root: Path, meta: Meta) -> list[Commit]:
     path = root / JOURNAL
     try:
         with open(open_inside(root, JOURNAL), "rb") as file:
+            if not os.fstat(file.fileno()).st_size:
+                return []
             data = np.fromfile(file, np.uint8)
     except FileNotFoundError:
-        return []
-    if not len(data):
         return []
     fields, after = len(meta.fields), meta.commit
     found: list[Commit] = []

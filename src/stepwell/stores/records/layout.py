@@ -1,5 +1,6 @@
 """What is where in the directory of a record store; docs/formats/records.md has the bytes."""
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -176,7 +177,11 @@ def chunk_name(number: int) -> str:
 
 def chunk_numbers(root: Path) -> list[int]:
     """The ids of the chunk files that there are; files of other names are not ours."""
-    stems = (path.stem for path in (root / CHUNKS).glob("*.zr"))
+    try:
+        names = os.listdir(root / CHUNKS)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    stems = (name.removesuffix(".zr") for name in names if name.endswith(".zr"))
     return sorted(int(stem) for stem in stems if stem.isdecimal() and stem == str(int(stem)))
 
 

@@ -158,6 +158,10 @@ class RecordReader(Store):
         view = self._view
         view.fill(rows, view.places(rows, names), out, names)
 
+    def _sizes(self, rows: Rows, names: Sequence[str]) -> NDArray[np.int64] | None:
+        lengths = self._view.places(rows, names)["length"]
+        return lengths.sum(axis=0, dtype=np.int64)  # type: ignore[no-any-return]
+
     # Below this line: for this package.
 
     @property

@@ -1,6 +1,7 @@
 """Everything in a store checked against everything else."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +123,9 @@ class _Check:
 
     def _size(self, chunk: int) -> int:
         if chunk not in self._sizes:
-            path = self._root / chunk_name(chunk)
-            self._sizes[chunk] = path.stat().st_size if path.is_file() else 0
+            self._sizes[chunk] = 0
+            with suppress(FileNotFoundError):
+                self._sizes[chunk] = os.stat(self._root / chunk_name(chunk)).st_size
         return self._sizes[chunk]
 
     def _problem(self, message: str, place: Any) -> FormatError:

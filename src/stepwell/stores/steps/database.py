@@ -31,6 +31,7 @@ __all__ = [
     "has_runs",
     "quoted",
     "reading",
+    "show_only",
 ]
 
 _TELLING_RUNS = 16  # that tell one dataset from another
@@ -226,6 +227,17 @@ def reading(path: Path, identity: str = "") -> Iterator[sqlite3.Connection]:
         if identity and _identity(opened, int(identity.partition(":")[0])) != identity:
             raise FormatError("another dataset is here now; open it again", path=str(path))
         yield opened
+
+
+def show_only(database: sqlite3.Connection, last_run: int, ids: Sequence[int] | None) -> None:
+    """Let `runs` be the runs up to one, or only those with the given ids, for a connection."""
+    wanted = f"id <= {last_run}"
+    database.execute("PRAGMA temp_store = MEMORY")
+    if ids is not None:
+        wanted = "id IN (SELECT id FROM temp.chosen)"
+        database.execute("CREATE TEMP TABLE chosen (id INTEGER PRIMARY KEY)")
+        database.executemany("INSERT INTO temp.chosen VALUES (?)", ((run,) for run in ids))
+    database.execute(f"CREATE TEMP VIEW runs AS SELECT * FROM main.runs WHERE {wanted}")
 
 
 def _identity(database: sqlite3.Connection, runs: int) -> str:

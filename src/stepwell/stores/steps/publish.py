@@ -1,24 +1,18 @@
 """Step datasets that appear when they are complete."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from stepwell.errors import SchemaError
 from stepwell.files.atomic import publish_tree, temporary_name
 from stepwell.stores.steps.database import RunColumn
-from stepwell.stores.steps.reader import StepReader
 from stepwell.stores.steps.writer import StepWriter
 
-__all__ = ["StepRun", "new_dataset", "publish_runs"]
-
-StepRun = tuple[NDArray[Any] | Mapping[str, NDArray[Any]], dict[str, Any]]
-"""The rows of a run, and what is known of it."""
+__all__ = ["new_dataset"]
 
 
 @contextmanager
@@ -41,20 +35,3 @@ def new_dataset(
         StepWriter(beside, dtype, columns, shard_rows=shard_rows) as writer,
     ):
         yield writer
-
-
-def publish_runs(
-    out: str | os.PathLike[str],
-    dtype: np.dtype[Any],
-    columns: Mapping[str, RunColumn],
-    runs: Callable[[np.dtype[Any]], Iterator[StepRun]],
-    shard_bytes: int | None,
-) -> StepReader:
-    """Write the runs to a dataset that appears when it is complete, and open it."""
-    with new_dataset(out, dtype, columns, shard_bytes) as writer:
-        for number, (rows, known) in enumerate(runs(dtype)):
-            try:
-                writer.append(rows, **known)
-            except SchemaError as error:
-                raise SchemaError(f"run {number}: {error}") from None
-    return StepReader.open(out, memory="map")

@@ -13,10 +13,10 @@ from stepwell.errors import FormatError
 from stepwell.files import catalog
 from stepwell.files.regular import bytes_on_disk
 from stepwell.lazy import lazy
-from stepwell.sampler import Shuffle
+from stepwell.sampler import split_runs
 from stepwell.source import Batch, Field, Rows, Schema
 from stepwell.store import Description, Progress, QueryTable, Report, Store
-from stepwell.stores.steps import database, export
+from stepwell.stores.steps import database
 from stepwell.stores.steps.database import Seen
 from stepwell.stores.steps.layout import DATABASE, VERSION, pieces
 from stepwell.stores.steps.memory import load_rows, map_rows
@@ -139,13 +139,9 @@ class StepReader(Store):
     def split(self, fraction: float, seed: int = 0) -> tuple["StepReader", "StepReader"]:
         """Two datasets without a run in common, the first with `fraction` of the runs."""
         self._check_open()
-        if not 0 <= fraction <= 1:
-            raise ValueError(f"fraction: expected 0 to 1, got {fraction}")
         runs = self._ranges
-        count = len(runs.ids)
-        order = Shuffle(seed).order(count).rows(0, 0, count) if count else np.arange(0)
-        parts = np.split(order, [round(fraction * count)])
-        first, second = (Chosen(*(c[np.sort(part)] for c in runs)) for part in parts)
+        parts = split_runs(len(runs.ids), fraction, seed)
+        first, second = (Chosen(*(column[part] for column in runs)) for part in parts)
         return self._with(first), self._with(second)
 
     def refresh(self) -> bool:
@@ -175,30 +171,19 @@ class StepReader(Store):
         super().close()
         self._segments = []
 
-    # Queries and exports.
+    # Queries.
 
     def query(self, sql: str, *values: Any) -> QueryTable:
-        """What any SQL query over the runs returns; nothing can be changed by it.
+        """What any SQL query over the table `runs` returns; nothing can be changed by it.
 
-        Raises `ValueError` for SQL that is wrong or would write.
+        The table has the runs of this dataset, or part, as of the commit that it has. Raises
+        `ValueError` for SQL that is wrong or would write.
         """
         self._check_open()
         with database.reading(self._root / DATABASE, self._seen.identity) as opened:
+            ids = None if self._chosen is None else self._chosen.ids.tolist()
+            database.show_only(opened, self._seen.last_run, ids)
             return QueryTable(*catalog.query(opened, sql, values))
-
-    def to_parquet(
-        self, path: str | os.PathLike[str], *, on_progress: Progress | None = None
-    ) -> None:
-        """Write the steps as a Parquet file (extra `parquet`)."""
-        export.to_parquet(self, Path(path), on_progress)
-
-    def to_npz(self, path: str | os.PathLike[str], *, on_progress: Progress | None = None) -> None:
-        """Write the steps as an NPZ file, an array for each field."""
-        export.to_npz(self, Path(path), on_progress)
-
-    def runs_to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write the runs as a CSV file."""
-        export.runs_to_csv(self, Path(path))
 
     # A source.
 
@@ -244,8 +229,7 @@ class StepReader(Store):
         )
 
     def _verified(self, quick: bool, progress: Progress) -> Report:
-        read = None if quick else self._stored
-        found = check(self._root, self._dtype, self._seen, read, progress)
+        found = check(self._root, self._dtype, self._shard_rows, self._seen, quick, progress)
         parts = tuple(found.problems), tuple(found.checked), tuple(found.unchecked)
         return Report(self.kind, self.path, *parts)
 
@@ -286,17 +270,6 @@ class StepReader(Store):
             return map_rows(found, dtype)
         owner = str(self._root.resolve()) if self._memory == "shared" else None
         return [load_rows(found, dtype, owner, progress)]
-
-    def _stored(self, begin: int, end: int) -> NDArray[Any]:
-        """Rows as they are stored."""
-        parts, at = [], 0
-        for segment in self._segments:
-            low, high = max(begin - at, 0), min(end - at, len(segment))
-            if low < high:
-                parts.append(np.asarray(segment[low:high]).view(np.uint8))
-            at += len(segment)
-        data = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint8), *parts])
-        return data.view(self._dtype)
 
 
 def _rebuild(

@@ -1,6 +1,5 @@
 """Everything that can be wrong with a step dataset, looked for."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +17,6 @@ from stepwell.stores.steps.manifest import BLOCK_BYTES, Manifest
 
 __all__ = ["Findings", "check", "health"]
 
-Read = Callable[[int, int], NDArray[Any]]
-"""Rows from the first to before the last, as a structured array."""
-
 
 class Findings(NamedTuple):
     """What is wrong, what was checked, and what could not be."""
@@ -31,37 +27,56 @@ class Findings(NamedTuple):
 
 
 def check(
-    root: Path, dtype: np.dtype[Any], seen: Seen, read: Read | None, progress: Progress
+    root: Path,
+    dtype: np.dtype[Any],
+    shard_rows: int,
+    seen: Seen,
+    quick: bool,
+    progress: Progress,
 ) -> Findings:
-    """Compare rows with runs and checksums; without `read`, everything but the rows.
+    """Compare the files with one another; what is in memory is not asked.
 
     Only the rows and runs that were seen are looked at: more may be appended meanwhile.
     """
     found = Findings([], [], [])
     try:
-        _check(found, root, dtype, seen, read, progress)
+        runs, manifest = _check_tables(found, root, dtype, seen)
+        if quick:
+            found.unchecked.append("the rows and their checksums: a quick check leaves them out")
+        else:
+            covered = 0 if manifest is None else min(manifest.rows, seen.rows)
+            stored = _Stored(root, dtype, shard_rows)
+            found.problems.extend(_broken_rows(stored, seen.rows, runs, manifest, progress))
+            found.checked.append(f"{seen.rows} rows, {covered} of them against checksums")
+            if covered < seen.rows:
+                found.unchecked.append(
+                    f"checksums of {seen.rows - covered} rows: "
+                    f"the manifest covers the first {covered}"
+                )
     except FormatError as error:
         found.problems.append(error)
+        found.unchecked.append("everything that needs what is wrong here")
     except FileNotFoundError as error:
         path = str(error.filename or root)
         found.problems.append(FormatError("expected a file, there is none", path=path))
+        found.unchecked.append("everything that needs the missing file")
     progress(seen.rows, seen.rows)
     return found
 
 
-def _check(
-    found: Findings,
-    root: Path,
-    dtype: np.dtype[Any],
-    seen: Seen,
-    read: Read | None,
-    progress: Progress,
-) -> None:
-    runs = _runs(root, seen)
+def _check_tables(
+    found: Findings, root: Path, dtype: np.dtype[Any], seen: Seen
+) -> tuple[NDArray[np.int64], Manifest | None]:
+    """Everything but the rows; return runs that rows can be compared with, and the manifest."""
+    found.problems.extend(_broken_database(root))
     found.checked.append("the database, by SQLite's own integrity check")
+    runs = _runs(root, seen)
     broken = _broken_ranges(root, runs)
     found.problems.extend(broken)
     found.checked.append("that the rows of each run follow those of the run before")
+    if broken:  # which row belongs to which run is anyone's guess
+        runs = runs[:0]
+        found.unchecked.append("which run each row belongs to: the ranges contradict each other")
     manifest = None
     try:
         manifest = Manifest.read(root, dtype.itemsize)
@@ -69,19 +84,24 @@ def _check(
         found.problems.append(error)
     found.problems.extend(_ahead_of_the_database(root, manifest))
     found.checked.append("that headers and manifest are not ahead of the database")
-    if read is None:
-        found.unchecked.append("the rows and their checksums: a quick check leaves them out")
-        return
-    if broken:  # which row belongs to which run is anyone's guess
-        runs = runs[:0]
-        found.unchecked.append("which run each row belongs to: the ranges contradict each other")
-    covered = 0 if manifest is None else min(manifest.rows, seen.rows)
-    found.problems.extend(_broken_rows(root, dtype, seen.rows, runs, manifest, read, progress))
-    found.checked.append(f"{seen.rows} rows, {covered} of them against checksums")
-    if covered < seen.rows:
-        found.unchecked.append(
-            f"checksums of {seen.rows - covered} rows: the manifest covers the first {covered}"
-        )
+    return runs, manifest
+
+
+class _Stored(NamedTuple):
+    """The rows as the files have them."""
+
+    root: Path
+    dtype: np.dtype[Any]
+    shard_rows: int
+
+    def rows(self, begin: int, end: int) -> NDArray[Any]:
+        parts = []
+        for piece in pieces(self.root, end, self.shard_rows, begin):
+            file, header = piece.open(self.dtype, piece.inside + piece.rows)
+            with file:
+                file.seek(header.data_offset + piece.inside * self.dtype.itemsize)
+                parts.append(np.fromfile(file, np.uint8, piece.rows * self.dtype.itemsize))
+        return np.concatenate(parts).view(self.dtype)
 
 
 def health(root: Path, dtype: np.dtype[Any]) -> str:
@@ -146,13 +166,17 @@ def _ahead_of_the_database(root: Path, manifest: Manifest | None) -> list[Format
     return problems
 
 
+def _broken_database(root: Path) -> list[FormatError]:
+    path = root / DATABASE
+    with database.reading(path) as opened:
+        found = [text for (text,) in opened.execute("PRAGMA integrity_check") if text != "ok"]
+    return [FormatError(f"SQLite: {text}", path=str(path)) for text in found]
+
+
 def _runs(root: Path, seen: Seen) -> NDArray[np.int64]:
-    """First row, number of rows and id of each run, of a database that is whole."""
+    """First row, number of rows and id of each run."""
     path = root / DATABASE
     with database.reading(path, seen.identity) as opened:
-        for (text,) in opened.execute("PRAGMA integrity_check"):
-            if text != "ok":
-                raise FormatError(f"SQLite: {text}", path=str(path))
         found = opened.execute(
             "SELECT first_step_idx, num_steps, id FROM runs WHERE id <= ? "
             "ORDER BY first_step_idx, id",
@@ -176,14 +200,13 @@ def _broken_ranges(root: Path, runs: NDArray[np.int64]) -> list[FormatError]:
 
 
 def _broken_rows(
-    root: Path,
-    dtype: np.dtype[Any],
+    stored: _Stored,
     rows: int,
     runs: NDArray[np.int64],
     manifest: Manifest | None,
-    read: Read,
     progress: Progress,
 ) -> list[FormatError]:
+    root, dtype = stored.root, stored.dtype
     problems: list[FormatError] = []
     blocks = [] if manifest is None else manifest.blocks
     covered = 0 if manifest is None else min(manifest.rows, rows)
@@ -191,7 +214,7 @@ def _broken_rows(
     found, inside, block = 0, 0, 0
     step = max(BLOCK_BYTES // dtype.itemsize, 1)
     for begin in range(0, rows, step):
-        part = read(begin, min(begin + step, rows))
+        part = stored.rows(begin, min(begin + step, rows))
         problems += _misplaced(root, part, begin, runs)
         data = part[: max(covered - begin, 0)].view(np.uint8).reshape(-1)
         while len(data):

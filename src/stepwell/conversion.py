@@ -1,0 +1,458 @@
+"""`convert`: from stores and formats to stores and formats.
+
+    convert("train.parquet", "train", compress="zstd")           a record store of a file
+    convert("train", "labels.npy", field="label")                one field of it as an array
+    convert("hopper.hdf5", "hopper", to="steps")                 a step dataset, with its runs
+    convert("replays", "game.gif", where="episode_id = 'a-ep0003'")
+
+A source is opened, or made of a format (`stepwell.formats`), and written as another: so there
+is no code for pairs. docs/converting.md has the table of those that make sense.
+"""
+
+import hashlib
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from stepwell.errors import BusyError, FormatError, SchemaError
+from stepwell.files.lock import is_locked
+from stepwell.files.regular import bytes_on_disk
+from stepwell.formats import (
+    FORMATS,
+    Format,
+    format_at,
+    format_named,
+    into_records,
+    into_shards,
+    into_steps,
+)
+from stepwell.formats.folder import classes_of
+from stepwell.formats.into_records import OVERHEAD, original_names
+from stepwell.formats.parts import Part, sweep_part
+from stepwell.opening import store_at
+from stepwell.source import Batch, Field, Ragged, Source
+from stepwell.store import Progress, Store, what_is_at
+from stepwell.stores import STORES, ArraySource, ReplayReader, ShardReader, StepReader
+
+__all__ = ["ConvertReport", "convert"]
+
+_FILL: dict[str, Callable[..., int]] = {
+    "records": into_records.fill,
+    "shards": into_shards.fill,
+    "steps": into_steps.fill,
+}
+MADE = tuple(_FILL)
+"""Stores that can be made of others' rows."""
+
+_LOCKS = {"records": "writer.lock", "shards": ".writer.lock", "steps": "writer.lock"}
+_MINARI = "minari:"
+_GROWS_BY = 1.5
+_WORTH_A_WARNING = 1 << 20
+
+
+@dataclass(frozen=True)
+class ConvertReport:
+    """What was converted."""
+
+    path: str
+    source_kind: str
+    target_kind: str
+    rows: int
+    runs: int | None
+    """None where the target has no runs."""
+    resumed_at: int
+    """The rows that an earlier attempt had converted."""
+    source_bytes: int | None
+    """On the disk; None where that is not known."""
+    target_bytes: int | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Bytes of the target over those of the source."""
+        if not self.source_bytes or self.target_bytes is None:
+            return None
+        return self.target_bytes / self.source_bytes
+
+
+def convert(
+    source: str | os.PathLike[str] | Source,
+    target: str | os.PathLike[str],
+    *,
+    to: str | None = None,
+    field: str | Sequence[str] | None = None,
+    where: str | None = None,
+    mode: Literal["x", "a"] = "x",
+    compress: str = "none",
+    level: int | None = None,
+    chunk_records: int = 8192,
+    part_bytes: int | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> ConvertReport:
+    """Make a store or a file of another one, or of any source.
+
+    The names of paths say what is meant, and `to` where they do not: records, shards, steps or a
+    format. `minari:name` is a dataset of Minari's. `field` chooses fields, `where` runs, by SQL.
+    `compress`, `level` and `chunk_records` are those of a record store; `part_bytes` is the size
+    of each file where there are several; other options go to the format: `fps` of a video,
+    `env` of Minari. Runs are kept where the target has them.
+
+    After a kill or an error the same call goes on where it was, except to a single file that is
+    not npy or safetensors; nothing has its final name before it is whole, and what is unfinished
+    is in `<target>.part`. Raises `FileExistsError` when `target` exists. With `force` it is
+    replaced, once the new one is whole, by one of the same kind, unless another process is
+    writing to it; with mode "a" a store goes on.
+    """
+    if mode not in ("x", "a"):
+        raise ValueError(f"mode: expected 'x' or 'a', got {mode!r}")
+    if mode == "a" and force:
+        raise ValueError("either mode='a' goes on with what is there, or force replaces it")
+    fields = [field] if isinstance(field, str) else None if field is None else list(field)
+    kind = _target_kind(source, os.fspath(target), to, mode)
+    if kind != "records" and (compress != "none" or level is not None):
+        raise ValueError(f"compress is for a record store that is made, not for {kind}")
+    opened, source_kind = _opened(source, kind, where, fields)
+    call = _Call(opened, source_kind, fields, where, mode, force, progress or (lambda *_: None))
+    with opened:
+        if kind == "records":
+            options |= {"compress": compress, "level": level, "chunk_records": chunk_records}
+        if part_bytes is not None and part_bytes < 1:
+            raise ValueError(f"part_bytes: expected at least 1, got {part_bytes}")
+        if part_bytes is not None and kind in ("shards", "steps", "parquet", "arrayrecord"):
+            options["part_bytes"] = part_bytes
+        return call.write(kind, os.fspath(target), options)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A conversion whose source is open."""
+
+    source: Source
+    source_kind: str
+    fields: list[str] | None
+    where: str | None
+    mode: str
+    force: bool
+    progress: Progress
+
+    def write(self, kind: str, target: str, options: dict[str, Any]) -> ConvertReport:
+        rows = self._rows(target)
+        self._warn(kind, rows, target, options)
+        if target.startswith(_MINARI):
+            known = format_named("minari")
+            assert known is not None
+            write, _ = known.writer(None)
+            made = write(rows, target, progress=self.progress, **options)
+            return self._report(target, kind, int(made.total_steps), int(made.total_episodes), 0)
+        path = Path(target)
+        if self.source.path is not None and _is_inside(path, Path(self.source.path)):
+            raise ValueError(f"{path} is the source itself, or inside it")
+        if self.mode == "a" and path.exists():
+            return self._append(kind, rows, path, options)
+        self._check_target(path, kind)
+        resumes, write_to = True, None
+        if kind in MADE:
+            fill = partial(_FILL[kind], rows, append=False, progress=self.progress, **options)
+        else:
+            known = format_named(kind)
+            assert known is not None
+            write_to, resumes = known.writer(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not resumes:
+            assert write_to is not None
+            write_to(rows, path, progress=self.progress, **options)
+            return self._report(target, kind, len(rows), None, 0)
+        resumed: list[int] = []
+
+        def first(done: int, total: int) -> None:
+            resumed[:] = resumed or [done]  # the first call says where it begins
+            self.progress(done, total)
+
+        with Part(path, self._about(kind, rows, options), force=self.force) as part:
+            if write_to is None:
+                try:
+                    begun = fill(part.path)
+                except Exception:
+                    if not _has_rows(part.path):
+                        part.discard()  # nothing in it that a second attempt could use
+                    raise
+            else:
+                write_to(rows, part, progress=first, **options)
+                begun = resumed[0] if resumed else 0
+            self._check_target(path, kind)  # again: others may have made it meanwhile
+            part.finish()
+        return self._report(target, kind, len(rows), None, begun)
+
+    def _append(
+        self, kind: str, rows: Source, path: Path, options: dict[str, Any]
+    ) -> ConvertReport:
+        found = kind_at(path)
+        if kind not in MADE or found != kind:
+            raise FileExistsError(
+                f"{path} is {found or 'there'}: mode='a' goes on with {', '.join(MADE)}, "
+                f"and was to write {kind}"
+            )
+        _FILL[kind](rows, path, append=True, progress=self.progress, **options)
+        return self._report(str(path), kind, len(rows), None, 0)
+
+    def _rows(self, target: str) -> Source:
+        """The fields that are to be written, under the names they had where they came from."""
+        rows = original_names(_plain(self.source))
+        if self.fields is None:
+            return rows
+        for name in self.fields:
+            if name not in rows.schema:
+                raise SchemaError(
+                    f"{self.source.path}: expected a field of {', '.join(rows.schema)}, "
+                    f"got {name!r}"
+                )
+        return rows.columns(self.fields)
+
+    def _warn(self, kind: str, rows: Source, target: str, options: dict[str, Any]) -> None:
+        """Say that small records would grow, before they do."""
+        before = self._source_bytes()
+        if kind != "records" or before is None:
+            return
+        after = len(rows) * len(rows.schema) * OVERHEAD
+        if options.get("compress") == "none":
+            after += rows.nbytes
+        if after - before > _WORTH_A_WARNING and after > _GROWS_BY * before:
+            warnings.warn(
+                f"{target}: {len(rows):,} records would take about {after:,} bytes, the source "
+                f"has {before:,}: a record store costs {OVERHEAD} bytes for each field of a "
+                "record; to='steps' and to='shards' cost nothing",
+                stacklevel=4,
+            )
+
+    def _about(self, kind: str, rows: Source, options: dict[str, Any]) -> dict[str, Any]:
+        """What tells this conversion from others, and its source from what it was before."""
+        about = {"to": kind, "rows": len(rows), "fields": list(rows.schema), **options}
+        if self.where is not None:
+            about["where"] = self.where
+        if self.source.path is None or not os.path.exists(self.source.path):
+            return {"source": self.source.path, "fingerprint": self.source.fingerprint, **about}
+        path = os.path.realpath(self.source.path)
+        return {"source": path, "files": _files_checksum(Path(path)), **about}
+
+    def _check_target(self, path: Path, kind: str) -> None:
+        """Refuse what is there, unless it may be replaced."""
+        if not os.path.lexists(path):
+            return
+        if path.is_dir() and not any(path.iterdir()):
+            return
+        if not self.force:
+            sweep_part(path)
+            raise FileExistsError(f"{path} exists; force replaces it")
+        found = kind_at(path)
+        known = format_named(kind)
+        if found != kind or (path.is_dir() and known is not None and not _is_pure(path, known)):
+            raise FileExistsError(
+                f"{path} is {found or 'something else'}: force replaces {kind} only, "
+                "and no folder with other files in it"
+            )
+        if kind in _LOCKS and is_locked(path / _LOCKS[kind]):
+            raise BusyError(f"{path} is being written to by another process")
+
+    def _source_bytes(self) -> int | None:
+        path = self.source.path
+        return None if path is None or not os.path.exists(path) else bytes_on_disk(Path(path))
+
+    def _report(
+        self, target: str, kind: str, rows: int, runs: int | None, resumed: int
+    ) -> ConvertReport:
+        if kind == "steps":
+            with StepReader.open(target, memory="map") as made:
+                runs = len(made.runs)
+        there = None if target.startswith(_MINARI) else bytes_on_disk(Path(target))
+        return ConvertReport(
+            target, self.source_kind, kind, rows, runs, resumed, self._source_bytes(), there
+        )
+
+
+# What is where.
+
+
+def kind_at(path: Path) -> str | None:
+    """What is at a path: a store or a format; None for anything else."""
+    store = store_at(path)
+    known = format_at(path) if store is None else None
+    return store.kind if store else known.name if known else None
+
+
+def _opened(
+    source: str | os.PathLike[str] | Source,
+    target: str,
+    where: str | None,
+    fields: list[str] | None,
+) -> tuple[Source, str]:
+    """The rows that are to be converted, and what they are kept in."""
+    if isinstance(source, Source):
+        return _chosen(source, where), getattr(source, "kind", type(source).__name__)
+    text = os.fspath(source)
+    if text.startswith(_MINARI):
+        known = format_named("minari")
+        assert known is not None
+        return known.read(text), "minari"
+    store = ShardReader if "://" in text else store_at(Path(text))
+    if store is not None:
+        found: Store = store.open(text, **_options(store, target))
+        return _chosen(found, where), store.kind
+    path = Path(text)
+    known = format_at(path)
+    if known is None:
+        names = sorted({*(each.kind for each in STORES), *(each.name for each in FORMATS)})
+        raise FormatError(f"expected one of {', '.join(names)}, got {what_is_at(path)}", path=text)
+    if where is not None:
+        raise ValueError(f"{path} is {known.name}: there are no runs to choose by where=")
+    if known.name == "folder":
+        _refuse_stores_inside(path)
+    return known.read(path, fields), known.name
+
+
+def _chosen(source: Source, where: str | None) -> Source:
+    """The rows of the runs that are wanted."""
+    if where is None:
+        return source
+    if not isinstance(source, Store):
+        raise ValueError(f"{source!r} has no runs to choose by where=")
+    return source.where(where)
+
+
+def _options(store: type[Store], target: str) -> dict[str, Any]:
+    """How a store is opened that is read once, from one end to the other."""
+    if store in (StepReader, ArraySource):
+        return {"memory": "map"}
+    if store is ReplayReader and target == "video":
+        return {"frames": True, "next_observation": False}
+    return {}
+
+
+def _refuse_stores_inside(path: Path) -> None:
+    """A folder of datasets is no folder of classes."""
+    for name in classes_of(path):
+        kind = kind_at(path / name)
+        if kind not in (None, "folder") or any((path / name).glob("*.arrow")):
+            raise FormatError(
+                f"expected files for each class; {name} is a dataset of its own "
+                f"({kind or 'arrow'}): convert that",
+                path=str(path),
+            )
+
+
+def _target_kind(
+    source: str | os.PathLike[str] | Source, target: str, to: str | None, mode: str
+) -> str:
+    """What is to be written. Raises `ValueError` when neither the name nor `to` says it."""
+    if target.startswith(_MINARI):
+        if to not in (None, "minari"):
+            raise ValueError(f"{target}: the name says minari, asked for {to}")
+        return "minari"
+    suffix = Path(target).suffix.lower()
+    named = format_named(suffix) if suffix else None
+    if suffix == ".array_record":
+        named = format_named("arrayrecord")
+    if to is None:
+        if named is not None:
+            return named.name
+        if mode == "a" and os.path.exists(target):
+            return kind_at(Path(target)) or "records"
+        return _usual_target(source, target)
+    writable = [*MADE, *(f.name for f in FORMATS if f.file_writer or f.part_writer)]
+    if to not in writable:
+        raise ValueError(f"to: expected one of {', '.join(writable)}, got {to!r}")
+    if named is not None and named.name != to:
+        raise ValueError(f"{target}: the name says {named.name}, asked for {to}")
+    known = format_named(to)
+    if known is not None and named is None and known.suffixes and not known.folder:
+        raise ValueError(f"{target}: expected a name that ends in {' or '.join(known.suffixes)}")
+    if to == "minari":
+        raise ValueError(f"{target}: expected a name like minari:pong/random-v0")
+    return to
+
+
+def _usual_target(source: str | os.PathLike[str] | Source, target: str) -> str:
+    """What a name that says nothing stands for: a store that the source is not yet."""
+    if not isinstance(source, Source):
+        text = os.fspath(source)
+        if text.startswith(_MINARI):
+            return "steps"
+        kind = "shards" if "://" in text else kind_at(Path(text))
+        if kind in ("minari", "hdf5", "replay"):
+            return "steps"
+        if kind not in (*MADE, "pack"):
+            return "records"
+    raise ValueError(
+        f"{target}: expected to={', '.join(MADE)} or a format, or a name that ends in "
+        f"{', '.join(suffix for known in FORMATS for suffix in known.suffixes)}"
+    )
+
+
+def _has_rows(path: Path) -> bool:
+    """Whether something was committed to a store that is being made."""
+    try:
+        store = store_at(path)
+        if store is None:
+            return False
+        with store.open(path) as made:
+            return len(made) > 0
+    except (OSError, ValueError):
+        return False
+
+
+def _plain(source: Source) -> Source:
+    """Records of ArrayRecord as what they are: bytes, or the fields of a structure."""
+    if type(source).__name__ != "ArrayRecordSource":
+        return source
+    field: Field = source.schema["data"]
+    if field.ragged and field.kind == "array":
+        return source.map(_as_bytes)
+    return source.map(_as_fields) if field.dtype.names and not field.shape else source
+
+
+def _as_bytes(batch: Batch) -> Batch:
+    rows = batch["data"]
+    return {"data": Ragged(rows.values, rows.offsets, "bytes")}
+
+
+def _as_fields(batch: Batch) -> Batch:
+    rows = batch["data"]
+    return {name: rows[name] for name in rows.dtype.names}
+
+
+def _is_pure(path: Path, known: Format) -> bool:
+    """Whether everything in a folder is of a format, so that nothing else goes with it."""
+    if not known.inside or known.name == "folder":
+        return False
+    own = {"stepwell.json"} if known.name == "arrayrecord" else set()
+    return all(each.match(known.inside) or each.name in own for each in path.iterdir())
+
+
+def _is_inside(path: Path, source: Path) -> bool:
+    """Whether a target is the source, or a part of it."""
+    real, other = os.path.realpath(path), os.path.realpath(source)
+    return real == other or real.startswith(other.rstrip("/") + "/")
+
+
+def _files_checksum(path: Path) -> str:
+    """A checksum of names, sizes and times, to tell whether files are still the same."""
+    total = hashlib.blake2b(digest_size=16)
+    for name, stat in _files_in(path):
+        line = f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
+        total.update(line.encode(errors="surrogateescape"))
+    return total.hexdigest()
+
+
+def _files_in(path: Path) -> Iterator[tuple[str, os.stat_result]]:
+    if not path.is_dir():
+        yield path.name, path.stat()
+        return
+    for at, folders, names in os.walk(path):
+        folders.sort()
+        for name in sorted(names):
+            if not name.endswith((".lock", "-wal", "-shm")):  # which reading may change
+                yield os.path.relpath(os.path.join(at, name), path), os.stat(os.path.join(at, name))

@@ -1,0 +1,109 @@
+"""What others use: each format is read into a source, or written from any source that it can hold.
+
+So there are as many readers and writers as there are formats, never one for each pair;
+`stepwell.convert` puts two of them together. `FORMATS` says which there are.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from stepwell.source import Source
+
+__all__ = ["FORMATS", "Format", "arrays", "format_at", "format_named"]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format: what it is called, where it is found, what can be done with it.
+
+    `reader` and the writers are names in the format's module, which is imported when it is used.
+    """
+
+    name: str
+    suffixes: tuple[str, ...] = ()
+    """Files whose names end so are of this format."""
+    inside: str = ""
+    """Folders with files whose names match are of this format."""
+    marks: tuple[str, ...] = ()
+    """Folders that have one of these files are of this format."""
+    reader: str = ""
+    """The source, made of a path and the fields that are wanted, or None for all."""
+    file_writer: str = ""
+    """Writes a source to a file, from the start after a kill."""
+    part_writer: str = ""
+    """Writes a source to a file or, where `folder` is set, a folder; goes on after a kill."""
+    folder: bool = False
+
+    def recognizes(self, path: Path) -> bool:
+        """Whether this path is of the format, by names alone."""
+        if path.is_dir():
+            if any((path / mark).is_file() for mark in self.marks):
+                return True
+            return bool(self.inside) and any(path.glob(self.inside))
+        return path.suffix.lower() in self.suffixes
+
+    def read(self, path: Any, fields: list[str] | None = None) -> Source:
+        """The rows at a path."""
+        if not self.reader:
+            raise ValueError(f"{path} is {self.name}, which is written but not read")
+        source: Source = self._get(self.reader)(path, fields)
+        return source
+
+    def writer(self, path: Path | None) -> tuple[Callable[..., Any], bool]:
+        """What writes to a path, and whether it goes on after a kill (see `parts`)."""
+        in_file = path is None or path.suffix.lower() in self.suffixes
+        if self.file_writer and (in_file or not self.part_writer):
+            return self._get(self.file_writer), False
+        if not self.part_writer:
+            raise ValueError(f"{self.name} is read but not written")
+        return self._get(self.part_writer), True
+
+    def _get(self, name: str) -> Any:
+        return getattr(import_module(f"stepwell.formats.{self.name}"), name)
+
+
+FORMATS: tuple[Format, ...] = (
+    Format("npy", (".npy",), part_writer="write"),
+    Format("npz", (".npz",), reader="NpzSource", file_writer="write"),
+    Format(
+        "parquet",
+        (".parquet",),
+        inside="*.parquet",
+        reader="ParquetSource",
+        file_writer="write",
+        part_writer="write_folder",
+        folder=True,
+    ),
+    Format("arrow", (".arrow", ".feather"), reader="ArrowSource", file_writer="write"),
+    Format("huggingface", marks=("state.json", "dataset_dict.json"), reader="HuggingFaceSource"),
+    Format("arrayrecord", inside="*.array_record", part_writer="write_folder", folder=True),
+    Format("safetensors", (".safetensors",), reader="SafetensorsSource", part_writer="write"),
+    Format("hdf5", (".hdf5", ".h5"), reader="Hdf5Source"),
+    Format("minari", marks=("data/metadata.json",), reader="MinariSource", file_writer="write"),
+    Format("jsonl", (".jsonl",), reader="JsonlSource", file_writer="write"),
+    Format("video", (".gif", ".mp4"), file_writer="write"),
+    # The last one: any folder of folders looks like it.
+    Format(
+        "folder", inside="[!.]*/", reader="FolderSource", part_writer="write_folder", folder=True
+    ),
+)
+"""`.npy` files and ArrayRecord folders are read by stores (`ArraySource`, `ArrayRecordSource`)."""
+
+
+def format_at(path: Path) -> Format | None:
+    """The format of what is at a path, by names alone."""
+    return next((known for known in FORMATS if known.recognizes(path)), None)
+
+
+def format_named(name: str) -> Format | None:
+    """The format of this name, or of files with this suffix."""
+    return next((f for f in FORMATS if name == f.name or name in f.suffixes), None)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "arrays":
+        return import_module("stepwell.formats.runs").arrays
+    raise AttributeError(f"module 'stepwell.formats' has no attribute {name!r}")

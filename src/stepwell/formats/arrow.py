@@ -1,0 +1,399 @@
+"""Arrow's types as fields, its arrays as batches, and back; and files of Arrow's own.
+
+| Arrow | a field is |
+|---|---|
+| numbers, bool | a number |
+| fixed_size_list of those, fixed_size_binary, fixed_shape_tensor | an array of that shape |
+| list of those | any number of them |
+| string, binary, large or not | text, bytes |
+| timestamp, date, time, duration | a whole number; the attribute `arrow_types` says of what |
+| dictionary | what its values are |
+
+Everything else, and every null, is refused by name: rows of a source have no such thing.
+"""
+
+import os
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell.errors import SchemaError
+from stepwell.files.atomic import new_file
+from stepwell.formats.streams import (
+    Progress,
+    Stream,
+    attributes_of,
+    count_of,
+    damage_in,
+    in_order,
+    rows_of,
+)
+from stepwell.source import Batch, Field, Ragged, Source
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    *("ArrowSource", "Tables", "arrow_damage", "library", "look_at", "record_batch"),
+    *("record_batches", "schema_of", "tables_in", "write"),
+]
+
+_TYPES = "arrow_types"
+"""The attribute that says which whole numbers are times."""
+
+_MAGIC = b"ARROW1"
+
+
+def library() -> Any:
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise ImportError("this needs an extra: pip install 'stepwell[parquet]'") from error
+    return pyarrow
+
+
+def arrow_damage(path: Path) -> Any:
+    """What Arrow says about a damaged file, as a `FormatError`."""
+    return damage_in(path, library().ArrowException, EOFError, OSError)
+
+
+class Tables(Stream):
+    """The rows of files with one schema, one file after the other."""
+
+    def __init__(
+        self,
+        path: Path,
+        files: Sequence[Path],
+        attributes: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._files = list(files)
+        self._counts = []
+        schema: pa.Schema = None
+        for file in files:
+            found, count = self._look(file)
+            self._counts.append(count)
+            if schema is None:
+                schema = found.remove_metadata()
+            elif not found.remove_metadata().equals(schema):
+                raise SchemaError(f"{file}: expected the columns of {files[0].name}, got others")
+        try:
+            fields = _fields_of(schema)
+        except SchemaError as error:
+            raise SchemaError(f"{path}: {error}") from None
+        times = {field.name: note for field in schema if (note := _time(field.type))}
+        known = {_TYPES: times} if times else {}
+        super().__init__(str(path), fields, sum(self._counts), {**known, **(attributes or {})})
+
+    @abstractmethod
+    def _look(self, file: Path) -> "tuple[pa.Schema, int]":
+        """The schema of a file and its number of rows."""
+
+    @abstractmethod
+    def _tables(self, file: Path, skip: int, names: list[str]) -> "Iterator[pa.RecordBatch]":
+        """Rows of a file from row `skip` on, or from somewhat before: the rest is not looked at."""
+
+    def _skipped(self, file: Path, skip: int) -> int:
+        """The rows before those that `_tables` begins with."""
+        return 0
+
+    def _from(self, first: int, names: Sequence[str]) -> Iterator[Batch]:
+        start = 0
+        for file, count in zip(self._files, self._counts, strict=True):
+            skip = max(0, first - start)
+            if skip < count or not count:
+                at = self._skipped(file, skip)
+                for rows in self._tables(file, skip, list(names)):
+                    part = rows.slice(max(0, skip - at))
+                    if len(part):
+                        begin = start + max(at, skip)
+                        yield self._batch(file, part.select(list(names)), begin)
+                    at += len(rows)
+            start += count
+
+    def _batch(self, file: Path, rows: "pa.RecordBatch", first: int) -> Batch:
+        batch: Batch = {}
+        for name, array in zip(rows.schema.names, rows.columns, strict=True):
+            try:
+                values = _values(array)
+            except _Null as null:
+                row = first + null.index
+                raise SchemaError(
+                    f"{file}: column {name!r}, row {row}: expected a value, got null"
+                ) from None
+            if isinstance(values, Ragged):
+                values.kind = self.schema[name].kind
+            batch[name] = values
+        return batch
+
+
+class ArrowSource(Tables):
+    """The rows of an Arrow file, in the format of files or of streams."""
+
+    def __init__(self, path: str | os.PathLike[str], fields: Sequence[str] | None = None) -> None:
+        super().__init__(Path(path), [Path(path)])
+
+    def _look(self, file: Path) -> "tuple[pa.Schema, int]":
+        return look_at(file)
+
+    def _tables(self, file: Path, skip: int, names: list[str]) -> "Iterator[pa.RecordBatch]":
+        return tables_in(file)
+
+
+def look_at(file: Path) -> "tuple[pa.Schema, int]":
+    """The schema of an Arrow file and its number of rows; of a map only the headers are read."""
+    arrow = library()
+    file.stat()
+    with arrow_damage(file), arrow.memory_map(str(file)) as opened:
+        found = _batches_in(opened)
+        return found[0], sum(len(rows) for rows in found[1])
+
+
+def tables_in(file: Path) -> "Iterator[pa.RecordBatch]":
+    """The rows of an Arrow file, a few MiB at a time."""
+    arrow = library()
+    with arrow_damage(file), arrow.OSFile(str(file)) as opened:
+        for rows in _batches_in(opened)[1]:
+            count = rows_of(rows.nbytes // max(1, len(rows)))
+            for at in range(0, len(rows), count):
+                yield rows.slice(at, count)
+
+
+def _batches_in(opened: Any) -> "tuple[pa.Schema, Iterator[pa.RecordBatch]]":
+    ipc = library().ipc
+    is_file = opened.read(len(_MAGIC)) == _MAGIC
+    opened.seek(0)
+    if not is_file:
+        stream = ipc.open_stream(opened)
+        return stream.schema, iter(stream)
+    reader = ipc.open_file(opened)
+    return reader.schema, map(reader.get_batch, range(reader.num_record_batches))
+
+
+def write(source: Source, path: Path, *, progress: Progress) -> None:
+    """Write an Arrow file. After a kill this begins again."""
+    schema, ipc = schema_of(source), library().ipc
+    with new_file(path) as out, ipc.new_file(out, schema) as writer:
+        for rows in record_batches(source, schema, progress):
+            writer.write_batch(rows)
+
+
+class _Null(Exception):
+    """There is a null, in the row `index` of an array."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+# Types and arrays as fields and batches.
+
+
+def _fields_of(schema: "pa.Schema") -> dict[str, Field]:
+    names = schema.names
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise SchemaError(f"two columns are named {twice.pop()!r}")
+    return {field.name: _field(field.name, field.type, field.type) for field in schema}
+
+
+def _field(name: str, kind: "pa.DataType", whole: "pa.DataType") -> Field:
+    types = library().types
+    kind = _plain(kind)
+    if types.is_string(kind) or types.is_large_string(kind) or _is_view(kind, "string"):
+        return Field(str)
+    if types.is_binary(kind) or types.is_large_binary(kind) or _is_view(kind, "binary"):
+        return Field(bytes)
+    if types.is_fixed_size_binary(kind) and not types.is_decimal(kind) and kind.byte_width:
+        return Field(np.dtype(np.uint8), (kind.byte_width,))
+    if types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind):
+        inner = _field(name, kind.value_type, whole)
+        fixed = types.is_fixed_size_list(kind)
+        if not inner.ragged and not (fixed and not kind.list_size):
+            shape = (kind.list_size, *inner.shape) if fixed else inner.shape
+            return Field(inner.dtype, shape, ragged=not fixed)
+    elif _time(kind):
+        return Field(np.dtype(f"<i{kind.bit_width // 8}"))
+    elif types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
+        return Field(np.dtype(kind.to_pandas_dtype()))
+    raise SchemaError(
+        f"column {name!r} is {whole}: expected numbers, lists of numbers, text, bytes or times"
+    )
+
+
+def _plain(kind: "pa.DataType") -> "pa.DataType":
+    """A type without what only says how its values are kept or meant."""
+    arrow = library()
+    if isinstance(kind, arrow.FixedShapeTensorType):
+        order = kind.permutation
+        if order is not None and list(order) != sorted(order):
+            return arrow.null()  # not in the order of its bytes: refused
+        inner = kind.value_type
+        for size in reversed(kind.shape):
+            inner = arrow.list_(inner, size)
+        return inner
+    if isinstance(kind, arrow.BaseExtensionType):
+        return _plain(kind.storage_type)
+    return _plain(kind.value_type) if arrow.types.is_dictionary(kind) else kind
+
+
+def _is_view(kind: "pa.DataType", of: str) -> bool:
+    return str(kind) == f"{of}_view"
+
+
+def _time(kind: "pa.DataType") -> dict[str, str] | None:
+    types = library().types
+    if types.is_timestamp(kind):
+        return {"type": "timestamp", "unit": kind.unit, **({"tz": kind.tz} if kind.tz else {})}
+    if types.is_duration(kind) or types.is_time(kind):
+        return {"type": str(kind).partition("[")[0], "unit": kind.unit}
+    return {"type": str(kind).partition("[")[0]} if types.is_date(kind) else None
+
+
+def _values(array: "pa.Array") -> Any:
+    """An array of Arrow's as one of NumPy's, or a `Ragged`. Raises `_Null`."""
+    arrow = library()
+    types = arrow.types
+    if array.null_count:
+        raise _Null(int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0]))
+    if isinstance(array.type, arrow.FixedShapeTensorType):
+        flat = _values(array.storage)
+        return flat.reshape(len(array), *array.type.shape)
+    if isinstance(array.type, arrow.BaseExtensionType):
+        return _values(array.storage)
+    kind = array.type
+    if types.is_dictionary(kind):
+        return _values(array.dictionary_decode())
+    if _is_view(kind, "string") or _is_view(kind, "binary"):
+        array = array.cast(arrow.large_binary())
+        kind = array.type
+    if types.is_string(kind) or types.is_binary(kind):
+        return _bytes(array, np.int32)
+    if types.is_large_string(kind) or types.is_large_binary(kind):
+        return _bytes(array, np.int64)
+    if types.is_fixed_size_binary(kind):
+        data = array.buffers()[1]
+        flat = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+        begin = array.offset * kind.byte_width
+        size = len(array) * kind.byte_width
+        return flat[begin : begin + size].reshape(len(array), kind.byte_width)
+    if types.is_fixed_size_list(kind):
+        try:
+            inner = _values(array.flatten())
+        except _Null as null:
+            raise _Null(null.index // kind.list_size) from None
+        return inner.reshape(len(array), kind.list_size, *inner.shape[1:])
+    if types.is_list(kind) or types.is_large_list(kind):
+        offsets = array.offsets.to_numpy().astype(np.int64)
+        offsets -= offsets[0]
+        try:
+            return Ragged(_values(array.flatten()), offsets)
+        except _Null as null:
+            raise _Null(int(np.searchsorted(offsets, null.index, side="right")) - 1) from None
+    if _time(kind):
+        array = array.view(arrow.int32() if kind.bit_width == 32 else arrow.int64())
+    return array.to_numpy(zero_copy_only=False)
+
+
+def _bytes(array: "pa.Array", offset: type[np.int32] | type[np.int64]) -> Ragged:
+    """Texts or bytes; the items are not copied."""
+    _, bounds, data = array.buffers()
+    if len(array) == 0 or bounds is None:
+        return Ragged(np.empty(0, np.uint8), np.zeros(len(array) + 1, np.int64))
+    offsets = np.frombuffer(bounds, offset)[array.offset : array.offset + len(array) + 1]
+    offsets = offsets.astype(np.int64)
+    items = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+    return Ragged(items[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+
+# Fields and batches as types and arrays.
+
+
+def schema_of(source: Source) -> "pa.Schema":
+    """The Arrow schema for the fields of a source. Raises `SchemaError` for what has no type."""
+    arrow = library()
+    notes = attributes_of(source).get(_TYPES)
+    notes = notes if isinstance(notes, dict) else {}
+    fields = []
+    for name, field in source.schema.items():
+        kind = _type_of(name, field)
+        if name in notes and field in (Field(np.dtype("<i4")), Field(np.dtype("<i8"))):
+            kind = _time_of(notes[name]) or kind
+        fields.append(arrow.field(name, kind, nullable=False))
+    return arrow.schema(fields)
+
+
+def record_batches(
+    source: Source, schema: "pa.Schema", progress: Progress
+) -> "Iterator[pa.RecordBatch]":
+    """The rows of a source as rows of its schema."""
+    done = 0
+    for batch in in_order(source):
+        yield record_batch(batch, schema)
+        done += count_of(batch)
+        progress(done, len(source))
+
+
+def record_batch(batch: Batch, schema: "pa.Schema") -> "pa.RecordBatch":
+    """A batch as rows of a schema that `schema_of` made for its fields."""
+    arrow = library()
+    arrays = [_array(name, values, schema.field(name).type) for name, values in batch.items()]
+    return arrow.record_batch(arrays, schema=schema)
+
+
+def _type_of(name: str, field: Field) -> "pa.DataType":
+    arrow = library()
+    if field.kind != "array":
+        return arrow.string() if field.kind == "str" else arrow.binary()
+    try:
+        # Fixed texts would lose the zeros at their ends.
+        if field.dtype.kind not in "biufMm" or 0 in field.shape:
+            raise SchemaError
+        kind = arrow.from_numpy_dtype(field.dtype.newbyteorder("="))
+    except (SchemaError, arrow.ArrowNotImplementedError):
+        raise SchemaError(f"{name!r}: Arrow has no type for {field}") from None
+    for size in reversed(field.shape):
+        kind = arrow.list_(arrow.field("item", kind, nullable=False), size)
+    return arrow.list_(arrow.field("item", kind, nullable=False)) if field.ragged else kind
+
+
+def _time_of(note: Any) -> "pa.DataType | None":
+    arrow = library()
+    try:
+        if note["type"] == "timestamp":
+            return arrow.timestamp(note["unit"], note.get("tz"))
+        if note["type"] == "duration":
+            return arrow.duration(note["unit"])
+        return {
+            "date32": arrow.date32,
+            "date64": arrow.date64,
+            "time32": lambda: arrow.time32(note["unit"]),
+            "time64": lambda: arrow.time64(note["unit"]),
+        }[note["type"]]()
+    except (KeyError, TypeError, ValueError):
+        return None  # a user's own attribute of that name
+
+
+def _array(name: str, values: Any, kind: "pa.DataType") -> "pa.Array":
+    arrow = library()
+    types = arrow.types
+    if isinstance(values, Ragged):
+        if values.offsets[-1] > np.iinfo(np.int32).max:
+            raise SchemaError(
+                f"{name!r}: a batch has {values.offsets[-1]} items, Parquet's lists end at 2**31"
+            )
+        offsets = values.offsets.astype(np.int32)
+        if types.is_list(kind):
+            inner = _array(name, values.values, kind.value_type)
+            return arrow.ListArray.from_arrays(arrow.array(offsets), inner, type=kind)
+        data = np.ascontiguousarray(values.values)
+        buffers = [None, arrow.py_buffer(offsets), arrow.py_buffer(data)]
+        return arrow.Array.from_buffers(kind, len(values), buffers)
+    if types.is_fixed_size_list(kind):
+        flat = values.reshape(len(values) * values.shape[1], *values.shape[2:])
+        return arrow.FixedSizeListArray.from_arrays(_array(name, flat, kind.value_type), type=kind)
+    native: NDArray[Any] = values.astype(values.dtype.newbyteorder("="), copy=False)
+    array = arrow.array(native)
+    return array if array.type == kind else array.view(kind)

@@ -1,0 +1,81 @@
+"""Datasets as `Dataset.save_to_disk` of Hugging Face's `datasets` writes them.
+
+A folder with `state.json`, which names the Arrow files, and `dataset_info.json`, which knows what
+columns mean; its features become attributes.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepwell.errors import FormatError
+from stepwell.formats import arrow
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["HuggingFaceSource", "recognizes"]
+
+_STATE = "state.json"
+_INFO = "dataset_info.json"
+_SPLITS = "dataset_dict.json"
+
+
+def recognizes(path: Path) -> bool:
+    """Whether a folder is a dataset, or several splits of one."""
+    return (path / _STATE).is_file() or (path / _SPLITS).is_file()
+
+
+class HuggingFaceSource(arrow.Tables):
+    """The rows of one split. Memory is the largest record batch in it, 1,000 rows as a rule."""
+
+    def __init__(self, path: str | os.PathLike[str], fields: Sequence[str] | None = None) -> None:
+        where = Path(path)
+        if not (where / _STATE).is_file():
+            splits = _json(where / _SPLITS).get("splits", [])
+            raise FormatError(
+                f"expected one split, got {len(splits)}; "
+                f"convert {', '.join(map(str, splits))} alone",
+                path=str(where),
+            )
+        state = _json(where / _STATE)
+        if state.get("_indices_data_files") or state.get("_indices_files"):
+            raise FormatError(
+                "the rows are chosen by an index; save it again after flatten_indices()",
+                path=str(where / _STATE),
+            )
+        try:
+            files = [where / str(Path(part["filename"]).name) for part in state["_data_files"]]
+        except (KeyError, TypeError):
+            raise FormatError("does not name its files", path=str(where / _STATE)) from None
+        if not files:
+            raise FormatError("names no files", path=str(where / _STATE))
+        super().__init__(where, files, _attributes(where))
+
+    def _look(self, file: Path) -> "tuple[pa.Schema, int]":
+        return arrow.look_at(file)
+
+    def _tables(self, file: Path, skip: int, names: list[str]) -> "Iterator[pa.RecordBatch]":
+        return arrow.tables_in(file)
+
+
+def _attributes(path: Path) -> dict[str, Any]:
+    """What is known of the columns; `classes` are the names of the column `label`."""
+    features = _json(path / _INFO).get("features") if (path / _INFO).is_file() else None
+    if not isinstance(features, dict):
+        return {}
+    label = features.get("label")
+    classes = label.get("names") if isinstance(label, dict) else None
+    return {"features": features} | ({"classes": classes} if isinstance(classes, list) else {})
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise FormatError(f"is no JSON: {error}", path=str(path)) from None
+    if not isinstance(found, dict):
+        raise FormatError("expected an object", path=str(path))
+    return found

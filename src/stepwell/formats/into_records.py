@@ -1,0 +1,107 @@
+"""Any source into a record store, which is committed to as it grows."""
+
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from stepwell.errors import SchemaError
+from stepwell.formats.streams import Progress, attributes_of, count_of, in_order, size_of
+from stepwell.source import Field, Source
+from stepwell.stores import RecordWriter
+
+__all__ = ["NAMES", "OVERHEAD", "fill", "original_names"]
+
+NAMES = "names"
+"""The attribute that has the names that fields had, where a store cannot have them."""
+
+OVERHEAD = 24 + 16
+"""Bytes that a store needs for each field of each record, besides the values."""
+
+_COMMIT_BYTES = 64 << 20
+_COMMIT_S = 2.0
+_MOST_NAME = 63
+
+
+def fill(
+    source: Source,
+    path: Path,
+    *,
+    append: bool,
+    progress: Progress,
+    compress: str = "none",
+    level: int | None = None,
+    chunk_records: int = 8192,
+) -> int:
+    """Append the rows that are not in the store yet; return how many were there before.
+
+    With `append` all rows are added to those that are there, in one commit.
+    """
+    names = _field_names(source.schema)
+    fields = {
+        names[name]: _kept(name, field, compress, level) for name, field in source.schema.items()
+    }
+    attributes = attributes_of(source)
+    attributes.pop(NAMES, None)
+    renamed = {field: name for name, field in names.items() if field != name}
+    if renamed:
+        attributes[NAMES] = renamed
+    total, pending, last = len(source), 0, time.monotonic()
+    with RecordWriter(
+        path,
+        None if append and path.exists() else fields,
+        mode="a",
+        chunk_records=chunk_records,
+        attributes=attributes,
+    ) as writer:
+        begin = done = 0 if append else len(writer)
+        progress(done, total)
+        for batch in in_order(source, begin):
+            writer.append({names[name]: values for name, values in batch.items()})
+            done += count_of(batch)
+            pending += size_of(batch)
+            if not append and (pending >= _COMMIT_BYTES or time.monotonic() - last >= _COMMIT_S):
+                writer.commit()
+                pending, last = 0, time.monotonic()
+            progress(done, total)
+        if done != total:
+            raise SchemaError(f"{source.path}: expected {total} rows, got {done}")
+    return begin
+
+
+def _kept(name: str, field: Field, compress: str, level: int | None) -> Field:
+    """A field as the store is to keep it."""
+    if field.dtype.names or field.dtype.hasobject:
+        raise SchemaError(f"{name!r}: expected plain numbers, got {field.dtype}")
+    if not field.row_bytes:
+        raise SchemaError(f"{name!r}: a record of {field} has no bytes")
+    return replace(field, compress=compress, level=level, optional=False)
+
+
+def original_names(source: Source) -> Source:
+    """The fields under the names that they had where they came from."""
+    known = attributes_of(source).get(NAMES)
+    if not isinstance(known, dict):
+        return source
+    names = {str(known.get(name, name)): name for name in source.schema}
+    if len(names) < len(source.schema):  # an attribute of the user's own
+        return source
+    return source.columns(names)
+
+
+def _field_names(names: Iterable[str]) -> dict[str, str]:
+    """A name that a store's field can have, for each name; most are what they were."""
+    made: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in names:
+        plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:_MOST_NAME]
+        if not re.match(r"[A-Za-z_]", plain):
+            plain = f"_{plain}"[:_MOST_NAME]
+        field, k = plain, 2
+        while field.lower() in taken:
+            field = f"{plain[: _MOST_NAME - 1 - len(str(k))]}_{k}"
+            k += 1
+        taken.add(field.lower())
+        made[name] = field
+    return made

@@ -1,0 +1,40 @@
+"""One field of floats into activation shards."""
+
+from pathlib import Path
+
+from stepwell.errors import SchemaError
+from stepwell.formats.parts import PART_BYTES
+from stepwell.formats.streams import Progress, attributes_of, in_order
+from stepwell.source import Source
+from stepwell.stores import ShardWriter
+
+__all__ = ["fill"]
+
+
+def fill(
+    source: Source, path: Path, *, append: bool, progress: Progress, part_bytes: int = PART_BYTES
+) -> int:
+    """Write the rows that are not in whole shards yet; return how many were there before.
+
+    float64 is rounded to float32, which is what a shard can hold. With `append` all rows are added
+    to those that are there; each full shard is a commit.
+    """
+    if len(source.schema) != 1:
+        raise SchemaError(f"shards have one field; choose one of {', '.join(source.schema)}")
+    ((name, field),) = source.schema.items()
+    if field.ragged or field.dtype.kind != "f" or len(field.shape) != 1 or not field.shape[0]:
+        raise SchemaError(f"{name!r} is {field}: shards have rows of floats")
+    if not len(source):
+        raise SchemaError(f"{name!r} has no rows, shards have some")
+    kind = "float16" if field.dtype.itemsize == 2 else "float32"
+    if name in attributes_of(source).get("bfloat16", ()):
+        kind = "bfloat16"
+    total = len(source)
+    with ShardWriter(path, field.shape[0], kind, mode="a", shard_bytes=part_bytes) as writer:
+        begin = done = 0 if append else writer.rows
+        progress(done, total)
+        for batch in in_order(source, begin):
+            writer.append(batch[name])
+            done += len(batch[name])
+            progress(done, total)
+    return begin

@@ -1,0 +1,132 @@
+"""Any source of fixed shapes into a step dataset, run by run."""
+
+import re
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell.errors import SchemaError
+from stepwell.formats.runs import OWN_FIELDS, RunList, find_runs
+from stepwell.formats.streams import Progress, count_of, in_order, only_fixed
+from stepwell.source import Source
+from stepwell.stores import RunColumn, StepReader, StepWriter
+
+__all__ = ["fill"]
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_TUPLE = re.compile(r"/(?:\((\d+)\)(?=/|$))?")
+_COMMIT_S = 2.0
+
+
+def fill(
+    source: Source,
+    path: Path,
+    *,
+    append: bool,
+    progress: Progress,
+    part_bytes: int | None = None,
+) -> int:
+    """Append the runs that are not in the dataset yet; return how many rows were there before.
+
+    With `append` all runs are added to those that are there, in one commit. Rows are spread over
+    files of `part_bytes`, if it is given.
+    """
+    only_fixed(source, "a step dataset")
+    names = _names(source)
+    if not len(source):
+        raise SchemaError("there are no rows")
+    found = {name: source.schema[name] for name in names}
+    dtype = np.dtype(
+        [(names[name], field.dtype.newbyteorder("="), field.shape) for name, field in found.items()]
+    )
+    if part_bytes is not None and part_bytes < dtype.itemsize:
+        raise ValueError(f"part_bytes: expected at least {dtype.itemsize}, got {part_bytes}")
+    runs = find_runs(source)
+    columns = {name: _column(name, runs.known(name)) for name in runs.columns}
+    total = len(source)
+    shard_rows = None if append and path.exists() else (part_bytes or 0) // dtype.itemsize
+    first = 0
+    if not append and StepReader.recognizes(path):
+        with StepReader.open(path, memory="map") as there:
+            first = len(there.runs)
+    with StepWriter(path, dtype, columns, mode="a", shard_rows=shard_rows) as writer:
+        begin = done = int(runs.counts[:first].sum())
+        progress(done, total)
+        chosen = source.columns(list(names))
+        last = time.monotonic()
+        for number, rows in _by_run(chosen, dtype, names, runs, first):
+            try:
+                writer.append(rows, **runs[number])
+            except SchemaError as error:
+                raise SchemaError(f"run {number}: {error}") from None
+            done += len(rows)
+            if not append and time.monotonic() - last >= _COMMIT_S:
+                writer.commit()
+                last = time.monotonic()
+            progress(done, total)
+    return begin
+
+
+def _names(source: Source) -> dict[str, str]:
+    """The fields that are written, and what they are called in a step dataset."""
+    own = [name for name in OWN_FIELDS if name in source.schema]
+    if len(own) == 1:
+        warnings.warn(f"left out: {own[0]} (a step dataset has its own)", stacklevel=2)
+    names = {n: _TUPLE.sub(r".\1", n) for n in source.schema if n not in OWN_FIELDS}
+    for name, made in names.items():
+        if not _NAME.fullmatch(made):
+            raise SchemaError(f"{made!r} cannot name a field: letters, digits and _ . - can")
+        if source.schema[name].dtype.kind not in "biufc":
+            raise SchemaError(f"{name}: expected numbers, got {source.schema[name]}")
+    if len(set(names.values())) < len(names):
+        raise SchemaError(f"two of {list(names)} would have the same name, / and . being the same")
+    if not names:
+        raise SchemaError("there are no fields but run_id and step_index")
+    return names
+
+
+def _by_run(
+    source: Source, dtype: np.dtype[Any], names: dict[str, str], runs: RunList, first: int
+) -> Iterator[tuple[int, NDArray[Any]]]:
+    """The rows of each run from the given one on. Memory is a batch, or the longest run."""
+    counts, number = runs.counts.tolist(), first
+    held: list[NDArray[Any]] = []
+    missing = counts[number] if number < len(counts) else 0
+    for batch in in_order(source, sum(counts[:first])):
+        rows = np.empty(count_of(batch), dtype)
+        for name, values in batch.items():
+            rows[names[name]] = values
+        at = 0
+        while number < len(counts) and len(rows) - at >= missing:
+            yield number, _joined([*held, rows[at : at + missing]])
+            at, held, number = at + missing, [], number + 1
+            missing = counts[number] if number < len(counts) else 0
+        if at < len(rows):
+            held.append(rows[at:])
+            missing -= len(rows) - at
+    if number < len(counts):
+        raise SchemaError(f"{source.path}: expected {len(source)} rows, got fewer")
+
+
+def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _column(name: str, values: list[Any]) -> RunColumn:
+    """What kind of run column holds these values."""
+    kinds = {type(v.item() if isinstance(v, np.generic) else v) for v in values if v is not None}
+    if not kinds:
+        return RunColumn(str)
+    if kinds <= {int, bool}:
+        return RunColumn(int)
+    if kinds <= {int, bool, float}:
+        return RunColumn(float)
+    if kinds in ({str}, {bytes}):
+        return RunColumn(kinds.pop())
+    found = ", ".join(sorted(kind.__name__ for kind in kinds))
+    raise SchemaError(f"{name}: expected numbers, texts or bytes, got {found}")

@@ -1,0 +1,216 @@
+"""JSON lines: an object for each row, which all have the same keys.
+
+Whole numbers are int64 (uint64 where they need it), others float64; lists of equal shape are
+arrays, lists of any length are ragged. The file is read once to find that out. JSON has no bytes,
+no NaN and no infinity: they are refused.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stepwell.errors import FormatError, SchemaError
+from stepwell.files.atomic import new_file
+from stepwell.files.regular import open_regular
+from stepwell.formats import streams
+from stepwell.formats.streams import Progress, Stream, count_of, in_order
+from stepwell.source import Batch, Field, Ragged, Source
+
+__all__ = ["JsonlSource", "write"]
+
+_STRIDE = 1024
+"""The place of every so-many-th line is kept."""
+
+_RANK = {bool: 0, int: 1, float: 2}
+
+
+class _Seen:
+    """What the values of one key have been so far."""
+
+    def __init__(self) -> None:
+        self.kinds: set[type] = set()
+        self.low = self.high = 0
+        self.shape: tuple[int, ...] | None = None
+        self.ragged = False
+
+    def add(self, value: Any) -> None:
+        """Raises `ValueError` for what no field can hold."""
+        shape = self._shape(value)
+        if self.shape is None:
+            self.shape = shape
+        elif shape != self.shape:
+            if not shape or not self.shape or str in self.kinds:
+                raise ValueError("a value in one line, a list in another")
+            # Lists of nothing say nothing of what is inside others.
+            inner = {s[1:] for s in (shape, self.shape) if s[0]}
+            if len(inner) > 1:
+                raise ValueError("lists of unlike lists")
+            self.shape, self.ragged = (1, *next(iter(inner), ())), True
+        if len(self.kinds) > 1 and not self.kinds <= {int, float}:
+            names = ", ".join(sorted(kind.__name__ for kind in self.kinds))
+            raise ValueError(f"expected values of one kind, got {names}")
+
+    def _shape(self, value: Any) -> tuple[int, ...]:
+        if isinstance(value, list):
+            shapes = {self._shape(inner) for inner in value}
+            if len(shapes) > 1:
+                raise ValueError("a list of unlike lists")
+            return (len(value), *next(iter(shapes), ()))
+        if type(value) not in (bool, int, float, str):
+            got = "null" if value is None else type(value).__name__
+            raise ValueError(f"expected a number, text or a list, got {got}")
+        self.kinds.add(type(value))
+        if type(value) is int:
+            self.low, self.high = min(self.low, value), max(self.high, value)
+        return ()
+
+    def field(self) -> Field:
+        if str in self.kinds:
+            if self.shape:
+                raise ValueError("lists of text")
+            return Field(str)
+        shape = self.shape or ()
+        if 0 in shape[1:]:
+            raise ValueError("lists of empty lists")
+        ragged = self.ragged or 0 in shape
+        return Field(np.dtype(self._dtype()), shape[1:] if ragged else shape, ragged=ragged)
+
+    def _dtype(self) -> str:
+        kind = max(self.kinds, key=_RANK.__getitem__, default=float)
+        if kind is not int:
+            return "?" if kind is bool else "f8"
+        if self.low >= -(2**63) and self.high < 2**63:
+            return "i8"
+        if self.low < 0 or self.high >= 2**64:
+            raise ValueError("whole numbers of more than 64 bits")
+        return "u8"
+
+
+class JsonlSource(Stream):
+    """The lines of a file."""
+
+    def __init__(self, path: str | os.PathLike[str], fields: Sequence[str] | None = None) -> None:
+        where = Path(path)
+        self._places: list[int] = []
+        seen: dict[str, _Seen] = {}
+        rows = 0
+        for place, row in _lines(where, 0, 0):
+            if not rows % _STRIDE:
+                self._places.append(place)
+            if rows and set(row) != set(seen):
+                raise SchemaError(
+                    f"{where}: line {rows + 1}: expected {', '.join(seen)}, got {', '.join(row)}"
+                )
+            for name, value in row.items():
+                try:
+                    seen.setdefault(name, _Seen()).add(value)
+                except ValueError as error:
+                    raise SchemaError(f"{where}: line {rows + 1}: {name!r}: {error}") from None
+            rows += 1
+        if not seen:
+            raise FormatError("there are no rows with fields", path=str(where))
+        made = {}
+        for name, known in seen.items():
+            try:
+                made[name] = known.field()
+            except ValueError as error:
+                raise SchemaError(f"{where}: {name!r}: {error}") from None
+        super().__init__(str(where), made, rows)
+
+    def _from(self, first: int, names: Sequence[str]) -> Iterator[Batch]:
+        if first >= len(self):
+            return
+        start = first // _STRIDE
+        rows: list[dict[str, Any]] = []
+        size, last = 0, self._places[start]
+        for i, (place, row) in enumerate(
+            _lines(Path(str(self.path)), self._places[start], start * _STRIDE)
+        ):
+            if start * _STRIDE + i < first:
+                continue
+            size, last = size + place - last, place
+            rows.append(row)
+            if size >= streams.BATCH_BYTES // 8:  # objects of Python's are large
+                yield self._batch(rows, names)
+                rows, size = [], 0
+        if rows:
+            yield self._batch(rows, names)
+
+    def _batch(self, rows: list[dict[str, Any]], names: Sequence[str]) -> Batch:
+        batch: Batch = {}
+        for name in names:
+            field = self.schema[name]
+            values = [row[name] for row in rows]
+            if field.kind == "array" and field.ragged:
+                arrays = [np.array(v, field.dtype).reshape(len(v), *field.shape) for v in values]
+                batch[name] = Ragged.from_list(arrays, field)
+            elif field.ragged:
+                batch[name] = Ragged.from_list(values, field)
+            else:
+                batch[name] = np.array(values, field.dtype).reshape(len(rows), *field.shape)
+        return batch
+
+
+def _lines(path: Path, place: int, number: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of the lines from a place on, each with the place where it begins."""
+    with open_regular(path) as file:
+        file.seek(place)
+        for line in file:
+            if line.strip():
+                number += 1
+                try:
+                    row = json.loads(line, parse_constant=_refused)
+                    if not isinstance(row, dict):
+                        raise ValueError(f"expected an object, got {type(row).__name__}")
+                except (ValueError, RecursionError) as error:
+                    raise FormatError(f"line {number}: {error}", path=str(path)) from None
+                yield place, row
+            place += len(line)
+
+
+def _refused(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def write(source: Source, path: Path, *, progress: Progress) -> None:
+    """Write a line for each row. After a kill this begins again."""
+    for name, field in source.schema.items():
+        if field.kind == "bytes" or field.dtype.kind not in "biuf":
+            raise SchemaError(f"{name!r}: JSON has no type for {field}")
+    done = 0
+    with new_file(path) as out:
+        text = TextIOWrapper(out, encoding="utf-8", newline="\n")
+        for batch in in_order(source):
+            for name, values in batch.items():
+                _check_finite(name, values, done)
+            columns = [_plain(values) for values in batch.values()]
+            for row in zip(*columns, strict=True):
+                text.write(json.dumps(dict(zip(batch, row, strict=True)), ensure_ascii=False))
+                text.write("\n")
+            done += count_of(batch)
+            progress(done, len(source))
+        text.flush()
+        text.detach()
+
+
+def _plain(values: Any) -> list[Any]:
+    if not isinstance(values, Ragged):
+        return values.tolist()  # type: ignore[no-any-return]
+    return [v.tolist() if values.kind == "array" else v for v in values.to_list()]
+
+
+def _check_finite(name: str, values: Any, first: int) -> None:
+    items = values.values if isinstance(values, Ragged) else values
+    if items.dtype.kind != "f" or np.isfinite(items).all():
+        return
+    at = int(np.flatnonzero(~np.isfinite(items.reshape(-1)))[0])
+    item = at // max(1, math.prod(items.shape[1:]))
+    if isinstance(values, Ragged):
+        item = int(np.searchsorted(values.offsets, item, side="right")) - 1
+    raise SchemaError(f"{name!r}, row {first + item}: JSON has no {items.reshape(-1)[at]}")

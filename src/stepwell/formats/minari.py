@@ -1,0 +1,292 @@
+"""Minari datasets: episodes of transitions.
+
+A row is a transition: `observation`, `action`, `reward` (float64), `terminated`, `truncated` and
+`next_observation`. An episode of T steps has T + 1 observations, so each but the first and the last
+is there twice; in return any row can be used alone, and where an episode was truncated its last
+observation is not lost. Parts of Dict and Tuple spaces are fields `observation.name` and
+`observation.0`. Infos are left out. Everything here needs the extra `minari`.
+"""
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell.errors import SchemaError
+from stepwell.formats.runs import RunList, find_runs
+from stepwell.formats.streams import Progress, Stream, fixed_field, in_order
+from stepwell.source import Batch, Field, Source
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+    import minari
+
+__all__ = ["PREFIX", "MinariSource", "recognizes", "write"]
+
+PREFIX = "minari:"
+"""Before the name of a dataset, where a path could stand too."""
+
+_PART = re.compile(r"[/.](?:\((\d+)\)|([^/.]+))")
+_NEEDED = ("reward", "terminated", "truncated")
+
+
+def recognizes(path: Path) -> bool:
+    """Whether a folder is one that Minari keeps a dataset in."""
+    return (path / "data" / "metadata.json").is_file()
+
+
+class MinariSource(Stream):
+    """The steps of a dataset, a run for each episode; Minari reads whole episodes.
+
+    Runs have `episode` (its id), `total_reward`, and `seed` where it is known, as text, because
+    Minari draws seeds that SQLite's numbers cannot hold.
+    """
+
+    def __init__(
+        self, dataset: "str | Path | minari.MinariDataset", fields: Sequence[str] | None = None
+    ) -> None:
+        library = _library()
+        if isinstance(dataset, Path):
+            dataset = library.MinariDataset(dataset / "data")
+        elif isinstance(dataset, str):
+            dataset = library.load_dataset(dataset.removeprefix(PREFIX))
+        self._dataset: minari.MinariDataset = dataset
+        ids = dataset.episode_indices
+        if not len(ids):
+            raise SchemaError(f"{dataset.id}: no episodes")
+        self._first = next(iter(dataset.iterate_episodes(ids[:1])))
+        first = _transitions(self._first)
+        try:
+            made = {name: fixed_field(name, a.dtype, a.shape[1:]) for name, a in first.items()}
+        except SchemaError as error:
+            raise SchemaError(f"{dataset.id}: {error}") from None
+        metadata = list(dataset.storage.get_episode_metadata(ids))
+        counts = np.array([int(facts["total_steps"]) for facts in metadata], np.int64)
+        super().__init__(f"{PREFIX}{dataset.id}", made, int(counts.sum()))
+        rewards = (
+            [float(facts["rewards_sum"]) for facts in metadata]
+            if all("rewards_sum" in facts for facts in metadata)
+            else None
+        )
+        seeds = [facts.get("seed") for facts in metadata]
+        known: dict[str, Sequence[Any]] = {
+            "episode": [int(i) for i in ids],
+            "seed": [None if seed is None else str(int(seed)) for seed in seeds],
+        }
+        self._counts = counts
+        self.runs = RunList(counts, known | {"total_reward": rewards or self._totals()})
+
+    def _totals(self) -> list[float]:
+        return [
+            float(np.sum(episode.rewards, dtype=np.float64))
+            for episode in self._dataset.iterate_episodes()
+        ]
+
+    def _from(self, first: int, names: Sequence[str]) -> Iterator[Batch]:
+        ends = np.cumsum(self._counts)
+        number = int(np.searchsorted(ends, first, side="right"))
+        skip = first - int(ends[number] - self._counts[number]) if number < len(ends) else 0
+        for episode in self._dataset.iterate_episodes(self._dataset.episode_indices[number:]):
+            found = _transitions(episode)
+            if list(found) != list(self.schema):
+                raise SchemaError(
+                    f"episode {episode.id}: expected {list(self.schema)}, got {list(found)}"
+                )
+            if len(found["reward"]) > skip:
+                yield {name: found[name][skip:] for name in names}
+            skip = 0
+
+
+def _transitions(episode: Any) -> dict[str, NDArray[Any]]:
+    """The steps of a Minari episode, one array per field."""
+    steps = len(episode.rewards)
+    seen = dict(_leaves("observation", episode.observations))
+    done = dict(_leaves("action", episode.actions))
+    for kind, found, want in (("observations", seen, steps + 1), ("actions", done, steps)):
+        for name, values in found.items():
+            if values.ndim == 0 or len(values) != want:
+                raise SchemaError(
+                    f"episode {episode.id}: expected {want} {kind} for {steps} steps, "
+                    f"got {name} of shape {values.shape}"
+                )
+    fields = {name: values[:-1] for name, values in seen.items()} | done
+    fields["reward"] = np.asarray(episode.rewards, np.float64)
+    fields["terminated"] = np.asarray(episode.terminations, np.bool)
+    fields["truncated"] = np.asarray(episode.truncations, np.bool)
+    fields |= {f"next_{name}": values[1:] for name, values in seen.items()}
+    return fields
+
+
+def _leaves(name: str, values: Any) -> Iterator[tuple[str, NDArray[Any]]]:
+    """The arrays in nested dictionaries and tuples, by their path."""
+    if isinstance(values, Mapping):
+        for key, inner in values.items():
+            yield from _leaves(f"{name}.{key}", inner)
+    elif isinstance(values, tuple):
+        for i, inner in enumerate(values):
+            yield from _leaves(f"{name}.{i}", inner)
+    else:
+        yield name, np.asarray(values)
+
+
+# Out.
+
+
+def write(
+    source: Source,
+    name: str,
+    *,
+    progress: Progress,
+    env: "str | gym.Env[Any, Any] | None" = None,
+    observation_space: "gym.Space[Any] | None" = None,
+    action_space: "gym.Space[Any] | None" = None,
+    **facts: Any,
+) -> "minari.MinariDataset":
+    """Make a dataset of transitions, an episode of each run. Memory is the longest of them.
+
+    Spaces are those given, or those of `env`, or made of the rows: numbers that are whole become
+    `Discrete`, up to the largest there is. Episodes that are not whole are left out, with a
+    warning: without a final observation, or with steps that were dropped. `facts` go to Minari:
+    `algorithm_name`, `author`, `description`, ….
+    """
+    library = _library()
+    from minari.data_collector import EpisodeBuffer
+    from minari.dataset.minari_dataset import parse_dataset_id
+
+    name = name.removeprefix(PREFIX)
+    try:
+        parse_dataset_id(name)
+    except (TypeError, ValueError):
+        raise ValueError(f"expected a name like 'pong/random-v0', got {name!r}") from None
+    if name in library.list_local_datasets():
+        raise FileExistsError(f"there is a Minari dataset {name} already")
+    trees = {kind: _tree_of(kind, source) for kind in ("observation", "action")}
+    missing = [each for each in _NEEDED if each not in source.schema]
+    if missing:
+        raise SchemaError(f"a Minari dataset has {', '.join(_NEEDED)}; {missing[0]} is missing")
+    runs = find_runs(source)
+    whole = [i for i in range(len(runs)) if _is_whole(runs[i], int(runs.counts[i]))]
+    if not whole:
+        raise SchemaError("there are no episodes with all steps and a final observation")
+    if len(whole) < len(runs):
+        warnings.warn(
+            f"{len(runs) - len(whole)} of {len(runs)} episodes are left out: without a final "
+            "observation, or with steps that were dropped",
+            stacklevel=2,
+        )
+    if env is None:
+        observation_space = observation_space or _space(trees["observation"], source)
+        action_space = action_space or _space(trees["action"], source)
+
+    def buffers() -> Iterator[Any]:
+        for number, i in enumerate(whole):
+            begin = int(runs.starts[i])
+            steps = source.take(np.arange(begin, begin + int(runs.counts[i])))
+
+            def seen(leaf: str, steps: Batch = steps) -> Any:
+                return np.concatenate([steps[leaf], steps[f"next_{leaf}"][-1:]])
+
+            yield EpisodeBuffer(
+                observations=_filled(trees["observation"], seen),
+                actions=_filled(trees["action"], steps.__getitem__),
+                rewards=steps["reward"],
+                terminations=steps["terminated"],
+                truncations=steps["truncated"],
+            )
+            progress(number + 1, len(whole))
+
+    return library.create_dataset_from_buffers(
+        name,
+        buffers(),
+        env=env,
+        observation_space=observation_space,
+        action_space=action_space,
+        jpeg_encoding=False,  # which would change the pixels
+        **facts,
+    )
+
+
+def _is_whole(known: Mapping[str, Any], rows: int) -> bool:
+    """Whether nothing is known to be missing from a run."""
+    if not rows or known.get("dropped") or known.get("steps", rows) != rows:
+        return False
+    return known.get("final_obs_ref", "") is not None
+
+
+Tree = Any
+"""The name of a field, or a dict or a tuple of trees."""
+
+
+def _tree_of(kind: str, source: Source) -> Tree:
+    """The fields of one kind, nested as their names say: `observation.place.0`."""
+    found: dict[str, Any] = {}
+    for name in source.schema:
+        if name != kind and not name.startswith((f"{kind}/", f"{kind}.")):
+            continue
+        if kind == "observation" and f"next_{name}" not in source.schema:
+            raise SchemaError(f"a Minari dataset needs next_{name} beside {name}")
+        keys = [number or key for number, key in _PART.findall(name[len(kind) :])]
+        at = found
+        for key in [kind, *keys][:-1]:
+            at = at.setdefault(key, {})
+        at[[kind, *keys][-1]] = name
+    if not found:
+        raise SchemaError(f"there are no {kind}s in {', '.join(source.schema)}")
+    return _tuples(found[kind])
+
+
+def _tuples(tree: Tree) -> Tree:
+    if not isinstance(tree, dict):
+        return tree
+    inner = {key: _tuples(value) for key, value in tree.items()}
+    numbers = [str(i) for i in range(len(inner))]
+    return tuple(inner[i] for i in numbers) if set(inner) == set(numbers) else inner
+
+
+def _filled(tree: Tree, get: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: _filled(inner, get) for key, inner in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(_filled(inner, get) for inner in tree)
+    return get(tree)
+
+
+def _space(tree: Tree, source: Source) -> "gym.Space[Any]":
+    """A space that all rows lie in."""
+    from gymnasium import spaces
+
+    if isinstance(tree, dict):
+        return spaces.Dict({key: _space(inner, source) for key, inner in tree.items()})
+    if isinstance(tree, tuple):
+        return spaces.Tuple(tuple(_space(inner, source) for inner in tree))
+    field: Field = source.schema[tree]
+    dtype: Any = field.dtype
+    if field.ragged or dtype.kind not in "biuf":
+        raise SchemaError(f"{tree!r}: Minari has no space for {field}")
+    if dtype == np.bool:
+        return spaces.Box(False, True, field.shape, np.bool)
+    if dtype.kind == "f":
+        return spaces.Box(-np.inf, np.inf, field.shape, dtype.type)
+    if field.shape:
+        limits = np.iinfo(dtype)
+        return spaces.Box(limits.min, limits.max, field.shape, dtype.type)
+    low, high = 0, 0
+    names = [name for name in (tree, f"next_{tree}") if name in source.schema]
+    for batch in in_order(source.columns(names)):
+        for values in batch.values():
+            low, high = min(low, int(np.min(values))), max(high, int(np.max(values)))
+    return spaces.Discrete(high - low + 1, start=low, dtype=dtype.type)
+
+
+def _library() -> Any:
+    try:
+        import minari
+    except ImportError as error:
+        raise ImportError(
+            "Minari datasets need an extra: pip install 'stepwell[minari]'"
+        ) from error
+    return minari

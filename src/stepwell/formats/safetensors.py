@@ -1,0 +1,166 @@
+"""`.safetensors` files: a header of JSON behind its length, then the bytes of all tensors.
+
+NumPy has no bfloat16: such tensors are read as float32, exactly, and the attribute `bfloat16` names
+them, so that they are written as what they were.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell.errors import FormatError, SchemaError
+from stepwell.files.regular import open_regular
+from stepwell.formats.parts import Part, grow_file
+from stepwell.formats.runs import equally_long
+from stepwell.formats.streams import (
+    Progress,
+    Stream,
+    attributes_of,
+    contiguous,
+    in_order,
+    only_fixed,
+    rows_of,
+)
+from stepwell.source import Batch, Field, Source
+
+__all__ = ["BFLOAT16", "SafetensorsSource", "write"]
+
+BFLOAT16 = "bfloat16"
+
+_DTYPES = {
+    **{"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4"},
+    **{"I16": "<i2", "I8": "i1", "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1"},
+    "BOOL": "?",
+}
+_TAGS = {np.dtype(code): tag for tag, code in _DTYPES.items() if tag != "BF16"}
+_MOST_HEADER_BYTES = 100_000_000  # its own readers refuse more
+
+
+class _Tensor(NamedTuple):
+    """Where a tensor is in its file."""
+
+    tag: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def row_bytes(self) -> int:
+        return np.dtype(_DTYPES[self.tag]).itemsize * math.prod(self.shape[1:])
+
+
+class SafetensorsSource(Stream):
+    """The tensors of a file as fields, equally long, or those that are chosen."""
+
+    def __init__(self, path: str | os.PathLike[str], fields: Sequence[str] | None = None) -> None:
+        where = Path(path)
+        found = _read_tensors(where)
+        lengths = {n: tensor.shape[0] if tensor.shape else None for n, tensor in found.items()}
+        kept, rows = equally_long(where, lengths, fields)
+        self._tensors = {name: found[name] for name in kept}
+        made = {}
+        for name, (tag, shape, _) in self._tensors.items():
+            if tag not in _DTYPES:
+                raise SchemaError(
+                    f"{where}: {name!r} is {tag} {list(shape)}; expected {', '.join(_DTYPES)}"
+                )
+            made[name] = Field(np.dtype("<f4" if tag == "BF16" else _DTYPES[tag]), shape[1:])
+        odd = [name for name, tensor in self._tensors.items() if tensor.tag == "BF16"]
+        super().__init__(str(where), made, rows, {BFLOAT16: odd} if odd else None)
+
+    def _from(self, first: int, names: Sequence[str]) -> Iterator[Batch]:
+        count = rows_of(sum(self._tensors[name].row_bytes for name in names))
+        with open_regular(Path(str(self.path))) as file:
+            for begin in range(first, len(self), count):
+                rows = min(count, len(self) - begin)
+                yield {name: self._read(file, self._tensors[name], begin, rows) for name in names}
+
+    def _read(self, file: Any, tensor: _Tensor, begin: int, rows: int) -> NDArray[Any]:
+        file.seek(tensor.offset + begin * tensor.row_bytes)
+        values = np.fromfile(file, _DTYPES[tensor.tag], rows * math.prod(tensor.shape[1:]))
+        if values.nbytes != rows * tensor.row_bytes:
+            raise FormatError("became shorter while it was read", path=self.path)
+        if tensor.tag == "BF16":
+            values = (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return values.reshape(rows, *tensor.shape[1:])
+
+
+def _read_tensors(path: Path) -> dict[str, _Tensor]:
+    """What is in a file. Raises `FormatError` for one that is none, or that ends early."""
+
+    def broken(message: str, offset: int) -> FormatError:
+        return FormatError(message, path=str(path), offset=offset)
+
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(start := file.read(8), "little")
+        if len(start) < 8 or length > min(size - 8, _MOST_HEADER_BYTES):
+            raise broken(f"a header of {length} bytes does not fit the file", 0)
+        text = file.read(length)
+    try:
+        found = json.loads(text)
+        if not isinstance(found, dict):
+            raise ValueError("expected an object")
+        found.pop("__metadata__", None)
+        return {name: _tensor(name, about, 8 + length, size) for name, about in found.items()}
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise broken(f"the header does not parse: {error!r}", 8) from None
+
+
+def _tensor(name: str, about: Mapping[str, Any], base: int, size: int) -> _Tensor:
+    dtype, shape, (begin, end) = about["dtype"], about["shape"], about["data_offsets"]
+    numbers = [*shape, begin, end]
+    if any(type(n) is not int or not 0 <= n < 1 << 62 for n in numbers) or begin > end:
+        raise ValueError(f"{name}: {shape} at {begin} to {end}")
+    if base + end > size:
+        raise ValueError(f"{name}: ends at {base + end}, the file at {size}")
+    if dtype in _DTYPES and end - begin != np.dtype(_DTYPES[dtype]).itemsize * math.prod(shape):
+        raise ValueError(f"{name}: {end - begin} bytes for {dtype} {shape}")
+    return _Tensor(str(dtype), tuple(shape), base + begin)
+
+
+def write(source: Source, part: Part, *, progress: Progress) -> None:
+    """Write a tensor for each field, one after the other; the file's size says where to go on."""
+    only_fixed(source, "a tensor")
+    odd = attributes_of(source).get(BFLOAT16)
+    tags = {}
+    for name, field in source.schema.items():
+        tags[name] = _TAGS.get(field.dtype.newbyteorder("<"), "")
+        if isinstance(odd, list) and name in odd and tags[name] == "F32":
+            tags[name] = "BF16"
+        if not tags[name]:
+            raise SchemaError(f"{name!r}: safetensors has no type for {field}")
+    total, at = len(source), 0
+    about: dict[str, Any] = {}
+    sizes = {}
+    for name, field in source.schema.items():
+        shape = (total, *field.shape)
+        sizes[name] = np.dtype(_DTYPES[tags[name]]).itemsize * math.prod(field.shape)
+        end = at + total * sizes[name]
+        about[name] = {"dtype": tags[name], "shape": shape, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(about).encode()
+    text += b" " * (-len(text) % 8)
+    header = len(text).to_bytes(8, "little") + text
+    with grow_file(part.path, header) as out:
+        there = out.tell() - len(header)
+        for k, (name, field) in enumerate(source.schema.items()):
+            begin, end = about[name]["data_offsets"]
+            if there >= end:
+                continue
+            done = max(0, there - begin) // max(1, sizes[name])
+            out.seek(len(header) + begin + done * sizes[name])
+            out.truncate()
+            progress((k * total + done) // len(about), total)
+            for batch in in_order(source.columns([name]), done):
+                values = batch[name].astype(field.dtype.newbyteorder("<"), copy=False)
+                if tags[name] == "BF16":
+                    values = (np.ascontiguousarray(values).view("<u4") >> 16).astype("<u2")
+                out.write(contiguous(values))
+                done += len(values)
+                progress((k * total + done) // len(about), total)

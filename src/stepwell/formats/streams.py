@@ -1,0 +1,272 @@
+"""Rows in order, a few MiB at a time: how formats are read, and what they are written from.
+
+A format that is read gives a `Stream`: a source that reads from any row on to the end. A format
+that is written takes any source, through `in_order`. Memory is a few batches of `BATCH_BYTES`,
+however large the file is.
+"""
+
+import os
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell.errors import FormatError, SchemaError, StepwellError
+from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source
+from stepwell.store import Progress, Runs
+from stepwell.views import Columns
+
+__all__ = [
+    "Progress",
+    "Stream",
+    "attributes_of",
+    "contiguous",
+    "count_of",
+    "damage_in",
+    "fixed_field",
+    "in_order",
+    "only_fixed",
+    "rows_of",
+    "size_of",
+]
+
+BATCH_BYTES = 8 << 20
+"""About so many bytes are read, and written, at once."""
+
+_MOST_RAGGED = 1 << 16
+_MOST_UNKNOWN = 1 << 10
+"""Ragged rows that are read at once where only reading tells how large they are."""
+
+
+class _Held(NamedTuple):
+    """Where the last `take` stopped."""
+
+    process: int
+    names: tuple[str, ...]
+    begin: int
+    batch: Batch
+    rest: Iterator[Batch]
+
+
+class Stream(Source):
+    """The rows of a file that is read from one row to the next.
+
+    `take` works in any order, but reads everything between the rows; what follows the rows of the
+    last `take` is found at once.
+    """
+
+    runs: Runs | None = None
+    """The runs of the rows, where the file knows of any."""
+
+    def __init__(
+        self,
+        path: str | None,
+        fields: Schema,
+        rows: int,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._path = path
+        self._fields = dict(fields)
+        self._rows = rows
+        self._closed = False
+        self.attributes: dict[str, Any] = dict(attributes or {})
+        """What else the file knows, to be kept with the rows."""
+
+    @abstractmethod
+    def _from(self, first: int, names: Sequence[str]) -> Iterator[Batch]:
+        """These fields of the rows from `first` on, none of the batches empty."""
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @property
+    def schema(self) -> Schema:
+        return self._fields
+
+    @property
+    def path(self) -> str | None:
+        return self._path
+
+    def _runs(self) -> tuple[Rows, Rows]:
+        return super()._runs() if self.runs is None else (self.runs.starts, self.runs.counts)
+
+    def _fill(self, rows: Rows, out: Batch) -> None:
+        self._fill_columns(rows, out, list(self._fields))
+
+    def _fill_columns(self, rows: Rows, out: Batch, names: Sequence[str]) -> None:
+        ragged: dict[str, list[Any]] = {
+            name: [None] * len(rows) for name in names if self._fields[name].ragged
+        }
+        for begin, batch in self._stretch(rows, names):
+            here = np.flatnonzero((rows >= begin) & (rows < begin + count_of(batch)))
+            within = rows[here] - begin
+            for name in names:
+                values = batch[name]
+                if name not in ragged:
+                    out[name][here] = values[within]
+                    continue
+                for place, row in zip(here.tolist(), within.tolist(), strict=True):
+                    low, high = values.offsets[row : row + 2]
+                    ragged[name][place] = values.values[low:high]
+        for name, parts in ragged.items():
+            field = self._fields[name]
+            offsets = np.zeros(len(parts) + 1, np.int64)
+            np.cumsum([len(part) for part in parts], out=offsets[1:])
+            empty = np.empty((0, *field.shape), field.dtype)
+            values = np.concatenate([empty, *parts], dtype=field.dtype)  # keeps the byte order
+            out[name] = Ragged(values, offsets, field.kind)
+
+    def _stretch(self, rows: Rows, names: Sequence[str]) -> Iterator[tuple[int, Batch]]:
+        """The batches that these rows are in, each with the number of its first row."""
+        if not len(rows):
+            return
+        low, high, wanted = int(rows.min()), int(rows.max()), tuple(names)
+        # Taken out while it is used: another thread begins where it has to.
+        held: _Held | None = self.__dict__.pop("_held", None)
+        usable = held is not None and held.process == os.getpid() and held.names == wanted
+        if held is None or not usable or held.begin > low:
+            rest = iter(self._from(low, wanted))
+            held = _Held(os.getpid(), wanted, low, self._next(rest), rest)
+        begin, batch = held.begin, held.batch
+        while True:
+            end = begin + count_of(batch)
+            if end > low:
+                yield begin, batch
+            if end > high:
+                break
+            begin, batch = end, self._next(held.rest)
+        self._held = held._replace(begin=begin, batch=batch)
+
+    def _next(self, rest: Iterator[Batch]) -> Batch:
+        batch = next(rest, None)
+        if batch is None:
+            raise FormatError(f"ends before its {self._rows} rows do", path=self._path)
+        return batch
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: v for name, v in super().__getstate__().items() if name != "_held"}
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(f"closed: {self._path}")
+
+    def close(self) -> None:
+        self._closed = True
+        self.__dict__.pop("_held", None)
+
+
+def in_order(source: Source, first: int = 0, max_bytes: int | None = None) -> Iterator[Batch]:
+    """The rows from `first` on, a few MiB or `max_bytes` at a time, at least one row."""
+    if isinstance(source, Stream):
+        yield from source._from(first, list(source.schema))
+        return
+    if isinstance(source, Columns) and isinstance(source._base, Stream):
+        names = source._names
+        for batch in source._base._from(first, list(dict.fromkeys(names.values()))):
+            yield {name: batch[old] for name, old in names.items()}
+        return
+    limit = min(BATCH_BYTES, max_bytes or BATCH_BYTES)
+    ragged = [name for name, field in source.schema.items() if field.ragged]
+    fixed = sum(field.row_bytes for field in source.schema.values() if not field.ragged)
+    most = max(1, limit // max(1, fixed + 8 * len(ragged)))
+    at_once = most = min(most, _MOST_RAGGED) if ragged else most
+    known = source._sizes(np.arange(0), ragged) is not None if ragged else True
+    if ragged:
+        most = most if known else min(most, _MOST_UNKNOWN)
+        at_once = min(most, _MOST_UNKNOWN if known else 16)
+    unpacked = 1.0  # how much larger rows are than what is stored of them
+    while first < len(source):
+        end = min(first + at_once, len(source))
+        if ragged and known:
+            stored: Any = source._sizes(np.arange(first, end), ragged)
+            ends = np.cumsum(stored * unpacked + fixed)
+            end = min(end, first + max(1, int(np.searchsorted(ends, limit, side="right"))))
+        taken = source.take(np.arange(first, end))
+        batch = {name: _from_zero(values) for name, values in taken.items()}
+        yield batch
+        if ragged and known:
+            size = sum(batch[name].values.nbytes for name in ragged)
+            unpacked = max(1.0, size / max(1, int(stored[: end - first].sum())))
+            at_once = most if unpacked == 1 else min(most, _MOST_UNKNOWN)
+        elif ragged:
+            fits = limit * (end - first) // max(1, size_of(batch))
+            at_once = max(1, min(most, 2 * at_once, fits))
+        first = end
+
+
+def _from_zero(values: Any) -> Any:
+    """A ragged field whose items begin with those of the first row, and end with the last's."""
+    if isinstance(values, Ragged) and (
+        values.offsets[0] or values.offsets[-1] != len(values.values)
+    ):
+        items = values.values[values.offsets[0] : values.offsets[-1]]
+        return Ragged(items, values.offsets - values.offsets[0], values.kind)
+    return values
+
+
+def attributes_of(source: Source) -> dict[str, Any]:
+    """What is kept with the rows of a source, or of what it is a view of."""
+    found = getattr(source, "attributes", None)
+    if getattr(source, "stored_dtype", "") == "bfloat16":  # read as float32
+        found = {"bfloat16": list(source.schema)}
+    if found is None and (base := getattr(source, "_base", None)) is not None:
+        return attributes_of(base)
+    return dict(found or {})
+
+
+def count_of(batch: Batch) -> int:
+    """The rows of a batch."""
+    return len(next(iter(batch.values())))
+
+
+def rows_of(row_bytes: int) -> int:
+    """How many rows of this size are read at once."""
+    return max(1, BATCH_BYTES // max(row_bytes, 1))
+
+
+def size_of(batch: Batch) -> int:
+    """Bytes of what is in a batch."""
+    return sum(
+        values.values.nbytes + values.offsets.nbytes
+        if isinstance(values, Ragged)
+        else values.nbytes
+        for values in batch.values()
+    )
+
+
+def fixed_field(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Field:
+    """A field of an array. Raises `SchemaError` for Python objects and structures."""
+    if dtype.base.hasobject:
+        raise SchemaError(f"{name!r}: expected plain numbers, got Python objects ({dtype})")
+    if dtype.base.names is not None:
+        raise SchemaError(f"{name!r} is structured ({dtype}): save it as a .npy file")
+    return Field(dtype, shape)
+
+
+def only_fixed(source: Source, what: str, hint: str = "") -> None:
+    """Raise `SchemaError` for a field whose rows are not all of one size."""
+    for name, field in source.schema.items():
+        if field.ragged:
+            raise SchemaError(f"{name!r} is {field}: {what} has rows of one size{hint}")
+
+
+@contextmanager
+def damage_in(path: Path, *kinds: type[Exception]) -> Iterator[None]:
+    """What a library says about a damaged file, as a `FormatError` that names it."""
+    try:
+        yield
+    except StepwellError:
+        raise
+    except kinds as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the system's, not the file's
+            raise
+        raise FormatError(f"cannot be read: {error}", path=str(path)) from error
+
+
+def contiguous(values: NDArray[Any]) -> memoryview:
+    """The bytes of an array in C order."""
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data

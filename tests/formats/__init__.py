@@ -1,0 +1,1 @@
+"""Formats that others use: read into sources, written from any source."""

@@ -1,0 +1,62 @@
+"""ArrayRecord files of others, and of ours."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from array_record.python.array_record_module import ArrayRecordWriter
+
+import stepwell as sw
+from stepwell import FormatError
+from stepwell.stores.arrayrecord import convert_to_arrayrecord
+from tests.formats.rows import Given, assert_same, contents
+
+
+def files_of(path: Path, records: list[list[bytes]]) -> Path:
+    path.mkdir()
+    for k, part in enumerate(records):
+        writer = ArrayRecordWriter(str(path / f"part-{k}.array_record"), "group_size:1")
+        for record in part:
+            writer.write(record)
+        writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    "records",
+    [[[b""]], [[b"a", b""], [], [os.urandom(10_000), b"\0"]]],
+    ids=["empty", "some"],
+)
+def test_files_of_others(records: list[list[bytes]], tmp_path: Path) -> None:
+    path = files_of(tmp_path / "in", records)
+    flat = [record for part in records for record in part]
+    sw.convert(path, tmp_path / "store")
+    assert_same(contents(tmp_path / "store"), {"data": flat})
+
+
+def test_what_is_written_says_what_it_is(tmp_path: Path) -> None:
+    images = np.arange(600, dtype="u1").reshape(50, 4, 3)
+    sw.convert(Given({"image": images}), tmp_path / "out", to="arrayrecord", part_bytes=200)
+    assert len(list((tmp_path / "out").glob("data-*.array_record"))) > 1
+    with sw.ArrayRecordSource(tmp_path / "out") as source:
+        assert_same(contents(source), {"data": images})
+
+
+def test_rows_of_structures(tmp_path: Path) -> None:
+    rows = np.zeros(50, [("a", ">i4"), ("b", "f4", (2,))])
+    rows["a"] = np.arange(50)
+    convert_to_arrayrecord(rows, tmp_path / "in", file_rows=20).close()
+    sw.convert(tmp_path / "in", tmp_path / "store")
+    assert_same(contents(tmp_path / "store"), {"a": rows["a"], "b": rows["b"]})
+
+
+def test_a_damaged_file(tmp_path: Path) -> None:
+    path = files_of(tmp_path / "in", [[os.urandom(100_000) for _ in range(10)]])
+    file = path / "part-0.array_record"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(FormatError, match=r"part-0.array_record"):
+        sw.convert(path, tmp_path / "store")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]

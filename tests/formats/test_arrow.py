@@ -1,0 +1,302 @@
+"""Arrow's types, in Parquet files, Arrow files and saved Hugging Face datasets."""
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+import stepwell as sw
+from stepwell import FormatError, SchemaError
+from stepwell.formats.arrow import ArrowSource
+from stepwell.formats.huggingface import HuggingFaceSource
+from stepwell.formats.parquet import ParquetSource
+from tests.formats.rows import assert_same, contents
+
+NOON = datetime.datetime(2020, 2, 29, 12)
+
+
+def table(rows: int = 100) -> pa.Table:
+    """A column of every type that a store can hold."""
+    i = range(rows)
+    return pa.table(
+        {
+            "int8": pa.array([k % 100 - 50 for k in i], pa.int8()),
+            "uint64": pa.array([2**64 - 1 - k for k in i], pa.uint64()),
+            "float16": pa.array(np.arange(rows, dtype="f2")),
+            "float64": pa.array([k / 3 for k in i], pa.float64()),
+            "bool": pa.array([k % 3 == 0 for k in i], pa.bool_()),
+            "text": pa.array(["ä日\N{GRINNING FACE}"[: k % 4] for k in i], pa.string()),
+            "large": pa.array([f"{k}" for k in i], pa.large_string()),
+            "blob": pa.array([bytes([0, k % 256]) * (k % 3) for k in i], pa.binary()),
+            "list": pa.array([list(range(k % 4)) for k in i], pa.list_(pa.float32())),
+            "large_list": pa.array([[k] * (k % 2) for k in i], pa.large_list(pa.int16())),
+            "fixed": pa.array([[k, -k] for k in i], pa.list_(pa.int64(), 2)),
+            "matrix": pa.array(
+                [[[k, 1], [2, 3], [4, 5]] for k in i], pa.list_(pa.list_(pa.int32(), 2), 3)
+            ),
+            "points": pa.array(
+                [[[k, 1.5]] * (k % 3) for k in i], pa.list_(pa.list_(pa.float64(), 2))
+            ),
+            "when": pa.array(
+                [NOON + datetime.timedelta(seconds=k) for k in i], pa.timestamp("us", "Europe/Rome")
+            ),
+            "naive": pa.array([NOON for _ in i], pa.timestamp("ns")),
+            "day": pa.array([NOON.date() for _ in i], pa.date32()),
+            "time": pa.array(list(i), pa.time64("us")),
+            "span": pa.array(list(i), pa.duration("ms")),
+        }
+    )
+
+
+def expected(rows: int = 100) -> dict[str, Any]:
+    given = table(rows)
+    lists = {"list": "f4", "large_list": "i2", "points": "f8"}
+    whole = {"when": "i8", "naive": "i8", "day": "i4", "time": "i8", "span": "i8"}
+    shapes: dict[str, tuple[int, ...]] = {"fixed": (2,), "matrix": (3, 2)}
+    made: dict[str, Any] = {}
+    for name in given.column_names:
+        values = given[name].to_pylist()
+        if name in ("text", "large", "blob"):
+            made[name] = values
+        elif name in lists:
+            inner = (2,) if name == "points" else ()
+            made[name] = [np.array(v, lists[name]).reshape(len(v), *inner) for v in values]
+        elif name in whole:
+            made[name] = np.array(
+                given[name].cast(pa.int32() if name == "day" else pa.int64()), whole[name]
+            )
+        else:
+            dtype = {"fixed": "i8", "matrix": "i4"}.get(name, name)
+            made[name] = np.array(values, dtype).reshape(rows, *shapes.get(name, ()))
+    return made
+
+
+def saved_dataset(
+    path: Path, table: pa.Table, features: dict[str, Any] | None = None, files: int = 2
+) -> Path:
+    """What `Dataset.save_to_disk` leaves, file by file."""
+    path.mkdir()
+    names = [f"data-{k:05d}-of-{files:05d}.arrow" for k in range(files)]
+    step = -(-len(table) // files)
+    marked = table.replace_schema_metadata({"huggingface": json.dumps({"info": {}})})
+    for k, name in enumerate(names):
+        part = marked.slice(k * step, step)
+        with pa.OSFile(str(path / name), "wb") as out, pa.ipc.new_stream(out, part.schema) as file:
+            file.write_table(part, max_chunksize=7)
+    state = {"_data_files": [{"filename": name} for name in names], "_split": "train"}
+    (path / "state.json").write_text(json.dumps(state))
+    (path / "dataset_info.json").write_text(json.dumps({"features": features or {}}))
+    return path
+
+
+def ipc_file(path: Path, table: pa.Table) -> Path:
+    with pa.OSFile(str(path), "wb") as out, pa.ipc.new_file(out, table.schema) as file:
+        file.write_table(table, max_chunksize=7)
+    return path
+
+
+@pytest.mark.parametrize("rows", [0, 1, 100])
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "saved"])
+def test_every_type_goes_there_and_back(rows: int, name: str, tmp_path: Path) -> None:
+    given = table(rows)
+    if name == "a.parquet":
+        parquet.write_table(given, tmp_path / name, row_group_size=7)
+    elif name == "a.arrow":
+        ipc_file(tmp_path / name, given)
+    else:
+        saved_dataset(tmp_path / name, given, files=3 if rows > 1 else 1)
+    report = sw.convert(tmp_path / name, tmp_path / "store")
+    assert (report.rows, report.target_kind) == (rows, "records")
+    assert_same(contents(tmp_path / "store"), expected(rows))
+    sw.convert(tmp_path / "store", tmp_path / "b.parquet")
+    back = parquet.read_table(tmp_path / "b.parquet")
+    assert back.column_names == given.column_names
+    for column in given.column_names:
+        assert back[column].to_pylist() == given[column].to_pylist(), column
+        if column not in ("large", "large_list", "list", "fixed", "matrix", "points"):
+            assert back[column].type == given[column].type
+
+
+def test_rows_from_anywhere(tmp_path: Path) -> None:
+    parquet.write_table(table(), tmp_path / "a.parquet", row_group_size=7)
+    saved_dataset(tmp_path / "saved", table())
+    ipc_file(tmp_path / "a.arrow", table())
+    want = expected()
+    for source in (
+        ParquetSource(tmp_path / "a.parquet"),
+        HuggingFaceSource(tmp_path / "saved"),
+        ArrowSource(tmp_path / "a.arrow"),
+    ):
+        for first in (0, 6, 7, 50, 99):
+            batches = list(source._from(first, ["text", "matrix"]))
+            assert [row for batch in batches for row in batch["text"]] == want["text"][first:]
+            found = np.concatenate([batch["matrix"] for batch in batches])
+            assert (found == want["matrix"][first:]).all()
+
+
+def test_types_that_only_say_how_values_are_kept(tmp_path: Path) -> None:
+    tensor = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(12).reshape(2, 2, 3))
+    given = pa.table(
+        {
+            "category": pa.array(["a", "ä"]).dictionary_encode(),
+            "fixed": pa.array([b"ab", b"cd"], pa.binary(2)),
+            "tensor": tensor,
+        }
+    )
+    parquet.write_table(given, tmp_path / "a.parquet")
+    want = {
+        "category": ["a", "ä"],
+        "fixed": np.frombuffer(b"abcd", np.uint8).reshape(2, 2),
+        "tensor": np.arange(12).reshape(2, 2, 3),
+    }
+    assert_same(contents(ParquetSource(tmp_path / "a.parquet")), want)
+
+
+def test_a_frame_of_pandas(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"größe": [1, 2], "Größe": [0.5, 1.5], "text": ["a", ""]})
+    frame.to_parquet(tmp_path / "a.parquet")
+    sw.convert(tmp_path / "a.parquet", tmp_path / "store")
+    assert list(contents(tmp_path / "store")) == ["gr__e", "Gr__e_2", "text"]
+    sw.convert(tmp_path / "store", tmp_path / "b.parquet")
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "b.parquet"), frame)
+
+
+def test_directories(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for k in (0, 1, 2):
+        part = table().slice(k * 40, 40)
+        parquet.write_table(part, tmp_path / "in" / f"part-{k}.parquet")
+    sw.convert(tmp_path / "in", tmp_path / "store")
+    assert_same(contents(tmp_path / "store"), expected())
+    report = sw.convert(tmp_path / "store", tmp_path / "out", to="parquet", part_bytes=4000)
+    assert (report.source_kind, report.target_kind, report.rows) == ("records", "parquet", 100)
+    parts = sorted((tmp_path / "out").glob("*.parquet"))
+    assert len(parts) > 2
+    assert parts[0].name == "data-00000.parquet"
+    assert not (tmp_path / "out.part").exists()
+    back = pa.concat_tables([parquet.read_table(part) for part in parts])
+    for name in back.column_names:
+        assert back[name].to_pylist() == table()[name].to_pylist(), name
+    assert parquet.read_table(tmp_path / "out").num_rows == 100  # as a data set of Arrow's
+    sw.convert(tmp_path / "out", tmp_path / "again")
+    assert_same(contents(tmp_path / "again"), expected())
+
+
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        (pa.array([{"a": 1}]), "column 'x' is struct<a: int64>"),
+        (pa.array([[{"a": 1}]]), "column 'x' is list<item: struct<a: int64>>"),
+        (pa.array([["a"]]), "column 'x' is list<item: string>"),
+        (pa.array([[[1]]]), "column 'x' is list<item: list<item: int64>>"),
+        (pa.array([1], pa.decimal128(5, 2)), "column 'x' is decimal128"),
+        (pa.array([None]), "column 'x' is null"),
+        (pa.array([[]], pa.list_(pa.int8(), 0)), "column 'x' is fixed_size_list"),
+    ],
+)
+def test_types_that_are_refused(column: pa.Array, text: str, tmp_path: Path) -> None:
+    saved_dataset(tmp_path / "a", pa.table({"n": [1], "x": column}), files=1)
+    with pytest.raises(SchemaError) as caught:
+        sw.convert(tmp_path / "a", tmp_path / "store")
+    assert text in str(caught.value)
+    assert str(tmp_path / "a") in str(caught.value)
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1, 2, 3, None]),
+        pa.array(["a", "b", "", None]),
+        pa.array([b"", b"b", b"", None]),
+        pa.array([[1], [2, 3], [], None]),
+        pa.array([[1], [2, 3], [], [4, None]]),
+        pa.array([[1, 2], [2, 3], [1, 1], [4, None]], pa.list_(pa.int8(), 2)),
+        pa.array([[1, 2], [2, 3], [1, 1], None], pa.list_(pa.int8(), 2)),
+        pa.array(["a", "b", "", None]).dictionary_encode(),
+        pa.array([NOON, NOON, NOON, None]),
+        pa.array([True, False, True, None]),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_nulls(column: pa.Array, tmp_path: Path) -> None:
+    parquet.write_table(
+        pa.table({"n": [1, 2, 3, 4], "x": column}), tmp_path / "a.parquet", row_group_size=2
+    )
+    with pytest.raises(
+        SchemaError, match="column 'x', row 3: expected a value, got null"
+    ) as caught:
+        sw.convert(tmp_path / "a.parquet", tmp_path / "store")
+    assert str(tmp_path / "a.parquet") in str(caught.value)
+    assert not (tmp_path / "store").exists()
+
+
+def test_files_that_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1" + bytes(100))
+    with pytest.raises(FormatError, match=r"cannot be read: .* - at .*a.parquet"):
+        sw.convert(tmp_path / "a.parquet", tmp_path / "store")
+    (tmp_path / "in").mkdir()
+    parquet.write_table(pa.table({"a": [1]}), tmp_path / "in" / "1.parquet")
+    parquet.write_table(pa.table({"a": [1.5]}), tmp_path / "in" / "2.parquet")
+    with pytest.raises(SchemaError, match=r"2.parquet: expected the columns of 1.parquet"):
+        sw.convert(tmp_path / "in", tmp_path / "store")
+
+
+def test_damaged_pages(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"a": np.arange(1000)}), path, use_dictionary=False)
+    data = path.read_bytes()
+    path.write_bytes(data[:4] + bytes(100) + data[104:])
+    with pytest.raises(FormatError, match=r"a.parquet"):
+        sw.convert(path, tmp_path / "store")
+
+
+# Hugging Face.
+
+
+def test_what_a_saved_dataset_knows(tmp_path: Path) -> None:
+    features = {"label": {"names": ["neg", "pos"], "_type": "ClassLabel"}}
+    given = table(2).append_column("label", pa.array([0, 1], pa.int64()))
+    sw.convert(saved_dataset(tmp_path / "data", given, features), tmp_path / "store")
+    known = sw.RecordReader.open(tmp_path / "store").attributes
+    assert known["features"] == features
+    assert known["classes"] == ["neg", "pos"]
+    assert known["arrow_types"]["naive"] == {"type": "timestamp", "unit": "ns"}
+
+
+def test_datasets_that_are_refused(tmp_path: Path) -> None:
+    splits = tmp_path / "splits"
+    splits.mkdir()
+    (splits / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    with pytest.raises(FormatError, match="expected one split, got 2; convert train, test alone"):
+        sw.convert(splits, tmp_path / "store")
+    data = saved_dataset(tmp_path / "data", pa.table({"a": list(range(100))}))
+    state = data / "state.json"
+    kept = json.loads(state.read_text())
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"_indices_data_files": [{"filename": "indices.arrow"}]}, "flatten_indices"),
+        ({"_data_files": None}, "does not name its files"),
+        ({"_data_files": []}, "names no files"),
+    ]
+    for change, text in changes:
+        state.write_text(json.dumps({**kept, **change}))
+        with pytest.raises(FormatError, match=text):
+            sw.convert(data, tmp_path / "store")
+    state.write_text("{")
+    with pytest.raises(FormatError, match="is no JSON"):
+        sw.convert(data, tmp_path / "store")
+    state.write_text(json.dumps(kept))
+    arrow = data / "data-00000-of-00002.arrow"
+    arrow.write_bytes(arrow.read_bytes()[:-300])
+    with pytest.raises((FormatError, SchemaError), match=r"data-00000-of-00002.arrow|records"):
+        sw.convert(data, tmp_path / "store")
+    arrow.unlink()
+    with pytest.raises(FileNotFoundError, match=r"data-00000-of-00002.arrow"):
+        sw.convert(data, tmp_path / "store")
+    assert not (tmp_path / "store").exists()
