@@ -240,7 +240,10 @@ def test_export_a_game_of_atari_to_minari(
         (("a.gif", "--of", "nobody"), "--of nobody: there is no such episode and no such run"),
         (("a.gif", "--of", "cartpole"), "there are no frames in observation"),
         (("a.avi", "--of", "pong"), "a.avi: expected a name that ends in .gif or .mp4"),
-        (("name", "--to", "minari"), "expected a name like 'pong/random-v0', got 'name'"),
+        (
+            ("name", "--to", "minari"),
+            "error: expected a name like 'pong/random-v0', got 'name'",
+        ),
         (
             ("pong/x-v0", "--to", "minari", "--of", "pong", "--env", "Nothing-v0"),
             "error: Nothing-v0: Environment `Nothing` doesn't exist",
@@ -256,9 +259,7 @@ def test_export_what_cannot_be(
 ) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     done = stepwell("replay", "export", store, *options)
-    assert done.returncode == (
-        1 if "no frames" in message else 2
-    )  # the data's fault, or the call's
+    assert done.returncode == (1 if "no frames" in message else 2)  # of the data, or of the call
     assert message in done.stderr
 
 
@@ -266,26 +267,24 @@ def test_verify(tmp_path: Path) -> None:
     with ReplayWriter(tmp_path, "a") as writer:
         for step in range(5):
             writer.record_step(observation=np.zeros(3), reward=step, terminated=step == 4)
-    for command in (("replay", "verify"), ("verify",)):
-        done = stepwell(*command, tmp_path)
-        assert (done.returncode, done.stdout, done.stderr) == (0, f"OK: {tmp_path}\n", "")
+    done = stepwell("verify", tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"OK: {tmp_path}")
     with closing(sqlite3.connect(tmp_path / "telemetry" / "telemetry.sqlite")) as database:
         database.execute("UPDATE episodes SET total_reward = 3")
         database.commit()
-    for command in (("replay", "verify"), ("verify",)):
-        done = stepwell(*command, tmp_path)
-        assert done.returncode == 2
-        assert "episode 'a-ep0000': total_reward 3.0, the sum is 10.0" in done.stderr
-        assert done.stdout == f"INVALID: {tmp_path}\n"
-    broken = json.loads(stepwell("replay", "verify", tmp_path, "--json").stdout)
+    done = stepwell("verify", tmp_path)
+    assert done.returncode == 1
+    assert "episode 'a-ep0000': total_reward 3.0, the sum is 10.0" in done.stderr
+    broken = json.loads(stepwell("verify", tmp_path, "--json").stdout)
     assert (broken["ok"], len(broken["problems"])) == (False, 1)
 
 
 def test_what_is_no_replay_store(tmp_path: Path) -> None:
-    for command, code in (("info", 1), ("episodes", 1), ("verify", 2)):
+    for command in ("info", "episodes"):
         done = stepwell("replay", command, tmp_path)
-        assert done.returncode == code
-        assert "telemetry.sqlite" in done.stderr or "expected a" in done.stderr
+        assert done.returncode == 1
+        assert "expected a replay store" in done.stderr
 
 
 BRITTLE = """

@@ -156,7 +156,7 @@ def kill_and_follow(folder: Path, kills: int) -> None:
         with Victims("tests.crash.test_replay_kills:work", folder) as victims:
             for number in range(kills):
                 acknowledged = victims.kill(last + 1, chance.uniform(0, longest_s))
-                longest_s = min(longest_s * 1.1, 0.5) if acknowledged <= last else longest_s * 0.95
+                longest_s = min(longest_s * 1.2, 2) if acknowledged <= last else longest_s * 0.95
                 try:
                     reader = ReplayReader.open(folder)
                 except (FileNotFoundError, FormatError):

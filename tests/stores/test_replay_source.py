@@ -332,6 +332,9 @@ def test_conditions_are_of_the_moment_too(quick_path: Path) -> None:
         record(writer, 16)
     assert len(reader.where("1")) == len(reader) == 15
     assert len(reader.where("number > 1")) == 0
+    for part, count in ((reader, 2), (growing, 1)):
+        assert part.query("SELECT count(*) FROM episodes").rows == [(count,)]
+    assert reader.query("SELECT count(*) FROM steps").rows == [(17,)]
     assert len(reader.where("episode_id IN (SELECT episode_id FROM steps WHERE reward > 9)")) == 5
     assert growing.refresh()
     assert growing[:]["action"].tolist() == [10, 11, 12, 13, 14, 16]

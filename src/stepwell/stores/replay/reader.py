@@ -73,8 +73,8 @@ class ReplayReader(Store):
 
     `run` chooses recordings by their names. Where those that are left recorded unlike arrays, rows
     have no common fields: `schema` and `take` raise `SchemaError`, everything else works. `runs`
-    are episodes. What is shown is what was committed when it was opened or refreshed, but for
-    `query`, which asks the database as it is. Safe from any thread, and beside writers.
+    are episodes. What is shown is what was committed when it was opened or refreshed. Safe from
+    any thread, and beside writers.
     """
 
     kind = "replay"
@@ -202,8 +202,7 @@ class ReplayReader(Store):
         """The steps of the episodes for which an SQL condition over their columns holds."""
         self._check_open()
         with reading(self.root) as database:
-            if run_rows(database, database_path(self.root)) != self._moment.recordings:
-                _keep(database, self._moment)  # somebody has committed since
+            self._pin(database)
             moment = _chosen(database, self._moment, condition, values)
         return self._but(moment, (*self._conditions, (condition, values)), self._options)
 
@@ -213,11 +212,18 @@ class ReplayReader(Store):
         state = (self.root, self._names, options, self._open_files, conditions, moment)
         return _again(type(self), *state)
 
+    def _pin(self, database: sqlite3.Connection) -> None:
+        """Have queries see the episodes of this reader where others are in the database by now."""
+        now = run_rows(database, database_path(self.root))
+        if self._names or self._conditions or now != self._moment.recordings:
+            _keep(database, self._moment)
+
     def query(self, sql: str, *values: Any) -> QueryTable:
-        """What any SQL query over the tables `episodes`, `steps` and `runs` returns, of all that is
-        committed by now; nothing can be changed."""
+        """What any SQL query over the tables `episodes`, `steps` and `runs` returns; nothing can be
+        changed. The episodes are those of this reader, the other tables are as they are by now."""
         self._check_open()
         with reading(self.root) as database:
+            self._pin(database)
             return QueryTable(*query(database, sql, values))
 
     def episode(
