@@ -1,4 +1,5 @@
-"""Every Python block in README.md, CONTRIBUTING.md and docs/ runs as written."""
+"""Every Python block in README.md, CONTRIBUTING.md and docs/ runs as written, and once only where
+it writes a store."""
 
 import re
 from pathlib import Path
@@ -6,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
+from tests.writer_contract import snapshot
 
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = [
@@ -27,3 +29,22 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_readme_shows_code() -> None:
     assert ROOT / "README.md" in PAGES
+
+
+def test_a_block_that_writes_a_store_is_refused_the_second_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, object] = {"__name__": "__main__"}
+    refused = 0
+    for block in BLOCK.finditer((ROOT / "README.md").read_text()):
+        code = compile(block[1], "README.md", "exec")
+        exec(code, scope)
+        if not re.search(r"(Step|Record|Shard|Pack|Replay)Writer\(|replay\.Record\(", block[1]):
+            continue
+        before = snapshot(tmp_path)
+        with pytest.raises(FileExistsError, match="exists"):
+            exec(code, scope)
+        assert snapshot(tmp_path) == before
+        refused += 1
+    assert refused >= 4

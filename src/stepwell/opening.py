@@ -1,10 +1,11 @@
-"""`stepwell.open`: whichever store or file is at a path."""
+"""`stepwell.open`: whichever store or file of another format is at a path."""
 
 import os
 from pathlib import Path
 from typing import Any
 
 from stepwell.errors import FormatError
+from stepwell.formats import format_at
 from stepwell.source import Source
 from stepwell.store import Store, what_is_at
 from stepwell.stores import STORES, ShardReader
@@ -35,7 +36,10 @@ def open(path: str | os.PathLike[str], **options: Any) -> Source:
         return ShardReader.open(path, **options)
     where = Path(path)
     store = store_at(where)
-    if store is None:
-        nouns = ", ".join(each.noun for each in STORES)
-        raise FormatError(f"expected {nouns}, got {what_is_at(where)}", path=str(where))
-    return store.open(where, **options)
+    if store is not None:
+        return store.open(where, **options)
+    found = format_at(where)
+    if found is not None and found.reader and found.name != "folder":  # any folder looks like it
+        return found.read(where, **options)
+    nouns = ", ".join(each.noun for each in STORES)
+    raise FormatError(f"expected {nouns}, got {what_is_at(where)}", path=str(where))
