@@ -238,11 +238,11 @@ def test_export_a_game_of_atari_to_minari(
     [
         (("a.gif",), "a video needs --of EPISODE or --of RUN"),
         (("a.gif", "--of", "nobody"), "--of nobody: there is no such episode and no such run"),
-        (("a.gif", "--of", "cartpole"), "cartpole: there are no frames"),
+        (("a.gif", "--of", "cartpole"), "there are no frames"),
         (("a.avi", "--of", "pong"), "a.avi: expected a name that ends in .gif or .mp4"),
         (
             ("name", "--to", "minari"),
-            "dataset_id: expected a name like 'pong/random-v0', got 'name'",
+            "error: expected a name like 'pong/random-v0', got 'name'",
         ),
         (
             ("pong/x-v0", "--to", "minari", "--of", "pong", "--env", "Nothing-v0"),
@@ -259,7 +259,7 @@ def test_export_what_cannot_be(
 ) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     done = stepwell("replay", "export", store, *options)
-    assert done.returncode == 2
+    assert done.returncode == (1 if "no frames" in message else 2)  # of the data, or of the call
     assert message in done.stderr
 
 
@@ -268,7 +268,8 @@ def test_verify(tmp_path: Path) -> None:
         for step in range(5):
             writer.record_step(observation=np.zeros(3), reward=step, terminated=step == 4)
     done = stepwell("verify", tmp_path)
-    assert (done.returncode, done.stdout) == (0, f"OK: {tmp_path}\n")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"OK: {tmp_path}")
     with closing(sqlite3.connect(tmp_path / "telemetry" / "telemetry.sqlite")) as database:
         database.execute("UPDATE episodes SET total_reward = 3")
         database.commit()
