@@ -238,7 +238,7 @@ def test_export_a_game_of_atari_to_minari(
     [
         (("a.gif",), "a video needs --of EPISODE or --of RUN"),
         (("a.gif", "--of", "nobody"), "--of nobody: there is no such episode and no such run"),
-        (("a.gif", "--of", "cartpole"), "there are no frames"),
+        (("a.gif", "--of", "cartpole"), "there are no frames in observation"),
         (("a.avi", "--of", "pong"), "a.avi: expected a name that ends in .gif or .mp4"),
         (
             ("name", "--to", "minari"),

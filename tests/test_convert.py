@@ -16,7 +16,17 @@ import pytest
 from pyarrow import parquet
 
 import stepwell as sw
-from stepwell import BusyError, FormatError, RecordReader, RecordWriter, SchemaError
+from stepwell import (
+    BusyError,
+    FormatError,
+    RecordReader,
+    RecordWriter,
+    SchemaError,
+    ShardWriter,
+    StepWriter,
+    Writer,
+)
+from stepwell.conversion import MADE
 from stepwell.files.lock import WriterLock
 from stepwell.formats import into_records, into_steps, streams
 from stepwell.replay import ReplayReader, ReplayWriter
@@ -251,11 +261,21 @@ def test_what_is_of_another_kind_is_left_alone(npy: Path, quick_path: Path) -> N
     sw.convert(npy, quick_path / "empty", to="steps")
 
 
-def test_a_store_that_is_written_to_is_not_replaced(npy: Path, quick_path: Path) -> None:
-    sw.convert(npy, quick_path / "store")
-    with RecordWriter(quick_path / "store", mode="a"), pytest.raises(BusyError):
-        sw.convert(npy, quick_path / "store", force=True)
-    sw.convert(npy, quick_path / "store", force=True)
+WRITERS: dict[str, Callable[[Path], Writer]] = {
+    "records": lambda path: RecordWriter(path, mode="a"),
+    "shards": lambda path: ShardWriter(path, mode="a"),
+    "steps": lambda path: StepWriter(path, mode="a"),
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_a_store_that_is_written_to_is_not_replaced(kind: str, tmp_path: Path) -> None:
+    source = Given({"data": np.zeros((5, 2), "f4")})
+    sw.convert(source, tmp_path / "out", to=kind)
+    with WRITERS[kind](tmp_path / "out"), pytest.raises(BusyError):
+        sw.convert(source, tmp_path / "out", to=kind, force=True)
+    sw.convert(source, tmp_path / "out", to=kind, force=True)
+    assert names(tmp_path) == ["out"]
 
 
 def test_what_is_replaced_stays_until_the_new_one_is_whole(

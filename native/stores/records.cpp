@@ -192,7 +192,7 @@ void Records::places(std::span<const std::int64_t> rows, std::span<const std::si
     if (damaged_field == SIZE_MAX) return;
     throw ChecksumError("records " + std::to_string(damaged_block * kPlacesPerBlock) + " to " +
                             std::to_string((damaged_block + 1) * kPlacesPerBlock - 1) +
-                            ": the entries do not fit their sum",
+                            ": the entries do not fit their checksum",
                         fields_[damaged_field].table_path, damaged_block * kTableBlock);
   }
 }

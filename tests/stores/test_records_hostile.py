@@ -68,14 +68,23 @@ def test_undamaged(quick_path: Path, samples: dict[str, Sample], name: str) -> N
 
 def become(path: Path, sample: Sample, file: str, data: bytes, mode: str) -> str | None:
     """What is wrong with what a store becomes by another content of a file."""
-    put(path, {**sample.files, file: data})
+    if mode == "a" or not path.exists():
+        put(path, sample.files)
+    _replace(path / file, data)
     try:
         got = look(path, mode)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
+    finally:  # a reader has changed nothing else
+        put(path, sample.files) if mode == "a" else _replace(path / file, sample.files[file])
     # A commit in the journal that is not whole is one that has not been.
     right = sample.states if file == "journal.zr" else sample.states[-1:]
     return None if got is None or got in right else f"{len(got)} records that never were"
+
+
+def _replace(file: Path, data: bytes) -> None:
+    file.unlink()  # what is mapped stays as it was
+    file.write_bytes(data)
 
 
 @EACH

@@ -180,7 +180,7 @@ def test_a_write_does_not_hide_damage(quick_path: Path) -> None:
     table = np.fromfile(path / "x.offset", "u1").reshape(-1, 16)
     table[[3, 4]] = table[[4, 3]]
     table.tofile(path / "x.offset")
-    with pytest.raises(ChecksumError, match="do not fit their sum"):  # noqa: SIM117
+    with pytest.raises(ChecksumError, match="do not fit their checksum"):  # noqa: SIM117
         with RecordWriter(path, mode="a") as store:
             store.append({"x": [100]})
     assert len(RecordReader.open(path)) == 100

@@ -24,7 +24,7 @@ from stepwell.writer import Mode
 from tests.contract import assert_batch
 from tests.records import CODECS, batch, build, contents, expected, fields
 from tests.reference.records import Compress, read_store
-from tests.writer_contract import WriterContract, WriterKit
+from tests.writer_contract import WriterContract, WriterKit, snapshot
 
 NAMES = ["x", "n", "tokens", "text", "blob"]
 MODES: tuple[Mode, ...] = ("x", "a")
@@ -230,6 +230,18 @@ def test_fields_that_are_none(quick_path: Path, given: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         RecordWriter(quick_path / "a", given)
     assert not (quick_path / "a").exists()
+
+
+def test_a_folder_of_others_with_a_meta_json(quick_path: Path) -> None:
+    (quick_path / "meta.json").write_text('{"format": "mine"}')
+    before = snapshot(quick_path)
+    with pytest.raises(FormatError, match="expected a record store, got a folder"):
+        RecordReader.open(quick_path)
+    with pytest.raises(FormatError, match="expected the format 'zrecord'"):
+        RecordWriter(quick_path, {"x": "<i8"}, mode="a")
+    with pytest.raises(FileExistsError):
+        RecordWriter(quick_path, {"x": "<i8"})
+    assert snapshot(quick_path) == before
 
 
 # Fields that may be left out, and those that may not.

@@ -17,6 +17,9 @@ from stepwell.files.regular import bytes_on_disk
 from stepwell.source import Batch, Rows, Schema, as_rows
 from stepwell.store import Description, Progress, Report, Store
 from stepwell.stores.records.layout import (
+    CHUNKS,
+    JOURNAL,
+    LOCK,
     META,
     FieldLike,
     as_fields,
@@ -48,18 +51,18 @@ class RecordReader(Store):
     kind = "records"
     noun = "a record store"
 
-    def __init__(
-        self, path: str | os.PathLike[str], *, checksums: bool = True, at: Moment | None = None
-    ) -> None:
-        """`at` is for this package: what another reader saw."""
-        self._path = Path(path).absolute()  # wherever the process goes later
-        self._checksums = checksums
-        self._seen: View | None = look(self._path, checksums=checksums, at=at)
+    def __init__(self, path: str | os.PathLike[str], *, checksums: bool = True) -> None:
+        self._begin(Path(path).absolute(), checksums, None)  # wherever the process goes later
+
+    def _begin(self, path: Path, checksums: bool, at: Moment | None) -> None:
+        self._path, self._checksums = path, checksums
+        self._seen: View | None = look(path, checksums=checksums, at=at)
         self._see(self._seen)
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
-        return os.path.lexists(path / META)
+        others = (CHUNKS, JOURNAL, LOCK)  # many things have a meta.json
+        return os.path.lexists(path / META) and any(os.path.lexists(path / o) for o in others)
 
     @staticmethod
     def salvage(
@@ -257,4 +260,6 @@ class RecordColumn(Column):
 
 
 def _rebuild(cls: type[RecordReader], path: Path, checksums: bool, moment: Moment) -> RecordReader:
-    return cls(path, checksums=checksums, at=moment)
+    reader = cls.__new__(cls)
+    reader._begin(path, checksums, moment)
+    return reader

@@ -97,7 +97,7 @@ class TableFile:
             wrong = found[sums != self._read_sums(int(found[-1]) + 1)[found]]
             if len(wrong):
                 raise ChecksumError(
-                    "the entries do not fit their sum",
+                    "the entries do not fit their checksum",
                     path=str(self.path),
                     offset=int(wrong[0]) * TABLE_BLOCK * ENTRY.itemsize,
                 )

@@ -101,6 +101,8 @@ class RecordWriter(Writer):
             if mode == "x":
                 raise ValueError("fields: expected those of the new store, got None")
             raise FileNotFoundError(f"no record store at {root}, and no fields to begin one")
+        if mode == "a" and self._holds_commits(root):
+            Meta.read(root)  # before a lock is made in what is no record store
         made = Meta(given or {}, size).with_attributes(attributes or {})
         for field in made.fields.values():
             need_codec(field)
