@@ -204,13 +204,8 @@ class ReplayReader(Store):
         with reading(self.root) as database:
             self._pin(database)
             moment = _chosen(database, self._moment, condition, values)
-        return self._but(moment, (*self._conditions, (condition, values)), self._options)
-
-    def _but(
-        self, moment: _Moment, conditions: tuple[_Condition, ...], options: StepOptions
-    ) -> "ReplayReader":
-        state = (self.root, self._names, options, self._open_files, conditions, moment)
-        return _again(type(self), *state)
+        conditions = (*self._conditions, (condition, values))
+        return _again(type(self), *self._state()[:-2], conditions, moment)
 
     def _pin(self, database: sqlite3.Connection) -> None:
         """Have queries see the episodes of this reader where others are in the database by now."""
