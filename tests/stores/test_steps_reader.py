@@ -358,40 +358,6 @@ def test_progress_is_told(path: Path) -> None:
     assert seen[-1] == (len(ROWS), len(ROWS))
 
 
-READ = """
-import sys
-import numpy as np
-from stepwell import StepReader
-dataset = StepReader.open(sys.argv[1], memory="map")
-while len(dataset.runs) < 60:
-    StepReader.open(sys.argv[1])
-    dataset.refresh()
-    batch = dataset[:]
-    lengths = dataset.runs["num_steps"]
-    assert batch["run_id"].tolist() == np.repeat(np.arange(len(lengths)), lengths).tolist()
-    assert lengths.tolist() == (np.arange(len(lengths)) % 5 + 1).tolist()
-print("whole")
-"""
-
-
-def test_readers_beside_a_writer_see_whole_commits(quick_path: Path) -> None:
-    path = quick_path / "a"
-    build(path, [])
-    said: list[str] = []
-    readers = [
-        threading.Thread(target=lambda: said.append(children.answer(READ, path))) for _ in range(2)
-    ]
-    for reader in readers:
-        reader.start()
-    with StepWriter(path, mode="a") as writer:
-        for run in range(60):
-            writer.append(np.zeros(run % 5 + 1, STEP), max_score=run)
-            writer.commit()
-    for reader in readers:
-        reader.join()
-    assert said == ["whole", "whole"]
-
-
 # Threads and processes; the exam of every source has more.
 
 

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 import stepwell as sw
-from stepwell import BusyError, FormatError, SchemaError, StepReader, StepWriter
+from stepwell import BusyError, FormatError, PackReader, SchemaError, StepReader, StepWriter
 from stepwell.game2048 import build_dataset, play_to
-from tests import children, scaled
+from stepwell.store import Store
+from tests import children, packs, scaled
+from tests.runs import RUN_V2
 
 STEP = np.dtype([("x", "<f4"), ("run_id", "<u4"), ("step_index", "<u2")])
 
@@ -161,20 +163,27 @@ writer.close()
         assert StepReader.open(path, memory="map").verify().ok
 
 
-def test_a_fork_beside_threads_that_filter(tmp_path: Path) -> None:
-    dataset = build(tmp_path / "v", 20)
+@pytest.mark.parametrize("kind", ["steps", "pack"])
+def test_a_fork_beside_threads_that_filter(tmp_path: Path, kind: str) -> None:
+    """Of both stores that keep their runs in SQLite, in a file and in memory."""
+    source: Store = build(tmp_path / "v", 20)
+    if kind == "pack":
+        source = PackReader.open(packs.write(tmp_path / "p", [RUN_V2] * 20))
+    condition = "s > 3" if kind == "steps" else "run > 3"
     stop = threading.Event()
 
     def ask() -> None:
         while not stop.is_set():
-            dataset.where("s > 3").take([1])
+            source.where(condition).take([1])
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
         thread.start()
     try:
         for _ in range(scaled(15)):
-            assert children.in_fork(lambda: len(dataset.where("s > 3").take([1])["x"])) == 1
+            assert children.in_fork(lambda: len(source.where(condition).take([1]))) == len(
+                source.schema
+            )
     finally:
         stop.set()
         for thread in threads:
