@@ -285,7 +285,7 @@ CHANGES: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("moment", ["open", "readv"])
+@pytest.mark.parametrize("moment", ["open", "pread"])
 @pytest.mark.parametrize("skip_bad", [False, True])
 def test_a_file_that_changes_while_it_is_packed(
     folder: Path,
@@ -309,7 +309,7 @@ def test_a_file_that_changes_while_it_is_packed(
         return call(what, *args, **options)
 
     monkeypatch.setattr(os, moment, late)
-    harmless = (change, moment) in [("rewrite", "open"), ("remove", "readv")]  # read whole anyway
+    harmless = (change, moment) in [("rewrite", "open"), ("remove", "pread")]  # read whole anyway
     if harmless:
         game2048.pack_runs(folder, target, skip_bad=skip_bad)
         new = game(99) if change == "rewrite" else GAMES[3]
@@ -339,11 +339,11 @@ def audit(event, args):
     if event == "open" and str(args[0]).endswith(".a2run"):
         opened[str(args[0])] += 1
 sys.addaudithook(audit)
-readv = os.readv
-def counted(file, views):
+pread = os.pread
+def counted(file, size, at):
     read[os.readlink(f"/proc/self/fd/{file}")] += 1
-    return readv(file, views)
-os.readv = counted
+    return pread(file, size, at)
+os.pread = counted
 sw.game2048.pack_runs(sys.argv[1], sys.argv[2])
 print(len(opened), set(opened.values()), len(read), set(read.values()))
 """
