@@ -19,16 +19,6 @@ from stepwell.stores.pack import PackReader
 from stepwell.stores.steps import RunColumn, StepReader, StepWriter
 from stepwell.stores.steps.publish import new_dataset
 
-__all__ = [
-    "RUN_COLUMNS",
-    "STEP",
-    "BuildReport",
-    "append_runs",
-    "build_dataset",
-    "filter_by_score",
-    "to_steps",
-]
-
 STEP = np.dtype(
     [
         ("board", "<u8"),

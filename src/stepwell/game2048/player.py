@@ -21,8 +21,6 @@ from stepwell.game2048.board import Number, highest_tile, score
 from stepwell.game2048.runs import Run
 from stepwell.ordered import in_order
 
-__all__ = ["DEEPEST", "Choice", "choose", "play", "play_to"]
-
 DEEPEST = 6
 """The most own moves the player looks ahead."""
 

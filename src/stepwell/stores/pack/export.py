@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from stepwell.stores.pack.reader import PackReader
 
-__all__ = ["arrow_batches", "to_arrow", "to_jsonl", "to_parquet"]
-
 # Enough items for a thread to be busy for milliseconds, few enough for megabytes of text.
 _TEXT_CHUNK_BYTES = 1 << 18
 _ROW_GROUP_BYTES = 1 << 23

@@ -12,19 +12,6 @@ from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError, VersionError
 from stepwell.files.codecs import Codec
 
-__all__ = [
-    "ENTRY",
-    "FIRST_RAW_KIND",
-    "INDEX_AT",
-    "MAGIC",
-    "SELF_CHECKED_KIND",
-    "Layout",
-    "align_up",
-    "footer",
-    "groups",
-    "header",
-]
-
 MAGIC = b"A2PACK\0\0"
 INDEX_AT = 28
 TYPED_KINDS = (1, 2)

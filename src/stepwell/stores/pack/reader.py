@@ -31,8 +31,6 @@ from stepwell.stores.pack.where import PackRuns, query_runs, select_runs
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["PackReader"]
-
 _SCAN_ITEMS = 64  # decoded at a time by whatever goes through all of a pack
 
 

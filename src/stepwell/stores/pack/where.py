@@ -27,8 +27,6 @@ from stepwell.stores.pack.payload import Column
 if TYPE_CHECKING:
     from stepwell.stores.pack.reader import PackReader
 
-__all__ = ["PackRuns", "index_path", "query_runs", "select_runs", "write_index"]
-
 VERSION = 2
 
 _COLUMNS = {"run": Column("INTEGER PRIMARY KEY"), "kind": Column("INTEGER NOT NULL")}

@@ -31,8 +31,6 @@ from stepwell.stores.pack.reader import PackReader
 from stepwell.stores.pack.stats import StatsBuilder, Tally, stats_block
 from stepwell.writer import Mode, Writer, check_mode, exclusive
 
-__all__ = ["Compress", "PackWriter", "Prepared", "Preparer", "room_for"]
-
 Compress = Literal["none", "zstd", "lz4", "zstd-dict"]
 
 _FLUSH_BYTES = 1 << 21

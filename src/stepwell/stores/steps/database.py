@@ -17,23 +17,6 @@ from stepwell.files.catalog import transaction, translated
 from stepwell.files.npy import dtype_from_json, dtype_to_json
 from stepwell.stores.steps.layout import VERSION
 
-__all__ = [
-    "OWN",
-    "Facts",
-    "RunColumn",
-    "Seen",
-    "append",
-    "check_columns",
-    "column_names",
-    "column_types",
-    "create",
-    "facts",
-    "has_runs",
-    "quoted",
-    "reading",
-    "show_only",
-]
-
 _TELLING_RUNS = 16  # that tell one dataset from another
 
 OWN = ("id", "first_step_idx", "num_steps")

@@ -12,8 +12,6 @@ from stepwell.files.atomic import publish_tree, temporary_name
 from stepwell.stores.steps.database import RunColumn
 from stepwell.stores.steps.writer import StepWriter
 
-__all__ = ["new_dataset"]
-
 
 @contextmanager
 def new_dataset(

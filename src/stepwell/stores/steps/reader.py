@@ -23,8 +23,6 @@ from stepwell.stores.steps.memory import load_rows, map_rows
 from stepwell.stores.steps.table import Chosen, StepRuns, choose
 from stepwell.stores.steps.verify import check, health
 
-__all__ = ["Memory", "StepReader"]
-
 Memory = Literal["ram", "map", "shared"]
 
 

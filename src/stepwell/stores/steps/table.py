@@ -16,8 +16,6 @@ from stepwell.stores.steps import database
 from stepwell.stores.steps.database import OWN, Seen
 from stepwell.stores.steps.layout import DATABASE
 
-__all__ = ["Chosen", "StepRuns", "choose"]
-
 _FEW = 500  # ids that fit well into one query
 
 

@@ -15,8 +15,6 @@ from stepwell.stores.steps.database import Facts, Seen
 from stepwell.stores.steps.layout import DATABASE, LOCK, MANIFEST, Piece, piece_name, pieces
 from stepwell.stores.steps.manifest import BLOCK_BYTES, Manifest
 
-__all__ = ["Findings", "check", "health"]
-
 
 class Findings(NamedTuple):
     """What is wrong, what was checked, and what could not be."""

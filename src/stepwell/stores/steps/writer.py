@@ -40,8 +40,6 @@ from stepwell.stores.steps.layout import (
 from stepwell.stores.steps.manifest import Manifest
 from stepwell.writer import Mode, Writer, exclusive
 
-__all__ = ["StepWriter"]
-
 _FLUSH_BYTES = 1 << 23
 _DATABASES = rf"{re.escape(DATABASE)}(\.new)?(-wal|-shm|-journal)?"
 _PIECES = r"steps(_\d{5,})?\.npy"
