@@ -182,9 +182,9 @@ def lies() -> Iterator[tuple[str, Lie]]:
     page, codecs = PACKS["v1"], PACKS["codecs"]
     for offset, new, error, match in STRUCTURE:
         yield f"{new.hex()} at {offset}", Lie(changed(page, offset, new), match, error)
-    for offset, new, match in ((40, 15, "kind 15"), (42, 4, "codec 4"), (42, 3, "dictionary")):
-        data = changed(PACKS["v2"], offset, bytes([new]))
-        yield f"{new} at {offset} of version 2", Lie(data, f"entry 0: .*{match}")
+    for at, byte, match in ((40, 15, "kind 15"), (42, 4, "codec 4"), (42, 3, "dictionary")):
+        data = changed(PACKS["v2"], at, bytes([byte]))
+        yield f"{byte} at {at} of version 2", Lie(data, f"entry 0: .*{match}")
     for place, part in ((24, "header"), (-8, "footer"), (-24, "footer"), (44, "index")):
         match = f"{part}: expected CRC32C"
         yield f"checksum of the {part}, {place}", Lie(flipped(page, place), match, ChecksumError)

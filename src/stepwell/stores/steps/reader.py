@@ -1,7 +1,8 @@
 """A step dataset, opened: rows from memory, runs from SQL."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -43,6 +44,8 @@ class StepReader(Store):
     kind: ClassVar[str] = "steps"
     noun: ClassVar[str] = "a step dataset"
 
+    _chosen_rows = 0
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -50,6 +53,7 @@ class StepReader(Store):
         memory: Memory = "ram",
         resident_bytes: int = 1 << 30,
         progress: Progress | None = None,
+        _seen: Seen | None = None,
     ) -> None:
         if memory not in ("ram", "map", "shared"):
             raise ValueError(f"memory: expected 'ram', 'map' or 'shared', got {memory!r}")
@@ -57,28 +61,39 @@ class StepReader(Store):
         self._memory: Memory = memory
         self._resident_bytes = resident_bytes
         self._chosen: Chosen | None = None
-        self._chosen_rows: int
-        self._seen: Seen
-        self._segments: list[NDArray[Any]]
-        self._dtype: np.dtype[Any]
-        self._open(None, progress)
+        facts = self._facts(_seen.identity if _seen else "")
+        self._seen = _seen or Seen.of(facts)
+        if self._seen.rows > facts.rows:
+            raise FormatError(
+                f"expected {self._seen.rows} rows, as there were, got {facts.rows}",
+                path=str(self._root),
+            )
+        self._shard_rows = facts.shard_rows
+        self._segments = self._load(0, self._seen.rows, facts.dtype, progress)
+        self._dtype = self._segments[0].dtype
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
         return path.is_dir() and os.path.lexists(path / DATABASE)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = {"memory": self._memory, "resident_bytes": self._resident_bytes}
-        return _rebuild, (type(self), self._root, options, self._seen, self._chosen)
+        whole = partial(
+            type(self),
+            self._root,
+            memory=self._memory,
+            resident_bytes=self._resident_bytes,
+            _seen=self._seen,
+        )
+        return _rebuild, (whole, self._chosen)
 
-    def _with(self, chosen: Chosen) -> "StepReader":
-        """The same rows in memory, these runs only."""
+    def _with(self, chosen: Chosen | None) -> "StepReader":
+        """The same rows in memory, these runs only; with None all of them."""
         part = StepReader.__new__(StepReader)
         part.__dict__.update(
             {k: v for k, v in self.__dict__.items() if k not in ("_reader", "_layouts", "_ranges")}
         )
         part._chosen = chosen
-        part._chosen_rows = int(chosen.counts.sum())
+        part._chosen_rows = 0 if chosen is None else int(chosen.counts.sum())
         return part
 
     # What it is.
@@ -117,8 +132,7 @@ class StepReader(Store):
         if not len(found):
             raise IndexError(f"no run {run_id} here")
         start = int(starts[found[0]])
-        whole = self if self._chosen is None else self._with_all()
-        return whole.take(np.arange(start, start + int(counts[found[0]])))
+        return self._with(None).take(np.arange(start, start + int(counts[found[0]])))
 
     # Parts.
 
@@ -227,33 +241,13 @@ class StepReader(Store):
         )
 
     def _verified(self, quick: bool, progress: Progress) -> Report:
-        found = check(self._root, self._dtype, self._shard_rows, self._seen, quick, progress)
-        parts = tuple(found.problems), tuple(found.checked), tuple(found.unchecked)
-        return Report(self.kind, self.path, *parts)
+        return check(self, quick, progress)
 
     # Below this line: for this package.
 
     @lazy
     def _ranges(self) -> Chosen:
         return choose(self._root, self._seen, "1", ()) if self._chosen is None else self._chosen
-
-    def _with_all(self) -> "StepReader":
-        whole = self._with(Chosen(*(np.empty(0, np.int64),) * 3))
-        whole._chosen = None
-        return whole
-
-    def _open(self, seen: Seen | None, progress: Progress | None) -> None:
-        """Load what there is, or what was there when `seen` was."""
-        facts = self._facts(seen.identity if seen else "")
-        self._seen = seen or Seen.of(facts)
-        if self._seen.rows > facts.rows:
-            raise FormatError(
-                f"expected {self._seen.rows} rows, as there were, got {facts.rows}",
-                path=str(self._root),
-            )
-        self._shard_rows = facts.shard_rows
-        self._segments = self._load(0, self._seen.rows, facts.dtype, progress)
-        self._dtype = self._segments[0].dtype
 
     def _facts(self, identity: str) -> database.Facts:
         with database.reading(self._root / DATABASE, identity) as opened:
@@ -270,16 +264,7 @@ class StepReader(Store):
         return [load_rows(found, dtype, owner, progress)]
 
 
-def _rebuild(
-    cls: type[StepReader],
-    path: Path,
-    options: dict[str, Any],
-    seen: Seen,
-    chosen: Chosen | None,
-) -> StepReader:
+def _rebuild(whole: Callable[[], StepReader], chosen: Chosen | None) -> StepReader:
     """The same rows again, though others may have been appended since."""
-    dataset = cls.__new__(cls)
-    dataset._root, dataset._chosen = path, None
-    dataset._memory, dataset._resident_bytes = options["memory"], options["resident_bytes"]
-    dataset._open(seen, None)
+    dataset = whole()
     return dataset if chosen is None else dataset._with(chosen)

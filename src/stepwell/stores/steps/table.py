@@ -16,8 +16,6 @@ from stepwell.stores.steps import database
 from stepwell.stores.steps.database import OWN, Seen
 from stepwell.stores.steps.layout import DATABASE
 
-_FEW = 500  # ids that fit well into one query
-
 
 class Chosen(NamedTuple):
     """Some runs: their ids, and where their rows are."""
@@ -81,22 +79,13 @@ class StepRuns(Runs):
 
     def _select(self, names: Sequence[str], wanted: range) -> list[tuple[Any, ...]]:
         every = ", ".join(map(database.quoted, names))
-        start = f"SELECT id, {every} FROM runs WHERE id <= ?"
-        order = "ORDER BY first_step_idx, id"
-        last = self._seen.last_run
         with self._reading() as opened:
-            if self._chosen is None:
-                limits = (last, len(wanted), wanted.start)
-                found = opened.execute(f"{start} {order} LIMIT ? OFFSET ?", limits)
-                return [row[1:] for row in found]
-            ids = self._chosen.ids[wanted.start : wanted.stop].tolist()
-            if len(ids) <= _FEW:
-                marks = ", ".join("?" * len(ids))
-                found = opened.execute(f"{start} AND id IN ({marks}) {order}", (last, *ids))
-                return [row[1:] for row in found]
-            chosen = set(ids)
-            found = opened.execute(f"{start} {order}", (last,))
-            return [row[1:] for row in found if row[0] in chosen]
+            first, ids = wanted.start, None
+            if self._chosen is not None:
+                first, ids = 0, self._chosen.ids[wanted.start : wanted.stop].tolist()
+            database.show_only(opened, self._seen.last_run, ids)
+            sql = f"SELECT {every} FROM runs ORDER BY first_step_idx, id LIMIT ? OFFSET ?"
+            return opened.execute(sql, (len(wanted), first)).fetchall()
 
     def _reading(self) -> AbstractContextManager[sqlite3.Connection]:
         return database.reading(self._root / DATABASE, self._seen.identity)

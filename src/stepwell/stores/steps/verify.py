@@ -1,7 +1,7 @@
 """Everything that can be wrong with a step dataset, looked for."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,14 +9,17 @@ from numpy.typing import NDArray
 from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError
 from stepwell.files.lock import is_locked
-from stepwell.store import Progress
+from stepwell.store import Progress, Report
 from stepwell.stores.steps import database
 from stepwell.stores.steps.database import Facts, Seen
 from stepwell.stores.steps.layout import DATABASE, LOCK, MANIFEST, Piece, piece_name, pieces
 from stepwell.stores.steps.manifest import BLOCK_BYTES, Manifest
 
+if TYPE_CHECKING:
+    from stepwell.stores.steps.reader import StepReader
 
-class Findings(NamedTuple):
+
+class _Findings(NamedTuple):
     """What is wrong, what was checked, and what could not be."""
 
     problems: list[FormatError]
@@ -24,32 +27,23 @@ class Findings(NamedTuple):
     unchecked: list[str]
 
 
-def check(
-    root: Path,
-    dtype: np.dtype[Any],
-    shard_rows: int,
-    seen: Seen,
-    quick: bool,
-    progress: Progress,
-) -> Findings:
+def check(dataset: "StepReader", quick: bool, progress: Progress) -> Report:
     """Compare the files with one another; what is in memory is not asked.
 
     Only the rows and runs that were seen are looked at: more may be appended meanwhile.
     """
-    found = Findings([], [], [])
+    found, root, rows = _Findings([], [], []), dataset._root, dataset._seen.rows
     try:
-        runs, manifest = _check_tables(found, root, dtype, seen)
+        runs, manifest = _check_tables(found, dataset)
         if quick:
             found.unchecked.append("the rows and their checksums: a quick check leaves them out")
         else:
-            covered = 0 if manifest is None else min(manifest.rows, seen.rows)
-            stored = _Stored(root, dtype, shard_rows)
-            found.problems.extend(_broken_rows(stored, seen.rows, runs, manifest, progress))
-            found.checked.append(f"{seen.rows} rows, {covered} of them against checksums")
-            if covered < seen.rows:
+            covered = 0 if manifest is None else min(manifest.rows, rows)
+            found.problems.extend(_broken_rows(dataset, runs, manifest, progress))
+            found.checked.append(f"{rows} rows, {covered} of them against checksums")
+            if covered < rows:
                 found.unchecked.append(
-                    f"checksums of {seen.rows - covered} rows: "
-                    f"the manifest covers the first {covered}"
+                    f"checksums of {rows - covered} rows: the manifest covers the first {covered}"
                 )
     except FormatError as error:
         found.problems.append(error)
@@ -58,17 +52,18 @@ def check(
         path = str(error.filename or root)
         found.problems.append(FormatError("expected a file, there is none", path=path))
         found.unchecked.append("everything that needs the missing file")
-    progress(seen.rows, seen.rows)
-    return found
+    progress(rows, rows)
+    return Report(dataset.kind, dataset.path, *map(tuple, found))
 
 
 def _check_tables(
-    found: Findings, root: Path, dtype: np.dtype[Any], seen: Seen
+    found: _Findings, dataset: "StepReader"
 ) -> tuple[NDArray[np.int64], Manifest | None]:
     """Everything but the rows; return runs that rows can be compared with, and the manifest."""
+    root = dataset._root
     found.problems.extend(_broken_database(root))
     found.checked.append("the database, by SQLite's own integrity check")
-    runs = _runs(root, seen)
+    runs = _runs(root, dataset._seen)
     broken = _broken_ranges(root, runs)
     found.problems.extend(broken)
     found.checked.append("that the rows of each run follow those of the run before")
@@ -77,7 +72,7 @@ def _check_tables(
         found.unchecked.append("which run each row belongs to: the ranges contradict each other")
     manifest = None
     try:
-        manifest = Manifest.read(root, dtype.itemsize)
+        manifest = Manifest.read(root, dataset.dtype.itemsize)
     except FormatError as error:
         found.problems.append(error)
     found.problems.extend(_ahead_of_the_database(root, manifest))
@@ -85,21 +80,15 @@ def _check_tables(
     return runs, manifest
 
 
-class _Stored(NamedTuple):
-    """The rows as the files have them."""
-
-    root: Path
-    dtype: np.dtype[Any]
-    shard_rows: int
-
-    def rows(self, begin: int, end: int) -> NDArray[Any]:
-        parts = []
-        for piece in pieces(self.root, end, self.shard_rows, begin):
-            file, header = piece.open(self.dtype, piece.inside + piece.rows)
-            with file:
-                file.seek(header.data_offset + piece.inside * self.dtype.itemsize)
-                parts.append(np.fromfile(file, np.uint8, piece.rows * self.dtype.itemsize))
-        return np.concatenate(parts).view(self.dtype)
+def _stored(dataset: "StepReader", begin: int, end: int) -> NDArray[Any]:
+    """Rows as the files have them."""
+    parts, dtype = [], dataset.dtype
+    for piece in pieces(dataset._root, end, dataset._shard_rows, begin):
+        file, header = piece.open(dtype, piece.inside + piece.rows)
+        with file:
+            file.seek(header.data_offset + piece.inside * dtype.itemsize)
+            parts.append(np.fromfile(file, np.uint8, piece.rows * dtype.itemsize))
+    return np.concatenate(parts).view(dtype)
 
 
 def health(root: Path, dtype: np.dtype[Any]) -> str:
@@ -198,13 +187,12 @@ def _broken_ranges(root: Path, runs: NDArray[np.int64]) -> list[FormatError]:
 
 
 def _broken_rows(
-    stored: _Stored,
-    rows: int,
+    dataset: "StepReader",
     runs: NDArray[np.int64],
     manifest: Manifest | None,
     progress: Progress,
 ) -> list[FormatError]:
-    root, dtype = stored.root, stored.dtype
+    root, dtype, rows = dataset._root, dataset.dtype, dataset._seen.rows
     problems: list[FormatError] = []
     blocks = [] if manifest is None else manifest.blocks
     covered = 0 if manifest is None else min(manifest.rows, rows)
@@ -212,7 +200,7 @@ def _broken_rows(
     found, inside, block = 0, 0, 0
     step = max(BLOCK_BYTES // dtype.itemsize, 1)
     for begin in range(0, rows, step):
-        part = stored.rows(begin, min(begin + step, rows))
+        part = _stored(dataset, begin, min(begin + step, rows))
         problems += _misplaced(root, part, begin, runs)
         data = part[: max(covered - begin, 0)].view(np.uint8).reshape(-1)
         while len(data):

@@ -332,13 +332,11 @@ class StepWriter(Writer):
     def _row_array(self, rows: ArrayLike | Mapping[str, ArrayLike], run_id: int) -> NDArray[Any]:
         names = self._dtype.names
         assert names is not None
+        if any(map(is_masked, rows.values() if isinstance(rows, Mapping) else [rows])):
+            raise TypeError("a masked array would lose its mask; fill it first")
         if isinstance(rows, Mapping):
-            if any(map(is_masked, rows.values())):
-                raise TypeError("a masked array would lose its mask; fill it first")
             given = {name: np.asarray(values) for name, values in rows.items()}
         else:
-            if is_masked(rows):
-                raise TypeError("a masked array would lose its mask; fill it first")
             array = np.asarray(rows)
             if array.dtype.names is None:
                 raise SchemaError(f"expected rows of {self._dtype}, got {array.dtype}")
@@ -355,20 +353,14 @@ class StepWriter(Writer):
         count = lengths.pop() or 0
         made = np.zeros(count, self._dtype)
         for name, values in given.items():
-            if name in own:
-                continue
-            fit_into(name, values, made[name])
-        for name, last in (("run_id", run_id), ("step_index", count - 1)):
-            if name in own:
-                limit = np.iinfo(self._dtype[name]).max
-                if last > limit:
-                    raise SchemaError(
-                        f"run {run_id}: {name} {last} does not fit, {limit} is the most"
-                    )
-        if "run_id" in own:
-            made["run_id"] = run_id
-        if "step_index" in own:
-            made["step_index"] = np.arange(count)
+            if name not in own:
+                fit_into(name, values, made[name])
+        for name in own:
+            last = run_id if name == "run_id" else count - 1
+            limit = np.iinfo(self._dtype[name]).max
+            if last > limit:
+                raise SchemaError(f"run {run_id}: {name} {last} does not fit, {limit} is the most")
+            made[name] = run_id if name == "run_id" else np.arange(count)
         return made
 
 
@@ -403,12 +395,7 @@ def _max_rows(header: NpyHeader) -> int:
     return int(min(10.0 ** (room + 1), 1 << 62)) - 1
 
 
-_KINDS: dict[str, tuple[type, ...]] = {
-    "INTEGER": (int,),
-    "REAL": (int, float),
-    "TEXT": (str,),
-    "BLOB": (bytes,),
-}
+_KINDS = {"INTEGER": (int,), "REAL": (int, float), "TEXT": (str,), "BLOB": (bytes,)}
 
 
 def _sqlite(name: str, value: Any, kind: str) -> Any:
