@@ -447,9 +447,6 @@ class PackReader(Store):
         entries, numbers = self._entries[rows], self._numbers[rows]
         return self._opened.decode(of, entries, numbers, threads, heads_only=heads_only)
 
-    def _payloads(self, rows: Rows, threads: int) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-        return self._opened.payloads(self._entries[rows], self._numbers[rows], threads)
-
 
 def _kind_name(kind: int) -> str:
     return type_of(np.array([kind])).kinds.get(int(kind), f"raw:{kind}")

@@ -82,10 +82,7 @@ def query_runs(pack: "PackReader", sql: str, values: Sequence[Any]) -> QueryTabl
     """What a query over the table `runs` returns; of a part of a pack it has that part."""
     with _opened(pack) as database:
         if not pack._is_whole:
-            database.execute("CREATE TEMP TABLE chosen (run INTEGER PRIMARY KEY)")
-            numbers = ((number,) for number in pack._numbers.tolist())
-            database.executemany("INSERT INTO chosen VALUES (?)", numbers)
-            database.execute("CREATE TEMP VIEW runs AS SELECT * FROM main.runs WHERE run IN chosen")
+            catalog.show_only(database, "runs", "run", pack._numbers.tolist())
         return QueryTable(*catalog.query(database, sql, values))
 
 

@@ -62,10 +62,10 @@ class StepReader(Store):
         self._resident_bytes = resident_bytes
         self._chosen: Chosen | None = None
         facts = self._facts(_seen.identity if _seen else "")
-        self._seen = _seen or Seen.of(facts)
-        if self._seen.rows > facts.rows:
+        self._seen = _seen or facts.seen
+        if self._seen.rows > facts.seen.rows:
             raise FormatError(
-                f"expected {self._seen.rows} rows, as there were, got {facts.rows}",
+                f"expected {self._seen.rows} rows, as there were, got {facts.seen.rows}",
                 path=str(self._root),
             )
         self._shard_rows = facts.shard_rows
@@ -165,14 +165,14 @@ class StepReader(Store):
         if self._chosen is not None:
             raise ValueError("a part of a dataset does not grow; refresh the dataset itself")
         facts = self._facts(self._seen.identity)
-        new = facts.rows - self._seen.rows
+        new = facts.seen.rows - self._seen.rows
         if new < 0:
             raise ValueError(f"{self._root} has become shorter; open it again")
         if new:
             self._segments = self._segments + self._load(
-                self._seen.rows, facts.rows, self._dtype, None
+                self._seen.rows, facts.seen.rows, self._dtype, None
             )
-        before, self._seen = self._seen, Seen.of(facts)
+        before, self._seen = self._seen, facts.seen
         if self._seen == before:
             return False
         for made in ("_reader", "_layouts", "_ranges"):
@@ -193,8 +193,8 @@ class StepReader(Store):
         """
         self._check_open()
         with database.reading(self._root / DATABASE, self._seen.identity) as opened:
-            ids = None if self._chosen is None else self._chosen.ids.tolist()
-            database.show_only(opened, self._seen.last_run, ids)
+            shown = self._seen.last_run if self._chosen is None else self._chosen.ids.tolist()
+            catalog.show_only(opened, "runs", "id", shown)
             return QueryTable(*catalog.query(opened, sql, values))
 
     # A source.

@@ -32,7 +32,7 @@ class Chosen(NamedTuple):
 def choose(root: Path, seen: Seen, condition: str, values: Sequence[Any]) -> Chosen:
     """The runs that were seen for which a condition holds, in the order of their rows."""
     with database.reading(root / DATABASE, seen.identity) as opened:
-        columns = database.column_names(opened)
+        columns = list(database.columns(opened))
         found = Chosen(
             *catalog.select_numbers(opened, "runs", OWN, condition, values, columns=columns)
         )
@@ -61,7 +61,7 @@ class StepRuns(Runs):
     @lazy
     def columns(self) -> list[str]:
         with self._reading() as opened:
-            return database.column_names(opened)
+            return list(database.columns(opened))
 
     @property
     def starts(self) -> Rows:
@@ -80,10 +80,10 @@ class StepRuns(Runs):
     def _select(self, names: Sequence[str], wanted: range) -> list[tuple[Any, ...]]:
         every = ", ".join(map(database.quoted, names))
         with self._reading() as opened:
-            first, ids = wanted.start, None
+            first, shown = wanted.start, self._seen.last_run
             if self._chosen is not None:
-                first, ids = 0, self._chosen.ids[wanted.start : wanted.stop].tolist()
-            database.show_only(opened, self._seen.last_run, ids)
+                first, shown = 0, self._chosen.ids[wanted.start : wanted.stop].tolist()
+            catalog.show_only(opened, "runs", "id", shown)
             sql = f"SELECT {every} FROM runs ORDER BY first_step_idx, id LIMIT ? OFFSET ?"
             return opened.execute(sql, (len(wanted), first)).fetchall()
 

@@ -53,7 +53,8 @@ def check(dataset: "StepReader", quick: bool, progress: Progress) -> Report:
         found.problems.append(FormatError("expected a file, there is none", path=path))
         found.unchecked.append("everything that needs the missing file")
     progress(rows, rows)
-    return Report(dataset.kind, dataset.path, *map(tuple, found))
+    problems, checked, unchecked = found
+    return Report(dataset.kind, dataset.path, tuple(problems), tuple(checked), tuple(unchecked))
 
 
 def _check_tables(
@@ -101,7 +102,7 @@ def health(root: Path, dtype: np.dtype[Any]) -> str:
         if _rows_behind(root, facts):
             return "rows behind the last commit: a writer was killed"
         headers = [stated == piece.rows for piece, stated in _headers(root, facts)]
-        known = manifest is None or (manifest.rows, manifest.runs) == (facts.rows, facts.runs)
+        known = manifest is None or (manifest.rows, manifest.runs) == facts.seen[:2]
         if not all(headers) or not known:
             return "headers or manifest behind the last commit: a writer was killed"
     except (FormatError, FileNotFoundError) as error:
@@ -111,7 +112,7 @@ def health(root: Path, dtype: np.dtype[Any]) -> str:
 
 def _rows_behind(root: Path, facts: Facts) -> bool:
     """Whether a file goes on behind the committed rows, or a shard is there that has none."""
-    committed = pieces(root, facts.rows, facts.shard_rows)
+    committed = pieces(root, facts.seen.rows, facts.shard_rows)
     if facts.shard_rows and (root / piece_name(max(len(committed), 1), 1)).exists():
         return True
     last = committed[-1] if committed else Piece(root, piece_name(0, 1), 0, 0)
@@ -129,7 +130,7 @@ def _facts(root: Path) -> Facts:
 def _headers(root: Path, facts: Facts) -> list[tuple[Piece, int]]:
     """The files, and how many rows the header of each states."""
     found = []
-    for piece in pieces(root, facts.rows, facts.shard_rows):
+    for piece in pieces(root, facts.seen.rows, facts.shard_rows):
         file, header = piece.open(None)
         file.close()
         found.append((piece, header.shape[0]))
@@ -141,10 +142,11 @@ def _ahead_of_the_database(root: Path, manifest: Manifest | None) -> list[Format
     ahead. The database is asked last: a writer may commit meanwhile."""
     headers = _headers(root, _facts(root))
     facts = _facts(root)
-    limits = {piece.name: piece.rows for piece in pieces(root, facts.rows, facts.shard_rows)}
+    limits = {piece.name: piece.rows for piece in pieces(root, facts.seen.rows, facts.shard_rows)}
     problems = []
-    if manifest is not None and manifest.rows > facts.rows:
-        message = f"expected at most {facts.rows} rows, as the database has, got {manifest.rows}"
+    committed = facts.seen.rows
+    if manifest is not None and manifest.rows > committed:
+        message = f"expected at most {committed} rows, as the database has, got {manifest.rows}"
         problems.append(FormatError(message, path=str(root / MANIFEST)))
     for piece, stated in headers:
         if stated > limits[piece.name]:

@@ -113,13 +113,11 @@ class StepWriter(Writer):
             raise SchemaError(f"expected rows of {self._dtype}, as the dataset has, got {dtype}")
         self._max_rows = 1 << 62 if facts.shard_rows else _max_rows(header)
         with catalog.in_turn, catalog.translated(path):
-            self._kinds = database.column_types(self._database)
-            required = database.column_names(self._database, required=True)
-        self._columns = [name for name in self._kinds if name not in database.OWN]
-        self._required = [name for name in required if name not in database.OWN]
+            found = database.columns(self._database)
+        self._columns = {name: each for name, each in found.items() if name not in database.OWN}
         if unknown := ", ".join(sorted(set(columns) - set(self._columns))):
             raise SchemaError(f"the dataset has no run column {unknown}")
-        self._rows, self._runs, self._last_run = facts.rows, facts.runs, facts.last_run
+        self._rows, self._runs, self._last_run, _ = facts.seen
         self._mend()
 
     # Writing.
@@ -139,9 +137,9 @@ class StepWriter(Writer):
                 f"no run column {', '.join(unknown)}; there are {', '.join(self._columns)}"
             )
         values = {
-            name: _sqlite(name, columns.get(name), self._kinds[name]) for name in self._columns
+            name: _sqlite(name, columns.get(name), each.sql) for name, each in self._columns.items()
         }
-        missing = [name for name in self._required if values[name] is None]
+        missing = [n for n, each in self._columns.items() if each.required and values[n] is None]
         if missing:
             raise SchemaError(f"run column {', '.join(missing)} is missing")
         if len(self) + len(made) > self._max_rows:
@@ -259,7 +257,7 @@ class StepWriter(Writer):
             if self._shard_rows:
                 sync_path(self._root / SHARDS)
             path = self._root / DATABASE
-            database.append(self._database, path, self._columns, self._new_runs, self._written)
+            database.append(self._database, path, [*self._columns], self._new_runs, self._written)
             self._runs += len(self._new_runs)
             begin, self._rows = self._rows, self._written
             self._last_run, self._new_runs = self._next_run - 1, []
