@@ -153,14 +153,6 @@ def test_a_loop_that_is_left_leaves_no_threads(pack: PackReader) -> None:
     assert not ahead()
 
 
-def test_runs_that_are_kept_stay_as_they_were(pack: PackReader) -> None:
-    kept = [run for batch in pack.iter_batches(16) for run in batch[::5]]
-    copies = [run.copy() for run in kept]
-    for _ in range(5):
-        list(pack)
-    assert as_v2(kept) == as_v2(copies)
-
-
 # Bytes.
 
 

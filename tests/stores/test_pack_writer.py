@@ -23,6 +23,17 @@ COMPRESS: tuple[Any, ...] = ("none", "zstd", "lz4", "zstd-dict")
 Payload = tuple[bytes, int]
 
 
+PEAK = """
+import sys
+import stepwell as sw
+def peak():
+    with open("/proc/self/status") as status:
+        return int(next(line.split()[1] for line in status if line.startswith("VmHWM"))) >> 10
+before = peak()
+"""
+"""For another process: the most memory it had so far, in MiB."""
+
+
 class Kit(WriterKit):
     store, writer = sw.PackReader, sw.PackWriter
     name, one_commit = "store.a2pack", True
@@ -158,18 +169,15 @@ def test_more_than_is_kept_in_memory(target: Path) -> None:
 @pytest.mark.skipif(SANITIZED, reason="ASan keeps what was freed")
 def test_padding_is_not_kept_in_memory(target: Path) -> None:
     """200 entries at multiples of 2 MiB would be 400 MiB with their padding."""
-    script = """
-import sys
-import stepwell as sw
-def peak():
-    with open("/proc/self/status") as status:
-        return int(next(line.split()[1] for line in status if line.startswith("VmHWM"))) >> 10
-before = peak()
+    script = (
+        PEAK
+        + """
 with sw.PackWriter(sys.argv[1], align=2**21) as writer:
     for i in range(200):
         writer.append(b"x", 16)
 print(peak() - before)
 """
+    )
     assert int(children.answer(script, target)) < 60
     with sw.PackReader.open(target) as pack:
         assert len(pack) == 200

@@ -230,20 +230,3 @@ def test_runs_in_files_with_odd_names(tmp_path: Path) -> None:
     build_dataset(tmp_path / "runs", tmp_path / "out")
     sources = sw.StepReader.open(tmp_path / "out").runs["source"].tolist()
     assert sources == ["bad\\xff.a2run2", path.name]
-
-
-def test_one_run_of_many(tmp_path: Path) -> None:
-    dataset = build(tmp_path / "v", 30)
-    every = list(dataset.runs)
-    part = dataset.where("s % 3 = 1")
-    chosen = list(part.runs)
-    for i in (0, 7, 29, -1, -30):
-        assert dataset.runs[i] == every[i]
-    for i in (0, 9, -1):
-        assert part.runs[i] == chosen[i]
-    for cut in (slice(3, 8), slice(None, 4), slice(25, 99), slice(0, 30, 7), slice(8, 3)):
-        assert dataset.runs[cut] == every[cut]
-        assert part.runs[cut] == chosen[cut]
-    for table in (dataset.runs, part.runs):
-        with pytest.raises(IndexError, match="in a table of"):
-            table[len(table)]
