@@ -82,9 +82,9 @@ def test_what_a_run_is_its_bytes_say_and_what_is_packed_its_name(
 ) -> None:
     fill(folder, {"a.a2run": V2, "b.a2run2": V1, "c.A2RUN": V1, "d.a2run2.tmp": V1, "e": V1})
     fill(folder, {".f.a2run2.1234.tmp": V1, "notes.txt": b"x", ".a2run": V1, "x.a2run3": V1})
-    fill(folder, {".hidden.a2run": V1})
+    fill(folder, {".hidden.a2run": V1, "z.a2run/z.a2run": GAMES[0]})
     game2048.pack_runs(folder, target)
-    assert target.read_bytes() == expected_of([V1, V2, V1])
+    assert target.read_bytes() == expected_of([V1, V2, V1, GAMES[0]])
 
 
 @pytest.mark.parametrize(
@@ -186,12 +186,6 @@ def test_a_file_that_is_no_run_is_left_out_and_listed(
     assert path == folder / name
     assert reason
     assert reported[-1] == (count + 1, count + 1)
-
-
-def test_a_folder_named_like_a_run_is_a_folder(folder: Path, target: Path) -> None:
-    fill(folder, {"a.a2run2/b.a2run": V1})
-    game2048.pack_runs(folder, target)
-    assert target.read_bytes() == expected_of([V1])
 
 
 def test_many_bad_files_leave_no_trace(folder: Path, target: Path, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stepwell import FormatError, Loader, PackReader, StateError
+from stepwell import FormatError, PackReader
 from stepwell.game2048 import Run
 from tests import packs
-from tests.packs import reference_pack
 from tests.reference import pack as reference, runs
 from tests.runs import RUN_V1, assert_run, random_payloads
 
@@ -241,22 +239,6 @@ def test_fingerprints(path: Path, tmp_path: Path) -> None:
     assert PackReader.open(other).fingerprint != packed.fingerprint
 
 
-@pytest.mark.parametrize("data_crc", [True, False])
-def test_packs_of_v1_runs_are_told_apart(tmp_path: Path, data_crc: bool) -> None:
-    """Every v1 run has the same CRC, and leaves that of all data in the same state."""
-    other = runs.decode(RUN_V1)
-    other = replace(other, meta=replace(other.meta, max_score=1))
-    found = []
-    for name, last in (("a", RUN_V1), ("b", runs.encode_v1(other))):
-        data = reference_pack([RUN_V1, RUN_V1, last], 64, stats=None, data_crc=data_crc)
-        (tmp_path / name).write_bytes(data)
-        found.append(data)
-    assert found[0] != found[1]
-    assert found[0][-32:] == found[1][-32:]
-    first, second = (PackReader.open(tmp_path / name) for name in "ab")
-    assert first.fingerprint != second.fingerprint
-
-
 # Closing.
 
 
@@ -306,22 +288,6 @@ def test_close_unmaps_the_file(tmp_path: Path) -> None:
 
 
 # The loader.
-
-
-def test_a_loader_gives_each_run_once_and_resumes(pack: PackReader) -> None:
-    whole = [batch["max_score"].tolist() for batch in Loader(pack, 16, seed=5)]
-    wanted = sorted(run.meta.max_score for run in RUNS)
-    assert sorted(score for batch in whole for score in batch) == wanted
-    for stop in (0, 1, 4, 9):
-        loader = Loader(pack, 16, seed=5, threads=3)
-        seen = [batch["max_score"].tolist() for _, batch in zip(range(stop), loader, strict=False)]
-        state = loader.state_dict()
-        loader.close()
-        resumed = Loader(pickle.loads(pickle.dumps(pack)), 16, seed=5, threads=1)
-        resumed.load_state_dict(state)
-        assert seen + [batch["max_score"].tolist() for batch in resumed] == whole
-    with pytest.raises(StateError):
-        Loader(pack.where("run < 149"), 16, seed=5).load_state_dict(state)
 
 
 def test_another_pack_is_not_taken_for_the_one_that_was_pickled(tmp_path: Path) -> None:

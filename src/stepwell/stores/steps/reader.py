@@ -132,7 +132,8 @@ class StepReader(Store):
         if not len(found):
             raise IndexError(f"no run {run_id} here")
         start = int(starts[found[0]])
-        return self._with(None).take(np.arange(start, start + int(counts[found[0]])))
+        whole = self if self._chosen is None else self._with(None)
+        return whole.take(np.arange(start, start + int(counts[found[0]])))
 
     # Parts.
 
