@@ -156,15 +156,6 @@ def test_filter_by_score(files: Path, runs: list[Run], tmp_path: Path) -> None:
         assert part.runs["id"].tolist() == np.flatnonzero(want).tolist()
 
 
-def test_a_row_is_32_bytes_at_their_offsets(files: Path, tmp_path: Path) -> None:
-    build_dataset(files, tmp_path / "out")
-    dtype = np.load(tmp_path / "out" / "steps.npy").dtype
-    offsets = {name: dtype.fields[name][1] for name in dtype.names}
-    assert dtype.itemsize == 32
-    assert list(offsets) == ["board", "move", "ev_legal", "ev_values", "run_id", "step_index"]
-    assert list(offsets.values()) == [0, 8, 9, 10, 26, 30]
-
-
 def test_a_part_of_a_pack(pack: Path, runs: list[Run], tmp_path: Path) -> None:
     part = PackReader.open(pack).where("steps BETWEEN 20 AND 60")
     wanted = [i for i, run in enumerate(runs) if 20 <= len(run) <= 60]
@@ -181,15 +172,6 @@ def test_sources_of_files_are_relative(runs: list[Run], tmp_path: Path) -> None:
     build_dataset(tmp_path / "runs", tmp_path / "out")
     sources = StepReader.open(tmp_path / "out").runs["source"].tolist()
     assert sources == ["0000.a2run2", "0001.a2run2", "below/0000.a2run2"]
-
-
-@pytest.mark.parametrize("board", [0, 1, 2**63 - 1, 2**63, 2**64 - 1])
-def test_a_final_board_is_kept_in_a_signed_number(board: int, tmp_path: Path) -> None:
-    run = Run([1], [0], board, ev_values=[[0.5] * 4], ev_legal=[15])
-    build_dataset(save_all(tmp_path / "runs", [run]), tmp_path / "out")
-    kept = StepReader.open(tmp_path / "out").runs[0]["final_board"]
-    assert -(2**63) <= kept < 2**63
-    assert int(np.int64(kept).view(np.uint64)) == board
 
 
 # Appending.

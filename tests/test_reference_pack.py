@@ -1,8 +1,6 @@
 """docs/formats/pack.md and its reference agree: on whole files, on lines, on what is refused."""
 
 import json
-import struct
-from random import Random
 
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ from hypothesis import given, strategies as st
 from tests.packs import changed, summed
 from tests.reference import runs
 from tests.reference.pack import (
-    FOOTER,
     LZ4,
     ZSTD_DICTIONARY,
     Entry,
@@ -26,7 +23,7 @@ from tests.reference.pack import (
     step_lines,
     write_pack,
 )
-from tests.reference.runs import Broken, BrokenChecksum, BrokenVersion, Meta, Run, crc32c
+from tests.reference.runs import Broken, BrokenChecksum, Meta, Run, crc32c
 from tests.runs import RUN_V1, RUN_V2
 
 PAGE = "pack.md"
@@ -167,15 +164,6 @@ def test_the_three_forms_of_statistics() -> None:
 # What the page refuses.
 
 
-@pytest.mark.parametrize("whole", [WHOLE_V1, WHOLE_V2], ids=["v1", "v2"])
-def test_every_truncation_is_refused(whole: bytes) -> None:
-    for size in range(len(whole)):
-        with pytest.raises(Broken):
-            read_pack(whole[:size])
-    with pytest.raises(Broken):
-        read_pack(whole + b"\0")
-
-
 WITH_ALL = write_pack([HELLO, Entry(16, b"stored", LZ4, 9)], 32, stats_of([(16, b"")]), b"words")
 
 
@@ -199,71 +187,6 @@ def test_every_other_flip_is_found_by_verify(whole: bytes, unseen: list[int]) ->
                 read_pack(bytes(data), verify=True)
 
 
-def test_garbage_with_right_sums_is_refused_or_read() -> None:
-    random = Random(7)
-    refused = 0
-    for _ in range(1000):
-        data = bytearray(random.choice([WHOLE_V1, WHOLE_V2, WITH_ALL]))
-        at = random.choice([*range(28, 92), *range(len(data) - FOOTER, len(data))])
-        data[at] = random.randrange(256)
-        try:
-            read_pack(summed(bytes(data)))
-        except Broken:
-            refused += 1
-    assert refused > 500
-
-
-@pytest.mark.parametrize("whole", [WHOLE_V1, WHOLE_V2], ids=["v1", "v2"])
-@pytest.mark.parametrize(
-    ("offset", "new", "error"),
-    [
-        (0, b"PK\3\4", Broken),
-        (8, b"\0", BrokenVersion),
-        (8, b"\3", BrokenVersion),
-        (12, b"\2", BrokenVersion),
-        (15, b"\x80", BrokenVersion),
-        (16, b"\0", Broken),  # no entry
-        (28, b"\0", Broken),  # inside the header
-        (31, b"\xff", Broken),  # behind the end
-        (36, b"\xff", Broken),  # longer than the data
-        (39, b"\xff", Broken),
-        (40, b"\0", Broken),  # kinds
-        (40, b"\3", Broken),
-        (40, b"\x0f", Broken),
-        (42, b"\4", Broken),  # codecs
-        (42, b"\3", Broken),  # without a dictionary
-        (43, b"\1", Broken),
-        (48, b"\1", Broken),  # reserved of codec 0
-        (52, b"\1", Broken),  # the eight zero bytes
-        (59, b"\1", Broken),
-        (-32, b"\0", Broken),  # data_end
-        (-25, b"\xff", Broken),
-        (-16, b"\1", Broken),  # stats_offset
-        (-4, b"\1", Broken),  # the four zero bytes
-    ],
-)
-def test_open_refuses(whole: bytes, offset: int, new: bytes, error: type[Broken]) -> None:
-    with pytest.raises(error) as info:
-        read_pack(changed(whole, offset, new))
-    assert type(info.value) is error
-
-
-def test_counts_that_do_not_fit_are_refused() -> None:
-    for count in (0, 2, 2**40, 2**64 - 1):
-        data = bytearray(WHOLE_V2)
-        data[16:24] = struct.pack("<Q", count)
-        data[24:28] = struct.pack("<I", crc32c(bytes(data[:24])))
-        with pytest.raises(Broken, match=f"got {count}|index"):
-            read_pack(bytes(data))
-
-
-def test_version_1_has_no_features() -> None:
-    for offset, new in [(12, b"\1"), (40, b"\x10"), (42, b"\1")]:
-        with pytest.raises(Broken):
-            read_pack(changed(WHOLE_V1, offset, new))
-    read_pack(changed(WHOLE_V1, 8, b"\2"))  # version 2 that did not need to be
-
-
 def test_a_gap_is_refused() -> None:
     """Bytes that no part explains: between index and data, between payloads, before the footer."""
     entries = [Entry(16, bytes(8)), Entry(16, bytes(4)), Entry(16, bytes(8))]
@@ -278,24 +201,6 @@ def test_a_gap_is_refused() -> None:
             read_pack(summed(bytes(data)))
     with pytest.raises(Broken, match="expected the footer at 144"):
         read_pack(tight[:144] + bytes(4) + tight[144:])
-
-
-def test_overlap_and_disorder_are_refused() -> None:
-    data = bytearray(write_pack([Entry(16, b"12345678"), Entry(16, b"abcdefgh")], 4))
-    first, second = data[28:60], data[60:92]
-    with pytest.raises(Broken, match="entry 1: expected offset"):
-        read_pack(summed(bytes(data[:28] + second + first + data[92:])))
-    data[60] -= 4
-    with pytest.raises(Broken, match="entry 1: expected offset"):
-        read_pack(summed(bytes(data)))
-
-
-def test_verify_reads_all_padding() -> None:
-    for offset in (92, 127, 205, 255):
-        data = changed(WHOLE_V1, offset, b"\1")
-        read_pack(data)
-        with pytest.raises(Broken, match="zero bytes"):
-            read_pack(data, verify=True)
 
 
 def test_sums_of_zero_are_not_checked() -> None:
@@ -338,7 +243,9 @@ def test_floats_are_short_and_exact(value: float) -> None:
     text = Number(value).text()
     assert np.float32(text) == np.float32(value)
     assert isinstance(json.loads(text), float)
-    assert len(text) <= len(np.format_float_scientific(np.float32(value), exp_digits=2)) + 1
+    shortest = np.format_float_scientific(np.float32(value))
+    digits = [each.partition("e")[0].replace(".", "").strip("-0") for each in (text, shortest)]
+    assert digits[0] == digits[1]
 
 
 def test_floats_of_the_page() -> None:

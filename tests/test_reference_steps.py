@@ -11,6 +11,7 @@ import pytest
 
 from stepwell import StepReader, StepWriter
 from stepwell.game2048.dataset import RUN_COLUMNS, STEP
+from stepwell.stores.steps import writer as writer_module
 from tests.contract import assert_batch
 from tests.reference.runs import block, breakdown_of, file_of
 from tests.reference.steps import (
@@ -86,9 +87,15 @@ def test_appending_to_the_dataset_of_the_page(page: Path) -> None:
 
 @pytest.mark.parametrize("shard_rows", [0, 1, 9, 1000])
 @pytest.mark.parametrize("lengths", [[], [0], LENGTHS])
+@pytest.mark.parametrize("flush_bytes", [1, 1 << 23])
 def test_the_reference_reads_what_the_package_writes(
-    quick_path: Path, shard_rows: int, lengths: list[int]
+    quick_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shard_rows: int,
+    lengths: list[int],
+    flush_bytes: int,
 ) -> None:
+    monkeypatch.setattr(writer_module, "_FLUSH_BYTES", flush_bytes)
     for count in sorted({0, len(lengths) // 2, len(lengths)}):
         build(quick_path / "a", lengths[:count], shard_rows=shard_rows)
     steps = read_steps(quick_path / "a", verify=True)

@@ -335,7 +335,7 @@ def test_load_what_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         game2048.Run.load(tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(StepwellError, match="plain file"):
+    with pytest.raises(StepwellError, match="regular file"):
         game2048.Run.load(tmp_path / "pipe")
 
 

@@ -160,7 +160,7 @@ def test_an_error_while_a_run_is_read_names_it(target: Path, tmp_path: Path) -> 
             with fault("EIO", number) as injected:
                 game2048.pack_runs(tmp_path / "1", target, replace=True)
         except OSError as error:
-            messages += [str(error)] * (injected.name == "readv")
+            messages += [str(error)] * (injected.name == "pread")
         if injected.name is None:
             break
     assert len(messages) == len(OLD)

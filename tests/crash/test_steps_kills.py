@@ -14,7 +14,7 @@ from stepwell import StepReader, StepWriter
 from stepwell.files.npy import header_bytes
 from stepwell.stores.steps import writer as writer_module
 from tests.contract import assert_batch
-from tests.crash.disk import Acknowledged, Crash, Disk, Synced, Written, recorded
+from tests.crash.disk import Acknowledged, Crash, Disk, recorded
 from tests.crash.faults import Kind, fault, on_a_small_disk
 from tests.steps import COLUMNS, STEP, build, columns, fields, rows_of, rows_of_all
 
@@ -109,26 +109,6 @@ def _check_crash(path: Path, crash: Crash, database: bytes, runs: int, number: i
         assert_batch(StepReader.open(path)[:], fields(rows_of_all(LENGTHS)))
         assert StepReader.open(path).verify().ok
     shutil.rmtree(path)
-
-
-@pytest.mark.parametrize("shard_rows", [None, SHARD_ROWS])
-def test_rows_are_on_the_disk_before_the_transaction(
-    quick_path: Path, shard_rows: int | None
-) -> None:
-    build(quick_path / "steps", LENGTHS[:1], shard_rows=shard_rows)
-    with recorded_commits(quick_path / "steps") as (_, disk, commit):
-        commit(3)
-    at = disk.events.index(Acknowledged(("transaction", 3)))
-    before, after = disk.events[:at], disk.events[at:]
-    waiting: set[int | str] = set()
-    for event in before:
-        if isinstance(event, Written):
-            waiting.add(event.inode)
-        elif isinstance(event, Synced):
-            waiting.discard(event.what)
-    assert any(isinstance(event, Written) for event in before)
-    assert waiting == set()
-    assert any(isinstance(event, Written) for event in after)  # header and manifest follow
 
 
 # Promise 8: errors.

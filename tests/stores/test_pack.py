@@ -11,11 +11,11 @@ import pytest
 import zstandard
 from hypothesis import given, settings, strategies as st
 
-from stepwell import PackReader, PackWriter, Source
+from stepwell import PackReader, Source
 from stepwell.game2048 import Run
 from tests import packs
 from tests.contract import Expected, SourceContract, assert_array
-from tests.packs import expected_of, reference_pack
+from tests.packs import expected_of
 from tests.reference import pack, runs
 from tests.reference.pack import Entry, read_pack, write_pack
 from tests.runs import RUN_V1, RUN_V2, any_runs, assert_run, random_payloads
@@ -221,38 +221,3 @@ def numbers_of(stats: pack.Stats) -> list[Any]:
     """The values of our statistics."""
     *numbers, tiles, engines = vars(stats).values()
     return [*numbers, dict(tiles), dict(engines)]
-
-
-@pytest.mark.parametrize("compress", ["zstd", "lz4", "zstd-dict"])
-@pytest.mark.parametrize("align", [1, 64])
-def test_compressed_packs_are_read_by_the_reference(
-    tmp_path: Path, compress: str, align: int
-) -> None:
-    path = packs.write(tmp_path / "p.a2pack", PAYLOADS, align=align, compress=compress)
-    found = read_pack(path.read_bytes(), verify=True)
-    assert found.version == 2
-    sizes = [entry.size or len(entry.stored) for entry in found.entries]
-    assert sizes == [len(payload) for payload in PAYLOADS]
-    assert all(entry.codec == 0 or len(entry.stored) < (entry.size or 0) for entry in found.entries)
-    packed = PackReader.open(path)
-    assert tuple(bytes(packed.slice(i)) for i in range(len(packed))) == PAYLOADS
-    assert packed.verify().ok
-    assert list(vars(packed.stats).values()) == numbers_of(
-        pack.stats_of((e.kind, p) for e, p in zip(found.entries, PAYLOADS, strict=True))
-    )
-    assert packed.stored_bytes == sum(len(entry.stored) for entry in found.entries)
-
-
-def test_what_does_not_shrink_stays_version_1(tmp_path: Path) -> None:
-    tiny = runs.encode_v2(runs.Run(runs.Meta(0, 0, 0.0, 0, 0, None), [], 0))
-    for compress in ("zstd", "lz4"):
-        path = packs.write(tmp_path / compress, [tiny], compress=compress)
-        assert path.read_bytes() == reference_pack([tiny], 4096)
-
-
-def test_runs_and_their_bytes_are_the_same(tmp_path: Path) -> None:
-    path = packs.write(tmp_path / "a", [RUN_V2, RUN_V2], align=1)
-    with PackWriter(tmp_path / "b", align=1) as writer:
-        assert writer.append(Run.from_bytes(RUN_V2)) == 0
-        assert writer.append(memoryview(RUN_V2)) == 1
-    assert path.read_bytes() == (tmp_path / "b").read_bytes() == reference_pack([RUN_V2] * 2, 1)

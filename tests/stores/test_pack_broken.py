@@ -7,23 +7,11 @@ from typing import Any
 import pytest
 
 from stepwell import ChecksumError, FormatError, Loader, PackReader
-from stepwell.game2048 import Run
 from tests import packs
 from tests.packs import changed
 from tests.reference import pack as reference, runs
-from tests.runs import RUN_V2, random_payloads
-
-PAYLOADS = random_payloads(2, 150, most_steps=10)
-RUNS = [runs.decode(payload) for payload in PAYLOADS]
-V2 = [Run.from_bytes(payload).to_bytes() for payload in PAYLOADS]
-"""Every run as v2: how two runs are compared."""
-
-WORKERS = pytest.mark.parametrize("workers", [1, 2, 8, None])
-
-
-def as_v2(found: Any) -> list[bytes]:
-    return [run.to_bytes() for run in found]
-
+from tests.runs import RUN_V2
+from tests.stores.test_pack_reader import PAYLOADS, RUNS, V2, WORKERS, as_v2
 
 # Broken runs.
 

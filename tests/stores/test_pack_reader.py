@@ -5,8 +5,6 @@ import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stepwell import FormatError, Loader, PackReader, StateError, open as open_source
+from stepwell import FormatError, PackReader
 from stepwell.game2048 import Run
-from tests import children, packs, scaled
-from tests.packs import reference_pack
+from tests import packs
 from tests.reference import pack as reference, runs
 from tests.runs import RUN_V1, assert_run, random_payloads
 
@@ -154,14 +151,6 @@ def test_a_loop_that_is_left_leaves_no_threads(pack: PackReader) -> None:
     assert not ahead()
 
 
-def test_runs_that_are_kept_stay_as_they_were(pack: PackReader) -> None:
-    kept = [run for batch in pack.iter_batches(16) for run in batch[::5]]
-    copies = [run.copy() for run in kept]
-    for _ in range(5):
-        list(pack)
-    assert as_v2(kept) == as_v2(copies)
-
-
 # Bytes.
 
 
@@ -250,29 +239,6 @@ def test_fingerprints(path: Path, tmp_path: Path) -> None:
     assert PackReader.open(other).fingerprint != packed.fingerprint
 
 
-@pytest.mark.parametrize("data_crc", [True, False])
-def test_packs_of_v1_runs_are_told_apart(tmp_path: Path, data_crc: bool) -> None:
-    """Every v1 run has the same CRC, and leaves that of all data in the same state."""
-    other = runs.decode(RUN_V1)
-    other = replace(other, meta=replace(other.meta, max_score=1))
-    found = []
-    for name, last in (("a", RUN_V1), ("b", runs.encode_v1(other))):
-        data = reference_pack([RUN_V1, RUN_V1, last], 64, stats=None, data_crc=data_crc)
-        (tmp_path / name).write_bytes(data)
-        found.append(data)
-    assert found[0] != found[1]
-    assert found[0][-32:] == found[1][-32:]
-    first, second = (PackReader.open(tmp_path / name) for name in "ab")
-    assert first.fingerprint != second.fingerprint
-
-
-def test_repr_and_open(path: Path) -> None:
-    packed = open_source(path)
-    assert isinstance(packed, PackReader)
-    assert packed.path == str(path)
-    assert repr(packed).startswith("PackReader(150 rows, ")
-
-
 # Closing.
 
 
@@ -321,67 +287,7 @@ def test_close_unmaps_the_file(tmp_path: Path) -> None:
 # Threads and processes.
 
 
-def test_eight_threads_at_once(pack: PackReader) -> None:
-    start = threading.Barrier(8)
-    failures: list[BaseException] = []
-
-    def work(seed: int) -> None:
-        random = np.random.default_rng(seed)
-        start.wait()
-        try:
-            for _ in range(scaled(5)):
-                rows = random.integers(0, 150, 60)
-                want = [V2[i] for i in rows]
-                assert as_v2(pack.decode_batch(rows, workers=int(random.integers(1, 9)))) == want
-                assert as_v2(pack.iter_indices(rows)) == want
-                assert bytes(pack.slice(int(rows[0]))) == PAYLOADS[rows[0]]
-        except BaseException as failure:
-            failures.append(failure)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-
-
-def test_in_other_processes(pack: PackReader, child: ProcessPoolExecutor) -> None:
-    list(pack.iter_batches(10))  # threads are there when the process forks
-    assert children.in_fork(lambda: as_v2(pack)) == V2
-    part = pack.where("run < 30")
-    assert as_v2(child.submit(_decode, part).result(60)) == V2[:30]
-
-
-def _decode(packed: PackReader) -> list[Run]:
-    return packed.decode_batch(range(len(packed)))
-
-
 # The loader.
-
-
-def test_a_loader_gives_each_run_once_and_resumes(pack: PackReader) -> None:
-    whole = [batch["max_score"].tolist() for batch in Loader(pack, 16, seed=5)]
-    wanted = sorted(run.meta.max_score for run in RUNS)
-    assert sorted(score for batch in whole for score in batch) == wanted
-    for stop in (0, 1, 4, 9):
-        loader = Loader(pack, 16, seed=5, threads=3)
-        seen = [batch["max_score"].tolist() for _, batch in zip(range(stop), loader, strict=False)]
-        state = loader.state_dict()
-        loader.close()
-        resumed = Loader(pickle.loads(pickle.dumps(pack)), 16, seed=5, threads=1)
-        resumed.load_state_dict(state)
-        assert seen + [batch["max_score"].tolist() for batch in resumed] == whole
-    with pytest.raises(StateError):
-        Loader(pack.where("run < 149"), 16, seed=5).load_state_dict(state)
-
-
-def test_progress_of_verify(pack: PackReader) -> None:
-    seen: list[tuple[int, int]] = []
-    assert pack.verify(progress=lambda done, of: seen.append((done, of))).ok
-    assert seen[-1] == (150, 150)
-    assert seen == sorted(seen)
-    assert pack.verify(sample=10).ok
 
 
 def test_another_pack_is_not_taken_for_the_one_that_was_pickled(tmp_path: Path) -> None:

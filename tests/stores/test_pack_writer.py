@@ -23,6 +23,17 @@ COMPRESS: tuple[Any, ...] = ("none", "zstd", "lz4", "zstd-dict")
 Payload = tuple[bytes, int]
 
 
+PEAK = """
+import sys
+import stepwell as sw
+def peak():
+    with open("/proc/self/status") as status:
+        return int(next(line.split()[1] for line in status if line.startswith("VmHWM"))) >> 10
+before = peak()
+"""
+"""For another process: the most memory it had so far, in MiB."""
+
+
 class Kit(WriterKit):
     store, writer = sw.PackReader, sw.PackWriter
     name, one_commit = "store.a2pack", True
@@ -89,24 +100,6 @@ def target(tmp_path: Path) -> Path:
 # The bytes.
 
 
-@pytest.mark.parametrize("align", [1 << i for i in range(13)])
-def test_the_bytes_are_those_of_the_page(target: Path, align: int) -> None:
-    for payloads in (
-        [(V1, 1), (V2, 2)],
-        [(V2, 2)],
-        [(b"hello", 16)],
-        [(V1, 1), (b"", 16), (b"x" * 5000, 65535), (V2, 2), (b"", 17)],
-    ):
-        made = write(target, payloads, align=align)
-        assert made == expected(payloads, align)
-
-
-@pytest.mark.parametrize(("name", "align"), [("pack-v1", 64), ("pack-v2", 8)])
-def test_the_files_that_the_page_shows(target: Path, name: str, align: int) -> None:
-    payloads = [(b"hello", 16)] if name == "pack-v2" else [(V1, 1), (V2, 2)]
-    assert write(target, payloads, align=align) == runs.file_of("pack.md", name)
-
-
 def test_what_can_be_appended(target: Path) -> None:
     run = game2048.Run.from_bytes(V2)
     with sw.PackWriter(target) as writer:
@@ -164,12 +157,8 @@ def test_a_guess_of_the_length_changes_nothing(target: Path, align: int) -> None
 
 
 def test_thousands_of_tiny_payloads(target: Path) -> None:
-    payloads = [(b"%d" % i, 16 + i % 3) for i in range(5000)]
-    made = write(target, payloads, align=1)
-    assert len(made) == len(expected(payloads[:1], 1)) - 1 + 32 * 4999 + sum(
-        len(p) for p, _ in payloads
-    ) + (len(runs.varint(5000)) - 1)
-    assert write(target, payloads, align=1, expect=5000) == made
+    payloads = [(b"%d" % i, 16 + i % 3) for i in range(2000)]
+    assert write(target, payloads, align=1) == expected(payloads, 1)
 
 
 def test_more_than_is_kept_in_memory(target: Path) -> None:
@@ -180,18 +169,15 @@ def test_more_than_is_kept_in_memory(target: Path) -> None:
 @pytest.mark.skipif(SANITIZED, reason="ASan keeps what was freed")
 def test_padding_is_not_kept_in_memory(target: Path) -> None:
     """200 entries at multiples of 2 MiB would be 400 MiB with their padding."""
-    script = """
-import sys
-import stepwell as sw
-def peak():
-    with open("/proc/self/status") as status:
-        return int(next(line.split()[1] for line in status if line.startswith("VmHWM"))) >> 10
-before = peak()
+    script = (
+        PEAK
+        + """
 with sw.PackWriter(sys.argv[1], align=2**21) as writer:
     for i in range(200):
         writer.append(b"x", 16)
 print(peak() - before)
 """
+    )
     assert int(children.answer(script, target)) < 60
     with sw.PackReader.open(target) as pack:
         assert len(pack) == 200
@@ -199,13 +185,6 @@ print(peak() - before)
 
 
 # Options.
-
-
-@pytest.mark.parametrize("align", [0, 3, -1, -4096, 100, 2**31, 2**30 + 1])
-def test_alignments_that_are_refused(target: Path, align: int) -> None:
-    with pytest.raises(ValueError, match="align: expected a power of two"):
-        sw.PackWriter(target, align=align)
-    assert names(target.parent) == []
 
 
 @pytest.mark.parametrize(
@@ -216,6 +195,7 @@ def test_alignments_that_are_refused(target: Path, align: int) -> None:
         ({"compress": "zstd", "level": 0}, "level: expected 1 to 22, got 0"),
         ({"compress": "zstd", "level": 23}, "level: expected 1 to 22, got 23"),
         ({"expect": -1}, "expect"),
+        *(({"align": n}, "align: expected a power of two") for n in (0, 3, -1, 100, 2**31)),
     ],
 )
 def test_options_that_are_refused(target: Path, options: dict[str, Any], message: str) -> None:
@@ -286,24 +266,6 @@ def test_a_dictionary_that_cannot_be_trained_half_way(target: Path) -> None:
         writer.append(bytes(9 << 20), 16)
     with pytest.raises(ValueError, match="rollback"):
         writer.append(V1)
-
-
-@pytest.mark.parametrize(
-    ("compress", "payload", "kind", "version"),
-    [
-        ("none", V1, 1, 1),
-        ("none", V2, 2, 1),
-        ("none", V1, 16, 2),
-        ("zstd", GAMES[0], 1, 2),
-        ("lz4", GAMES[0], 1, 2),
-    ],
-)
-def test_version_2_only_where_it_is_needed(
-    target: Path, compress: Any, payload: bytes, kind: int, version: int
-) -> None:
-    write(target, [(payload, kind)], compress=compress)
-    with sw.PackReader.open(target) as pack:
-        assert pack.version == version
 
 
 # Runs that do not decode.

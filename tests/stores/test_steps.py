@@ -84,15 +84,6 @@ class TestSplit(TestWhere):
 # Where it is known.
 
 
-def test_open_finds_it(tmp_path: Path) -> None:
-    rows = build(tmp_path / "a")
-    for path in (tmp_path / "a", str(tmp_path / "a")):
-        source = sw.open(path)
-        assert type(source) is StepReader
-        assert_batch(source[:], fields(rows))
-    assert_batch(sw.open(tmp_path / "a", memory="map")[:], fields(rows))
-
-
 @pytest.mark.parametrize("name", ["with space", "100%", "a?b#c", "ä", "a'b\"c", "~"])
 def test_any_name(tmp_path: Path, name: str) -> None:
     rows = build(tmp_path / name)

@@ -1,6 +1,5 @@
 """Step datasets that are written again: by others, after others, and interrupted."""
 
-import sqlite3
 import sys
 from itertools import count
 from pathlib import Path
@@ -38,21 +37,6 @@ def test_a_writer_that_could_not_open_lets_go(quick_path: Path) -> None:
         pass
 
 
-def test_readers_do_not_disturb_and_are_not_disturbed(quick_path: Path) -> None:
-    path = quick_path / "a"
-    build(path, LENGTHS[:3])
-    readers = [StepReader.open(path, memory=memory) for memory in ("ram", "map", "shared")]
-    with sqlite3.connect(path / "metadata.db") as open_question:
-        open_question.execute("BEGIN")
-        assert open_question.execute("SELECT count(*) FROM runs").fetchone() == (3,)
-        build(path)
-        assert open_question.execute("SELECT count(*) FROM runs").fetchone() == (3,)
-    open_question.close()
-    for reader in readers:
-        assert_batch(reader[:], fields(rows_of_all(LENGTHS[:3])))
-        assert len(reader.runs) == len(list(reader.runs)) == 3
-
-
 # Beginning and going on.
 
 
@@ -60,11 +44,6 @@ def test_nothing_there(quick_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="a new one needs a dtype"):
         StepWriter(quick_path / "typo")
     assert list(quick_path.iterdir()) == []
-
-
-def test_folders_are_made(quick_path: Path) -> None:
-    build(quick_path / "x" / "y" / "z")
-    assert StepReader.open(quick_path / "x" / "y" / "z").verify().ok
 
 
 def test_reopening_asks_for_the_same(quick_path: Path) -> None:

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 import stepwell as sw
-from stepwell import BusyError, FormatError, SchemaError, StepReader, StepWriter
+from stepwell import BusyError, FormatError, PackReader, SchemaError, StepReader, StepWriter
 from stepwell.game2048 import build_dataset, play_to
-from tests import children, scaled
+from stepwell.store import Store
+from tests import children, packs, scaled
+from tests.runs import RUN_V2
 
 STEP = np.dtype([("x", "<f4"), ("run_id", "<u4"), ("step_index", "<u2")])
 
@@ -161,20 +163,25 @@ writer.close()
         assert StepReader.open(path, memory="map").verify().ok
 
 
-def test_a_fork_beside_threads_that_filter(tmp_path: Path) -> None:
-    dataset = build(tmp_path / "v", 20)
-    stop = threading.Event()
+@pytest.mark.parametrize("kind", ["steps", "pack"])
+def test_a_fork_beside_threads_that_filter(tmp_path: Path, kind: str) -> None:
+    """Of both stores that keep their runs in SQLite, in a file and in memory."""
+    source: Store = build(tmp_path / "v", 20)
+    if kind == "pack":
+        source = PackReader.open(packs.write(tmp_path / "p", [RUN_V2] * 20))
+    condition = "s > 3" if kind == "steps" else "run > 3"
+    names, stop = list(source.schema), threading.Event()
 
     def ask() -> None:
         while not stop.is_set():
-            dataset.where("s > 3").take([1])
+            source.where(condition).take([1])
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
         thread.start()
     try:
         for _ in range(scaled(15)):
-            assert children.in_fork(lambda: len(dataset.where("s > 3").take([1])["x"])) == 1
+            assert children.in_fork(lambda: list(source.where(condition).take([1]))) == names
     finally:
         stop.set()
         for thread in threads:
@@ -223,20 +230,3 @@ def test_runs_in_files_with_odd_names(tmp_path: Path) -> None:
     build_dataset(tmp_path / "runs", tmp_path / "out")
     sources = sw.StepReader.open(tmp_path / "out").runs["source"].tolist()
     assert sources == ["bad\\xff.a2run2", path.name]
-
-
-def test_one_run_of_many(tmp_path: Path) -> None:
-    dataset = build(tmp_path / "v", 30)
-    every = list(dataset.runs)
-    part = dataset.where("s % 3 = 1")
-    chosen = list(part.runs)
-    for i in (0, 7, 29, -1, -30):
-        assert dataset.runs[i] == every[i]
-    for i in (0, 9, -1):
-        assert part.runs[i] == chosen[i]
-    for cut in (slice(3, 8), slice(None, 4), slice(25, 99), slice(0, 30, 7), slice(8, 3)):
-        assert dataset.runs[cut] == every[cut]
-        assert part.runs[cut] == chosen[cut]
-    for table in (dataset.runs, part.runs):
-        with pytest.raises(IndexError, match="in a table of"):
-            table[len(table)]

@@ -11,7 +11,6 @@ from stepwell import ChecksumError, FormatError, RunColumn, SchemaError, StepRea
 from stepwell.stores.steps import (
     manifest as manifest_module,
     verify as verify_module,
-    writer as writer_module,
 )
 from tests.arrays import STRUCTURES, random_array
 from tests.contract import assert_batch
@@ -313,45 +312,6 @@ def test_more_runs_than_run_id_can_name(quick_path: Path) -> None:
 
 
 # Commits.
-
-
-def test_others_see_commits_and_nothing_else(quick_path: Path) -> None:
-    rows = rows_of_all()
-    with StepWriter(quick_path / "a", STEP, COLUMNS) as writer:
-        assert len(StepReader.open(quick_path / "a")) == 0
-        for run, places in enumerate(ranges()):
-            before = state(quick_path / "a")
-            writer.append(rows[places.start : places.stop], **columns(run))
-            assert len(writer) == places.stop
-            assert state(quick_path / "a") == before
-            writer.commit()
-            assert_batch(StepReader.open(quick_path / "a")[:], fields(rows[: places.stop]))
-            assert len(np.load(quick_path / "a" / "steps.npy")) == places.stop
-            assert (
-                json.loads((quick_path / "a" / "manifest.json").read_text())["rows"] == places.stop
-            )
-        writer.commit()  # nothing new: nothing to do
-    assert StepReader.open(quick_path / "a").verify().ok
-
-
-@pytest.mark.parametrize("shard_rows", [None, 3, 70, 1000])
-@pytest.mark.parametrize("flush", [1, 1 << 23])
-def test_rows_are_the_same_however_they_are_written(
-    quick_path: Path, monkeypatch: pytest.MonkeyPatch, shard_rows: int | None, flush: int
-) -> None:
-    monkeypatch.setattr(writer_module, "_FLUSH_BYTES", flush)
-    rows = rows_of_all()
-    for count in (0, 1, 4, len(LENGTHS)):
-        build(quick_path / "a", LENGTHS[:count], shard_rows=shard_rows)
-    dataset = StepReader.open(quick_path / "a")
-    assert_batch(dataset[:], fields(rows))
-    assert dataset.verify().ok
-    files = sorted((quick_path / "a" / "shards").glob("*")) or [quick_path / "a" / "steps.npy"]
-    loaded = [np.load(file) for file in files]
-    assert np.concatenate(loaded).tobytes() == rows.tobytes()
-    if shard_rows:
-        assert {len(part) for part in loaded[:-1]} <= {shard_rows}
-        assert [f.name for f in files] == [f"steps_{i:05}.npy" for i in range(len(files))]
 
 
 def test_appending_recomputes_only_the_last_block(

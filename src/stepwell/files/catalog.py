@@ -24,6 +24,7 @@ __all__ = [
     "reading",
     "select_ids",
     "select_numbers",
+    "show_only",
     "taking_turns",
     "transaction",
     "translated",
@@ -174,6 +175,19 @@ def query(
         raise ValueError(f"{sql!r}: {error}") from None
     finally:
         database.set_authorizer(None)
+
+
+def show_only(
+    database: sqlite3.Connection, table: str, id_column: str, wanted: Sequence[int] | int
+) -> None:
+    """Let a table have only the rows with these ids, or all up to one, for a connection."""
+    condition = f"{id_column} <= {wanted}"
+    if not isinstance(wanted, int):
+        condition = f"{id_column} IN (SELECT id FROM temp.chosen)"
+        database.execute("PRAGMA temp_store = MEMORY")
+        database.execute("CREATE TEMP TABLE chosen (id INTEGER PRIMARY KEY)")
+        database.executemany("INSERT INTO temp.chosen VALUES (?)", ((each,) for each in wanted))
+    database.execute(f"CREATE TEMP VIEW {table} AS SELECT * FROM main.{table} WHERE {condition}")
 
 
 def select_ids(

@@ -8,7 +8,14 @@ from typing import BinaryIO
 
 from stepwell.errors import FormatError
 
-__all__ = ["bytes_on_disk", "check_inside", "open_inside", "open_regular", "read_inside"]
+__all__ = [
+    "bytes_on_disk",
+    "check_inside",
+    "open_inside",
+    "open_named",
+    "open_regular",
+    "read_inside",
+]
 
 _KINDS = {
     stat.S_IFLNK: "a link",
@@ -21,7 +28,12 @@ _KINDS = {
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file that the caller named for reading: links are followed, nothing is waited for.
+    """Open a file that the caller named for reading, as `open_named` does."""
+    return os.fdopen(open_named(path), "rb")
+
+
+def open_named(path: Path) -> int:
+    """A descriptor of a file that the caller named: links are followed, nothing is waited for.
 
     Raises `IsADirectoryError` for a folder and `FormatError` for anything else that is not a
     regular file.
@@ -33,7 +45,7 @@ def open_regular(path: Path) -> BinaryIO:
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise _not_regular(mode, path)
-    return os.fdopen(file, "rb")
+    return file
 
 
 def open_inside(root: Path, name: str, flags: int = os.O_RDONLY) -> int:

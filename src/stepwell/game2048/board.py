@@ -18,21 +18,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from stepwell import _core
 
-__all__ = [
-    "DOWN",
-    "LEFT",
-    "RIGHT",
-    "UP",
-    "Boards",
-    "exponents",
-    "from_exponents",
-    "highest_tile",
-    "legal",
-    "move",
-    "score",
-    "show",
-]
-
 UP, DOWN, LEFT, RIGHT = range(4)
 
 Boards = NDArray[np.uint64]

@@ -11,23 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.errors import FormatError
+from stepwell.files.atomic import publish_tree, temporary_name
 from stepwell.game2048.run_files import find_runs
 from stepwell.game2048.runs import Run
 from stepwell.ordered import in_order, thread_count
 from stepwell.store import Progress
 from stepwell.stores.pack import PackReader
 from stepwell.stores.steps import RunColumn, StepReader, StepWriter
-from stepwell.stores.steps.publish import new_dataset
-
-__all__ = [
-    "RUN_COLUMNS",
-    "STEP",
-    "BuildReport",
-    "append_runs",
-    "build_dataset",
-    "filter_by_score",
-    "to_steps",
-]
 
 STEP = np.dtype(
     [
@@ -112,7 +102,15 @@ def build_dataset(
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if shard_bytes is None and source.max_steps * STEP.itemsize > memory // 2:
         shard_bytes = _SHARD_BYTES
-    with new_dataset(out, STEP, RUN_COLUMNS, shard_bytes) as writer:
+    if report.path.exists():
+        raise FileExistsError(f"{out} exists already; expected a path for a new dataset")
+    if shard_bytes is not None and shard_bytes < STEP.itemsize:
+        raise ValueError(f"shard_bytes must be at least {STEP.itemsize}, got {shard_bytes}")
+    beside, shard_rows = temporary_name(report.path), (shard_bytes or 0) // STEP.itemsize
+    with (
+        publish_tree(beside, report.path),
+        StepWriter(beside, STEP, RUN_COLUMNS, shard_rows=shard_rows) as writer,
+    ):
         _append(writer, source, report, skip_bad, threads, progress)
         if not report.runs:
             raise FormatError(f"none of {len(source.names)} runs can be rows", path=str(runs))
@@ -145,11 +143,11 @@ def filter_by_score(steps: StepReader, min_score: int, max_score: int | None = N
 
 
 class _Source(NamedTuple):
-    """Runs by name, and a function that loads some of them, or says what is wrong with each."""
+    """Runs by name, and a function that loads some of them."""
 
     names: Sequence[str]
     max_steps: int
-    load: Callable[[range], list[Run | Exception]]
+    load: Callable[[range], list[Run]]
 
 
 def _open(runs: Runs) -> _Source:
@@ -158,37 +156,19 @@ def _open(runs: Runs) -> _Source:
         root = Path(runs)
         names = [_text(path.relative_to(root)) for path, _ in found]
         steps = sum(size for _, size in found) // 3
-
-        def load_files(numbers: range) -> list[Run | Exception]:
-            return [_attempt(Run.load, found[i][0]) for i in numbers]
-
-        return _Source(names, steps, load_files)
+        return _Source(names, steps, lambda numbers: [Run.load(found[i][0]) for i in numbers])
     pack = runs if isinstance(runs, PackReader) else PackReader.open(runs)
     names = [f"{_text(os.path.basename(pack.path))}#{number}" for number in pack.numbers]
-
-    def load_pack(numbers: range) -> list[Run | Exception]:
-        try:
-            return list(pack.decode_batch(np.arange(numbers.start, numbers.stop), workers=1))
-        except FormatError:
-            return [_attempt(pack.decode, i) for i in numbers]
-
     try:
         steps = pack.stats.total_steps
     except FormatError:  # of a part they are counted, and a run that is damaged has its turn later
         steps = pack.stored_bytes // 3
-    return _Source(names, steps, load_pack)
+    return _Source(names, steps, lambda numbers: pack.decode_batch(numbers, workers=1))
 
 
 def _text(name: str | os.PathLike[str]) -> str:
     """A name as text, whatever its bytes."""
     return os.fsencode(name).decode(errors="backslashreplace")
-
-
-def _attempt(load: Callable[[Any], Run], what: Any) -> Run | Exception:
-    try:
-        return load(what)
-    except (FormatError, OSError) as error:
-        return error
 
 
 def _append(
@@ -220,19 +200,18 @@ def _append(
             progress(number + 1, count)
 
 
-def _prepare(
-    source: _Source, numbers: range
-) -> list[tuple[int, NDArray[Any] | Exception, dict[str, Any]]]:
-    """The rows and columns of some runs by number, or what is wrong with one."""
-    ready: list[tuple[int, NDArray[Any] | Exception, dict[str, Any]]] = []
-    for number, run in zip(numbers, source.load(numbers), strict=True):
-        try:
-            if isinstance(run, Exception):
-                raise run
-            ready.append((number, to_steps(run), _columns(run)))
-        except (FormatError, OSError) as problem:
-            ready.append((number, problem, {}))
-    return ready
+_Ready = tuple[int, NDArray[Any] | Exception, dict[str, Any]]
+"""A run by number: its rows and columns, or what is wrong with it."""
+
+
+def _prepare(source: _Source, numbers: range) -> list[_Ready]:
+    try:
+        runs = zip(numbers, source.load(numbers), strict=True)
+        return [(number, to_steps(run), _columns(run)) for number, run in runs]
+    except (FormatError, OSError) as error:
+        if len(numbers) == 1:
+            return [(numbers[0], error, {})]
+        return [each for i in numbers for each in _prepare(source, range(i, i + 1))]
 
 
 def _columns(run: Run) -> dict[str, Any]:

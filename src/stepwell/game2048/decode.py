@@ -14,8 +14,6 @@ from numpy.typing import ArrayLike, NDArray
 from stepwell import _core
 from stepwell.source import Batch
 
-__all__ = ["SYMMETRIES", "Decode", "decode"]
-
 SYMMETRIES = 8
 """A symmetry is a number: 4 exchanges rows and columns, then 1 mirrors, 2 turns upside down."""
 

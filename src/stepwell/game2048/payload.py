@@ -23,8 +23,6 @@ from stepwell.stores.pack.stats import ShortStats, Tally
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["RunPayloads", "RunStats"]
-
 _TEXT = Field(np.dtype(np.uint8), kind="str")
 _PER_STEP = {
     "boards": Field(np.dtype(np.uint64), ragged=True),

@@ -17,11 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell import _core
-from stepwell.game2048.board import Number, highest_tile, score
+from stepwell.game2048.board import Number
 from stepwell.game2048.runs import Run
 from stepwell.ordered import in_order
-
-__all__ = ["DEEPEST", "Choice", "choose", "play", "play_to"]
 
 DEEPEST = 6
 """The most own moves the player looks ahead."""
@@ -128,8 +126,6 @@ def _game(depth: int, seed: int, clock: bool) -> Callable[[int], Run]:
             ev_legal=legal,
             start_unix_s=int(start) if clock else 0,
             elapsed_s=time.perf_counter() - begin if clock else 0.0,
-            max_score=score(final),
-            highest_tile=highest_tile(final),
             engine=f"stepwell-expectimax-d{depth}",
         )
 

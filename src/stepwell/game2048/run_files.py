@@ -6,11 +6,9 @@ from pathlib import Path
 
 from stepwell.errors import FormatError
 from stepwell.files.atomic import write_file
-from stepwell.files.regular import open_regular
+from stepwell.files.regular import open_named
 from stepwell.game2048.runs import Run
 from stepwell.store import Progress
-
-__all__ = ["Files", "MigrateReport", "find_runs", "migrate_runs"]
 
 SUFFIXES = (".a2run", ".a2run2")
 
@@ -46,6 +44,26 @@ def _size(entry: os.DirEntry[bytes]) -> int:
         return entry.stat().st_size if entry.is_file() else 0
     except OSError:
         return 0
+
+
+def read_run(path: Path, size: int) -> bytes:
+    """The bytes of a file that has this size, and that nobody is writing to."""
+    file = open_named(path)
+    try:
+        before = os.fstat(file)
+        data = os.pread(file, size, 0)
+        while len(data) < size and (more := os.pread(file, size - len(data), len(data))):
+            data += more
+        after = os.fstat(file)
+    except OSError as error:
+        error.filename = str(path)  # a read only knows its descriptor
+        raise
+    finally:
+        os.close(file)
+    if len(data) != after.st_size or before.st_mtime_ns != after.st_mtime_ns:
+        message = f"the file changed: {size} bytes when it was found, now {after.st_size}"
+        raise FormatError(message, path=str(path))
+    return data
 
 
 @dataclass
@@ -93,12 +111,9 @@ def migrate_runs(
         if progress is not None and done:
             progress(done, len(pairs))
         try:
-            with open_regular(path) as file:
-                payload = file.read()
+            payload = read_run(path, path.stat().st_size)
             migrated = Run.from_bytes(payload, path=path).to_bytes()
         except (FormatError, OSError) as error:
-            if isinstance(error, OSError):
-                error.filename = str(path)  # a read only knows its descriptor
             if not skip_bad:
                 raise
             report.skipped.append((path, str(error)))

@@ -23,8 +23,6 @@ from stepwell.files.atomic import write_file
 from stepwell.files.regular import open_regular
 from stepwell.stores.pack.layout import ENTRY
 
-__all__ = ["Run", "RunBatch", "RunMeta"]
-
 _RECORD = np.dtype(
     [
         ("start_unix_s", "<u8"),

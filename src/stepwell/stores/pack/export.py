@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from stepwell.stores.pack.reader import PackReader
 
-__all__ = ["arrow_batches", "to_arrow", "to_jsonl", "to_parquet"]
-
 # Enough items for a thread to be busy for milliseconds, few enough for megabytes of text.
 _TEXT_CHUNK_BYTES = 1 << 18
 _ROW_GROUP_BYTES = 1 << 23
@@ -38,8 +36,9 @@ def to_jsonl(
 
     def lines(rows: Rows) -> tuple[int, Any]:
         try:
-            file, entries = pack._payloads(rows, 1)
-            text = text_of(file, entries, pack._numbers[rows], str(pack._path))
+            numbers = pack._numbers[rows]
+            file, entries = pack._opened.payloads(pack._entries[rows], numbers, 1)
+            text = text_of(file, entries, numbers, pack.path)
         except FormatError:
             pack._decode(rows, threads=1)  # knows which item to name, and where in the file it is
             raise
@@ -58,9 +57,9 @@ def to_jsonl(
 
 def to_parquet(pack: "PackReader", path: Path, progress: Progress) -> None:
     schema = _schema(pack, path)
-    from pyarrow import parquet
+    from pyarrow.parquet import ParquetWriter
 
-    with new_file(path) as out, parquet.ParquetWriter(out, schema) as writer:
+    with new_file(path) as out, ParquetWriter(out, schema) as writer:
         for batch in _record_batches(pack, progress):
             writer.write_batch(batch, row_group_size=max(len(batch), 1))
 

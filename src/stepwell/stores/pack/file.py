@@ -18,8 +18,6 @@ from stepwell.source import Rows
 from stepwell.stores.pack.layout import ENTRY, SELF_CHECKED_KIND, Layout
 from stepwell.stores.pack.payload import PayloadType
 
-__all__ = ["PackFile", "slices"]
-
 
 class PackFile:
     """Bytes of a pack whose structure was checked. It is unmapped with the last use of it.

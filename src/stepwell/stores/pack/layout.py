@@ -12,19 +12,6 @@ from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError, VersionError
 from stepwell.files.codecs import Codec
 
-__all__ = [
-    "ENTRY",
-    "FIRST_RAW_KIND",
-    "INDEX_AT",
-    "MAGIC",
-    "SELF_CHECKED_KIND",
-    "Layout",
-    "align_up",
-    "footer",
-    "groups",
-    "header",
-]
-
 MAGIC = b"A2PACK\0\0"
 INDEX_AT = 28
 TYPED_KINDS = (1, 2)
@@ -94,7 +81,8 @@ class Layout:
         """Check everything but the payloads. Raises `FormatError` naming what is wrong where."""
         check = _Checker(file, path)
         version, flags, count = check.header()
-        index = check.index(count)
+        # A copy: a closed pack still knows what it held.
+        index = file[INDEX_AT : INDEX_AT + ENTRY.itemsize * count].view(ENTRY).copy()
         data_end, index_crc, data_crc, stats_offset = check.footer(index)
         check.entries(index, version, data_end)
         data_start = int(index["offset"][0])
@@ -154,10 +142,6 @@ class _Checker:
         if not 1 <= count <= room:
             raise self.refuse(f"expected 1 to {room} entries, as many as fit, got {count}", 16)
         return version, flags, count
-
-    def index(self, count: int) -> NDArray[Any]:
-        # A copy: a closed pack still knows what it held.
-        return self._file[INDEX_AT : INDEX_AT + ENTRY.itemsize * count].view(ENTRY).copy()
 
     def footer(self, index: NDArray[Any]) -> tuple[int, int, int, int]:
         at = self._footer_at

@@ -20,17 +20,6 @@ from stepwell.stores.pack.stats import PackStats, Tally
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "RAW",
-    "Column",
-    "Lines",
-    "PayloadType",
-    "by_type",
-    "payload_types",
-    "set_payload_types",
-    "type_of",
-]
-
 _NOTHING: Mapping[Any, Any] = {}
 
 Lines = Callable[[NDArray[np.uint8], NDArray[Any], Rows, str], NDArray[np.uint8]]

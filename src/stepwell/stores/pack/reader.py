@@ -31,8 +31,6 @@ from stepwell.stores.pack.where import PackRuns, query_runs, select_runs
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["PackReader"]
-
 _SCAN_ITEMS = 64  # decoded at a time by whatever goes through all of a pack
 
 
@@ -448,9 +446,6 @@ class PackReader(Store):
         of = self._type if of is None else of
         entries, numbers = self._entries[rows], self._numbers[rows]
         return self._opened.decode(of, entries, numbers, threads, heads_only=heads_only)
-
-    def _payloads(self, rows: Rows, threads: int) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-        return self._opened.payloads(self._entries[rows], self._numbers[rows], threads)
 
 
 def _kind_name(kind: int) -> str:

@@ -12,8 +12,6 @@ from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError
 from stepwell.files.postcard import PostcardReader, PostcardWriter
 
-__all__ = ["PackStats", "ShortStats", "StatsBuilder", "Tally", "read_stats", "stats_block"]
-
 
 @dataclass(frozen=True)
 class ShortStats:

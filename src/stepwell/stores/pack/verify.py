@@ -16,8 +16,6 @@ from stepwell.stores.pack.payload import by_type
 if TYPE_CHECKING:
     from stepwell.stores.pack.reader import PackReader
 
-__all__ = ["SAMPLE", "check_pack"]
-
 SAMPLE = 256
 """Entries that a quick look reads."""
 _AT_ONCE = 64

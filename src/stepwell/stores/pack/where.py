@@ -27,8 +27,6 @@ from stepwell.stores.pack.payload import Column
 if TYPE_CHECKING:
     from stepwell.stores.pack.reader import PackReader
 
-__all__ = ["PackRuns", "index_path", "query_runs", "select_runs", "write_index"]
-
 VERSION = 2
 
 _COLUMNS = {"run": Column("INTEGER PRIMARY KEY"), "kind": Column("INTEGER NOT NULL")}
@@ -84,10 +82,7 @@ def query_runs(pack: "PackReader", sql: str, values: Sequence[Any]) -> QueryTabl
     """What a query over the table `runs` returns; of a part of a pack it has that part."""
     with _opened(pack) as database:
         if not pack._is_whole:
-            database.execute("CREATE TEMP TABLE chosen (run INTEGER PRIMARY KEY)")
-            numbers = ((number,) for number in pack._numbers.tolist())
-            database.executemany("INSERT INTO chosen VALUES (?)", numbers)
-            database.execute("CREATE TEMP VIEW runs AS SELECT * FROM main.runs WHERE run IN chosen")
+            catalog.show_only(database, "runs", "run", pack._numbers.tolist())
         return QueryTable(*catalog.query(database, sql, values))
 
 

@@ -16,7 +16,6 @@ from stepwell.files.atomic import sync_path, write_all, writer_name
 from stepwell.files.codecs import CODECS, Codec, Packer, codec_names, train_dictionary
 from stepwell.files.lock import WriterLock
 from stepwell.store import what_is_at
-from stepwell.stores.pack.file import slices
 from stepwell.stores.pack.layout import (
     ENTRY,
     FIRST_RAW_KIND,
@@ -31,8 +30,6 @@ from stepwell.stores.pack.payload import by_type, payload_types
 from stepwell.stores.pack.reader import PackReader
 from stepwell.stores.pack.stats import StatsBuilder, Tally, stats_block
 from stepwell.writer import Mode, Writer, check_mode, exclusive
-
-__all__ = ["Compress", "PackWriter", "Prepared", "Preparer", "lay_out", "room_for"]
 
 Compress = Literal["none", "zstd", "lz4", "zstd-dict"]
 
@@ -57,22 +54,6 @@ class Prepared(NamedTuple):
     """What the statistics count of them."""
 
 
-def lay_out(
-    lengths: Sequence[int], kinds: Sequence[int], align: int
-) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-    """Memory for payloads, zero between them, and entries that say where each belongs."""
-    entries = np.zeros(len(lengths), ENTRY)
-    begins, ends = [], [0]
-    for length in lengths:
-        begins.append(align_up(ends[-1], align))
-        ends.append(begins[-1] + length)
-    entries["offset"], entries["length"], entries["kind"] = begins, lengths, kinds
-    image = _core.shared_blocks().take(ends[-1])
-    for end, begin in zip(ends, begins, strict=False):
-        image[end:begin] = 0
-    return image, entries
-
-
 class Preparer:
     """Turns payloads into what is written; knows no file and is safe from any thread."""
 
@@ -82,44 +63,45 @@ class Preparer:
         self._codec = codec
 
     def prepare(self, payloads: Sequence[Any], kinds: Sequence[int], first: int = 0) -> Prepared:
-        """Lay out payloads, then `finish` them."""
-        return self.finish(*self._copied(payloads, kinds), first)
-
-    def finish(self, image: NDArray[np.uint8], entries: NDArray[Any], first: int = 0) -> Prepared:
         """Check that payloads of a known type decode, compress, and compute checksums.
 
         Raises `FormatError` for one that does not decode; it names the entry, counted from
         `first`.
         """
+        image, entries = self._laid_out(payloads, kinds)
         numbers = np.arange(first, first + len(entries))
         tallies = [
             known.tally(known.decode(image, entries[mask], numbers[mask]))
             for known, mask in by_type(entries["kind"])
         ]
         if self._codec is not Codec.NONE:
-            image, entries = self._packed(image, entries)
+            packed = [self._packer.pack(payload) for payload in payloads]
+            smaller = np.array([each is not None for each in packed], bool)
+            sizes = entries["length"][smaller]
+            stored = [p if s is None else s for p, s in zip(payloads, packed, strict=True)]
+            image, entries = self._laid_out(stored, kinds)
+            entries["flags"][smaller], entries["reserved"][smaller] = self._codec, sizes
         checksums = _core.sums_of(image, entries.view(np.uint8), numbers, "")
         entries["crc32c"] = checksums.view(np.uint32)
         return Prepared(image, entries, tallies)
 
-    def _packed(
-        self, image: NDArray[np.uint8], entries: NDArray[Any]
-    ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-        payloads = slices(image.data, entries)
-        packed = [self._packer.pack(payload) for payload in payloads]
-        stored = [p if s is None else s for p, s in zip(payloads, packed, strict=True)]
-        image, made = self._copied(stored, entries["kind"].tolist())
-        smaller = np.array([s is not None for s in packed], bool)
-        made["flags"][smaller] = self._codec
-        made["reserved"][smaller] = entries["length"][smaller]
-        return image, made
-
-    def _copied(
+    def _laid_out(
         self, payloads: Sequence[Any], kinds: Sequence[int]
     ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-        image, entries = lay_out([len(payload) for payload in payloads], kinds, self.align)
-        for begin, payload in zip(entries["offset"].tolist(), payloads, strict=True):
-            image[begin : begin + len(payload)] = np.frombuffer(payload, np.uint8)
+        """Payloads in memory, zeros between them, and entries that say where each is."""
+        entries = np.zeros(len(payloads), ENTRY)
+        begins, end = [], 0
+        for payload in payloads:
+            begins.append(align_up(end, self.align))
+            end = begins[-1] + len(payload)
+        entries["offset"], entries["kind"] = begins, kinds
+        entries["length"] = [len(payload) for payload in payloads]
+        image = _core.shared_blocks().take(end)
+        end = 0
+        for begin, payload in zip(begins, payloads, strict=True):
+            image[end:begin] = 0
+            end = begin + len(payload)
+            image[begin:end] = np.frombuffer(payload, np.uint8)
         return image, entries
 
 

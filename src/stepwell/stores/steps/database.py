@@ -17,23 +17,6 @@ from stepwell.files.catalog import transaction, translated
 from stepwell.files.npy import dtype_from_json, dtype_to_json
 from stepwell.stores.steps.layout import VERSION
 
-__all__ = [
-    "OWN",
-    "Facts",
-    "RunColumn",
-    "Seen",
-    "append",
-    "check_columns",
-    "column_names",
-    "column_types",
-    "create",
-    "facts",
-    "has_runs",
-    "quoted",
-    "reading",
-    "show_only",
-]
-
 _TELLING_RUNS = 16  # that tell one dataset from another
 
 OWN = ("id", "first_step_idx", "num_steps")
@@ -61,32 +44,25 @@ class RunColumn:
         return _SQL_TYPES[self.type] + (" NOT NULL" if self.required else "")
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What a database says about the rows: their number is what was committed, no more."""
+class Seen(NamedTuple):
+    """How far a dataset reached when it was looked at, and which one it was."""
 
     rows: int
+    """What was committed, no more."""
     runs: int
     last_run: int
     """The highest id of a run, -1 where there is none; later runs have higher ones."""
-    shard_rows: int
-    dtype: np.dtype[Any] | None
-    """None in a dataset of the original program, whose array alone knows."""
     identity: str
     """Which dataset this is, whatever its path: how many of its first runs, and their checksum."""
 
 
-class Seen(NamedTuple):
-    """How far a dataset reached when it was opened or refreshed, and which one it was."""
+class Facts(NamedTuple):
+    """What a database says about the rows."""
 
-    rows: int
-    runs: int
-    last_run: int
-    identity: str
-
-    @classmethod
-    def of(cls, facts: Facts) -> "Seen":
-        return cls(facts.rows, facts.runs, facts.last_run, facts.identity)
+    seen: Seen
+    shard_rows: int
+    dtype: np.dtype[Any] | None
+    """None in a dataset of the original program, whose array alone knows."""
 
 
 def create(
@@ -148,7 +124,7 @@ def has_runs(path: Path) -> bool:
     try:
         with catalog.reading(path) as database:
             found = database.execute("SELECT 1 FROM runs LIMIT 1").fetchone()
-            return found is not None or facts(database, path).runs > 0
+            return found is not None or facts(database, path).seen.runs > 0
     except FileNotFoundError:
         return False
     except FormatError:
@@ -181,14 +157,14 @@ def facts(database: sqlite3.Connection, path: Path) -> Facts:
         )
     if type(last) is not int or shard_rows < 0:
         raise FormatError(f"{shard_rows} rows a shard, last run {last!r}", path=str(path))
-    return Facts(rows, count, last, shard_rows, dtype, identity)
+    return Facts(Seen(rows, count, last, identity), shard_rows, dtype)
 
 
 def _asked(database: sqlite3.Connection, path: Path) -> tuple[dict[Any, Any], tuple[Any, Any, Any]]:
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
     if "runs" not in tables:
         raise FormatError("expected a table of runs, there is none", path=str(path))
-    missing = set(OWN) - set(column_names(database))
+    missing = set(OWN) - set(columns(database))
     if missing:
         raise FormatError(f"runs: no column {', '.join(sorted(missing))}", path=str(path))
     meta = dict(database.execute("SELECT key, value FROM meta")) if "meta" in tables else {}
@@ -199,21 +175,22 @@ def _asked(database: sqlite3.Connection, path: Path) -> tuple[dict[Any, Any], tu
     return meta, totals.fetchone()
 
 
-def column_types(database: sqlite3.Connection) -> dict[str, str]:
-    """The declared SQL type of each column of the runs."""
-    found = database.execute("PRAGMA table_info(runs)").fetchall()
-    return {name: kind.upper() for _, name, kind, *_ in found}
-
-
 def quoted(name: str) -> str:
     """A name as SQL has it, whatever is in it."""
     return '"' + name.replace('"', '""') + '"'
 
 
-def column_names(database: sqlite3.Connection, *, required: bool = False) -> list[str]:
-    """The columns of the runs, in order; or only those that may not be missing."""
+class Column(NamedTuple):
+    """A column of the runs, whoever made the table."""
+
+    sql: str
+    required: bool
+
+
+def columns(database: sqlite3.Connection) -> dict[str, Column]:
+    """The columns of the runs, in order."""
     found = database.execute("PRAGMA table_info(runs)").fetchall()
-    return [name for _, name, _, not_null, *_ in found if not_null or not required]
+    return {name: Column(kind.upper(), bool(not_null)) for _, name, kind, not_null, *_ in found}
 
 
 @contextmanager
@@ -227,17 +204,6 @@ def reading(path: Path, identity: str = "") -> Iterator[sqlite3.Connection]:
         if identity and _identity(opened, int(identity.partition(":")[0])) != identity:
             raise FormatError("another dataset is here now; open it again", path=str(path))
         yield opened
-
-
-def show_only(database: sqlite3.Connection, last_run: int, ids: Sequence[int] | None) -> None:
-    """Let `runs` be the runs up to one, or only those with the given ids, for a connection."""
-    wanted = f"id <= {last_run}"
-    database.execute("PRAGMA temp_store = MEMORY")
-    if ids is not None:
-        wanted = "id IN (SELECT id FROM temp.chosen)"
-        database.execute("CREATE TEMP TABLE chosen (id INTEGER PRIMARY KEY)")
-        database.executemany("INSERT INTO temp.chosen VALUES (?)", ((run,) for run in ids))
-    database.execute(f"CREATE TEMP VIEW runs AS SELECT * FROM main.runs WHERE {wanted}")
 
 
 def _identity(database: sqlite3.Connection, runs: int) -> str:

@@ -11,19 +11,6 @@ from stepwell.errors import FormatError
 from stepwell.files.npy import NpyHeader, header_bytes, read_header
 from stepwell.files.regular import open_inside
 
-__all__ = [
-    "DATABASE",
-    "FILLED",
-    "LOCK",
-    "MANIFEST",
-    "SHARDS",
-    "VERSION",
-    "Piece",
-    "check_dtype",
-    "piece_name",
-    "pieces",
-]
-
 VERSION = 1
 DATABASE = "metadata.db"
 MANIFEST = "manifest.json"

@@ -19,8 +19,6 @@ from stepwell.files.npy import dtype_to_json
 from stepwell.files.regular import read_inside
 from stepwell.stores.steps.layout import MANIFEST, VERSION
 
-__all__ = ["BLOCK_BYTES", "Manifest"]
-
 DOCUMENT = Document(MANIFEST, "stepwell-steps", VERSION)
 BLOCK_BYTES = 1 << 26
 

@@ -14,8 +14,6 @@ from stepwell.files.shared import shared_block
 from stepwell.store import Progress
 from stepwell.stores.steps.layout import Piece
 
-__all__ = ["load_rows", "map_rows"]
-
 _READ_BYTES = 1 << 28  # between two signs of progress
 
 

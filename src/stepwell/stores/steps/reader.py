@@ -1,7 +1,8 @@
 """A step dataset, opened: rows from memory, runs from SQL."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -23,8 +24,6 @@ from stepwell.stores.steps.memory import load_rows, map_rows
 from stepwell.stores.steps.table import Chosen, StepRuns, choose
 from stepwell.stores.steps.verify import check, health
 
-__all__ = ["Memory", "StepReader"]
-
 Memory = Literal["ram", "map", "shared"]
 
 
@@ -45,6 +44,8 @@ class StepReader(Store):
     kind: ClassVar[str] = "steps"
     noun: ClassVar[str] = "a step dataset"
 
+    _chosen_rows = 0
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -52,6 +53,7 @@ class StepReader(Store):
         memory: Memory = "ram",
         resident_bytes: int = 1 << 30,
         progress: Progress | None = None,
+        _seen: Seen | None = None,
     ) -> None:
         if memory not in ("ram", "map", "shared"):
             raise ValueError(f"memory: expected 'ram', 'map' or 'shared', got {memory!r}")
@@ -59,28 +61,39 @@ class StepReader(Store):
         self._memory: Memory = memory
         self._resident_bytes = resident_bytes
         self._chosen: Chosen | None = None
-        self._chosen_rows: int
-        self._seen: Seen
-        self._segments: list[NDArray[Any]]
-        self._dtype: np.dtype[Any]
-        self._open(None, progress)
+        facts = self._facts(_seen.identity if _seen else "")
+        self._seen = _seen or facts.seen
+        if self._seen.rows > facts.seen.rows:
+            raise FormatError(
+                f"expected {self._seen.rows} rows, as there were, got {facts.seen.rows}",
+                path=str(self._root),
+            )
+        self._shard_rows = facts.shard_rows
+        self._segments = self._load(0, self._seen.rows, facts.dtype, progress)
+        self._dtype = self._segments[0].dtype
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
         return path.is_dir() and os.path.lexists(path / DATABASE)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = {"memory": self._memory, "resident_bytes": self._resident_bytes}
-        return _rebuild, (type(self), self._root, options, self._seen, self._chosen)
+        whole = partial(
+            type(self),
+            self._root,
+            memory=self._memory,
+            resident_bytes=self._resident_bytes,
+            _seen=self._seen,
+        )
+        return _rebuild, (whole, self._chosen)
 
-    def _with(self, chosen: Chosen) -> "StepReader":
-        """The same rows in memory, these runs only."""
+    def _with(self, chosen: Chosen | None) -> "StepReader":
+        """The same rows in memory, these runs only; with None all of them."""
         part = StepReader.__new__(StepReader)
         part.__dict__.update(
             {k: v for k, v in self.__dict__.items() if k not in ("_reader", "_layouts", "_ranges")}
         )
         part._chosen = chosen
-        part._chosen_rows = int(chosen.counts.sum())
+        part._chosen_rows = 0 if chosen is None else int(chosen.counts.sum())
         return part
 
     # What it is.
@@ -119,7 +132,7 @@ class StepReader(Store):
         if not len(found):
             raise IndexError(f"no run {run_id} here")
         start = int(starts[found[0]])
-        whole = self if self._chosen is None else self._with_all()
+        whole = self if self._chosen is None else self._with(None)
         return whole.take(np.arange(start, start + int(counts[found[0]])))
 
     # Parts.
@@ -153,14 +166,14 @@ class StepReader(Store):
         if self._chosen is not None:
             raise ValueError("a part of a dataset does not grow; refresh the dataset itself")
         facts = self._facts(self._seen.identity)
-        new = facts.rows - self._seen.rows
+        new = facts.seen.rows - self._seen.rows
         if new < 0:
             raise ValueError(f"{self._root} has become shorter; open it again")
         if new:
             self._segments = self._segments + self._load(
-                self._seen.rows, facts.rows, self._dtype, None
+                self._seen.rows, facts.seen.rows, self._dtype, None
             )
-        before, self._seen = self._seen, Seen.of(facts)
+        before, self._seen = self._seen, facts.seen
         if self._seen == before:
             return False
         for made in ("_reader", "_layouts", "_ranges"):
@@ -181,8 +194,8 @@ class StepReader(Store):
         """
         self._check_open()
         with database.reading(self._root / DATABASE, self._seen.identity) as opened:
-            ids = None if self._chosen is None else self._chosen.ids.tolist()
-            database.show_only(opened, self._seen.last_run, ids)
+            shown = self._seen.last_run if self._chosen is None else self._chosen.ids.tolist()
+            catalog.show_only(opened, "runs", "id", shown)
             return QueryTable(*catalog.query(opened, sql, values))
 
     # A source.
@@ -229,33 +242,13 @@ class StepReader(Store):
         )
 
     def _verified(self, quick: bool, progress: Progress) -> Report:
-        found = check(self._root, self._dtype, self._shard_rows, self._seen, quick, progress)
-        parts = tuple(found.problems), tuple(found.checked), tuple(found.unchecked)
-        return Report(self.kind, self.path, *parts)
+        return check(self, quick, progress)
 
     # Below this line: for this package.
 
     @lazy
     def _ranges(self) -> Chosen:
         return choose(self._root, self._seen, "1", ()) if self._chosen is None else self._chosen
-
-    def _with_all(self) -> "StepReader":
-        whole = self._with(Chosen(*(np.empty(0, np.int64),) * 3))
-        whole._chosen = None
-        return whole
-
-    def _open(self, seen: Seen | None, progress: Progress | None) -> None:
-        """Load what there is, or what was there when `seen` was."""
-        facts = self._facts(seen.identity if seen else "")
-        self._seen = seen or Seen.of(facts)
-        if self._seen.rows > facts.rows:
-            raise FormatError(
-                f"expected {self._seen.rows} rows, as there were, got {facts.rows}",
-                path=str(self._root),
-            )
-        self._shard_rows = facts.shard_rows
-        self._segments = self._load(0, self._seen.rows, facts.dtype, progress)
-        self._dtype = self._segments[0].dtype
 
     def _facts(self, identity: str) -> database.Facts:
         with database.reading(self._root / DATABASE, identity) as opened:
@@ -272,16 +265,7 @@ class StepReader(Store):
         return [load_rows(found, dtype, owner, progress)]
 
 
-def _rebuild(
-    cls: type[StepReader],
-    path: Path,
-    options: dict[str, Any],
-    seen: Seen,
-    chosen: Chosen | None,
-) -> StepReader:
+def _rebuild(whole: Callable[[], StepReader], chosen: Chosen | None) -> StepReader:
     """The same rows again, though others may have been appended since."""
-    dataset = cls.__new__(cls)
-    dataset._root, dataset._chosen = path, None
-    dataset._memory, dataset._resident_bytes = options["memory"], options["resident_bytes"]
-    dataset._open(seen, None)
+    dataset = whole()
     return dataset if chosen is None else dataset._with(chosen)

@@ -16,10 +16,6 @@ from stepwell.stores.steps import database
 from stepwell.stores.steps.database import OWN, Seen
 from stepwell.stores.steps.layout import DATABASE
 
-__all__ = ["Chosen", "StepRuns", "choose"]
-
-_FEW = 500  # ids that fit well into one query
-
 
 class Chosen(NamedTuple):
     """Some runs: their ids, and where their rows are."""
@@ -36,7 +32,7 @@ class Chosen(NamedTuple):
 def choose(root: Path, seen: Seen, condition: str, values: Sequence[Any]) -> Chosen:
     """The runs that were seen for which a condition holds, in the order of their rows."""
     with database.reading(root / DATABASE, seen.identity) as opened:
-        columns = database.column_names(opened)
+        columns = list(database.columns(opened))
         found = Chosen(
             *catalog.select_numbers(opened, "runs", OWN, condition, values, columns=columns)
         )
@@ -65,7 +61,7 @@ class StepRuns(Runs):
     @lazy
     def columns(self) -> list[str]:
         with self._reading() as opened:
-            return database.column_names(opened)
+            return list(database.columns(opened))
 
     @property
     def starts(self) -> Rows:
@@ -83,22 +79,13 @@ class StepRuns(Runs):
 
     def _select(self, names: Sequence[str], wanted: range) -> list[tuple[Any, ...]]:
         every = ", ".join(map(database.quoted, names))
-        start = f"SELECT id, {every} FROM runs WHERE id <= ?"
-        order = "ORDER BY first_step_idx, id"
-        last = self._seen.last_run
         with self._reading() as opened:
-            if self._chosen is None:
-                limits = (last, len(wanted), wanted.start)
-                found = opened.execute(f"{start} {order} LIMIT ? OFFSET ?", limits)
-                return [row[1:] for row in found]
-            ids = self._chosen.ids[wanted.start : wanted.stop].tolist()
-            if len(ids) <= _FEW:
-                marks = ", ".join("?" * len(ids))
-                found = opened.execute(f"{start} AND id IN ({marks}) {order}", (last, *ids))
-                return [row[1:] for row in found]
-            chosen = set(ids)
-            found = opened.execute(f"{start} {order}", (last,))
-            return [row[1:] for row in found if row[0] in chosen]
+            first, shown = wanted.start, self._seen.last_run
+            if self._chosen is not None:
+                first, shown = 0, self._chosen.ids[wanted.start : wanted.stop].tolist()
+            catalog.show_only(opened, "runs", "id", shown)
+            sql = f"SELECT {every} FROM runs ORDER BY first_step_idx, id LIMIT ? OFFSET ?"
+            return opened.execute(sql, (len(wanted), first)).fetchall()
 
     def _reading(self) -> AbstractContextManager[sqlite3.Connection]:
         return database.reading(self._root / DATABASE, self._seen.identity)

@@ -1,7 +1,7 @@
 """Everything that can be wrong with a step dataset, looked for."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,16 +9,17 @@ from numpy.typing import NDArray
 from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError
 from stepwell.files.lock import is_locked
-from stepwell.store import Progress
+from stepwell.store import Progress, Report
 from stepwell.stores.steps import database
 from stepwell.stores.steps.database import Facts, Seen
 from stepwell.stores.steps.layout import DATABASE, LOCK, MANIFEST, Piece, piece_name, pieces
 from stepwell.stores.steps.manifest import BLOCK_BYTES, Manifest
 
-__all__ = ["Findings", "check", "health"]
+if TYPE_CHECKING:
+    from stepwell.stores.steps.reader import StepReader
 
 
-class Findings(NamedTuple):
+class _Findings(NamedTuple):
     """What is wrong, what was checked, and what could not be."""
 
     problems: list[FormatError]
@@ -26,32 +27,23 @@ class Findings(NamedTuple):
     unchecked: list[str]
 
 
-def check(
-    root: Path,
-    dtype: np.dtype[Any],
-    shard_rows: int,
-    seen: Seen,
-    quick: bool,
-    progress: Progress,
-) -> Findings:
+def check(dataset: "StepReader", quick: bool, progress: Progress) -> Report:
     """Compare the files with one another; what is in memory is not asked.
 
     Only the rows and runs that were seen are looked at: more may be appended meanwhile.
     """
-    found = Findings([], [], [])
+    found, root, rows = _Findings([], [], []), dataset._root, dataset._seen.rows
     try:
-        runs, manifest = _check_tables(found, root, dtype, seen)
+        runs, manifest = _check_tables(found, dataset)
         if quick:
             found.unchecked.append("the rows and their checksums: a quick check leaves them out")
         else:
-            covered = 0 if manifest is None else min(manifest.rows, seen.rows)
-            stored = _Stored(root, dtype, shard_rows)
-            found.problems.extend(_broken_rows(stored, seen.rows, runs, manifest, progress))
-            found.checked.append(f"{seen.rows} rows, {covered} of them against checksums")
-            if covered < seen.rows:
+            covered = 0 if manifest is None else min(manifest.rows, rows)
+            found.problems.extend(_broken_rows(dataset, runs, manifest, progress))
+            found.checked.append(f"{rows} rows, {covered} of them against checksums")
+            if covered < rows:
                 found.unchecked.append(
-                    f"checksums of {seen.rows - covered} rows: "
-                    f"the manifest covers the first {covered}"
+                    f"checksums of {rows - covered} rows: the manifest covers the first {covered}"
                 )
     except FormatError as error:
         found.problems.append(error)
@@ -60,17 +52,19 @@ def check(
         path = str(error.filename or root)
         found.problems.append(FormatError("expected a file, there is none", path=path))
         found.unchecked.append("everything that needs the missing file")
-    progress(seen.rows, seen.rows)
-    return found
+    progress(rows, rows)
+    problems, checked, unchecked = found
+    return Report(dataset.kind, dataset.path, tuple(problems), tuple(checked), tuple(unchecked))
 
 
 def _check_tables(
-    found: Findings, root: Path, dtype: np.dtype[Any], seen: Seen
+    found: _Findings, dataset: "StepReader"
 ) -> tuple[NDArray[np.int64], Manifest | None]:
     """Everything but the rows; return runs that rows can be compared with, and the manifest."""
+    root = dataset._root
     found.problems.extend(_broken_database(root))
     found.checked.append("the database, by SQLite's own integrity check")
-    runs = _runs(root, seen)
+    runs = _runs(root, dataset._seen)
     broken = _broken_ranges(root, runs)
     found.problems.extend(broken)
     found.checked.append("that the rows of each run follow those of the run before")
@@ -79,7 +73,7 @@ def _check_tables(
         found.unchecked.append("which run each row belongs to: the ranges contradict each other")
     manifest = None
     try:
-        manifest = Manifest.read(root, dtype.itemsize)
+        manifest = Manifest.read(root, dataset.dtype.itemsize)
     except FormatError as error:
         found.problems.append(error)
     found.problems.extend(_ahead_of_the_database(root, manifest))
@@ -87,21 +81,15 @@ def _check_tables(
     return runs, manifest
 
 
-class _Stored(NamedTuple):
-    """The rows as the files have them."""
-
-    root: Path
-    dtype: np.dtype[Any]
-    shard_rows: int
-
-    def rows(self, begin: int, end: int) -> NDArray[Any]:
-        parts = []
-        for piece in pieces(self.root, end, self.shard_rows, begin):
-            file, header = piece.open(self.dtype, piece.inside + piece.rows)
-            with file:
-                file.seek(header.data_offset + piece.inside * self.dtype.itemsize)
-                parts.append(np.fromfile(file, np.uint8, piece.rows * self.dtype.itemsize))
-        return np.concatenate(parts).view(self.dtype)
+def _stored(dataset: "StepReader", begin: int, end: int) -> NDArray[Any]:
+    """Rows as the files have them."""
+    parts, dtype = [], dataset.dtype
+    for piece in pieces(dataset._root, end, dataset._shard_rows, begin):
+        file, header = piece.open(dtype, piece.inside + piece.rows)
+        with file:
+            file.seek(header.data_offset + piece.inside * dtype.itemsize)
+            parts.append(np.fromfile(file, np.uint8, piece.rows * dtype.itemsize))
+    return np.concatenate(parts).view(dtype)
 
 
 def health(root: Path, dtype: np.dtype[Any]) -> str:
@@ -114,7 +102,7 @@ def health(root: Path, dtype: np.dtype[Any]) -> str:
         if _rows_behind(root, facts):
             return "rows behind the last commit: a writer was killed"
         headers = [stated == piece.rows for piece, stated in _headers(root, facts)]
-        known = manifest is None or (manifest.rows, manifest.runs) == (facts.rows, facts.runs)
+        known = manifest is None or (manifest.rows, manifest.runs) == facts.seen[:2]
         if not all(headers) or not known:
             return "headers or manifest behind the last commit: a writer was killed"
     except (FormatError, FileNotFoundError) as error:
@@ -124,7 +112,7 @@ def health(root: Path, dtype: np.dtype[Any]) -> str:
 
 def _rows_behind(root: Path, facts: Facts) -> bool:
     """Whether a file goes on behind the committed rows, or a shard is there that has none."""
-    committed = pieces(root, facts.rows, facts.shard_rows)
+    committed = pieces(root, facts.seen.rows, facts.shard_rows)
     if facts.shard_rows and (root / piece_name(max(len(committed), 1), 1)).exists():
         return True
     last = committed[-1] if committed else Piece(root, piece_name(0, 1), 0, 0)
@@ -142,7 +130,7 @@ def _facts(root: Path) -> Facts:
 def _headers(root: Path, facts: Facts) -> list[tuple[Piece, int]]:
     """The files, and how many rows the header of each states."""
     found = []
-    for piece in pieces(root, facts.rows, facts.shard_rows):
+    for piece in pieces(root, facts.seen.rows, facts.shard_rows):
         file, header = piece.open(None)
         file.close()
         found.append((piece, header.shape[0]))
@@ -154,10 +142,11 @@ def _ahead_of_the_database(root: Path, manifest: Manifest | None) -> list[Format
     ahead. The database is asked last: a writer may commit meanwhile."""
     headers = _headers(root, _facts(root))
     facts = _facts(root)
-    limits = {piece.name: piece.rows for piece in pieces(root, facts.rows, facts.shard_rows)}
+    limits = {piece.name: piece.rows for piece in pieces(root, facts.seen.rows, facts.shard_rows)}
     problems = []
-    if manifest is not None and manifest.rows > facts.rows:
-        message = f"expected at most {facts.rows} rows, as the database has, got {manifest.rows}"
+    committed = facts.seen.rows
+    if manifest is not None and manifest.rows > committed:
+        message = f"expected at most {committed} rows, as the database has, got {manifest.rows}"
         problems.append(FormatError(message, path=str(root / MANIFEST)))
     for piece, stated in headers:
         if stated > limits[piece.name]:
@@ -200,13 +189,12 @@ def _broken_ranges(root: Path, runs: NDArray[np.int64]) -> list[FormatError]:
 
 
 def _broken_rows(
-    stored: _Stored,
-    rows: int,
+    dataset: "StepReader",
     runs: NDArray[np.int64],
     manifest: Manifest | None,
     progress: Progress,
 ) -> list[FormatError]:
-    root, dtype = stored.root, stored.dtype
+    root, dtype, rows = dataset._root, dataset.dtype, dataset._seen.rows
     problems: list[FormatError] = []
     blocks = [] if manifest is None else manifest.blocks
     covered = 0 if manifest is None else min(manifest.rows, rows)
@@ -214,7 +202,7 @@ def _broken_rows(
     found, inside, block = 0, 0, 0
     step = max(BLOCK_BYTES // dtype.itemsize, 1)
     for begin in range(0, rows, step):
-        part = stored.rows(begin, min(begin + step, rows))
+        part = _stored(dataset, begin, min(begin + step, rows))
         problems += _misplaced(root, part, begin, runs)
         data = part[: max(covered - begin, 0)].view(np.uint8).reshape(-1)
         while len(data):

@@ -40,8 +40,6 @@ from stepwell.stores.steps.layout import (
 from stepwell.stores.steps.manifest import Manifest
 from stepwell.writer import Mode, Writer, exclusive
 
-__all__ = ["StepWriter"]
-
 _FLUSH_BYTES = 1 << 23
 _DATABASES = rf"{re.escape(DATABASE)}(\.new)?(-wal|-shm|-journal)?"
 _PIECES = r"steps(_\d{5,})?\.npy"
@@ -115,13 +113,11 @@ class StepWriter(Writer):
             raise SchemaError(f"expected rows of {self._dtype}, as the dataset has, got {dtype}")
         self._max_rows = 1 << 62 if facts.shard_rows else _max_rows(header)
         with catalog.in_turn, catalog.translated(path):
-            self._kinds = database.column_types(self._database)
-            required = database.column_names(self._database, required=True)
-        self._columns = [name for name in self._kinds if name not in database.OWN]
-        self._required = [name for name in required if name not in database.OWN]
+            found = database.columns(self._database)
+        self._columns = {name: each for name, each in found.items() if name not in database.OWN}
         if unknown := ", ".join(sorted(set(columns) - set(self._columns))):
             raise SchemaError(f"the dataset has no run column {unknown}")
-        self._rows, self._runs, self._last_run = facts.rows, facts.runs, facts.last_run
+        self._rows, self._runs, self._last_run, _ = facts.seen
         self._mend()
 
     # Writing.
@@ -141,9 +137,9 @@ class StepWriter(Writer):
                 f"no run column {', '.join(unknown)}; there are {', '.join(self._columns)}"
             )
         values = {
-            name: _sqlite(name, columns.get(name), self._kinds[name]) for name in self._columns
+            name: _sqlite(name, columns.get(name), each.sql) for name, each in self._columns.items()
         }
-        missing = [name for name in self._required if values[name] is None]
+        missing = [n for n, each in self._columns.items() if each.required and values[n] is None]
         if missing:
             raise SchemaError(f"run column {', '.join(missing)} is missing")
         if len(self) + len(made) > self._max_rows:
@@ -261,7 +257,7 @@ class StepWriter(Writer):
             if self._shard_rows:
                 sync_path(self._root / SHARDS)
             path = self._root / DATABASE
-            database.append(self._database, path, self._columns, self._new_runs, self._written)
+            database.append(self._database, path, [*self._columns], self._new_runs, self._written)
             self._runs += len(self._new_runs)
             begin, self._rows = self._rows, self._written
             self._last_run, self._new_runs = self._next_run - 1, []
@@ -334,13 +330,11 @@ class StepWriter(Writer):
     def _row_array(self, rows: ArrayLike | Mapping[str, ArrayLike], run_id: int) -> NDArray[Any]:
         names = self._dtype.names
         assert names is not None
+        if any(map(is_masked, rows.values() if isinstance(rows, Mapping) else [rows])):
+            raise TypeError("a masked array would lose its mask; fill it first")
         if isinstance(rows, Mapping):
-            if any(map(is_masked, rows.values())):
-                raise TypeError("a masked array would lose its mask; fill it first")
             given = {name: np.asarray(values) for name, values in rows.items()}
         else:
-            if is_masked(rows):
-                raise TypeError("a masked array would lose its mask; fill it first")
             array = np.asarray(rows)
             if array.dtype.names is None:
                 raise SchemaError(f"expected rows of {self._dtype}, got {array.dtype}")
@@ -357,20 +351,14 @@ class StepWriter(Writer):
         count = lengths.pop() or 0
         made = np.zeros(count, self._dtype)
         for name, values in given.items():
-            if name in own:
-                continue
-            fit_into(name, values, made[name])
-        for name, last in (("run_id", run_id), ("step_index", count - 1)):
-            if name in own:
-                limit = np.iinfo(self._dtype[name]).max
-                if last > limit:
-                    raise SchemaError(
-                        f"run {run_id}: {name} {last} does not fit, {limit} is the most"
-                    )
-        if "run_id" in own:
-            made["run_id"] = run_id
-        if "step_index" in own:
-            made["step_index"] = np.arange(count)
+            if name not in own:
+                fit_into(name, values, made[name])
+        for name in own:
+            last = run_id if name == "run_id" else count - 1
+            limit = np.iinfo(self._dtype[name]).max
+            if last > limit:
+                raise SchemaError(f"run {run_id}: {name} {last} does not fit, {limit} is the most")
+            made[name] = run_id if name == "run_id" else np.arange(count)
         return made
 
 
@@ -405,12 +393,7 @@ def _max_rows(header: NpyHeader) -> int:
     return int(min(10.0 ** (room + 1), 1 << 62)) - 1
 
 
-_KINDS: dict[str, tuple[type, ...]] = {
-    "INTEGER": (int,),
-    "REAL": (int, float),
-    "TEXT": (str,),
-    "BLOB": (bytes,),
-}
+_KINDS = {"INTEGER": (int,), "REAL": (int, float), "TEXT": (str,), "BLOB": (bytes,)}
 
 
 def _sqlite(name: str, value: Any, kind: str) -> Any:
