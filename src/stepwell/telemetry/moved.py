@@ -1,7 +1,9 @@
 """Steps of an old database as they are to be in a replay store, and whether they are so there."""
 
 import json
+import sqlite3
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,17 +11,14 @@ from numpy.typing import NDArray
 
 from stepwell.errors import SchemaError
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel, Tree, leaves
+from stepwell.stores.replay.database import reading
 from stepwell.stores.replay.resolver import FrameResolver
 from stepwell.telemetry.json_arrays import parse, picture
 from stepwell.telemetry.old_telemetry import OldStep
 
-__all__ = ["NEW_COLUMNS", "Channels", "MovedStep", "differences"]
+__all__ = ["Channels", "MovedStep", "differences"]
 
-NEW_COLUMNS = (
-    *("episode_id", "step_index", "action", "reward", "terminated", "truncated"),
-    *("frame_ref", "obs_ref", "info", "timestamp", "agent_id", "run_id"),
-)
-_KINDS = (OBSERVATIONS, ACTIONS, FRAMES)
+_REFS = {OBSERVATIONS: "obs_ref", ACTIONS: "action", FRAMES: "frame_ref"}
 
 Payloads = list[tuple[Channel, NDArray[Any]]]
 
@@ -39,6 +38,7 @@ class MovedStep(NamedTuple):
     agent_id: str | None
     trees: dict[str, Tree]
     """Observation, action and frame, those that there are."""
+    json_bytes: int
 
     @classmethod
     def of(cls, step: OldStep) -> "MovedStep":
@@ -46,8 +46,7 @@ class MovedStep(NamedTuple):
         try:
             observation, unseen = _part(step.observation)
             action, done = _part(step.action) if _is_json(step.action) else (step.action, None)
-            frame, shown = _part(step.render_payload)
-            frame, shown = picture((frame, shown))
+            frame, shown = picture(_part(step.render_payload))
             rest = {"observation": unseen, "action": done, "render_payload": shown}
             info = _info(step.info, {name: r for name, r in rest.items() if r is not None})
         except ValueError as error:
@@ -57,11 +56,10 @@ class MovedStep(NamedTuple):
         if not isinstance(step.reward, int | float) or step.reward != step.reward:
             raise SchemaError(f"{step.where}: reward: expected a number, got {step.reward!r}")
         found = {OBSERVATIONS: observation, ACTIONS: action, FRAMES: frame}
-        single = isinstance(action, int | float)
         return cls(
             step.episode_id,
             step.step_index,
-            action if single else None,
+            action if isinstance(action, int | float) else None,
             float(step.reward),
             bool(step.terminated),
             bool(step.truncated),
@@ -69,6 +67,7 @@ class MovedStep(NamedTuple):
             "" if step.timestamp is None else str(step.timestamp),
             None if step.agent_id is None else str(step.agent_id),
             {kind: tree for kind, tree in found.items() if tree is not None},
+            sum(len(b) for b in (step.observation, step.render_payload) if _is_json(b)),
         )
 
     @property
@@ -182,23 +181,25 @@ def _fits(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
         return bool((array.astype(dtype) == array).all())
 
 
-def differences(
-    steps: Iterable[MovedStep],
-    run_id: str,
-    rows: Mapping[tuple[str, int], tuple[Any, ...]],
-    resolver: FrameResolver,
-) -> list[str]:
-    """What is not the same in the rows of a replay store, a line each."""
-    wanted = list(steps)
-    found: dict[str, list[Tree]] = {}
-    for kind, column in zip(_KINDS, ("obs_ref", "action", "frame_ref"), strict=True):
-        at = NEW_COLUMNS.index(column)
-        refs = [rows[step.episode_id, step.step_index][at] for step in wanted]
-        texts = [ref if isinstance(ref, str) else None for ref in refs]
-        found[kind] = resolver.resolve_batch(texts)
+def differences(root: Path, run_id: str, steps: Iterable[MovedStep]) -> list[str]:
+    """What is not the same in a replay store, a line each, of the steps that it has."""
+    both = []
+    with reading(root) as database:
+        database.row_factory = sqlite3.Row
+        sql = "SELECT * FROM steps WHERE episode_id = ? AND step_index = ?"
+        for step in steps:
+            row = database.execute(sql, (step.episode_id, step.step_index)).fetchone()
+            if row is not None:
+                both.append((step, row))
+    with FrameResolver(root) as resolver:
+        found = {
+            kind: resolver.resolve_batch(
+                [row[column] if isinstance(row[column], str) else None for _, row in both]
+            )
+            for kind, column in _REFS.items()
+        }
     lines = []
-    for i, step in enumerate(wanted):
-        row = dict(zip(NEW_COLUMNS, rows[step.episode_id, step.step_index], strict=True))
+    for i, (step, row) in enumerate(both):
         expected = {
             "reward": step.reward,
             "terminated": int(step.terminated),
@@ -215,11 +216,12 @@ def differences(
             for name, value in expected.items()
             if row[name] != value
         ]
-        for kind in _KINDS:
-            if kind == ACTIONS and step.number is not None:
-                continue
-            if not _same(kind, step.trees.get(kind), found[kind][i]):
-                lines.append(f"{step.where}: {kind}: other arrays")
+        lines += [
+            f"{step.where}: {kind}: other arrays"
+            for kind in _REFS
+            if (kind != ACTIONS or step.number is None)
+            and not _same(kind, step.trees.get(kind), found[kind][i])
+        ]
     return lines
 
 

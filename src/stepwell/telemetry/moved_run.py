@@ -16,7 +16,10 @@ from stepwell.stores.replay.rows import RunFile
 from stepwell.telemetry.moved import Channels, MovedStep
 from stepwell.telemetry.old_telemetry import OldEpisode
 
-__all__ = ["MovedRun"]
+__all__ = ["Item", "MovedRun"]
+
+Item = tuple[OldEpisode, MovedStep | None]
+"""A step of an episode; None when all of its steps have come."""
 
 _KINDS = (FRAMES, OBSERVATIONS, ACTIONS)
 
@@ -48,11 +51,7 @@ class MovedRun:
         found, first = np.unique(numbers, return_index=True)
         return dict(zip(found.tolist(), first.tolist(), strict=True))
 
-    def put(
-        self,
-        steps: Sequence[tuple[OldEpisode, MovedStep | None]],
-        skip: Callable[[SchemaError], None],
-    ) -> list[MovedStep]:
+    def put(self, steps: Sequence[Item], skip: Callable[[SchemaError], None]) -> list[MovedStep]:
         """Commit steps, and the ends of episodes; returns the steps that were not skipped."""
         self._channels.settle([step for _, step in steps if step is not None])
         items: list[Step] = []
