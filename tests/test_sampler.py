@@ -336,23 +336,6 @@ def test_pieces_make_the_whole(
     np.testing.assert_array_equal(np.concatenate(parts), order.rows(epoch, 0, order.length))
 
 
-@pytest.mark.parametrize("sampler", [*SAMPLERS, sw.Weighted([1.0] * 5000, seed=3)], ids=repr)
-def test_one_position_at_a_time_is_the_same(sampler: sw.Sampler) -> None:
-    order = sampler.order(5000)
-    rows = order.rows(1, 0, order.length)
-    for position in [*range(0, order.length, 97), order.length - 1]:
-        assert order.rows(1, position, 1) == rows[position]
-
-
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
-def test_no_rows_no_positions(sampler: sw.Sampler) -> None:
-    order = sampler.order(0)
-    assert order.length == 0
-    assert len(order.rows(0, 0, 0)) == 0
-    with pytest.raises(IndexError):
-        order.rows(0, 0, 1)
-
-
 # Block.
 
 
@@ -377,12 +360,6 @@ def test_block_keeps_what_it_states(length: int, k: int, group: int, seed: int, 
     assert spread(rows, k) < k * group
 
 
-@given(st.integers(1, 400), st.integers(1, 30), words)
-def test_a_group_of_one_keeps_each_block_together(length: int, k: int, seed: int) -> None:
-    blocks = whole(sw.Block(k, seed=seed, group=1), length) // k
-    assert np.count_nonzero(np.diff(blocks)) == -(-length // k) - 1
-
-
 def test_a_window_mixes_its_group_of_blocks_and_no_other() -> None:
     k, group, length = 10, 4, 10 * 100
     rows = whole(sw.Block(k, seed=1, group=group), length)
@@ -392,16 +369,6 @@ def test_a_window_mixes_its_group_of_blocks_and_no_other() -> None:
     first_blocks = [int(np.unique(window)[0]) for window in windows]
     assert first_blocks != sorted(first_blocks)
     assert np.count_nonzero(np.diff(rows) == 1) < length / 10
-
-
-def test_the_short_last_block_stays_together_as_well() -> None:
-    k, group, length = 8, 3, 8 * 20 + 5
-    for seed in range(40):
-        rows = whole(sw.Block(k, seed=seed, group=group), length)
-        at = np.flatnonzero(rows >= 8 * 20)
-        assert len(at) == 5
-        assert np.ptp(at) < k * group
-        assert spread(rows, k) < k * group
 
 
 def test_the_short_last_block_comes_everywhere() -> None:
@@ -447,11 +414,6 @@ def test_a_window_of_whole_strides_visits_every_row_equally_often(
     length = stride * steps
     counts = np.bincount(whole(sw.Sequential(stride * strides, stride), length))
     assert counts.tolist() == [strides] * length
-
-
-def test_every_epoch_of_sequential_is_the_same() -> None:
-    sampler = sw.Sequential(3, 2)
-    np.testing.assert_array_equal(whole(sampler, 11, 0), whole(sampler, 11, 5))
 
 
 # Draws with replacement.
@@ -522,12 +484,6 @@ def test_equal_weights_are_iid() -> None:
     assert np.mean(weighted == iid) > 0.99
 
 
-def test_a_single_heavy_row_is_always_drawn() -> None:
-    for weights in ([0, 0, 5], [5, 0, 0], [0, 5, 0]):
-        rows = draws(sw.Weighted(weights), 3, 3000)
-        assert set(rows.tolist()) == {weights.index(5)}
-
-
 def test_weighted_keeps_its_own_copy() -> None:
     weights = np.array([1.0, 0.0])
     sampler = sw.Weighted(weights)
@@ -553,10 +509,6 @@ def test_positions_outside_an_epoch(sampler: sw.Sampler, start: int, count: int)
     order = sampler.order(10)
     with pytest.raises(IndexError, match=rf"\[{start}, {start} \+ {count}\).* {order.length}$"):
         order.rows(0, start, count)
-
-
-def test_the_end_of_an_epoch_has_no_rows_and_no_error() -> None:
-    assert len(sw.Shuffle().order(10).rows(0, 10, 0)) == 0
 
 
 @pytest.mark.parametrize(

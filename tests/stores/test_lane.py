@@ -115,17 +115,6 @@ def test_shapes(run_id: str, shape: tuple[int, ...], pixel_format: str | None, n
         assert (second.pixels == first.pixels[::-1]).all()
 
 
-def test_an_atari_frame(run_id: str) -> None:
-    frame = np.random.default_rng(0).integers(0, 256, (210, 160, 3), np.uint8)
-    with LaneWriter(run_id, frame.shape) as writer, LaneReader(run_id) as reader:
-        writer.publish(frame, reward=np.float32(0.5))
-        found = reader.latest()
-        assert found is not None
-        assert (found.pixels == frame).all()
-        assert "RGB" in repr(writer)
-        assert repr(reader) == f"LaneReader({run_id!r}, (210, 160, 3), RGB)"
-
-
 @given(st.lists(st.tuples(st.sampled_from(["publish", "latest", "frames"]), st.integers(1, 7))))
 def test_every_number_is_returned_or_counted(moves: list[tuple[str, int]]) -> None:
     name = f"test-{os.getpid()}-{threading.get_ident()}"
