@@ -32,10 +32,12 @@ Parts = tuple[Any, Any]
 """A tree of arrays, and everything that is not one; None where there is nothing."""
 
 
-def parse(blob: bytes | str) -> Parts:
-    """What a BLOB holds. Raises `ValueError` when it is not JSON, `SchemaError` when lists in it
+def parse(blob: Any) -> Parts:
+    """What a column holds. Raises `ValueError` when it is not JSON, `SchemaError` when lists in it
     have several lengths."""
-    data = blob.encode() if isinstance(blob, str) else bytes(blob)
+    if not isinstance(blob, str | bytes):  # SQLite keeps a number that was put into any column
+        return _split(blob)
+    data = blob.encode() if isinstance(blob, str) else blob
     array = _rectangle(data)
     return (array, None) if array is not None else _split(_loads(data))
 

@@ -195,12 +195,13 @@ class _Migration:
     def _batches(self, items: Iterator[Item]) -> Iterator[list[Item]]:
         """As many as go into a commit."""
         batch: list[Item] = []
-        for item in items:
-            batch.append(item)
-            size = sum(step.json_bytes for _, step in batch if step is not None)
+        size = 0
+        for episode, step in items:
+            batch.append((episode, step))
+            size += 0 if step is None else step.json_bytes
             if len(batch) == _BATCH_STEPS or size >= BATCH_BYTES:
                 yield batch
-                batch = []
+                batch, size = [], 0
                 self._advance(0)
         if batch:
             yield batch
@@ -230,7 +231,9 @@ class _Migration:
                     f"which is not in {self._old.path}"
                 )
         for name in dict.fromkeys(there[:1] + there[-1:]):
-            first = self._old.step(known[name], min(self._known(run_id, known[name]).steps))
+            first = self._old.step(
+                known[name], min(self._known(run_id, known[name]).steps, default=0)
+            )
             lines = differences(self._root, run_id, [MovedStep.of(first)] if first else [])
             if lines:
                 raise SchemaError(f"run {run_id!r}: the store has another one: {lines[0]}")

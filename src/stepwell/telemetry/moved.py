@@ -14,13 +14,10 @@ from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Chann
 from stepwell.stores.replay.database import reading
 from stepwell.stores.replay.resolver import FrameResolver
 from stepwell.telemetry.json_arrays import parse, picture
-from stepwell.telemetry.old_telemetry import OldStep
 
 __all__ = ["Channels", "MovedStep", "differences"]
 
 _REFS = {OBSERVATIONS: "obs_ref", ACTIONS: "action", FRAMES: "frame_ref"}
-
-Payloads = list[tuple[Channel, NDArray[Any]]]
 
 
 class MovedStep(NamedTuple):
@@ -41,50 +38,41 @@ class MovedStep(NamedTuple):
     json_bytes: int
 
     @classmethod
-    def of(cls, step: OldStep) -> "MovedStep":
+    def of(cls, row: sqlite3.Row) -> "MovedStep":
         """Read a row. Raises `SchemaError`, naming it, for what a replay store cannot hold."""
+        where = f"step {row['step_index']} of episode {row['episode_id']!r}"
         try:
-            observation, unseen = _part(step.observation)
-            action, done = _part(step.action) if _is_json(step.action) else (step.action, None)
-            frame, shown = picture(_part(step.render_payload))
+            observation, unseen = parse(row["observation"])
+            action, done = parse(row["action"])
+            frame, shown = picture(parse(row["render_payload"]))
             rest = {"observation": unseen, "action": done, "render_payload": shown}
-            info = _info(step.info, {name: r for name, r in rest.items() if r is not None})
+            info = _info(row["info"], {name: r for name, r in rest.items() if r is not None})
         except ValueError as error:
-            raise SchemaError(f"{step.where}: {error}") from None
+            raise SchemaError(f"{where}: {error}") from None
         if isinstance(action, np.ndarray) and not action.ndim:
             action = action.item()
-        if not isinstance(step.reward, int | float) or step.reward != step.reward:
-            raise SchemaError(f"{step.where}: reward: expected a number, got {step.reward!r}")
+        reward = row["reward"]
+        if not isinstance(reward, int | float) or reward != reward:
+            raise SchemaError(f"{where}: reward: expected a number, got {reward!r}")
         found = {OBSERVATIONS: observation, ACTIONS: action, FRAMES: frame}
+        blobs = (row["observation"], row["render_payload"])
         return cls(
-            step.episode_id,
-            step.step_index,
+            row["episode_id"],
+            row["step_index"],
             action if isinstance(action, int | float) else None,
-            float(step.reward),
-            bool(step.terminated),
-            bool(step.truncated),
+            float(reward),
+            bool(row["terminated"]),
+            bool(row["truncated"]),
             info,
-            "" if step.timestamp is None else str(step.timestamp),
-            None if step.agent_id is None else str(step.agent_id),
+            "" if row["timestamp"] is None else str(row["timestamp"]),
+            None if row["agent_id"] is None else str(row["agent_id"]),
             {kind: tree for kind, tree in found.items() if tree is not None},
-            sum(len(b) for b in (step.observation, step.render_payload) if _is_json(b)),
+            sum(len(blob) for blob in blobs if isinstance(blob, str | bytes)),
         )
 
     @property
     def where(self) -> str:
         return f"step {self.step_index} of episode {self.episode_id!r}"
-
-
-def _is_json(value: Any) -> bool:
-    return isinstance(value, str | bytes)
-
-
-def _part(value: Any) -> tuple[Tree, Any]:
-    if value is None:
-        return None, None
-    if isinstance(value, int | float):  # SQLite keeps a number that was put into any column
-        return np.array(value), None
-    return parse(value)
 
 
 def _info(stored: Any, rest: Mapping[str, Any]) -> bytes | None:
@@ -104,7 +92,9 @@ class Channels:
     """The channels of a run. What they hold is decided by the first steps that have any."""
 
     def __init__(self, known: Iterable[Channel], compress: str, observations: str | None) -> None:
-        self._known = {channel.name: channel for channel in known}
+        self._kinds: dict[str, list[Channel]] = {}
+        for channel in known:
+            self._kinds.setdefault(channel.kind, []).append(channel)
         self._compress = compress
         self._wanted = None if observations is None else np.dtype(observations)
 
@@ -112,23 +102,16 @@ class Channels:
         """Decide on the kinds that no step had so far."""
         first: dict[str, dict[str, list[NDArray[Any]]]] = {}
         for step in steps:
-            for kind, tree in step.trees.items():
-                if self._of(kind):
-                    continue
+            for kind in step.trees.keys() - self._kinds.keys():
                 try:
-                    arrays = dict(leaves(kind, tree))
-                except SchemaError:  # to be told of when its turn comes
+                    arrays = dict(leaves(kind, step.trees[kind]))
+                except SchemaError:  # reported when its turn comes
                     continue
                 seen = first.setdefault(kind, {name: [] for name in arrays})
-                for name, array in arrays.items():
-                    if name in seen:
-                        seen[name].append(array)
+                for name in seen.keys() & arrays.keys():
+                    seen[name].append(arrays[name])
         for kind, found in first.items():
-            for name, some in found.items():
-                self._known[name] = self._channel(kind, name, some)
-
-    def _of(self, kind: str) -> list[Channel]:
-        return [channel for channel in self._known.values() if channel.kind == kind]
+            self._kinds[kind] = [self._channel(kind, name, some) for name, some in found.items()]
 
     def _channel(self, kind: str, name: str, some: list[NDArray[Any]]) -> Channel:
         """Pixels are uint8, other whole numbers int64, fractions float64."""
@@ -139,16 +122,15 @@ class Channels:
             dtype = np.dtype(np.uint8)
         return Channel.like(name, np.empty(some[0].shape, dtype), self._compress)
 
-    def payloads(self, step: MovedStep, kind: str) -> Payloads:
+    def payloads(self, step: MovedStep, kind: str) -> list[tuple[Channel, NDArray[Any]]]:
         """The arrays of a step as they are to be stored. Raises `SchemaError`, naming it."""
-        tree = step.trees.get(kind)
-        if tree is None:
+        if kind not in step.trees:
             return []
-        channels = self._of(kind)
+        channels = self._kinds.get(kind, [])
         try:
-            found = dict(leaves(kind, tree))
-            if set(found) != {channel.name for channel in channels}:
-                names = [channel.name for channel in channels]
+            found = dict(leaves(kind, step.trees[kind]))
+            names = [channel.name for channel in channels]
+            if set(found) != set(names):
                 raise SchemaError(f"expected {names}, got {list(found)}")
             return [(channel, _stored(channel, found[channel.name])) for channel in channels]
         except SchemaError as error:

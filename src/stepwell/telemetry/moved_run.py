@@ -39,7 +39,7 @@ class MovedRun:
         except BaseException:
             self._disk.abandon()
             raise
-        self._seats: dict[str, _Place] = {}
+        self._last: _Place | None = None
 
     def _first_rows(self) -> dict[int, int]:
         """Where each episode begins in the dataset of steps, by its number."""
@@ -61,20 +61,17 @@ class MovedRun:
         counts = Rows(*self._disk.handed_over)
         for episode, step in steps:
             if step is None:
-                touched[episode.episode_id] = self._place(episode)
-                touched[episode.episode_id].complete()
+                place = touched[episode.episode_id] = self._place(episode)
+                place.complete()
                 continue
             try:
-                framed = self._channels.payloads(step, FRAMES)
-                observed = self._channels.payloads(step, OBSERVATIONS)
-                acted = self._channels.payloads(step, ACTIONS)
+                payloads = [self._channels.payloads(step, kind) for kind in _KINDS]
             except SchemaError as error:
                 skip(error)
                 continue
-            place = self._place(episode)
-            touched[episode.episode_id] = place
+            place = touched[episode.episode_id] = self._place(episode)
             refs, at = [], []
-            for kind, row, arrays in zip(_KINDS, counts, (framed, observed, acted), strict=True):
+            for kind, row, arrays in zip(_KINDS, counts, payloads, strict=True):
                 refs.append(f"h5://{self.run_id}/{kind}/{row}" if arrays else None)
                 at.append(row if arrays else -1)
                 for channel, array in arrays:
@@ -105,15 +102,10 @@ class MovedRun:
         return kept
 
     def _place(self, episode: OldEpisode) -> "_Place":
-        place = self._seats.get(episode.episode_id)
-        if place is None:
-            place = self._load(episode)
-            self._seats = {episode.episode_id: place}  # they come one after another
-        return place
-
-    def _load(self, episode: OldEpisode) -> "_Place":
-        """The row of an episode, as it is or new."""
+        """An episode, as the store has it or new; they come one after another."""
         name = episode.episode_id
+        if self._last is not None and self._last.seat.episode_id == name:
+            return self._last
         with reading(self._root) as database:
             row = database.execute(
                 f"SELECT {', '.join(EPISODE_COLUMNS)} FROM episodes WHERE episode_id = ?", (name,)
@@ -121,16 +113,15 @@ class MovedRun:
             first, last = database.execute(
                 "SELECT min(step_index), max(step_index) FROM steps WHERE episode_id = ?", (name,)
             ).fetchone()
+        seat = Seat(self.run_id, self._next, episode.agent_id, episode.started_at)
+        seat.episode_id = name
         if row is None:
-            number, self._next = self._next, self._next + 1
-            seat = Seat(self.run_id, number, episode.agent_id, episode.started_at)
-            seat.episode_id = name
+            self._next += 1
         else:
-            known = dict(zip(EPISODE_COLUMNS, row, strict=True))
-            seat = Seat(self.run_id, known["number"], known["agent_id"], known["started_at"])
-            for column, value in known.items():
+            for column, value in zip(EPISODE_COLUMNS, row, strict=True):
                 setattr(seat, column, value)
-        return _Place(episode, seat, first, last)
+        self._last = _Place(episode, seat, first, last)
+        return self._last
 
     def _counters(self, count: int) -> Counters:
         written = self._disk.enqueued = self._disk.enqueued + count

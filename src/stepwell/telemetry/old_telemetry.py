@@ -8,6 +8,7 @@ Nothing is ever written to them. A query is a transaction of its own and a short
 program that still records there is not held up.
 """
 
+import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 from stepwell.errors import FormatError, SchemaError
 from stepwell.files.catalog import in_turn, open_readonly, taking_turns, translated
 
-__all__ = ["OldEpisode", "OldStep", "OldTelemetry"]
+__all__ = ["OldEpisode", "OldTelemetry"]
 
 _NEEDED = ("episode_id", "step_index", "action", "observation", "reward", "terminated")
 _OTHERS = ("truncated", "info", "render_payload", "timestamp", "agent_id", "run_id")
@@ -34,27 +35,6 @@ class OldEpisode(NamedTuple):
     steps: int | None
 
 
-class OldStep(NamedTuple):
-    """A row of the table of steps."""
-
-    episode_id: str
-    step_index: int
-    action: Any
-    observation: Any
-    reward: Any
-    terminated: Any
-    truncated: Any
-    info: Any
-    render_payload: Any
-    timestamp: Any
-    agent_id: Any
-    run_id: Any
-
-    @property
-    def where(self) -> str:
-        return f"step {self.step_index} of episode {self.episode_id!r}"
-
-
 class OldTelemetry:
     """One such database. Raises `FormatError` when it has no such tables."""
 
@@ -63,6 +43,7 @@ class OldTelemetry:
         path.stat()
         with in_turn, translated(path):
             self._database = open_readonly(path)
+            self._database.row_factory = sqlite3.Row
         try:
             with in_turn, translated(path):
                 self._database.execute(f"PRAGMA busy_timeout = {_WAIT_MS}")
@@ -76,10 +57,8 @@ class OldTelemetry:
         except BaseException:
             self._database.close()
             raise
-        self._step = (
-            f"SELECT {', '.join(columns[name] for name in OldStep._fields)} FROM steps "
-            "WHERE episode_id = ? AND step_index = ?"
-        )
+        named = ", ".join(f"{column} AS {name}" for name, column in columns.items())
+        self._step = f"SELECT {named} FROM steps WHERE episode_id = ? AND step_index = ?"
         join = "LEFT JOIN episodes ON episodes.episode_id = firsts.episode_id"
         if ends["episode_id"] == "NULL":
             ends, join = dict.fromkeys(ends, "NULL"), ""
@@ -141,20 +120,19 @@ class OldTelemetry:
         return found
 
     @taking_turns
-    def step(self, episode: OldEpisode, index: int) -> OldStep | None:
+    def step(self, episode: OldEpisode, index: int) -> sqlite3.Row | None:
         """A step of an episode; None when it was removed meanwhile. Raises `SchemaError` when it
         is of another run."""
         with translated(self.path):
-            row = self._database.execute(self._step, (episode.episode_id, index)).fetchone()
-        if row is None:
-            return None
-        step = OldStep(*row)
-        if _name(step.run_id) != episode.run_id:
+            row: sqlite3.Row | None = self._database.execute(
+                self._step, (episode.episode_id, index)
+            ).fetchone()
+        if row is not None and _name(row["run_id"]) != episode.run_id:
             raise SchemaError(
-                f"{step.where}: expected the run {episode.run_id!r} of the steps before, "
-                f"got {step.run_id!r}"
+                f"step {index} of episode {episode.episode_id!r}: expected the run "
+                f"{episode.run_id!r} of the steps before, got {row['run_id']!r}"
             )
-        return step
+        return row
 
 
 def _name(run_id: Any) -> str | None:
