@@ -4,11 +4,12 @@ import pickle
 import zlib
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
 import stepwell as sw
@@ -56,15 +57,89 @@ def whole(sampler: sw.Sampler, length: int, epoch: int = 0) -> Rows:
 
 # The same as the page.
 
+Model = Callable[[int, int], int]
+"""The row at a position of an epoch, as the page has it."""
+Case = tuple[sw.Sampler, int, int, Model]
+"""A sampler, the rows of a source, how many positions an epoch has, and what is where."""
+
+
+def shuffled(length: int, seed: int) -> Case:
+    return sw.Shuffle(seed), length, length, partial(reference.shuffle, length, seed)
+
+
+def in_blocks(length: int, k: int, group: int, seed: int) -> Case:
+    model = partial(reference.block, length, seed, k, group)
+    return sw.Block(k, seed=seed, group=group), length, length, model
+
+
+def in_windows(length: int, window: int, stride: int | None) -> Case:
+    step = window if stride is None else stride
+    positions = reference.sequential_length(length, window, step)
+
+    def model(epoch: int, position: int) -> int:
+        return reference.sequential(length, window, step, position)
+
+    return sw.Sequential(window, stride), length, positions, model
+
+
+def drawn(length: int, seed: int) -> Case:
+    return sw.Iid(seed), length, length, partial(reference.iid, length, seed)
+
+
+def weighed(weights: list[float], seed: int) -> Case:
+    count = len(weights)
+    return sw.Weighted(weights, seed=seed), count, count, reference.Weighted(weights, seed)
+
+
+any_weight = st.one_of(
+    st.floats(0, 1e300, allow_subnormal=False),
+    st.floats(0, 1),
+    st.integers(0, 5).map(float),
+)
+ON_THE_PAGE = {
+    "shuffle": st.builds(shuffled, sizes, words),
+    "block": st.builds(
+        in_blocks,
+        st.integers(0, 300) | sizes,
+        st.integers(1, 40) | st.integers(1, 2**63 - 1),
+        st.integers(1, 8) | st.sampled_from([64, 1000]),
+        words,
+    ),
+    "sequential": st.builds(
+        in_windows,
+        st.integers(0, 60) | st.integers(0, 2**40),
+        st.integers(1, 20) | st.integers(1, 2**20),
+        st.none() | st.integers(1, 20) | st.integers(1, 2**40),
+    ),
+    "iid": st.builds(drawn, sizes | st.just(2**63 - 1), words),
+    "weighted": st.builds(
+        weighed,
+        st.lists(any_weight, min_size=1, max_size=50).filter(lambda w: 0 < sum(w) < 1e305),
+        words,
+    ),
+}
 many = settings(max_examples=scaled(150, smallest=40))
 
 
+@pytest.mark.parametrize("name", ON_THE_PAGE)
 @many
-@given(sizes, words, words, st.data())
-def test_shuffle_is_the_pages(length: int, seed: int, epoch: int, data: st.DataObject) -> None:
-    positions = data.draw(stretches(length))
-    expected = [reference.shuffle(length, seed, epoch, p) for p in positions]
-    assert rows_of(sw.Shuffle(seed), length, epoch, positions) == expected
+@given(words, st.data())
+def test_every_row_is_where_the_page_says(name: str, epoch: int, data: st.DataObject) -> None:
+    sampler, length, positions, model = data.draw(ON_THE_PAGE[name])
+    assert sampler.order(length).length == positions
+    some = data.draw(stretches(positions))
+    assert rows_of(sampler, length, epoch, some) == [model(epoch, p) for p in some]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [in_blocks(4097 * 3 - 1, 3, 4, 1), in_blocks(10**6 + 1, 1000, 5, 2)],
+    ids=["more blocks than the small shuffle has rows", "more rows in a window"],
+)
+def test_large_blocks_are_the_pages(case: Case) -> None:
+    sampler, length, _, model = case
+    last = range(length - 200, length)
+    assert rows_of(sampler, length, 1, last) == [model(1, p) for p in last]
 
 
 @many
@@ -75,75 +150,6 @@ def test_shuffle_can_be_undone(length: int, seed: int, epoch: int, data: st.Data
     order = reference.permutation(length, reference.key_of(seed, epoch))
     rows = rows_of(sw.Shuffle(seed), length, epoch, positions)
     assert [order.index(row) for row in rows] == list(positions)
-
-
-@many
-@given(
-    length=st.integers(0, 300) | sizes,
-    k=st.integers(1, 40) | st.integers(1, 2**63 - 1),
-    group=st.integers(1, 8) | st.sampled_from([64, 1000]),
-    seed=words,
-    epoch=words,
-    data=st.data(),
-)
-@example(length=4097 * 3 - 1, k=3, group=4, seed=1, epoch=0, data=None)  # more blocks than SMALL
-@example(length=10**6 + 1, k=1000, group=5, seed=2, epoch=1, data=None)  # and more rows a window
-def test_block_is_the_pages(
-    length: int, k: int, group: int, seed: int, epoch: int, data: st.DataObject | None
-) -> None:
-    positions = range(length - 200, length) if data is None else data.draw(stretches(length))
-    expected = [reference.block(length, seed, k, group, epoch, p) for p in positions]
-    assert rows_of(sw.Block(k, seed=seed, group=group), length, epoch, positions) == expected
-
-
-@many
-@given(
-    length=st.integers(0, 60) | st.integers(0, 2**40),
-    window=st.integers(1, 20) | st.integers(1, 2**20),
-    stride=st.none() | st.integers(1, 20) | st.integers(1, 2**40),
-    epoch=words,
-    data=st.data(),
-)
-def test_sequential_is_the_pages(
-    length: int, window: int, stride: int | None, epoch: int, data: st.DataObject
-) -> None:
-    sampler = sw.Sequential(window, stride)
-    step = window if stride is None else stride
-    assert sampler.order(length).length == reference.sequential_length(length, window, step)
-    positions = data.draw(stretches(sampler.order(length).length))
-    expected = [reference.sequential(length, window, step, p) for p in positions]
-    assert rows_of(sampler, length, epoch, positions) == expected
-
-
-@many
-@given(sizes | st.just(2**63 - 1), words, words, st.data())
-def test_iid_is_the_pages(length: int, seed: int, epoch: int, data: st.DataObject) -> None:
-    positions = data.draw(stretches(length))
-    expected = [reference.iid(length, seed, epoch, p) for p in positions]
-    assert rows_of(sw.Iid(seed), length, epoch, positions) == expected
-
-
-any_weight = st.one_of(
-    st.floats(0, 1e300, allow_subnormal=False),
-    st.floats(0, 1),
-    st.integers(0, 5).map(float),
-)
-
-
-@many
-@given(
-    st.lists(any_weight, min_size=1, max_size=50).filter(lambda w: 0 < sum(w) < 1e305),
-    words,
-    words,
-    st.data(),
-)
-def test_weighted_is_the_pages(
-    weights: list[float], seed: int, epoch: int, data: st.DataObject
-) -> None:
-    positions = data.draw(stretches(len(weights)))
-    model = reference.Weighted(weights, seed)
-    expected = [model(epoch, p) for p in positions]
-    assert rows_of(sw.Weighted(weights, seed=seed), len(weights), epoch, positions) == expected
 
 
 # Golden vectors. They are never to change: a run that stopped on one machine and release
@@ -233,16 +239,11 @@ def test_the_pages_tables() -> None:
     shuffles, blocks = page_table("Shuffle"), page_table("Block")
     assert len(shuffles) == 12
     assert len(blocks) == 4
-    for *numbers, rows in shuffles:
-        n, seed, epoch, start = map(number, numbers)
+    for *numbers, rows in shuffles + blocks:
+        n, *block, seed, epoch, start = map(number, numbers)
+        sampler = sw.Block(block[0], seed=seed, group=block[1]) if block else sw.Shuffle(seed)
         expected = list(map(int, rows.split()))
-        positions = range(start, start + len(expected))
-        assert rows_of(sw.Shuffle(seed), n, epoch, positions) == expected
-    for *numbers, rows in blocks:
-        n, k, group, seed, epoch, start = map(number, numbers)
-        expected = list(map(int, rows.split()))
-        positions = range(start, start + len(expected))
-        assert rows_of(sw.Block(k, seed=seed, group=group), n, epoch, positions) == expected
+        assert rows_of(sampler, n, epoch, range(start, start + len(expected))) == expected
 
 
 def test_the_pages_words() -> None:
