@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -72,7 +72,8 @@ def migrate_telemetry(
     check_compress(compress)
     if observations is not None and not _is_of_numbers(observations):
         raise ValueError(f"observations: expected a type of numbers, got {observations!r}")
-    with closing(_Migration(Path(old), Path(root), run_ids, progress, skip_bad)) as move:
+    with _opened(Path(old), Path(root)) as source:
+        move = _Migration(source, Path(root), run_ids, progress, skip_bad)
         return move.run(compress, observations)
 
 
@@ -84,49 +85,44 @@ def validate_telemetry(
     progress: Progress | None = None,
 ) -> MigrationReport:
     """Compare every step that both have; the report's `differences` say what is not the same."""
-    with closing(_Migration(Path(old), Path(root), run_ids, progress)) as move:
-        return move.validate()
+    with _opened(Path(old), Path(root)) as source:
+        return _Migration(source, Path(root), run_ids, progress).validate()
+
+
+def _opened(old: Path, root: Path) -> closing[OldTelemetry]:
+    ours = database_path(root)
+    if ours.exists() and old.exists() and ours.samefile(old):
+        raise ValueError(f"{old} is the store's own database; choose another root")
+    return closing(OldTelemetry(old))
 
 
 class _Migration:
     def __init__(
         self,
-        old: Path,
+        old: OldTelemetry,
         root: Path,
         run_ids: Sequence[str] | None,
         progress: Progress | None,
         skip_bad: bool = True,
     ) -> None:
+        self._old = old
         self._root = root
-        self._database = database_path(root)
-        if self._database.exists() and old.exists() and self._database.samefile(old):
-            raise ValueError(f"{old} is the store's own database; choose another root")
-        self._old = OldTelemetry(old)
-        try:
-            self._plan(run_ids)
-        except BaseException:
-            self._old.close()
-            raise
-        self.close = self._old.close
         self._skip_bad = skip_bad
         self._progress = progress or (lambda done, total: None)
         self._done = 0
-
-    def _plan(self, run_ids: Sequence[str] | None) -> None:
-        self._report = MigrationReport()
         self._episodes: dict[str | None, list[OldEpisode]] = {}
-        for episode in self._old.episodes():
+        for episode in old.episodes():
             self._episodes.setdefault(episode.run_id, []).append(episode)
         unknown = set(run_ids or ()) - set(self._episodes)
         if unknown:
-            raise ValueError(f"there is no run {min(unknown)!r} - at {self._old.path}")
+            raise ValueError(f"there is no run {min(unknown)!r} - at {old.path}")
         if run_ids is not None:
             self._episodes = {name: self._episodes[name] for name in run_ids}
-        self._report.runs = {name: _safe_name(name) for name in self._episodes}
-        self._report.episodes = sum(map(len, self._episodes.values()))
-        self._report.steps = sum(
-            len(self._old.indices(episode.episode_id))
-            for episode in chain.from_iterable(self._episodes.values())
+        every = list(chain.from_iterable(self._episodes.values()))
+        self._report = MigrationReport(
+            steps=sum(len(old.indices(episode.episode_id)) for episode in every),
+            episodes=len(every),
+            runs={name: _safe_name(name) for name in self._episodes},
         )
 
     def run(self, compress: str, observations: str | None) -> MigrationReport:
@@ -215,14 +211,9 @@ class _Migration:
     def _state(self, run_id: str, episodes: list[OldEpisode]) -> str | None:
         """What the store says of a run. Raises `SchemaError` when it is another one of that name:
         one with other episodes, or whose first steps are not the same."""
-        try:
-            with reading(self._root) as database:
-                sql = "SELECT state FROM runs WHERE run_id = ?"
-                row = database.execute(sql, (run_id,)).fetchone()
-                sql = "SELECT episode_id FROM episodes WHERE run_id = ? ORDER BY number"
-                there = [name for (name,) in database.execute(sql, (run_id,))]
-        except FileNotFoundError:
-            return None
+        states = self._select("SELECT state FROM runs WHERE run_id = ?", run_id)
+        sql = "SELECT episode_id FROM episodes WHERE run_id = ? ORDER BY number"
+        there = [name for (name,) in self._select(sql, run_id)]
         known = {episode.episode_id: episode for episode in episodes}
         for name in there:
             if name not in known:
@@ -231,36 +222,34 @@ class _Migration:
                     f"which is not in {self._old.path}"
                 )
         for name in dict.fromkeys(there[:1] + there[-1:]):
-            first = self._old.step(
-                known[name], min(self._known(run_id, known[name]).steps, default=0)
-            )
+            index = min(self._known(run_id, known[name]).steps, default=0)
+            first = self._old.step(known[name], index)
             lines = differences(self._root, run_id, [MovedStep.of(first)] if first else [])
             if lines:
                 raise SchemaError(f"run {run_id!r}: the store has another one: {lines[0]}")
-        return None if row is None else str(row[0])
+        return str(states[0][0]) if states else None
 
     def _known(self, run_id: str, episode: OldEpisode) -> "_Known":
         """What the store has of an episode. Raises `SchemaError` when it is of another run."""
         name = episode.episode_id
+        sql = "SELECT run_id, ended, terminated OR truncated FROM episodes WHERE episode_id = ?"
+        for owner, ended, over in self._select(sql, name):
+            if owner != run_id:
+                raise SchemaError(
+                    f"episode {name!r}: the store has one of the run {owner!r}, "
+                    f"this one is of {run_id!r}"
+                )
+            steps = self._select("SELECT step_index FROM steps WHERE episode_id = ?", name)
+            return _Known(frozenset(index for (index,) in steps), bool(ended), bool(over))
+        return _Known()
+
+    def _select(self, sql: str, value: str) -> list[tuple[Any, ...]]:
+        """Rows of the store; none when there is no store yet."""
         try:
             with reading(self._root) as database:
-                row = database.execute(
-                    "SELECT run_id, ended, terminated OR truncated FROM episodes "
-                    "WHERE episode_id = ?",
-                    (name,),
-                ).fetchone()
-                sql = "SELECT step_index FROM steps WHERE episode_id = ?"
-                steps = frozenset(index for (index,) in database.execute(sql, (name,)))
+                return database.execute(sql, (value,)).fetchall()
         except FileNotFoundError:
-            row = None
-        if row is None:
-            return _Known()
-        if row[0] != run_id:
-            raise SchemaError(
-                f"episode {name!r}: the store has one of the run {row[0]!r}, "
-                f"this one is of {run_id!r}"
-            )
-        return _Known(steps, bool(row[1]), bool(row[2]))
+            return []
 
     def _advance(self, count: int) -> None:
         self._done += count
@@ -269,7 +258,7 @@ class _Migration:
     def _measured(self) -> MigrationReport:
         report = self._report
         report.old_bytes = _size(self._old.path)
-        report.database_bytes = _size(self._database)
+        report.database_bytes = _size(database_path(self._root))
         report.array_bytes = sum(_size(array_path(self._root, r)) for r in report.runs.values())
         return report
 

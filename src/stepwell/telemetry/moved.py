@@ -27,12 +27,8 @@ class MovedStep(NamedTuple):
     step_index: int
     number: int | float | None
     """The action, where it is a single number."""
-    reward: float
-    terminated: bool
-    truncated: bool
-    info: bytes | None
-    timestamp: str
-    agent_id: str | None
+    columns: dict[str, Any]
+    """What is a column of the new database as well."""
     trees: dict[str, Tree]
     """Observation, action and frame, those that there are."""
     json_bytes: int
@@ -56,16 +52,19 @@ class MovedStep(NamedTuple):
             raise SchemaError(f"{where}: reward: expected a number, got {reward!r}")
         found = {OBSERVATIONS: observation, ACTIONS: action, FRAMES: frame}
         blobs = (row["observation"], row["render_payload"])
+        columns = {
+            "reward": float(reward),
+            "terminated": int(bool(row["terminated"])),
+            "truncated": int(bool(row["truncated"])),
+            "info": info,
+            "timestamp": "" if row["timestamp"] is None else str(row["timestamp"]),
+            "agent_id": None if row["agent_id"] is None else str(row["agent_id"]),
+        }
         return cls(
             row["episode_id"],
             row["step_index"],
             action if isinstance(action, int | float) else None,
-            float(reward),
-            bool(row["terminated"]),
-            bool(row["truncated"]),
-            info,
-            "" if row["timestamp"] is None else str(row["timestamp"]),
-            None if row["agent_id"] is None else str(row["agent_id"]),
+            columns,
             {kind: tree for kind, tree in found.items() if tree is not None},
             sum(len(blob) for blob in blobs if isinstance(blob, str | bytes)),
         )
@@ -182,15 +181,7 @@ def differences(root: Path, run_id: str, steps: Iterable[MovedStep]) -> list[str
         }
     lines = []
     for i, (step, row) in enumerate(both):
-        expected = {
-            "reward": step.reward,
-            "terminated": int(step.terminated),
-            "truncated": int(step.truncated),
-            "info": step.info,
-            "timestamp": step.timestamp,
-            "agent_id": step.agent_id,
-            "run_id": run_id,
-        }
+        expected = {**step.columns, "run_id": run_id}
         if ACTIONS not in step.trees or step.number is not None:
             expected["action"] = step.number
         lines += [

@@ -82,12 +82,13 @@ class MovedRun:
             number = place.seat.number
             self._first.setdefault(number, self._disk.rows.get(STEPS, 0) + len(items))
             place.add(step)
+            new = step.columns
             items.append(
                 Step(
                     step.episode_id, step.step_index,
                     refs[2] if step.number is None else step.number,
-                    step.reward, int(step.terminated), int(step.truncated), refs[0], refs[1],
-                    step.info, step.agent_id, 0.0, number, at[0], at[1], at[2], *counts,
+                    new["reward"], new["terminated"], new["truncated"], refs[0], refs[1],
+                    new["info"], new["agent_id"], 0.0, number, at[0], at[1], at[2], *counts,
                 )
             )  # fmt: skip
             kept.append(step)
@@ -96,7 +97,7 @@ class MovedRun:
             ended = [place.seat for place in touched.values() if place.ended]
             spans = [(self._first[seat.number], seat.steps) for seat in ended]
             seats = [place.seat for place in touched.values()]
-            times = [step.timestamp for step in kept]
+            times = [step.columns["timestamp"] for step in kept]
             counters = self._counters(len(items))
             self._disk.put(items, times, counts, inlets.values(), seats, spans, counters)
         return kept
@@ -153,14 +154,14 @@ class _Place:
         seat, index = self.seat, step.step_index
         self._first = index if self._first is None else min(self._first, index)
         self._last = index if self._last is None else max(self._last, index)
-        self._time = max(self._time, step.timestamp)
+        self._time = max(self._time, step.columns["timestamp"])
         seat.steps += 1
         total = self._episode.total_reward
-        seat.total_reward = seat.total_reward + step.reward if total is None else total
+        seat.total_reward = seat.total_reward + step.columns["reward"] if total is None else total
         stated = self._episode.steps or 0
         seat.dropped = max(self._last - self._first + 1, stated) - seat.steps
-        seat.terminated |= int(step.terminated)
-        seat.truncated |= int(step.truncated)
+        seat.terminated |= step.columns["terminated"]
+        seat.truncated |= step.columns["truncated"]
 
     def complete(self) -> None:
         """All of its steps are there by now; it may have ended."""
