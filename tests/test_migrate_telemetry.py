@@ -481,16 +481,27 @@ def test_damage_is_seen_when_read_back(
         migrate_telemetry(old, tmp_path / "new")
 
 
-@pytest.mark.parametrize("wal", [False, True])
+@pytest.mark.parametrize("left", ["nothing", "a log", "a journal"])
 def test_a_store_whose_writer_was_killed_before_its_first_commit(
-    old: Path, tmp_path: Path, wal: bool
+    old: Path, tmp_path: Path, left: str
 ) -> None:
     begun = tmp_path / "new/telemetry/telemetry.sqlite"
     begun.parent.mkdir(parents=True)
     begun.touch()
-    if wal:
-        with closing(sqlite3.connect(begun)) as connection:
+    with closing(sqlite3.connect(tmp_path / "killed.sqlite", isolation_level=None)) as connection:
+        if left == "a log":
             connection.execute("PRAGMA journal_mode = WAL")
+            shutil.copy(tmp_path / "killed.sqlite", begun)
+        elif left == "a journal":
+            connection.execute("PRAGMA synchronous = OFF")  # so that the journal counts at once
+            for version in (1, 0):
+                connection.execute(f"PRAGMA user_version = {version}")
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("PRAGMA user_version = 1")
+            shutil.copy(tmp_path / "killed.sqlite", begun)
+            shutil.copy(tmp_path / "killed.sqlite-journal", f"{begun}-journal")
+    with pytest.raises(FileNotFoundError):
+        ReplayReader.open(tmp_path / "new")
     migrate_telemetry(old, tmp_path / "new")
     assert_moved(old, tmp_path / "new")
 
