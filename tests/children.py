@@ -4,9 +4,11 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -73,3 +75,53 @@ def answer(script: str, *args: str | Path, env: dict[str, str] | None = None) ->
     done = python(script, *args, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+class Child:
+    """An interpreter beside this one, with which one talks in lines."""
+
+    def __init__(self, *args: object) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, *map(str, args)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def says(self) -> str:
+        assert self._popen.stdout is not None
+        return self._popen.stdout.readline().strip()
+
+    def go(self) -> None:
+        assert self._popen.stdin is not None
+        self._popen.stdin.write("\n")
+        self._popen.stdin.flush()
+
+    def dies(self) -> None:
+        """Wait until it has ended in whatever way."""
+        self._popen.wait()
+
+    def kill(self) -> None:
+        assert self._popen.stdout is not None
+        if not self._popen.stdout.closed:
+            self._popen.kill()
+            self._popen.communicate()
+
+    def ends(self) -> str:
+        """What else it says when nobody talks to it any more; it must succeed."""
+        said, _ = self._popen.communicate(timeout=60)
+        assert self._popen.returncode == 0
+        return said.strip()
+
+
+def at_once(*works: Callable[[], Any]) -> list[Any]:
+    """What each returns, in threads of their own that begin at the same moment."""
+    ready = threading.Barrier(len(works))
+
+    def begin(work: Callable[[], Any]) -> Any:
+        ready.wait()
+        return work()
+
+    with ThreadPoolExecutor(len(works)) as pool:
+        return list(pool.map(begin, works))

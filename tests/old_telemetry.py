@@ -12,7 +12,7 @@ import numpy as np
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS steps (
     episode_id TEXT NOT NULL, step_index INTEGER NOT NULL, action INTEGER, observation BLOB,
-    reward REAL NOT NULL, terminated INTEGER NOT NULL, truncated INTEGER NOT NULL, info BLOB,
+    reward REAL, terminated INTEGER NOT NULL, truncated INTEGER NOT NULL, info BLOB,
     render_payload BLOB, timestamp TEXT NOT NULL, agent_id TEXT, run_id TEXT,
     PRIMARY KEY (episode_id, step_index)
 );

@@ -159,26 +159,18 @@ def test_pack_options(a2pack: Command, folder: Path, target: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (["--align", "100"], "align: expected a power of two up to 2**30, got 100"),
-        (["--align", "0"], "align"),
-    ],
-)
-def test_pack_refuses(
-    a2pack: Command, folder: Path, target: Path, options: list[str], text: str
-) -> None:
-    a2pack("pack", "--input", folder, "--output", target, *options).fails(2, text)
-    assert os.listdir(target.parent) == [folder.name]
-
-
-@pytest.mark.parametrize(
     "options",
-    [["--compress", "gzip"], ["--level", "0"], ["--level", "23"], ["--workers", "0"], ["--frob"]],
+    [
+        *(["--align", "100"], ["--align", "0"], ["--compress", "gzip"], ["--level", "0"]),
+        *(["--level", "23"], ["--workers", "0"], ["--frob"]),
+    ],
+    ids=str,
 )
 def test_pack_usage(a2pack: Command, folder: Path, target: Path, options: list[str]) -> None:
     done = a2pack("pack", "--input", folder, "--output", target, *options)
     assert (done.code, done.out) == (2, "")
+    if options[0] == "--align":
+        done.fails(2, f"align: expected a power of two up to 2**30, got {options[1]}")
     assert os.listdir(target.parent) == [folder.name]
 
 
@@ -505,19 +497,13 @@ def test_play(stepwell: Command, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [["--games", "0"], ["--depth", "7"], ["--seed", "-1"], ["--workers", "0"]]
+    "options", [["--games", "0"], ["--depth", "7"], ["--seed", str(2**64)], ["--workers", "0"]]
 )
 def test_play_usage(stepwell: Command, tmp_path: Path, options: list[str]) -> None:
     assert stepwell("play", "--out", tmp_path / "a", *options).code == 2
     assert not (tmp_path / "a").exists()
-
-
-def test_play_where_nothing_can_be_written(stepwell: Command, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    stepwell("play", "--out", tmp_path / "file", "--games", 1, "--depth", 1).fails(
-        1, str(tmp_path / "file")
-    )
-    stepwell("play", "--out", tmp_path / "a", "--games", 1, "--seed", 2**64).fails(2, "seed")
+    stepwell("play", "--out", tmp_path / "file", "--games", 1).fails(1, str(tmp_path / "file"))
 
 
 def test_migrate(stepwell: Command, folder: Path, tmp_path: Path) -> None:
@@ -538,18 +524,6 @@ def test_migrate(stepwell: Command, folder: Path, tmp_path: Path) -> None:
 
 
 # All of them.
-
-
-def test_help_and_version(a2pack: Command, stepwell: Command) -> None:
-    assert a2pack("--version") == (0, f"stepwell {sw.__version__}\n", "")
-    for args in (["--help"], ["pack", "--help"], ["validate", "--help"]):
-        done = a2pack(*args)
-        assert (done.code, done.err) == (0, "")
-        assert "Usage" in done.out
-    assert a2pack("frob").code == 2
-    assert a2pack("stats").code == 2
-    for name in ("play", "migrate", "pack"):
-        assert name in stepwell("--help").out
 
 
 def test_paths_are_printed_as_they_are(a2pack: Command, folder: Path, tmp_path: Path) -> None:
@@ -578,17 +552,14 @@ def test_paths_that_are_not_utf_8(folder: Path, tmp_path: Path) -> None:
         assert target in done.stdout
 
 
-def test_as_processes(folder: Path, target: Path, tmp_path: Path) -> None:
+def test_as_processes(folder: Path, target: Path) -> None:
+    assert process("a2pack", "--version") == (0, f"stepwell {sw.__version__}\n", "")
     done = process("a2pack", "pack", "--input", folder, "--output", target, "--align", "64")
     assert (done.code, done.err) == (0, "")
-    assert target.read_bytes() == runs.file_of("pack.md", "pack-v1")
     assert process("stepwell", "pack", "stats", "--packfile", target, "--json").json()["count"] == 2
     target.write_bytes(target.read_bytes()[:-1])
-    done = process("a2pack", "validate", "--packfile", target)
-    assert done.code == 2
-    assert f"INVALID: {target}" in done.out
+    assert process("a2pack", "validate", "--packfile", target).code == 2
     process("a2pack", "stats", "--packfile", target).fails(1, str(target))
-    process("a2pack", "stats", "--packfile", tmp_path / "absent").fails(1, "absent")
 
 
 def test_bars_are_for_terminals(folder: Path, target: Path) -> None:

@@ -1,5 +1,6 @@
 """Boards of 2048 against the rules, written out plainly."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,8 @@ from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
 from stepwell import game2048 as g
-from tests import scaled
+from tests import ROOT, scaled
+from tests.reference import runs as rules
 
 BOARDS = st.integers(0, 2**64 - 1)
 # Few different tiles: boards on which much merges, and some that are stuck.
@@ -18,48 +20,22 @@ CROWDED = st.lists(st.sampled_from([0, 1, 2, 15]), min_size=16, max_size=16).map
 ANY = BOARDS | CROWDED
 
 
-def cells_of(board: int) -> list[int]:
-    return [board >> (60 - 4 * i) & 15 for i in range(16)]
+VECTOR = re.compile(r"^\| `([0-9a-f]{16})` \| (Up|Down|Left|Right) \| `([0-9a-f]{16})` \|$", re.M)
+VECTORS = [
+    (int(board, 16), rules.MOVES.index(move.upper()), int(after, 16))
+    for board, move, after in VECTOR.findall((ROOT / "docs/formats/runs.md").read_text())
+]
 
 
-def slide(line: list[int]) -> list[int]:
-    """A line moved towards its beginning."""
-    tiles = [e for e in line if e]
-    out = []
-    while tiles:
-        e = tiles.pop(0)
-        if tiles and tiles[0] == e and e != 15:
-            tiles.pop(0)
-            e += 1
-        out.append(e)
-    return out + [0] * (4 - len(out))
+def test_the_page_has_all_vectors() -> None:
+    assert len(VECTORS) == 7
+    assert {move for _, move, _ in VECTORS} == set(range(4))
 
 
-def plain_move(board: int, move: int) -> int:
-    cells = cells_of(board)
-    for k in range(4):
-        at = [4 * k + i for i in range(4)] if move in (g.LEFT, g.RIGHT) else list(range(k, 16, 4))
-        if move in (g.DOWN, g.RIGHT):
-            at.reverse()
-        for i, e in zip(at, slide([cells[i] for i in at]), strict=True):
-            cells[i] = e
-    return sum(e << (60 - 4 * i) for i, e in enumerate(cells))
-
-
-@pytest.mark.parametrize(
-    ("board", "move", "after"),
-    [
-        (0x1234133220021002, g.LEFT, 0x1234142030001200),
-        (0x1234133220021002, g.RIGHT, 0x1234014200030012),
-        (0x1121230033004222, g.UP, 0x1131240232004000),
-        (0x1121230033004222, g.DOWN, 0x1000210034014232),
-        (0x1332, g.LEFT, 0x1420),
-        (0x2020, g.LEFT, 0x3000),
-    ],
-)
+@pytest.mark.parametrize(("board", "move", "after"), VECTORS)
 def test_vectors(board: int, move: int, after: int) -> None:
     assert g.move(board, move) == after
-    assert plain_move(board, move) == after
+    assert rules.slide(board, move) == after
 
 
 def test_moves_have_the_numbers_of_the_formats() -> None:
@@ -68,19 +44,18 @@ def test_moves_have_the_numbers_of_the_formats() -> None:
 
 @given(ANY, st.integers(0, 3))
 def test_moves_follow_the_rules(board: int, move: int) -> None:
-    assert g.move(board, move) == plain_move(board, move)
+    assert g.move(board, move) == rules.slide(board, move)
 
 
 @given(ANY)
 def test_a_move_is_legal_when_the_board_changes(board: int) -> None:
-    assert g.legal(board) == sum((plain_move(board, m) != board) << m for m in range(4))
+    assert g.legal(board) == rules.legal(board)
 
 
 @given(ANY)
 def test_score_and_highest_tile(board: int) -> None:
-    cells = cells_of(board)
-    assert g.score(board) == sum((e - 1) * 2**e for e in cells if e >= 2)
-    assert g.highest_tile(board) == (2 ** max(cells) if board else 0)
+    assert g.score(board) == rules.score(board)
+    assert g.highest_tile(board) == rules.highest_tile(board)
 
 
 def test_the_largest_tiles_do_not_merge() -> None:
@@ -98,7 +73,7 @@ def test_the_largest_tiles_do_not_merge() -> None:
 def test_exponents_there_and_back(board: int) -> None:
     cells = g.exponents(board)
     assert cells.dtype == np.uint8
-    assert cells.tolist() == cells_of(board)
+    assert cells.tolist() == rules.cells(board)
     assert g.from_exponents(cells) == board
     assert g.from_exponents(cells.tolist()) == board
 
@@ -172,7 +147,7 @@ def test_many_boards_are_as_one() -> None:
         ):
             np.testing.assert_array_equal(all_at_once[part], alone)
         for b, m, after in zip(few, moves[part], whole[0][part], strict=True):
-            assert plain_move(int(b), int(m)) == after
+            assert rules.slide(int(b), int(m)) == after
     np.testing.assert_array_equal(g.from_exponents(whole[4]), boards)
 
 

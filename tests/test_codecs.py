@@ -148,15 +148,6 @@ def test_strings_and_floats(text: str, number: float) -> None:
     assert (data.string(), data.float64(), data.left) == (text, number, 0)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [b"", b"\x80", b"\xff" * 9, b"\xff" * 11, b"\x80" * 10 + b"\0", b"\xff" * 9 + b"\x02"],
-)
-def test_numbers_that_are_none(data: bytes) -> None:
-    with pytest.raises(ValueError):
-        PostcardReader(data).varint(64)
-
-
 @pytest.mark.parametrize("data", [b"\1", b"\5abcd", b"\1\xff", b"\xff" * 9 + b"\1abc", b"\2\xc3("])
 def test_strings_that_are_none(data: bytes) -> None:
     with pytest.raises(ValueError):

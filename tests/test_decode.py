@@ -148,28 +148,6 @@ def test_a_turned_game_is_legal_where_the_board_says(symmetry: int) -> None:
     assert (got["ev_values"] <= 1).all()
 
 
-def test_symmetries_are_a_group() -> None:
-    """Eight different ones, closed, each with an inverse; moves follow their boards."""
-    cells = np.arange(16, dtype=np.uint8)
-
-    def apply(order: NDArray[np.uint8], symmetry: int) -> NDArray[np.uint8]:
-        steps = np.zeros(1, g.STEP)
-        steps["board"] = g.from_exponents(order)
-        return np.asarray(g.decode(as_batch(steps), symmetries=symmetry)["board"][0])
-
-    images = {tuple(apply(cells, s).tolist()): s for s in range(SYMMETRIES)}
-    assert len(images) == SYMMETRIES
-    assert images[tuple(range(16))] == 0
-    moves = np.zeros(4, g.STEP)
-    moves["move"] = range(4)
-    goes = [g.decode(as_batch(moves), symmetries=s)["move"] for s in range(SYMMETRIES)]
-    for first in range(SYMMETRIES):
-        products = [images[tuple(apply(apply(cells, first), s).tolist())] for s in range(8)]
-        assert sorted(products) == list(range(SYMMETRIES))  # an inverse is among them
-        for second, both in enumerate(products):
-            np.testing.assert_array_equal(goes[second][goes[first]], goes[both])
-
-
 def test_windows_are_decoded_step_by_step() -> None:
     batch = as_batch(random_steps(60))
     windows = {name: values.reshape(12, 5, *values.shape[1:]) for name, values in batch.items()}
@@ -249,20 +227,6 @@ def many_steps(count: int) -> NDArray[Any]:
     steps = random_steps(count)
     steps["run_id"], steps["step_index"] = np.divmod(np.arange(count), 300)
     return steps
-
-
-@pytest.mark.parametrize("boards", ["exponents", "one_hot"])
-@pytest.mark.parametrize("augment", [False, True])
-def test_batches_do_not_depend_on_threads(boards: Any, augment: bool) -> None:
-    steps = many_steps(5003)
-    epochs = []
-    for threads in (1, 4):
-        transform = g.Decode(boards, augment=augment, seed=5)
-        with sw.Loader(steps, 256, seed=1, threads=threads, transform=transform) as loader:
-            epochs.append([batch for _ in range(2) for batch in loader])
-    assert len(epochs[0]) == 40
-    for alone, together in zip(*epochs, strict=True):
-        assert_batches(together, alone)
 
 
 def drawn(batch: Batch, **options: Any) -> NDArray[np.integer[Any]]:

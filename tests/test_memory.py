@@ -185,14 +185,6 @@ def test_a_pool_keeps_its_limit_and_the_latest() -> None:
     assert pool.idle_bytes <= 4 * MIB
 
 
-def test_a_pool_that_keeps_nothing() -> None:
-    pool = _core.BlockPool(0)
-    block = pool.take(MIB)
-    block[:] = 1
-    del block
-    assert pool.idle_bytes == 0
-
-
 def test_small_batches_do_not_sit_on_large_blocks() -> None:
     pool = _core.BlockPool(64 * MIB)
     large = pool.take(8 * MIB)

@@ -1,5 +1,6 @@
 """The player of 2048: its games are legal, recorded as the format says, and always the same."""
 
+import struct
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
@@ -8,15 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from hypothesis import given, strategies as st
 
 import stepwell as sw
 from stepwell import _core, game2048 as g
 from stepwell.game2048.player import DEEPEST
 from stepwell.game2048.runs import Run
 from tests import children
+from tests.reference import runs
+from tests.reference.runs import BEST
+from tests.runs import f32_of
 
-BEST = np.float32(1) - np.float32(2**-23)
 LOST = -8 * 200_000 * 256  # what a board without a legal move is worth
 
 
@@ -124,26 +127,21 @@ def test_what_a_run_says_about_itself(game: tuple[int, Run]) -> None:
     assert Run.from_bytes(run.to_bytes()) == run
 
 
-def test_legality_masks(game: tuple[int, Run]) -> None:
-    _, run = game
-    np.testing.assert_array_equal(run.ev_legal, g.legal(run.boards))
-    assert (run.ev_legal >> run.moves & 1).all()
+def test_branch_values() -> None:
+    assert struct.pack("<f", BEST) == bytes.fromhex("feff7f3f")
+    assert runs.normalise([None, None, None, None]) == [None, None, None, None]
+    assert runs.normalise([None, 7.0, None, None]) == [None, BEST, None, None]
+    assert runs.normalise([3.0, None, 3.0, 3.0]) == [0.5, None, 0.5, 0.5]
+    assert runs.normalise([1.0, 2.0, None, 3.0]) == [0.0, 0.5, None, BEST]
+    assert runs.choose([0.5, None, 0.5, None]) == runs.LEFT
+    assert runs.choose([BEST, 0.0, None, 0.5]) == runs.UP
 
 
-def normalised(expected: NDArray[np.float32], legal: int) -> NDArray[np.float32]:
-    """The rule of .a2run2, written out."""
-    values = np.zeros(4, np.float32)
-    moves = [m for m in range(4) if legal >> m & 1]
-    low, high = expected[moves].min(), expected[moves].max()
-    for m in moves:
-        if len(moves) == 1:
-            values[m] = BEST
-        elif low == high:
-            values[m] = 0.5
-        else:
-            value = (expected[m] - low) / (high - low)
-            values[m] = BEST if value >= 1 else value
-    return values
+@given(st.lists(st.none() | st.floats(-1e6, 1e6, width=32), min_size=4, max_size=4))
+def test_branch_values_stay_below_one(values: list[float | None]) -> None:
+    for value, stored in zip(values, runs.normalise(values), strict=True):
+        assert (stored is None) == (value is None)
+        assert stored is None or (0 <= stored < 1 and f32_of(stored) == stored)
 
 
 def test_values_are_scaled_by_the_rule_and_the_last_maximum_is_chosen(
@@ -153,15 +151,13 @@ def test_values_are_scaled_by_the_rule_and_the_last_maximum_is_chosen(
     for board, move, legal, values in zip(
         run.boards.tolist(), run.moves.tolist(), run.ev_legal.tolist(), run.ev_values, strict=True
     ):
-        chosen, given, mask, raw = _core.choose(board, depth)
-        expected = np.array(raw, np.float32)
-        assert (chosen, mask) == (move, legal)
-        assert values.tobytes() == np.array(given, np.float32).tobytes()
-        assert values.tobytes() == normalised(expected, legal).tobytes()
-        best = max(expected[m] for m in range(4) if legal >> m & 1)
-        assert move == max(m for m in range(4) if legal >> m & 1 and expected[m] == best)
-        assert values[move] == values.max() > 0
-        assert all(expected[m] == values[m] == 0 for m in range(4) if not legal >> m & 1)
+        chosen, given, mask, expected = _core.choose(board, depth)
+        assert (chosen, mask, g.legal(board)) == (move, legal, legal)
+        assert values.tolist() == list(given)
+        branches = [expected[m] if legal >> m & 1 else None for m in range(4)]
+        assert move == runs.choose(branches)
+        assert values.tolist() == [value or 0 for value in runs.normalise(branches)]
+        assert all(expected[m] == 0 for m in range(4) if not legal >> m & 1)
 
 
 @pytest.mark.parametrize(
@@ -341,14 +337,6 @@ def test_arguments_that_are_no_whole_numbers(name: str, value: Any) -> None:
         g.play(**{"games": 1, **{name: value}})
 
 
-@pytest.mark.parametrize("depth", [0, 7, -1])
-def test_the_core_checks_depth_too(depth: int) -> None:
-    with pytest.raises(ValueError, match=f"depth: expected 1 to 6, got {depth}"):
-        _core.play_game(depth, 0, 0)
-    with pytest.raises(ValueError, match=f"depth: expected 1 to 6, got {depth}"):
-        g.choose(1, depth)
-
-
 def test_the_game_comes_when_it_is_asked_for() -> None:
     assert sw.game2048 is g
     script = """
@@ -363,6 +351,7 @@ print(before, "stepwell.game2048" in sys.modules)
 
 def test_a_process_may_end_while_it_plays() -> None:
     script = """
+import struct
 import threading
 from stepwell import _core
 begun = threading.Barrier(5)

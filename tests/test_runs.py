@@ -19,13 +19,11 @@ from stepwell.game2048 import RunMeta
 from tests import children
 from tests.reference import runs
 from tests.reference.runs import (
-    Meta,
     Run,
-    Step,
     encode_v1,
     encode_v2,
 )
-from tests.runs import RUN_V1, RUN_V2, any_runs, assert_run, columns_of, made_of, random_run
+from tests.runs import RUN_V1, RUN_V2, any_runs, assert_run, made_of, random_run
 
 # The page's files.
 
@@ -42,6 +40,7 @@ def test_the_v1_file_of_the_page() -> None:
     assert run.has_branches.tolist() == [False, False]
     assert run.final_board == 0x1100000000000000
     assert run.to_bytes(1) == RUN_V1
+    assert_run(run, runs.decode(RUN_V1))
 
 
 def test_the_v2_file_of_the_page() -> None:
@@ -55,6 +54,22 @@ def test_the_v2_file_of_the_page() -> None:
     assert run.has_branches.tolist() == [True, True, False]
     assert run.final_board == 0x2220000000000000
     assert run.to_bytes() == run.to_bytes(2) == RUN_V2
+    assert_run(run, runs.decode(RUN_V2))
+
+
+@pytest.mark.parametrize("name", ["run-v1", "run-v2"])
+def test_the_breakdown_is_the_file(name: str) -> None:
+    at = 0
+    whole = runs.file_of("runs.md", name)
+    for offset, part in runs.breakdown_of("runs.md", name):
+        assert (offset, part) == (at, whole[at : at + len(part)])
+        at += len(part)
+    assert at == len(whole)
+
+
+def test_crc() -> None:
+    assert runs.crc32c(b"123456789") == 0xE3069283
+    assert runs.crc32c(RUN_V1) == 0x48674BC7
 
 
 # Any run.
@@ -362,13 +377,3 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
         game2048.Run.from_bytes(RUN_V2).save(tmp_path / "no" / "folder")
     assert sorted(os.listdir(tmp_path)) == ["folder", "game.a2run"]
     assert os.listdir(folder) == []
-
-
-def test_the_reference_makes_what_it_is_given() -> None:
-    """`columns_of` is what the others compare with."""
-    columns = columns_of(
-        Run(Meta(2, 0, 0.0, 0, 0, None), [Step(1, 3), Step(2, 0, [0.5, None, 0.0, None])], 3)
-    )
-    assert columns["ev_legal"].tolist() == [0, 5]
-    assert columns["ev_values"].tolist() == [[0, 0, 0, 0], [0.5, 0, 0, 0]]
-    assert columns["has_branches"].tolist() == [False, True]

@@ -95,7 +95,15 @@ def test_random_changes(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize(
     ("offset", "new"),
-    [(5, b"\1"), (6, b"\3"), (9, b"\xff"), (34, b"\xff\xff"), (36, b"\xff"), (71, b"\4")],
+    [
+        (5, b"\1"),
+        (6, b"\3"),
+        (9, b"\xff"),
+        (34, b"\xff\xff"),
+        (36, b"\xff"),
+        (36, b"\xed\xa0\x80"),
+        (71, b"\4"),
+    ],
 )
 def test_v1_with_a_right_sum_is_refused_where_it_is_wrong(offset: int, new: bytes) -> None:
     body = RUN_V1[:offset] + new + RUN_V1[offset + len(new) : -4]
@@ -125,6 +133,33 @@ def test_the_byte_of_an_optional_is_no_varint(offset: int) -> None:
     assert RUN_V2[offset] in (0, 1)
     wide = RUN_V2[:offset] + bytes([RUN_V2[offset] | 128, 0]) + RUN_V2[offset + 1 :]
     assert verdict(wide) == "refused"
+
+
+def test_v1_says_that_its_sum_is_wrong() -> None:
+    for offset in (0, 4, 5, 6, 10, 34, 36, 50, 71, 73):
+        with pytest.raises(BrokenChecksum):
+            runs.decode_v1(RUN_V1[:offset] + b"\xff" + RUN_V1[offset + 1 :])
+    for size in range(4, len(RUN_V1)):
+        with pytest.raises(BrokenChecksum):
+            runs.decode_v1(RUN_V1[:size])
+
+
+@pytest.mark.parametrize(
+    ("offset", "new"),
+    [
+        (0, b"\2"),  # meta.steps is not the list's length
+        (14, b"\2"),  # engine: no option
+        (16, b"\xff"),  # engine: no UTF-8
+        (30, b"\2"),  # the list is not as long as meta.steps
+        (40, b"\4"),  # no move
+        (41, b"\2"),  # branches: no option
+        (42, b"\2"),  # no branch
+    ],
+)
+def test_v2_is_refused_where_it_is_wrong(offset: int, new: bytes) -> None:
+    with pytest.raises(Broken) as info:
+        runs.decode_v2(RUN_V2[:offset] + new + RUN_V2[offset + 1 :])
+    assert info.value.offset == (offset or 30)
 
 
 HUGE = [2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 3, 2**64 - 1, 2**64, 2**69, 2**70 - 1]

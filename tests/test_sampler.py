@@ -4,11 +4,12 @@ import pickle
 import zlib
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
 import stepwell as sw
@@ -56,15 +57,89 @@ def whole(sampler: sw.Sampler, length: int, epoch: int = 0) -> Rows:
 
 # The same as the page.
 
+Model = Callable[[int, int], int]
+"""The row at a position of an epoch, as the page has it."""
+Case = tuple[sw.Sampler, int, int, Model]
+"""A sampler, the rows of a source, how many positions an epoch has, and what is where."""
+
+
+def shuffled(length: int, seed: int) -> Case:
+    return sw.Shuffle(seed), length, length, partial(reference.shuffle, length, seed)
+
+
+def in_blocks(length: int, k: int, group: int, seed: int) -> Case:
+    model = partial(reference.block, length, seed, k, group)
+    return sw.Block(k, seed=seed, group=group), length, length, model
+
+
+def in_windows(length: int, window: int, stride: int | None) -> Case:
+    step = window if stride is None else stride
+    positions = reference.sequential_length(length, window, step)
+
+    def model(epoch: int, position: int) -> int:
+        return reference.sequential(length, window, step, position)
+
+    return sw.Sequential(window, stride), length, positions, model
+
+
+def drawn(length: int, seed: int) -> Case:
+    return sw.Iid(seed), length, length, partial(reference.iid, length, seed)
+
+
+def weighed(weights: list[float], seed: int) -> Case:
+    count = len(weights)
+    return sw.Weighted(weights, seed=seed), count, count, reference.Weighted(weights, seed)
+
+
+any_weight = st.one_of(
+    st.floats(0, 1e300, allow_subnormal=False),
+    st.floats(0, 1),
+    st.integers(0, 5).map(float),
+)
+ON_THE_PAGE = {
+    "shuffle": st.builds(shuffled, sizes, words),
+    "block": st.builds(
+        in_blocks,
+        st.integers(0, 300) | sizes,
+        st.integers(1, 40) | st.integers(1, 2**63 - 1),
+        st.integers(1, 8) | st.sampled_from([64, 1000]),
+        words,
+    ),
+    "sequential": st.builds(
+        in_windows,
+        st.integers(0, 60) | st.integers(0, 2**40),
+        st.integers(1, 20) | st.integers(1, 2**20),
+        st.none() | st.integers(1, 20) | st.integers(1, 2**40),
+    ),
+    "iid": st.builds(drawn, sizes | st.just(2**63 - 1), words),
+    "weighted": st.builds(
+        weighed,
+        st.lists(any_weight, min_size=1, max_size=50).filter(lambda w: 0 < sum(w) < 1e305),
+        words,
+    ),
+}
 many = settings(max_examples=scaled(150, smallest=40))
 
 
+@pytest.mark.parametrize("name", ON_THE_PAGE)
 @many
-@given(sizes, words, words, st.data())
-def test_shuffle_is_the_pages(length: int, seed: int, epoch: int, data: st.DataObject) -> None:
-    positions = data.draw(stretches(length))
-    expected = [reference.shuffle(length, seed, epoch, p) for p in positions]
-    assert rows_of(sw.Shuffle(seed), length, epoch, positions) == expected
+@given(words, st.data())
+def test_every_row_is_where_the_page_says(name: str, epoch: int, data: st.DataObject) -> None:
+    sampler, length, positions, model = data.draw(ON_THE_PAGE[name])
+    assert sampler.order(length).length == positions
+    some = data.draw(stretches(positions))
+    assert rows_of(sampler, length, epoch, some) == [model(epoch, p) for p in some]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [in_blocks(4097 * 3 - 1, 3, 4, 1), in_blocks(10**6 + 1, 1000, 5, 2)],
+    ids=["more blocks than the small shuffle has rows", "more rows in a window"],
+)
+def test_large_blocks_are_the_pages(case: Case) -> None:
+    sampler, length, _, model = case
+    last = range(length - 200, length)
+    assert rows_of(sampler, length, 1, last) == [model(1, p) for p in last]
 
 
 @many
@@ -75,75 +150,6 @@ def test_shuffle_can_be_undone(length: int, seed: int, epoch: int, data: st.Data
     order = reference.permutation(length, reference.key_of(seed, epoch))
     rows = rows_of(sw.Shuffle(seed), length, epoch, positions)
     assert [order.index(row) for row in rows] == list(positions)
-
-
-@many
-@given(
-    length=st.integers(0, 300) | sizes,
-    k=st.integers(1, 40) | st.integers(1, 2**63 - 1),
-    group=st.integers(1, 8) | st.sampled_from([64, 1000]),
-    seed=words,
-    epoch=words,
-    data=st.data(),
-)
-@example(length=4097 * 3 - 1, k=3, group=4, seed=1, epoch=0, data=None)  # more blocks than SMALL
-@example(length=10**6 + 1, k=1000, group=5, seed=2, epoch=1, data=None)  # and more rows a window
-def test_block_is_the_pages(
-    length: int, k: int, group: int, seed: int, epoch: int, data: st.DataObject | None
-) -> None:
-    positions = range(length - 200, length) if data is None else data.draw(stretches(length))
-    expected = [reference.block(length, seed, k, group, epoch, p) for p in positions]
-    assert rows_of(sw.Block(k, seed=seed, group=group), length, epoch, positions) == expected
-
-
-@many
-@given(
-    length=st.integers(0, 60) | st.integers(0, 2**40),
-    window=st.integers(1, 20) | st.integers(1, 2**20),
-    stride=st.none() | st.integers(1, 20) | st.integers(1, 2**40),
-    epoch=words,
-    data=st.data(),
-)
-def test_sequential_is_the_pages(
-    length: int, window: int, stride: int | None, epoch: int, data: st.DataObject
-) -> None:
-    sampler = sw.Sequential(window, stride)
-    step = window if stride is None else stride
-    assert sampler.order(length).length == reference.sequential_length(length, window, step)
-    positions = data.draw(stretches(sampler.order(length).length))
-    expected = [reference.sequential(length, window, step, p) for p in positions]
-    assert rows_of(sampler, length, epoch, positions) == expected
-
-
-@many
-@given(sizes | st.just(2**63 - 1), words, words, st.data())
-def test_iid_is_the_pages(length: int, seed: int, epoch: int, data: st.DataObject) -> None:
-    positions = data.draw(stretches(length))
-    expected = [reference.iid(length, seed, epoch, p) for p in positions]
-    assert rows_of(sw.Iid(seed), length, epoch, positions) == expected
-
-
-any_weight = st.one_of(
-    st.floats(0, 1e300, allow_subnormal=False),
-    st.floats(0, 1),
-    st.integers(0, 5).map(float),
-)
-
-
-@many
-@given(
-    st.lists(any_weight, min_size=1, max_size=50).filter(lambda w: 0 < sum(w) < 1e305),
-    words,
-    words,
-    st.data(),
-)
-def test_weighted_is_the_pages(
-    weights: list[float], seed: int, epoch: int, data: st.DataObject
-) -> None:
-    positions = data.draw(stretches(len(weights)))
-    model = reference.Weighted(weights, seed)
-    expected = [model(epoch, p) for p in positions]
-    assert rows_of(sw.Weighted(weights, seed=seed), len(weights), epoch, positions) == expected
 
 
 # Golden vectors. They are never to change: a run that stopped on one machine and release
@@ -233,16 +239,11 @@ def test_the_pages_tables() -> None:
     shuffles, blocks = page_table("Shuffle"), page_table("Block")
     assert len(shuffles) == 12
     assert len(blocks) == 4
-    for *numbers, rows in shuffles:
-        n, seed, epoch, start = map(number, numbers)
+    for *numbers, rows in shuffles + blocks:
+        n, *block, seed, epoch, start = map(number, numbers)
+        sampler = sw.Block(block[0], seed=seed, group=block[1]) if block else sw.Shuffle(seed)
         expected = list(map(int, rows.split()))
-        positions = range(start, start + len(expected))
-        assert rows_of(sw.Shuffle(seed), n, epoch, positions) == expected
-    for *numbers, rows in blocks:
-        n, k, group, seed, epoch, start = map(number, numbers)
-        expected = list(map(int, rows.split()))
-        positions = range(start, start + len(expected))
-        assert rows_of(sw.Block(k, seed=seed, group=group), n, epoch, positions) == expected
+        assert rows_of(sampler, n, epoch, range(start, start + len(expected))) == expected
 
 
 def test_the_pages_words() -> None:
@@ -336,23 +337,6 @@ def test_pieces_make_the_whole(
     np.testing.assert_array_equal(np.concatenate(parts), order.rows(epoch, 0, order.length))
 
 
-@pytest.mark.parametrize("sampler", [*SAMPLERS, sw.Weighted([1.0] * 5000, seed=3)], ids=repr)
-def test_one_position_at_a_time_is_the_same(sampler: sw.Sampler) -> None:
-    order = sampler.order(5000)
-    rows = order.rows(1, 0, order.length)
-    for position in [*range(0, order.length, 97), order.length - 1]:
-        assert order.rows(1, position, 1) == rows[position]
-
-
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
-def test_no_rows_no_positions(sampler: sw.Sampler) -> None:
-    order = sampler.order(0)
-    assert order.length == 0
-    assert len(order.rows(0, 0, 0)) == 0
-    with pytest.raises(IndexError):
-        order.rows(0, 0, 1)
-
-
 # Block.
 
 
@@ -377,12 +361,6 @@ def test_block_keeps_what_it_states(length: int, k: int, group: int, seed: int, 
     assert spread(rows, k) < k * group
 
 
-@given(st.integers(1, 400), st.integers(1, 30), words)
-def test_a_group_of_one_keeps_each_block_together(length: int, k: int, seed: int) -> None:
-    blocks = whole(sw.Block(k, seed=seed, group=1), length) // k
-    assert np.count_nonzero(np.diff(blocks)) == -(-length // k) - 1
-
-
 def test_a_window_mixes_its_group_of_blocks_and_no_other() -> None:
     k, group, length = 10, 4, 10 * 100
     rows = whole(sw.Block(k, seed=1, group=group), length)
@@ -392,16 +370,6 @@ def test_a_window_mixes_its_group_of_blocks_and_no_other() -> None:
     first_blocks = [int(np.unique(window)[0]) for window in windows]
     assert first_blocks != sorted(first_blocks)
     assert np.count_nonzero(np.diff(rows) == 1) < length / 10
-
-
-def test_the_short_last_block_stays_together_as_well() -> None:
-    k, group, length = 8, 3, 8 * 20 + 5
-    for seed in range(40):
-        rows = whole(sw.Block(k, seed=seed, group=group), length)
-        at = np.flatnonzero(rows >= 8 * 20)
-        assert len(at) == 5
-        assert np.ptp(at) < k * group
-        assert spread(rows, k) < k * group
 
 
 def test_the_short_last_block_comes_everywhere() -> None:
@@ -447,11 +415,6 @@ def test_a_window_of_whole_strides_visits_every_row_equally_often(
     length = stride * steps
     counts = np.bincount(whole(sw.Sequential(stride * strides, stride), length))
     assert counts.tolist() == [strides] * length
-
-
-def test_every_epoch_of_sequential_is_the_same() -> None:
-    sampler = sw.Sequential(3, 2)
-    np.testing.assert_array_equal(whole(sampler, 11, 0), whole(sampler, 11, 5))
 
 
 # Draws with replacement.
@@ -522,12 +485,6 @@ def test_equal_weights_are_iid() -> None:
     assert np.mean(weighted == iid) > 0.99
 
 
-def test_a_single_heavy_row_is_always_drawn() -> None:
-    for weights in ([0, 0, 5], [5, 0, 0], [0, 5, 0]):
-        rows = draws(sw.Weighted(weights), 3, 3000)
-        assert set(rows.tolist()) == {weights.index(5)}
-
-
 def test_weighted_keeps_its_own_copy() -> None:
     weights = np.array([1.0, 0.0])
     sampler = sw.Weighted(weights)
@@ -553,10 +510,6 @@ def test_positions_outside_an_epoch(sampler: sw.Sampler, start: int, count: int)
     order = sampler.order(10)
     with pytest.raises(IndexError, match=rf"\[{start}, {start} \+ {count}\).* {order.length}$"):
         order.rows(0, start, count)
-
-
-def test_the_end_of_an_epoch_has_no_rows_and_no_error() -> None:
-    assert len(sw.Shuffle().order(10).rows(0, 10, 0)) == 0
 
 
 @pytest.mark.parametrize(

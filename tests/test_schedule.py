@@ -221,14 +221,6 @@ def test_the_pages_example() -> None:
     assert table(11, 2, 2, False, 4) == [*whole, [[8, 9], [10, 0]], whole[0]]
 
 
-def test_one_rank_gets_a_short_batch() -> None:
-    assert table(7, 3, 1, False, 4) == [[[0, 1, 2]], [[3, 4, 5]], [[6]], [[0, 1, 2]]]
-
-
-def test_more_ranks_than_rows_go_around_more_than_once() -> None:
-    assert table(3, 4, 8, False, 1) == [[[0], [1], [2], [0], [1], [2], [0], [1]]]
-
-
 def test_the_end_of_an_epoch_is_the_beginning_of_the_next() -> None:
     assert Schedule(10, 5, 0, 1, False, 3, 10).step(0) == (4, 0, 5, 5)
     # Fewer rows left than a global batch, and the tail is dropped: nothing more here.

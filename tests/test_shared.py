@@ -3,10 +3,6 @@
 import gc
 import os
 import secrets
-import signal
-import subprocess
-import sys
-import threading
 import warnings
 from collections.abc import Iterator
 from hashlib import sha256
@@ -18,7 +14,7 @@ from numpy.typing import NDArray
 
 from stepwell.files import shared
 from stepwell.files.shared import shared_block
-from tests import ROOT, children
+from tests import children
 
 SIZE = 100_000
 
@@ -71,19 +67,8 @@ sys.stdin.read()
 """
 
 
-def start(owner: str, version: str, how: str = "") -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", CHILD, owner, version, how],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-def says(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
+def start(owner: str, version: str, how: str = "") -> children.Child:
+    return children.Child("-c", CHILD, owner, version, how)
 
 
 def test_one_block_for_two(owner: str) -> None:
@@ -117,12 +102,11 @@ def test_versions_have_blocks_of_their_own(owner: str) -> None:
 
 def test_two_processes_share_it_and_the_last_removes_it(owner: str) -> None:
     one, other = start(owner, "1"), start(owner, "1")
-    said = sorted([says(one), says(other)])
+    said = sorted([one.says(), other.says()])
     assert said == ["fills", "has it"]  # one fills while the other waits
     mine = shared_block(owner, "1", SIZE, never)
     for process in (one, other):
-        process.communicate()
-        assert process.returncode == 0
+        process.ends()
         assert_counted(mine)
         assert len(blocks(owner)) == 1
     del mine
@@ -132,14 +116,13 @@ def test_two_processes_share_it_and_the_last_removes_it(owner: str) -> None:
 def test_who_fills_is_killed(owner: str) -> None:
     """Those who wait go on, and what it had filled is not believed."""
     filler = start(owner, "1", "hang")
-    assert says(filler) == "fills"
+    assert filler.says() == "fills"
     waiting = start(owner, "1")
-    filler.send_signal(signal.SIGKILL)
-    filler.communicate()
-    assert says(waiting) == "fills"
-    assert says(waiting) == "has it"
+    filler.kill()
+    assert waiting.says() == "fills"
+    assert waiting.says() == "has it"
     assert_counted(shared_block(owner, "1", SIZE, never))
-    waiting.communicate()
+    waiting.ends()
     assert blocks(owner) == []
 
 
@@ -147,10 +130,9 @@ def test_a_user_that_was_killed(owner: str) -> None:
     """What it leaves is used by the next one, or removed when another version is asked for."""
     for version in ("1", "2"):
         user = start(owner, "1")
-        says(user)
-        says(user)
-        user.send_signal(signal.SIGKILL)
-        user.communicate()
+        user.says()
+        user.says()
+        user.kill()
         assert len(blocks(owner)) == 1
         block = shared_block(owner, version, SIZE, never if version == "1" else count_up)
         assert_counted(block)
@@ -190,27 +172,14 @@ def test_no_room(owner: str) -> None:
 
 def test_many_threads_fill_it_once(owner: str) -> None:
     filled = []
-    found = []
-    ready = threading.Barrier(8)
 
     def fill(data: NDArray[np.uint8]) -> None:
         filled.append(1)
         count_up(data)
 
-    def ask() -> None:
-        ready.wait()
-        found.append(shared_block(owner, "1", SIZE, fill))
-
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert filled == [1]
-    for block in found:
+    for block in children.at_once(*[lambda: shared_block(owner, "1", SIZE, fill)] * 8):
         assert_counted(block)
-    del block
-    found.clear()
+    assert filled == [1]
 
 
 def test_after_fork(owner: str) -> None:

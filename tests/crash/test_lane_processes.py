@@ -2,8 +2,6 @@
 
 import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from itertools import count
@@ -13,7 +11,8 @@ import pytest
 
 from stepwell import BusyError
 from stepwell.stores.replay.lane import LaneReader, LaneWriter, lanes
-from tests import ROOT, scaled
+from tests import scaled
+from tests.children import Child
 from tests.crash.kills import KILLS, Victims
 from tests.crash.lane_work import WORDS, check, shape
 from tests.lanes import numbered, run_id
@@ -25,7 +24,7 @@ FRAMES = int(os.environ.get("STEPWELL_LANE_FRAMES", scaled(300_000)))
 """How many frames are looked at for torn ones; `make lane` asks for ten million."""
 
 
-STARTED: list["Process"] = []
+STARTED: list[Child] = []
 
 
 @pytest.fixture(autouse=True)
@@ -35,42 +34,10 @@ def _none_is_left() -> Iterator[None]:
         STARTED.pop().kill()
 
 
-class Process:
-    """One of tests.crash.lane_work."""
-
-    def __init__(self, what: str, *args: object) -> None:
-        self._popen = subprocess.Popen(
-            [sys.executable, "-m", "tests.crash.lane_work", what, *map(str, args)],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        STARTED.append(self)
-
-    def says(self) -> str:
-        assert self._popen.stdout is not None
-        return self._popen.stdout.readline().strip()
-
-    def go(self) -> None:
-        assert self._popen.stdin is not None
-        self._popen.stdin.write("\n")
-        self._popen.stdin.flush()
-
-    def kill(self) -> None:
-        if self._popen.returncode is None:
-            self._popen.kill()
-            self._popen.communicate()
-
-    def ends(self) -> str:
-        """What else it says; it must succeed."""
-        said, _ = self._popen.communicate(timeout=60)
-        assert self._popen.returncode == 0
-        return said.strip()
-
-
-def began(what: str, *args: object) -> Process:
-    process = Process(what, *args)
+def began(what: str, *args: object) -> Child:
+    """One of tests.crash.lane_work, at work."""
+    process = Child("-m", "tests.crash.lane_work", what, *args)
+    STARTED.append(process)
     assert process.says() == "begins"
     return process
 
@@ -91,14 +58,12 @@ def none_torn(run_id: str, total: int, words: int, capacity: int) -> None:
 @pytest.mark.parametrize("capacity", [1, 2, 8])
 def test_no_torn_frames(run_id: str, capacity: int) -> None:
     """A writer at full speed, a reader of everything and one of the newest: each is checked."""
-    total = FRAMES // 3
-    none_torn(run_id, total, WORDS, capacity)
+    none_torn(run_id, FRAMES // 3, WORDS, capacity)
 
 
 def test_no_torn_frames_of_the_size_of_a_screen(run_id: str) -> None:
     """Copies that take long enough to be overtaken."""
-    total = scaled(5000)
-    none_torn(run_id, total, 12_600, 2)
+    none_torn(run_id, scaled(5000), 12_600, 2)
 
 
 def test_readers_come_and_go(run_id: str) -> None:

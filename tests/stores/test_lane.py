@@ -2,10 +2,9 @@
 
 import gc
 import os
-import subprocess
-import sys
 import threading
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from stepwell import BusyError, SchemaError
 from stepwell.stores.replay.lane import LaneReader, LaneWriter, lanes
-from tests import ROOT, children
+from tests import children
 from tests.lanes import number_of, numbered, numbers, run_id
 from tests.reference.lane import path_of
 
@@ -113,17 +112,6 @@ def test_shapes(run_id: str, shape: tuple[int, ...], pixel_format: str | None, n
         first, second = reader.frames()
         assert (first.pixels == frame.reshape(reader.shape)).all()
         assert (second.pixels == first.pixels[::-1]).all()
-
-
-def test_an_atari_frame(run_id: str) -> None:
-    frame = np.random.default_rng(0).integers(0, 256, (210, 160, 3), np.uint8)
-    with LaneWriter(run_id, frame.shape) as writer, LaneReader(run_id) as reader:
-        writer.publish(frame, reward=np.float32(0.5))
-        found = reader.latest()
-        assert found is not None
-        assert (found.pixels == frame).all()
-        assert "RGB" in repr(writer)
-        assert repr(reader) == f"LaneReader({run_id!r}, (210, 160, 3), RGB)"
 
 
 @given(st.lists(st.tuples(st.sampled_from(["publish", "latest", "frames"]), st.integers(1, 7))))
@@ -287,31 +275,20 @@ def test_a_second_writer(run_id: str) -> None:
 
 def test_many_that_want_to_be_the_writer(run_id: str) -> None:
     """One of them is, each time, whatever was there before."""
+
+    def ask() -> LaneWriter | None:
+        try:
+            return LaneWriter(run_id, SHAPE)
+        except BusyError:
+            return None
+
     for left in (None, b"", b"left by somebody" * 10):
         if left is not None:
             path_of(run_id).write_bytes(left)
-        made: list[LaneWriter] = []
-        busy: list[int] = []
-        ready = threading.Barrier(8)
-
-        def ask(
-            made: list[LaneWriter] = made, busy: list[int] = busy, ready: threading.Barrier = ready
-        ) -> None:
-            ready.wait()
-            try:
-                made.append(LaneWriter(run_id, SHAPE))
-            except BusyError:
-                busy.append(1)
-
-        threads = [threading.Thread(target=ask) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert (len(made), len(busy)) == (1, 7)
-        assert made[0].publish(pixels(1)) == 1
+        (made,) = [writer for writer in children.at_once(*[ask] * 8) if writer is not None]
+        assert made.publish(pixels(1)) == 1
         assert len(LaneReader(run_id).frames()) == 1
-        made.pop().close()
+        made.close()
 
 
 def test_threads_that_publish_together(run_id: str) -> None:
@@ -322,11 +299,7 @@ def test_threads_that_publish_together(run_id: str) -> None:
             for i in range(first, first + 100):
                 writer.publish(numbered(i, 100))
 
-        threads = [threading.Thread(target=work, args=(i * 1000,)) for i in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        children.at_once(*(partial(work, i * 1000) for i in range(4)))
         found = reader.frames()
         assert numbers(found) == list(range(1, 401))
         want = [i * 1000 + j for i in range(4) for j in range(100)]
@@ -448,21 +421,14 @@ if child == 0:
     os._exit(0)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, run_id],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    child = int(process.stdout.readline())
-    process.wait()
+    process = children.Child("-c", script, run_id)
+    child = int(process.says())
+    process.dies()
     os.kill(child, 0)  # it is there
     reader = LaneReader(run_id)
     assert reader.closed
     LaneWriter(run_id, SHAPE).close()
-    process.communicate()
+    process.kill()
 
 
 # Mistakes in a call.
@@ -516,6 +482,9 @@ def test_metadata_that_does_not_fit(run_id: str) -> None:
             with pytest.raises(SchemaError, match=f"at most {room} bytes"):
                 writer.publish(pixels(0), metadata=metadata)
         wrong: Any
+        for value in (np.float32(1), object(), "\ud800"):
+            with pytest.raises(TypeError, match="metadata: "):
+                writer.publish(pixels(0), metadata={"value": value})
         for wrong in ("text", 3, None, bytearray(b"x")):
             with pytest.raises(TypeError, match="metadata"):
                 writer.publish(pixels(0), metadata=wrong)
@@ -556,11 +525,3 @@ def test_no_room(run_id: str, capacity: int) -> None:
     with pytest.raises(OSError):
         LaneWriter(run_id, (1 << 15, 1 << 15, 3), capacity=capacity)
     assert not path_of(run_id).exists()
-
-
-@pytest.mark.parametrize("value", [np.float32(1), object(), "\ud800"])
-def test_metadata_that_is_not_json(run_id: str, value: Any) -> None:
-    with LaneWriter(run_id, SHAPE) as writer:
-        with pytest.raises(TypeError, match="metadata: "):
-            writer.publish(pixels(0), metadata={"value": value})
-        assert writer.publish(pixels(0)) == 1

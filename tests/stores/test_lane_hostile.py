@@ -121,13 +121,6 @@ def test_heads_that_promise_too_much_or_too_little(run_id: str) -> None:
     assert reader.skipped == 0
 
 
-@pytest.mark.parametrize("seq", [0, 3, 9, 11, 13, 20, (1 << 64) - 1])
-def test_slots_of_another_frame(run_id: str, seq: int) -> None:
-    """Frame 4 is in slot 3, where its sequence is 10."""
-    path_of(run_id).write_bytes(changed(80 + 3 * 48, seq, 8))
-    assert numbers(LaneReader(run_id).frames()) == [2, 3, 5]
-
-
 @pytest.mark.parametrize(("at", "values"), [(8, [0, 1, 3, *LARGE]), (12, [7, 8, *LARGE])])
 def test_lengths_that_are_wrong(run_id: str, at: int, values: list[int]) -> None:
     for value in values:

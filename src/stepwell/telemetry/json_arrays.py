@@ -7,8 +7,9 @@ than by way of Python's numbers. Whatever is not plainly that goes through `json
 import base64
 import binascii
 import json
-import warnings
+import re
 from functools import lru_cache
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,10 @@ from stepwell.errors import SchemaError
 
 __all__ = ["Parts", "parse", "picture"]
 
-_NUMBER = b" \t\r\n0123456789-"
-_SAFE = 10**18  # NumPy does not say when a whole number is too large for it
+_SPACE = b" \t\r\n"
+_NUMBER = b"-?(?:0|[1-9][0-9]{0,17}+)"  # NumPy is silent about those that are too large for it
+_BEGIN, _END = rb"[\[%b]*+" % _SPACE, rb"[\]%b]*+" % _SPACE
+_NUMBERS = re.compile(b"%b%b(?:%b,%b%b)*+%b" % (_BEGIN, _NUMBER, _END, _BEGIN, _NUMBER, _END))
 _MARK = "\0array"  # stands for the array that was read before the rest
 _MARKED = json.dumps(_MARK).encode()
 _WRAPPED = ("__ndarray__", "data")
@@ -29,10 +32,12 @@ Parts = tuple[Any, Any]
 """A tree of arrays, and everything that is not one; None where there is nothing."""
 
 
-def parse(blob: bytes | str) -> Parts:
-    """What a BLOB holds. Raises `ValueError` when it is not JSON, `SchemaError` when lists in it
+def parse(blob: Any) -> Parts:
+    """What a column holds. Raises `ValueError` when it is not JSON, `SchemaError` when lists in it
     have several lengths."""
-    data = blob.encode() if isinstance(blob, str) else bytes(blob)
+    if not isinstance(blob, str | bytes):  # SQLite keeps a number that was put into any column
+        return _split(blob)
+    data = blob.encode() if isinstance(blob, str) else blob
     array = _rectangle(data)
     return (array, None) if array is not None else _split(_loads(data))
 
@@ -48,7 +53,8 @@ def picture(parts: Parts) -> Parts:
     if tree is None:
         return None, rest
     if not isinstance(tree, np.ndarray) or tree.ndim not in (2, 3):
-        return None, _joined(_listed(tree), rest)
+        listed = _listed(tree)
+        return None, {**listed, **(rest or {})} if isinstance(listed, dict) else listed
     if tree.dtype != np.uint8:
         if tree.dtype.kind not in "iu" or tree.min() < 0 or tree.max() > 255:
             raise SchemaError(f"frame: expected whole numbers from 0 to 255, got {tree.dtype}")
@@ -58,40 +64,16 @@ def picture(parts: Parts) -> Parts:
 
 def _rectangle(data: bytes) -> NDArray[Any] | None:
     """The array of a text that is nothing but nested lists of whole numbers; None for any other."""
-    frame = data.translate(None, _NUMBER)
+    if not _NUMBERS.fullmatch(data):
+        return None
+    frame = data.translate(None, _SPACE + b"0123456789-")
     depth = len(frame) - len(frame.lstrip(b"["))
-    if not depth:
+    ends = (frame.find(b"]" * level) for level in range(1, depth + 1))
+    inside = [1, *(frame.count(b",", 0, end) + 1 for end in ends)]  # numbers in a list, by level
+    shape = tuple(outer // inner for inner, outer in pairwise(inside))[::-1]
+    if not depth or frame != _frame(shape):
         return None
-    inside = []  # numbers in a list of each level, the innermost first
-    for level in range(1, depth + 1):
-        end = frame.find(b"]" * level)
-        inside.append(frame.count(b",", 0, end) + 1)
-    outer = (a // b for a, b in zip(inside[:0:-1], inside[-2::-1], strict=True))
-    shape = (*outer, inside[0])
-    if int(np.prod(shape, dtype=np.int64)) != inside[-1] or frame != _frame(shape):
-        return None
-    text = data.translate(None, b"[]")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        try:
-            flat = np.fromstring(text, np.int64, sep=",")
-        except (ValueError, DeprecationWarning):
-            return None
-    # NumPy is less strict than JSON, and silent about numbers that are too large: only what it
-    # would write the same way counts.
-    if len(flat) != inside[-1] or flat.max() >= _SAFE or flat.min() <= -_SAFE:
-        return None
-    written = len(text.translate(None, b" \t\r\n")) - len(flat) + 1
-    negative = int(np.count_nonzero(flat < 0))
-    if written != _digits(flat) + negative or text.count(b"-") != negative:
-        return None
-    return flat.reshape(shape)
-
-
-def _digits(values: NDArray[np.int64]) -> int:
-    size = np.abs(values)
-    most = len(str(size.max()))
-    return len(values) + sum(int(np.count_nonzero(size >= 10**k)) for k in range(1, most))
+    return np.fromstring(data.translate(None, _SPACE + b"[]"), np.int64, sep=",").reshape(shape)
 
 
 @lru_cache(maxsize=16)
@@ -127,13 +109,8 @@ def _split(value: Any) -> Parts:
     """Arrays to the one side, everything else to the other."""
     if value is None or isinstance(value, str):
         return None, value
-    if isinstance(value, np.ndarray):
-        return value, None
-    if isinstance(value, list):
-        return _split_list(value)
     if not isinstance(value, dict):
-        array = np.array(value)
-        return (array, None) if array.dtype.kind in "biuf" else (None, value)
+        return _split_numbers(value)
     wrapped = _unwrapped(value)
     if wrapped is not None:
         return wrapped, None
@@ -143,17 +120,18 @@ def _split(value: Any) -> Parts:
     return tree or None, rest or None
 
 
-def _split_list(value: list[Any]) -> Parts:
-    flat, level = value, 0
-    while flat and all(isinstance(item, list) for item in flat) and level < 32:
-        flat, level = [item for inner in flat for item in inner], level + 1
-    if not flat or not all(isinstance(item, bool | int | float) for item in flat):
-        return None, _listed(value)
+def _split_numbers(value: Any) -> Parts:
     try:
         array = np.array(value)
     except ValueError:
-        raise SchemaError("expected lists of equal lengths") from None
-    return (array, None) if array.dtype.kind in "biuf" else (None, value)
+        lists = value
+        while lists and all(isinstance(item, list) for item in lists):
+            lists = list(chain.from_iterable(lists))
+        if all(isinstance(item, bool | int | float) for item in lists):
+            raise SchemaError("expected lists of equal lengths") from None
+        return None, _listed(value)
+    numbers = array.size and array.dtype.kind in "biuf"
+    return (array, None) if numbers else (None, _listed(value))
 
 
 def _unwrapped(value: dict[str, Any]) -> NDArray[Any] | None:
@@ -169,17 +147,14 @@ def _unwrapped(value: dict[str, Any]) -> NDArray[Any] | None:
         else:
             natural = np.asarray(data)
             array = natural.astype(dtype)
-            if not np.array_equal(array.astype(natural.dtype), natural, equal_nan=_floats(natural)):
+            floats = natural.dtype.kind == "f"
+            if not np.array_equal(array.astype(natural.dtype), natural, equal_nan=floats):
                 raise SchemaError(f"numbers that are no {dtype}")
         return array.reshape(value.get("shape", array.shape))
     except SchemaError:
         raise
     except (TypeError, ValueError, binascii.Error) as error:
         raise SchemaError(f"not an array: {error}") from None
-
-
-def _floats(array: NDArray[Any]) -> bool:
-    return array.dtype.kind == "f"
 
 
 def _listed(tree: Any) -> Any:
@@ -189,9 +164,3 @@ def _listed(tree: Any) -> Any:
     if isinstance(tree, list):
         return [_listed(branch) for branch in tree]
     return tree.tolist() if isinstance(tree, np.ndarray) else tree
-
-
-def _joined(tree: Any, rest: Any) -> Any:
-    if isinstance(tree, dict):
-        return {**tree, **(rest or {})}
-    return tree

@@ -8,10 +8,10 @@ what was recorded in the meantime.
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,11 +22,10 @@ from stepwell.store import Progress
 from stepwell.stores.replay.database import database_path, reading
 from stepwell.stores.replay.layout import array_path
 from stepwell.stores.replay.refs import check_run_id
-from stepwell.stores.replay.resolver import FrameResolver
 from stepwell.stores.replay.writer import check_compress
-from stepwell.telemetry.moved import NEW_COLUMNS, MovedStep, differences
-from stepwell.telemetry.moved_run import MovedRun
-from stepwell.telemetry.old_telemetry import OldEpisode, OldStep, OldTelemetry
+from stepwell.telemetry.moved import MovedStep, differences
+from stepwell.telemetry.moved_run import Item, MovedRun
+from stepwell.telemetry.old_telemetry import OldEpisode, OldTelemetry
 
 __all__ = ["MigrationReport", "migrate_telemetry", "validate_telemetry"]
 
@@ -73,9 +72,9 @@ def migrate_telemetry(
     check_compress(compress)
     if observations is not None and not _is_of_numbers(observations):
         raise ValueError(f"observations: expected a type of numbers, got {observations!r}")
-    move = _Migration(Path(old), Path(root), run_ids, progress)
-    with closing(move):
-        return move.run(compress, observations, skip_bad)
+    with _opened(Path(old), Path(root)) as source:
+        move = _Migration(source, Path(root), run_ids, progress, skip_bad)
+        return move.run(compress, observations)
 
 
 def validate_telemetry(
@@ -86,185 +85,135 @@ def validate_telemetry(
     progress: Progress | None = None,
 ) -> MigrationReport:
     """Compare every step that both have; the report's `differences` say what is not the same."""
-    move = _Migration(Path(old), Path(root), run_ids, progress)
-    with closing(move):
-        return move.validate()
+    with _opened(Path(old), Path(root)) as source:
+        return _Migration(source, Path(root), run_ids, progress).validate()
+
+
+def _opened(old: Path, root: Path) -> closing[OldTelemetry]:
+    ours = database_path(root)
+    if ours.exists() and old.exists() and ours.samefile(old):
+        raise ValueError(f"{old} is the store's own database; choose another root")
+    return closing(OldTelemetry(old))
 
 
 class _Migration:
     def __init__(
         self,
-        old: Path,
+        old: OldTelemetry,
         root: Path,
         run_ids: Sequence[str] | None,
         progress: Progress | None,
+        skip_bad: bool = True,
     ) -> None:
+        self._old = old
         self._root = root
-        self._database = database_path(root)
-        if self._database.exists() and old.exists() and self._database.samefile(old):
-            raise ValueError(f"{old} is the store's own database; choose another root")
-        self._old = OldTelemetry(old)
-        self._resolver: FrameResolver | None = None
-        try:
-            self._plan(run_ids)
-        except BaseException:
-            self._old.close()
-            raise
+        self._skip_bad = skip_bad
         self._progress = progress or (lambda done, total: None)
         self._done = 0
-
-    def _plan(self, run_ids: Sequence[str] | None) -> None:
-        self._report = MigrationReport()
         self._episodes: dict[str | None, list[OldEpisode]] = {}
-        for episode in self._old.episodes():
+        for episode in old.episodes():
             self._episodes.setdefault(episode.run_id, []).append(episode)
         unknown = set(run_ids or ()) - set(self._episodes)
         if unknown:
-            raise ValueError(f"there is no run {min(unknown)!r} - at {self._old.path}")
+            raise ValueError(f"there is no run {min(unknown)!r} - at {old.path}")
         if run_ids is not None:
             self._episodes = {name: self._episodes[name] for name in run_ids}
-        self._report.runs = {name: _safe_name(name) for name in self._episodes}
-        self._report.episodes = sum(map(len, self._episodes.values()))
-        self._total = self._report.steps = sum(
-            len(self._old.indices(episode.episode_id))
-            for episodes in self._episodes.values()
-            for episode in episodes
+        every = list(chain.from_iterable(self._episodes.values()))
+        self._report = MigrationReport(
+            steps=sum(len(old.indices(episode.episode_id)) for episode in every),
+            episodes=len(every),
+            runs={name: _safe_name(name) for name in self._episodes},
         )
 
-    def close(self) -> None:
-        self._old.close()
-        if self._resolver is not None:
-            self._resolver.close()
-
-    # There and back.
-
-    def run(self, compress: str, observations: str | None, skip_bad: bool) -> MigrationReport:
+    def run(self, compress: str, observations: str | None) -> MigrationReport:
+        """Move what the store does not have."""
         for old_name, episodes in self._episodes.items():
             run_id = self._report.runs[old_name]
             state = self._state(run_id, episodes)
             wanting = [episode for episode in episodes if self._wants(run_id, episode)]
-            if wanting or state != "closed":
-                self._move(MovedRun(self._root, run_id, compress, observations), wanting, skip_bad)
+            if not wanting and state == "closed":
+                continue
+            with MovedRun(self._root, run_id, compress, observations) as target:
+                for batch in self._batches(self._news(run_id, wanting)):
+                    kept = target.put(batch, self._skip)
+                    self._report.added += len(kept)
+                    lines = differences(self._root, run_id, kept)
+                    if lines:
+                        raise FormatError(f"read back: {lines[0]}", path=str(target.path))
+                    self._report.verified += len(kept)
         return self._measured()
 
-    def _wants(self, run_id: str, episode: OldEpisode) -> bool:
-        """Whether the store does not have all of an episode."""
-        known = self._known(run_id, episode)
-        there = sum(index in known.steps for index in self._old.indices(episode.episode_id))
-        self._advance(there)
-        whole = len(self._old.indices(episode.episode_id)) == there
-        return not whole or known.unfinished(episode)
-
-    def _move(self, target: MovedRun, episodes: list[OldEpisode], skip_bad: bool) -> None:
-        with target:
-            news = self._news(target.run_id, episodes)
-            skip = self._skipper(skip_bad)
-            while batch := _batch(news):
-                kept = target.put(self._readable(batch, skip), skip)
-                self._report.added += len(kept)
-                lines = self._compare(target.run_id, kept)
-                if lines:
-                    raise FormatError(f"read back: {lines[0]}", path=str(target.path))
-                self._report.verified += len(kept)
-                self._advance(sum(step is not None for _, step in batch))
-
-    def _news(self, run_id: str, episodes: list[OldEpisode]) -> Iterator["_Item"]:
-        """What the store does not have, and after the steps of an episode a None."""
-        for episode in episodes:
-            known = self._known(run_id, episode).steps
-            missing = [i for i in self._old.indices(episode.episode_id) if i not in known]
-            for step in self._steps(episode, missing):
-                yield episode, step
-            yield episode, None
-
-    def _steps(self, episode: OldEpisode, indices: list[int]) -> Iterator[OldStep]:
-        begin = 0
-        while begin < len(indices):
-            some = islice(indices, begin, begin + _BATCH_STEPS)
-            found = self._old.steps(episode.episode_id, some, BATCH_BYTES // 4)
-            if not found:
-                return
-            for step in found:
-                if step.run != episode.run_id:
-                    raise SchemaError(
-                        f"{step.where}: expected the run {episode.run_id!r} of the steps before, "
-                        f"got {step.run_id!r}"
-                    )
-                yield step
-            begin = indices.index(found[-1].step_index, begin) + 1
-
-    def _readable(
-        self, batch: Sequence["_Item"], skip: Callable[[SchemaError], None]
-    ) -> list[tuple[OldEpisode, MovedStep | None]]:
-        found: list[tuple[OldEpisode, MovedStep | None]] = []
-        for episode, step in batch:
-            try:
-                found.append((episode, None if step is None else MovedStep.of(step)))
-            except SchemaError as error:
-                skip(error)
-        return found
-
-    def _skipper(self, skip_bad: bool) -> Callable[[SchemaError], None]:
-        def skip(error: SchemaError) -> None:
-            if not skip_bad:
-                raise error
-            self._report.skipped.append((self._old.path, str(error)))
-
-        return skip
-
-    def _compare(self, run_id: str, steps: Sequence[MovedStep]) -> list[str]:
-        """What is not the same in the store, of the steps that it has."""
-        if not steps:
-            return []
-        if self._resolver is None:
-            self._resolver = FrameResolver(self._root)
-        rows: dict[tuple[str, int], tuple[Any, ...]] = {}
-        with reading(self._root) as database:
-            for step in steps:
-                row = database.execute(
-                    f"SELECT {', '.join(NEW_COLUMNS)} FROM steps "
-                    "WHERE episode_id = ? AND step_index = ?",
-                    (step.episode_id, step.step_index),
-                ).fetchone()
-                if row is not None:
-                    rows[step.episode_id, step.step_index] = row
-        both = [step for step in steps if (step.episode_id, step.step_index) in rows]
-        return differences(both, run_id, rows, self._resolver)
-
-    # What is there already.
-
     def validate(self) -> MigrationReport:
+        """Compare what both have."""
         with reading(self._root):
             pass
         for old_name, episodes in self._episodes.items():
             run_id = self._report.runs[old_name]
             for episode in episodes:
-                known = self._known(run_id, episode).steps
-                both = [i for i in self._old.indices(episode.episode_id) if i in known]
-                self._validate(run_id, episode, both)
+                known = self._known(run_id, episode)
+                both = [i for i in self._old.indices(episode.episode_id) if i in known.steps]
+                for batch in self._batches(self._items(episode, both)):
+                    lines = differences(self._root, run_id, [step for _, step in batch if step])
+                    self._report.differences += lines[: _MAX_LINES - len(self._report.differences)]
+                    self._report.verified += len(batch)
         return self._measured()
 
-    def _validate(self, run_id: str, episode: OldEpisode, indices: list[int]) -> None:
-        items: Iterator[_Item] = ((episode, step) for step in self._steps(episode, indices))
-        while batch := _batch(items):
-            read = self._readable(batch, self._skipper(skip_bad=True))
-            steps = [step for _, step in read if step is not None]
-            lines = self._compare(run_id, steps)
-            self._report.differences += lines[: _MAX_LINES - len(self._report.differences)]
-            self._report.verified += len(steps)
-            self._advance(len(batch))
+    def _wants(self, run_id: str, episode: OldEpisode) -> bool:
+        """Whether the store does not have all of an episode."""
+        known = self._known(run_id, episode)
+        there = [index in known.steps for index in self._old.indices(episode.episode_id)]
+        self._advance(sum(there))
+        ended = known.ended or not (known.over or episode.ended)
+        return not (all(there) and ended)
+
+    def _news(self, run_id: str, episodes: list[OldEpisode]) -> Iterator[Item]:
+        """What the store does not have, and after the steps of an episode a None."""
+        for episode in episodes:
+            known = self._known(run_id, episode).steps
+            missing = [i for i in self._old.indices(episode.episode_id) if i not in known]
+            yield from self._items(episode, missing)
+            yield episode, None
+
+    def _items(self, episode: OldEpisode, indices: list[int]) -> Iterator[Item]:
+        """Steps of an episode, as they are read."""
+        for index in indices:
+            step = self._old.step(episode, index)
+            if step is None:
+                continue
+            self._done += 1
+            try:
+                moved = MovedStep.of(step)
+            except SchemaError as error:
+                self._skip(error)
+            else:
+                yield episode, moved
+
+    def _batches(self, items: Iterator[Item]) -> Iterator[list[Item]]:
+        """As many as go into a commit."""
+        batch: list[Item] = []
+        size = 0
+        for episode, step in items:
+            batch.append((episode, step))
+            size += 0 if step is None else step.json_bytes
+            if len(batch) == _BATCH_STEPS or size >= BATCH_BYTES:
+                yield batch
+                batch, size = [], 0
+                self._advance(0)
+        if batch:
+            yield batch
+        self._advance(0)
+
+    def _skip(self, error: SchemaError) -> None:
+        if not self._skip_bad:
+            raise error
+        self._report.skipped.append((self._old.path, str(error)))
 
     def _state(self, run_id: str, episodes: list[OldEpisode]) -> str | None:
         """What the store says of a run. Raises `SchemaError` when it is another one of that name:
         one with other episodes, or whose first steps are not the same."""
-        try:
-            with reading(self._root) as database:
-                sql = "SELECT state FROM runs WHERE run_id = ?"
-                row = database.execute(sql, (run_id,)).fetchone()
-                sql = "SELECT episode_id FROM episodes WHERE run_id = ? ORDER BY number"
-                there = [name for (name,) in database.execute(sql, (run_id,))]
-        except FileNotFoundError:
-            return None
+        states = self._select("SELECT state FROM runs WHERE run_id = ?", run_id)
+        sql = "SELECT episode_id FROM episodes WHERE run_id = ? ORDER BY number"
+        there = [name for (name,) in self._select(sql, run_id)]
         known = {episode.episode_id: episode for episode in episodes}
         for name in there:
             if name not in known:
@@ -273,43 +222,43 @@ class _Migration:
                     f"which is not in {self._old.path}"
                 )
         for name in dict.fromkeys(there[:1] + there[-1:]):
-            both = sorted(self._known(run_id, known[name]).steps)[:1]
-            lines = self._compare(run_id, [MovedStep.of(s) for s in self._steps(known[name], both)])
+            index = min(self._known(run_id, known[name]).steps, default=0)
+            first = self._old.step(known[name], index)
+            lines = differences(self._root, run_id, [MovedStep.of(first)] if first else [])
             if lines:
                 raise SchemaError(f"run {run_id!r}: the store has another one: {lines[0]}")
-        return None if row is None else str(row[0])
+        return str(states[0][0]) if states else None
 
     def _known(self, run_id: str, episode: OldEpisode) -> "_Known":
         """What the store has of an episode. Raises `SchemaError` when it is of another run."""
         name = episode.episode_id
+        sql = "SELECT run_id, ended, terminated OR truncated FROM episodes WHERE episode_id = ?"
+        for owner, ended, over in self._select(sql, name):
+            if owner != run_id:
+                raise SchemaError(
+                    f"episode {name!r}: the store has one of the run {owner!r}, "
+                    f"this one is of {run_id!r}"
+                )
+            steps = self._select("SELECT step_index FROM steps WHERE episode_id = ?", name)
+            return _Known(frozenset(index for (index,) in steps), bool(ended), bool(over))
+        return _Known()
+
+    def _select(self, sql: str, value: str) -> list[tuple[Any, ...]]:
+        """Rows of the store; none when there is no store yet."""
         try:
             with reading(self._root) as database:
-                row = database.execute(
-                    "SELECT run_id, ended, terminated OR truncated FROM episodes "
-                    "WHERE episode_id = ?",
-                    (name,),
-                ).fetchone()
-                if row is None:
-                    return _Known()
-                sql = "SELECT step_index FROM steps WHERE episode_id = ?"
-                steps = frozenset(index for (index,) in database.execute(sql, (name,)))
+                return database.execute(sql, (value,)).fetchall()
         except FileNotFoundError:
-            return _Known()
-        if row[0] != run_id:
-            raise SchemaError(
-                f"episode {name!r}: the store has one of the run {row[0]!r}, "
-                f"this one is of {run_id!r}"
-            )
-        return _Known(steps, bool(row[1]), bool(row[2]))
+            return []
 
     def _advance(self, count: int) -> None:
         self._done += count
-        self._progress(min(self._done, self._total), self._total)
+        self._progress(min(self._done, self._report.steps), self._report.steps)
 
     def _measured(self) -> MigrationReport:
         report = self._report
-        report.old_bytes = _size(self._old.path) + _size(_beside(self._old.path))
-        report.database_bytes = _size(self._database) + _size(_beside(self._database))
+        report.old_bytes = _size(self._old.path)
+        report.database_bytes = _size(database_path(self._root))
         report.array_bytes = sum(_size(array_path(self._root, r)) for r in report.runs.values())
         return report
 
@@ -320,25 +269,6 @@ class _Known(NamedTuple):
     steps: frozenset[int] = frozenset()
     ended: bool = False
     over: bool = False
-
-    def unfinished(self, episode: OldEpisode) -> bool:
-        return not self.ended and (self.over or episode.ended)
-
-
-_Item = tuple[OldEpisode, OldStep | None]
-
-
-def _batch(items: Iterator[_Item]) -> list[_Item]:
-    """As many as go into a commit."""
-    batch: list[_Item] = []
-    size = 0
-    for episode, step in items:
-        batch.append((episode, step))
-        if step is not None:
-            size += sum(len(b) for b in (step.observation, step.render_payload) if _text(b))
-        if len(batch) == _BATCH_STEPS or size >= BATCH_BYTES:
-            break
-    return batch
 
 
 def _safe_name(old: str | None) -> str:
@@ -360,13 +290,7 @@ def _is_of_numbers(name: str) -> bool:
         return False
 
 
-def _text(value: Any) -> bool:
-    return isinstance(value, str | bytes)
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(path.name + "-wal")
-
-
 def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+    """Bytes of a file, and of the log that SQLite puts beside a database."""
+    paths = (path, path.with_name(path.name + "-wal"))
+    return sum(file.stat().st_size for file in paths if file.exists())

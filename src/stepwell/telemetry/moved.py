@@ -1,7 +1,9 @@
 """Steps of an old database as they are to be in a replay store, and whether they are so there."""
 
 import json
+import sqlite3
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,19 +11,13 @@ from numpy.typing import NDArray
 
 from stepwell.errors import SchemaError
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel, Tree, leaves
+from stepwell.stores.replay.database import reading
 from stepwell.stores.replay.resolver import FrameResolver
 from stepwell.telemetry.json_arrays import parse, picture
-from stepwell.telemetry.old_telemetry import OldStep
 
-__all__ = ["NEW_COLUMNS", "Channels", "MovedStep", "differences"]
+__all__ = ["Channels", "MovedStep", "differences"]
 
-NEW_COLUMNS = (
-    *("episode_id", "step_index", "action", "reward", "terminated", "truncated"),
-    *("frame_ref", "obs_ref", "info", "timestamp", "agent_id", "run_id"),
-)
-_KINDS = (OBSERVATIONS, ACTIONS, FRAMES)
-
-Payloads = list[tuple[Channel, NDArray[Any]]]
+_REFS = {OBSERVATIONS: "obs_ref", ACTIONS: "action", FRAMES: "frame_ref"}
 
 
 class MovedStep(NamedTuple):
@@ -31,61 +27,51 @@ class MovedStep(NamedTuple):
     step_index: int
     number: int | float | None
     """The action, where it is a single number."""
-    reward: float
-    terminated: bool
-    truncated: bool
-    info: bytes | None
-    timestamp: str
-    agent_id: str | None
+    columns: dict[str, Any]
+    """What is a column of the new database as well."""
     trees: dict[str, Tree]
     """Observation, action and frame, those that there are."""
+    json_bytes: int
 
     @classmethod
-    def of(cls, step: OldStep) -> "MovedStep":
+    def of(cls, row: sqlite3.Row) -> "MovedStep":
         """Read a row. Raises `SchemaError`, naming it, for what a replay store cannot hold."""
+        where = f"step {row['step_index']} of episode {row['episode_id']!r}"
         try:
-            observation, unseen = _part(step.observation)
-            action, done = _part(step.action) if _is_json(step.action) else (step.action, None)
-            frame, shown = _part(step.render_payload)
-            frame, shown = picture((frame, shown))
+            observation, unseen = parse(row["observation"])
+            action, done = parse(row["action"])
+            frame, shown = picture(parse(row["render_payload"]))
             rest = {"observation": unseen, "action": done, "render_payload": shown}
-            info = _info(step.info, {name: r for name, r in rest.items() if r is not None})
+            info = _info(row["info"], {name: r for name, r in rest.items() if r is not None})
         except ValueError as error:
-            raise SchemaError(f"{step.where}: {error}") from None
+            raise SchemaError(f"{where}: {error}") from None
         if isinstance(action, np.ndarray) and not action.ndim:
             action = action.item()
-        if not isinstance(step.reward, int | float) or step.reward != step.reward:
-            raise SchemaError(f"{step.where}: reward: expected a number, got {step.reward!r}")
+        reward = row["reward"]
+        if not isinstance(reward, int | float) or reward != reward:
+            raise SchemaError(f"{where}: reward: expected a number, got {reward!r}")
         found = {OBSERVATIONS: observation, ACTIONS: action, FRAMES: frame}
-        single = isinstance(action, int | float)
+        blobs = (row["observation"], row["render_payload"])
+        columns = {
+            "reward": float(reward),
+            "terminated": int(bool(row["terminated"])),
+            "truncated": int(bool(row["truncated"])),
+            "info": info,
+            "timestamp": "" if row["timestamp"] is None else str(row["timestamp"]),
+            "agent_id": None if row["agent_id"] is None else str(row["agent_id"]),
+        }
         return cls(
-            step.episode_id,
-            step.step_index,
-            action if single else None,
-            float(step.reward),
-            bool(step.terminated),
-            bool(step.truncated),
-            info,
-            "" if step.timestamp is None else str(step.timestamp),
-            None if step.agent_id is None else str(step.agent_id),
+            row["episode_id"],
+            row["step_index"],
+            action if isinstance(action, int | float) else None,
+            columns,
             {kind: tree for kind, tree in found.items() if tree is not None},
+            sum(len(blob) for blob in blobs if isinstance(blob, str | bytes)),
         )
 
     @property
     def where(self) -> str:
         return f"step {self.step_index} of episode {self.episode_id!r}"
-
-
-def _is_json(value: Any) -> bool:
-    return isinstance(value, str | bytes)
-
-
-def _part(value: Any) -> tuple[Tree, Any]:
-    if value is None:
-        return None, None
-    if isinstance(value, int | float):  # SQLite keeps a number that was put into any column
-        return np.array(value), None
-    return parse(value)
 
 
 def _info(stored: Any, rest: Mapping[str, Any]) -> bytes | None:
@@ -105,7 +91,9 @@ class Channels:
     """The channels of a run. What they hold is decided by the first steps that have any."""
 
     def __init__(self, known: Iterable[Channel], compress: str, observations: str | None) -> None:
-        self._known = {channel.name: channel for channel in known}
+        self._kinds: dict[str, list[Channel]] = {}
+        for channel in known:
+            self._kinds.setdefault(channel.kind, []).append(channel)
         self._compress = compress
         self._wanted = None if observations is None else np.dtype(observations)
 
@@ -113,23 +101,16 @@ class Channels:
         """Decide on the kinds that no step had so far."""
         first: dict[str, dict[str, list[NDArray[Any]]]] = {}
         for step in steps:
-            for kind, tree in step.trees.items():
-                if self._of(kind):
-                    continue
+            for kind in step.trees.keys() - self._kinds.keys():
                 try:
-                    arrays = dict(leaves(kind, tree))
-                except SchemaError:  # to be told of when its turn comes
+                    arrays = dict(leaves(kind, step.trees[kind]))
+                except SchemaError:  # reported when its turn comes
                     continue
                 seen = first.setdefault(kind, {name: [] for name in arrays})
-                for name, array in arrays.items():
-                    if name in seen:
-                        seen[name].append(array)
+                for name in seen.keys() & arrays.keys():
+                    seen[name].append(arrays[name])
         for kind, found in first.items():
-            for name, some in found.items():
-                self._known[name] = self._channel(kind, name, some)
-
-    def _of(self, kind: str) -> list[Channel]:
-        return [channel for channel in self._known.values() if channel.kind == kind]
+            self._kinds[kind] = [self._channel(kind, name, some) for name, some in found.items()]
 
     def _channel(self, kind: str, name: str, some: list[NDArray[Any]]) -> Channel:
         """Pixels are uint8, other whole numbers int64, fractions float64."""
@@ -140,16 +121,15 @@ class Channels:
             dtype = np.dtype(np.uint8)
         return Channel.like(name, np.empty(some[0].shape, dtype), self._compress)
 
-    def payloads(self, step: MovedStep, kind: str) -> Payloads:
+    def payloads(self, step: MovedStep, kind: str) -> list[tuple[Channel, NDArray[Any]]]:
         """The arrays of a step as they are to be stored. Raises `SchemaError`, naming it."""
-        tree = step.trees.get(kind)
-        if tree is None:
+        if kind not in step.trees:
             return []
-        channels = self._of(kind)
+        channels = self._kinds.get(kind, [])
         try:
-            found = dict(leaves(kind, tree))
-            if set(found) != {channel.name for channel in channels}:
-                names = [channel.name for channel in channels]
+            found = dict(leaves(kind, step.trees[kind]))
+            names = [channel.name for channel in channels]
+            if set(found) != set(names):
                 raise SchemaError(f"expected {names}, got {list(found)}")
             return [(channel, _stored(channel, found[channel.name])) for channel in channels]
         except SchemaError as error:
@@ -182,32 +162,26 @@ def _fits(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
         return bool((array.astype(dtype) == array).all())
 
 
-def differences(
-    steps: Iterable[MovedStep],
-    run_id: str,
-    rows: Mapping[tuple[str, int], tuple[Any, ...]],
-    resolver: FrameResolver,
-) -> list[str]:
-    """What is not the same in the rows of a replay store, a line each."""
-    wanted = list(steps)
-    found: dict[str, list[Tree]] = {}
-    for kind, column in zip(_KINDS, ("obs_ref", "action", "frame_ref"), strict=True):
-        at = NEW_COLUMNS.index(column)
-        refs = [rows[step.episode_id, step.step_index][at] for step in wanted]
-        texts = [ref if isinstance(ref, str) else None for ref in refs]
-        found[kind] = resolver.resolve_batch(texts)
-    lines = []
-    for i, step in enumerate(wanted):
-        row = dict(zip(NEW_COLUMNS, rows[step.episode_id, step.step_index], strict=True))
-        expected = {
-            "reward": step.reward,
-            "terminated": int(step.terminated),
-            "truncated": int(step.truncated),
-            "info": step.info,
-            "timestamp": step.timestamp,
-            "agent_id": step.agent_id,
-            "run_id": run_id,
+def differences(root: Path, run_id: str, steps: Iterable[MovedStep]) -> list[str]:
+    """What is not the same in a replay store, a line each, of the steps that it has."""
+    both = []
+    with reading(root) as database:
+        database.row_factory = sqlite3.Row
+        sql = "SELECT * FROM steps WHERE episode_id = ? AND step_index = ?"
+        for step in steps:
+            row = database.execute(sql, (step.episode_id, step.step_index)).fetchone()
+            if row is not None:
+                both.append((step, row))
+    with FrameResolver(root) as resolver:
+        found = {
+            kind: resolver.resolve_batch(
+                [row[column] if isinstance(row[column], str) else None for _, row in both]
+            )
+            for kind, column in _REFS.items()
         }
+    lines = []
+    for i, (step, row) in enumerate(both):
+        expected = {**step.columns, "run_id": run_id}
         if ACTIONS not in step.trees or step.number is not None:
             expected["action"] = step.number
         lines += [
@@ -215,11 +189,12 @@ def differences(
             for name, value in expected.items()
             if row[name] != value
         ]
-        for kind in _KINDS:
-            if kind == ACTIONS and step.number is not None:
-                continue
-            if not _same(kind, step.trees.get(kind), found[kind][i]):
-                lines.append(f"{step.where}: {kind}: other arrays")
+        lines += [
+            f"{step.where}: {kind}: other arrays"
+            for kind in _REFS
+            if (kind != ACTIONS or step.number is None)
+            and not _same(kind, step.trees.get(kind), found[kind][i])
+        ]
     return lines
 
 

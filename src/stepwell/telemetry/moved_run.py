@@ -16,7 +16,10 @@ from stepwell.stores.replay.rows import RunFile
 from stepwell.telemetry.moved import Channels, MovedStep
 from stepwell.telemetry.old_telemetry import OldEpisode
 
-__all__ = ["MovedRun"]
+__all__ = ["Item", "MovedRun"]
+
+Item = tuple[OldEpisode, MovedStep | None]
+"""A step of an episode; None when all of its steps have come."""
 
 _KINDS = (FRAMES, OBSERVATIONS, ACTIONS)
 
@@ -36,7 +39,7 @@ class MovedRun:
         except BaseException:
             self._disk.abandon()
             raise
-        self._seats: dict[str, _Place] = {}
+        self._last: _Place | None = None
 
     def _first_rows(self) -> dict[int, int]:
         """Where each episode begins in the dataset of steps, by its number."""
@@ -48,11 +51,7 @@ class MovedRun:
         found, first = np.unique(numbers, return_index=True)
         return dict(zip(found.tolist(), first.tolist(), strict=True))
 
-    def put(
-        self,
-        steps: Sequence[tuple[OldEpisode, MovedStep | None]],
-        skip: Callable[[SchemaError], None],
-    ) -> list[MovedStep]:
+    def put(self, steps: Sequence[Item], skip: Callable[[SchemaError], None]) -> list[MovedStep]:
         """Commit steps, and the ends of episodes; returns the steps that were not skipped."""
         self._channels.settle([step for _, step in steps if step is not None])
         items: list[Step] = []
@@ -62,20 +61,17 @@ class MovedRun:
         counts = Rows(*self._disk.handed_over)
         for episode, step in steps:
             if step is None:
-                touched[episode.episode_id] = self._place(episode)
-                touched[episode.episode_id].complete()
+                place = touched[episode.episode_id] = self._place(episode)
+                place.complete()
                 continue
             try:
-                framed = self._channels.payloads(step, FRAMES)
-                observed = self._channels.payloads(step, OBSERVATIONS)
-                acted = self._channels.payloads(step, ACTIONS)
+                payloads = [self._channels.payloads(step, kind) for kind in _KINDS]
             except SchemaError as error:
                 skip(error)
                 continue
-            place = self._place(episode)
-            touched[episode.episode_id] = place
+            place = touched[episode.episode_id] = self._place(episode)
             refs, at = [], []
-            for kind, row, arrays in zip(_KINDS, counts, (framed, observed, acted), strict=True):
+            for kind, row, arrays in zip(_KINDS, counts, payloads, strict=True):
                 refs.append(f"h5://{self.run_id}/{kind}/{row}" if arrays else None)
                 at.append(row if arrays else -1)
                 for channel, array in arrays:
@@ -86,12 +82,13 @@ class MovedRun:
             number = place.seat.number
             self._first.setdefault(number, self._disk.rows.get(STEPS, 0) + len(items))
             place.add(step)
+            new = step.columns
             items.append(
                 Step(
                     step.episode_id, step.step_index,
                     refs[2] if step.number is None else step.number,
-                    step.reward, int(step.terminated), int(step.truncated), refs[0], refs[1],
-                    step.info, step.agent_id, 0.0, number, at[0], at[1], at[2], *counts,
+                    new["reward"], new["terminated"], new["truncated"], refs[0], refs[1],
+                    new["info"], new["agent_id"], 0.0, number, at[0], at[1], at[2], *counts,
                 )
             )  # fmt: skip
             kept.append(step)
@@ -100,21 +97,16 @@ class MovedRun:
             ended = [place.seat for place in touched.values() if place.ended]
             spans = [(self._first[seat.number], seat.steps) for seat in ended]
             seats = [place.seat for place in touched.values()]
-            times = [step.timestamp for step in kept]
+            times = [step.columns["timestamp"] for step in kept]
             counters = self._counters(len(items))
             self._disk.put(items, times, counts, inlets.values(), seats, spans, counters)
         return kept
 
     def _place(self, episode: OldEpisode) -> "_Place":
-        place = self._seats.get(episode.episode_id)
-        if place is None:
-            place = self._load(episode)
-            self._seats = {episode.episode_id: place}  # they come one after another
-        return place
-
-    def _load(self, episode: OldEpisode) -> "_Place":
-        """The row of an episode, as it is or new."""
+        """An episode, as the store has it or new; they come one after another."""
         name = episode.episode_id
+        if self._last is not None and self._last.seat.episode_id == name:
+            return self._last
         with reading(self._root) as database:
             row = database.execute(
                 f"SELECT {', '.join(EPISODE_COLUMNS)} FROM episodes WHERE episode_id = ?", (name,)
@@ -122,16 +114,15 @@ class MovedRun:
             first, last = database.execute(
                 "SELECT min(step_index), max(step_index) FROM steps WHERE episode_id = ?", (name,)
             ).fetchone()
+        seat = Seat(self.run_id, self._next, episode.agent_id, episode.started_at)
+        seat.episode_id = name
         if row is None:
-            number, self._next = self._next, self._next + 1
-            seat = Seat(self.run_id, number, episode.agent_id, episode.started_at)
-            seat.episode_id = name
+            self._next += 1
         else:
-            known = dict(zip(EPISODE_COLUMNS, row, strict=True))
-            seat = Seat(self.run_id, known["number"], known["agent_id"], known["started_at"])
-            for column, value in known.items():
+            for column, value in zip(EPISODE_COLUMNS, row, strict=True):
                 setattr(seat, column, value)
-        return _Place(episode, seat, first, last)
+        self._last = _Place(episode, seat, first, last)
+        return self._last
 
     def _counters(self, count: int) -> Counters:
         written = self._disk.enqueued = self._disk.enqueued + count
@@ -163,14 +154,14 @@ class _Place:
         seat, index = self.seat, step.step_index
         self._first = index if self._first is None else min(self._first, index)
         self._last = index if self._last is None else max(self._last, index)
-        self._time = max(self._time, step.timestamp)
+        self._time = max(self._time, step.columns["timestamp"])
         seat.steps += 1
         total = self._episode.total_reward
-        seat.total_reward = seat.total_reward + step.reward if total is None else total
+        seat.total_reward = seat.total_reward + step.columns["reward"] if total is None else total
         stated = self._episode.steps or 0
         seat.dropped = max(self._last - self._first + 1, stated) - seat.steps
-        seat.terminated |= int(step.terminated)
-        seat.truncated |= int(step.truncated)
+        seat.terminated |= step.columns["terminated"]
+        seat.truncated |= step.columns["truncated"]
 
     def complete(self) -> None:
         """All of its steps are there by now; it may have ended."""

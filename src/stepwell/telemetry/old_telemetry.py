@@ -8,14 +8,15 @@ Nothing is ever written to them. A query is a transaction of its own and a short
 program that still records there is not held up.
 """
 
+import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stepwell.errors import FormatError
+from stepwell.errors import FormatError, SchemaError
 from stepwell.files.catalog import in_turn, open_readonly, taking_turns, translated
 
-__all__ = ["OldEpisode", "OldStep", "OldTelemetry"]
+__all__ = ["OldEpisode", "OldTelemetry"]
 
 _NEEDED = ("episode_id", "step_index", "action", "observation", "reward", "terminated")
 _OTHERS = ("truncated", "info", "render_payload", "timestamp", "agent_id", "run_id")
@@ -34,32 +35,6 @@ class OldEpisode(NamedTuple):
     steps: int | None
 
 
-class OldStep(NamedTuple):
-    """A row of the table of steps."""
-
-    episode_id: str
-    step_index: int
-    action: Any
-    observation: Any
-    reward: Any
-    terminated: Any
-    truncated: Any
-    info: Any
-    render_payload: Any
-    timestamp: Any
-    agent_id: Any
-    run_id: Any
-
-    @property
-    def run(self) -> str | None:
-        """The name of the run; there may be none."""
-        return str(self.run_id) if self.run_id not in (None, "") else None
-
-    @property
-    def where(self) -> str:
-        return f"step {self.step_index} of episode {self.episode_id!r}"
-
-
 class OldTelemetry:
     """One such database. Raises `FormatError` when it has no such tables."""
 
@@ -68,26 +43,38 @@ class OldTelemetry:
         path.stat()
         with in_turn, translated(path):
             self._database = open_readonly(path)
+            self._database.row_factory = sqlite3.Row
         try:
             with in_turn, translated(path):
                 self._database.execute(f"PRAGMA busy_timeout = {_WAIT_MS}")
-                columns = self._columns("steps")
-                missing = [name for name in _NEEDED if name not in columns]
-                if not columns:
+                columns = self._columns("steps", _NEEDED + _OTHERS)
+                ends = self._columns("episodes", ("episode_id", "total_reward", "steps"))
+                missing = [name for name in _NEEDED if columns[name] == "NULL"]
+                if len(missing) == len(_NEEDED):
                     raise FormatError("there is no table 'steps'", path=str(path))
                 if missing:
                     raise FormatError(f"steps: there is no column {missing[0]!r}", path=str(path))
-                self._known = {
-                    name: name if name in columns else "NULL" for name in _NEEDED + _OTHERS
-                }
-                self._ends = self._columns("episodes")
         except BaseException:
             self._database.close()
             raise
+        named = ", ".join(f"{column} AS {name}" for name, column in columns.items())
+        self._step = f"SELECT {named} FROM steps WHERE episode_id = ? AND step_index = ?"
+        join = "LEFT JOIN episodes ON episodes.episode_id = firsts.episode_id"
+        if ends["episode_id"] == "NULL":
+            ends, join = dict.fromkeys(ends, "NULL"), ""
+        self._episodes = (
+            f"SELECT steps.episode_id, {columns['run_id']}, {columns['agent_id']}, "
+            f"{columns['timestamp']}, {', '.join(ends.values())} FROM (SELECT episode_id, "
+            "min(step_index) AS step_index FROM steps GROUP BY episode_id) AS firsts JOIN steps "
+            "ON steps.episode_id IS firsts.episode_id AND steps.step_index IS firsts.step_index "
+            + join
+        )
 
-    def _columns(self, table: str) -> set[str]:
-        found = self._database.execute(f"SELECT name FROM pragma_table_info('{table}')")
-        return {name for (name,) in found}
+    def _columns(self, table: str, names: Iterable[str]) -> dict[str, str]:
+        """What to ask for to get the columns of a table; NULL for those that it does not have."""
+        rows = self._database.execute(f"SELECT name FROM pragma_table_info('{table}')")
+        known = {name for (name,) in rows}
+        return {name: f"{table}.{name}" if name in known else "NULL" for name in names}
 
     @taking_turns
     def close(self) -> None:
@@ -96,47 +83,24 @@ class OldTelemetry:
     @taking_turns
     def episodes(self) -> list[OldEpisode]:
         """Every episode that has a step, in the order in which they began."""
-        known = self._known
+        found: dict[str, OldEpisode] = {}
         with translated(self.path):
-            ids = [i for (i,) in self._database.execute("SELECT DISTINCT episode_id FROM steps")]
-            ends = self._endings()
-            found = []
-            for episode_id in ids:
-                if not isinstance(episode_id, str):
-                    raise FormatError(
-                        f"expected the name of an episode, got {episode_id!r}", path=str(self.path)
-                    )
-                first = self._database.execute(
-                    f"SELECT {known['run_id']}, {known['agent_id']}, {known['timestamp']} "
-                    "FROM steps WHERE episode_id = ? ORDER BY step_index LIMIT 1",
-                    (episode_id,),
-                ).fetchone()
-                if first is None:  # removed meanwhile
-                    continue
-                run_id, agent_id, started_at = (None if v is None else str(v) for v in first)
-                run_id = run_id or None
-                end = ends.get(episode_id)
-                found.append(
-                    OldEpisode(
-                        episode_id, run_id, agent_id, started_at or "", end is not None,
-                        *(end or (None, None)),
-                    )
-                )  # fmt: skip
-        return sorted(found, key=lambda episode: (episode.started_at, episode.episode_id))
-
-    def _endings(self) -> dict[str, tuple[float | None, int | None]]:
-        if "episode_id" not in self._ends:
-            return {}
-        total = "total_reward" if "total_reward" in self._ends else "NULL"
-        steps = "steps" if "steps" in self._ends else "NULL"
-        rows = self._database.execute(f"SELECT episode_id, {total}, {steps} FROM episodes")
-        return {
-            name: (
+            rows = self._database.execute(self._episodes).fetchall()
+        for name, run_id, agent_id, started_at, end, reward, steps in rows:
+            if not isinstance(name, str):
+                raise FormatError(
+                    f"expected the name of an episode, got {name!r}", path=str(self.path)
+                )
+            found[name] = OldEpisode(
+                name,
+                _name(run_id),
+                None if agent_id is None else str(agent_id),
+                "" if started_at is None else str(started_at),
+                end is not None,
                 float(reward) if isinstance(reward, int | float) else None,
-                count if isinstance(count, int) else None,
+                steps if isinstance(steps, int) else None,
             )
-            for name, reward, count in rows
-        }
+        return sorted(found.values(), key=lambda episode: (episode.started_at, episode.episode_id))
 
     @taking_turns
     def indices(self, episode_id: str) -> list[int]:
@@ -156,20 +120,21 @@ class OldTelemetry:
         return found
 
     @taking_turns
-    def steps(self, episode_id: str, indices: Iterable[int], most_bytes: int) -> list[OldStep]:
-        """Some steps of an episode, as far as `most_bytes` go; one at least if it is there."""
-        columns = ", ".join(self._known[name] for name in OldStep._fields)
-        sql = f"SELECT {columns} FROM steps WHERE episode_id = ? AND step_index = ?"
-        found: list[OldStep] = []
+    def step(self, episode: OldEpisode, index: int) -> sqlite3.Row | None:
+        """A step of an episode; None when it was removed meanwhile. Raises `SchemaError` when it
+        is of another run."""
         with translated(self.path):
-            for index in indices:
-                row = self._database.execute(sql, (episode_id, index)).fetchone()
-                if row is None:
-                    continue
-                step = OldStep(*row)
-                found.append(step)
-                blobs = (step.observation, step.render_payload, step.info)
-                most_bytes -= sum(len(b) for b in blobs if isinstance(b, str | bytes))
-                if most_bytes <= 0:
-                    break
-        return found
+            row: sqlite3.Row | None = self._database.execute(
+                self._step, (episode.episode_id, index)
+            ).fetchone()
+        if row is not None and _name(row["run_id"]) != episode.run_id:
+            raise SchemaError(
+                f"step {index} of episode {episode.episode_id!r}: expected the run "
+                f"{episode.run_id!r} of the steps before, got {row['run_id']!r}"
+            )
+        return row
+
+
+def _name(run_id: Any) -> str | None:
+    """The name of a run; there may be none."""
+    return None if run_id in (None, "") else str(run_id)

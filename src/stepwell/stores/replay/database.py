@@ -111,6 +111,7 @@ _PUT_EPISODE = (
     + ", ".join(f"{name} = excluded.{name}" for name in EPISODE_COLUMNS[4:])
 )
 
+_PAGE_BYTES = 4096  # as SQLite makes new databases
 _STEP_VALUES = 12
 _ROWS_AT_ONCE = 256  # SQLite gives the interpreter back once a statement, not once a row
 
@@ -324,7 +325,10 @@ def reading(root: Path) -> Iterator[sqlite3.Connection]:
     """
     path = database_path(root)
     check_inside(root, DATABASE)
-    if not path.stat().st_size:  # its writer has just begun, or was killed when it had
+    # Its writer has just begun, or was killed when it had: a database without a table is one page,
+    # and has no log yet but a journal, which a connection that cannot write cannot roll back.
+    journal = path.with_name(path.name + "-journal")
+    if path.stat().st_size <= (_PAGE_BYTES if journal.exists() else 0):
         raise _no_store_yet(path)
     with catalog.reading(path) as database:
         database.execute("BEGIN")
