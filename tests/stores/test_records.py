@@ -1,6 +1,5 @@
 """Record stores sit the exam of every source, and the package and the reference agree on them."""
 
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from stepwell import Field, Ragged, RecordReader, RecordWriter
 from stepwell.source import Source
 from tests import scaled
 from tests.arrays import PLAIN_TYPES, random_array
-from tests.contract import Expected, SourceContract, assert_array, assert_batch, pick
+from tests.contract import Expected, SourceContract, assert_array, assert_batch
 from tests.records import (
     CODECS,
     NAMES,
@@ -91,59 +90,6 @@ class TestChanged(TestRaw):
             store.append(batch([77]))
             copy(folder / "a", folder / "b")
         return folder / "b"
-
-
-class TestFixedColumn(TestRaw):
-    """A column is a source of one field, but `[]` and iteration give what an array does."""
-
-    name: ClassVar[str] = "image"
-
-    @pytest.fixture
-    def expected(self) -> Expected:
-        return expected(range(COUNT), [self.name])
-
-    @pytest.fixture
-    def source(self, path: Path) -> Source:
-        return RecordReader.open(path)[self.name]
-
-    def check(self, got: Any, want: Expected) -> None:
-        assert_batch({self.name: got}, want)
-
-    def test_one_row(self, source: Source, expected: Expected) -> None:
-        for i in (0, 1, len(source) - 1, -1, -len(source), np.int8(3), np.uint64(3), np.array(3)):
-            assert_array(np.asarray(source[i]), expected[self.name][int(i) % len(source)])
-
-    @given(data=st.data())
-    def test_slices(self, source: Source, expected: Expected, data: st.DataObject) -> None:
-        key = data.draw(st.slices(len(source)))
-        self.check(source[key], pick(expected, key))
-
-    def test_slices_reach_beyond_the_ends(self, source: Source, expected: Expected) -> None:
-        for key in (slice(None), slice(-(10**30), 10**30), slice(10**30, None), slice(5, 2)):
-            self.check(source[key], pick(expected, key))
-
-    def test_arrays_as_index(self, source: Source, expected: Expected) -> None:
-        mask = np.arange(len(source)) % 3 == 0
-        for key in ([3, 1, 3], np.array([3, 1, 3], np.uint8), mask, mask.tolist()):
-            self.check(source[key], pick(expected, key))
-
-    def test_iteration(self, source: Source, expected: Expected) -> None:
-        for _ in range(2):
-            rows = list(source)
-            assert len(rows) == len(source)
-            for got, want in zip(rows, expected[self.name], strict=True):
-                assert_array(np.asarray(got), want)
-
-    def test_pickle(self, source: Source, expected: Expected) -> None:
-        copied = pickle.loads(pickle.dumps(source))
-        assert type(copied) is type(source)
-        assert (copied.schema, repr(copied)) == (source.schema, repr(source))
-        self.check(copied[:], expected)
-
-
-class TestRaggedColumn(TestFixedColumn):
-    compress: ClassVar[Compress] = "lz4"
-    name: ClassVar[str] = "pairs"
 
 
 # Any fields and batches.
@@ -301,6 +247,7 @@ def test_the_package_reads_what_the_reference_writes(
         chunk_records=chunk_records,
     )
     write_store(path, written, commits=commits, codec=lambda row, _: (row + shift) % 5)
+    assert read_store(path).records == want
     for turn in range(2):
         with RecordReader.open(path) as store:
             assert contents(store) == want
