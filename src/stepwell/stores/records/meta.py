@@ -15,8 +15,6 @@ from stepwell.stores.records.layout import (
     field_to_json,
 )
 
-__all__ = ["ChunkState", "Meta"]
-
 MAX_RECORDS = 1 << 58
 _MAX_ATTRIBUTES = 1 << 20
 _DOCUMENT = Document(META, "zrecord", 1, checksummed=True, max_bytes=1 << 24)

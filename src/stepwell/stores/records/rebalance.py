@@ -15,11 +15,9 @@ from stepwell.ordered import in_order
 from stepwell.source import Rows
 from stepwell.stores.records.chunk import ChunkFile
 from stepwell.stores.records.journal import Change
-from stepwell.stores.records.layout import CHUNKS, ENTRY, FRAME_BYTES, sums_name, table_name
+from stepwell.stores.records.layout import CHUNKS, ENTRY, FRAME_BYTES, table_names
 from stepwell.stores.records.meta import ChunkState, Meta
 from stepwell.stores.records.tables import TableFile
-
-__all__ = ["rebalance"]
 
 _LOOK_ROWS = 1 << 16
 # As with appends. For larger writes the system takes larger pages, and a virtual machine has
@@ -51,7 +49,7 @@ def rebalance(
     with _removed_if_it_fails(root, old, made), ExitStack() as opened:
         tables = []
         for name in old.fields:
-            names = table_name(name, generation), sums_name(name, generation)
+            names = table_names(name, generation)
             for each in names:
                 (root / each).unlink(missing_ok=True)
             tables.append(TableFile(root, *names))
@@ -113,8 +111,8 @@ def _removed_if_it_fails(root: Path, old: Meta, chunks: list[ChunkFile]) -> Iter
         for chunk in chunks:
             chunk.path.unlink(missing_ok=True)
         for name in old.fields:
-            (root / table_name(name, old.generation + 1)).unlink(missing_ok=True)
-            (root / sums_name(name, old.generation + 1)).unlink(missing_ok=True)
+            for each in table_names(name, old.generation + 1):
+                (root / each).unlink(missing_ok=True)
         raise
 
 
