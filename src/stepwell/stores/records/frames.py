@@ -31,7 +31,7 @@ class FrameWriter:
     def __init__(self, root: Path, meta: Meta, chunks: OpenChunks, threads: int) -> None:
         self._root, self._fields, self._chunk_records = root, meta.fields, meta.chunk_records
         self._chunks, self._threads = chunks, threads
-        self._numbers = {name: number for number, name in enumerate(meta.fields)}
+        self._numbers = meta.numbers
         self._dictionaries = {
             name: load_dictionary(root, name, field)
             for name, field in meta.fields.items()

@@ -72,7 +72,7 @@ def checked(field: Field) -> Field:
         min_, max_, _ = _LEVELS[compress]
         if not min_ <= level <= max_:
             raise ValueError(f"level: {compress} has {min_} to {max_}, got {level}")
-    return replace(field, compress=compress)
+    return field if field.compress else replace(field, compress="none")  # every refresh does it
 
 
 def codec_number(compress: str | None) -> int:

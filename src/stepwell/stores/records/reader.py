@@ -155,7 +155,7 @@ class RecordReader(Store):
         view = self._view
         if any(self._schema[name].ragged for name in names):
             return None
-        return _core.record_reader(view.records, [view.numbers[name] for name in names])
+        return _core.record_reader(view.records, [view.meta.numbers[name] for name in names])
 
     def _fill(self, rows: Rows, out: Batch) -> None:
         self._fill_columns(rows, out, list(self._schema))

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from stepwell import _core
 from stepwell.errors import BusyError, ChecksumError, FormatError
 from stepwell.files.lock import is_locked
-from stepwell.lazy import lazy
 from stepwell.source import Batch, Ragged, Rows
 from stepwell.stores.records.control import boot_number, map_control, read_control
 from stepwell.stores.records.frames import load_dictionary
@@ -64,20 +63,15 @@ class View:
     def moment(self) -> Moment:
         return Moment(self.meta.store_id, self.meta.generation, self.commit, self.length)
 
-    @lazy
-    def numbers(self) -> dict[str, int]:
-        """What tables and frames call each field."""
-        return {name: number for number, name in enumerate(self.meta.fields)}
-
     def places(self, rows: Rows, names: Sequence[str]) -> Places:
-        found = self.records.places(rows, [self.numbers[name] for name in names])
+        found = self.records.places(rows, [self.meta.numbers[name] for name in names])
         return found.view(ENTRY).reshape(len(names), len(rows))
 
     def problems(
         self, name: str, rows: Rows, places: NDArray[np.uint8], max_: int, *, numbered: bool = False
     ) -> list[FormatError]:
         """What is wrong with the frames of a field at these places."""
-        number = self.numbers[name]
+        number = self.meta.numbers[name]
         return [
             (ChecksumError if is_checksum else FormatError)(message, path=path, offset=offset)
             for message, path, offset, is_checksum in self.records.find_problems(
@@ -88,7 +82,7 @@ class View:
     def fill(self, rows: Rows, places: Places, out: Batch, names: Sequence[str]) -> None:
         """Put what is at these places into a batch."""
         for i, name in enumerate(names):
-            number, field = self.numbers[name], self.meta.fields[name]
+            number, field = self.meta.numbers[name], self.meta.fields[name]
             entries = places[i].view(np.uint8)
             if field.ragged:
                 offsets, data = self.records.read_ragged(number, rows, entries)

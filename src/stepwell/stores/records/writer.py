@@ -101,9 +101,9 @@ class RecordWriter(Writer):
             if mode == "x":
                 raise ValueError("fields: expected those of the new store, got None")
             raise FileNotFoundError(f"no record store at {root}, and no fields to begin one")
-        if mode == "a" and self._holds_commits(root):
-            Meta.read(root)  # before a lock is made in what is no record store
         made = Meta(given or {}, size).with_attributes(attributes or {})
+        if mode == "a" and self._holds_commits(root):  # before a lock is made in what is no store
+            made = replace(made, fields=Meta.read(root).fields)
         for field in made.fields.values():
             need_codec(field)
         self._grow_bytes = grow_bytes
@@ -118,8 +118,6 @@ class RecordWriter(Writer):
             else:
                 made = replace(made, store_id=secrets.token_hex(8))
                 remove_left_over(root)
-            for field in made.fields.values():
-                need_codec(field)
             packed = any(field.compress != "none" for field in made.fields.values())
             self._threads = threads or (min(_core.usable_cores(), 4) if packed else 1)
             self._meta = made
@@ -406,7 +404,7 @@ class RecordWriter(Writer):
         entries: Places = found.view(ENTRY)
         entries[:, inside] = view.places(np.ascontiguousarray(rows[inside]), names)
         for i, name in enumerate(names):
-            staging.overlay(view.numbers[name], rows, found[i])
+            staging.overlay(view.meta.numbers[name], rows, found[i])
         return entries
 
     def _rows(self, rows: ArrayLike) -> Rows:
