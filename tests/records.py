@@ -49,13 +49,13 @@ def fields(compress: Compress = "raw", names: Sequence[str] = NAMES) -> dict[str
 
 def described(compress: Compress = "raw", names: Sequence[str] = NAMES) -> list[reference.Field]:
     """The same fields as the reference has them."""
-    made = []
-    for name in names:
-        field = SCHEMA[name]
-        dtype = field.dtype.str if field.kind == "array" else str(field.kind)
-        shape: list[int | None] = [*([None] if field.ragged else []), *field.shape]
-        made.append(reference.Field(name, dtype, shape, compress))
-    return made
+    return [described_as(name, SCHEMA[name], compress) for name in names]
+
+
+def described_as(name: str, field: Field, compress: Compress) -> reference.Field:
+    dtype = field.dtype.str if field.kind == "array" else str(field.kind)
+    shape: list[int | None] = [*([None] if field.ragged else []), *field.shape]
+    return reference.Field(name, dtype, shape, compress, field.level)
 
 
 def values(number: int) -> dict[str, NDArray[Any]]:

@@ -5,10 +5,12 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from itertools import count
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,10 @@ import numpy as np
 import pytest
 
 from stepwell import BusyError, Field, Loader, RecordReader, RecordWriter
-from tests import ROOT, children, scaled
+from tests import ROOT, children, records, scaled
+from tests.contract import assert_batch
+from tests.records import CODECS
+from tests.reference.records import Compress
 from tests.writer_contract import snapshot
 
 FIELDS: Any = {"n": ("<u8", (3,)), "text": Field(bytes, compress="zstd")}
@@ -30,82 +35,70 @@ def batch(stamps: np.ndarray) -> dict[str, object]:
     }
 
 
-WRITER = """
-import sys
-import numpy as np
-from stepwell import RecordWriter
-from tests.stores.test_records_readers import batch
-path, commits = sys.argv[1], int(sys.argv[2])
-rng = np.random.default_rng(1)
-stamp = 10_000
-with RecordWriter(path, mode="a", grow_bytes=1 << 16) as store:
-    for commit in range(commits):
-        store.update(rng.choice(len(store), 20, replace=False), batch(np.arange(stamp, stamp + 20)))
-        store.append(batch(np.arange(stamp + 20, stamp + 25)))
-        store.delete(rng.choice(len(store), 3, replace=False))
-        stamp += 25
-        store.rebalance() if commit % 20 == 19 else store.commit()
-"""
+@contextmanager
+def beside(*works: Callable[[], Iterator[None]]) -> Iterator[None]:
+    """Each of them in a process of its own, from its first turn to the end of the block."""
+    context = multiprocessing.get_context("fork")
+    begun, stop = [context.Event() for _ in works], context.Event()
 
-READER = """
-import os, sys
-import numpy as np
-from stepwell import BusyError, RecordReader
-path, seed, done = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-rng = np.random.default_rng(seed)
-store = RecordReader.open(path)
-read = longest = 0
-print("begins", flush=True)
-while not os.path.exists(done):
+    def run(work: Callable[[], Iterator[None]], begins: Event) -> None:
+        for _ in work():
+            begins.set()
+            if stop.is_set():
+                return
+
+    processes = [context.Process(target=run, args=each) for each in zip(works, begun, strict=True)]
+    for process in processes:
+        process.start()
     try:
-        found = store.take(rng.integers(0, len(store), 64))
-    except BusyError as error:
-        assert "refresh" in str(error), error
-        store.refresh()
-        continue
-    n = found["n"]
-    assert (n[:, 1] == n[:, 0] * 3).all() and (n[:, 2] == n[:, 0] * 7).all()
-    for stamp, text in zip(n[:, 0].tolist(), found["text"]):
-        assert text == b"%d " % stamp * (stamp % 50 + 1), (stamp, text[:20])
-    read += 64
-    if rng.integers(20) == 0:
-        store.refresh()
-        longest = max(longest, len(store))
-print(read, longest)
-"""
+        assert all(begins.wait(60) for begins in begun)
+        yield
+    finally:
+        stop.set()
+        for process in processes:
+            process.join(60)
+    assert [process.exitcode for process in processes] == [0] * len(works)
 
 
 def test_eight_readers_and_a_writer(quick_path: Path) -> None:
     path = quick_path / "store"
     with RecordWriter(path, FIELDS, chunk_records=100) as store:
         store.append(batch(np.arange(500)))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    longest = multiprocessing.get_context("fork").Value("q", 0)
 
-    def start(script: str, *args: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-c", script, str(path), *args],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
+    def read(seed: int) -> Iterator[None]:
+        rng = np.random.default_rng(seed)
+        store = RecordReader.open(path)
+        while True:
+            try:
+                found = store.take(rng.integers(0, len(store), 64))
+            except BusyError as error:
+                assert "refresh" in str(error)  # noqa: PT017
+                store.refresh()
+                continue
+            n = found["n"]
+            assert (n[:, 1] == n[:, 0] * 3).all()
+            assert (n[:, 2] == n[:, 0] * 7).all()
+            for stamp, text in zip(n[:, 0].tolist(), found["text"], strict=True):
+                assert text == b"%d " % stamp * (stamp % 50 + 1), (stamp, text[:20])
+            if rng.integers(20) == 0:
+                store.refresh()
+                longest.value = max(longest.value, len(store))
+            yield
 
-    done = quick_path / "done"
-    readers = [start(READER, str(seed), str(done)) for seed in range(8)]
-    for reader in readers:
-        assert reader.stdout is not None
-        reader.stdout.readline()
-    writer = start(WRITER, str(scaled(60, smallest=20)))
-    assert (writer.communicate(timeout=100), writer.returncode) == (("", ""), 0)
-    done.touch()
-    longest = 0
-    for reader in readers:
-        out, error = reader.communicate(timeout=100)
-        assert (reader.returncode, error[-600:]) == (0, "")
-        read, seen = map(int, out.split())
-        assert read > 0
-        longest = max(longest, seen)
-    assert longest > 500  # someone saw it grow
+    rng, stamp = np.random.default_rng(1), 10_000
+    with (
+        beside(*(partial(read, seed) for seed in range(8))),
+        RecordWriter(path, mode="a", grow_bytes=1 << 16) as store,
+    ):
+        for commit in range(scaled(60, smallest=20)):
+            rows = rng.choice(len(store), 20, replace=False)
+            store.update(rows, batch(np.arange(stamp, stamp + 20)))
+            store.append(batch(np.arange(stamp + 20, stamp + 25)))
+            store.delete(rng.choice(len(store), 3, replace=False))
+            stamp += 25
+            store.rebalance() if commit % 20 == 19 else store.commit()
+    assert longest.value > 500  # someone saw it grow
 
 
 def test_a_take_sees_all_fields_of_one_commit(quick_path: Path) -> None:
@@ -133,7 +126,7 @@ store.commit()
     done = children.python(script, path, env={"PYTHONPATH": str(ROOT)})
     assert done.returncode == -signal.SIGKILL
     before = snapshot(path)
-    for read in (lambda: reader.take(np.arange(100)), lambda: list(Loader(reader["n"], 10))):
+    for read in (lambda: reader.take(np.arange(100)), lambda: list(Loader(reader["n"], 100))):
         with pytest.raises(BusyError, match=r"stopped in the middle of a commit; refresh\(\)"):
             read()
     assert reader.refresh()
@@ -196,57 +189,55 @@ except PermissionError:
             os.chmod(folder, 0o755)
 
 
-def test_views_stay_valid(quick_path: Path) -> None:
-    """What was handed out without a copy is there for as long as it is kept."""
+@pytest.mark.parametrize("compress", CODECS)
+def test_readers_go_on_through_a_rebalance(quick_path: Path, compress: Compress) -> None:
+    """With what they have mapped, though meta.json did not know of it yet. What was handed out
+    without a copy is there for as long as it is kept."""
     path = quick_path / "store"
-    with RecordWriter(path, {"x": ("<f4", (50,))}) as writer:
-        writer.append({"x": np.arange(5000, dtype="f4").reshape(100, 50)})
-    store = RecordReader.open(path)
-    views = store["x"].views([3, 99])
-    assert not views[0].flags.owndata
-    assert not views[0].flags.writeable
-    with RecordWriter(path, mode="a") as writer:
-        writer.update(np.arange(100), {"x": np.zeros((100, 50), "f4")})
-        writer.rebalance()
-    store.close()
-    del store
+    writer = RecordWriter(path, records.fields(compress), chunk_records=4)
+    writer.append(records.batch(range(30)))
+    writer.commit()
+    used, unused = RecordReader.open(path), RecordReader.open(path)
+    views = used["image"].views(np.arange(30))
+    assert compress != "raw" or not (views[0].flags.owndata or views[0].flags.writeable)
+    writer.delete([3, 8])
+    writer.rebalance(chunk_records=20)
+    assert len(list((path / "chunk").iterdir())) == 2
+    for reader in (used, unused):
+        assert reader[:]["n"][[2, 5, 29]].tolist() == [n * 1_000_003 for n in (2, 5, 29)]
+        assert len(next(iter(Loader(reader, 10)))["n"]) == 10
+        assert reader.verify().ok
+    writer.update([0], records.batch([50]))
+    writer.close()
+    want = records.expected([50, 1, 2, 28, 4, 5, 6, 7, 29, *range(9, 28)])
+    for reader in (used, unused):
+        assert reader.refresh()
+        assert_batch(reader[:], want)
+        assert reader.describe().facts["generation"] == 1
+        reader.close()
     shutil.rmtree(path)
-    assert views[0].tolist() == list(range(150, 200))
-    assert views[1].tolist() == list(range(4950, 5000))
+    for i, view in enumerate(views):
+        assert view.tobytes() == records.values(i)["image"].tobytes()
 
 
 def test_a_reader_follows_a_growing_store(quick_path: Path) -> None:
-    path = quick_path / "store"
-    writer = RecordWriter(path, {"n": "<u8"}, chunk_records=10, grow_bytes=256)
+    """With one mapping for a chunk, however often it grows."""
+    writer = RecordWriter(quick_path / "a", {"x": "<i8"}, grow_bytes=512)
     writer.commit()
-    reader = RecordReader.open(path)
-    assert len(reader) == 0
-    for turn in range(1, 30):
-        writer.append({"n": np.arange(turn * 10, turn * 10 + 7)})
+    reader = RecordReader.open(quick_path / "a")
+    maps = Path(f"/proc/{os.getpid()}/maps")
+    for i in range(200):
+        writer.append({"x": np.arange(10)})
         assert not reader.refresh()
         writer.commit()
-        assert len(reader) == 7 * (turn - 1)
+        assert len(reader) == 10 * i
         assert reader.refresh()
-        assert len(reader) == 7 * turn
-        assert reader["n"][-1] == turn * 10 + 6
+        assert reader["x"][-1] == 9
+        if i == 20:
+            before = len(maps.read_text().splitlines())
+    assert len(maps.read_text().splitlines()) < before + 10
     writer.close()
     assert not reader.refresh()
-    assert reader["n"][0] == 10
-
-
-def test_a_reader_beside_a_rebalance(quick_path: Path) -> None:
-    path = quick_path / "store"
-    with RecordWriter(path, {"n": "<u8"}, chunk_records=10) as store:
-        store.append({"n": np.arange(95)})
-    reader = RecordReader.open(path)
-    with RecordWriter(path, mode="a") as store:
-        store.delete([0])
-        store.rebalance(chunk_records=20)
-        assert len(list((path / "chunk").iterdir())) == 5
-        assert reader["n"][:].tolist()[1:] == list(range(1, 95))  # as it was
-        assert reader.refresh()
-        assert reader["n"][:].tolist() == [94, *range(1, 94)]
-        assert reader.describe().facts["generation"] == 1
 
 
 def test_take_and_loader_say_the_same_beside_a_rebalance(quick_path: Path) -> None:
@@ -282,24 +273,17 @@ def test_verify_beside_deletes_and_rebalances(quick_path: Path) -> None:
     path = quick_path / "store"
     with RecordWriter(path, FIELDS, chunk_records=50) as writer:
         writer.append(batch(np.arange(500)))
-    context = multiprocessing.get_context("fork")
-    begun, stop = context.Event(), context.Event()
 
-    def change() -> None:
+    def change() -> Iterator[None]:
         rng = np.random.default_rng(1)
         with RecordWriter(path, mode="a", grow_bytes=1 << 12) as writer:
             for turn in count():
                 writer.delete(rng.choice(len(writer), 20, replace=False))
                 writer.append(batch(np.arange(turn, turn + 20)))
                 writer.rebalance() if turn % 7 == 6 else writer.commit()
-                begun.set()
-                if stop.is_set():
-                    return
+                yield
 
-    process = context.Process(target=change)
-    process.start()
-    try:
-        assert begun.wait(60)
+    with beside(change):
         reader, checked = RecordReader.open(path), 0
         for quick in [False, True] * scaled(10, smallest=3):
             report = reader.verify(quick=quick)
@@ -307,10 +291,6 @@ def test_verify_beside_deletes_and_rebalances(quick_path: Path) -> None:
             checked += len(report.checked) > 0
             reader.describe()
             reader.refresh()
-    finally:
-        stop.set()
-        process.join(60)
-    assert process.exitcode == 0
     assert checked > 0  # or the writer was always in the way
 
 
@@ -335,35 +315,25 @@ def test_pickled_at_the_commit_it_had(quick_path: Path) -> None:
         pickle.loads(sent)
 
 
-def test_a_writer_in_a_forked_child(quick_path: Path) -> None:
-    with RecordWriter(quick_path / "store", FIELDS) as writer:
-        writer.append(batch(np.arange(3)))
-
-        def read() -> None:
-            with pytest.raises(RuntimeError, match="forked"):
-                writer.take([0])
-
-        children.in_fork(read)
-        assert writer["n"][2].tolist() == [2, 6, 14]
-
-
 def test_threads_of_the_writer(quick_path: Path) -> None:
-    """Several threads append, commit and read through one writer."""
+    """Several threads append, commit and read through one writer. A forked child does not."""
     store = RecordWriter(quick_path / "store", FIELDS, chunk_records=50)
 
     def work(first: int) -> list[int]:
         rng = np.random.default_rng(first)
-        for stamp in range(first, first + 60):
+        for stamp in range(first, first + 30):
             store.append(batch(np.array([stamp, stamp])))
             if stamp % 7 == 0:
                 store.commit()
             found = store.take(rng.integers(0, len(store), 20))
             for number, text in zip(found["n"][:, 0].tolist(), found["text"], strict=True):
                 assert text == b"%d " % number * (number % 50 + 1)
-        return list(range(first, first + 60))
+        return list(range(first, first + 30))
 
     with ThreadPoolExecutor(4) as pool:
         stamps = [stamp for part in pool.map(work, range(1000, 5000, 1000)) for stamp in part]
+    with pytest.raises(AssertionError, match="belongs to the process that this one was forked"):
+        children.in_fork(lambda: store.take([0]))
     store.close()
     reader = RecordReader.open(quick_path / "store")
     assert sorted(reader["n"][:][:, 0].tolist()) == sorted(stamps * 2)

@@ -16,8 +16,6 @@ from stepwell.files.regular import check_inside, open_inside
 from stepwell.stores.records.layout import CHUNKS, MAX_CHUNKS, chunk_name
 from stepwell.stores.records.meta import ChunkState, Meta
 
-__all__ = ["ChunkFile", "OpenChunks"]
-
 
 class ChunkFile:
     """Frames go to the end of it. It grows ahead of them, so that readers map it once."""
@@ -51,10 +49,6 @@ class ChunkFile:
         self.position = end
         self.records += records
 
-    def back_to(self, state: ChunkState) -> None:
-        """Forget what was written since; the next frames go over it."""
-        _, self.position, self.records = state
-
     def sync(self) -> None:
         if self._dirty:
             os.fdatasync(self._file)
@@ -63,9 +57,7 @@ class ChunkFile:
     def rest(self) -> None:
         """Synced, and not open until it is written to again: there are only so many files."""
         self.sync()
-        file, self._file = self._file, -1
-        if file >= 0:
-            os.close(file)
+        self.close(cut=False)
 
     def close(self, *, cut: bool) -> None:
         """Let go of it; with `cut`, it ends where its frames do."""
@@ -144,10 +136,10 @@ class OpenChunks:
         return [chunk.state for chunk in self._chunks]
 
     def back_to(self, states: Iterable[ChunkState]) -> None:
-        """Forget what was written since the chunks were so."""
+        """Forget what was written since the chunks were so; the next frames go over it."""
         before = {state.id: state for state in states}
         for chunk in self._chunks:
-            chunk.back_to(before.get(chunk.id, ChunkState(chunk.id, 0, 0)))
+            _, chunk.position, chunk.records = before.get(chunk.id, ChunkState(chunk.id, 0, 0))
 
     def rollback(self) -> None:
         """Forget what was written since the last commit, and remove the chunks begun since.

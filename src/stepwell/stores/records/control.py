@@ -13,8 +13,6 @@ from stepwell import _core
 from stepwell.files.regular import open_inside
 from stepwell.stores.records.layout import LOCK
 
-__all__ = ["BYTES", "Control", "boot_number", "map_control", "read_control"]
-
 BYTES = 64
 
 

@@ -20,8 +20,6 @@ from stepwell.stores.records.meta import Meta
 from stepwell.stores.records.staging import entry_bytes, joined
 from stepwell.stores.records.values import Values
 
-__all__ = ["FrameWriter", "load_dictionary"]
-
 _SLAB_BYTES = 1 << 20
 _SAMPLE_BYTES = 1 << 24
 MAX_DICTIONARY = 1 << 26
@@ -33,7 +31,7 @@ class FrameWriter:
     def __init__(self, root: Path, meta: Meta, chunks: OpenChunks, threads: int) -> None:
         self._root, self._fields, self._chunk_records = root, meta.fields, meta.chunk_records
         self._chunks, self._threads = chunks, threads
-        self._numbers = {name: number for number, name in enumerate(meta.fields)}
+        self._numbers = meta.numbers
         self._dictionaries = {
             name: load_dictionary(root, name, field)
             for name, field in meta.fields.items()
@@ -51,24 +49,6 @@ class FrameWriter:
         except BaseException:
             self._chunks.back_to(before)
             raise
-
-    def copy(self, records: _core.Records, rows: Rows, first: int) -> dict[int, bytes]:
-        """Records of another store with the same fields, as they are stored there."""
-        fields = list(range(len(self._fields)))
-        each = records.places(rows, fields).reshape(len(fields), len(rows), -1)
-        parts, at = [], 0
-        while at < len(rows):
-            (chunk,) = self._chunks.with_room(1)
-            end = min(len(rows), at + self._chunk_records - chunk.records)
-            some = np.ascontiguousarray(each[:, at:end]).reshape(-1)
-            numbers = np.arange(first + at, first + end, dtype=np.int64)
-            frames, made = records.copy_frames(
-                rows[at:end], some, numbers, chunk.id, chunk.position
-            )
-            chunk.write(frames, end - at)
-            parts.append(entry_bytes(made, fields, end - at))
-            at = end
-        return joined(parts)
 
     def _write(
         self, values: Mapping[str, Values], numbers: Rows, *, newest: bool

@@ -13,10 +13,8 @@ from stepwell.errors import ChecksumError, FormatError
 from stepwell.files.journal import Framing
 from stepwell.files.regular import open_inside
 from stepwell.source import Rows
-from stepwell.stores.records.layout import ENTRY, JOURNAL, MAX_CHUNKS
+from stepwell.stores.records.layout import ENTRY, JOURNAL
 from stepwell.stores.records.meta import MAX_RECORDS, ChunkState, Meta
-
-__all__ = ["FRAMING", "Change", "Commit", "read_commits"]
 
 FRAMING = Framing(b"ZRJL", whole=True)
 _FRAME_BYTES = len(FRAMING.frame(b""))
@@ -38,37 +36,22 @@ class Change:
 
 @dataclass(frozen=True)
 class Commit:
-    number: int
-    length: int
-    peak: int
-    next_chunk: int
-    deletes: int
-    unfull: tuple[ChunkState, ...]
+    after: Meta
+    """What the store is after it."""
     changes: tuple[Change, ...]
 
     def encode(self) -> bytes:
         """The body of its record."""
-        head = (self.number, self.length, self.peak, self.next_chunk)
-        parts = [_HEAD.pack(*head, len(self.unfull), self.deletes)]
-        parts += [_CHUNK.pack(state.id, state.records, state.position) for state in self.unfull]
+        meta = self.after
+        head = (meta.commit, meta.length, meta.peak, meta.next_chunk)
+        parts = [_HEAD.pack(*head, len(meta.unfull), meta.deletes)]
+        parts += [_CHUNK.pack(state.id, state.records, state.position) for state in meta.unfull]
         for change in self.changes:
             together = np.empty(len(change.rows), CHANGED)
             together["record"], together["entry"] = change.rows, change.changed
             counts = (change.first, len(change.appended), len(change.rows))
             parts += [_FIELD.pack(*counts), change.appended.tobytes(), together.tobytes()]
         return b"".join(parts)
-
-    def applied_to(self, meta: Meta) -> Meta:
-        """What the store is after it."""
-        return replace(
-            meta,
-            commit=self.number,
-            length=self.length,
-            peak=self.peak,
-            next_chunk=self.next_chunk,
-            deletes=self.deletes,
-            unfull=self.unfull,
-        )
 
 
 def read_commits(root: Path, meta: Meta) -> list[Commit]:
@@ -85,50 +68,47 @@ def read_commits(root: Path, meta: Meta) -> list[Commit]:
             data = np.fromfile(file, np.uint8)
     except FileNotFoundError:
         return []
-    fields, after = len(meta.fields), meta.commit
     found: list[Commit] = []
-    end, last = 0, None
+    before, end, last = meta, 0, None
     for at, body in FRAMING.records(data):
-        commit = _decode(body, fields)
-        if commit is None or (last is not None and commit.number != last + 1):
+        commit = _decode(body, meta)
+        if commit is None or (last is not None and commit.after.commit != last + 1):
             break
-        last = commit.number
-        if last > after:
-            if last != after + 1:
+        last = commit.after.commit
+        if last > before.commit:
+            if last != before.commit + 1:
                 break
-            before = found[-1] if found else meta
-            if not _follows(commit, before.length, before.peak, before.next_chunk, meta):
+            if not _follows(commit, before):
                 raise FormatError(f"commit {last} contradicts itself", path=str(path), offset=at)
-            after = last
+            before = commit.after
             found.append(commit)
         end = at + _FRAME_BYTES + len(body)
     for at in FRAMING.places(data, end):
         rest = FRAMING.body_at(data, at)
-        later = None if rest is None else _decode(rest, fields)
-        if later is not None and later.number > after:
+        later = None if rest is None else _decode(rest, meta)
+        if later is not None and later.after.commit > before.commit:
             raise ChecksumError(
-                f"commit {after + 1} is damaged, commit {later.number} is whole",
+                f"commit {before.commit + 1} is damaged, commit {later.after.commit} is whole",
                 path=str(path),
                 offset=end,
             )
     return found
 
 
-def _follows(commit: Commit, length: int, peak: int, next_chunk: int, meta: Meta) -> bool:
-    """Whether a commit can come behind one with these numbers."""
+def _follows(commit: Commit, before: Meta) -> bool:
+    """Whether a commit can come behind what the store was."""
+    after, length = commit.after, before.length
     appended = {len(change.appended) for change in commit.changes}
     more = next(iter(appended))
-    end = meta.first_chunk + MAX_CHUNKS
+    try:
+        after.check()
+    except ValueError:
+        return False
     return (
         len(appended) == 1
-        and (commit.length == length + more if more else commit.length <= length)
-        and commit.peak == max(peak, commit.length)
-        and next_chunk <= commit.next_chunk <= end
-        and len({state.id for state in commit.unfull}) == len(commit.unfull)
-        and all(
-            meta.first_chunk <= state.id < commit.next_chunk and state.position % 8 == 0
-            for state in commit.unfull
-        )
+        and (after.length == length + more if more else after.length <= length)
+        and after.peak == max(before.peak, after.length)
+        and before.next_chunk <= after.next_chunk
         and all(
             (change.first == length or not more) and int(change.rows.max(initial=-1)) < length
             for change in commit.changes
@@ -136,7 +116,7 @@ def _follows(commit: Commit, length: int, peak: int, next_chunk: int, meta: Meta
     )
 
 
-def _decode(body: NDArray[np.uint8], fields: int) -> Commit | None:
+def _decode(body: NDArray[np.uint8], meta: Meta) -> Commit | None:
     """A commit whose checksum is right; None for one that no writer of this store made."""
     if len(body) < _HEAD.size:
         return None
@@ -151,7 +131,7 @@ def _decode(body: NDArray[np.uint8], fields: int) -> Commit | None:
         unfull.append(ChunkState(i, position, records))
         at += _CHUNK.size
     changes: list[Change] = []
-    for _ in range(fields):
+    for _ in meta.fields:
         if at + _FIELD.size > size:
             return None
         first, appended, changed = _FIELD.unpack_from(data, at)
@@ -170,4 +150,13 @@ def _decode(body: NDArray[np.uint8], fields: int) -> Commit | None:
         at = end
     if at != size:
         return None
-    return Commit(number, length, peak, next_chunk, deletes, tuple(unfull), tuple(changes))
+    after = replace(
+        meta,
+        commit=number,
+        length=length,
+        peak=peak,
+        next_chunk=next_chunk,
+        deletes=deletes,
+        unfull=tuple(unfull),
+    )
+    return Commit(after, tuple(changes))

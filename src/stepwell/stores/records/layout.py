@@ -14,23 +14,6 @@ from stepwell import _core
 from stepwell.files.codecs import CODECS, codec_names
 from stepwell.source import Field
 
-__all__ = [
-    "CHUNKS",
-    "ENTRY",
-    "FRAME_BYTES",
-    "JOURNAL",
-    "LOCK",
-    "MAX_CHUNKS",
-    "META",
-    "TABLE_BLOCK",
-    "FieldLike",
-    "as_fields",
-    "chunk_name",
-    "dictionary_name",
-    "sums_name",
-    "table_name",
-]
-
 META = "meta.json"
 LOCK = "writer.lock"
 JOURNAL = "journal.zr"
@@ -89,7 +72,7 @@ def checked(field: Field) -> Field:
         min_, max_, _ = _LEVELS[compress]
         if not min_ <= level <= max_:
             raise ValueError(f"level: {compress} has {min_} to {max_}, got {level}")
-    return replace(field, compress=compress)
+    return field if field.compress else replace(field, compress="none")  # every refresh does it
 
 
 def codec_number(compress: str | None) -> int:
@@ -159,12 +142,10 @@ def check_names(names: list[str]) -> None:
         raise ValueError("more than 65,536 fields")
 
 
-def table_name(field: str, generation: int) -> str:
-    return f"{field}{_suffix(generation)}.offset"
-
-
-def sums_name(field: str, generation: int) -> str:
-    return f"{field}{_suffix(generation)}.sums"
+def table_names(field: str, generation: int) -> tuple[str, str]:
+    """The entries of a field, and their checksums."""
+    stem = f"{field}.{generation}" if generation else field
+    return f"{stem}.offset", f"{stem}.sums"
 
 
 def dictionary_name(field: str) -> str:
@@ -189,7 +170,3 @@ def need_codec(field: Field) -> None:
     """Raise `ValueError` when this machine cannot pack or unpack so."""
     if not _core.has_codec(codec_number(field.compress)):
         raise ValueError(f"{field.compress} needs a library that this machine does not have")
-
-
-def _suffix(generation: int) -> str:
-    return f".{generation}" if generation else ""

@@ -16,12 +16,9 @@ from stepwell.stores.records.layout import (
     META,
     chunk_name,
     chunk_numbers,
-    sums_name,
-    table_name,
+    table_names,
 )
 from stepwell.stores.records.meta import Meta
-
-__all__ = ["is_left_over", "remove_left_over", "remove_stale"]
 
 _TEMPORARY = re.compile(rf"\.({re.escape(META)}|.*\.dict)\.[0-9a-f]{{8}}\.tmp")
 
@@ -53,7 +50,7 @@ def remove_stale(root: Path, meta: Meta) -> None:
     """Remove what a killed writer or a rebalance left in a store; what is not ours stays."""
     names = "|".join(map(re.escape, meta.fields))
     table = re.compile(rf"({names})(\.[1-9][0-9]*)?\.(offset|sums)")
-    keep = {made(name, meta.generation) for name in meta.fields for made in (table_name, sums_name)}
+    keep = {file for name in meta.fields for file in table_names(name, meta.generation)}
     # Tables before chunks: whoever misses a chunk knows by the table that it was a rebalance.
     for path in root.iterdir():
         if path.name not in keep and table.fullmatch(path.name):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stepwell.files.document import Document, whole_number
+from stepwell.lazy import lazy
 from stepwell.source import Field
 from stepwell.stores.records.layout import (
     MAX_CHUNKS,
@@ -14,8 +15,6 @@ from stepwell.stores.records.layout import (
     field_from_json,
     field_to_json,
 )
-
-__all__ = ["ChunkState", "Meta"]
 
 MAX_RECORDS = 1 << 58
 _MAX_ATTRIBUTES = 1 << 20
@@ -46,6 +45,11 @@ class Meta:
     store_id: str = ""
     """Which store this is, whatever its path."""
     attributes: dict[str, Any] = field(default_factory=dict)
+
+    @lazy
+    def numbers(self) -> dict[str, int]:
+        """What tables and frames call each field."""
+        return {name: number for number, name in enumerate(self.fields)}
 
     def write(self, root: Path) -> None:
         _DOCUMENT.write(

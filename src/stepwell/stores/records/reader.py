@@ -3,7 +3,7 @@
 import copy
 import operator
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stepwell import _core
-from stepwell.errors import ChecksumError, FormatError
 from stepwell.files.regular import bytes_on_disk
 from stepwell.source import Batch, Rows, Schema, as_rows
 from stepwell.store import Description, Progress, Report, Store
@@ -28,10 +27,8 @@ from stepwell.stores.records.layout import (
 )
 from stepwell.stores.records.salvage import SalvageReport, salvage
 from stepwell.stores.records.verify import verified
-from stepwell.stores.records.view import Moment, Places, View, look
+from stepwell.stores.records.view import Moment, View, look
 from stepwell.views import Column
-
-__all__ = ["RecordColumn", "RecordReader"]
 
 _ROWS = 1 << 16
 
@@ -79,8 +76,11 @@ class RecordReader(Store):
         known = None if fields is None else as_fields(fields)
         return salvage(Path(path), Path(out), known, progress)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self._path, self._checksums, self._moment)
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self._path, "checksums": self._checksums, "at": self._moment}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._begin(**state)
 
     # What it is.
 
@@ -126,7 +126,10 @@ class RecordReader(Store):
         self._seen = None
 
     def _description(self) -> Description:
-        stored = sum(int(p["length"].sum(dtype=np.int64)) for _, p in self._all_places())
+        stored = 0
+        for begin in range(0, len(self), _ROWS):
+            rows = np.arange(begin, min(begin + _ROWS, len(self)), dtype=np.int64)
+            stored += int(self._sizes(rows, list(self._schema)).sum())
         chunks = [self._path / chunk_name(number) for number in chunk_numbers(self._path)]
         on_disk = bytes_on_disk(*chunks)
         facts = {
@@ -152,7 +155,7 @@ class RecordReader(Store):
         view = self._view
         if any(self._schema[name].ragged for name in names):
             return None
-        return _core.record_reader(view.records, [view.numbers[name] for name in names])
+        return _core.record_reader(view.records, [view.meta.numbers[name] for name in names])
 
     def _fill(self, rows: Rows, out: Batch) -> None:
         self._fill_columns(rows, out, list(self._schema))
@@ -161,7 +164,7 @@ class RecordReader(Store):
         view = self._view
         view.fill(rows, view.places(rows, names), out, names)
 
-    def _sizes(self, rows: Rows, names: Sequence[str]) -> NDArray[np.int64] | None:
+    def _sizes(self, rows: Rows, names: Sequence[str]) -> NDArray[np.int64]:
         lengths = self._view.places(rows, names)["length"]
         return lengths.sum(axis=0, dtype=np.int64)  # type: ignore[no-any-return]
 
@@ -181,16 +184,6 @@ class RecordReader(Store):
         self._schema: Schema = dict(view.meta.fields)
         self._attributes: dict[str, Any] = view.meta.attributes
 
-    def places(self, rows: Rows, names: Sequence[str]) -> Places:
-        """The entries of these rows, an array for each field."""
-        return self._view.places(rows, names)
-
-    def _all_places(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        for begin in range(0, len(self), _ROWS):
-            rows = np.arange(begin, min(begin + _ROWS, len(self)), dtype=np.int64)
-            for name in self._schema:
-                yield name, self._view.places(rows, [name])[0]
-
     def _rows(self, rows: ArrayLike) -> Rows:
         self._check_open()
         numbers = as_rows(rows, len(self))
@@ -203,10 +196,8 @@ class RecordReader(Store):
         places = view.places(rows, [name])[0]
         if field.compress != "none" or not places["offset"].all():
             return None
-        for message, path, offset, is_checksum in view.records.find_problems(
-            view.numbers[name], rows, places.view(np.uint8), 1
-        ):
-            raise (ChecksumError if is_checksum else FormatError)(message, path=path, offset=offset)
+        for problem in view.problems(name, rows, places.view(np.uint8), 1):
+            raise problem
         found = []
         for offset, chunk, length in places.tolist():
             memory = view.chunks.memory(chunk, offset + length)
@@ -257,9 +248,3 @@ class RecordColumn(Column):
     def present(self, rows: ArrayLike) -> NDArray[np.bool]:
         """Which of these records have the field."""
         return self._base.present(rows)[self._name]
-
-
-def _rebuild(cls: type[RecordReader], path: Path, checksums: bool, moment: Moment) -> RecordReader:
-    reader = cls.__new__(cls)
-    reader._begin(path, checksums, moment)
-    return reader

@@ -13,13 +13,11 @@ from stepwell import _core
 from stepwell.files.atomic import sync_path
 from stepwell.ordered import in_order
 from stepwell.source import Rows
-from stepwell.stores.records.chunk import ChunkFile
+from stepwell.stores.records.chunk import ChunkFile, OpenChunks
 from stepwell.stores.records.journal import Change
-from stepwell.stores.records.layout import CHUNKS, ENTRY, FRAME_BYTES, sums_name, table_name
-from stepwell.stores.records.meta import ChunkState, Meta
+from stepwell.stores.records.layout import CHUNKS, ENTRY, FRAME_BYTES, chunk_name, table_names
+from stepwell.stores.records.meta import Meta
 from stepwell.stores.records.tables import TableFile
-
-__all__ = ["rebalance"]
 
 _LOOK_ROWS = 1 << 16
 # As with appends. For larger writes the system takes larger pages, and a virtual machine has
@@ -46,22 +44,26 @@ def rebalance(
     progress: Callable[[int, int], None] | None,
 ) -> Meta:
     """Write new files, and return the meta.json that will make them the store."""
-    made: list[ChunkFile] = []
     generation, first_chunk = old.generation + 1, old.next_chunk
-    with _removed_if_it_fails(root, old, made), ExitStack() as opened:
+    made = replace(
+        old,
+        generation=generation,
+        peak=old.length,
+        chunk_records=chunk_records,
+        first_chunk=first_chunk,
+        deletes=0,
+        unfull=(),
+    )
+    chunks = OpenChunks(root, made, grow_bytes)
+    with _removed_if_it_fails(root, made, chunks), ExitStack() as opened:
+        opened.callback(chunks.close, cut=True)
         tables = []
         for name in old.fields:
-            names = table_name(name, generation), sums_name(name, generation)
+            names = table_names(name, generation)
             for each in names:
                 (root / each).unlink(missing_ok=True)
             tables.append(TableFile(root, *names))
             opened.callback(tables[-1].close)
-
-        def new_chunk() -> ChunkFile:
-            state = ChunkState(first_chunk + len(made), 0, 0)
-            made.append(ChunkFile(root, state, grow_bytes))
-            opened.callback(made[-1].close, cut=True)
-            return made[-1]
 
         def copied(slab: _Slab) -> tuple[_Slab, NDArray[np.uint8], NDArray[Any]]:
             flat = np.ascontiguousarray(slab.places).view(np.uint8).reshape(-1)
@@ -72,9 +74,7 @@ def rebalance(
 
         chunk: ChunkFile | None = None
         nothing = np.empty(0, np.int64), np.empty(0, ENTRY)
-        for slab, frames, entries in in_order(
-            copied, _plan(records, old, chunk_records, new_chunk), 1
-        ):
+        for slab, frames, entries in in_order(copied, _plan(records, made, chunks.begin), 1):
             if chunk is not None and chunk is not slab.chunk:
                 chunk.close(cut=True)
             chunk, end = slab.chunk, int(slab.rows[-1]) + 1
@@ -84,45 +84,34 @@ def rebalance(
             if progress is not None:
                 progress(end, old.length)
         # At the end, all of them: the disk has been at work all the while.
-        for new in made:
-            sync_path(new.path)
-        unfull = (chunk.state,) if chunk is not None and chunk.records < chunk_records else ()
+        for state in chunks.states():
+            sync_path(root / chunk_name(state.id))
         for table in tables:
             table.cut(old.length)
             table.sync()
     sync_path(root / CHUNKS)
     sync_path(root)
-    return replace(
-        old,
-        generation=generation,
-        peak=old.length,
-        chunk_records=chunk_records,
-        first_chunk=first_chunk,
-        next_chunk=first_chunk + len(made),
-        deletes=0,
-        unfull=unfull,
-    )
+    return replace(made, next_chunk=chunks.next, unfull=chunks.unfull)
 
 
 @contextmanager
-def _removed_if_it_fails(root: Path, old: Meta, chunks: list[ChunkFile]) -> Iterator[None]:
+def _removed_if_it_fails(root: Path, made: Meta, chunks: OpenChunks) -> Iterator[None]:
     """A rebalance that was stopped, by a full disk perhaps, leaves nothing behind."""
     try:
         yield
     except BaseException:
-        for chunk in chunks:
-            chunk.path.unlink(missing_ok=True)
-        for name in old.fields:
-            (root / table_name(name, old.generation + 1)).unlink(missing_ok=True)
-            (root / sums_name(name, old.generation + 1)).unlink(missing_ok=True)
+        chunks.rollback()
+        for name in made.fields:
+            for each in table_names(name, made.generation):
+                (root / each).unlink(missing_ok=True)
         raise
 
 
 def _plan(
-    records: _core.Records, meta: Meta, size: int, new_chunk: Callable[[], ChunkFile]
+    records: _core.Records, meta: Meta, new_chunk: Callable[[], ChunkFile]
 ) -> Iterator[_Slab]:
     """All records in order, in slabs of about a megabyte that do not cross a chunk."""
-    numbers = list(range(len(meta.fields)))
+    numbers = list(meta.numbers.values())
     chunk, position, room = None, 0, 0
     for at in range(0, meta.length, _LOOK_ROWS):
         rows = np.arange(at, min(at + _LOOK_ROWS, meta.length), dtype=np.int64)
@@ -132,7 +121,7 @@ def _plan(
         begin = 0
         while begin < len(rows):
             if chunk is None or not room:
-                chunk, position, room = new_chunk(), 0, size
+                chunk, position, room = new_chunk(), 0, meta.chunk_records
             before = int(ends[begin - 1]) if begin else 0
             fit = max(int(np.searchsorted(ends, before + _SLAB_BYTES, "right")), begin + 1)
             end = min(fit, begin + room)

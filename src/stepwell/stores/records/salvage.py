@@ -27,8 +27,6 @@ from stepwell.stores.records.meta import Meta
 from stepwell.stores.records.tables import map_file
 from stepwell.stores.records.writer import RecordWriter
 
-__all__ = ["SalvageReport", "salvage"]
-
 _FOUND = np.dtype(
     [
         ("offset", "<u8"),
@@ -40,7 +38,6 @@ _FOUND = np.dtype(
         ("chunk", "<u4"),
     ]
 )
-_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -158,9 +155,8 @@ def _known(path: Path, fields: dict[str, Field] | None) -> Meta:
     if fields is not None:
         return Meta(fields, 8192, next_chunk=1 << 31, deletes=1)
     meta = Meta.read(path)
-    for commit in read_commits(path, meta):
-        meta = commit.applied_to(meta)
-    return meta
+    commits = read_commits(path, meta)
+    return commits[-1].after if commits else meta
 
 
 def _frames(path: Path, meta: Meta) -> tuple[NDArray[Any], int]:
@@ -201,9 +197,6 @@ def _copy(
             if words is not None:
                 file = dictionary_name(name)
                 write_file(out / file, read_inside(path, file, MAX_DICTIONARY), follow=False)
-        for begin in range(0, count, _ROWS):
-            rows = np.arange(begin, min(begin + _ROWS, count), dtype=np.int64)
-            writer._append_copies(records, rows)
-            writer.commit()
-            if progress is not None:
-                progress(begin + len(rows), count)
+        writer.commit()
+        new = replace(writer._meta, length=count, commit=writer._meta.commit + 1)
+        writer._rewrite(records, new, meta.chunk_records, progress)

@@ -10,8 +10,6 @@ from stepwell.source import Rows
 from stepwell.stores.records.journal import Change
 from stepwell.stores.records.layout import ENTRY
 
-__all__ = ["Staging"]
-
 _SIZE = ENTRY.itemsize
 _NOTHING = bytes(_SIZE)
 

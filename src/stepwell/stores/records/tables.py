@@ -3,6 +3,7 @@
 import mmap
 import os
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,6 @@ from stepwell.files.regular import open_inside
 from stepwell.source import Rows
 from stepwell.stores.records.journal import Change
 from stepwell.stores.records.layout import ENTRY, TABLE_BLOCK
-
-__all__ = ["TableFile", "change_memory", "map_file", "own_copy"]
 
 _GROW_ENTRIES = 1 << 20
 _SUM_BYTES = 4
@@ -149,17 +148,14 @@ class TableFile:
             return
         first, last = int(blocks[0]), int(blocks[-1])
         want = (last + 1 - first) * _SUM_BYTES
-        if want == len(blocks) * _SUM_BYTES:
-            write_all(self._sums, sums.view(np.uint8), first * _SUM_BYTES, self._sums_path)
-            return
-        if want <= _SPAN_BYTES:
+        if len(blocks) * _SUM_BYTES < want <= _SPAN_BYTES:
             there = os.pread(self._sums, want, first * _SUM_BYTES)
             span = np.frombuffer(there.ljust(want, b"\0"), "<u4").copy()
             span[blocks - first] = sums
             write_all(self._sums, span.view(np.uint8), first * _SUM_BYTES, self._sums_path)
             return
         cuts = np.flatnonzero(np.diff(blocks) > 1) + 1
-        for begin, end in zip([0, *cuts.tolist()], [*cuts.tolist(), len(blocks)], strict=True):
+        for begin, end in pairwise([0, *cuts.tolist(), len(blocks)]):
             data = np.ascontiguousarray(sums[begin:end]).view(np.uint8)
             write_all(self._sums, data, int(blocks[begin]) * _SUM_BYTES, self._sums_path)
 

@@ -11,8 +11,6 @@ from stepwell.errors import SchemaError
 from stepwell.fit import fit_into
 from stepwell.source import Field, Ragged, Rows, is_masked
 
-__all__ = ["Values", "as_values"]
-
 MAX_BYTES = (1 << 32) - 1
 
 
@@ -94,9 +92,7 @@ def _spread(values: Values, there: NDArray[np.uint8], field: Field) -> Values:
     """Values of some records among others that have none."""
     sizes = np.zeros(len(there), np.int64)
     sizes[there == 1] = values.sizes(field.row_bytes)
-    ends = np.zeros(len(there) + 1, np.int64)
-    np.cumsum(sizes, out=ends[1:])
-    return Values(len(there), values.data, ends, there)
+    return Values(len(there), values.data, _ends(sizes), there)
 
 
 def _fixed(name: str, field: Field, given: Any) -> Values:
@@ -135,8 +131,7 @@ def _ragged(name: str, field: Field, given: Any) -> Values:
                 raise SchemaError(
                     f"{name}: record {i} of the batch: expected {field}, got {row.shape}"
                 )
-        offsets = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum([len(row) for row in rows], out=offsets[1:])
+        offsets = _ends([len(row) for row in rows])
         filled = [row for row in rows if row.size]
         values = np.concatenate(filled) if filled else np.empty((0, *field.shape), field.dtype)
     if values.dtype != field.dtype or values.shape[1:] != field.shape:
@@ -158,28 +153,21 @@ def _opaque(name: str, field: Field, given: Any) -> Values:
     if isinstance(given, np.ndarray) and given.dtype.kind == "S":
         raise SchemaError(f"{name}: NumPy's {given.dtype} loses zeros at the end; give a list")
     rows = given.tolist() if isinstance(given, np.ndarray) else list(given)
-    if field.kind == "str":
-        rows = [_encoded(name, i, row) for i, row in enumerate(rows)]
+    wanted = str if field.kind == "str" else (bytes, bytearray, memoryview)
     for i, row in enumerate(rows):
-        if not isinstance(row, (bytes, bytearray, memoryview)):
+        if not isinstance(row, wanted):
             raise SchemaError(
-                f"{name}: record {i} of the batch: expected bytes, got {type(row).__name__}"
+                f"{name}: record {i} of the batch: expected {field.kind}, got {type(row).__name__}"
             )
-    data = b"".join(rows)
-    ends = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum([memoryview(row).nbytes for row in rows], out=ends[1:])
-    return Values(len(rows), np.frombuffer(data, np.uint8), ends, None)
-
-
-def _encoded(name: str, i: int, row: Any) -> bytes:
-    if not isinstance(row, str):
-        raise SchemaError(
-            f"{name}: record {i} of the batch: expected str, got {type(row).__name__}"
-        )
     try:
-        return row.encode()
-    except UnicodeEncodeError:
-        raise SchemaError(f"{name}: record {i} of the batch is not text: {row!r}") from None
+        rows = [row.encode() for row in rows] if field.kind == "str" else rows
+    except UnicodeEncodeError as error:
+        row = error.object
+        raise SchemaError(
+            f"{name}: record {rows.index(row)} of the batch is not text: {row!r}"
+        ) from None
+    ends = _ends([memoryview(row).nbytes for row in rows])
+    return Values(len(rows), np.frombuffer(b"".join(rows), np.uint8), ends, None)
 
 
 def _check_text(name: str, values: Values) -> None:
@@ -195,6 +183,12 @@ def _check_text(name: str, values: Values) -> None:
     except UnicodeDecodeError:
         pass
     raise SchemaError(f"{name}: a record of the batch is not UTF-8")
+
+
+def _ends(sizes: Any) -> Rows:
+    ends = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=ends[1:])
+    return ends
 
 
 def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:

@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from stepwell.errors import BusyError, ChecksumError, FormatError
+from stepwell.errors import BusyError, FormatError
 from stepwell.store import Progress, Report
 from stepwell.stores.records.control import read_control
 from stepwell.stores.records.layout import CHUNKS, ENTRY, chunk_name
 from stepwell.stores.records.meta import Meta
 from stepwell.stores.records.view import View, look
-
-__all__ = ["verified"]
 
 _ROWS = 1 << 14
 _MAX_PROBLEMS = 100
@@ -23,22 +21,21 @@ _MAX_TRIES = 10
 
 def verified(root: Path, *, quick: bool, progress: Progress) -> Report:
     """Check a store as it is now; a writer may be at work."""
-    report = Report("records", str(root))
     unchecked = ["what was deleted, and older states of records: nothing leads to them"]
     for _ in range(_MAX_TRIES):
         try:
             check = _Check(root, look(root, checksums=True), quick)
             check.run(progress)
         except FormatError as error:
-            return Report(report.kind, report.path, (error,), (), ("the rest of the store",))
+            return Report("records", str(root), (error,), (), ("the rest of the store",))
         except BusyError:
             # Rebalanced meanwhile: what was being read is gone. Or a writer has stopped.
             continue
         if not check.numbered:
             unchecked.append("whose frames they are: records were deleted, or are being changed")
         return Report(
-            report.kind,
-            report.path,
+            "records",
+            str(root),
             tuple(check.problems[:_MAX_PROBLEMS]),
             (
                 "meta.json, the journal and the dictionaries",
@@ -50,9 +47,8 @@ def verified(root: Path, *, quick: bool, progress: Progress) -> Report:
             (*unchecked, *(["the payloads"] if quick else [])),
         )
     progress(0, 0)
-    return Report(
-        report.kind, report.path, unchecked=("everything: a writer is in the way; try again",)
-    )
+    busy = "everything: a writer is in the way; try again"
+    return Report("records", str(root), unchecked=(busy,))
 
 
 class _Check:
@@ -76,13 +72,13 @@ class _Check:
                 except FormatError as error:
                     self.problems.append(error)
                     continue
-                found = [] if self._quick else self._frames(number, rows, places, self.numbered)
+                found = self._frames(name, rows, places)
                 found += self._entries(name, rows, places.view(ENTRY))
                 if found and self._changed():
                     # Records that a delete moves keep their numbers, and are in two places while
                     # a reader has the old length.
                     self.numbered = False
-                    found = [] if self._quick else self._frames(number, rows, places, False)
+                    found = self._frames(name, rows, places)
                 self.problems += found
             if len(self.problems) >= _MAX_PROBLEMS:
                 break
@@ -96,14 +92,11 @@ class _Check:
         control = self.view.control
         return bool(len(control)) and read_control(control).commit != self.view.commit
 
-    def _frames(self, number: int, rows: Any, places: Any, numbered: bool) -> list[FormatError]:
+    def _frames(self, name: str, rows: Any, places: Any) -> list[FormatError]:
         room = max(_MAX_PROBLEMS - len(self.problems), 0)
-        return [
-            (ChecksumError if is_checksum else FormatError)(message, path=path, offset=offset)
-            for message, path, offset, is_checksum in self.view.records.find_problems(
-                number, rows, places, room, numbered
-            )
-        ]
+        if self._quick:
+            return []
+        return self.view.problems(name, rows, places, room, numbered=self.numbered)
 
     def _entries(self, name: str, rows: Any, places: Any) -> list[FormatError]:
         """Two records cannot be in one place, nor any outside its chunk."""

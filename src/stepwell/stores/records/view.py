@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from stepwell import _core
 from stepwell.errors import BusyError, ChecksumError, FormatError
 from stepwell.files.lock import is_locked
-from stepwell.lazy import lazy
 from stepwell.source import Batch, Ragged, Rows
 from stepwell.stores.records.control import boot_number, map_control, read_control
 from stepwell.stores.records.frames import load_dictionary
@@ -25,13 +24,10 @@ from stepwell.stores.records.layout import (
     META,
     TABLE_BLOCK,
     chunk_numbers,
-    sums_name,
-    table_name,
+    table_names,
 )
 from stepwell.stores.records.meta import Meta
 from stepwell.stores.records.tables import change_memory, map_file, own_copy
-
-__all__ = ["Moment", "View", "look", "look_at"]
 
 _PATIENCE_S = 5.0
 _SETTLE_S = 0.25
@@ -67,19 +63,26 @@ class View:
     def moment(self) -> Moment:
         return Moment(self.meta.store_id, self.meta.generation, self.commit, self.length)
 
-    @lazy
-    def numbers(self) -> dict[str, int]:
-        """What tables and frames call each field."""
-        return {name: number for number, name in enumerate(self.meta.fields)}
-
     def places(self, rows: Rows, names: Sequence[str]) -> Places:
-        found = self.records.places(rows, [self.numbers[name] for name in names])
+        found = self.records.places(rows, [self.meta.numbers[name] for name in names])
         return found.view(ENTRY).reshape(len(names), len(rows))
+
+    def problems(
+        self, name: str, rows: Rows, places: NDArray[np.uint8], max_: int, *, numbered: bool = False
+    ) -> list[FormatError]:
+        """What is wrong with the frames of a field at these places."""
+        number = self.meta.numbers[name]
+        return [
+            (ChecksumError if is_checksum else FormatError)(message, path=path, offset=offset)
+            for message, path, offset, is_checksum in self.records.find_problems(
+                number, rows, places, max_, numbered
+            )
+        ]
 
     def fill(self, rows: Rows, places: Places, out: Batch, names: Sequence[str]) -> None:
         """Put what is at these places into a batch."""
         for i, name in enumerate(names):
-            number, field = self.numbers[name], self.meta.fields[name]
+            number, field = self.meta.numbers[name], self.meta.fields[name]
             entries = places[i].view(np.uint8)
             if field.ragged:
                 offsets, data = self.records.read_ragged(number, rows, entries)
@@ -123,7 +126,7 @@ def look(root: Path, *, checksums: bool, old: View | None = None, at: Moment | N
             if known and (live or seen.commit >= done):
                 now = _at(at, root, meta, seen.length, seen.commit)
                 return _mapped(root, meta, control, *now, None, checksums=checksums, old=old)
-            now = _at(at, root, meta, commits[-1].length if commits else meta.length, done)
+            now = _at(at, root, meta, commits[-1].after.length if commits else meta.length, done)
             if not commits and not odd:
                 return _mapped(root, meta, control, *now, None, checksums=checksums, old=old)
             view = _mapped(root, meta, control, *now, commits, checksums=checksums, old=old)
@@ -182,7 +185,7 @@ def _mapped(
     for number, (name, field) in enumerate(meta.fields.items()):
         table, sums = _table(root, name, meta, number, length, commits)
         dictionary = load_dictionary(root, name, field) if field.compress == "zstd-dict" else None
-        path = root / table_name(name, meta.generation)
+        path = root / table_names(name, meta.generation)[0]
         fields.append((name, field.row_bytes, field.ragged, dictionary, table, sums, path))
     if commits is not None:
         control = np.empty(0, np.uint8)
@@ -190,7 +193,7 @@ def _mapped(
     # All that there are now: a rebalance would take away the names.
     ids = [i for i in chunk_numbers(root) if 0 <= i - meta.first_chunk < MAX_CHUNKS]
     chunks.map_all(np.array(ids, np.int64))
-    deletes = commits[-1].deletes if commits else meta.deletes
+    deletes = commits[-1].after.deletes if commits else meta.deletes
     numbered = not deletes and (commits is not None or commit == meta.commit)
     return View(meta, length, commit, numbered, control, chunks, records)
 
@@ -199,7 +202,7 @@ def _table(
     root: Path, name: str, meta: Meta, number: int, length: int, commits: list[Commit] | None
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """The entries of a field, and their checksums; none where the file does not exist."""
-    table, sums = table_name(name, meta.generation), sums_name(name, meta.generation)
+    table, sums = table_names(name, meta.generation)
     nothing = np.empty(0, np.uint8)
     if commits is None:
         if not length and not (root / table).exists():
@@ -209,7 +212,7 @@ def _table(
     if there < meta.length:
         raise FormatError(f"expected {meta.length} entries, got {there}", path=str(root / table))
     # Whole blocks: a checksum is that of all entries of a block.
-    blocks = -(-max([length, meta.length, *(c.length for c in commits)]) // TABLE_BLOCK)
+    blocks = -(-max([length, meta.length, *(c.after.length for c in commits)]) // TABLE_BLOCK)
     entries = own_copy(root, table, blocks * TABLE_BLOCK * ENTRY.itemsize)
     checks = _or_nothing(lambda: own_copy(root, sums, blocks * 4))
     for commit in commits:

@@ -39,8 +39,7 @@ from stepwell.stores.records.layout import (
     as_fields,
     chunk_name,
     need_codec,
-    sums_name,
-    table_name,
+    table_names,
 )
 from stepwell.stores.records.left_over import is_left_over, remove_left_over, remove_stale
 from stepwell.stores.records.meta import Meta
@@ -50,8 +49,6 @@ from stepwell.stores.records.tables import TableFile
 from stepwell.stores.records.values import as_values
 from stepwell.stores.records.view import Places, View, look_at
 from stepwell.writer import Mode, Writer, check_mode, exclusive
-
-__all__ = ["RecordWriter"]
 
 GROW_BYTES = 1 << 30
 _JOURNAL_BYTES = 1 << 24
@@ -78,6 +75,9 @@ class RecordWriter(Writer):
 
     noun = "a record store"
 
+    _chunks: OpenChunks
+    _journal: Journal
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -101,15 +101,13 @@ class RecordWriter(Writer):
             if mode == "x":
                 raise ValueError("fields: expected those of the new store, got None")
             raise FileNotFoundError(f"no record store at {root}, and no fields to begin one")
-        if mode == "a" and self._holds_commits(root):
-            Meta.read(root)  # before a lock is made in what is no record store
         made = Meta(given or {}, size).with_attributes(attributes or {})
+        if mode == "a" and self._holds_commits(root):  # before a lock is made in what is no store
+            made = replace(made, fields=Meta.read(root).fields)
         for field in made.fields.values():
             need_codec(field)
         self._grow_bytes = grow_bytes
         self._tables: list[TableFile] = []
-        self._chunks: OpenChunks | None = None
-        self._journal: Journal | None = None
         self._attributes: Meta | None = None
         self._view: View | None = None
         self._before: View | None = None
@@ -120,8 +118,6 @@ class RecordWriter(Writer):
             else:
                 made = replace(made, store_id=secrets.token_hex(8))
                 remove_left_over(root)
-            for field in made.fields.values():
-                need_codec(field)
             packed = any(field.compress != "none" for field in made.fields.values())
             self._threads = threads or (min(_core.usable_cores(), 4) if packed else 1)
             self._meta = made
@@ -229,40 +225,24 @@ class RecordWriter(Writer):
             size = _count("chunk_records", chunk_records)
         self._commit()
         self._checkpoint()
-        made = rebalance(
-            self._root,
-            self._meta,
-            self._committed().records,
-            chunk_records=size,
-            grow_bytes=self._grow_bytes,
-            progress=progress,
-        )
-        with self._at_risk():
-            made.write(self._root)
-            for table in self._tables:
-                table.close()
-            self._open_chunks.close(cut=False)
-            self._tables, self._meta = [], made
-            self._open_journal.restart(cut=False)
-            self._open_files()
-            remove_stale(self._root, made)
-        self._look_again()
+        self._rewrite(self._committed().records, self._meta, size, progress)
 
     def _commit(self) -> None:
-        chunks = self._open_chunks
+        chunks = self._chunks
         if self._staging.touched or not self._born:
             changes = self._staging.changes()
             for table, change in zip(self._tables, changes, strict=True):
                 table.check(change, self._meta.peak)
-            commit = Commit(
-                self._meta.commit + 1,
-                self._staging.length,
-                max(self._staging.length, self._meta.peak),
-                chunks.next,
-                self._meta.deletes + self._staging.deletes,
-                chunks.unfull,
-                changes,
+            after = replace(
+                self._meta,
+                commit=self._meta.commit + 1,
+                length=self._staging.length,
+                peak=max(self._staging.length, self._meta.peak),
+                next_chunk=chunks.next,
+                deletes=self._meta.deletes + self._staging.deletes,
+                unfull=chunks.unfull,
             )
+            commit = Commit(after, changes)
             body = commit.encode()  # the disk is at work on the payloads meanwhile
             with self._at_risk():
                 chunks.sync()
@@ -270,57 +250,65 @@ class RecordWriter(Writer):
                     self._meta.write(self._root)
                     self._born = True
                 if self._staging.touched:
-                    self._open_journal.append(body)
-                    self._open_journal.sync()
+                    self._journal.append(body)
+                    self._journal.sync()
                     self._apply(commit)
                     chunks.committed()
             self._look_again()
-        if self._attributes is not None or self._open_journal.end > _JOURNAL_BYTES:
+        if self._attributes is not None or self._journal.end > _JOURNAL_BYTES:
             self._checkpoint()
 
     def _rollback(self) -> None:
-        self._open_chunks.rollback()
+        self._chunks.rollback()
         self._attributes = None
         self._stage()
 
     def _release(self) -> None:
         """Leave files of the size of what is in them, where nothing failed."""
+        opened = hasattr(self, "_staging")
+        whole = opened and self._born and not self._failed and self._in_place
         with ExitStack() as last:  # all of it, whichever part fails
-            chunks, tables, journal = self._chunks, self._tables, self._journal
-            opened = hasattr(self, "_staging") and chunks is not None and journal is not None
-            if journal is not None:
-                last.callback(journal.close)
-            for table in tables:
+            if hasattr(self, "_journal"):
+                last.callback(self._journal.close)
+            for table in self._tables:
                 last.callback(table.close)
-            whole = opened and self._born and not self._failed and self._in_place
-            if chunks is not None:
+            if hasattr(self, "_chunks"):
+                chunks = self._chunks
                 last.callback(lambda: chunks.close(cut=whole and not self._failed))
             if whole:
-                if self._open_journal.end:
+                if self._journal.end:
                     self._checkpoint()
-                self._open_journal.restart(cut=True)
-                for table in tables:
+                self._journal.restart(cut=True)
+                for table in self._tables:
                     table.cut(self._meta.peak)
-            self._tables, self._chunks, self._journal = [], None, None
+            self._tables = []
             self._view = self._before = None
 
     # Below this line: for this package.
 
-    def _append_copies(self, records: _core.Records, rows: Rows) -> None:
-        """Append records of another store with the same fields, as they are stored there."""
-        entries = self._frames.copy(records, rows, self._staging.length)
-        with self._changing():
-            self._staging.append(len(rows), entries)
-
-    @property
-    def _open_chunks(self) -> OpenChunks:
-        assert self._chunks is not None
-        return self._chunks
-
-    @property
-    def _open_journal(self) -> Journal:
-        assert self._journal is not None
-        return self._journal
+    def _rewrite(
+        self, records: _core.Records, meta: Meta, chunk_records: int, progress: Progress | None
+    ) -> None:
+        """Become a copy of these records, as they are stored, in new files."""
+        made = rebalance(
+            self._root,
+            meta,
+            records,
+            chunk_records=chunk_records,
+            grow_bytes=self._grow_bytes,
+            progress=progress,
+        )
+        with self._at_risk():
+            made.write(self._root)
+            for table in self._tables:
+                table.close()
+            self._chunks.close(cut=False)
+            self._tables, self._meta = [], made
+            self._journal.restart(cut=False)
+            self._open_files()
+            self._announce()
+            remove_stale(self._root, made)
+        self._look_again()
 
     def _open(self) -> None:
         root = self._root
@@ -343,9 +331,13 @@ class RecordWriter(Writer):
                 self._apply(commit)
             self._open_files()
             self._checkpoint()
+        self._announce()
+        remove_stale(root, self._meta)
+
+    def _announce(self) -> None:
+        """Report the last commit to readers."""
         _core.begin_change(self._control)
         _core.end_change(self._control, self._meta.commit, self._meta.length, boot_number())
-        remove_stale(root, self._meta)
 
     def _open_files(self) -> None:
         root, meta = self._root, self._meta
@@ -353,16 +345,15 @@ class RecordWriter(Writer):
             table.close()
         self._tables = []
         for name in meta.fields:
-            table_file = table_name(name, meta.generation)
-            if meta.peak and not (root / table_file).exists():
-                raise FormatError("a table is missing", path=str(root / table_file))
-            self._tables.append(TableFile(root, table_file, sums_name(name, meta.generation)))
-            if self._tables[-1].size < meta.length:
-                raise FormatError(
-                    f"expected {meta.length} entries, got {self._tables[-1].size}",
-                    path=str(root / table_file),
-                )
-        if self._chunks is not None:
+            names = table_names(name, meta.generation)
+            path = root / names[0]
+            if meta.peak and not path.exists():
+                raise FormatError("a table is missing", path=str(path))
+            self._tables.append(TableFile(root, *names))
+            size = self._tables[-1].size
+            if size < meta.length:
+                raise FormatError(f"expected {meta.length} entries, got {size}", path=str(path))
+        if hasattr(self, "_chunks"):
             self._chunks.close(cut=False)
         self._chunks = OpenChunks(root, meta, self._grow_bytes)
         self._frames = FrameWriter(root, meta, self._chunks, self._threads)
@@ -384,14 +375,14 @@ class RecordWriter(Writer):
                 self._meta = replace(self._meta, attributes=self._attributes.attributes)
             self._meta.write(self._root)
             self._attributes = None
-            self._open_journal.restart(cut=False)
+            self._journal.restart(cut=False)
 
     def _apply(self, commit: Commit) -> None:
         _core.begin_change(self._control)
         for table, change in zip(self._tables, commit.changes, strict=True):
-            table.change(change, commit.peak)
-        self._meta = commit.applied_to(self._meta)
-        _core.end_change(self._control, commit.number, commit.length, boot_number())
+            table.change(change, commit.after.peak)
+        self._meta = commit.after
+        _core.end_change(self._control, self._meta.commit, self._meta.length, boot_number())
         self._stage()
 
     def _committed(self) -> View:
@@ -413,7 +404,7 @@ class RecordWriter(Writer):
         entries: Places = found.view(ENTRY)
         entries[:, inside] = view.places(np.ascontiguousarray(rows[inside]), names)
         for i, name in enumerate(names):
-            staging.overlay(view.numbers[name], rows, found[i])
+            staging.overlay(view.meta.numbers[name], rows, found[i])
         return entries
 
     def _rows(self, rows: ArrayLike) -> Rows:
