@@ -22,8 +22,6 @@ from stepwell.lazy import lazy
 from stepwell.source import Batch, Field, Ragged, Rows, Schema
 from stepwell.store import Progress, Report, Store
 
-__all__ = ["ArrayRecordSource"]
-
 SUFFIX = ".array_record"
 VERSION = 1
 ABOUT = "stepwell.json"

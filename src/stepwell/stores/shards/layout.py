@@ -11,24 +11,6 @@ import numpy as np
 from stepwell.errors import FormatError, VersionError
 from stepwell.files.document import Document, whole_number
 
-__all__ = [
-    "HEADER_BYTES",
-    "KINDS",
-    "LIST",
-    "MAGIC",
-    "SUFFIX",
-    "Shard",
-    "Span",
-    "cuts",
-    "header_bytes",
-    "kind_of",
-    "listed_in",
-    "listed_shards",
-    "listing",
-    "parse_header",
-    "with_checksum",
-]
-
 MAGIC = b"GAMSAE01"
 HEADER = struct.Struct("<8sQQII")
 HEADER_BYTES = HEADER.size

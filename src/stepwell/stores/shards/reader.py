@@ -28,8 +28,6 @@ from stepwell.stores.shards.local import LocalShards, check_same, shard_names
 from stepwell.stores.shards.remote import RemoteShards
 from stepwell.stores.shards.subsample import Subsample, kept_rows
 
-__all__ = ["RowBatch", "ShardReader"]
-
 WINDOW_BYTES = 8 << 20
 BATCH_ROWS = 1024
 _MAX_WINDOW = 1 << 62

@@ -31,8 +31,6 @@ from stepwell.stores.shards.layout import (
 )
 from stepwell.stores.shards.local import LocalShards
 
-__all__ = ["RemoteShards"]
-
 _RANGE_BYTES = 1 << 22
 _NEAR_BYTES = 1 << 16
 _HEADERS_AT_ONCE = 16
