@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import stepwell as sw
 from benchmarks.measure import CALLS, Candidate
 from benchmarks.probe import probe
 from benchmarks.rows import FOLDER, ROW, as_void, split
-from stepwell.stores.arrayrecord import convert_to_arrayrecord
 
 NUMPY = ("np.take, void, out=", "np.take, void, out=, mode='clip'")
 NUMPY_FIELDS = "np.take, void, out=, then split"
@@ -93,7 +93,7 @@ def open_array_record(array: NDArray[Any]) -> Any:
     FOLDER.mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="array_record-", dir=FOLDER))
     try:
-        convert_to_arrayrecord(array, folder / "rows", file_rows=len(array)).close()
+        sw.convert(sw.ArraySource(array).packed(), folder / "rows", to="arrayrecord")
         (file,) = folder.glob("rows/*.array_record")
         return ArrayRecordReader(str(file), "readahead_buffer_size:0")
     finally:

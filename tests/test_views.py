@@ -4,7 +4,7 @@ import pickle
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -47,36 +47,61 @@ class ViewContract(SourceContract):
         return store
 
 
-class TestSelect(ViewContract):
-    rows = np.random.default_rng(0).integers(0, 40, 100)
+CHOSEN = np.random.default_rng(0).integers(0, 40, 100)
+
+
+class Case(NamedTuple):
+    """A view of a store, and the rows that it has."""
+
+    source: Callable[[Store], Source]
+    expected: Callable[[], Expected]
+
+
+def spelled() -> Expected:
+    made = in_words(values(60))
+    return {"words": made["words"].to_list(), "ev": made["ev"]}
+
+
+CASES = {
+    "select": Case(lambda s: s(values(40)).select(CHOSEN), lambda: pick(values(40), CHOSEN)),
+    "slice": Case(
+        lambda s: s(values(200)).select(slice(190, 3, -3)),
+        lambda: pick(values(200), slice(190, 3, -3)),
+    ),
+    "columns": Case(
+        lambda s: s(values(50)).columns(["done", "board"]),
+        lambda: {name: values(50)[name] for name in ("done", "board")},
+    ),
+    "map to ragged": Case(lambda s: s(values(60)).map(in_words), spelled),
+    "windows": Case(
+        lambda s: s(values(90)).windows(5, 2), lambda: windows(values(90), [range(90)], 5, 2)
+    ),
+    "join": Case(
+        lambda s: Join(
+            {
+                "step": s(values(50)),
+                "index": ArraySource(np.arange(50)),
+                "ev": s(values(50, 1)).columns(["ev"]),
+            }
+        ),
+        lambda: {
+            **{f"step.{name}": column for name, column in values(50).items()},
+            "index": np.arange(50),
+            "ev": values(50, 1)["ev"],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+class TestViews(ViewContract):
+    @pytest.fixture
+    def expected(self, name: str) -> Expected:
+        return CASES[name].expected()
 
     @pytest.fixture
-    def expected(self) -> Expected:
-        return pick(values(40), self.rows)
-
-    @pytest.fixture
-    def source(self, store: Store) -> Source:
-        return store(values(40)).select(self.rows)
-
-
-class TestSlice(ViewContract):
-    @pytest.fixture
-    def expected(self) -> Expected:
-        return pick(values(200), slice(190, 3, -3))
-
-    @pytest.fixture
-    def source(self, store: Store) -> Source:
-        return store(values(200)).select(slice(190, 3, -3))
-
-
-class TestColumns(ViewContract):
-    @pytest.fixture
-    def expected(self) -> Expected:
-        return {name: values(50)[name] for name in ("done", "board")}
-
-    @pytest.fixture
-    def source(self, store: Store) -> Source:
-        return store(values(50)).columns(["done", "board"])
+    def source(self, store: Store, name: str) -> Source:
+        return CASES[name].source(store)
 
 
 class TestConcat(ViewContract):
@@ -110,44 +135,6 @@ class TestMap(ViewContract, ArgumentContract):
     @pytest.fixture
     def source(self, store: Store) -> Source:
         return store(values(60)).map(doubled)
-
-
-class TestMapToRagged(ViewContract):
-    @pytest.fixture
-    def expected(self) -> Expected:
-        made = in_words(values(60))
-        return {"words": made["words"].to_list(), "ev": made["ev"]}
-
-    @pytest.fixture
-    def source(self, store: Store) -> Source:
-        return store(values(60)).map(in_words)
-
-
-class TestWindows(ViewContract):
-    @pytest.fixture
-    def expected(self) -> Expected:
-        return windows(values(90), [range(90)], 5, 2)
-
-    @pytest.fixture
-    def source(self, store: Store) -> Source:
-        return store(values(90)).windows(5, 2)
-
-
-class TestJoin(ViewContract):
-    @pytest.fixture
-    def expected(self) -> Expected:
-        steps = {f"step.{name}": column for name, column in values(50).items()}
-        return {**steps, "index": np.arange(50), "ev": values(50, 1)["ev"]}
-
-    @pytest.fixture
-    def source(self, store: Store) -> Source:
-        return Join(
-            {
-                "step": store(values(50)),
-                "index": ArraySource(np.arange(50)),
-                "ev": store(values(50, 1)).columns(["ev"]),
-            }
-        )
 
 
 class TestNested(ViewContract, ArgumentContract):
@@ -230,32 +217,12 @@ def test_windows_of_joined_sources_end_where_any_part_does() -> None:
     assert view[:]["left"].tolist() == [[0, 1], [1, 2], [2, 3], [4, 5], [5, 6], [7, 8]]
 
 
-@pytest.mark.parametrize("length", [0, -1, 2**63, 10**30])
-def test_windows_of_no_length(length: int) -> None:
-    source = ArraySource(np.arange(5))
-    with pytest.raises(ValueError, match=f"length must be at least 1 .*got {length}"):
-        source.windows(length)
-    with pytest.raises(ValueError, match=f"stride must be at least 1 .*got {length}"):
-        source.windows(2, length)
-
-
-def test_windows_of_half_a_row() -> None:
-    wrong: Any = 2.5
-    with pytest.raises(TypeError):
-        ArraySource(np.arange(5)).windows(wrong)
-
-
 def test_windows_longer_than_the_source() -> None:
     view = ArraySource(np.arange(5)).windows(6)
     assert len(view) == 0
     assert view.take([])["data"].shape == (0, 6)
     with pytest.raises(IndexError, match="row 0 is outside a source of 0 rows"):
         view.take([0])
-
-
-def test_windows_too_large_for_memory() -> None:
-    with pytest.raises(ValueError, match="too large for memory"):
-        ArraySource(np.arange(5)).windows(2**61).take([])
 
 
 # Select.
@@ -271,12 +238,6 @@ def test_slices_of_endless_sources_store_nothing() -> None:
         view.take([len(view)])
 
 
-def test_more_rows_than_numbers() -> None:
-    source = ArraySource(np.broadcast_to(np.uint8(7), (2**62,)))
-    with pytest.raises(ValueError, match=r"more than 2\*\*63 rows"):
-        source.concat(source)
-
-
 @pytest.mark.parametrize("step", [2**63, -(2**63), 10**30, -(10**30)])
 def test_slices_with_huge_steps(step: int) -> None:
     view = ArraySource(np.arange(10)).select(slice(None, None, step))
@@ -284,22 +245,6 @@ def test_slices_with_huge_steps(step: int) -> None:
     assert len(view.windows(2)) == 0
     with pytest.raises(ValueError, match="zero"):
         view.select(slice(None, None, 0))
-
-
-@pytest.mark.parametrize(
-    ("rows", "error"),
-    [
-        ([0.5], TypeError),
-        ([[0]], ValueError),
-        (3, ValueError),
-        ([True, False], IndexError),
-        ([-1], IndexError),
-        ([5], IndexError),
-    ],
-)
-def test_select_refuses(rows: Any, error: type[Exception]) -> None:
-    with pytest.raises(error):
-        ArraySource(np.arange(5)).select(rows)
 
 
 def test_views_of_files_pickle_small(tmp_path: Path) -> None:
@@ -320,32 +265,12 @@ def test_views_of_files_pickle_small(tmp_path: Path) -> None:
 # Columns.
 
 
-@pytest.mark.parametrize("names", [[], ["a", "a"]])
-def test_columns_want_different_fields(names: list[str]) -> None:
-    with pytest.raises(ValueError, match="one or more different fields"):
-        ArraySource({"a": np.arange(3), "b": np.arange(3)}).columns(names)
-
-
 def test_one_column_by_its_name() -> None:
     view = ArraySource({"ab": np.arange(3), "b": np.arange(3)}).columns("ab")
     assert list(view.schema) == ["ab"]
 
 
 # Concat.
-
-
-def test_concat_wants_the_same_fields() -> None:
-    source = ArraySource({"a": np.arange(3), "b": np.arange(3)})
-    others: list[dict[str, NDArray[Any]]] = [
-        {"a": np.arange(3)},
-        {"a": np.arange(3), "c": np.arange(3)},
-        {"b": np.arange(3), "a": np.arange(3)},
-        {"a": np.arange(3), "b": np.arange(3.0)},
-        {"a": np.arange(3), "b": np.zeros((3, 1), np.int64)},
-    ]
-    for other in others:
-        with pytest.raises(SchemaError, match=r"part 1: expected fields \{a: int64, b: int64\}"):
-            source.concat(ArraySource(other))
 
 
 def test_concat_of_one() -> None:
@@ -368,21 +293,6 @@ def test_map_is_given_just_the_rows_asked_for() -> None:
     view[2]
     view[4:6]
     assert asked == [[3, 1, 3], [2], [4, 5]]
-
-
-@pytest.mark.parametrize(
-    ("fn", "error", "message"),
-    [
-        (lambda batch: None, TypeError, "expected a dict of arrays"),
-        (lambda batch: batch["data"], TypeError, "expected a dict of arrays"),
-        (lambda batch: {"x": [1] * len(batch["data"])}, TypeError, "expected an array as 'x'"),
-        (lambda batch: {"x": batch["data"][:0]}, SchemaError, "expected 1 rows of 'x'.* gave 0"),
-        (lambda batch: {"x": np.zeros(9)}, SchemaError, "expected 1 rows of 'x'.* gave 9"),
-    ],
-)
-def test_map_refuses(fn: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        ArraySource(np.arange(5)).map(fn)
 
 
 def test_map_of_changing_shape() -> None:
@@ -416,14 +326,67 @@ def test_map_of_no_rows() -> None:
     assert str(view.schema["x"]) == "float64"
 
 
-# Join.
+# What no view can be made of.
+
+FIVE = ArraySource(np.arange(5))
+TWO = ArraySource({"a": np.arange(3), "b": np.arange(3)})
+ENDLESS = ArraySource(np.broadcast_to(np.uint8(7), (2**62,)))
 
 
-def test_join_refuses() -> None:
-    with pytest.raises(ValueError, match="at least one source"):
-        Join({})
-    with pytest.raises(ValueError, match=r"equal lengths, got \{'a': 3, 'b': 4\}"):
-        Join({"a": ArraySource(np.arange(3)), "b": ArraySource(np.arange(4))})
+def two(**fields: Any) -> Source:
+    return TWO.concat(ArraySource(fields))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        *(
+            (
+                lambda n=n, s=s: FIVE.windows(*([n] if s == "length" else [2, n])),
+                ValueError,
+                f"{s} must be at least 1 .*got {n}",
+            )
+            for n in (0, -1, 2**63, 10**30)
+            for s in ("length", "stride")
+        ),
+        (lambda: FIVE.windows(2.5), TypeError, "float"),  # type: ignore[arg-type]
+        (lambda: FIVE.windows(2**61).take([]), ValueError, "too large for memory"),
+        (lambda: ENDLESS.concat(ENDLESS), ValueError, r"more than 2\*\*63 rows"),
+        (lambda: FIVE.select([0.5]), TypeError, "whole numbers"),
+        (lambda: FIVE.select([[0]]), ValueError, "one-dimensional"),
+        (lambda: FIVE.select(3), ValueError, "one-dimensional"),
+        (lambda: FIVE.select([True, False]), IndexError, "mask of 5 rows, got 2"),
+        (lambda: FIVE.select([-1]), IndexError, "row -1 "),
+        (lambda: FIVE.select([5]), IndexError, "row 5 "),
+        (lambda: TWO.columns([]), ValueError, "one or more different fields"),
+        (lambda: TWO.columns(["a", "a"]), ValueError, "one or more different fields"),
+        *(
+            (call, SchemaError, r"part 1: expected fields \{a: int64, b: int64\}")
+            for call in (
+                lambda: two(a=np.arange(3)),
+                lambda: two(a=np.arange(3), c=np.arange(3)),
+                lambda: two(b=np.arange(3), a=np.arange(3)),
+                lambda: two(a=np.arange(3), b=np.arange(3.0)),
+                lambda: two(a=np.arange(3), b=np.zeros((3, 1), np.int64)),
+            )
+        ),
+        *(
+            (lambda fn=fn: FIVE.map(fn), error, message)
+            for fn, error, message in (
+                (lambda batch: None, TypeError, "expected a dict of arrays"),
+                (lambda batch: batch["data"], TypeError, "expected a dict of arrays"),
+                (lambda batch: {"x": [1]}, TypeError, "expected an array as 'x'"),
+                (lambda batch: {"x": batch["data"][:0]}, SchemaError, "1 rows of 'x'.* gave 0"),
+                (lambda batch: {"x": np.zeros(9)}, SchemaError, "1 rows of 'x'.* gave 9"),
+            )
+        ),
+        (lambda: Join({}), ValueError, "at least one source"),
+        (lambda: Join({"a": FIVE, "b": TWO}), ValueError, r"equal lengths, got \{'a': 5, 'b': 3\}"),
+    ],
+)
+def test_refused(call: Callable[[], Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
 
 
 # All of them.

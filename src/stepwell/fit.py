@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from stepwell.errors import SchemaError
 
-__all__ = ["fit_into"]
-
 
 def fit_into(name: str, values: NDArray[Any], want: NDArray[Any]) -> None:
     """Copy values into a field that can hold each of them.

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any, Generic, Self, TypeVar, overload
 
-__all__ = ["lazy"]
-
 T = TypeVar("T")
 
 

@@ -10,8 +10,6 @@ from stepwell.source import Source
 from stepwell.store import Store, what_is_at
 from stepwell.stores import STORES, ShardReader
 
-__all__ = ["open", "store_at"]
-
 
 def store_at(path: Path) -> type[Store] | None:
     """The class that opens a path; None when it holds no store.

@@ -8,8 +8,6 @@ from typing import TypeVar
 
 from stepwell import _core
 
-__all__ = ["in_order", "thread_count"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

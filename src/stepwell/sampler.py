@@ -47,12 +47,8 @@ class Sampler(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Shuffle:
-    """Every row once an epoch, in uniformly random order, another one each epoch.
-
-    >>> Shuffle(seed=7).order(10).rows(epoch=0, start=0, count=10)
-    array([7, 8, 2, 6, 9, 0, 1, 3, 5, 4])
-    """
+class _Uniform:
+    """An order that has nothing but a seed."""
 
     seed: int = 0
 
@@ -61,7 +57,17 @@ class Shuffle:
 
     @property
     def name(self) -> str:
-        return "Shuffle"
+        return type(self).__name__
+
+
+class Shuffle(_Uniform):
+    """Every row once an epoch, in uniformly random order, another one each epoch.
+
+    >>> Shuffle(seed=7).order(10).rows(epoch=0, start=0, count=10)
+    array([7, 8, 2, 6, 9, 0, 1, 3, 5, 4])
+    """
+
+    __slots__ = ()
 
     def order(self, length: int) -> _core.Order:
         return _core.shuffle_order(length, self.seed)
@@ -118,18 +124,10 @@ class Sequential:
         return _core.sequential_order(length, self.window, stride)
 
 
-@dataclass(frozen=True, slots=True)
-class Iid:
+class Iid(_Uniform):
     """As many independent uniform draws an epoch as there are rows: with replacement."""
 
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        _check_seed(self.seed)
-
-    @property
-    def name(self) -> str:
-        return "Iid"
+    __slots__ = ()
 
     def order(self, length: int) -> _core.Order:
         return _core.iid_order(length, self.seed)

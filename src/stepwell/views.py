@@ -20,7 +20,26 @@ from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source, as_rows,
 __all__ = ["Column", "Columns", "Concat", "Join", "Map", "Select", "Windows"]
 
 
-class _Translated(Source):
+class _View(Source):
+    """The rows of a base, one for one."""
+
+    _base: Source
+
+    def __len__(self) -> int:
+        return len(self._base)
+
+    @property
+    def fingerprint(self) -> str:
+        return self._base.fingerprint  # the same rows, whatever is read or made of them
+
+    def _runs(self) -> tuple[Rows, Rows]:
+        return self._base._runs()
+
+    def close(self) -> None:
+        self._base.close()
+
+
+class _Translated(_View):
     """Rows of a base found through a row map."""
 
     def __init__(self, base: Source, rowmap: _core.RowMap) -> None:
@@ -33,9 +52,6 @@ class _Translated(Source):
     def _native(self, names: Sequence[str]) -> _core.Reader | None:
         reader = self._base._native(names)
         return None if reader is None else _core.mapped_reader(reader, self._map)
-
-    def close(self) -> None:
-        self._base.close()
 
     @property
     def fingerprint(self) -> str:
@@ -135,7 +151,7 @@ class Windows(_Translated):
         self._base.take(self._map.apply(rows), flat)
 
 
-class Columns(Source):
+class Columns(_View):
     """Some fields of a source, under their own names or, as `{new: old}`, under others."""
 
     def __init__(self, base: Source, names: Sequence[str] | Mapping[str, str]) -> None:
@@ -155,16 +171,9 @@ class Columns(Source):
     def __reduce__(self) -> tuple[Any, ...]:
         return Columns, (self._base, self._names)
 
-    def __len__(self) -> int:
-        return len(self._base)
-
     @property
     def schema(self) -> Schema:
         return {name: self._base.schema[old] for name, old in self._names.items()}
-
-    @property
-    def fingerprint(self) -> str:
-        return self._base.fingerprint  # the same rows, whichever fields are read
 
     def _native(self, names: Sequence[str]) -> _core.Reader | None:
         return self._base._native([self._names[name] for name in names])
@@ -176,12 +185,6 @@ class Columns(Source):
 
     def _sizes(self, rows: Rows, names: Sequence[str]) -> NDArray[np.int64] | None:
         return self._base._sizes(rows, [self._names[name] for name in names])
-
-    def _runs(self) -> tuple[Rows, Rows]:
-        return self._base._runs()
-
-    def close(self) -> None:
-        self._base.close()
 
 
 class Column(Columns):
@@ -374,7 +377,7 @@ class Join(Source):
             part.close()
 
 
-class Map(Source):
+class Map(_View):
     """A function applied to each batch of a source, in Python, as it is read."""
 
     def __init__(self, base: Source, fn: Callable[[Batch], Batch]) -> None:
@@ -386,16 +389,9 @@ class Map(Source):
     def __reduce__(self) -> tuple[Any, ...]:
         return Map, (self._base, self._fn)
 
-    def __len__(self) -> int:
-        return len(self._base)
-
     @property
     def schema(self) -> Schema:
         return self._schema
-
-    @property
-    def fingerprint(self) -> str:
-        return self._base.fingerprint  # what fn makes of a row may be random; the row is not
 
     def _apply(self, rows: Rows) -> Batch:
         batch = self._fn(self._base.take(rows))
@@ -428,12 +424,6 @@ class Map(Source):
             else:
                 batch[name][...] = values
         return {name: batch[name] for name in self._schema}
-
-    def _runs(self) -> tuple[Rows, Rows]:
-        return self._base._runs()
-
-    def close(self) -> None:
-        self._base.close()
 
 
 def _field_of(values: NDArray[Any] | Ragged) -> Field:

@@ -9,7 +9,6 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 import stepwell as sw
 from stepwell import FormatError
-from stepwell.stores.arrayrecord import convert_to_arrayrecord
 from tests.formats.rows import Given, assert_same, contents
 
 
@@ -46,7 +45,7 @@ def test_what_is_written_says_what_it_is(tmp_path: Path) -> None:
 def test_rows_of_structures(tmp_path: Path) -> None:
     rows = np.zeros(50, [("a", ">i4"), ("b", "f4", (2,))])
     rows["a"] = np.arange(50)
-    convert_to_arrayrecord(rows, tmp_path / "in", file_rows=20).close()
+    sw.convert(sw.ArraySource(rows).packed(), tmp_path / "in", to="arrayrecord")
     sw.convert(tmp_path / "in", tmp_path / "store")
     assert_same(contents(tmp_path / "store"), {"a": rows["a"], "b": rows["b"]})
 

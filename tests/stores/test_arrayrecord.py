@@ -1,12 +1,8 @@
-"""`ArrayRecordSource` and `convert_to_arrayrecord`."""
+"""`ArrayRecordSource`: files of others, and what `stepwell.convert` writes."""
 
 import json
 import os
 import pickle
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +21,11 @@ from stepwell import (
     StepwellError,
     VersionError,
 )
-from stepwell.stores.arrayrecord import convert_to_arrayrecord
-from tests import ROOT, SANITIZED, children
+from tests import SANITIZED, children
 from tests.arrays import PLAIN_TYPES, STRUCTURES, random_array
 from tests.contract import Expected, SourceContract, assert_batch
+
+UNORDERED = ("overlapping", "out of order")  # fields that NumPy has no description of
 
 
 def write_records(path: Path, records: list[bytes]) -> None:
@@ -37,6 +34,14 @@ def write_records(path: Path, records: list[bytes]) -> None:
     for record in records:
         writer.write(record)
     writer.close()
+
+
+def written(array: NDArray[Any], path: Path, part_bytes: int | None = None) -> ArrayRecordSource:
+    """The rows of an array as stepwell writes them."""
+    given = ArraySource(array)
+    rows = given.packed() if array.dtype.names else given
+    sw.convert(rows, path, to="arrayrecord", part_bytes=part_bytes)
+    return ArrayRecordSource(path)
 
 
 # The exam.
@@ -49,7 +54,7 @@ class TestConverted(SourceContract):
 
     @pytest.fixture
     def source(self, expected: Expected, tmp_path: Path) -> Source:
-        return convert_to_arrayrecord(np.asarray(expected["data"]), tmp_path / "a", file_rows=30)
+        return written(np.asarray(expected["data"]), tmp_path / "a", 30 * 24)
 
     def test_pickles_as_its_path(self, source: Source) -> None:
         assert len(pickle.dumps(source)) < 500
@@ -62,7 +67,7 @@ class TestStructured(SourceContract):
 
     @pytest.fixture
     def source(self, expected: Expected, tmp_path: Path) -> Source:
-        return convert_to_arrayrecord(np.asarray(expected["data"]), tmp_path / "a")
+        return written(np.asarray(expected["data"]), tmp_path / "a")
 
 
 class TestForeign(SourceContract):
@@ -82,159 +87,24 @@ class TestForeign(SourceContract):
 # Round trips.
 
 
-@pytest.mark.parametrize("dtype", PLAIN_TYPES)
-@pytest.mark.parametrize("shape", [(7,), (7, 3), (7, 2, 1, 3)], ids=str)
-def test_plain_arrays(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
-    array = random_array(dtype, shape)
-    source = convert_to_arrayrecord(array, tmp_path / "a")
-    assert_batch(source[:], {"data": array})
-    assert_batch(ArrayRecordSource(tmp_path / "a")[:], {"data": array})
-
-
-DESCRIBED = [name for name in STRUCTURES if name not in ("overlapping", "out of order")]
-
-
-@pytest.mark.parametrize("name", DESCRIBED)
-def test_structured_arrays(tmp_path: Path, name: str) -> None:
-    array = random_array(STRUCTURES[name], 7)
-    assert_batch(convert_to_arrayrecord(array, tmp_path / "a")[:], {"data": array})
-
-
-@pytest.mark.parametrize("name", sorted(set(STRUCTURES) - set(DESCRIBED)))
-def test_structures_that_cannot_be_written_down(tmp_path: Path, name: str) -> None:
-    with pytest.raises(SchemaError, match="cannot be written down"):
-        convert_to_arrayrecord(random_array(STRUCTURES[name], 7), tmp_path / "a")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
-    ("rows", "file_rows", "files"), [(0, 5, 1), (1, 5, 1), (5, 5, 1), (6, 5, 2), (23, 5, 5)]
-)
-def test_rows_are_shared_among_files(tmp_path: Path, rows: int, file_rows: int, files: int) -> None:
-    array = random_array("i8", (rows, 2))
-    source = convert_to_arrayrecord(array, tmp_path / "a", file_rows=file_rows)
-    names = sorted(path.name for path in (tmp_path / "a").glob("*.array_record"))
-    assert names == [f"data-{k:05}-of-{files:05}.array_record" for k in range(files)]
-    assert len(source) == rows
-    assert_batch(source[::-1], {"data": array[::-1]})
-
-
-@pytest.mark.parametrize("shape", [(4, 0), (4, 3, 0)], ids=str)
-def test_rows_without_bytes(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    array = np.empty(shape, "f4")
-    assert_batch(convert_to_arrayrecord(array, tmp_path / "a")[:], {"data": array})
-
-
-def test_strides_and_lists(tmp_path: Path) -> None:
-    array = random_array("f4", (40, 6, 4))
-    for i, look in enumerate((array[::-3], array[:, ::2], array.T, np.asfortranarray(array))):
-        assert_batch(convert_to_arrayrecord(look, tmp_path / f"{i}")[:], {"data": look})
-    assert_batch(
-        convert_to_arrayrecord([[1, 2], [3, 4]], tmp_path / "list")[:],
-        {"data": np.array([[1, 2], [3, 4]])},
-    )
-
-
-def test_a_mapped_file(tmp_path: Path) -> None:
-    array = random_array("f4", (40, 3))
-    np.save(tmp_path / "a.npy", array)
-    mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
-    assert_batch(convert_to_arrayrecord(mapped, tmp_path / "a")[:], {"data": array})
-
-
-def test_the_directories_above_are_made(tmp_path: Path) -> None:
-    convert_to_arrayrecord(np.arange(3), tmp_path / "x" / "y" / "z")
-    assert [path.name for path in (tmp_path / "x" / "y").iterdir()] == ["z"]
-
-
-@pytest.mark.parametrize(
-    ("array", "error", "message"),
+    "array",
     [
-        (np.array(5), SchemaError, "expected rows"),
-        (np.array([1, None]), SchemaError, "plain numbers"),
-        (np.zeros(3, [("a", "O")]), SchemaError, "plain numbers"),
-        (np.ma.masked_array([1, 2], [True, False]), TypeError, "mask"),
+        *(random_array(dtype, (7, 2, 1, 3)) for dtype in PLAIN_TYPES),
+        *(random_array(dtype, 7) for name, dtype in STRUCTURES.items() if name not in UNORDERED),
+        *(np.empty(shape, "f4") for shape in ((0, 2), (4, 0), (4, 3, 0))),
     ],
+    ids=lambda array: f"{array.dtype}{array.shape}"[:60],
 )
-def test_refused(tmp_path: Path, array: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        convert_to_arrayrecord(array, tmp_path / "a")
-    assert list(tmp_path.iterdir()) == []
+def test_arrays(tmp_path: Path, array: NDArray[Any]) -> None:
+    assert_batch(written(array, tmp_path / "a")[:], {"data": array})
 
 
-def test_files_have_rows(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="file_rows must be at least 1, got 0"):
-        convert_to_arrayrecord(np.arange(3), tmp_path / "a", file_rows=0)
-
-
-@pytest.mark.parametrize("kind", ["directory", "file", "result"])
-def test_what_is_there_stays(tmp_path: Path, kind: str) -> None:
-    target = tmp_path / "a"
-    if kind == "directory":
-        target.mkdir()
-    elif kind == "file":
-        target.write_text("mine")
-    else:
-        convert_to_arrayrecord(np.arange(5), target)
-    with pytest.raises(FileExistsError, match=str(target)):
-        convert_to_arrayrecord(np.zeros(3), target)
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
-    if kind == "file":
-        assert target.read_text() == "mine"
-    if kind == "result":
-        assert_batch(ArrayRecordSource(target)[:], {"data": np.arange(5)})
-
-
-def test_an_error_leaves_nothing(tmp_path: Path) -> None:
-    # A disk that is full after the first files: a limit on the size of files plays it.
-    script = """
-import os, resource, signal, sys
-import numpy as np
-from stepwell.stores import arrayrecord
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-try:
-    arrayrecord.convert_to_arrayrecord(np.zeros((10, 10**5), "u1"), sys.argv[1] + "/a")
-except Exception as error:
-    print(type(error).__name__, os.listdir(sys.argv[1]))
-"""
-    assert children.answer(script, tmp_path) == "OSError []"
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_kill_leaves_no_target(tmp_path: Path) -> None:
-    # The child says when it has begun, and is killed at a random moment of its work.
-    # Afterwards the target is whole or absent, and the same conversion succeeds.
-    script = """
-import sys, numpy as np
-from stepwell.stores import arrayrecord
-array = np.arange(9000).reshape(-1, 3)
-print("begun", flush=True)
-arrayrecord.convert_to_arrayrecord(array, sys.argv[1], file_rows=300)
-"""
-    random = np.random.default_rng(0)
-    array = np.arange(9000).reshape(-1, 3)
-    begun = time.monotonic()
-    convert_to_arrayrecord(array, tmp_path / "first", file_rows=300)
-    whole_s = time.monotonic() - begun
-    absent = 0
-    for i in range(5):
-        target = tmp_path / f"{i}"
-        child = subprocess.Popen(
-            [sys.executable, "-c", script, target], cwd=ROOT, stdout=subprocess.PIPE
-        )
-        assert child.stdout is not None
-        with child, child.stdout as pipe:
-            assert pipe.readline() == b"begun\n"
-            try:
-                child.wait(random.uniform(0, whole_s))
-            except subprocess.TimeoutExpired:
-                child.send_signal(signal.SIGKILL)
-        if not target.exists():
-            absent += 1
-            convert_to_arrayrecord(array, target, file_rows=300)
-        assert_batch(ArrayRecordSource(target)[:], {"data": array})
-    assert absent > 0  # or nothing was killed in time
+@pytest.mark.parametrize("name", UNORDERED)
+def test_structures_that_cannot_be_written_down(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="overlapping or out-of-order fields"):
+        written(random_array(STRUCTURES[name], 7), tmp_path / "a")
+    assert not (tmp_path / "a").exists()
 
 
 # Files by others.
@@ -259,7 +129,7 @@ def test_bytes_unless_told_otherwise(tmp_path: Path) -> None:
 
 def test_told_otherwise_than_stepwell_json(tmp_path: Path) -> None:
     array = random_array("<f4", (20, 6))
-    convert_to_arrayrecord(array, tmp_path / "a")
+    written(array, tmp_path / "a").close()
     source = ArrayRecordSource(tmp_path / "a", dtype="<u8", shape=(3,))
     assert_batch(source[:], {"data": array.view("<u8")})
 
@@ -315,7 +185,7 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 
 def test_close_lets_go_of_the_files(tmp_path: Path) -> None:
-    source = convert_to_arrayrecord(np.arange(10), tmp_path / "a")
+    source = written(np.arange(10), tmp_path / "a")
 
     def open_files() -> list[str]:
         links = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
@@ -331,7 +201,7 @@ def test_close_lets_go_of_the_files(tmp_path: Path) -> None:
 
 
 def test_describe_and_verify(tmp_path: Path) -> None:
-    source = convert_to_arrayrecord(random_array("i8", (12, 3)), tmp_path / "a", file_rows=6)
+    source = written(random_array("i8", (12, 3)), tmp_path / "a", 6 * 24)
     about = source.describe()
     assert (about.kind, about.path, about.rows) == ("arrayrecord", str(tmp_path / "a"), 12)
     assert about.bytes > 12 * 24
@@ -372,7 +242,7 @@ def test_links_and_pipes_are_refused(tmp_path: Path, name: str, kind: str) -> No
 
 def converted(tmp_path: Path) -> tuple[Path, NDArray[Any]]:
     array = random_array("i8", (12, 3))
-    convert_to_arrayrecord(array, tmp_path / "a", file_rows=6)
+    written(array, tmp_path / "a", 6 * 24).close()
     return tmp_path / "a", array
 
 
@@ -505,16 +375,6 @@ def test_not_an_arrayrecord_file(tmp_path: Path) -> None:
         ArrayRecordSource(tmp_path)
 
 
-# Together with the rest.
-
-
-def test_concat_with_an_array(tmp_path: Path) -> None:
-    array = random_array("f4", (40, 3))
-    source = convert_to_arrayrecord(array[:15], tmp_path / "a").concat(ArraySource(array[15:]))
-    rows = np.random.default_rng(0).permutation(40)
-    assert_batch(source.take(rows), {"data": array[rows]})
-
-
 def test_corrupt_rows_are_skipped(tmp_path: Path) -> None:
     write_records(tmp_path / "x.array_record", [bytes(8 if i != 7 else 5) for i in range(40)])
     source = ArrayRecordSource(tmp_path, dtype="<i8")
@@ -526,21 +386,13 @@ def test_corrupt_rows_are_skipped(tmp_path: Path) -> None:
 # Without the extra.
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "sw.ArrayRecordSource(sys.argv[1])",
-        "arrayrecord.convert_to_arrayrecord([1, 2, 3], sys.argv[1] + '/new')",
-        "sw.open(sys.argv[1])",
-    ],
-)
+@pytest.mark.parametrize("call", ["sw.ArrayRecordSource(sys.argv[1])", "sw.open(sys.argv[1])"])
 def test_missing_extra(tmp_path: Path, call: str) -> None:
     (tmp_path / "x.array_record").touch()
     script = f"""
 import sys
 sys.modules["array_record"] = None
 import stepwell as sw
-from stepwell.stores import arrayrecord
 try:
     {call}
 except ImportError as error:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import stepwell as sw
-from stepwell.stores.arrayrecord import convert_to_arrayrecord
 from tests.contract import assert_batch
 
 
@@ -23,7 +22,7 @@ def test_npy(tmp_path: Path) -> None:
 
 def test_arrayrecord(tmp_path: Path) -> None:
     array = np.arange(12, dtype="<i4").reshape(6, 2)
-    convert_to_arrayrecord(array, tmp_path / "a")
+    sw.convert(sw.ArraySource(array), tmp_path / "a", to="arrayrecord")
     source = sw.open(tmp_path / "a")
     assert type(source) is sw.ArrayRecordSource
     assert_batch(source[:], {"data": array})

@@ -1,8 +1,8 @@
 """Corpora in a world that moves: files that are cut, threads, forks, little memory."""
 
 import os
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -75,17 +75,14 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("traced", ["no", "before"])
-def test_files_that_are_cut(quick_path: Path, traced: str) -> None:
-    lines = children.answer(CUT, quick_path, traced, *WAYS).splitlines()
-    assert lines == [f"{how}: 000001.shard" for how in WAYS for _ in range(2)] + ["alive"]
-
-
-@pytest.mark.parametrize("how", ["take", "loader"])
-def test_a_file_that_is_cut_when_faulthandler_came_late(quick_path: Path, how: str) -> None:
-    """It puts its own handler in place of ours, after ours."""
-    lines = children.answer(CUT, quick_path, "after", how).splitlines()
-    assert lines == [f"{how}: 000001.shard"] * 2 + ["alive"]
+@pytest.mark.parametrize(
+    ("traced", "ways"),
+    [("no", WAYS), ("before", WAYS), ("after", ["take"]), ("after", ["loader"])],
+)
+def test_files_that_are_cut(quick_path: Path, traced: str, ways: list[str]) -> None:
+    """Faulthandler, too, has a handler; one that comes late puts it in place of ours."""
+    lines = children.answer(CUT, quick_path, traced, *ways).splitlines()
+    assert lines == [f"{how}: 000001.shard" for how in ways for _ in range(2)] + ["alive"]
 
 
 # Threads and processes.
@@ -94,57 +91,33 @@ def test_a_file_that_is_cut_when_faulthandler_came_late(quick_path: Path, how: s
 def test_threads_that_each_read_everything(tmp_path: Path) -> None:
     rows = build(tmp_path, [700, 0, 900], "float16", width=16)
     reader = ShardReader.open(tmp_path)
-    failures = []
 
     def work(size: int) -> None:
-        try:
-            for _ in range(scaled(5)):
-                got = list(reader.batches(size, window_bytes=1 << 12))
-                assert_same(np.concatenate([batch.rows for batch in got]), rows)
-                assert np.concatenate([b.row_ids for b in got]).tolist() == [*range(len(rows))]
-        except BaseException as failure:
-            failures.append(failure)
+        for _ in range(scaled(5)):
+            got = list(reader.batches(size, window_bytes=1 << 12))
+            assert_same(np.concatenate([batch.rows for batch in got]), rows)
+            assert np.concatenate([b.row_ids for b in got]).tolist() == [*range(len(rows))]
 
-    threads = [threading.Thread(target=work, args=(50 + i,)) for i in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(50, 56)))
 
 
 def all_of(batches: Iterator[RowBatch]) -> NDArray[Any]:
     return np.concatenate([batch.rows for batch in batches])
 
 
-def test_batches_after_a_fork(tmp_path: Path) -> None:
+def test_batches_and_a_fork(tmp_path: Path) -> None:
+    """A child reads anew, goes on with what was begun, or forgets it; the parent goes on."""
     rows = build(tmp_path, [400, 300], width=64)
     reader = ShardReader.open(tmp_path)
     begun = reader.batches(32, window_bytes=1 << 13)
     first = next(begun)
     assert_same(children.in_fork(lambda: all_of(reader.batches(32))), rows)
+    assert_same(children.in_fork(lambda: all_of(begun)), rows[32:])
+    close = begun.close  # type: ignore[attr-defined]
+    assert children.in_fork(close) is None
     assert_same(first.rows, rows[:32])
     assert_same(all_of(begun), rows[32:])
-
-
-def test_a_fork_goes_on_with_what_was_begun(tmp_path: Path) -> None:
-    rows = build(tmp_path, [400, 300], width=64)
-    begun = ShardReader.open(tmp_path).batches(32, window_bytes=1 << 13)
-    next(begun)
-    assert_same(children.in_fork(lambda: all_of(begun)), rows[32:])
-    assert_same(all_of(begun), rows[32:])
-
-
-def test_a_fork_forgets_what_was_begun(tmp_path: Path) -> None:
-    build(tmp_path, [400, 300], width=64)
-    begun = ShardReader.open(tmp_path).batches(32, window_bytes=1 << 13)
-    next(begun)
-
-    def forget() -> str:
-        begun.close()  # type: ignore[attr-defined]
-        return "done"
-
-    assert children.in_fork(forget) == "done"
 
 
 FREED = """
@@ -214,13 +187,15 @@ def test_a_file_that_is_cut_in_its_last_page(tmp_path: Path, dtype: str | None) 
 
 # Memory.
 
-BOUNDED = """
+RESIDENT = """
 import os, sys
 from pathlib import Path
 import numpy as np
 import stepwell as sw
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+"""
+BOUNDED = f"""{RESIDENT}
 reader = sw.ShardReader.open(sys.argv[1])
 assert sum(shard.payload_bytes for shard in reader.shards) == 256 << 20
 for dtype in (np.float64, None):
@@ -247,12 +222,7 @@ def test_memory_stays_within_the_window(tmp_path: Path) -> None:
         assert int(most) < 64 << 20
 
 
-MANY_BATCHES = """
-import os, sys
-from pathlib import Path
-import stepwell as sw
-def resident():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+MANY_BATCHES = f"""{RESIDENT}
 reader = sw.ShardReader.open(sys.argv[1])
 next(iter(reader.batches()))
 before = resident()

@@ -22,15 +22,27 @@ from rich.text import Text
 
 import stepwell as sw
 
-__all__ = [
-    *("JsonOption", "VersionOption", "err", "out", "progress", "run"),
-    *("say", "show", "show_rows", "show_skipped"),
-]
-
 out = Console(highlight=False, emoji=False)
 err = Console(stderr=True, highlight=False, emoji=False)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+SkipOption = Annotated[
+    bool, typer.Option("--skip-bad", help="Leave out files that are no runs, and list them.")
+]
+WorkersOption = Annotated[int | None, typer.Option(min=1, help="Threads; all cores by default.")]
+
+
+def new_app(help: str) -> typer.Typer:
+    """A command with commands of its own, and `--version`."""
+    app = typer.Typer(
+        add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=help
+    )
+
+    @app.callback()
+    def root(version: VersionOption = False) -> None:
+        pass
+
+    return app
 
 
 def run(app: typer.Typer) -> None:

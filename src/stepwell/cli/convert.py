@@ -9,8 +9,6 @@ import typer
 import stepwell as sw
 from stepwell.cli.console import JsonOption, progress, show
 
-__all__ = ["convert"]
-
 
 class Packing(enum.StrEnum):
     NONE = "none"

@@ -6,14 +6,8 @@ from typing import Annotated
 
 import typer
 
-from stepwell.cli.console import JsonOption, progress, show, show_skipped
+from stepwell.cli.console import JsonOption, SkipOption, progress, show, show_skipped
 from stepwell.game2048 import migrate_runs, play_to
-
-__all__ = ["migrate", "play"]
-
-SkipOption = Annotated[
-    bool, typer.Option("--skip-bad", help="Leave out files that are no runs, and list them.")
-]
 
 
 def play(

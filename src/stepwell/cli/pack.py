@@ -13,27 +13,21 @@ import typer
 import stepwell as sw
 from stepwell.cli.console import (
     JsonOption,
-    VersionOption,
+    SkipOption,
+    WorkersOption,
     err,
+    new_app,
     progress,
     run,
     say,
     show,
     show_skipped,
 )
-from stepwell.cli.games import SkipOption
 from stepwell.game2048 import pack_runs, show as show_board
 from stepwell.stores.pack.verify import SAMPLE
 from stepwell.stores.pack.where import write_index
 
-__all__ = ["app", "main"]
-
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Pack recorded runs into one file, and read it.",
-)
+app = new_app("Pack recorded runs into one file, and read it.")
 
 
 class Compression(enum.StrEnum):
@@ -53,16 +47,10 @@ OutputOption = Annotated[Path, typer.Option("--output", help="The file to write.
 WhereOption = Annotated[
     str | None, typer.Option("--where", help="Only runs for which this holds: 'max_score > 20000'.")
 ]
-WorkersOption = Annotated[int | None, typer.Option(min=1, help="Threads; all cores by default.")]
 
 
 def main() -> None:
     run(app)
-
-
-@app.callback()
-def root(version: VersionOption = False) -> None:
-    pass
 
 
 @app.command()

@@ -15,8 +15,6 @@ import stepwell as sw
 from stepwell.cli.console import JsonOption, progress, show
 from stepwell.replay import ReplayReader
 
-__all__ = ["record", "register_atari", "translated"]
-
 _SAID = (sw.StepwellError, OSError, ImportError, ValueError, IndexError)  # in one line already
 
 

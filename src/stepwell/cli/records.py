@@ -9,8 +9,6 @@ import typer
 import stepwell as sw
 from stepwell.cli.console import JsonOption, err, progress, show
 
-__all__ = ["app"]
-
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="A record store.")]
 
 app = typer.Typer(no_args_is_help=True, help="Record stores: keep them in order.")

@@ -16,8 +16,6 @@ from stepwell.cli.record import register_atari, translated
 from stepwell.errors import StepwellError
 from stepwell.replay import Episode, ReplayReader
 
-__all__ = ["app"]
-
 RootArgument = Annotated[Path, typer.Argument(metavar="ROOT", help="A replay store.")]
 WhereOption = Annotated[
     str | None, typer.Option(help="Only episodes for which this holds: total_reward > 100.")

@@ -10,21 +10,19 @@ import typer
 import stepwell as sw
 from stepwell.cli.console import (
     JsonOption,
+    SkipOption,
+    WorkersOption,
     out,
     progress,
     show,
     show_skipped,
 )
-from stepwell.cli.games import SkipOption
 from stepwell.game2048 import BuildReport, append_runs, build_dataset
-
-__all__ = ["append", "build", "export"]
 
 RunsArgument = Annotated[
     Path, typer.Argument(metavar="RUNS", help="A directory of run files, or a pack.")
 ]
 DatasetArgument = Annotated[Path, typer.Argument(metavar="DATASET", help="A step dataset.")]
-WorkersOption = Annotated[int | None, typer.Option(min=1, help="Threads; all cores by default.")]
 
 
 def build(

@@ -20,8 +20,6 @@ from stepwell.cli.console import JsonOption, err, out, progress, show, show_rows
 from stepwell.opening import store_at
 from stepwell.store import Report, Store
 
-__all__ = ["bench", "head", "info", "query", "show_report", "verify"]
-
 PathArgument = Annotated[
     str, typer.Argument(metavar="PATH", help="A store, a .npy or .a2pack file, or a URL.")
 ]

@@ -11,8 +11,6 @@ from stepwell.cli.console import JsonOption, err, progress, show, show_skipped
 if TYPE_CHECKING:
     from stepwell.telemetry import MigrationReport
 
-__all__ = ["migrate"]
-
 
 def migrate(
     old: Annotated[Path, typer.Argument(metavar="OLD", help="The old database; left as it is.")],

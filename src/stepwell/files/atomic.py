@@ -13,22 +13,6 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "create_beside",
-    "is_temporary",
-    "make_folder",
-    "new_file",
-    "publish",
-    "publish_tree",
-    "sweep",
-    "sync_path",
-    "temporary_name",
-    "write_all",
-    "write_file",
-    "writer_name",
-]
-
-
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp", re.DOTALL)
 
 

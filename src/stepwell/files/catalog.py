@@ -16,20 +16,6 @@ from numpy.typing import NDArray
 from stepwell.errors import BusyError, FormatError
 from stepwell.files.regular import check_inside
 
-__all__ = [
-    "connect",
-    "in_turn",
-    "open_readonly",
-    "query",
-    "reading",
-    "select_ids",
-    "select_numbers",
-    "show_only",
-    "taking_turns",
-    "transaction",
-    "translated",
-]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -14,8 +14,6 @@ import numpy as np
 
 from stepwell.errors import FormatError
 
-__all__ = ["CODECS", "Codec", "CodecNumbers", "Packer", "codec_names", "train_dictionary", "unpack"]
-
 
 class CodecNumbers(NamedTuple):
     """What each format calls a codec; None where it has it not."""

@@ -20,8 +20,6 @@ from stepwell.errors import ChecksumError, FormatError, VersionError
 from stepwell.files.atomic import write_file
 from stepwell.files.regular import read_inside
 
-__all__ = ["Document", "whole_number"]
-
 _UNREADABLE = (
     *(ValueError, KeyError, IndexError, TypeError, AttributeError),
     *(RecursionError, ArithmeticError),

@@ -19,8 +19,6 @@ from stepwell import _core
 from stepwell.files.atomic import write_all
 from stepwell.files.regular import open_inside
 
-__all__ = ["Framing", "Journal"]
-
 _HEAD = struct.Struct("<4sIQ")
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from stepwell.errors import BusyError
 from stepwell.files.regular import open_inside
 
-__all__ = ["WriterLock", "is_locked"]
-
 _PAUSES_S = (0.0, 0.001, 0.002, 0.005, 0.01)
 
 _held: "weakref.WeakSet[WriterLock]" = weakref.WeakSet()

@@ -12,15 +12,6 @@ import numpy as np
 
 from stepwell.errors import FormatError, VersionError
 
-__all__ = [
-    "NpyHeader",
-    "array_header",
-    "dtype_from_json",
-    "dtype_to_json",
-    "header_bytes",
-    "read_header",
-]
-
 MAGIC = b"\x93NUMPY"
 MOST_HEADER_BYTES = 1 << 20
 MOST_AXES = 64

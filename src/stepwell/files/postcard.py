@@ -3,8 +3,6 @@
 import struct
 from typing import Any
 
-__all__ = ["PostcardReader", "PostcardWriter"]
-
 
 class PostcardWriter:
     """Appends values to `data`."""

@@ -8,15 +8,6 @@ from typing import BinaryIO
 
 from stepwell.errors import FormatError
 
-__all__ = [
-    "bytes_on_disk",
-    "check_inside",
-    "open_inside",
-    "open_named",
-    "open_regular",
-    "read_inside",
-]
-
 _KINDS = {
     stat.S_IFLNK: "a link",
     stat.S_IFDIR: "a folder",

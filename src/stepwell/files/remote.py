@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from stepwell.errors import FetchError, FormatError
 
-__all__ = ["RemoteFiles", "is_url"]
-
 T = TypeVar("T")
 
 _PAUSE_S = 0.1

@@ -22,8 +22,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["shared_block"]
-
 _READY = b"stepwell-ready\0\0"
 _HEAD = mmap.PAGESIZE  # says whether the block was filled; then the data
 

@@ -1,31 +1,26 @@
-"""ArrayRecord files as a source, and arrays as ArrayRecord files.
+"""ArrayRecord files as a source.
 
 A directory holds `*.array_record` files, read in the order of their names. Files written
-by `convert_to_arrayrecord` have `stepwell.json` beside them, which says what a record is;
+by `stepwell.convert` have `stepwell.json` beside them, which says what a record is;
 records of other files are bytes of any length unless `dtype` and `shape` are given.
 """
 
-import json
 import math
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike
+from numpy.typing import DTypeLike
 
 from stepwell.errors import FormatError, SchemaError
-from stepwell.files.atomic import publish, temporary_name
 from stepwell.files.document import Document
-from stepwell.files.npy import dtype_from_json, dtype_to_json
+from stepwell.files.npy import dtype_from_json
 from stepwell.files.regular import check_inside
 from stepwell.lazy import lazy
-from stepwell.source import Batch, Field, Ragged, Rows, Schema, is_masked
+from stepwell.source import Batch, Field, Ragged, Rows, Schema
 from stepwell.store import Progress, Report, Store
-
-__all__ = ["ArrayRecordSource", "convert_to_arrayrecord"]
 
 SUFFIX = ".array_record"
 VERSION = 1
@@ -55,21 +50,20 @@ class ArrayRecordSource(Store):
             self._path.stat()  # a missing directory is named as such
             raise FileNotFoundError(f"no *{SUFFIX} file in {self._path}")
         check_inside(self._path, *(file.name for file in self._files))
-        about = None
+        rows: int | None = None
         if dtype is not None:
             self._field = _field_of(np.dtype(dtype), tuple(shape or ()))
         elif shape is not None:
             raise ValueError("a shape needs a dtype")
         elif os.path.lexists(self._path / ABOUT):
-            about = _read_about(self._path)
-            self._field = about.field
+            self._field, rows = _read_about(self._path)
         else:
             self._field = Field(np.dtype(np.uint8), ragged=True)
         counts = [reader.num_records() for reader in self._readers]
         self._starts = np.cumsum([0, *counts], dtype=np.int64)
-        if about is not None and about.rows != len(self):
+        if rows not in (None, len(self)):
             raise FormatError(
-                f"expected {about.rows} records, the files have {len(self)}",
+                f"expected {rows} records, the files have {len(self)}",
                 path=str(self._path / ABOUT),
             )
         if len(self) and not self._field.ragged:
@@ -169,64 +163,13 @@ def _rebuild(path: Path, options: dict[str, Any]) -> ArrayRecordSource:
     return ArrayRecordSource(path, **options)
 
 
-def convert_to_arrayrecord(
-    array: ArrayLike, out: str | os.PathLike[str], *, file_rows: int = 65536
-) -> ArrayRecordSource:
-    """Write each row of an array as a record, `file_rows` to a file, and open the result.
-
-    The directory `out` appears when all of it is on the disk, under a temporary name until then.
-    Raises `FileExistsError` when it is there already.
-    """
-    module = _library()
-    if is_masked(array):
-        raise TypeError("a masked array would lose its mask; fill it first")
-    if file_rows < 1:
-        raise ValueError(f"file_rows must be at least 1, got {file_rows}")
-    rows = np.asarray(array)
-    if rows.ndim == 0 or rows.dtype.hasobject:
-        raise SchemaError(f"expected rows of plain numbers, got {rows.dtype} {rows.shape}")
-    about = {"format": "arrayrecord", "version": VERSION, "rows": len(rows)}
-    try:
-        about["dtype"] = dtype_to_json(rows.dtype)
-    except ValueError as error:  # overlapping fields
-        raise SchemaError(f"{rows.dtype} cannot be written down: {error}") from None
-    about["shape"] = rows.shape[1:]
-    target = Path(out)
-    if target.exists():
-        raise FileExistsError(f"{target} exists")
-    beside = temporary_name(target)
-    beside.mkdir(parents=True)
-    try:
-        files = max(1, -(-len(rows) // file_rows))
-        for k in range(files):
-            path = beside / f"data-{k:05d}-of-{files:05d}{SUFFIX}"
-            writer = module.ArrayRecordWriter(str(path), "group_size:1")
-            for i in range(k * file_rows, min((k + 1) * file_rows, len(rows))):
-                writer.write(rows[i : i + 1].tobytes())  # rows[i] would be in native byte order
-            writer.close()
-        (beside / ABOUT).write_text(json.dumps(about) + "\n")
-        publish(beside, target)
-    except BaseException as error:
-        shutil.rmtree(beside, ignore_errors=True)
-        if isinstance(error, RuntimeError):  # how the library reports what the system refused
-            raise OSError(f"ArrayRecord: {error}") from error
-        raise
-    return ArrayRecordSource(target)
-
-
-class _About(NamedTuple):
-    """What `stepwell.json` says."""
-
-    field: Field
-    rows: int
-
-
-def _read_about(folder: Path) -> _About:
+def _read_about(folder: Path) -> tuple[Field, int]:
+    """What `stepwell.json` says: what a record is, and how many there are."""
     with _ABOUT.parsing(folder) as about:
         shape, rows = about["shape"], about["rows"]
         if type(shape) is not list or not all(type(n) is int and n >= 0 for n in (rows, *shape)):
             raise ValueError(f"{rows!r} rows of shape {shape!r}")
-        return _About(_field_of(dtype_from_json(about["dtype"]), tuple(shape)), rows)
+        return _field_of(dtype_from_json(about["dtype"]), tuple(shape)), rows
 
 
 def _field_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Field:

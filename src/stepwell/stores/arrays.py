@@ -15,8 +15,6 @@ from stepwell.files.regular import bytes_on_disk, open_regular
 from stepwell.source import Field, Schema, is_masked
 from stepwell.store import Description, Progress, Report, Store
 
-__all__ = ["ArraySource"]
-
 
 class ArraySource(Store):
     """Rows of a structured array, of one plain array, or of equally long named arrays.

@@ -8,26 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stepwell.errors import FormatError, VersionError
+from stepwell.errors import ChecksumError, FormatError, VersionError
 from stepwell.files.document import Document, whole_number
-
-__all__ = [
-    "HEADER_BYTES",
-    "KINDS",
-    "LIST",
-    "MAGIC",
-    "SUFFIX",
-    "Shard",
-    "Span",
-    "cuts",
-    "header_bytes",
-    "kind_of",
-    "listed_in",
-    "listed_shards",
-    "listing",
-    "parse_header",
-    "with_checksum",
-]
 
 MAGIC = b"GAMSAE01"
 HEADER = struct.Struct("<8sQQII")
@@ -161,6 +143,12 @@ def _from_list(text: dict[str, Any]) -> list[Shard]:
     if len({shard.name for shard in shards}) < len(shards):
         raise ValueError("a shard is named more than once")
     return shards
+
+
+def check_crc(shard: Shard, crc: int, path: str) -> None:
+    """Raise `ChecksumError` unless this is the checksum of the shard, where that is known."""
+    if shard.crc32c is not None and crc != shard.crc32c:
+        raise ChecksumError(f"expected CRC32C {shard.crc32c:08x}, got {crc:08x}", path=path)
 
 
 def with_checksum(shard: Shard, listed: Shard | None, path: str) -> Shard:

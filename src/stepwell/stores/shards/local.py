@@ -25,8 +25,6 @@ from stepwell.stores.shards.layout import (
     with_checksum,
 )
 
-__all__ = ["LocalShards", "shard_names"]
-
 
 @dataclass(frozen=True)
 class _Mapped:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from stepwell import _core
-from stepwell.errors import ChecksumError, FormatError, SchemaError
+from stepwell.errors import FormatError, SchemaError
 from stepwell.files.remote import RemoteFiles, is_url
 from stepwell.source import Batch, Field, Rows, Schema
 from stepwell.store import Description, Progress, Report, Store
@@ -22,13 +22,12 @@ from stepwell.stores.shards.layout import (
     SUFFIX,
     Shard,
     Span,
+    check_crc,
     cuts,
 )
 from stepwell.stores.shards.local import LocalShards, check_same, shard_names
 from stepwell.stores.shards.remote import RemoteShards
 from stepwell.stores.shards.subsample import Subsample, kept_rows
-
-__all__ = ["RowBatch", "ShardReader"]
 
 WINDOW_BYTES = 8 << 20
 BATCH_ROWS = 1024
@@ -105,7 +104,7 @@ class ShardReader(Store):
         self._width, self._stored_kind = first.width, first.kind
         self._stored = stored = _stored_dtype(first.kind)
         self._dtype = (stored or np.dtype(np.float32)) if dtype is None else np.dtype(dtype)
-        if self._dtype not in (*_UPCAST, *filter(None, [stored])):
+        if not self._gives(self._dtype):
             raise ValueError(f"dtype: expected float32, float64 or the stored one, got {dtype}")
         self._length = int(self._shards.starts[-1])
         self._path: str
@@ -267,10 +266,10 @@ class ShardReader(Store):
             raise ValueError(f"{batch_rows} rows a batch, a window of {window_bytes} bytes")
         if out is not None:
             dtype = self._checked_out(out, batch_rows)
-        wanted, stored = None if dtype is None else np.dtype(dtype), self._stored
-        if wanted is None and stored is None:
+        wanted = None if dtype is None else np.dtype(dtype)
+        if wanted is None and self._stored is None:
             raise ValueError("NumPy has no bfloat16; ask for float32 or float64")
-        if wanted is not None and wanted not in (*_UPCAST, *filter(None, [stored])):
+        if wanted is not None and not self._gives(wanted):
             raise ValueError(f"dtype: expected float32, float64 or None, got {wanted}")
         shards = self._shards
         spans = [
@@ -382,8 +381,7 @@ class ShardReader(Store):
             yield len(data)
         if isinstance(shards, LocalShards):
             shards.check_whole(number)  # else zeros behind the end of the file are other bytes
-        if shard.crc32c is not None and crc != shard.crc32c:
-            raise ChecksumError(f"expected CRC32C {shard.crc32c:08x}, got {crc:08x}", path=where)
+        check_crc(shard, crc, where)
 
     # A source.
 
@@ -410,6 +408,9 @@ class ShardReader(Store):
     def _is_stored(self, dtype: np.dtype[Any]) -> bool:
         return self._stored is not None and dtype == self._stored  # to NumPy, None is float64
 
+    def _gives(self, dtype: np.dtype[Any]) -> bool:
+        return dtype in _UPCAST or self._is_stored(dtype)
+
     def _empty_rows(self, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         size = count * self._width * dtype.itemsize
         return _core.shared_blocks().take(size)[:size].view(dtype).reshape(count, self._width)
@@ -435,7 +436,7 @@ class ShardReader(Store):
             raise SchemaError(f"out: expected {(batch_rows, self._width)}, got {out.shape}")
         if not out.flags.c_contiguous or not out.flags.writeable:
             raise ValueError("out: expected a writable array in C order")
-        if out.dtype not in _UPCAST and not self._is_stored(out.dtype):
+        if not self._gives(out.dtype):
             raise SchemaError(f"out: expected float32 or float64, got {out.dtype}")
         return out.dtype
 

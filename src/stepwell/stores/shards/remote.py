@@ -4,7 +4,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -24,14 +24,13 @@ from stepwell.stores.shards.layout import (
     SUFFIX,
     Shard,
     Span,
+    check_crc,
     cuts,
     listed_shards,
     parse_header,
     with_checksum,
 )
 from stepwell.stores.shards.local import LocalShards
-
-__all__ = ["RemoteShards"]
 
 _RANGE_BYTES = 1 << 22
 _NEAR_BYTES = 1 << 16
@@ -77,9 +76,8 @@ class RemoteShards:
             shards = list(in_order(self._header, found, _HEADERS_AT_ONCE))
         if names is not None:
             shards = [shard for shard in shards if shard.name in names]
-        if names is not None and len(shards) < len(names):
-            gone = min(set(names) - {shard.name for shard in shards})
-            raise FormatError(f"expected {gone}, found none", path=files.url)
+            if gone := set(names) - {shard.name for shard in shards}:
+                raise FormatError(f"expected {min(gone)}, found none", path=files.url)
         if not shards:
             raise FetchError("expected .shard files, found none", url=files.url)
         self.shards = shards
@@ -113,30 +111,26 @@ class RemoteShards:
         out = np.empty((len(rows), size), np.uint8)
         of = np.searchsorted(starts, rows, side="right") - 1
 
-        def from_cache(number: int, places: Rows, local: Rows) -> None:
+        def fetch(number: int, places: Rows, local: Rows) -> None:
             kept = None if self._cache is None else self._cache.shard(self.shards[number])
             if kept is not None:
                 out[places] = kept.reader().take(local)[: len(local) * size].reshape(-1, size)
                 return
             for first, last in _groups(local, size):
-                from_bucket(number, places[first:last], local[first:last])
+                near = local[first:last]
+                data = self._bytes(number, int(near[0]) * size, (int(near[-1]) + 1) * size)
+                out[places[first:last]] = data.reshape(-1, size)[near - near[0]]
 
-        def from_bucket(number: int, places: Rows, local: Rows) -> None:
-            data = self._range(number, int(local[0]), int(local[-1]) + 1)
-            out[places] = data.reshape(-1, size)[local - local[0]]
-
-        tasks: list[tuple[Callable[[int, Rows, Rows], None], int, Rows, Rows]] = []
+        tasks: list[tuple[int, Rows, Rows]] = []
         for number in np.unique(of).tolist():
             mine = np.flatnonzero(of == number)
             mine = mine[np.argsort(rows[mine], kind="stable")]
             local = rows[mine] - starts[number]
-            if self._cache is not None:
-                tasks.append((from_cache, number, mine, local))
-                continue
-            for first, last in _groups(local, size):
-                tasks.append((from_bucket, number, mine[first:last], local[first:last]))
+            whole = [(0, len(local))]  # a shard that may be kept is brought once
+            for first, last in _groups(local, size) if self._cache is None else whole:
+                tasks.append((number, mine[first:last], local[first:last]))
         with ThreadPoolExecutor(self._connections) as pool:
-            list(pool.map(lambda task: task[0](*task[1:]), tasks))
+            list(pool.map(lambda task: fetch(*task), tasks))
         return out.reshape(-1)
 
     def parts(
@@ -158,7 +152,7 @@ class RemoteShards:
             kept = None if self._cache is None else self._cache.bytes_of(shard, begin, end)
             if kept is not None:
                 return kept
-            return self._files.read(shard.name, HEADER_BYTES + begin, HEADER_BYTES + end)
+            return self._bytes(number, begin, end)
 
         fetched = in_order(fetch, ranges, min(self._connections, ahead), ahead=ahead)
         coming = zip(ranges, fetched, strict=True)
@@ -183,11 +177,8 @@ class RemoteShards:
         if shard.crc32c is None or (begin and number not in checksums):
             return
         checksums[number] = _core.crc32c(data, checksums.get(number, 0))
-        if end == shard.payload_bytes and checksums[number] != shard.crc32c:
-            raise ChecksumError(
-                f"expected CRC32C {shard.crc32c:08x}, got {checksums[number]:08x}",
-                path=self.where(number),
-            )
+        if end == shard.payload_bytes:
+            check_crc(shard, checksums[number], self.where(number))
 
     def _ranges(self, spans: Sequence[Span], most: int) -> Iterator[tuple[int, int, int]]:
         """Shard, first byte and end of requests of up to `most` bytes that the spans are in."""
@@ -196,10 +187,10 @@ class RemoteShards:
             for at in range(first * size, last * size, most):
                 yield number, at, min(at + most, last * size)
 
-    def _range(self, number: int, begin: int, end: int) -> NDArray[np.uint8]:
-        shard = self.shards[number]
-        size = shard.row_bytes
-        return self._files.read(shard.name, HEADER_BYTES + begin * size, HEADER_BYTES + end * size)
+    def _bytes(self, number: int, begin: int, end: int) -> NDArray[np.uint8]:
+        """Bytes `begin` to `end` of the rows of a shard, from the bucket."""
+        name = self.shards[number].name
+        return self._files.read(name, HEADER_BYTES + begin, HEADER_BYTES + end)
 
     def _header(self, name: str) -> Shard:
         size = self._sizes[name]
@@ -296,9 +287,10 @@ class _Cache:
             for number, begin, end in cuts([Span(0, 0, shard.rows, step)]):
                 size = shard.row_bytes
                 crc = _core.crc32c(found.copied(number, begin * size, end * size), crc)
+            check_crc(shard, crc, str(path))
         except (FileNotFoundError, FormatError):
             return None
-        return found if crc == shard.crc32c else None
+        return found
 
     def _bring(self, path: Path, shard: Shard) -> None:
         """Fetch a whole shard, again where its checksum differs; `ChecksumError` in the end."""
@@ -321,11 +313,7 @@ class _Cache:
                 begin = HEADER_BYTES if file.tell() == 0 else 0
                 crc = _core.crc32c(np.ascontiguousarray(data[begin:]), crc)
                 file.write(data.data)
-            if shard.crc32c is not None and crc != shard.crc32c:
-                raise ChecksumError(
-                    f"expected CRC32C {shard.crc32c:08x}, got {crc:08x}",
-                    path=self._files.url_of(shard.name),
-                )
+            check_crc(shard, crc, self._files.url_of(shard.name))
 
     def _make_room(self, path: Path, needed: int) -> None:
         """Remove what was not used for longest, of any corpus; others may do the same."""

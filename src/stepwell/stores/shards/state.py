@@ -21,8 +21,6 @@ from stepwell.fit import fit_into
 from stepwell.source import Rows, is_masked
 from stepwell.writer import Mode, Writer, exclusive
 
-__all__ = ["RowState"]
-
 META = Document("state.json", "stepwell-rowstate", 1, indent=None)
 FRAMING = Framing(b"RST1", whole=False)
 VALUES, THERE, JOURNAL, LOCK = "values", "there", "journal", "writer.lock"

@@ -10,8 +10,6 @@ from stepwell.views import Select
 if TYPE_CHECKING:
     from stepwell.stores.shards.reader import ShardReader
 
-__all__ = ["Subsample", "kept_rows", "splitmix64"]
-
 _PIECE = 1 << 20
 
 

@@ -38,8 +38,6 @@ from stepwell.stores.shards.layout import (
 from stepwell.stores.shards.local import shard_names
 from stepwell.writer import Mode, Writer, exclusive
 
-__all__ = ["ShardWriter"]
-
 LOCK = ".writer.lock"
 _BESIDE = rf".*\{SUFFIX}|{LIST.name}"
 _MAX_SHARDS = 10**6
