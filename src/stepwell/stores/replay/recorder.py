@@ -63,13 +63,13 @@ def Record(
     """
     if not isinstance(env, gym.Env | VectorEnv):
         raise TypeError(f"env: expected a Gymnasium environment, got {type(env).__name__}")
-    mode = None
+    given = (env, root, frames, run_id, infos, options)
     if isinstance(env, VectorEnv):
         if env.metadata.get("autoreset_mode") is None:
             raise ValueError(f"{env}: expected metadata['autoreset_mode'], got none")
         mode = AutoresetMode(env.metadata["autoreset_mode"])
-    recording = Recording(env, root, frames, run_id, infos, options)
-    return RecordedEnv(env, recording) if mode is None else RecordedVectorEnv(env, recording, mode)
+        return RecordedVectorEnv(env, Recording(*given), mode)
+    return RecordedEnv(env, Recording(*given))
 
 
 class _Recorded:

@@ -68,7 +68,7 @@ class Recording:
         infos: bool,
         options: Mapping[str, Any],
     ) -> None:
-        single, agents = "", [None]
+        single, agents = "", list[str | None]([None])
         if isinstance(env, VectorEnv):
             single, agents = "single_", [f"env{i}" for i in range(env.num_envs)]
         self._observation_space = getattr(env, f"{single}observation_space")
