@@ -113,9 +113,7 @@ def places_of(path: Path, names: list[str]) -> dict[str, list[tuple[int, int]]]:
     file = RunFile(path)
     found = {}
     for name in names:
-        entry, index = file._dataset(name)
-        rows = np.arange(index.rows())
-        places = file._places(entry, index, rows)
+        _, places = file._find(name, np.arange(file.length(name)))
         found[name] = list(zip(places.offsets.tolist(), places.sizes.tolist(), strict=True))
     file.close()
     return found

@@ -18,14 +18,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from stepwell import _core
 from stepwell.errors import FormatError, StateError
 from stepwell.sampler import Order, Sampler, Sequential, Shuffle
-from stepwell.source import Batch, Rows, Source
+from stepwell.source import Batch, Closing, Rows, Source
 from stepwell.stores import ArraySource
 from stepwell.views import Join
 from stepwell.writer import Writer
@@ -46,7 +46,7 @@ class Delivery(NamedTuple):
     """Damaged rows that are not in the batch."""
 
 
-class Loader:
+class Loader(Closing):
     """Batches of a source, or of several named ones read with the same rows.
 
     `shuffle` and `seed` are short for `sampler=Shuffle(seed)` or `Sequential()`. `rank` and
@@ -147,12 +147,6 @@ class Loader:
     def close(self) -> None:
         """Stop the threads. A later loop starts them again."""
         self._stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     # The state.
 

@@ -9,7 +9,8 @@ env = Record(env, "replays")                   an environment that records itsel
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from stepwell.stores.replay.episodes import Episode, EpisodeSteps
+from stepwell.stores.replay.database import Episode
+from stepwell.stores.replay.episodes import EpisodeSteps
 from stepwell.stores.replay.lane import LaneFrame, LaneInfo, LaneReader, LaneWriter, lanes
 from stepwell.stores.replay.reader import ReplayReader
 from stepwell.stores.replay.refs import FrameRef

@@ -31,7 +31,7 @@ from stepwell.lazy import lazy
 if TYPE_CHECKING:
     from stepwell.views import Column, Columns, Concat, Map, Select, Windows
 
-__all__ = ["Batch", "Field", "Ragged", "Rows", "Schema", "Source"]
+__all__ = ["Batch", "Closing", "Field", "Ragged", "Rows", "Schema", "Source"]
 
 
 Kind = Literal["array", "bytes", "str"]
@@ -246,7 +246,19 @@ def sample_rows(length: int) -> Rows:
     return np.array([i * (length - 1) // max(count - 1, 1) for i in range(count)], np.int64)
 
 
-class Source(ABC):
+class Closing:
+    """Something that can be closed, and is at the end of a `with`."""
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class Source(Closing, ABC):
     """Rows that can be read in any order, from any thread, after fork and spawn."""
 
     # What a store provides.
@@ -363,12 +375,6 @@ class Source(ABC):
             batch = self[begin : begin + 1024]
             for i in range(min(1024, len(self) - begin)):
                 yield {name: values[i] for name, values in batch.items()}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     @property
     def nbytes(self) -> int:

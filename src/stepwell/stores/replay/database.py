@@ -8,7 +8,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -20,12 +20,13 @@ from stepwell.errors import FormatError, VersionError
 from stepwell.files import catalog
 from stepwell.files.catalog import connect, in_turn, taking_turns, transaction, translated
 from stepwell.files.regular import check_inside
-from stepwell.stores.replay.channels import Channel
-from stepwell.stores.replay.refs import check_run_id
+from stepwell.stores.replay.channels import OBSERVATIONS, Channel
+from stepwell.stores.replay.refs import FrameRef, check_run_id
 
 __all__ = [
     "EPISODE_COLUMNS",
     "Database",
+    "Episode",
     "RunRow",
     "Seat",
     "database_path",
@@ -89,22 +90,50 @@ CREATE TABLE IF NOT EXISTS steps (
 CREATE INDEX IF NOT EXISTS idx_steps_run_id ON steps(run_id);
 """
 
-EPISODE_COLUMNS = (
-    "episode_id",
-    "run_id",
-    "number",
-    "agent_id",
-    "total_reward",
-    "steps",
-    "dropped",
-    "ended",
-    "terminated",
-    "truncated",
-    "started_at",
-    "ended_at",
-    "final_obs_ref",
-)
 
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """A row of the table of episodes. `number` counts the episodes of a run."""
+
+    episode_id: str
+    run_id: str
+    number: int
+    agent_id: str | None
+    total_reward: float
+    steps: int
+    dropped: int
+    ended: bool
+    terminated: bool
+    truncated: bool
+    started_at: str
+    ended_at: str | None
+    final_obs_ref: str | None
+
+    @classmethod
+    def of(cls, row: Sequence[Any], path: Path) -> "Episode":
+        """The episode of a row of the database at `path`."""
+        values = dict(zip(EPISODE_COLUMNS, row, strict=True))
+        for name in ("number", "steps", "dropped"):
+            if not isinstance(values[name], int):
+                raise FormatError(
+                    f"{row[0]!r}: {name}: expected a number, got {values[name]!r}", path=str(path)
+                )
+        for name in ("ended", "terminated", "truncated"):
+            values[name] = bool(values[name])
+        return cls(**values)
+
+    @property
+    def final_row(self) -> int:
+        """The row of what was seen after the last step, -1 where nothing was."""
+        if self.final_obs_ref is None:
+            return -1
+        final = FrameRef.of(self.final_obs_ref)
+        if (final.run_id, final.dataset) != (self.run_id, OBSERVATIONS):
+            raise FormatError(f"{self.episode_id}: {final} is no observation of its run")
+        return final.index
+
+
+EPISODE_COLUMNS = tuple(Episode.__dataclass_fields__)
 _PUT_EPISODE = (
     f"INSERT INTO episodes ({', '.join(EPISODE_COLUMNS)}) "
     f"VALUES ({', '.join('?' * len(EPISODE_COLUMNS))}) ON CONFLICT (episode_id) DO UPDATE SET "
@@ -156,9 +185,10 @@ class RunRow:
     rows: Mapping[str, int]
     """How many rows of each dataset were committed."""
 
-    def replaced(self, **values: Any) -> "RunRow":
-        """The same, but for some values."""
-        return replace(self, **values)
+    def count(self, kind: str) -> int:
+        """Rows of frames, observations or actions."""
+        names = (channel.name for channel in self.channels if channel.kind == kind)
+        return self.rows.get(next(names, ""), 0)
 
 
 _RUN_COLUMNS = tuple(RunRow.__dataclass_fields__)
@@ -179,13 +209,10 @@ def _run_row(row: Sequence[Any], path: Path) -> RunRow:
         channels, rows = json.loads(row[-2]), json.loads(row[-1])
         counted = {str(name): int(count) for name, count in rows.items()}
         made = tuple(Channel.from_json(stated, str(path)) for stated in channels)
+        check_run_id(row[0])
     except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise FormatError(f"run {row[0]!r}: {error}", path=str(path)) from None
     values = dict(zip(_RUN_COLUMNS, row, strict=True))
-    try:
-        check_run_id(row[0])
-    except (TypeError, ValueError) as error:
-        raise FormatError(str(error), path=str(path)) from None
     for name, count in [*counted.items(), *((name, values[name]) for name in _COUNTS)]:
         if not isinstance(count, int) or count < 0:
             raise FormatError(

@@ -27,7 +27,7 @@ from stepwell.stores.replay.database import (
     reading,
 )
 from stepwell.stores.replay.hdf5 import FILE_VERSION
-from stepwell.stores.replay.items import Counters, Ending, Inlet, Rows, Step
+from stepwell.stores.replay.items import Counters, Ending, Inlet, Rows, Step, rows_after
 from stepwell.stores.replay.layout import (
     NUMBERS,
     STEPS,
@@ -145,7 +145,7 @@ class RunDisk:
         steps = [item for item in items if isinstance(item, Step)]
         times = iso_times([step.time for step in steps])
         pace.rest()
-        self.put(steps, times, items[-1].after, inlets, touched, spans, counters, pace)
+        self.put(steps, times, rows_after(items[-1]), inlets, touched, spans, counters, pace)
 
     def put(
         self,
@@ -176,7 +176,8 @@ class RunDisk:
             arrays.append_numbers(STEPS, places)
             arrays.append_numbers("rewards", np.array(columns.reward, np.float64))
             arrays.append_numbers("dones", dones)
-            rows = _table(columns, times, self._run_id)
+            run_ids = repeat(self._run_id, len(times))
+            rows = list(zip(*columns[:9], times, columns.agent_id, run_ids, strict=True))
         if ended:
             arrays.append_numbers("episodes/starts", np.array([first for first, _ in ended]))
             arrays.append_numbers("episodes/lengths", np.array([steps for _, steps in ended]))
@@ -316,24 +317,3 @@ def _exists(root: Path, run_id: str) -> FileExistsError:
 
 
 _PLACES = ("episode", "step_index", "frame_row", "obs_row", "action_row")
-
-
-def _table(columns: Any, times: Sequence[str], run_id: str) -> list[tuple[Any, ...]]:
-    """Steps as rows of their table."""
-    return list(
-        zip(
-            columns.episode_id,
-            columns.step_index,
-            columns.action,
-            columns.reward,
-            columns.terminated,
-            columns.truncated,
-            columns.frame_ref,
-            columns.obs_ref,
-            columns.info,
-            times,
-            columns.agent_id,
-            repeat(run_id, len(times)),
-            strict=True,
-        )
-    )

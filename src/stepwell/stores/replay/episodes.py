@@ -1,8 +1,7 @@
-"""Episodes of a replay store: their rows in the database, and everything recorded of one."""
+"""Episodes of a replay store: as a table, and everything recorded of one."""
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,56 +11,11 @@ from stepwell.lazy import lazy
 from stepwell.source import Rows
 from stepwell.store import Runs
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Tree, assemble
-from stepwell.stores.replay.database import EPISODE_COLUMNS
+from stepwell.stores.replay.database import EPISODE_COLUMNS, Episode
 from stepwell.stores.replay.refs import FrameRef
 from stepwell.stores.replay.resolver import FrameResolver
-from stepwell.stores.replay.steps import EpisodeSpan
 
-__all__ = ["Episode", "EpisodeSteps", "EpisodeTable"]
-
-
-@dataclass(frozen=True, slots=True)
-class Episode:
-    """A row of the table of episodes. `number` counts the episodes of a run."""
-
-    episode_id: str
-    run_id: str
-    number: int
-    agent_id: str | None
-    total_reward: float
-    steps: int
-    dropped: int
-    ended: bool
-    terminated: bool
-    truncated: bool
-    started_at: str
-    ended_at: str | None
-    final_obs_ref: str | None
-
-    @classmethod
-    def of(cls, row: Sequence[Any], path: str) -> "Episode":
-        """The episode of a row of the database at `path`."""
-        values = dict(zip(EPISODE_COLUMNS, row, strict=True))
-        for name in ("number", "steps", "dropped"):
-            if not isinstance(values[name], int):
-                raise FormatError(
-                    f"{values['episode_id']!r}: {name}: expected a number, got {values[name]!r}",
-                    path=path,
-                )
-        for name in ("ended", "terminated", "truncated"):
-            values[name] = bool(values[name])
-        return cls(**values)
-
-    @property
-    def span(self) -> EpisodeSpan:
-        """The same, as the rows of its steps need it."""
-        row = -1
-        if self.final_obs_ref is not None:
-            final = FrameRef.of(self.final_obs_ref)
-            if (final.run_id, final.dataset) != (self.run_id, OBSERVATIONS):
-                raise FormatError(f"{self.episode_id}: {final} is no observation of its run")
-            row = final.index
-        return EpisodeSpan(self.number, self.steps, self.dropped, row)
+__all__ = ["EpisodeSteps", "EpisodeTable"]
 
 
 class EpisodeTable(Runs):

@@ -1,6 +1,8 @@
 """HDF5 files of other programs, by h5py."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,27 +36,26 @@ class ForeignFile:
             if isinstance(item, h5py.Dataset):
                 found.append(f"{kind}/{name}")
 
-        with self._lock, translated(self.path), open_for_reading(self.path, self._run_id) as file:
-            item = file.get(kind)
-            self._check_inside(file, item)
+        with self._opened() as file:
+            item = self._get(file, kind)
             if isinstance(item, h5py.Dataset):
                 return [kind]
             if isinstance(item, h5py.Group):
-                item.visititems(note)
+                with translated(self.path):
+                    item.visititems(note)
         return found
 
     def field(self, name: str) -> Field:
-        with self._lock, open_for_reading(self.path, self._run_id) as file:
+        with self._opened() as file:
             return row_of(self._dataset(file, name))
 
     def length(self, name: str) -> int:
-        with self._lock, open_for_reading(self.path, self._run_id) as file:
-            item = file.get(name)
-            self._check_inside(file, item)
+        with self._opened() as file:
+            item = self._get(file, name)
             return int(item.shape[0]) if isinstance(item, h5py.Dataset) and item.shape else 0
 
     def read(self, name: str, rows: Rows, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        with self._lock, open_for_reading(self.path, self._run_id) as file:
+        with self._opened() as file:
             dataset = self._dataset(file, name)
             if len(rows) and (rows.min() < 0 or rows.max() >= dataset.shape[0]):
                 raise IndexError(
@@ -70,18 +71,23 @@ class ForeignFile:
         return out
 
     def _dataset(self, file: h5py.File, name: str) -> h5py.Dataset:
-        found = file.get(name)
-        self._check_inside(file, found)
+        found = self._get(file, name)
         if not isinstance(found, h5py.Dataset) or not found.shape:
             raise KeyError(f"there is no dataset {name!r} - at {self.path}")
         return found
 
-    def _check_inside(self, file: h5py.File, item: Any) -> None:
+    def _get(self, file: h5py.File, name: str) -> Any:
         """HDF5 can lead to any other file; a reference must not."""
-        if item is None:
-            return
-        elsewhere = item.file.id != file.id
+        with translated(self.path):
+            item = file.get(name)
+        elsewhere = item is not None and item.file.id != file.id
         if isinstance(item, h5py.Dataset):
             elsewhere = elsewhere or item.is_virtual or bool(item.external)
         if elsewhere:
-            raise FormatError(f"{item.name!r} leads to another file", path=str(self.path))
+            raise FormatError(f"{name!r} leads to another file", path=str(self.path))
+        return item
+
+    @contextmanager
+    def _opened(self) -> Iterator[h5py.File]:
+        with self._lock, open_for_reading(self.path, self._run_id) as file:
+            yield file

@@ -74,27 +74,20 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 @contextmanager
-def translated(path: Path, keep: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+def translated(path: Path) -> Iterator[None]:
     """What h5py raises in the block, as an error of this package or of the system."""
     try:
         yield
     except StepwellError:
         raise
-    except OSError as error:
-        if error.errno is not None:
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
             error.filename = str(path)
             raise
         code = re.search(r"errno = (\d+)", str(error))
-        if code:
-            number = int(code[1])
+        number = int(code[1]) if code else 0
+        if number and (isinstance(error, OSError) or number == errno.ENOSPC):
             raise OSError(number, os.strerror(number), str(path)) from None
-        raise FormatError(f"HDF5: {error}", path=str(path)) from None
-    except (RuntimeError, KeyError, ValueError, TypeError) as error:
-        if isinstance(error, keep):
-            raise
-        full = re.search(r"errno = (\d+)", str(error))
-        if full and int(full[1]) == errno.ENOSPC:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
         raise FormatError(f"HDF5: {error}", path=str(path)) from None
 
 

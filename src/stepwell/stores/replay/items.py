@@ -7,7 +7,7 @@ import numpy as np
 from stepwell import _core
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel
 
-__all__ = ["Counters", "Ending", "Inlet", "Rows", "Step"]
+__all__ = ["Counters", "Ending", "Inlet", "Rows", "Step", "rows_after"]
 
 
 class Rows(NamedTuple):
@@ -22,6 +22,11 @@ class Rows(NamedTuple):
 
 
 _KINDS = (FRAMES, OBSERVATIONS, ACTIONS)
+
+
+def rows_after(item: "Step | Ending") -> Rows:
+    """What was handed over up to an item."""
+    return Rows(item.frames, item.observations, item.actions)
 
 
 class Inlet:
@@ -68,10 +73,6 @@ class Step(NamedTuple):
     actions: int
     """Rows of each kind that were handed over, those of this step too."""
 
-    @property
-    def after(self) -> Rows:
-        return Rows(self.frames, self.observations, self.actions)
-
 
 class Ending(NamedTuple):
     """The end of an episode, with what was seen after its last step."""
@@ -87,10 +88,6 @@ class Ending(NamedTuple):
     frames: int
     observations: int
     actions: int
-
-    @property
-    def after(self) -> Rows:
-        return Rows(self.frames, self.observations, self.actions)
 
 
 class Counters(NamedTuple):

@@ -12,13 +12,14 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self, SupportsFloat
+from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stepwell import _core
 from stepwell.errors import FormatError, SchemaError, VersionError
+from stepwell.source import Closing
 from stepwell.stores.replay.refs import check_run_id
 
 __all__ = ["LaneFrame", "LaneInfo", "LaneReader", "LaneWriter", "lanes"]
@@ -62,7 +63,7 @@ class LaneInfo(NamedTuple):
     """Whether its writer is."""
 
 
-class LaneWriter:
+class LaneWriter(Closing):
     """Shows the frames of a run to whoever looks, and never waits for them.
 
         with LaneWriter("run-7", (210, 160, 3)) as lane:
@@ -83,32 +84,20 @@ class LaneWriter:
         metadata_bytes: int = 512,
     ) -> None:
         name = _segment_name(run_id)
-        self._run_id = run_id
-        self._shape = _full_shape(shape)
-        height, width, channels = self._shape
-        self._pixel_format = _checked_format(pixel_format, channels)
+        self.run_id = run_id
+        self.shape = _full_shape(shape)
+        """Height, width and channels of a frame."""
+        height, width, channels = self.shape
+        self.pixel_format = _checked_format(pixel_format, channels)
         for what, value, least in (
             ("capacity", capacity, 1),
             ("metadata_bytes", metadata_bytes, 0),
         ):
             if not least <= value < 1 << 32:
                 raise ValueError(f"{what}: expected {least} to {(1 << 32) - 1}, got {value}")
-        crc = zlib.crc32(self._pixel_format.encode())
+        crc = zlib.crc32(self.pixel_format.encode())
         self._lane = _core.LaneWriter(name, capacity, width, height, channels, crc, metadata_bytes)
         self._room = self._lane.metadata_bytes
-
-    @property
-    def run_id(self) -> str:
-        return self._run_id
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of a frame."""
-        return self._shape
-
-    @property
-    def pixel_format(self) -> str:
-        return self._pixel_format
 
     @property
     def closed(self) -> bool:
@@ -132,8 +121,8 @@ class LaneWriter:
         pixels = np.ascontiguousarray(frame)
         if pixels.dtype != _UINT8:
             raise SchemaError(f"expected frames of uint8, got {pixels.dtype}")
-        if pixels.shape != self._shape and (*pixels.shape, 1) != self._shape:
-            raise SchemaError(f"expected a frame of shape {self._shape}, got {pixels.shape}")
+        if pixels.shape != self.shape and (*pixels.shape, 1) != self.shape:
+            raise SchemaError(f"expected a frame of shape {self.shape}, got {pixels.shape}")
         text = metadata if isinstance(metadata, bytes) else _as_json(metadata)
         if len(text) > self._room:
             raise SchemaError(f"expected at most {self._room} bytes of metadata, got {len(text)}")
@@ -145,23 +134,17 @@ class LaneWriter:
         """Tell the readers that this was all, and remove the lane."""
         self._lane.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
     def __del__(self) -> None:
         if hasattr(self, "_lane") and self._lane.open:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
             self._lane.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else self._pixel_format
-        return f"LaneWriter({self._run_id!r}, {self._shape}, {state})"
+        state = "closed" if self.closed else self.pixel_format
+        return f"LaneWriter({self.run_id!r}, {self.shape}, {state})"
 
 
-class LaneReader:
+class LaneReader(Closing):
     """Looks at the frames of a run, which another process may be publishing.
 
         with LaneReader("run-7") as lane:
@@ -178,7 +161,7 @@ class LaneReader:
 
     def __init__(self, run_id: str, *, timeout_s: float = 0.0) -> None:
         self._name = _segment_name(run_id)
-        self._run_id = run_id
+        self.run_id = run_id
         until = time.monotonic() + timeout_s
         lane = _opened(self._name)
         while lane is None:
@@ -188,12 +171,10 @@ class LaneReader:
             lane = _opened(self._name)
         self._open: _core.LaneReader | None = lane
         self._last = max(0, lane.head() - lane.capacity)
-        self._skipped = 0
-        self._restarts = 0
-
-    @property
-    def run_id(self) -> str:
-        return self._run_id
+        self.skipped = 0
+        """Frames published since this reader began that it went past and did not return."""
+        self.restarts = 0
+        """How often it has gone on with a new writer."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -208,16 +189,6 @@ class LaneReader:
     def capacity(self) -> int:
         """How many frames there are at the most."""
         return self._lane.capacity
-
-    @property
-    def skipped(self) -> int:
-        """Frames published since this reader began that it went past and did not return."""
-        return self._skipped
-
-    @property
-    def restarts(self) -> int:
-        """How often it has gone on with a new writer."""
-        return self._restarts
 
     @property
     def closed(self) -> bool:
@@ -273,22 +244,16 @@ class LaneReader:
     def close(self) -> None:
         self._open = None  # unmapped when the last call has returned
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         state = "closed" if self._open is None else f"{self.shape}, {self.pixel_format}"
-        return f"LaneReader({self._run_id!r}, {state})"
+        return f"LaneReader({self.run_id!r}, {state})"
 
     # Below this line: for this module.
 
     @property
     def _lane(self) -> _core.LaneReader:
         if self._open is None:
-            raise ValueError(f"the reader of {self._run_id!r} is closed")
+            raise ValueError(f"the reader of {self.run_id!r} is closed")
         return self._open
 
     def _newest(self) -> int:
@@ -304,7 +269,7 @@ class LaneReader:
             return head
         self._open = lane
         self._last = 0
-        self._restarts += 1
+        self.restarts += 1
         return lane.head()
 
     def _read(self, number: int) -> LaneFrame | None:
@@ -316,7 +281,7 @@ class LaneReader:
         return LaneFrame(number, pixels, reward, rolling_return, step_rate_hz, metadata)
 
     def _advance(self, head: int, returned: int) -> None:
-        self._skipped += max(head - self._last, 0) - returned
+        self.skipped += max(head - self._last, 0) - returned
         self._last = max(head, self._last)
 
 

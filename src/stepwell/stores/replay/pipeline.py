@@ -12,7 +12,7 @@ from types import TracebackType
 from stepwell.files.catalog import in_turn
 from stepwell.stores.replay.disk import RunDisk
 from stepwell.stores.replay.hdf5_calls import inside_h5py
-from stepwell.stores.replay.items import Counters, Ending, Inlet, Rows, Step
+from stepwell.stores.replay.items import Counters, Ending, Inlet, Rows, Step, rows_after
 from stepwell.stores.replay.pace import Pace
 
 __all__ = ["Pipeline"]
@@ -106,7 +106,7 @@ class Pipeline:
     def rows(self) -> Rows:
         """What was handed over, by the last item that was; nothing else counts it, so that an
         interrupt cannot come between the two."""
-        return self.queue[-1].after if self.queue else self.last
+        return rows_after(self.queue[-1]) if self.queue else self.last
 
     def open(self, inlets: Iterable[Inlet]) -> None:
         """Write rows of these from now on: of all, or of none when this is interrupted."""
@@ -224,7 +224,7 @@ class Pipeline:
                 self._pace.rest()  # a caller may have waited for the lock; it wants the GIL now
                 inlets = list(self.inlets.values())
                 self._disk.write(items, inlets, self._counters(items[0].time), self._pace)
-                after = items[-1].after
+                after = rows_after(items[-1])
                 size = _OVERHEAD * len(items)
                 for inlet in inlets:
                     size += inlet.row_bytes * self._batch.of(inlet.kind)
@@ -273,7 +273,7 @@ class Pipeline:
         count = min(len(self.queue), _BATCH_STEPS)
         items = [self.queue.popleft() for _ in range(count)]
         if items:
-            before, self.last = self.last, items[-1].after
+            before, self.last = self.last, rows_after(items[-1])
             self._batch = Rows(*(b - a for a, b in zip(before, self.last, strict=True)))
         self._taken += count
         return items

@@ -3,6 +3,7 @@
 import os
 import sqlite3
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,17 +19,17 @@ from stepwell.source import Batch, Field, Rows, Schema
 from stepwell.store import Description, Progress, QueryTable, Report, Store
 from stepwell.stores.replay.database import (
     EPISODE_COLUMNS,
+    Episode,
     RunRow,
     database_path,
     reading,
     run_rows,
 )
-from stepwell.stores.replay.episodes import Episode, EpisodeSteps, EpisodeTable
+from stepwell.stores.replay.episodes import EpisodeSteps, EpisodeTable
 from stepwell.stores.replay.layout import is_replay, lock_path
 from stepwell.stores.replay.resolver import FrameResolver
 from stepwell.stores.replay.rows import RunFile
 from stepwell.stores.replay.steps import (
-    EpisodeSpan,
     StepOptions,
     StepTable,
     common_fields,
@@ -174,7 +175,7 @@ class ReplayReader(Store):
     def _with_state(self, run: RunRow) -> RunRow:
         """A writer that was killed has left its run as "recording", and its lock to anyone."""
         if run.state == "recording" and not is_locked(lock_path(self.root, run.run_id)):
-            return run.replaced(state="interrupted")
+            return replace(run, state="interrupted")
         return run
 
     @property
@@ -191,7 +192,7 @@ class ReplayReader(Store):
 
     @lazy
     def _episodes(self) -> Sequence[Episode]:
-        path = str(database_path(self.root))
+        path = database_path(self.root)
         return tuple(Episode.of(row, path) for row in self._moment.rows)
 
     @lazy
@@ -288,11 +289,11 @@ class ReplayReader(Store):
     # Its rows.
 
     @property
-    def _used(self) -> list[tuple[RunRow, list[EpisodeSpan]]]:
+    def _used(self) -> list[tuple[RunRow, list[Episode]]]:
         """The runs of the episodes, in the order of the rows."""
-        by_run: dict[str, list[EpisodeSpan]] = {}
+        by_run: dict[str, list[Episode]] = {}
         for episode in self._episodes:
-            by_run.setdefault(episode.run_id, []).append(episode.span)
+            by_run.setdefault(episode.run_id, []).append(episode)
         known = self._moment.recordings
         for name in by_run:
             if name not in known:
@@ -300,7 +301,7 @@ class ReplayReader(Store):
                     f"there are episodes of {name!r}, which is not a run",
                     path=str(database_path(self.root)),
                 )
-        return [(known[name], spans) for name, spans in by_run.items()]
+        return [(known[name], episodes) for name, episodes in by_run.items()]
 
     @property
     def schema(self) -> Schema:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
+from gymnasium.vector import VectorEnv
 
 from stepwell.errors import BusyError
 from stepwell.stores.replay.channels import ACTIONS, OBSERVATIONS, Tree
@@ -22,12 +22,12 @@ from stepwell.stores.replay.layout import lock_path
 from stepwell.stores.replay.spaces import check_space, value_of
 from stepwell.stores.replay.writer import ReplayWriter
 
-__all__ = ["Actor", "Recorded", "Recording", "frame_interval", "picture"]
+__all__ = ["Actor", "Recording", "picture"]
 
 _EVERY = re.compile(r"every:([1-9][0-9]{0,8})", re.ASCII)
 
 
-def frame_interval(frames: str | None, render_mode: str | None) -> int:
+def _frame_interval(frames: str | None, render_mode: str | None) -> int:
     """Of how many steps one has a frame, 0 for none.
 
     Raises `ValueError` when frames are wanted and the environment does not render any.
@@ -61,23 +61,22 @@ class Recording:
 
     def __init__(
         self,
-        root: str | os.PathLike[str],
-        run_id: str | None,
         env: Any,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        agents: list[str | None],
-        *,
-        every: int,
+        root: str | os.PathLike[str],
+        frames: str | None,
+        run_id: str | None,
         infos: bool,
         options: Mapping[str, Any],
     ) -> None:
-        check_space(OBSERVATIONS, observation_space)
-        check_space(ACTIONS, action_space)
-        self._observation_space = observation_space
-        self._action_space = action_space
-        self._every = every
+        single, agents = "", list[str | None]([None])
+        if isinstance(env, VectorEnv):
+            single, agents = "single_", [f"env{i}" for i in range(env.num_envs)]
+        self._observation_space = getattr(env, f"{single}observation_space")
+        self._action_space = getattr(env, f"{single}action_space")
+        self._every = _frame_interval(frames, env.render_mode)
         self._infos = infos
+        check_space(OBSERVATIONS, self._observation_space)
+        check_space(ACTIONS, self._action_space)
         self.actors = [Actor(agent) for agent in agents]
         if run_id is None:
             self.writer = _unused_run(Path(root), _name_of(env), options)
@@ -143,20 +142,6 @@ class Recording:
                 self.cut(actor)
         finally:
             self.writer.close()
-
-
-class Recorded:
-    """What an environment that records itself can be asked."""
-
-    _recording: Recording
-
-    @property
-    def writer(self) -> ReplayWriter:
-        return self._recording.writer
-
-    @property
-    def run_id(self) -> str:
-        return self.writer.run_id
 
 
 def picture(frame: Any) -> Any:

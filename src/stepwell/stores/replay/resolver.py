@@ -5,10 +5,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
+from stepwell.source import Closing
 from stepwell.stores.replay.channels import Tree, assemble
 from stepwell.stores.replay.refs import FrameRef, check_run_id
 from stepwell.stores.replay.rows import ArrayRows, open_rows
@@ -16,7 +17,7 @@ from stepwell.stores.replay.rows import ArrayRows, open_rows
 __all__ = ["FrameResolver"]
 
 
-class FrameResolver:
+class FrameResolver(Closing):
     """Finds the arrays that references name, in the files of any number of runs.
 
     `root` is a replay store, or the folder of its `.h5` files. At most `open_files` of them are
@@ -108,12 +109,6 @@ class FrameResolver:
             for file in self._files.values():
                 file.close()
             self._files.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_root": self._root, "_inside": self._inside, "_max_files": self._max_files}

@@ -79,7 +79,8 @@ class RunFile:
         """The dataset called `kind`, or all of those below it, as they were written."""
         with self._lock:
             self._follow()
-            return self._below(kind)
+            names = self._directory.datasets
+            return [name for name in names if name == kind or name.startswith(kind + "/")]
 
     def field(self, name: str) -> Field:
         """What a row of a dataset is. Raises `KeyError` when there is none of that name."""
@@ -135,21 +136,15 @@ class RunFile:
         with self._lock:
             self._follow()
             entry, index = self._dataset(name)
-            size = os.fstat(self._file).st_size
-            if count > index.rows() or count * entry.field.row_bytes > size:
-                raise FormatError(
-                    f"{name}: expected {count:,} rows, got fewer", path=str(self.path)
-                )
-            chunks = np.arange(0, count, entry.chunk_rows, dtype=np.int64)
-            _, places = self._find(name, chunks)
-            parts = [
-                os.pread(self._file, entry.chunk_rows * entry.field.row_bytes, offset)
-                for offset in places.offsets.tolist()
-            ]
-        data = b"".join(parts)
-        if len(data) < count * entry.field.row_bytes:
+            field, size, data = entry.field, os.fstat(self._file).st_size, b""
+            if count <= index.rows() and count * field.row_bytes <= size:
+                chunks = np.arange(0, count, entry.chunk_rows, dtype=np.int64)
+                _, places = self._find(name, chunks)
+                chunk_bytes = entry.chunk_rows * field.row_bytes
+                starts = places.offsets.tolist()
+                data = b"".join(os.pread(self._file, chunk_bytes, start) for start in starts)
+        if len(data) < count * field.row_bytes:
             raise FormatError(f"{name}: expected {count:,} rows, got fewer", path=str(self.path))
-        field = entry.field
         items = count * (field.row_bytes // field.dtype.itemsize)
         return np.frombuffer(data, field.dtype, items).reshape(count, *field.shape)
 
@@ -183,9 +178,6 @@ class RunFile:
             raise IndexError(
                 f"row {rows.max():,} of {name} is outside its {length:,} rows - at {self.path}"
             )
-        return entry, self._places(entry, index, rows)
-
-    def _places(self, entry: DatasetEntry, index: ChunkIndex, rows: Rows) -> Places:
         places = index.find(rows // entry.chunk_rows)
         missing = np.flatnonzero(places.offsets == 0)
         if len(missing):
@@ -194,7 +186,7 @@ class RunFile:
             within = (rows % entry.chunk_rows).astype(np.uint64)
             places.offsets += within * np.uint64(entry.field.row_bytes)
             places.sizes[:] = entry.field.row_bytes
-        return places
+        return entry, places
 
     def _sums(self, name: str, rows: Rows) -> NDArray[np.uint32]:
         """What the stored rows add up to, where the file says so."""
@@ -224,10 +216,6 @@ class RunFile:
             self._indexes[name] = index
         return entry, index
 
-    def _below(self, kind: str) -> list[str]:
-        names = self._directory.datasets
-        return [name for name in names if name == kind or name.startswith(kind + "/")]
-
     def _open(self) -> None:
         file = open_inside(self.path.parent, self.path.name)
         try:
@@ -252,22 +240,17 @@ class RunFile:
         self._indexes: dict[str, ChunkIndex] = {}
 
     def _follow(self) -> None:
-        """Look before every read whether another file has come into this one's place: rows that
-        its writer had not committed when it was killed are others there."""
-        if self._replaced():
-            self._open()
-
-    def _replaced(self) -> bool:
-        """Whether another file is in this one's place: its writer added a dataset, or was killed
-        and goes on."""
+        """Look before every read whether another file has come into this one's place: its writer
+        added a dataset, or was killed and goes on, and rows that were not committed are others."""
         if self._file < 0:
             raise ValueError(f"closed: {self.path}")
         here = os.fstat(self._file)
         try:
             there = os.stat(self.path)
         except FileNotFoundError:
-            return False
-        return (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino)
+            return
+        if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
+            self._open()
 
     @contextmanager
     def _naming(self, name: str, rows: Rows) -> Iterator[None]:

@@ -1,6 +1,5 @@
 """Gymnasium's spaces: which of them can be recorded, and their values as arrays."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -44,9 +43,10 @@ def value_of(name: str, space: spaces.Space[Any], value: Any) -> Tree:
             key: value_of(f"{name}/{key}", inner, value[key]) for key, inner in space.spaces.items()
         }
     if isinstance(space, spaces.Tuple):
+        if len(value) != len(space.spaces):
+            raise SchemaError(f"{name}: expected {len(space.spaces)} members, got {len(value)}")
         return tuple(
-            value_of(f"{name}/({i})", inner, each)
-            for i, (inner, each) in enumerate(_pairs(name, space, value))
+            value_of(f"{name}/({i})", inner, value[i]) for i, inner in enumerate(space.spaces)
         )
     given = np.asarray(value)
     if given.shape != space.shape:
@@ -57,11 +57,3 @@ def value_of(name: str, space: spaces.Space[Any], value: Any) -> Tree:
     if not np.can_cast(given.dtype, made.dtype, "same_kind") and (made != given).any():
         raise SchemaError(f"{name}: expected {space.dtype}, got {given.dtype} that does not fit")
     return made
-
-
-def _pairs(
-    name: str, space: spaces.Tuple[Any], value: Any
-) -> Iterator[tuple[spaces.Space[Any], Any]]:
-    if len(value) != len(space.spaces):
-        raise SchemaError(f"{name}: expected {len(space.spaces)} members, got {len(value)}")
-    return zip(space.spaces, value, strict=True)

@@ -14,25 +14,14 @@ from numpy.typing import NDArray
 from stepwell.errors import FormatError, SchemaError
 from stepwell.source import Field, Rows
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel
-from stepwell.stores.replay.database import RunRow
+from stepwell.stores.replay.database import Episode, RunRow
 from stepwell.stores.replay.layout import STEP_COLUMNS, STEPS
 from stepwell.stores.replay.resolver import FrameResolver
 from stepwell.stores.replay.rows import RunFile
 
 __all__ = [
-    *("EpisodeSpan", "StepOptions", "StepTable"),
-    *("common_fields", "dataset_name", "field_name", "load_steps"),
+    *("StepOptions", "StepTable", "common_fields", "dataset_name", "field_name", "load_steps"),
 ]
-
-
-class EpisodeSpan(NamedTuple):
-    """An episode as its rows need it."""
-
-    number: int
-    steps: int
-    dropped: int
-    final_row: int
-    """The row of what was seen after the last step, -1 where nothing was."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +56,7 @@ class StepTable(NamedTuple):
 
 def load_steps(
     resolver: FrameResolver,
-    runs: Iterable[tuple[RunRow, Sequence[EpisodeSpan]]],
+    runs: Iterable[tuple[RunRow, Sequence[Episode]]],
     options: StepOptions,
 ) -> tuple[StepTable, Rows]:
     """The rows of some episodes of some runs, and how many each episode has."""
@@ -86,7 +75,7 @@ def _load(
     resolver: FrameResolver,
     number: int,
     run: RunRow,
-    episodes: Sequence[EpisodeSpan],
+    episodes: Sequence[Episode],
     options: StepOptions,
 ) -> tuple[StepTable, Rows]:
     """The same for one run."""

@@ -20,13 +20,13 @@ from stepwell.store import Progress, Report
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel
 from stepwell.stores.replay.database import (
     EPISODE_COLUMNS,
+    Episode,
     RunRow,
     database_path,
     reading,
     run_rows,
 )
 from stepwell.stores.replay.layout import CHECKSUM, CHECKSUMS, INDEX, NUMBERS, STEPS
-from stepwell.stores.replay.refs import FrameRef
 from stepwell.stores.replay.resolver import FrameResolver
 from stepwell.stores.replay.rows import RunFile
 
@@ -37,7 +37,6 @@ _MAX_PROBLEMS = 100
 _MAX_INDEX = 1 << 30
 _READ_BYTES = 1 << 25
 _STEPS = 4096
-_Episode = dict[str, Any]
 
 
 def verify(root: Path, resolver: FrameResolver, quick: bool, progress: Progress) -> Report:
@@ -68,7 +67,9 @@ def _problems(
             if broken != ["ok"]:
                 raise FormatError(f"SQLite: {'; '.join(broken)}", path=str(path))
             runs = run_rows(database, path)
-            episodes = _episodes(database)
+            columns = ", ".join(EPISODE_COLUMNS)
+            found = database.execute(f"SELECT {columns} FROM episodes ORDER BY rowid")
+            episodes = [Episode.of(row, path) for row in found]
             lost = _lost(database)
     except FormatError as error:
         yield error
@@ -76,14 +77,9 @@ def _problems(
     yield from [FormatError(text, path=str(path)) for text in lost]
     counter = _Counter(runs.values(), progress)
     for run in runs.values():
-        here = [episode for episode in episodes if episode["run_id"] == run.run_id]
+        here = [episode for episode in episodes if episode.run_id == run.run_id]
         yield from _Run(root, resolver, run, here, counter).problems(quick)
     counter.finish()
-
-
-def _episodes(database: sqlite3.Connection) -> list[_Episode]:
-    rows = database.execute(f"SELECT {', '.join(EPISODE_COLUMNS)} FROM episodes ORDER BY rowid")
-    return [dict(zip(EPISODE_COLUMNS, row, strict=True)) for row in rows]
 
 
 def _lost(database: sqlite3.Connection) -> list[str]:
@@ -127,7 +123,7 @@ class _Run:
         root: Path,
         resolver: FrameResolver,
         run: RunRow,
-        episodes: list[_Episode],
+        episodes: list[Episode],
         counter: _Counter,
     ) -> None:
         self._root = root
@@ -168,10 +164,10 @@ class _Run:
     def _of_row(self) -> Iterator[FormatError]:
         """The run's own numbers."""
         run = self._run
-        steps = sum(episode["steps"] for episode in self._episodes)
+        steps = sum(episode.steps for episode in self._episodes)
         if run.steps != steps:
             yield self._wrong(f"{run.steps:,} steps, its episodes have {steps:,}")
-        numbers = 1 + max((episode["number"] for episode in self._episodes), default=-1)
+        numbers = 1 + max((episode.number for episode in self._episodes), default=-1)
         if run.episodes != numbers:
             yield self._wrong(f"{run.episodes:,} episodes, the last is number {numbers - 1:,}")
         if run.written != run.steps or run.enqueued < run.written:
@@ -234,13 +230,13 @@ class _Run:
         rewards = file.read_all("rewards", count)
         dones = file.read_all("dones", count)
         order = np.lexsort((places[:, 1], places[:, 0]))
-        first = np.searchsorted(places[order, 0], [e["number"] for e in self._episodes], "left")
+        first = np.searchsorted(places[order, 0], [e.number for e in self._episodes], "left")
         actions = self._numbers_of(file)
         for group in _groups(list(zip(self._episodes, first.tolist(), strict=True))):
             rows = self._step_rows([episode for episode, _ in group])
             for (episode, begin), steps in zip(group, rows, strict=True):
-                here = order[begin : begin + episode["steps"]]
-                if len(here) < len(steps) or (places[here, 0] != episode["number"]).any():
+                here = order[begin : begin + episode.steps]
+                if len(here) < len(steps) or (places[here, 0] != episode.number).any():
                     yield self._of(episode, "not all of its steps are in the file")
                     continue
                 yield from self._of_episode(
@@ -255,33 +251,31 @@ class _Run:
             return None
         return file.read_all(ACTIONS, self._run.rows[ACTIONS])
 
-    def _of(self, episode: _Episode, text: str) -> FormatError:
-        return FormatError(f"episode {episode['episode_id']!r}: {text}", path=str(self._database))
+    def _of(self, episode: Episode, text: str) -> FormatError:
+        return FormatError(f"episode {episode.episode_id!r}: {text}", path=str(self._database))
 
-    def _step_rows(self, episodes: list[_Episode]) -> list[list[tuple[Any, ...]]]:
+    def _step_rows(self, episodes: list[Episode]) -> list[list[tuple[Any, ...]]]:
         sql = (
             "SELECT step_index, action, reward, terminated, truncated, frame_ref, obs_ref, run_id "
             "FROM steps WHERE episode_id = ? ORDER BY step_index LIMIT ?"
         )
         with reading(self._root) as database:
-            return [
-                database.execute(sql, (e["episode_id"], e["steps"])).fetchall() for e in episodes
-            ]
+            return [database.execute(sql, (e.episode_id, e.steps)).fetchall() for e in episodes]
 
     def _of_episode(
         self,
-        episode: _Episode,
+        episode: Episode,
         steps: Sequence[tuple[Any, ...]],
         places: NDArray[np.int64],
         rewards: NDArray[np.float64],
         dones: NDArray[np.uint8],
         actions: NDArray[Any] | None,
     ) -> Iterator[FormatError]:
-        if len(steps) != episode["steps"]:
-            yield self._of(episode, f"expected {episode['steps']:,} steps, got {len(steps):,}")
+        if len(steps) != episode.steps:
+            yield self._of(episode, f"expected {episode.steps:,} steps, got {len(steps):,}")
             return
         run_id = self._run.run_id
-        known = [self._count(kind) for kind in _KINDS]
+        known = [self._run.count(kind) for kind in _KINDS]
         for step, place, reward, done in zip(
             steps, places.tolist(), rewards.tolist(), dones.tolist(), strict=True
         ):
@@ -304,29 +298,28 @@ class _Run:
         yield from self._of_totals(episode, steps)
 
     def _of_totals(
-        self, episode: _Episode, steps: Sequence[tuple[Any, ...]]
+        self, episode: Episode, steps: Sequence[tuple[Any, ...]]
     ) -> Iterator[FormatError]:
         total = 0.0
         for step in steps:
             total += step[2]
-        if not np.isclose(total, episode["total_reward"], rtol=1e-9, equal_nan=True):
-            yield self._of(episode, f"total_reward {episode['total_reward']}, the sum is {total}")
-        flags = [int(any(step[i] for step in steps)) for i in (3, 4)]
-        stated = [episode["terminated"], episode["truncated"]]
-        if stated != flags and not episode["dropped"]:
+        if not np.isclose(total, episode.total_reward, rtol=1e-9, equal_nan=True):
+            yield self._of(episode, f"total_reward {episode.total_reward}, the sum is {total}")
+        flags = [any(step[i] for step in steps) for i in (3, 4)]
+        stated = [episode.terminated, episode.truncated]
+        if stated != flags and not episode.dropped:
             yield self._of(episode, f"terminated, truncated: {stated}, its steps have {flags}")
-        if any(flags) and not episode["ended"]:
+        if any(flags) and not episode.ended:
             yield self._of(episode, "its last step ended it, and it has not ended")
         gaps = steps[-1][0] + 1 - steps[0][0] - len(steps) if steps else 0
-        if episode["dropped"] < gaps:
-            yield self._of(episode, f"{episode['dropped']} dropped, {gaps} missing")
-        final = episode["final_obs_ref"]
-        if final is not None:
-            ref = FrameRef.parse(final)
-            named = None if ref is None else (ref.run_id, ref.dataset)
-            right = named == (self._run.run_id, OBSERVATIONS)
-            if ref is None or not right or ref.index >= self._count(OBSERVATIONS):
-                yield self._of(episode, f"final_obs_ref {final!r} leads nowhere")
+        if episode.dropped < gaps:
+            yield self._of(episode, f"{episode.dropped} dropped, {gaps} missing")
+        try:
+            right = episode.final_row < self._run.count(OBSERVATIONS)
+        except FormatError:
+            right = False
+        if not right and episode.final_obs_ref is not None:
+            yield self._of(episode, f"final_obs_ref {episode.final_obs_ref!r} leads nowhere")
 
     def _action(self, actions: NDArray[Any] | None, row: int) -> Any:
         """An action as the database has it."""
@@ -336,19 +329,12 @@ class _Run:
                 return value
         return _ref(self._run.run_id, ACTIONS, row)
 
-    def _count(self, kind: str) -> int:
-        """Rows of a kind of array."""
-        for channel in self._run.channels:
-            if channel.name == kind or channel.name.startswith(kind + "/"):
-                return self._run.rows.get(channel.name, 0)
-        return 0
-
     def _of_ends(self, file: RunFile, places: NDArray[np.int64]) -> Iterator[FormatError]:
         """The table of episodes that ended."""
         count = self._run.rows["episodes/starts"]
         starts = file.read_all("episodes/starts", count).tolist()
         lengths = file.read_all("episodes/lengths", count).tolist()
-        ended = {e["number"]: e["steps"] for e in self._episodes if e["ended"]}
+        ended = {e.number: e.steps for e in self._episodes if e.ended}
         if count != len(ended):
             yield FormatError(
                 f"episodes: expected {len(ended):,} that ended, got {count:,}", path=str(file.path)
@@ -370,17 +356,12 @@ class _Run:
             try:
                 file.read(channel.name, rows)
             except FormatError:
-                yield from self._of_each(file, channel, rows)
+                for row in rows:
+                    try:
+                        file.read(channel.name, np.array([row]))
+                    except FormatError as error:
+                        yield error
             self._counter.add(len(rows))
-
-    def _of_each(
-        self, file: RunFile, channel: Channel, rows: NDArray[np.int64]
-    ) -> Iterator[FormatError]:
-        for row in rows:
-            try:
-                file.read(channel.name, np.array([row]))
-            except FormatError as error:
-                yield error
 
 
 def _ref(run_id: str, kind: str, row: int) -> Any:
@@ -388,14 +369,14 @@ def _ref(run_id: str, kind: str, row: int) -> Any:
 
 
 def _groups(
-    episodes: Sequence[tuple[_Episode, int]],
-) -> Iterator[list[tuple[_Episode, int]]]:
+    episodes: Sequence[tuple[Episode, int]],
+) -> Iterator[list[tuple[Episode, int]]]:
     """Episodes of a few thousand steps together, to ask the database once for all of them."""
-    group: list[tuple[_Episode, int]] = []
+    group: list[tuple[Episode, int]] = []
     steps = 0
     for episode in episodes:
         group.append(episode)
-        steps += episode[0]["steps"] + 1
+        steps += episode[0].steps + 1
         if steps >= _STEPS:
             yield group
             group, steps = [], 0

@@ -368,9 +368,7 @@ def _abandoned(pipeline: Pipeline, run_id: str) -> None:
                 atexit.register(pipeline.close)
 
 
-def _check_agent(agent_id: str | None) -> None:
-    if agent_id is None:
-        return
+def _check_agent(agent_id: str) -> None:
     if not isinstance(agent_id, str):
         raise TypeError(f"agent_id: expected text, got {type(agent_id).__name__}")
     try:
