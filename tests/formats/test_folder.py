@@ -96,7 +96,7 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"expected one of arrayrecord, arrow"):
         sw.convert(tmp_path / "empty", tmp_path / "store")
     for name in ("train.parquet", "a.arrow", "a.array_record", "a.shard", "meta.json"):
-        tree(tmp_path / f"{name}s", {f"data/{name}": b""})
+        tree(tmp_path / f"{name}s", {f"data/{name}": b"", "data/writer.lock": b""})
         with pytest.raises(FormatError, match="data is a dataset of its own"):
             sw.convert(tmp_path / f"{name}s", tmp_path / "store")
     assert not (tmp_path / "store").exists()

@@ -12,7 +12,7 @@ from typing import Any
 
 from stepwell.source import Source
 
-__all__ = ["FORMATS", "Format", "arrays", "format_at", "format_named"]
+__all__ = ["BY_NAME", "FORMATS", "Format", "arrays", "format_at"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,13 @@ FORMATS: tuple[Format, ...] = (
     ),
     Format("arrow", (".arrow", ".feather"), reader="ArrowSource", file_writer="write"),
     Format("huggingface", marks=("state.json", "dataset_dict.json"), reader="HuggingFaceSource"),
-    Format("arrayrecord", inside="*.array_record", part_writer="write_folder", folder=True),
+    Format(
+        "arrayrecord",
+        (".array_record",),
+        inside="*.array_record",
+        part_writer="write_folder",
+        folder=True,
+    ),
     Format("safetensors", (".safetensors",), reader="SafetensorsSource", part_writer="write"),
     Format("hdf5", (".hdf5", ".h5"), reader="Hdf5Source"),
     Format("minari", marks=("data/metadata.json",), reader="MinariSource", file_writer="write"),
@@ -93,14 +99,12 @@ FORMATS: tuple[Format, ...] = (
 """`.npy` files and ArrayRecord folders are read by stores (`ArraySource`, `ArrayRecordSource`)."""
 
 
+BY_NAME = {known.name: known for known in FORMATS}
+
+
 def format_at(path: Path) -> Format | None:
     """The format of what is at a path, by names alone."""
     return next((known for known in FORMATS if known.recognizes(path)), None)
-
-
-def format_named(name: str) -> Format | None:
-    """The format of this name, or of files with this suffix."""
-    return next((f for f in FORMATS if name == f.name or name in f.suffixes), None)
 
 
 def __getattr__(name: str) -> Any:

@@ -27,11 +27,11 @@ def fill(
     source: Source,
     path: Path,
     *,
-    append: bool,
     progress: Progress,
+    append: bool = False,
     part_bytes: int | None = None,
-) -> int:
-    """Append the runs that are not in the dataset yet; return how many rows were there before.
+) -> None:
+    """Append the runs that are not in the dataset yet.
 
     With `append` all runs are added to those that are there, in one commit. Rows are spread over
     files of `part_bytes`, if it is given.
@@ -55,7 +55,7 @@ def fill(
         with StepReader.open(path, memory="map") as there:
             first = len(there.runs)
     with StepWriter(path, dtype, columns, mode="a", shard_rows=shard_rows) as writer:
-        begin = done = int(runs.counts[:first].sum())
+        done = int(runs.counts[:first].sum())
         progress(done, total)
         chosen = source.columns(list(names))
         last = time.monotonic()
@@ -69,7 +69,6 @@ def fill(
                 writer.commit()
                 last = time.monotonic()
             progress(done, total)
-    return begin
 
 
 def _names(source: Source) -> dict[str, str]:
@@ -109,8 +108,6 @@ def _by_run(
         if at < len(rows):
             held.append(rows[at:])
             missing -= len(rows) - at
-    if number < len(counts):
-        raise SchemaError(f"{source.path}: expected {len(source)} rows, got fewer")
 
 
 def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:

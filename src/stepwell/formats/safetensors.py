@@ -25,6 +25,7 @@ from stepwell.formats.streams import (
     contiguous,
     in_order,
     only_fixed,
+    part_of,
     rows_of,
 )
 from stepwell.source import Batch, Field, Source
@@ -156,11 +157,9 @@ def write(source: Source, part: Part, *, progress: Progress) -> None:
             done = max(0, there - begin) // max(1, sizes[name])
             out.seek(len(header) + begin + done * sizes[name])
             out.truncate()
-            progress((k * total + done) // len(about), total)
-            for batch in in_order(source.columns([name]), done):
+            one = source.columns([name])
+            for batch in in_order(one, done, part_of(progress, k, len(about))):
                 values = batch[name].astype(field.dtype.newbyteorder("<"), copy=False)
                 if tags[name] == "BF16":
                     values = (np.ascontiguousarray(values).view("<u4") >> 16).astype("<u2")
                 out.write(contiguous(values))
-                done += len(values)
-                progress((k * total + done) // len(about), total)

@@ -33,13 +33,10 @@ def write(source: Source, path: Path, *, progress: Progress, fps: float = 30) ->
     name = _pictures(source)
     if not len(source):
         raise SchemaError(f"{name!r}: there are no frames")
-    done = 0
     with new_video(path, fps) as add:
-        for batch in in_order(source.columns([name])):
+        for batch in in_order(source.columns([name]), progress=progress):
             for picture in batch[name]:
                 add(picture)
-            done += len(batch[name])
-            progress(done, len(source))
 
 
 def _pictures(source: Source) -> str:
