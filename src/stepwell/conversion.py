@@ -41,7 +41,6 @@ from stepwell.stores import (
     ArrayRecordSource,
     ArraySource,
     ReplayReader,
-    ShardReader,
     StepReader,
 )
 
@@ -119,11 +118,14 @@ def convert(
     if mode == "a" and force:
         raise ValueError("either mode='a' goes on with what is there, or force replaces it")
     fields = [field] if isinstance(field, str) else None if field is None else list(field)
-    kind = _target_kind(source, os.fspath(target), to, mode)
+    source_kind = _kind_of(source)
+    kind = _target_kind(source, source_kind, os.fspath(target), to, mode)
     if kind != "records" and (compress != "none" or level is not None):
         raise ValueError(f"compress is for a record store that is made, not for {kind}")
-    opened, source_kind = _opened(source, kind, where, fields)
-    call = _Call(opened, source_kind, fields, where, mode, force, progress or (lambda *_: None))
+    opened = _opened(source, source_kind, kind, where, fields)
+    call = _Call(
+        opened, source_kind or "", fields, where, mode, force, progress or (lambda *_: None)
+    )
     with opened:
         if kind == "records":
             options |= {"compress": compress, "level": level, "chunk_records": chunk_records}
@@ -277,41 +279,42 @@ def kind_at(path: Path) -> str | None:
     return store.kind if store else known.name if known else None
 
 
+def _kind_of(source: str | os.PathLike[str] | Source) -> str | None:
+    """What the rows are kept in; None where nothing here reads it."""
+    if isinstance(source, Source):
+        return getattr(source, "kind", type(source).__name__)
+    text = os.fspath(source)
+    if text.startswith(PREFIX):
+        return "minari"
+    return "shards" if "://" in text else kind_at(Path(text))
+
+
 def _opened(
     source: str | os.PathLike[str] | Source,
+    kind: str | None,
     target: str,
     where: str | None,
     fields: list[str] | None,
-) -> tuple[Source, str]:
-    """The rows that are to be converted, and what they are kept in."""
+) -> Source:
+    """The rows that are to be converted, of the runs that are wanted."""
+    text = str(source) if isinstance(source, Source) else os.fspath(source)
+    store = next((each for each in STORES if each.kind == kind), None)
+    if kind is None:
+        names = sorted({*(each.kind for each in STORES), *BY_NAME})
+        raise FormatError(
+            f"expected one of {', '.join(names)}, got {what_is_at(Path(text))}", path=text
+        )
+    if where is not None and store is None and not isinstance(source, Store):
+        raise ValueError(f"{text} is {kind}: there are no runs to choose by where=")
     if isinstance(source, Source):
-        return _chosen(source, where), getattr(source, "kind", type(source).__name__)
-    text = os.fspath(source)
-    if text.startswith(PREFIX):
-        return BY_NAME["minari"].read(text), "minari"
-    store = ShardReader if "://" in text else store_at(Path(text))
-    if store is not None:
-        found: Store = store.open(text, **_options(store, target))
-        return _chosen(found, where), store.kind
-    path = Path(text)
-    known = format_at(path)
-    if known is None:
-        names = sorted({*(each.kind for each in STORES), *(each.name for each in FORMATS)})
-        raise FormatError(f"expected one of {', '.join(names)}, got {what_is_at(path)}", path=text)
-    if where is not None:
-        raise ValueError(f"{path} is {known.name}: there are no runs to choose by where=")
-    if known.name == "folder":
-        _refuse_stores_inside(path)
-    return known.read(path, fields), known.name
-
-
-def _chosen(source: Source, where: str | None) -> Source:
-    """The rows of the runs that are wanted."""
-    if where is None:
-        return source
-    if not isinstance(source, Store):
-        raise ValueError(f"{source!r} has no runs to choose by where=")
-    return source.where(where)
+        found = source
+    elif store is not None:
+        found = store.open(text, **_options(store, target))
+    else:
+        if kind == "folder":
+            _refuse_stores_inside(Path(text))
+        return BY_NAME[kind].read(text if text.startswith(PREFIX) else Path(text), fields)
+    return found.where(where) if where is not None and isinstance(found, Store) else found
 
 
 def _options(store: type[Store], target: str) -> dict[str, Any]:
@@ -336,7 +339,11 @@ def _refuse_stores_inside(path: Path) -> None:
 
 
 def _target_kind(
-    source: str | os.PathLike[str] | Source, target: str, to: str | None, mode: str
+    source: str | os.PathLike[str] | Source,
+    source_kind: str | None,
+    target: str,
+    to: str | None,
+    mode: str,
 ) -> str:
     """What is to be written. Raises `ValueError` when neither the name nor `to` says it."""
     if target.startswith(PREFIX):
@@ -350,35 +357,24 @@ def _target_kind(
             return named.name
         if mode == "a" and os.path.exists(target):
             return kind_at(Path(target)) or "records"
-        return _usual_target(source, target)
+        # What a name that says nothing stands for: a store that the source is not yet.
+        if isinstance(source, Source) or source_kind in (*MADE, "pack"):
+            raise ValueError(
+                f"{target}: expected to={', '.join(MADE)} or a format, or a name that ends in "
+                f"{', '.join(suffix for known in FORMATS for suffix in known.suffixes)}"
+            )
+        return "steps" if source_kind in ("minari", "hdf5", "replay") else "records"
     writable = [*MADE, *(f.name for f in FORMATS if f.file_writer or f.part_writer)]
     if to not in writable:
         raise ValueError(f"to: expected one of {', '.join(writable)}, got {to!r}")
     if named is not None and named.name != to:
         raise ValueError(f"{target}: the name says {named.name}, asked for {to}")
     known = BY_NAME.get(to)
-    if known is not None and named is None and known.suffixes and not known.folder:
+    if known is not None and named is None and known.suffixes and not known.inside:
         raise ValueError(f"{target}: expected a name that ends in {' or '.join(known.suffixes)}")
     if to == "minari":
         raise ValueError(f"{target}: expected a name like minari:pong/random-v0")
     return to
-
-
-def _usual_target(source: str | os.PathLike[str] | Source, target: str) -> str:
-    """What a name that says nothing stands for: a store that the source is not yet."""
-    if not isinstance(source, Source):
-        text = os.fspath(source)
-        if text.startswith(PREFIX):
-            return "steps"
-        kind = "shards" if "://" in text else kind_at(Path(text))
-        if kind in ("minari", "hdf5", "replay"):
-            return "steps"
-        if kind not in (*MADE, "pack"):
-            return "records"
-    raise ValueError(
-        f"{target}: expected to={', '.join(MADE)} or a format, or a name that ends in "
-        f"{', '.join(suffix for known in FORMATS for suffix in known.suffixes)}"
-    )
 
 
 def _has_rows(path: Path) -> bool:

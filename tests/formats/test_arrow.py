@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,10 @@ import pytest
 from pyarrow import parquet
 
 import stepwell as sw
-from stepwell import FormatError, SchemaError
 from stepwell.formats.arrow import ArrowSource
 from stepwell.formats.huggingface import HuggingFaceSource
 from stepwell.formats.parquet import ParquetSource
-from tests.formats.rows import assert_same, contents
+from tests.formats.rows import assert_same, contents, refused
 
 NOON = datetime.datetime(2020, 2, 29, 12)
 
@@ -202,11 +202,7 @@ def test_directories(tmp_path: Path) -> None:
 )
 def test_types_that_are_refused(column: pa.Array, text: str, tmp_path: Path) -> None:
     saved_dataset(tmp_path / "a", pa.table({"n": [1], "x": column}), files=1)
-    with pytest.raises(SchemaError) as caught:
-        sw.convert(tmp_path / "a", tmp_path / "store")
-    assert text in str(caught.value)
-    assert str(tmp_path / "a") in str(caught.value)
-    assert not (tmp_path / "store").exists()
+    refused(tmp_path / "a", re.escape(text))
 
 
 @pytest.mark.parametrize(
@@ -229,32 +225,21 @@ def test_nulls(column: pa.Array, tmp_path: Path) -> None:
     parquet.write_table(
         pa.table({"n": [1, 2, 3, 4], "x": column}), tmp_path / "a.parquet", row_group_size=2
     )
-    with pytest.raises(
-        SchemaError, match="column 'x', row 3: expected a value, got null"
-    ) as caught:
-        sw.convert(tmp_path / "a.parquet", tmp_path / "store")
-    assert str(tmp_path / "a.parquet") in str(caught.value)
-    assert not (tmp_path / "store").exists()
+    refused(tmp_path / "a.parquet", "column 'x', row 3: expected a value, got null")
 
 
 def test_files_that_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1" + bytes(100))
-    with pytest.raises(FormatError, match=r"cannot be read: .* - at .*a.parquet"):
-        sw.convert(tmp_path / "a.parquet", tmp_path / "store")
+    refused(tmp_path / "a.parquet", r"cannot be read: .* - at .*a.parquet")
     (tmp_path / "in").mkdir()
     parquet.write_table(pa.table({"a": [1]}), tmp_path / "in" / "1.parquet")
     parquet.write_table(pa.table({"a": [1.5]}), tmp_path / "in" / "2.parquet")
-    with pytest.raises(SchemaError, match=r"2.parquet: expected the columns of 1.parquet"):
-        sw.convert(tmp_path / "in", tmp_path / "store")
-
-
-def test_damaged_pages(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
+    refused(tmp_path / "in", r"2.parquet: expected the columns of 1.parquet")
+    path = tmp_path / "b.parquet"
     parquet.write_table(pa.table({"a": np.arange(1000)}), path, use_dictionary=False)
     data = path.read_bytes()
     path.write_bytes(data[:4] + bytes(100) + data[104:])
-    with pytest.raises(FormatError, match=r"a.parquet"):
-        sw.convert(path, tmp_path / "store")
+    refused(path, "cannot be read")
 
 
 # Hugging Face.
@@ -274,8 +259,7 @@ def test_datasets_that_are_refused(tmp_path: Path) -> None:
     splits = tmp_path / "splits"
     splits.mkdir()
     (splits / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    with pytest.raises(FormatError, match="expected one split, got 2; convert train, test alone"):
-        sw.convert(splits, tmp_path / "store")
+    refused(splits, "expected one split, got 2; convert train, test alone")
     data = saved_dataset(tmp_path / "data", pa.table({"a": list(range(100))}))
     state = data / "state.json"
     kept = json.loads(state.read_text())
@@ -286,16 +270,13 @@ def test_datasets_that_are_refused(tmp_path: Path) -> None:
     ]
     for change, text in changes:
         state.write_text(json.dumps({**kept, **change}))
-        with pytest.raises(FormatError, match=text):
-            sw.convert(data, tmp_path / "store")
+        refused(data, text)
     state.write_text("{")
-    with pytest.raises(FormatError, match="is no JSON"):
-        sw.convert(data, tmp_path / "store")
+    refused(data, "is no JSON")
     state.write_text(json.dumps(kept))
     arrow = data / "data-00000-of-00002.arrow"
     arrow.write_bytes(arrow.read_bytes()[:-300])
-    with pytest.raises((FormatError, SchemaError), match=r"data-00000-of-00002.arrow|records"):
-        sw.convert(data, tmp_path / "store")
+    refused(data, r"data-00000-of-00002.arrow|records")
     arrow.unlink()
     with pytest.raises(FileNotFoundError, match=r"data-00000-of-00002.arrow"):
         sw.convert(data, tmp_path / "store")

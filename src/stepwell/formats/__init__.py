@@ -34,8 +34,7 @@ class Format:
     file_writer: str = ""
     """Writes a source to a file, from the start after a kill."""
     part_writer: str = ""
-    """Writes a source to a file or, where `folder` is set, a folder; goes on after a kill."""
-    folder: bool = False
+    """Writes a source to a file, or a folder where there is `inside`; goes on after a kill."""
 
     def recognizes(self, path: Path) -> bool:
         """Whether this path is of the format, by names alone."""
@@ -75,7 +74,6 @@ FORMATS: tuple[Format, ...] = (
         reader="ParquetSource",
         file_writer="write",
         part_writer="write_folder",
-        folder=True,
     ),
     Format("arrow", (".arrow", ".feather"), reader="ArrowSource", file_writer="write"),
     Format("huggingface", marks=("state.json", "dataset_dict.json"), reader="HuggingFaceSource"),
@@ -84,7 +82,6 @@ FORMATS: tuple[Format, ...] = (
         (".array_record",),
         inside="*.array_record",
         part_writer="write_folder",
-        folder=True,
     ),
     Format("safetensors", (".safetensors",), reader="SafetensorsSource", part_writer="write"),
     Format("hdf5", (".hdf5", ".h5"), reader="Hdf5Source"),
@@ -92,9 +89,7 @@ FORMATS: tuple[Format, ...] = (
     Format("jsonl", (".jsonl",), reader="JsonlSource", file_writer="write"),
     Format("video", (".gif", ".mp4"), file_writer="write"),
     # The last one: any folder of folders looks like it.
-    Format(
-        "folder", inside="[!.]*/", reader="FolderSource", part_writer="write_folder", folder=True
-    ),
+    Format("folder", inside="[!.]*/", reader="FolderSource", part_writer="write_folder"),
 )
 """`.npy` files and ArrayRecord folders are read by stores (`ArraySource`, `ArrayRecordSource`)."""
 

@@ -3,7 +3,7 @@
 import re
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,16 +102,13 @@ def _by_run(
             rows[names[name]] = values
         at = 0
         while number < len(counts) and len(rows) - at >= missing:
-            yield number, _joined([*held, rows[at : at + missing]])
+            run = rows[at : at + missing]
+            yield number, np.concatenate([*held, run]) if held else run
             at, held, number = at + missing, [], number + 1
             missing = counts[number] if number < len(counts) else 0
         if at < len(rows):
             held.append(rows[at:])
             missing -= len(rows) - at
-
-
-def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _column(name: str, values: list[Any]) -> RunColumn:
