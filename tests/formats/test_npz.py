@@ -139,17 +139,8 @@ def test_archives_that_are_refused(arrays: Any, text: str, tmp_path: Path) -> No
     refused(tmp_path / "a.npz", text)
 
 
-def test_damaged_archives(tmp_path: Path) -> None:
+def test_an_array_that_is_not_as_large_as_its_header_says(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez(path, a=np.zeros((100, 10)))
-    data = path.read_bytes()
-    changed = bytearray(data)
-    changed[500] ^= 1
-    for bad, text in [
-        (bytes(changed), "cannot be read: Bad CRC-32"),
-        (data[:500], "not a zip file"),
-        (b"", "not a zip file"),
-        (data.replace(b"(100, 10)", b"(100, 90)"), "bytes of data in a file of"),
-    ]:
-        path.write_bytes(bad)
-        refused(path, text)
+    path.write_bytes(path.read_bytes().replace(b"(100, 10)", b"(100, 90)"))
+    refused(path, "bytes of data in a file of")
