@@ -356,7 +356,7 @@ def test_a_folder_that_is_not_ours(npy: Path, quick_path: Path) -> None:
 
 def test_single_files_are_whole_or_not_there(quick_path: Path, small_batches: None) -> None:
     store = a_store(quick_path / "in")
-    for name in ("a.npz", "a.parquet", "a.arrow"):
+    for name in ("a.npz", "a.parquet", "a.arrow", "a.gif", "a.mp4"):
         with pytest.raises(Stop):
             sw.convert(store, quick_path / name, progress=stop_at(150))
         assert names(quick_path) == ["in"]

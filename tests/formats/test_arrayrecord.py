@@ -8,7 +8,6 @@ import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 
 import stepwell as sw
-from stepwell.stores.arrayrecord import convert_to_arrayrecord
 from tests.formats.rows import assert_same, contents, refused
 
 
@@ -37,7 +36,8 @@ def test_files_of_others(records: list[list[bytes]], tmp_path: Path) -> None:
 def test_rows_of_structures(tmp_path: Path) -> None:
     rows = np.zeros(50, [("a", ">i4"), ("b", "f4", (2,))])
     rows["a"] = np.arange(50)
-    convert_to_arrayrecord(rows, tmp_path / "in", file_rows=20).close()
+    packed = sw.ArraySource(rows).packed()
+    sw.convert(packed, tmp_path / "in", to="arrayrecord", part_bytes=200)
     sw.convert(tmp_path / "in", tmp_path / "store")
     assert_same(contents(tmp_path / "store"), {"a": rows["a"], "b": rows["b"]})
 

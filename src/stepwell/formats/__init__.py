@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from stepwell.formats.runs import arrays
 from stepwell.source import Source
 
 __all__ = ["BY_NAME", "FORMATS", "Format", "arrays", "format_at"]
@@ -100,9 +101,3 @@ BY_NAME = {known.name: known for known in FORMATS}
 def format_at(path: Path) -> Format | None:
     """The format of what is at a path, by names alone."""
     return next((known for known in FORMATS if known.recognizes(path)), None)
-
-
-def __getattr__(name: str) -> Any:
-    if name == "arrays":
-        return import_module("stepwell.formats.runs").arrays
-    raise AttributeError(f"module 'stepwell.formats' has no attribute {name!r}")

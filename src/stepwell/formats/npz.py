@@ -167,7 +167,7 @@ class _Rows:
 
     def _read(self, count: int) -> bytes:
         size = count * self._member.row_bytes
-        data = self._file.read(size)
+        data: bytes = self._file.read(size)
         if len(data) != size:
             raise ValueError(f"{self._name} ends early")
         return data
