@@ -13,6 +13,7 @@ import pytest
 from pyarrow import parquet
 
 import stepwell as sw
+from stepwell import Field
 from stepwell.formats.arrow import ArrowSource
 from stepwell.formats.huggingface import HuggingFaceSource
 from stepwell.formats.parquet import ParquetSource
@@ -21,59 +22,50 @@ from tests.formats.rows import assert_same, contents, refused
 NOON = datetime.datetime(2020, 2, 29, 12)
 
 
-def table(rows: int = 100) -> pa.Table:
-    """A column of every type that a store can hold."""
+def columns(rows: int) -> dict[str, tuple[list[Any], pa.DataType, Field]]:
+    """Values of every type that a store can hold, and what field they are."""
     i = range(rows)
-    return pa.table(
-        {
-            "int8": pa.array([k % 100 - 50 for k in i], pa.int8()),
-            "uint64": pa.array([2**64 - 1 - k for k in i], pa.uint64()),
-            "float16": pa.array(np.arange(rows, dtype="f2")),
-            "float64": pa.array([k / 3 for k in i], pa.float64()),
-            "bool": pa.array([k % 3 == 0 for k in i], pa.bool_()),
-            "text": pa.array(["ä日\N{GRINNING FACE}"[: k % 4] for k in i], pa.string()),
-            "large": pa.array([f"{k}" for k in i], pa.large_string()),
-            "blob": pa.array([bytes([0, k % 256]) * (k % 3) for k in i], pa.binary()),
-            "list": pa.array([list(range(k % 4)) for k in i], pa.list_(pa.float32())),
-            "large_list": pa.array([[k] * (k % 2) for k in i], pa.large_list(pa.int16())),
-            "fixed": pa.array([[k, -k] for k in i], pa.list_(pa.int64(), 2)),
-            "matrix": pa.array(
-                [[[k, 1], [2, 3], [4, 5]] for k in i], pa.list_(pa.list_(pa.int32(), 2), 3)
-            ),
-            "points": pa.array(
-                [[[k, 1.5]] * (k % 3) for k in i], pa.list_(pa.list_(pa.float64(), 2))
-            ),
-            "when": pa.array(
-                [NOON + datetime.timedelta(seconds=k) for k in i], pa.timestamp("us", "Europe/Rome")
-            ),
-            "naive": pa.array([NOON for _ in i], pa.timestamp("ns")),
-            "day": pa.array([NOON.date() for _ in i], pa.date32()),
-            "time": pa.array(list(i), pa.time64("us")),
-            "span": pa.array(list(i), pa.duration("ms")),
-        }
-    )
+    pair = pa.list_(pa.int32(), 2)
+    noon = int(NOON.replace(tzinfo=datetime.UTC).timestamp())
+    return {
+        "int8": ([k % 100 - 50 for k in i], pa.int8(), Field("i1")),
+        "uint64": ([2**64 - 1 - k for k in i], pa.uint64(), Field("u8")),
+        "float16": ([np.float16(k) for k in i], pa.float16(), Field("f2")),
+        "float64": ([k / 3 for k in i], pa.float64(), Field("f8")),
+        "bool": ([k % 3 == 0 for k in i], pa.bool_(), Field("?")),
+        "text": (["ä日\N{GRINNING FACE}"[: k % 4] for k in i], pa.string(), Field(str)),
+        "large": ([f"{k}" for k in i], pa.large_string(), Field(str)),
+        "blob": ([bytes([0, k % 256]) * (k % 3) for k in i], pa.binary(), Field(bytes)),
+        "list": ([list(range(k % 4)) for k in i], pa.list_(pa.float32()), Field("f4", (), True)),
+        "large_list": (
+            [[k] * (k % 2) for k in i],
+            pa.large_list(pa.int16()),
+            Field("i2", (), True),
+        ),
+        "fixed": ([[k, -k] for k in i], pa.list_(pa.int64(), 2), Field("i8", 2)),
+        "matrix": ([[[k, 1], [2, 3], [4, 5]] for k in i], pa.list_(pair, 3), Field("i4", (3, 2))),
+        "points": ([[[k, 1]] * (k % 3) for k in i], pa.list_(pair), Field("i4", 2, True)),
+        "when": ([k * 10**6 for k in i], pa.timestamp("us", "Europe/Rome"), Field("i8")),
+        "naive": ([noon * 10**9 for _ in i], pa.timestamp("ns"), Field("i8")),
+        "day": ([noon // 86400 for _ in i], pa.date32(), Field("i4")),
+        "time": (list(i), pa.time64("us"), Field("i8")),
+        "span": (list(i), pa.duration("ms"), Field("i8")),
+    }
+
+
+def table(rows: int = 100) -> pa.Table:
+    return pa.table({name: pa.array(v, kind) for name, (v, kind, _) in columns(rows).items()})
 
 
 def expected(rows: int = 100) -> dict[str, Any]:
-    given = table(rows)
-    lists = {"list": "f4", "large_list": "i2", "points": "f8"}
-    whole = {"when": "i8", "naive": "i8", "day": "i4", "time": "i8", "span": "i8"}
-    shapes: dict[str, tuple[int, ...]] = {"fixed": (2,), "matrix": (3, 2)}
     made: dict[str, Any] = {}
-    for name in given.column_names:
-        values = given[name].to_pylist()
-        if name in ("text", "large", "blob"):
+    for name, (values, _, field) in columns(rows).items():
+        if field.kind != "array":
             made[name] = values
-        elif name in lists:
-            inner = (2,) if name == "points" else ()
-            made[name] = [np.array(v, lists[name]).reshape(len(v), *inner) for v in values]
-        elif name in whole:
-            made[name] = np.array(
-                given[name].cast(pa.int32() if name == "day" else pa.int64()), whole[name]
-            )
+        elif field.ragged:
+            made[name] = [np.array(v, field.dtype).reshape(len(v), *field.shape) for v in values]
         else:
-            dtype = {"fixed": "i8", "matrix": "i4"}.get(name, name)
-            made[name] = np.array(values, dtype).reshape(rows, *shapes.get(name, ()))
+            made[name] = np.array(values, field.dtype).reshape(rows, *field.shape)
     return made
 
 

@@ -1,15 +1,7 @@
 """Arrow's types as fields, its arrays as batches, and back; and files of Arrow's own.
 
-| Arrow | a field is |
-|---|---|
-| numbers, bool | a number |
-| fixed_size_list of those, fixed_size_binary, fixed_shape_tensor | an array of that shape |
-| list of those | any number of them |
-| string, binary, large or not | text, bytes |
-| timestamp, date, time, duration | a whole number; the attribute `arrow_types` says of what |
-| dictionary | what its values are |
-
-Everything else, and every null, is refused by name: rows of a source have no such thing.
+docs/converting.md has the table of types. Everything else, and every null, is refused by name:
+rows of a source have no such thing.
 """
 
 import os
