@@ -12,9 +12,8 @@ is no code for pairs. docs/converting.md has the table of those that make sense.
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,25 +21,32 @@ from stepwell.errors import BusyError, FormatError, SchemaError
 from stepwell.files.lock import is_locked
 from stepwell.files.regular import bytes_on_disk
 from stepwell.formats import (
+    BY_NAME,
     FORMATS,
     Format,
     format_at,
-    format_named,
     into_records,
     into_shards,
     into_steps,
 )
 from stepwell.formats.folder import classes_of
 from stepwell.formats.into_records import OVERHEAD, original_names
+from stepwell.formats.minari import PREFIX
 from stepwell.formats.parts import Part, sweep_part
 from stepwell.opening import store_at
-from stepwell.source import Batch, Field, Ragged, Source
+from stepwell.source import Ragged, Source
 from stepwell.store import Progress, Store, what_is_at
-from stepwell.stores import STORES, ArraySource, ReplayReader, ShardReader, StepReader
+from stepwell.stores import (
+    STORES,
+    ArrayRecordSource,
+    ArraySource,
+    ReplayReader,
+    StepReader,
+)
 
 __all__ = ["ConvertReport", "convert"]
 
-_FILL: dict[str, Callable[..., int]] = {
+_FILL: dict[str, Callable[..., None]] = {
     "records": into_records.fill,
     "shards": into_shards.fill,
     "steps": into_steps.fill,
@@ -49,7 +55,6 @@ MADE = tuple(_FILL)
 """Stores that can be made of others' rows."""
 
 _LOCKS = {"records": "writer.lock", "shards": ".writer.lock", "steps": "writer.lock"}
-_MINARI = "minari:"
 _GROWS_BY = 1.5
 _WORTH_A_WARNING = 1 << 20
 
@@ -113,11 +118,14 @@ def convert(
     if mode == "a" and force:
         raise ValueError("either mode='a' goes on with what is there, or force replaces it")
     fields = [field] if isinstance(field, str) else None if field is None else list(field)
-    kind = _target_kind(source, os.fspath(target), to, mode)
+    source_kind = _kind_of(source)
+    kind = _target_kind(source, source_kind, os.fspath(target), to, mode)
     if kind != "records" and (compress != "none" or level is not None):
         raise ValueError(f"compress is for a record store that is made, not for {kind}")
-    opened, source_kind = _opened(source, kind, where, fields)
-    call = _Call(opened, source_kind, fields, where, mode, force, progress or (lambda *_: None))
+    opened = _opened(source, source_kind, kind, where, fields)
+    call = _Call(
+        opened, source_kind or "", fields, where, mode, force, progress or (lambda *_: None)
+    )
     with opened:
         if kind == "records":
             options |= {"compress": compress, "level": level, "chunk_records": chunk_records}
@@ -141,12 +149,10 @@ class _Call:
     progress: Progress
 
     def write(self, kind: str, target: str, options: dict[str, Any]) -> ConvertReport:
-        rows = self._rows(target)
+        rows = self._rows()
         self._warn(kind, rows, target, options)
-        if target.startswith(_MINARI):
-            known = format_named("minari")
-            assert known is not None
-            write, _ = known.writer(None)
+        if target.startswith(PREFIX):
+            write, _ = BY_NAME["minari"].writer(None)
             made = write(rows, target, progress=self.progress, **options)
             return self._report(target, kind, int(made.total_steps), int(made.total_episodes), 0)
         path = Path(target)
@@ -155,38 +161,27 @@ class _Call:
         if self.mode == "a" and path.exists():
             return self._append(kind, rows, path, options)
         self._check_target(path, kind)
-        resumes, write_to = True, None
-        if kind in MADE:
-            fill = partial(_FILL[kind], rows, append=False, progress=self.progress, **options)
-        else:
-            known = format_named(kind)
-            assert known is not None
-            write_to, resumes = known.writer(path)
+        write, resumes = (_FILL[kind], True) if kind in MADE else BY_NAME[kind].writer(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         if not resumes:
-            assert write_to is not None
-            write_to(rows, path, progress=self.progress, **options)
+            write(rows, path, progress=self.progress, **options)
             return self._report(target, kind, len(rows), None, 0)
-        resumed: list[int] = []
+        begun: list[int] = []
 
-        def first(done: int, total: int) -> None:
-            resumed[:] = resumed or [done]  # the first call says where it begins
+        def progress(done: int, total: int) -> None:
+            begun[:] = begun or [done]  # the first call says where it begins
             self.progress(done, total)
 
         with Part(path, self._about(kind, rows, options), force=self.force) as part:
-            if write_to is None:
-                try:
-                    begun = fill(part.path)
-                except Exception:
-                    if not _has_rows(part.path):
-                        part.discard()  # nothing in it that a second attempt could use
-                    raise
-            else:
-                write_to(rows, part, progress=first, **options)
-                begun = resumed[0] if resumed else 0
+            try:
+                write(rows, part.path if kind in MADE else part, progress=progress, **options)
+            except Exception:
+                if kind in MADE and not _has_rows(part.path):
+                    part.discard()  # nothing in it that a second attempt could use
+                raise
             self._check_target(path, kind)  # again: others may have made it meanwhile
             part.finish()
-        return self._report(target, kind, len(rows), None, begun)
+        return self._report(target, kind, len(rows), None, begun[0] if begun else 0)
 
     def _append(
         self, kind: str, rows: Source, path: Path, options: dict[str, Any]
@@ -200,7 +195,7 @@ class _Call:
         _FILL[kind](rows, path, append=True, progress=self.progress, **options)
         return self._report(str(path), kind, len(rows), None, 0)
 
-    def _rows(self, target: str) -> Source:
+    def _rows(self) -> Source:
         """The fields that are to be written, under the names they had where they came from."""
         rows = original_names(_plain(self.source))
         if self.fields is None:
@@ -249,7 +244,7 @@ class _Call:
             sweep_part(path)
             raise FileExistsError(f"{path} exists; force replaces it")
         found = kind_at(path)
-        known = format_named(kind)
+        known = BY_NAME.get(kind)
         if found != kind or (path.is_dir() and known is not None and not _is_pure(path, known)):
             raise FileExistsError(
                 f"{path} is {found or 'something else'}: force replaces {kind} only, "
@@ -268,7 +263,7 @@ class _Call:
         if kind == "steps":
             with StepReader.open(target, memory="map") as made:
                 runs = len(made.runs)
-        there = None if target.startswith(_MINARI) else bytes_on_disk(Path(target))
+        there = None if target.startswith(PREFIX) else bytes_on_disk(Path(target))
         return ConvertReport(
             target, self.source_kind, kind, rows, runs, resumed, self._source_bytes(), there
         )
@@ -284,43 +279,42 @@ def kind_at(path: Path) -> str | None:
     return store.kind if store else known.name if known else None
 
 
+def _kind_of(source: str | os.PathLike[str] | Source) -> str | None:
+    """What the rows are kept in; None where nothing here reads it."""
+    if isinstance(source, Source):
+        return getattr(source, "kind", type(source).__name__)
+    text = os.fspath(source)
+    if text.startswith(PREFIX):
+        return "minari"
+    return "shards" if "://" in text else kind_at(Path(text))
+
+
 def _opened(
     source: str | os.PathLike[str] | Source,
+    kind: str | None,
     target: str,
     where: str | None,
     fields: list[str] | None,
-) -> tuple[Source, str]:
-    """The rows that are to be converted, and what they are kept in."""
+) -> Source:
+    """The rows that are to be converted, of the runs that are wanted."""
+    text = str(source) if isinstance(source, Source) else os.fspath(source)
+    store = next((each for each in STORES if each.kind == kind), None)
+    if kind is None:
+        names = sorted({*(each.kind for each in STORES), *BY_NAME})
+        raise FormatError(
+            f"expected one of {', '.join(names)}, got {what_is_at(Path(text))}", path=text
+        )
+    if where is not None and store is None and not isinstance(source, Store):
+        raise ValueError(f"{text} is {kind}: there are no runs to choose by where=")
     if isinstance(source, Source):
-        return _chosen(source, where), getattr(source, "kind", type(source).__name__)
-    text = os.fspath(source)
-    if text.startswith(_MINARI):
-        known = format_named("minari")
-        assert known is not None
-        return known.read(text), "minari"
-    store = ShardReader if "://" in text else store_at(Path(text))
-    if store is not None:
-        found: Store = store.open(text, **_options(store, target))
-        return _chosen(found, where), store.kind
-    path = Path(text)
-    known = format_at(path)
-    if known is None:
-        names = sorted({*(each.kind for each in STORES), *(each.name for each in FORMATS)})
-        raise FormatError(f"expected one of {', '.join(names)}, got {what_is_at(path)}", path=text)
-    if where is not None:
-        raise ValueError(f"{path} is {known.name}: there are no runs to choose by where=")
-    if known.name == "folder":
-        _refuse_stores_inside(path)
-    return known.read(path, fields), known.name
-
-
-def _chosen(source: Source, where: str | None) -> Source:
-    """The rows of the runs that are wanted."""
-    if where is None:
-        return source
-    if not isinstance(source, Store):
-        raise ValueError(f"{source!r} has no runs to choose by where=")
-    return source.where(where)
+        found = source
+    elif store is not None:
+        found = store.open(text, **_options(store, target))
+    else:
+        if kind == "folder":
+            _refuse_stores_inside(Path(text))
+        return BY_NAME[kind].read(text if text.startswith(PREFIX) else Path(text), fields)
+    return found.where(where) if where is not None and isinstance(found, Store) else found
 
 
 def _options(store: type[Store], target: str) -> dict[str, Any]:
@@ -345,51 +339,42 @@ def _refuse_stores_inside(path: Path) -> None:
 
 
 def _target_kind(
-    source: str | os.PathLike[str] | Source, target: str, to: str | None, mode: str
+    source: str | os.PathLike[str] | Source,
+    source_kind: str | None,
+    target: str,
+    to: str | None,
+    mode: str,
 ) -> str:
     """What is to be written. Raises `ValueError` when neither the name nor `to` says it."""
-    if target.startswith(_MINARI):
+    if target.startswith(PREFIX):
         if to not in (None, "minari"):
             raise ValueError(f"{target}: the name says minari, asked for {to}")
         return "minari"
     suffix = Path(target).suffix.lower()
-    named = format_named(suffix) if suffix else None
-    if suffix == ".array_record":
-        named = format_named("arrayrecord")
+    named = next((known for known in FORMATS if suffix in known.suffixes), None)
     if to is None:
         if named is not None:
             return named.name
         if mode == "a" and os.path.exists(target):
             return kind_at(Path(target)) or "records"
-        return _usual_target(source, target)
+        # What a name that says nothing stands for: a store that the source is not yet.
+        if isinstance(source, Source) or source_kind in (*MADE, "pack"):
+            raise ValueError(
+                f"{target}: expected to={', '.join(MADE)} or a format, or a name that ends in "
+                f"{', '.join(suffix for known in FORMATS for suffix in known.suffixes)}"
+            )
+        return "steps" if source_kind in ("minari", "hdf5", "replay") else "records"
     writable = [*MADE, *(f.name for f in FORMATS if f.file_writer or f.part_writer)]
     if to not in writable:
         raise ValueError(f"to: expected one of {', '.join(writable)}, got {to!r}")
     if named is not None and named.name != to:
         raise ValueError(f"{target}: the name says {named.name}, asked for {to}")
-    known = format_named(to)
-    if known is not None and named is None and known.suffixes and not known.folder:
+    known = BY_NAME.get(to)
+    if known is not None and named is None and known.suffixes and not known.inside:
         raise ValueError(f"{target}: expected a name that ends in {' or '.join(known.suffixes)}")
     if to == "minari":
         raise ValueError(f"{target}: expected a name like minari:pong/random-v0")
     return to
-
-
-def _usual_target(source: str | os.PathLike[str] | Source, target: str) -> str:
-    """What a name that says nothing stands for: a store that the source is not yet."""
-    if not isinstance(source, Source):
-        text = os.fspath(source)
-        if text.startswith(_MINARI):
-            return "steps"
-        kind = "shards" if "://" in text else kind_at(Path(text))
-        if kind in ("minari", "hdf5", "replay"):
-            return "steps"
-        if kind not in (*MADE, "pack"):
-            return "records"
-    raise ValueError(
-        f"{target}: expected to={', '.join(MADE)} or a format, or a name that ends in "
-        f"{', '.join(suffix for known in FORMATS for suffix in known.suffixes)}"
-    )
 
 
 def _has_rows(path: Path) -> bool:
@@ -406,22 +391,15 @@ def _has_rows(path: Path) -> bool:
 
 def _plain(source: Source) -> Source:
     """Records of ArrayRecord as what they are: bytes, or the fields of a structure."""
-    if type(source).__name__ != "ArrayRecordSource":
+    if not isinstance(source, ArrayRecordSource):
         return source
-    field: Field = source.schema["data"]
-    if field.ragged and field.kind == "array":
-        return source.map(_as_bytes)
-    return source.map(_as_fields) if field.dtype.names and not field.shape else source
-
-
-def _as_bytes(batch: Batch) -> Batch:
-    rows = batch["data"]
-    return {"data": Ragged(rows.values, rows.offsets, "bytes")}
-
-
-def _as_fields(batch: Batch) -> Batch:
-    rows = batch["data"]
-    return {name: rows[name] for name in rows.dtype.names}
+    field = source.schema["data"]
+    if field.ragged:
+        return source.map(
+            lambda rows: {"data": Ragged(rows["data"].values, rows["data"].offsets, "bytes")}
+        )
+    names = field.dtype.names if not field.shape else None
+    return source.map(lambda rows: {n: rows["data"][n] for n in names}) if names else source
 
 
 def _is_pure(path: Path, known: Format) -> bool:
@@ -440,19 +418,11 @@ def _is_inside(path: Path, source: Path) -> bool:
 
 def _files_checksum(path: Path) -> str:
     """A checksum of names, sizes and times, to tell whether files are still the same."""
+    found = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
     total = hashlib.blake2b(digest_size=16)
-    for name, stat in _files_in(path):
-        line = f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
-        total.update(line.encode(errors="surrogateescape"))
+    for file in found:
+        if not file.name.endswith((".lock", "-wal", "-shm")):  # which reading may change
+            stat = file.stat()
+            line = f"{file.relative_to(path)}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
+            total.update(line.encode(errors="surrogateescape"))
     return total.hexdigest()
-
-
-def _files_in(path: Path) -> Iterator[tuple[str, os.stat_result]]:
-    if not path.is_dir():
-        yield path.name, path.stat()
-        return
-    for at, folders, names in os.walk(path):
-        folders.sort()
-        for name in sorted(names):
-            if not name.endswith((".lock", "-wal", "-shm")):  # which reading may change
-                yield os.path.relpath(os.path.join(at, name), path), os.stat(os.path.join(at, name))

@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 import stepwell as sw
-from stepwell import Field, Ragged, Source
+from stepwell import Field, FormatError, Ragged, SchemaError, Source
 from stepwell.source import Batch, Rows, Schema
 
-__all__ = ["Given", "assert_same", "contents", "mixed", "rows", "schema_of"]
+__all__ = ["Given", "assert_same", "contents", "mixed", "refused", "rows", "schema_of"]
 
 Values = dict[str, Any]
 """An array for each field of fixed shape, a list of rows for others."""
@@ -84,6 +85,15 @@ def assert_same(got: Values, want: Values) -> None:
                 continue
             assert a.shape == b.shape, name
             assert (a.dtype, a.tobytes()) == (b.dtype, b.tobytes()), name
+
+
+def refused(path: Path, text: str, **options: Any) -> None:
+    """What is at a path cannot be converted; the error says why and where, and nothing is left."""
+    before = sorted(path.parent.iterdir())
+    with pytest.raises((FormatError, SchemaError), match=text) as caught:
+        sw.convert(path, path.parent / "store", **options)
+    assert path.name in str(caught.value)
+    assert sorted(path.parent.iterdir()) == before
 
 
 def mixed(rows: int = 100, seed: int = 0) -> Values:

@@ -8,8 +8,7 @@ import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 
 import stepwell as sw
-from stepwell import FormatError
-from tests.formats.rows import Given, assert_same, contents
+from tests.formats.rows import assert_same, contents, refused
 
 
 def files_of(path: Path, records: list[list[bytes]]) -> Path:
@@ -34,18 +33,11 @@ def test_files_of_others(records: list[list[bytes]], tmp_path: Path) -> None:
     assert_same(contents(tmp_path / "store"), {"data": flat})
 
 
-def test_what_is_written_says_what_it_is(tmp_path: Path) -> None:
-    images = np.arange(600, dtype="u1").reshape(50, 4, 3)
-    sw.convert(Given({"image": images}), tmp_path / "out", to="arrayrecord", part_bytes=200)
-    assert len(list((tmp_path / "out").glob("data-*.array_record"))) > 1
-    with sw.ArrayRecordSource(tmp_path / "out") as source:
-        assert_same(contents(source), {"data": images})
-
-
 def test_rows_of_structures(tmp_path: Path) -> None:
     rows = np.zeros(50, [("a", ">i4"), ("b", "f4", (2,))])
     rows["a"] = np.arange(50)
-    sw.convert(sw.ArraySource(rows).packed(), tmp_path / "in", to="arrayrecord")
+    packed = sw.ArraySource(rows).packed()
+    sw.convert(packed, tmp_path / "in", to="arrayrecord", part_bytes=200)
     sw.convert(tmp_path / "in", tmp_path / "store")
     assert_same(contents(tmp_path / "store"), {"a": rows["a"], "b": rows["b"]})
 
@@ -56,6 +48,4 @@ def test_a_damaged_file(tmp_path: Path) -> None:
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    with pytest.raises(FormatError, match=r"part-0.array_record"):
-        sw.convert(path, tmp_path / "store")
-    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    refused(path, r"part-0.array_record")

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,68 +13,59 @@ import pytest
 from pyarrow import parquet
 
 import stepwell as sw
-from stepwell import FormatError, SchemaError
+from stepwell import Field
 from stepwell.formats.arrow import ArrowSource
 from stepwell.formats.huggingface import HuggingFaceSource
 from stepwell.formats.parquet import ParquetSource
-from tests.formats.rows import assert_same, contents
+from tests.formats.rows import assert_same, contents, refused
 
 NOON = datetime.datetime(2020, 2, 29, 12)
 
 
-def table(rows: int = 100) -> pa.Table:
-    """A column of every type that a store can hold."""
+def columns(rows: int) -> dict[str, tuple[list[Any], pa.DataType, Field]]:
+    """Values of every type that a store can hold, and what field they are."""
     i = range(rows)
-    return pa.table(
-        {
-            "int8": pa.array([k % 100 - 50 for k in i], pa.int8()),
-            "uint64": pa.array([2**64 - 1 - k for k in i], pa.uint64()),
-            "float16": pa.array(np.arange(rows, dtype="f2")),
-            "float64": pa.array([k / 3 for k in i], pa.float64()),
-            "bool": pa.array([k % 3 == 0 for k in i], pa.bool_()),
-            "text": pa.array(["ä日\N{GRINNING FACE}"[: k % 4] for k in i], pa.string()),
-            "large": pa.array([f"{k}" for k in i], pa.large_string()),
-            "blob": pa.array([bytes([0, k % 256]) * (k % 3) for k in i], pa.binary()),
-            "list": pa.array([list(range(k % 4)) for k in i], pa.list_(pa.float32())),
-            "large_list": pa.array([[k] * (k % 2) for k in i], pa.large_list(pa.int16())),
-            "fixed": pa.array([[k, -k] for k in i], pa.list_(pa.int64(), 2)),
-            "matrix": pa.array(
-                [[[k, 1], [2, 3], [4, 5]] for k in i], pa.list_(pa.list_(pa.int32(), 2), 3)
-            ),
-            "points": pa.array(
-                [[[k, 1.5]] * (k % 3) for k in i], pa.list_(pa.list_(pa.float64(), 2))
-            ),
-            "when": pa.array(
-                [NOON + datetime.timedelta(seconds=k) for k in i], pa.timestamp("us", "Europe/Rome")
-            ),
-            "naive": pa.array([NOON for _ in i], pa.timestamp("ns")),
-            "day": pa.array([NOON.date() for _ in i], pa.date32()),
-            "time": pa.array(list(i), pa.time64("us")),
-            "span": pa.array(list(i), pa.duration("ms")),
-        }
-    )
+    pair = pa.list_(pa.int32(), 2)
+    noon = int(NOON.replace(tzinfo=datetime.UTC).timestamp())
+    return {
+        "int8": ([k % 100 - 50 for k in i], pa.int8(), Field("i1")),
+        "uint64": ([2**64 - 1 - k for k in i], pa.uint64(), Field("u8")),
+        "float16": ([np.float16(k) for k in i], pa.float16(), Field("f2")),
+        "float64": ([k / 3 for k in i], pa.float64(), Field("f8")),
+        "bool": ([k % 3 == 0 for k in i], pa.bool_(), Field("?")),
+        "text": (["ä日\N{GRINNING FACE}"[: k % 4] for k in i], pa.string(), Field(str)),
+        "large": ([f"{k}" for k in i], pa.large_string(), Field(str)),
+        "blob": ([bytes([0, k % 256]) * (k % 3) for k in i], pa.binary(), Field(bytes)),
+        "list": ([list(range(k % 4)) for k in i], pa.list_(pa.float32()), Field("f4", (), True)),
+        "large_list": (
+            [[k] * (k % 2) for k in i],
+            pa.large_list(pa.int16()),
+            Field("i2", (), True),
+        ),
+        "fixed": ([[k, -k] for k in i], pa.list_(pa.int64(), 2), Field("i8", 2)),
+        "matrix": ([[[k, 1], [2, 3], [4, 5]] for k in i], pa.list_(pair, 3), Field("i4", (3, 2))),
+        "points": ([[[k, 1]] * (k % 3) for k in i], pa.list_(pair), Field("i4", 2, True)),
+        "when": ([k * 10**6 for k in i], pa.timestamp("us", "Europe/Rome"), Field("i8")),
+        "naive": ([noon * 10**9 for _ in i], pa.timestamp("ns"), Field("i8")),
+        "day": ([noon // 86400 for _ in i], pa.date32(), Field("i4")),
+        "time": (list(i), pa.time64("us"), Field("i8")),
+        "span": (list(i), pa.duration("ms"), Field("i8")),
+    }
+
+
+def table(rows: int = 100) -> pa.Table:
+    return pa.table({name: pa.array(v, kind) for name, (v, kind, _) in columns(rows).items()})
 
 
 def expected(rows: int = 100) -> dict[str, Any]:
-    given = table(rows)
-    lists = {"list": "f4", "large_list": "i2", "points": "f8"}
-    whole = {"when": "i8", "naive": "i8", "day": "i4", "time": "i8", "span": "i8"}
-    shapes: dict[str, tuple[int, ...]] = {"fixed": (2,), "matrix": (3, 2)}
     made: dict[str, Any] = {}
-    for name in given.column_names:
-        values = given[name].to_pylist()
-        if name in ("text", "large", "blob"):
+    for name, (values, _, field) in columns(rows).items():
+        if field.kind != "array":
             made[name] = values
-        elif name in lists:
-            inner = (2,) if name == "points" else ()
-            made[name] = [np.array(v, lists[name]).reshape(len(v), *inner) for v in values]
-        elif name in whole:
-            made[name] = np.array(
-                given[name].cast(pa.int32() if name == "day" else pa.int64()), whole[name]
-            )
+        elif field.ragged:
+            made[name] = [np.array(v, field.dtype).reshape(len(v), *field.shape) for v in values]
         else:
-            dtype = {"fixed": "i8", "matrix": "i4"}.get(name, name)
-            made[name] = np.array(values, dtype).reshape(rows, *shapes.get(name, ()))
+            made[name] = np.array(values, field.dtype).reshape(rows, *field.shape)
     return made
 
 
@@ -202,11 +194,7 @@ def test_directories(tmp_path: Path) -> None:
 )
 def test_types_that_are_refused(column: pa.Array, text: str, tmp_path: Path) -> None:
     saved_dataset(tmp_path / "a", pa.table({"n": [1], "x": column}), files=1)
-    with pytest.raises(SchemaError) as caught:
-        sw.convert(tmp_path / "a", tmp_path / "store")
-    assert text in str(caught.value)
-    assert str(tmp_path / "a") in str(caught.value)
-    assert not (tmp_path / "store").exists()
+    refused(tmp_path / "a", re.escape(text))
 
 
 @pytest.mark.parametrize(
@@ -229,32 +217,21 @@ def test_nulls(column: pa.Array, tmp_path: Path) -> None:
     parquet.write_table(
         pa.table({"n": [1, 2, 3, 4], "x": column}), tmp_path / "a.parquet", row_group_size=2
     )
-    with pytest.raises(
-        SchemaError, match="column 'x', row 3: expected a value, got null"
-    ) as caught:
-        sw.convert(tmp_path / "a.parquet", tmp_path / "store")
-    assert str(tmp_path / "a.parquet") in str(caught.value)
-    assert not (tmp_path / "store").exists()
+    refused(tmp_path / "a.parquet", "column 'x', row 3: expected a value, got null")
 
 
 def test_files_that_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1" + bytes(100))
-    with pytest.raises(FormatError, match=r"cannot be read: .* - at .*a.parquet"):
-        sw.convert(tmp_path / "a.parquet", tmp_path / "store")
+    refused(tmp_path / "a.parquet", r"cannot be read: .* - at .*a.parquet")
     (tmp_path / "in").mkdir()
     parquet.write_table(pa.table({"a": [1]}), tmp_path / "in" / "1.parquet")
     parquet.write_table(pa.table({"a": [1.5]}), tmp_path / "in" / "2.parquet")
-    with pytest.raises(SchemaError, match=r"2.parquet: expected the columns of 1.parquet"):
-        sw.convert(tmp_path / "in", tmp_path / "store")
-
-
-def test_damaged_pages(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
+    refused(tmp_path / "in", r"2.parquet: expected the columns of 1.parquet")
+    path = tmp_path / "b.parquet"
     parquet.write_table(pa.table({"a": np.arange(1000)}), path, use_dictionary=False)
     data = path.read_bytes()
     path.write_bytes(data[:4] + bytes(100) + data[104:])
-    with pytest.raises(FormatError, match=r"a.parquet"):
-        sw.convert(path, tmp_path / "store")
+    refused(path, "cannot be read")
 
 
 # Hugging Face.
@@ -274,8 +251,7 @@ def test_datasets_that_are_refused(tmp_path: Path) -> None:
     splits = tmp_path / "splits"
     splits.mkdir()
     (splits / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    with pytest.raises(FormatError, match="expected one split, got 2; convert train, test alone"):
-        sw.convert(splits, tmp_path / "store")
+    refused(splits, "expected one split, got 2; convert train, test alone")
     data = saved_dataset(tmp_path / "data", pa.table({"a": list(range(100))}))
     state = data / "state.json"
     kept = json.loads(state.read_text())
@@ -286,16 +262,13 @@ def test_datasets_that_are_refused(tmp_path: Path) -> None:
     ]
     for change, text in changes:
         state.write_text(json.dumps({**kept, **change}))
-        with pytest.raises(FormatError, match=text):
-            sw.convert(data, tmp_path / "store")
+        refused(data, text)
     state.write_text("{")
-    with pytest.raises(FormatError, match="is no JSON"):
-        sw.convert(data, tmp_path / "store")
+    refused(data, "is no JSON")
     state.write_text(json.dumps(kept))
     arrow = data / "data-00000-of-00002.arrow"
     arrow.write_bytes(arrow.read_bytes()[:-300])
-    with pytest.raises((FormatError, SchemaError), match=r"data-00000-of-00002.arrow|records"):
-        sw.convert(data, tmp_path / "store")
+    refused(data, r"data-00000-of-00002.arrow|records")
     arrow.unlink()
     with pytest.raises(FileNotFoundError, match=r"data-00000-of-00002.arrow"):
         sw.convert(data, tmp_path / "store")

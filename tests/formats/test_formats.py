@@ -15,7 +15,7 @@ from stepwell.conversion import MADE
 from stepwell.formats import FORMATS, streams
 from stepwell.stores import STORES
 from tests import ROOT, scaled
-from tests.formats.rows import Given, Values, assert_same, contents, mixed, rows
+from tests.formats.rows import Given, Values, assert_same, contents, rows
 
 PLAIN = ["?", "i1", "<i2", "<i4", "<i8", "u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8"]
 EVERY = ("fixed", "ragged", "str", "bytes")
@@ -137,15 +137,6 @@ def test_what_a_target_cannot_hold(target: str, values: Values, text: str, tmp_p
         sw.convert(Given(values), where, to=to)
     assert text in str(caught.value)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_every_kind_of_field_in_one(tmp_path: Path) -> None:
-    values = mixed()
-    sw.convert(Given(values), tmp_path / "store", to="records", compress="zstd")
-    for name in ("a.npz", "a.parquet", "a.arrow"):
-        sw.convert(tmp_path / "store", tmp_path / name)
-        sw.convert(tmp_path / name, tmp_path / f"{name}-store", compress="lz4", chunk_records=7)
-        assert_same(contents(tmp_path / f"{name}-store"), values)
 
 
 def table_of(heading: str) -> dict[str, list[str]]:

@@ -6,11 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import stepwell as sw
-from stepwell import FormatError, SchemaError
 from stepwell.formats import streams
 from stepwell.formats.jsonl import JsonlSource
-from tests.formats.rows import assert_same, contents
+from tests.formats.rows import assert_same, contents, refused
 
 
 def test_fields_of_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +64,4 @@ def test_many_lines_from_anywhere(tmp_path: Path) -> None:
 )
 def test_lines_that_are_refused(text: str, error: str, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(text)
-    with pytest.raises((FormatError, SchemaError)) as caught:
-        sw.convert(tmp_path / "a.jsonl", tmp_path / "store")
-    assert error in str(caught.value)
-    assert "a.jsonl" in str(caught.value)
+    refused(tmp_path / "a.jsonl", error)

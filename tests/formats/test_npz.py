@@ -13,7 +13,7 @@ from stepwell import FormatError, SchemaError, Source
 from stepwell.formats import streams
 from stepwell.formats.npz import NpzSource
 from tests.contract import Expected, SourceContract
-from tests.formats.rows import Given, assert_same, contents, mixed
+from tests.formats.rows import Given, assert_same, contents, mixed, refused
 
 pytestmark = pytest.mark.filterwarnings("ignore:Stored array in format 3.0")
 
@@ -25,7 +25,7 @@ PLAIN: list[NDArray[Any]] = [
     np.zeros((0, 5), "f2"),
 ]
 
-STRUCTURED = np.dtype([("größe", "<i4"), ("x", ">f8", (2, 2)), ("名", "?"), ("a.b", "S3")])
+STRUCTURED = [("größe", "<i4"), ("x", ">f8", (2, 2)), ("名", "?"), ("a.b", "S3")]
 
 
 class TestStream(SourceContract):
@@ -58,10 +58,12 @@ def test_plain_arrays(array: NDArray[Any], tmp_path: Path) -> None:
     assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "b.npy").read_bytes()
 
 
+@pytest.mark.parametrize("align", [False, True])
 @pytest.mark.parametrize("rows", [0, 1, 1000])
-def test_structured_arrays(rows: int, tmp_path: Path) -> None:
+def test_structured_arrays(rows: int, align: bool, tmp_path: Path) -> None:
+    dtype = np.dtype(STRUCTURED, align=align)
     array = np.frombuffer(
-        np.random.default_rng(0).integers(0, 2, rows * STRUCTURED.itemsize, np.uint8), STRUCTURED
+        np.random.default_rng(0).integers(0, 2, rows * dtype.itemsize, np.uint8), dtype
     )
     np.save(tmp_path / "a.npy", array)
     sw.convert(tmp_path / "a.npy", tmp_path / "store", compress="zstd")
@@ -70,18 +72,8 @@ def test_structured_arrays(rows: int, tmp_path: Path) -> None:
     assert_same(contents(tmp_path / "store"), want)
     sw.convert(tmp_path / "store", tmp_path / "b.npy")
     back = np.load(tmp_path / "b.npy")
+    array = array.astype(STRUCTURED)  # which has no padding
     assert (back.dtype, back.tobytes()) == (array.dtype, array.tobytes())
-
-
-def test_a_padded_structure_loses_its_padding_only(tmp_path: Path) -> None:
-    array = np.zeros(5, np.dtype([("a", "u1"), ("b", "f8")], align=True))
-    array["b"] = np.arange(5)
-    np.save(tmp_path / "a.npy", array)
-    sw.convert(tmp_path / "a.npy", tmp_path / "store")
-    sw.convert(tmp_path / "store", tmp_path / "b.npy")
-    back = np.load(tmp_path / "b.npy")
-    assert back.dtype == np.dtype([("a", "u1"), ("b", "f8")])
-    assert (back["b"] == array["b"]).all()
 
 
 @pytest.mark.parametrize(
@@ -97,7 +89,7 @@ def test_arrays_that_are_refused(array: NDArray[Any], text: str, tmp_path: Path)
     np.save(tmp_path / "a.npy", array, allow_pickle=True)
     with pytest.raises((FormatError, SchemaError), match=text):
         sw.convert(tmp_path / "a.npy", tmp_path / "store")
-    assert not (tmp_path / "store").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npy"]
 
 
 # Archives.
@@ -144,26 +136,11 @@ def test_ragged_fields_of_others(tmp_path: Path) -> None:
 )
 def test_archives_that_are_refused(arrays: Any, text: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", **arrays)
-    with pytest.raises((FormatError, SchemaError), match=text) as caught:
-        sw.convert(tmp_path / "a.npz", tmp_path / "store")
-    assert str(tmp_path / "a.npz") in str(caught.value)
-    assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
+    refused(tmp_path / "a.npz", text)
 
 
-def test_damaged_archives(tmp_path: Path) -> None:
+def test_an_array_that_is_not_as_large_as_its_header_says(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez(path, a=np.zeros((100, 10)))
-    data = path.read_bytes()
-    changed = bytearray(data)
-    changed[500] ^= 1
-    for bad, text in [
-        (bytes(changed), "cannot be read: Bad CRC-32"),
-        (data[:500], "not a zip file"),
-        (b"", "not a zip file"),
-        (data.replace(b"(100, 10)", b"(100, 90)"), "bytes of data in a file of"),
-    ]:
-        path.write_bytes(bad)
-        with pytest.raises(FormatError, match=text) as caught:
-            sw.convert(path, tmp_path / "store")
-        assert str(path) in str(caught.value)
-        assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
+    path.write_bytes(path.read_bytes().replace(b"(100, 10)", b"(100, 90)"))
+    refused(path, "bytes of data in a file of")

@@ -2,6 +2,7 @@
 
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,25 +163,18 @@ def write_compressed(path: Path, arrays: Arrays) -> None:
     np.savez_compressed(path, allow_pickle=True, **arrays)
 
 
-def write_hdf5(path: Path, arrays: Arrays) -> None:
+def write_hdf5(path: Path, arrays: Arrays, **options: Any) -> None:
     with h5py.File(path, "w") as file:
         for name, values in arrays.items():
-            text = values.dtype.kind == "U"
-            file.create_dataset(name, data=values.astype(object) if text else values)
-
-
-def write_chunks(path: Path, arrays: Arrays) -> None:
-    with h5py.File(path, "w") as file:
-        for name, values in arrays.items():
-            chunked = {"chunks": True, "compression": "gzip"} if values.ndim else {}
-            file.create_dataset(name, data=values, **chunked)
+            data = values.astype(object) if values.dtype.kind == "U" else values
+            file.create_dataset(name, data=data, **(options if values.ndim else {}))
 
 
 FILES: dict[str, tuple[Callable[[Path, Arrays], None], str]] = {
     "npz": (write_npz, "file.npz"),
     "npz, compressed": (write_compressed, "file.npz"),
     "hdf5": (write_hdf5, "file.hdf5"),
-    "hdf5, chunks": (write_chunks, "file.h5"),
+    "hdf5, chunks": (partial(write_hdf5, chunks=True, compression="gzip"), "file.h5"),
 }
 each_file = pytest.mark.parametrize(("write", "name"), FILES.values(), ids=FILES)
 two_files = pytest.mark.parametrize(

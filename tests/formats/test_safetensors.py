@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 import stepwell as sw
-from stepwell import FormatError, SchemaError
+from tests.formats.rows import refused
 
 ROWS = np.random.default_rng(0).standard_normal((1000, 24)).astype(np.float32)
 
@@ -50,8 +50,7 @@ def test_bfloat16_stays_what_it_is(tmp_path: Path) -> None:
 def test_files_of_safetensors_itself(tmp_path: Path) -> None:
     library = pytest.importorskip("safetensors.numpy")
     library.save_file({"x": ROWS, "y": np.arange(5)}, tmp_path / "a.safetensors")
-    with pytest.raises(SchemaError, match=r"equal length, got .*field= chooses one"):
-        sw.convert(tmp_path / "a.safetensors", tmp_path / "acts", to="shards")
+    refused(tmp_path / "a.safetensors", "equal length, got .*field= chooses one", to="shards")
     sw.convert(tmp_path / "a.safetensors", tmp_path / "acts", to="shards", field="x")
     assert stored(tmp_path / "acts") == ROWS.tobytes()
     sw.convert(tmp_path / "acts", tmp_path / "b.safetensors")
@@ -87,7 +86,4 @@ def test_damaged_tensors(data: Any, text: str, tmp_path: Path) -> None:
         head = json.dumps({"x": data}).encode()
         data = len(head).to_bytes(8, "little") + head + bytes(16)
     (tmp_path / "a.safetensors").write_bytes(data)
-    with pytest.raises((FormatError, SchemaError), match=text) as caught:
-        sw.convert(tmp_path / "a.safetensors", tmp_path / "store")
-    assert "a.safetensors" in str(caught.value)
-    assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
+    refused(tmp_path / "a.safetensors", text)

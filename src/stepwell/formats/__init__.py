@@ -10,9 +10,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from stepwell.formats.runs import arrays
 from stepwell.source import Source
 
-__all__ = ["FORMATS", "Format", "arrays", "format_at", "format_named"]
+__all__ = ["BY_NAME", "FORMATS", "Format", "arrays", "format_at"]
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,7 @@ class Format:
     file_writer: str = ""
     """Writes a source to a file, from the start after a kill."""
     part_writer: str = ""
-    """Writes a source to a file or, where `folder` is set, a folder; goes on after a kill."""
-    folder: bool = False
+    """Writes a source to a file, or a folder where there is `inside`; goes on after a kill."""
 
     def recognizes(self, path: Path) -> bool:
         """Whether this path is of the format, by names alone."""
@@ -75,35 +75,29 @@ FORMATS: tuple[Format, ...] = (
         reader="ParquetSource",
         file_writer="write",
         part_writer="write_folder",
-        folder=True,
     ),
     Format("arrow", (".arrow", ".feather"), reader="ArrowSource", file_writer="write"),
     Format("huggingface", marks=("state.json", "dataset_dict.json"), reader="HuggingFaceSource"),
-    Format("arrayrecord", inside="*.array_record", part_writer="write_folder", folder=True),
+    Format(
+        "arrayrecord",
+        (".array_record",),
+        inside="*.array_record",
+        part_writer="write_folder",
+    ),
     Format("safetensors", (".safetensors",), reader="SafetensorsSource", part_writer="write"),
     Format("hdf5", (".hdf5", ".h5"), reader="Hdf5Source"),
     Format("minari", marks=("data/metadata.json",), reader="MinariSource", file_writer="write"),
     Format("jsonl", (".jsonl",), reader="JsonlSource", file_writer="write"),
     Format("video", (".gif", ".mp4"), file_writer="write"),
     # The last one: any folder of folders looks like it.
-    Format(
-        "folder", inside="[!.]*/", reader="FolderSource", part_writer="write_folder", folder=True
-    ),
+    Format("folder", inside="[!.]*/", reader="FolderSource", part_writer="write_folder"),
 )
 """`.npy` files and ArrayRecord folders are read by stores (`ArraySource`, `ArrayRecordSource`)."""
+
+
+BY_NAME = {known.name: known for known in FORMATS}
 
 
 def format_at(path: Path) -> Format | None:
     """The format of what is at a path, by names alone."""
     return next((known for known in FORMATS if known.recognizes(path)), None)
-
-
-def format_named(name: str) -> Format | None:
-    """The format of this name, or of files with this suffix."""
-    return next((f for f in FORMATS if name == f.name or name in f.suffixes), None)
-
-
-def __getattr__(name: str) -> Any:
-    if name == "arrays":
-        return import_module("stepwell.formats.runs").arrays
-    raise AttributeError(f"module 'stepwell.formats' has no attribute {name!r}")

@@ -1,15 +1,7 @@
 """Arrow's types as fields, its arrays as batches, and back; and files of Arrow's own.
 
-| Arrow | a field is |
-|---|---|
-| numbers, bool | a number |
-| fixed_size_list of those, fixed_size_binary, fixed_shape_tensor | an array of that shape |
-| list of those | any number of them |
-| string, binary, large or not | text, bytes |
-| timestamp, date, time, duration | a whole number; the attribute `arrow_types` says of what |
-| dictionary | what its values are |
-
-Everything else, and every null, is refused by name: rows of a source have no such thing.
+docs/converting.md has the table of types. Everything else, and every null, is refused by name:
+rows of a source have no such thing.
 """
 
 import os
@@ -23,11 +15,11 @@ from numpy.typing import NDArray
 
 from stepwell.errors import SchemaError
 from stepwell.files.atomic import new_file
+from stepwell.formats import streams
 from stepwell.formats.streams import (
     Progress,
     Stream,
     attributes_of,
-    count_of,
     damage_in,
     in_order,
     rows_of,
@@ -38,22 +30,23 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
-    *("ArrowSource", "Tables", "arrow_damage", "library", "look_at", "record_batch"),
-    *("record_batches", "schema_of", "tables_in", "write"),
+    *("ArrowSource", "ArrowTables", "Tables", "arrow_damage", "library"),
+    *("record_batch", "schema_of", "write"),
 ]
 
 _TYPES = "arrow_types"
 """The attribute that says which whole numbers are times."""
 
 _MAGIC = b"ARROW1"
+_BYTES: dict[str, type] = {
+    **{"string": str, "large_string": str, "string_view": str},
+    **{"binary": bytes, "large_binary": bytes, "binary_view": bytes},
+}
+_TIMES = ("timestamp", "duration", "time32", "time64", "date32", "date64")
 
 
 def library() -> Any:
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise ImportError("this needs an extra: pip install 'stepwell[parquet]'") from error
-    return pyarrow
+    return streams.library("pyarrow", "parquet")
 
 
 def arrow_damage(path: Path) -> Any:
@@ -93,25 +86,21 @@ class Tables(Stream):
         """The schema of a file and its number of rows."""
 
     @abstractmethod
-    def _tables(self, file: Path, skip: int, names: list[str]) -> "Iterator[pa.RecordBatch]":
-        """Rows of a file from row `skip` on, or from somewhat before: the rest is not looked at."""
-
-    def _skipped(self, file: Path, skip: int) -> int:
-        """The rows before those that `_tables` begins with."""
-        return 0
+    def _tables(
+        self, file: Path, skip: int, names: list[str]
+    ) -> "Iterator[tuple[int, pa.RecordBatch]]":
+        """Rows of a file, behind the number of the first of them, from row `skip` on or from
+        somewhat before: the rest is not looked at."""
 
     def _from(self, first: int, names: Sequence[str]) -> Iterator[Batch]:
         start = 0
         for file, count in zip(self._files, self._counts, strict=True):
             skip = max(0, first - start)
-            if skip < count or not count:
-                at = self._skipped(file, skip)
-                for rows in self._tables(file, skip, list(names)):
+            if skip < count:
+                for at, rows in self._tables(file, skip, list(names)):
                     part = rows.slice(max(0, skip - at))
                     if len(part):
-                        begin = start + max(at, skip)
-                        yield self._batch(file, part.select(list(names)), begin)
-                    at += len(rows)
+                        yield self._batch(file, part.select(list(names)), start + max(at, skip))
             start += count
 
     def _batch(self, file: Path, rows: "pa.RecordBatch", first: int) -> Batch:
@@ -130,36 +119,33 @@ class Tables(Stream):
         return batch
 
 
-class ArrowSource(Tables):
-    """The rows of an Arrow file, in the format of files or of streams."""
+class ArrowTables(Tables):
+    """The rows of Arrow's own files, in the format of files or of streams."""
+
+    def _look(self, file: Path) -> "tuple[pa.Schema, int]":
+        file.stat()
+        # Of a map only the headers are read.
+        with arrow_damage(file), library().memory_map(str(file)) as opened:
+            schema, found = _batches_in(opened)
+            return schema, sum(len(rows) for rows in found)
+
+    def _tables(
+        self, file: Path, skip: int, names: list[str]
+    ) -> "Iterator[tuple[int, pa.RecordBatch]]":
+        begin = 0
+        with arrow_damage(file), library().OSFile(str(file)) as opened:
+            for rows in _batches_in(opened)[1]:
+                count = rows_of(rows.nbytes // max(1, len(rows)))
+                for at in range(0, len(rows), count):
+                    yield begin + at, rows.slice(at, count)
+                begin += len(rows)
+
+
+class ArrowSource(ArrowTables):
+    """The rows of an Arrow file."""
 
     def __init__(self, path: str | os.PathLike[str], fields: Sequence[str] | None = None) -> None:
         super().__init__(Path(path), [Path(path)])
-
-    def _look(self, file: Path) -> "tuple[pa.Schema, int]":
-        return look_at(file)
-
-    def _tables(self, file: Path, skip: int, names: list[str]) -> "Iterator[pa.RecordBatch]":
-        return tables_in(file)
-
-
-def look_at(file: Path) -> "tuple[pa.Schema, int]":
-    """The schema of an Arrow file and its number of rows; of a map only the headers are read."""
-    arrow = library()
-    file.stat()
-    with arrow_damage(file), arrow.memory_map(str(file)) as opened:
-        found = _batches_in(opened)
-        return found[0], sum(len(rows) for rows in found[1])
-
-
-def tables_in(file: Path) -> "Iterator[pa.RecordBatch]":
-    """The rows of an Arrow file, a few MiB at a time."""
-    arrow = library()
-    with arrow_damage(file), arrow.OSFile(str(file)) as opened:
-        for rows in _batches_in(opened)[1]:
-            count = rows_of(rows.nbytes // max(1, len(rows)))
-            for at in range(0, len(rows), count):
-                yield rows.slice(at, count)
 
 
 def _batches_in(opened: Any) -> "tuple[pa.Schema, Iterator[pa.RecordBatch]]":
@@ -177,8 +163,8 @@ def write(source: Source, path: Path, *, progress: Progress) -> None:
     """Write an Arrow file. After a kill this begins again."""
     schema, ipc = schema_of(source), library().ipc
     with new_file(path) as out, ipc.new_file(out, schema) as writer:
-        for rows in record_batches(source, schema, progress):
-            writer.write_batch(rows)
+        for batch in in_order(source, progress=progress):
+            writer.write_batch(record_batch(batch, schema))
 
 
 class _Null(Exception):
@@ -202,10 +188,8 @@ def _fields_of(schema: "pa.Schema") -> dict[str, Field]:
 def _field(name: str, kind: "pa.DataType", whole: "pa.DataType") -> Field:
     types = library().types
     kind = _plain(kind)
-    if types.is_string(kind) or types.is_large_string(kind) or _is_view(kind, "string"):
-        return Field(str)
-    if types.is_binary(kind) or types.is_large_binary(kind) or _is_view(kind, "binary"):
-        return Field(bytes)
+    if str(kind) in _BYTES:
+        return Field(_BYTES[str(kind)])
     if types.is_fixed_size_binary(kind) and not types.is_decimal(kind) and kind.byte_width:
         return Field(np.dtype(np.uint8), (kind.byte_width,))
     if types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind):
@@ -239,17 +223,11 @@ def _plain(kind: "pa.DataType") -> "pa.DataType":
     return _plain(kind.value_type) if arrow.types.is_dictionary(kind) else kind
 
 
-def _is_view(kind: "pa.DataType", of: str) -> bool:
-    return str(kind) == f"{of}_view"
-
-
 def _time(kind: "pa.DataType") -> dict[str, str] | None:
-    types = library().types
-    if types.is_timestamp(kind):
-        return {"type": "timestamp", "unit": kind.unit, **({"tz": kind.tz} if kind.tz else {})}
-    if types.is_duration(kind) or types.is_time(kind):
-        return {"type": str(kind).partition("[")[0], "unit": kind.unit}
-    return {"type": str(kind).partition("[")[0]} if types.is_date(kind) else None
+    """What whole numbers of this type mean; None where it is no time."""
+    name = str(kind).partition("[")[0]
+    facts = {fact: value for fact in ("unit", "tz") if (value := getattr(kind, fact, None))}
+    return {"type": name, **facts} if name in _TIMES else None
 
 
 def _values(array: "pa.Array") -> Any:
@@ -258,27 +236,17 @@ def _values(array: "pa.Array") -> Any:
     types = arrow.types
     if array.null_count:
         raise _Null(int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0]))
-    if isinstance(array.type, arrow.FixedShapeTensorType):
-        flat = _values(array.storage)
-        return flat.reshape(len(array), *array.type.shape)
-    if isinstance(array.type, arrow.BaseExtensionType):
-        return _values(array.storage)
     kind = array.type
+    if isinstance(kind, arrow.FixedShapeTensorType):
+        return _values(array.storage).reshape(len(array), *kind.shape)
+    if isinstance(kind, arrow.BaseExtensionType):
+        return _values(array.storage)
     if types.is_dictionary(kind):
         return _values(array.dictionary_decode())
-    if _is_view(kind, "string") or _is_view(kind, "binary"):
-        array = array.cast(arrow.large_binary())
-        kind = array.type
-    if types.is_string(kind) or types.is_binary(kind):
-        return _bytes(array, np.int32)
-    if types.is_large_string(kind) or types.is_large_binary(kind):
-        return _bytes(array, np.int64)
+    if str(kind) in _BYTES:
+        return _bytes(array)
     if types.is_fixed_size_binary(kind):
-        data = array.buffers()[1]
-        flat = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
-        begin = array.offset * kind.byte_width
-        size = len(array) * kind.byte_width
-        return flat[begin : begin + size].reshape(len(array), kind.byte_width)
+        return _bytes(array).values.reshape(len(array), kind.byte_width)
     if types.is_fixed_size_list(kind):
         try:
             inner = _values(array.flatten())
@@ -297,13 +265,13 @@ def _values(array: "pa.Array") -> Any:
     return array.to_numpy(zero_copy_only=False)
 
 
-def _bytes(array: "pa.Array", offset: type[np.int32] | type[np.int64]) -> Ragged:
-    """Texts or bytes; the items are not copied."""
+def _bytes(array: "pa.Array") -> Ragged:
+    """Texts or bytes; the items are not copied where they have offsets."""
+    array = array.cast(library().large_binary())
     _, bounds, data = array.buffers()
     if len(array) == 0 or bounds is None:
         return Ragged(np.empty(0, np.uint8), np.zeros(len(array) + 1, np.int64))
-    offsets = np.frombuffer(bounds, offset)[array.offset : array.offset + len(array) + 1]
-    offsets = offsets.astype(np.int64)
+    offsets = np.frombuffer(bounds, np.int64)[array.offset : array.offset + len(array) + 1]
     items = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
     return Ragged(items[offsets[0] : offsets[-1]], offsets - offsets[0])
 
@@ -323,17 +291,6 @@ def schema_of(source: Source) -> "pa.Schema":
             kind = _time_of(notes[name]) or kind
         fields.append(arrow.field(name, kind, nullable=False))
     return arrow.schema(fields)
-
-
-def record_batches(
-    source: Source, schema: "pa.Schema", progress: Progress
-) -> "Iterator[pa.RecordBatch]":
-    """The rows of a source as rows of its schema."""
-    done = 0
-    for batch in in_order(source):
-        yield record_batch(batch, schema)
-        done += count_of(batch)
-        progress(done, len(source))
 
 
 def record_batch(batch: Batch, schema: "pa.Schema") -> "pa.RecordBatch":
@@ -360,18 +317,10 @@ def _type_of(name: str, field: Field) -> "pa.DataType":
 
 
 def _time_of(note: Any) -> "pa.DataType | None":
-    arrow = library()
     try:
-        if note["type"] == "timestamp":
-            return arrow.timestamp(note["unit"], note.get("tz"))
-        if note["type"] == "duration":
-            return arrow.duration(note["unit"])
-        return {
-            "date32": arrow.date32,
-            "date64": arrow.date64,
-            "time32": lambda: arrow.time32(note["unit"]),
-            "time64": lambda: arrow.time64(note["unit"]),
-        }[note["type"]]()
+        facts = dict(note)
+        name = facts.pop("type")
+        return getattr(library(), name)(**facts) if name in _TIMES else None
     except (KeyError, TypeError, ValueError):
         return None  # a user's own attribute of that name
 

@@ -16,8 +16,8 @@ import numpy as np
 from stepwell.errors import FormatError, SchemaError
 from stepwell.formats import streams
 from stepwell.formats.parts import Part
-from stepwell.formats.streams import Progress, Stream, attributes_of, in_order
-from stepwell.source import Batch, Field, Ragged, Source
+from stepwell.formats.streams import Progress, Stream, attributes_of, batch_of, in_order
+from stepwell.source import Batch, Field, Source
 
 __all__ = ["FolderSource", "classes_of", "write_folder"]
 
@@ -43,40 +43,30 @@ class FolderSource(Stream):
         if not self._classes:
             raise FormatError("expected a folder for each class", path=str(where))
         for name in self._classes:
-            _text(where / name, name)
+            _check_text(where / name, name)
         self._counts = [len(_files(where / name)) for name in self._classes]
         made = {"data": Field(bytes), "label": Field(np.dtype(np.int64)), "name": Field(str)}
         super().__init__(str(where), made, sum(self._counts), {"classes": self._classes})
 
     def _from(self, first: int, names: Sequence[str]) -> Iterator[Batch]:
         root = Path(str(self.path))
-        found: dict[str, list[Any]] = {"data": [], "label": [], "name": []}
+        found: dict[str, list[Any]] = {name: [] for name in self.schema}
         size = begin = 0
-
-        def batch() -> Batch:
-            made = {
-                "data": _joined(found["data"], "bytes"),
-                "label": np.array(found["label"], np.int64),
-                "name": _joined(found["name"], "str"),
-            }
-            for values in found.values():
-                values.clear()
-            return {name: made[name] for name in names}
-
         for label, (name, count) in enumerate(zip(self._classes, self._counts, strict=True)):
             begin += count
             if begin <= first:
                 continue
             for file in _files(root / name)[max(0, first - (begin - count)) :]:
-                found["data"].append((root / name / file).read_bytes())
-                found["label"].append(label)
-                found["name"].append(_text(root / name / file, file))
+                _check_text(root / name / file, file)
+                row = {"data": (root / name / file).read_bytes(), "label": label, "name": file}
+                for field, value in row.items():
+                    found[field].append(value)
                 size += len(found["data"][-1])
                 if size >= streams.BATCH_BYTES or len(found["label"]) == _MOST_FILES:
-                    yield batch()
-                    size = 0
+                    yield batch_of({name: found[name] for name in names}, self.schema)
+                    found, size = {name: [] for name in self.schema}, 0
         if found["label"]:
-            yield batch()
+            yield batch_of({name: found[name] for name in names}, self.schema)
 
 
 def _files(folder: Path) -> list[str]:
@@ -91,17 +81,11 @@ def _files(folder: Path) -> list[str]:
     return sorted(found)
 
 
-def _text(path: Path, name: str) -> bytes:
+def _check_text(path: Path, name: str) -> None:
     try:
-        return name.encode()
+        name.encode()
     except UnicodeEncodeError:
         raise FormatError("expected a name in UTF-8", path=ascii(str(path))) from None
-
-
-def _joined(parts: list[bytes], kind: Any) -> Ragged:
-    offsets = np.zeros(len(parts) + 1, np.int64)
-    np.cumsum([len(part) for part in parts], out=offsets[1:])
-    return Ragged(np.frombuffer(b"".join(parts), np.uint8), offsets, kind)
 
 
 def write_folder(source: Source, part: Part, *, progress: Progress) -> None:
@@ -119,8 +103,7 @@ def write_folder(source: Source, part: Part, *, progress: Progress) -> None:
     done: int = part["done"] or 0
     # Up to here files may be there already: those that were being written when it was killed.
     written: int = part["until"] or 0
-    progress(done, total)
-    for batch in in_order(source, done):
+    for batch in in_order(source, done, progress):
         count = len(batch["label"])
         part.save(done=done, until=max(written, done + count))
         for row, label, data, name in _files_of(batch, done):
@@ -144,7 +127,6 @@ def write_folder(source: Source, part: Part, *, progress: Progress) -> None:
                 out.flush()
                 os.fsync(file)
         done += count
-        progress(done, total)
     part.save(done=done, until=done)
     # Two of one name are seen above, unless a kill came between them.
     found = sum(len(files) for _, _, files in os.walk(part.path))

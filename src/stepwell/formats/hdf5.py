@@ -5,10 +5,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepwell.errors import SchemaError
 from stepwell.formats.runs import equally_long
-from stepwell.formats.streams import Stream, damage_in, fixed_field, rows_of
-from stepwell.source import Batch
+from stepwell.formats.streams import Stream, damage_in, library, rows_of
+from stepwell.source import Batch, Field
 
 __all__ = ["Hdf5Source"]
 
@@ -20,36 +19,25 @@ class Hdf5Source(Stream):
 
     def __init__(self, path: str | os.PathLike[str], fields: Sequence[str] | None = None) -> None:
         where = Path(path)
-        library = _library()
+        h5py = library("h5py", "hdf5")
         where.stat()
         found: dict[str, Any] = {}
 
         def visit(name: str, item: Any) -> None:
-            if isinstance(item, library.Dataset) and item.shape is not None:
+            if isinstance(item, h5py.Dataset) and item.shape is not None:
                 found[name] = (item.dtype, item.shape)
 
-        with damage_in(where, *_DAMAGE), library.File(where, "r") as file:
+        with damage_in(where, *_DAMAGE), h5py.File(where, "r") as file:
             file.visititems(visit)
         lengths = {name: shape[0] if shape else None for name, (_, shape) in found.items()}
         kept, rows = equally_long(where, lengths, fields)
-        try:
-            made = {n: fixed_field(n, found[n][0], found[n][1][1:]) for n in kept}
-        except SchemaError as error:
-            raise SchemaError(f"{where}: {error}") from None
+        made = {name: Field(found[name][0], found[name][1][1:]) for name in kept}
         super().__init__(str(where), made, rows)
 
     def _from(self, first: int, names: Sequence[str]) -> Iterator[Batch]:
         path = Path(str(self.path))
         count = rows_of(sum(self.schema[name].row_bytes for name in names))
-        with damage_in(path, *_DAMAGE), _library().File(path, "r") as file:
+        with damage_in(path, *_DAMAGE), library("h5py", "hdf5").File(path, "r") as file:
             for begin in range(first, len(self), count):
                 end = min(len(self), begin + count)
                 yield {name: file[name][begin:end] for name in names}
-
-
-def _library() -> Any:
-    try:
-        import h5py
-    except ImportError as error:
-        raise ImportError("HDF5 files need an extra: pip install 'stepwell[hdf5]'") from error
-    return h5py

@@ -6,29 +6,21 @@ columns mean; its features become attributes.
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepwell.errors import FormatError
 from stepwell.formats import arrow
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-__all__ = ["HuggingFaceSource", "recognizes"]
+__all__ = ["HuggingFaceSource"]
 
 _STATE = "state.json"
 _INFO = "dataset_info.json"
 _SPLITS = "dataset_dict.json"
 
 
-def recognizes(path: Path) -> bool:
-    """Whether a folder is a dataset, or several splits of one."""
-    return (path / _STATE).is_file() or (path / _SPLITS).is_file()
-
-
-class HuggingFaceSource(arrow.Tables):
+class HuggingFaceSource(arrow.ArrowTables):
     """The rows of one split. Memory is the largest record batch in it, 1,000 rows as a rule."""
 
     def __init__(self, path: str | os.PathLike[str], fields: Sequence[str] | None = None) -> None:
@@ -53,12 +45,6 @@ class HuggingFaceSource(arrow.Tables):
         if not files:
             raise FormatError("names no files", path=str(where / _STATE))
         super().__init__(where, files, _attributes(where))
-
-    def _look(self, file: Path) -> "tuple[pa.Schema, int]":
-        return arrow.look_at(file)
-
-    def _tables(self, file: Path, skip: int, names: list[str]) -> "Iterator[pa.RecordBatch]":
-        return arrow.tables_in(file)
 
 
 def _attributes(path: Path) -> dict[str, Any]:

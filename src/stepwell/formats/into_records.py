@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from stepwell.errors import SchemaError
-from stepwell.formats.streams import Progress, attributes_of, count_of, in_order, size_of
+from stepwell.formats.streams import Progress, attributes_of, in_order, size_of
 from stepwell.source import Field, Source
 from stepwell.stores import RecordWriter
 
@@ -28,13 +28,13 @@ def fill(
     source: Source,
     path: Path,
     *,
-    append: bool,
     progress: Progress,
+    append: bool = False,
     compress: str = "none",
     level: int | None = None,
     chunk_records: int = 8192,
-) -> int:
-    """Append the rows that are not in the store yet; return how many were there before.
+) -> None:
+    """Append the rows that are not in the store yet.
 
     With `append` all rows are added to those that are there, in one commit.
     """
@@ -47,7 +47,7 @@ def fill(
     renamed = {field: name for name, field in names.items() if field != name}
     if renamed:
         attributes[NAMES] = renamed
-    total, pending, last = len(source), 0, time.monotonic()
+    pending, last = 0, time.monotonic()
     with RecordWriter(
         path,
         None if append and path.exists() else fields,
@@ -55,19 +55,12 @@ def fill(
         chunk_records=chunk_records,
         attributes=attributes,
     ) as writer:
-        begin = done = 0 if append else len(writer)
-        progress(done, total)
-        for batch in in_order(source, begin):
+        for batch in in_order(source, 0 if append else len(writer), progress):
             writer.append({names[name]: values for name, values in batch.items()})
-            done += count_of(batch)
             pending += size_of(batch)
             if not append and (pending >= _COMMIT_BYTES or time.monotonic() - last >= _COMMIT_S):
                 writer.commit()
                 pending, last = 0, time.monotonic()
-            progress(done, total)
-        if done != total:
-            raise SchemaError(f"{source.path}: expected {total} rows, got {done}")
-    return begin
 
 
 def _kept(name: str, field: Field, compress: str, level: int | None) -> Field:

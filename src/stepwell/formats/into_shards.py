@@ -12,9 +12,14 @@ __all__ = ["fill"]
 
 
 def fill(
-    source: Source, path: Path, *, append: bool, progress: Progress, part_bytes: int = PART_BYTES
-) -> int:
-    """Write the rows that are not in whole shards yet; return how many were there before.
+    source: Source,
+    path: Path,
+    *,
+    progress: Progress,
+    append: bool = False,
+    part_bytes: int = PART_BYTES,
+) -> None:
+    """Write the rows that are not in whole shards yet.
 
     float64 is rounded to float32, which is what a shard can hold. With `append` all rows are added
     to those that are there; each full shard is a commit.
@@ -29,12 +34,6 @@ def fill(
     kind = "float16" if field.dtype.itemsize == 2 else "float32"
     if name in attributes_of(source).get("bfloat16", ()):
         kind = "bfloat16"
-    total = len(source)
     with ShardWriter(path, field.shape[0], kind, mode="a", shard_bytes=part_bytes) as writer:
-        begin = done = 0 if append else writer.rows
-        progress(done, total)
-        for batch in in_order(source, begin):
+        for batch in in_order(source, 0 if append else writer.rows, progress):
             writer.append(batch[name])
-            done += len(batch[name])
-            progress(done, total)
-    return begin

@@ -3,7 +3,7 @@
 import re
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,11 @@ def fill(
     source: Source,
     path: Path,
     *,
-    append: bool,
     progress: Progress,
+    append: bool = False,
     part_bytes: int | None = None,
-) -> int:
-    """Append the runs that are not in the dataset yet; return how many rows were there before.
+) -> None:
+    """Append the runs that are not in the dataset yet.
 
     With `append` all runs are added to those that are there, in one commit. Rows are spread over
     files of `part_bytes`, if it is given.
@@ -55,7 +55,7 @@ def fill(
         with StepReader.open(path, memory="map") as there:
             first = len(there.runs)
     with StepWriter(path, dtype, columns, mode="a", shard_rows=shard_rows) as writer:
-        begin = done = int(runs.counts[:first].sum())
+        done = int(runs.counts[:first].sum())
         progress(done, total)
         chosen = source.columns(list(names))
         last = time.monotonic()
@@ -69,7 +69,6 @@ def fill(
                 writer.commit()
                 last = time.monotonic()
             progress(done, total)
-    return begin
 
 
 def _names(source: Source) -> dict[str, str]:
@@ -103,18 +102,13 @@ def _by_run(
             rows[names[name]] = values
         at = 0
         while number < len(counts) and len(rows) - at >= missing:
-            yield number, _joined([*held, rows[at : at + missing]])
+            run = rows[at : at + missing]
+            yield number, np.concatenate([*held, run]) if held else run
             at, held, number = at + missing, [], number + 1
             missing = counts[number] if number < len(counts) else 0
         if at < len(rows):
             held.append(rows[at:])
             missing -= len(rows) - at
-    if number < len(counts):
-        raise SchemaError(f"{source.path}: expected {len(source)} rows, got fewer")
-
-
-def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _column(name: str, values: list[Any]) -> RunColumn:

@@ -19,7 +19,7 @@ from stepwell.errors import FormatError, SchemaError
 from stepwell.files.atomic import new_file
 from stepwell.files.regular import open_regular
 from stepwell.formats import streams
-from stepwell.formats.streams import Progress, Stream, count_of, in_order
+from stepwell.formats.streams import Progress, Stream, batch_of, count_of, in_order
 from stepwell.source import Batch, Field, Ragged, Source
 
 __all__ = ["JsonlSource", "write"]
@@ -143,18 +143,7 @@ class JsonlSource(Stream):
             yield self._batch(rows, names)
 
     def _batch(self, rows: list[dict[str, Any]], names: Sequence[str]) -> Batch:
-        batch: Batch = {}
-        for name in names:
-            field = self.schema[name]
-            values = [row[name] for row in rows]
-            if field.kind == "array" and field.ragged:
-                arrays = [np.array(v, field.dtype).reshape(len(v), *field.shape) for v in values]
-                batch[name] = Ragged.from_list(arrays, field)
-            elif field.ragged:
-                batch[name] = Ragged.from_list(values, field)
-            else:
-                batch[name] = np.array(values, field.dtype).reshape(len(rows), *field.shape)
-        return batch
+        return batch_of({name: [row[name] for row in rows] for name in names}, self.schema)
 
 
 def _lines(path: Path, place: int, number: int) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -186,7 +175,7 @@ def write(source: Source, path: Path, *, progress: Progress) -> None:
     done = 0
     with new_file(path) as out:
         text = TextIOWrapper(out, encoding="utf-8", newline="\n")
-        for batch in in_order(source):
+        for batch in in_order(source, progress=progress):
             for name, values in batch.items():
                 _check_finite(name, values, done)
             columns = [_plain(values) for values in batch.values()]
@@ -194,7 +183,6 @@ def write(source: Source, path: Path, *, progress: Progress) -> None:
                 text.write(json.dumps(dict(zip(batch, row, strict=True)), ensure_ascii=False))
                 text.write("\n")
             done += count_of(batch)
-            progress(done, len(source))
         text.flush()
         text.detach()
 

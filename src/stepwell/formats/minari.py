@@ -18,25 +18,20 @@ from numpy.typing import NDArray
 
 from stepwell.errors import SchemaError
 from stepwell.formats.runs import RunList, find_runs
-from stepwell.formats.streams import Progress, Stream, fixed_field, in_order
+from stepwell.formats.streams import Progress, Stream, in_order, library
 from stepwell.source import Batch, Field, Source
 
 if TYPE_CHECKING:
     import gymnasium as gym
     import minari
 
-__all__ = ["PREFIX", "MinariSource", "recognizes", "write"]
+__all__ = ["PREFIX", "MinariSource", "write"]
 
 PREFIX = "minari:"
 """Before the name of a dataset, where a path could stand too."""
 
 _PART = re.compile(r"[/.](?:\((\d+)\)|([^/.]+))")
 _NEEDED = ("reward", "terminated", "truncated")
-
-
-def recognizes(path: Path) -> bool:
-    """Whether a folder is one that Minari keeps a dataset in."""
-    return (path / "data" / "metadata.json").is_file()
 
 
 class MinariSource(Stream):
@@ -49,21 +44,16 @@ class MinariSource(Stream):
     def __init__(
         self, dataset: "str | Path | minari.MinariDataset", fields: Sequence[str] | None = None
     ) -> None:
-        library = _library()
         if isinstance(dataset, Path):
-            dataset = library.MinariDataset(dataset / "data")
+            dataset = _library().MinariDataset(dataset / "data")
         elif isinstance(dataset, str):
-            dataset = library.load_dataset(dataset.removeprefix(PREFIX))
+            dataset = _library().load_dataset(dataset.removeprefix(PREFIX))
         self._dataset: minari.MinariDataset = dataset
         ids = dataset.episode_indices
         if not len(ids):
             raise SchemaError(f"{dataset.id}: no episodes")
-        self._first = next(iter(dataset.iterate_episodes(ids[:1])))
-        first = _transitions(self._first)
-        try:
-            made = {name: fixed_field(name, a.dtype, a.shape[1:]) for name, a in first.items()}
-        except SchemaError as error:
-            raise SchemaError(f"{dataset.id}: {error}") from None
+        first = _transitions(next(iter(dataset.iterate_episodes(ids[:1]))))
+        made = {name: Field(a.dtype, a.shape[1:]) for name, a in first.items()}
         metadata = list(dataset.storage.get_episode_metadata(ids))
         counts = np.array([int(facts["total_steps"]) for facts in metadata], np.int64)
         super().__init__(f"{PREFIX}{dataset.id}", made, int(counts.sum()))
@@ -153,7 +143,7 @@ def write(
     warning: without a final observation, or with steps that were dropped. `facts` go to Minari:
     `algorithm_name`, `author`, `description`, ….
     """
-    library = _library()
+    minari = _library()
     from minari.data_collector import EpisodeBuffer
     from minari.dataset.minari_dataset import parse_dataset_id
 
@@ -162,7 +152,7 @@ def write(
         parse_dataset_id(name)
     except (TypeError, ValueError):
         raise ValueError(f"expected a name like 'pong/random-v0', got {name!r}") from None
-    if name in library.list_local_datasets():
+    if name in minari.list_local_datasets():
         raise FileExistsError(f"there is a Minari dataset {name} already")
     trees = {kind: _tree_of(kind, source) for kind in ("observation", "action")}
     missing = [each for each in _NEEDED if each not in source.schema]
@@ -199,7 +189,7 @@ def write(
             )
             progress(number + 1, len(whole))
 
-    return library.create_dataset_from_buffers(
+    return minari.create_dataset_from_buffers(
         name,
         buffers(),
         env=env,
@@ -283,10 +273,4 @@ def _space(tree: Tree, source: Source) -> "gym.Space[Any]":
 
 
 def _library() -> Any:
-    try:
-        import minari
-    except ImportError as error:
-        raise ImportError(
-            "Minari datasets need an extra: pip install 'stepwell[minari]'"
-        ) from error
-    return minari
+    return library("minari", "minari")

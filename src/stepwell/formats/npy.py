@@ -26,8 +26,7 @@ def write(source: Source, part: Part, *, progress: Progress) -> None:
         done = min(len(source), (out.tell() - len(header)) // max(1, dtype.itemsize))
         out.seek(len(header) + done * dtype.itemsize)
         out.truncate()
-        progress(done, len(source))
-        for batch in in_order(source, done):
+        for batch in in_order(source, done, progress):
             if plain:
                 (rows,) = batch.values()
             else:
@@ -35,8 +34,6 @@ def write(source: Source, part: Part, *, progress: Progress) -> None:
                 for name, values in batch.items():
                     rows[name] = values
             out.write(contiguous(rows))
-            done += len(rows)
-            progress(done, len(source))
 
 
 def header_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:

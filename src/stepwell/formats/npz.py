@@ -12,6 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -28,8 +29,8 @@ from stepwell.formats.streams import (
     Stream,
     contiguous,
     damage_in,
-    fixed_field,
     in_order,
+    part_of,
     rows_of,
 )
 from stepwell.source import Batch, Field, Ragged, Source
@@ -54,6 +55,10 @@ class _Member(NamedTuple):
     def row_bytes(self) -> int:
         return self.dtype.itemsize * math.prod(self.shape[1:])
 
+    @property
+    def is_bytes(self) -> bool:
+        return self.dtype == np.uint8 and len(self.shape) == 1
+
 
 class NpzSource(Stream):
     """The arrays of an archive as fields, equally long; see `equally_long`.
@@ -76,53 +81,75 @@ class NpzSource(Stream):
                 counted = self._members[name + _OFFSETS] if name in self._ragged else member
                 lengths[name] = counted.shape[0] - (name in self._ragged) if member.shape else None
         kept, rows = equally_long(where, lengths, fields)
-        try:
-            made = {name: self._field(name, (kinds or {}).get(name)) for name in kept}
-        except SchemaError as error:
-            raise SchemaError(f"{where}: {error}") from None
+        made = {name: self._field(name, (kinds or {}).get(name)) for name in kept}
         super().__init__(str(where), made, rows)
 
     def _field(self, name: str, kind: str | None) -> Field:
         member = self._members[name]
-        field = fixed_field(name, member.dtype, member.shape[1:])
-        if name not in self._ragged:
-            return field
-        if kind in ("str", "bytes") and field == Field(np.dtype(np.uint8)):
+        if name in self._ragged and kind in ("str", "bytes") and member.is_bytes:
             return Field(str if kind == "str" else bytes)
-        return Field(field.dtype, field.shape, ragged=True)
+        return Field(member.dtype, member.shape[1:], ragged=name in self._ragged)
 
     def _from(self, first: int, names: Sequence[str]) -> Iterator[Batch]:
         path = Path(str(self.path))
+        ragged = [name for name in names if name in self._ragged]
         with damage_in(path, *_DAMAGE), ExitStack() as stack:
             archive = stack.enter_context(zipfile.ZipFile(path))
-            rows: dict[str, _Rows] = {}
-            items: dict[str, _Items] = {}
-            for name in names:
-                if name in self._ragged:
-                    kind = self.schema[name].kind
-                    items[name] = _Items(stack, archive, name, self._members, first, kind)
-                else:
-                    rows[name] = _Rows(stack, archive, name, self._members[name], first)
-            fixed = sum(self._members[name].row_bytes for name in rows)
-            count = rows_of(fixed + 8 * len(items))
-            for begin in range(first, len(self), count):
-                left = min(count, len(self) - begin)
-                for part in items.values():
-                    part.prepare(left)
+
+            def opened(name: str, row: int) -> _Rows:
+                file = stack.enter_context(archive.open(f"{name}.npy"))
+                return _Rows(file, name, self._members[name], row)
+
+            bounds = {name: opened(name + _OFFSETS, first) for name in ragged}
+            # One bound more than there are rows.
+            offsets = {name: self._bounds(name, first, bounds[name].take(1)) for name in ragged}
+            items = {
+                name: opened(name, int(offsets[name][0]) if name in bounds else first)
+                for name in names
+            }
+            fixed = sum(self.schema[name].row_bytes for name in names if name not in bounds)
+            most = rows_of(fixed + 8 * len(ragged))
+            for begin in range(first, len(self), most):
+                left = min(most, len(self) - begin)
+                for name in ragged:
+                    known = np.concatenate([offsets[name][-1:], bounds[name].take(left)])
+                    offsets[name] = self._bounds(name, begin, known)
                 while left:
-                    fits = min([left, *(part.fits() for part in items.values())])
-                    yield {n: (items.get(n) or rows[n]).take(fits) for n in names}
+                    fits = min([left, *(self._fitting(name, offsets[name]) for name in ragged)])
+                    batch: Batch = {}
+                    for name in names:
+                        if name not in bounds:
+                            batch[name] = items[name].take(fits)
+                            continue
+                        within = offsets[name][: fits + 1] - offsets[name][0]
+                        values = items[name].take(int(within[-1]))
+                        batch[name] = Ragged(values, within, self.schema[name].kind)
+                        offsets[name] = offsets[name][fits:]
+                    yield batch
                     left -= fits
+
+    def _bounds(self, name: str, row: int, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The bounds of rows from `row` on. Raises `ValueError` for what cannot be bounds."""
+        items = self._members[name].shape[0]
+        if (np.diff(offsets) < 0).any():
+            raise ValueError(f"{name}{_OFFSETS} goes back")
+        low, high = offsets[0], offsets[-1]
+        last = row + len(offsets) - 1 == len(self)
+        if low < 0 or high > items or (row == 0 and low != 0) or (last and high != items):
+            raise ValueError(f"{name}{_OFFSETS} does not fit {name}")
+        return offsets
+
+    def _fitting(self, name: str, offsets: NDArray[np.int64]) -> int:
+        """How many of the next rows are read at once: at least one."""
+        sizes = (offsets[1:] - offsets[0]) * self.schema[name].row_bytes
+        return max(1, int(np.searchsorted(sizes, streams.BATCH_BYTES, side="right")))
 
 
 class _Rows:
     """An array of an archive, read from one row to the next."""
 
-    def __init__(
-        self, stack: ExitStack, archive: zipfile.ZipFile, name: str, member: _Member, first: int
-    ) -> None:
-        self._name, self._member, self._row = name, member, first
-        self._file = stack.enter_context(archive.open(f"{name}.npy"))
+    def __init__(self, file: Any, name: str, member: _Member, first: int) -> None:
+        self._file, self._name, self._member, self._row = file, name, member, first
         _read_header(self._file, name)
         self._whole: NDArray[Any] | None = None
         if member.fortran:
@@ -140,58 +167,10 @@ class _Rows:
 
     def _read(self, count: int) -> bytes:
         size = count * self._member.row_bytes
-        data = self._file.read(size)
+        data: bytes = self._file.read(size)
         if len(data) != size:
             raise ValueError(f"{self._name} ends early")
         return data
-
-
-class _Items:
-    """The two arrays of a ragged field, read from one row to the next."""
-
-    def __init__(
-        self,
-        stack: ExitStack,
-        archive: zipfile.ZipFile,
-        name: str,
-        members: Mapping[str, _Member],
-        first: int,
-        kind: Any,
-    ) -> None:
-        self._name, self._kind, self._item_bytes = name, kind, members[name].row_bytes
-        self._items = members[name].shape[0]
-        bounds = members[name + _OFFSETS]
-        self._rows = bounds.shape[0] - 1
-        self._row = first
-        self._bounds = _Rows(stack, archive, name + _OFFSETS, bounds, first)
-        # One bound more than there are rows.
-        self._ahead = self._checked(self._bounds.take(1), first)
-        self._values = _Rows(stack, archive, name, members[name], int(self._ahead[0]))
-
-    def _checked(self, bounds: NDArray[np.int64], row: int) -> NDArray[np.int64]:
-        if (row == 0 and bounds[0] != 0) or bounds.min() < 0 or bounds.max() > self._items:
-            raise ValueError(f"{self._name}{_OFFSETS} does not fit {self._name}")
-        return bounds
-
-    def prepare(self, count: int) -> None:
-        """Read the bounds of the next `count` rows."""
-        bounds = np.concatenate([self._ahead, self._bounds.take(count)])
-        if (np.diff(bounds) < 0).any():
-            raise ValueError(f"{self._name}{_OFFSETS} goes back")
-        self._ahead = self._checked(bounds, self._row)
-        if self._row + count == self._rows and bounds[-1] != self._items:
-            raise ValueError(f"{self._name}{_OFFSETS} does not fit {self._name}")
-
-    def fits(self) -> int:
-        """How many of the next rows are read at once: at least one."""
-        sizes = (self._ahead[1:] - self._ahead[0]) * self._item_bytes
-        return max(1, int(np.searchsorted(sizes, streams.BATCH_BYTES, side="right")))
-
-    def take(self, count: int) -> Ragged:
-        offsets = self._ahead[: count + 1] - self._ahead[0]
-        self._ahead = self._ahead[count:]
-        self._row += count
-        return Ragged(self._values.take(int(offsets[-1])), offsets, self._kind)
 
 
 def _look(archive: zipfile.ZipFile, name: str) -> _Member:
@@ -241,34 +220,26 @@ def write(source: Source, path: Path, *, progress: Progress) -> None:
     if taken:
         raise SchemaError(f"{taken.pop()!r} would be there twice; choose one field")
     total = len(source)
-    work = total * (len(source.schema) + len(ragged))
-    done = 0
+    passes = count()
     with new_file(path) as out, zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
 
-        def advance(count: int) -> None:
-            nonlocal done
-            done += count
-            progress(done * total // work, total)
+        def batches(name: str) -> Iterator[Any]:
+            share = part_of(progress, next(passes), len(source.schema) + len(ragged))
+            return (batch[name] for batch in in_order(source.columns([name]), progress=share))
 
         for name, field in source.schema.items():
-            one = source.columns([name])
             rows = total
             if name in ragged:
                 rows = 0
                 with _member(archive, name + _OFFSETS, _INT64, (total + 1,)) as file:
                     file.write(bytes(8))
-                    for batch in in_order(one):
-                        values = batch[name]
+                    for values in batches(name):
                         file.write((values.offsets[1:] + rows).astype("<i8").tobytes())
                         rows += int(values.offsets[-1])
-                        advance(len(values))
             with _member(archive, name, field.dtype, (rows, *field.shape)) as file:
-                for batch in in_order(one):
-                    values = batch[name]
+                for values in batches(name):
                     file.write(contiguous(values.values if name in ragged else values))
-                    advance(len(values))
         archive.comment = json.dumps({"stepwell": ragged}).encode()
-    progress(total, total)
 
 
 def _member(

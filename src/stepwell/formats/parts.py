@@ -161,7 +161,7 @@ def write_series(
         def batches(first: int = done) -> Iterator[Batch]:
             nonlocal taken
             size = 0
-            for batch in in_order(source, first, part_bytes):
+            for batch in in_order(source, first, max_bytes=part_bytes):
                 yield batch
                 taken += count_of(batch)
                 size += size_of(batch)

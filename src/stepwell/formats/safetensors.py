@@ -25,6 +25,7 @@ from stepwell.formats.streams import (
     contiguous,
     in_order,
     only_fixed,
+    part_of,
     rows_of,
 )
 from stepwell.source import Batch, Field, Source
@@ -128,21 +129,17 @@ def write(source: Source, part: Part, *, progress: Progress) -> None:
     """Write a tensor for each field, one after the other; the file's size says where to go on."""
     only_fixed(source, "a tensor")
     odd = attributes_of(source).get(BFLOAT16)
-    tags = {}
-    for name, field in source.schema.items():
-        tags[name] = _TAGS.get(field.dtype.newbyteorder("<"), "")
-        if isinstance(odd, list) and name in odd and tags[name] == "F32":
-            tags[name] = "BF16"
-        if not tags[name]:
-            raise SchemaError(f"{name!r}: safetensors has no type for {field}")
     total, at = len(source), 0
     about: dict[str, Any] = {}
-    sizes = {}
     for name, field in source.schema.items():
+        tag = _TAGS.get(field.dtype.newbyteorder("<"))
+        if tag is None:
+            raise SchemaError(f"{name!r}: safetensors has no type for {field}")
+        if tag == "F32" and isinstance(odd, list) and name in odd:
+            tag = "BF16"
         shape = (total, *field.shape)
-        sizes[name] = np.dtype(_DTYPES[tags[name]]).itemsize * math.prod(field.shape)
-        end = at + total * sizes[name]
-        about[name] = {"dtype": tags[name], "shape": shape, "data_offsets": [at, end]}
+        end = at + np.dtype(_DTYPES[tag]).itemsize * math.prod(shape)
+        about[name] = {"dtype": tag, "shape": shape, "data_offsets": [at, end]}
         at = end
     text = json.dumps(about).encode()
     text += b" " * (-len(text) % 8)
@@ -153,14 +150,13 @@ def write(source: Source, part: Part, *, progress: Progress) -> None:
             begin, end = about[name]["data_offsets"]
             if there >= end:
                 continue
-            done = max(0, there - begin) // max(1, sizes[name])
-            out.seek(len(header) + begin + done * sizes[name])
+            row_bytes = (end - begin) // total
+            done = max(0, there - begin) // row_bytes
+            out.seek(len(header) + begin + done * row_bytes)
             out.truncate()
-            progress((k * total + done) // len(about), total)
-            for batch in in_order(source.columns([name]), done):
+            one = source.columns([name])
+            for batch in in_order(one, done, part_of(progress, k, len(about))):
                 values = batch[name].astype(field.dtype.newbyteorder("<"), copy=False)
-                if tags[name] == "BF16":
+                if about[name]["dtype"] == "BF16":
                     values = (np.ascontiguousarray(values).view("<u4") >> 16).astype("<u2")
                 out.write(contiguous(values))
-                done += len(values)
-                progress((k * total + done) // len(about), total)

@@ -9,6 +9,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,12 +25,14 @@ __all__ = [
     "Progress",
     "Stream",
     "attributes_of",
+    "batch_of",
     "contiguous",
     "count_of",
     "damage_in",
-    "fixed_field",
     "in_order",
+    "library",
     "only_fixed",
+    "part_of",
     "rows_of",
     "size_of",
 ]
@@ -69,6 +72,16 @@ class Stream(Source):
         rows: int,
         attributes: Mapping[str, Any] | None = None,
     ) -> None:
+        """Raises `SchemaError` for fields of Python objects and of structures."""
+        for name, field in fields.items():
+            if field.dtype.hasobject:
+                raise SchemaError(
+                    f"{path}: {name!r}: expected plain numbers, got Python objects ({field.dtype})"
+                )
+            if field.dtype.names is not None:
+                raise SchemaError(
+                    f"{path}: {name!r} is structured ({field.dtype}): save it as a .npy file"
+                )
         self._path = path
         self._fields = dict(fields)
         self._rows = rows
@@ -114,11 +127,8 @@ class Stream(Source):
                     ragged[name][place] = values.values[low:high]
         for name, parts in ragged.items():
             field = self._fields[name]
-            offsets = np.zeros(len(parts) + 1, np.int64)
-            np.cumsum([len(part) for part in parts], out=offsets[1:])
-            empty = np.empty((0, *field.shape), field.dtype)
-            values = np.concatenate([empty, *parts], dtype=field.dtype)  # keeps the byte order
-            out[name] = Ragged(values, offsets, field.kind)
+            out[name] = Ragged.from_list(parts, Field(field.dtype, field.shape, ragged=True))
+            out[name].kind = field.kind
 
     def _stretch(self, rows: Rows, names: Sequence[str]) -> Iterator[tuple[int, Batch]]:
         """The batches that these rows are in, each with the number of its first row."""
@@ -159,8 +169,29 @@ class Stream(Source):
         self.__dict__.pop("_held", None)
 
 
-def in_order(source: Source, first: int = 0, max_bytes: int | None = None) -> Iterator[Batch]:
-    """The rows from `first` on, a few MiB or `max_bytes` at a time, at least one row."""
+def in_order(
+    source: Source,
+    first: int = 0,
+    progress: Progress = lambda done, total: None,
+    *,
+    max_bytes: int | None = None,
+) -> Iterator[Batch]:
+    """The rows from `first` on, a few MiB or `max_bytes` at a time, at least one row.
+
+    `progress` is called before the first batch, and behind each. Raises `FormatError` when there
+    are fewer rows than the source says.
+    """
+    total = len(source)
+    progress(first, total)
+    for batch in _batches(source, first, max_bytes):
+        yield batch
+        first += count_of(batch)
+        progress(first, total)
+    if first < total:
+        raise FormatError(f"expected {total} rows, got {first}", path=source.path)
+
+
+def _batches(source: Source, first: int, max_bytes: int | None) -> Iterator[Batch]:
     if isinstance(source, Stream):
         yield from source._from(first, list(source.schema))
         return
@@ -218,6 +249,25 @@ def attributes_of(source: Source) -> dict[str, Any]:
     return dict(found or {})
 
 
+def part_of(progress: Progress, number: int, parts: int) -> Progress:
+    """The progress of one of several times that all rows are read."""
+    return lambda done, total: progress((number * total + done) // parts, total)
+
+
+def batch_of(columns: Mapping[str, Sequence[Any]], schema: Schema) -> Batch:
+    """Values of Python's as a batch."""
+    batch: Batch = {}
+    for name, values in columns.items():
+        field = schema[name]
+        if not field.ragged:
+            batch[name] = np.array(values, field.dtype).reshape(len(values), *field.shape)
+            continue
+        if field.kind == "array":
+            values = [np.array(v, field.dtype).reshape(len(v), *field.shape) for v in values]
+        batch[name] = Ragged.from_list(values, field)
+    return batch
+
+
 def count_of(batch: Batch) -> int:
     """The rows of a batch."""
     return len(next(iter(batch.values())))
@@ -238,15 +288,6 @@ def size_of(batch: Batch) -> int:
     )
 
 
-def fixed_field(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Field:
-    """A field of an array. Raises `SchemaError` for Python objects and structures."""
-    if dtype.base.hasobject:
-        raise SchemaError(f"{name!r}: expected plain numbers, got Python objects ({dtype})")
-    if dtype.base.names is not None:
-        raise SchemaError(f"{name!r} is structured ({dtype}): save it as a .npy file")
-    return Field(dtype, shape)
-
-
 def only_fixed(source: Source, what: str, hint: str = "") -> None:
     """Raise `SchemaError` for a field whose rows are not all of one size."""
     for name, field in source.schema.items():
@@ -265,6 +306,14 @@ def damage_in(path: Path, *kinds: type[Exception]) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno is not None:  # the system's, not the file's
             raise
         raise FormatError(f"cannot be read: {error}", path=str(path)) from error
+
+
+def library(module: str, extra: str) -> Any:
+    """A module that comes with an extra of this package."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{module} needs an extra: pip install 'stepwell[{extra}]'") from error
 
 
 def contiguous(values: NDArray[Any]) -> memoryview:

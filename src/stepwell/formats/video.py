@@ -1,8 +1,6 @@
 """Pictures, one after another, as an animated GIF or an MP4: the name says which."""
 
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -12,12 +10,11 @@ from numpy.typing import NDArray
 
 from stepwell.errors import SchemaError
 from stepwell.files.atomic import new_file
-from stepwell.formats.streams import Progress, in_order
+from stepwell.formats.streams import Progress, in_order, library
 from stepwell.source import Field, Source
 
-__all__ = ["SUFFIXES", "new_video", "write"]
+__all__ = ["write"]
 
-SUFFIXES = (".gif", ".mp4")
 _MOST_GIF_FPS = 50  # viewers play anything faster at ten a second
 _LOOP_FOR_EVER = b"!\xff\x0bNETSCAPE2.0\x03\x01\x00\x00\x00"
 _COLOURS = 256
@@ -28,18 +25,22 @@ Picture = NDArray[np.uint8]
 def write(source: Source, path: Path, *, progress: Progress, fps: float = 30) -> None:
     """Write the pictures of a source: its field `frame`, or the only one that has pictures.
 
-    Needs the extra `video`. After a kill this begins again.
+    A GIF has at most 256 colours in each and is exact up to there; an MP4 (H.264) never is. Needs
+    the extra `video`. After a kill this begins again.
     """
     name = _pictures(source)
     if not len(source):
         raise SchemaError(f"{name!r}: there are no frames")
-    done = 0
-    with new_video(path, fps) as add:
-        for batch in in_order(source.columns([name])):
+    gif = path.suffix.lower() == ".gif"
+    if not fps > 0 or (gif and fps > _MOST_GIF_FPS):
+        most = f" and up to {_MOST_GIF_FPS} for a GIF" if gif else ""
+        raise ValueError(f"fps: expected more than 0{most}, got {fps:g}")
+    with new_file(path) as file:
+        video = _Gif(file, fps) if gif else _Mp4(file, fps)
+        for batch in in_order(source.columns([name]), progress=progress):
             for picture in batch[name]:
-                add(picture)
-            done += len(batch[name])
-            progress(done, len(source))
+                video.add(_rgb(picture))
+        video.close()
 
 
 def _pictures(source: Source) -> str:
@@ -62,47 +63,18 @@ def _is_picture(field: Field) -> bool:
     return len(field.shape) == 2 or (len(field.shape) == 3 and field.shape[2] in (1, 3, 4))
 
 
-@contextmanager
-def new_video(path: Path, fps: float) -> Iterator[Callable[[Picture], None]]:
-    """Give a function that adds a picture; `path` appears when the block ends.
-
-    Pictures are uint8, (height, width) or with 1, 3 or 4 channels, all of one size. A GIF has at
-    most 256 colours in each and is exact up to there; an MP4 (H.264) never is. Needs the extra
-    `video`.
-    """
-    kind = path.suffix.lower()
-    if kind not in SUFFIXES:
-        raise ValueError(f"{path}: expected a name that ends in {' or '.join(SUFFIXES)}")
-    if not fps > 0 or (kind == ".gif" and fps > _MOST_GIF_FPS):
-        most = f" and up to {_MOST_GIF_FPS} for a GIF" if kind == ".gif" else ""
-        raise ValueError(f"fps: expected more than 0{most}, got {fps:g}")
-    make = _Gif if kind == ".gif" else _Mp4
-    try:
-        with new_file(path) as file:
-            video: _Gif | _Mp4 = make(file, fps)
-            yield video.add
-            video.close()
-    except ModuleNotFoundError as error:
-        if error.name not in ("av", "PIL"):
-            raise
-        raise ImportError(f"{kind} needs an extra: pip install 'stepwell[video]'") from error
-
-
 class _Gif:
     """Each picture is the part that changed, with colours of its own."""
 
     def __init__(self, file: BinaryIO, fps: float) -> None:
-        from PIL import GifImagePlugin, Image
-
-        self._encode = GifImagePlugin.getdata
-        self._image = Image
+        self._encode = library("PIL.GifImagePlugin", "video").getdata
+        self._image = library("PIL.Image", "video")
         self._file = file
         self._fps = fps
         self._count = 0
         self._last: Picture | None = None
 
-    def add(self, picture: Picture) -> None:
-        now = _rgb(picture, self._last)
+    def add(self, now: Picture) -> None:
         height, width = now.shape[:2]
         if self._last is None:
             self._file.write(b"GIF89a" + struct.pack("<HHBBB", width, height, 0x70, 0, 0))
@@ -136,8 +108,6 @@ class _Gif:
         return image
 
     def close(self) -> None:
-        if not self._count:
-            raise ValueError("there are no frames")
         self._file.write(b";")
 
 
@@ -145,16 +115,12 @@ class _Mp4:
     """H.264, as every player knows it."""
 
     def __init__(self, file: BinaryIO, fps: float) -> None:
-        import av
-
-        self._av = av
+        self._av = library("av", "video")
         self._rate = Fraction(fps).limit_denominator(1000)
-        self._container = av.open(file, "w", format="mp4")
+        self._container = self._av.open(file, "w", format="mp4")
         self._stream: Any = None
-        self._last: Picture | None = None
 
-    def add(self, picture: Picture) -> None:
-        now = self._last = _rgb(picture, self._last)
+    def add(self, now: Picture) -> None:
         even = np.pad(now, ((0, now.shape[0] % 2), (0, now.shape[1] % 2), (0, 0)), "edge")
         if self._stream is None:
             self._stream = self._container.add_stream(
@@ -166,23 +132,14 @@ class _Mp4:
         self._container.mux(self._stream.encode(frame))
 
     def close(self) -> None:
-        if self._stream is None:
-            raise ValueError("there are no frames")
         self._container.mux(self._stream.encode())
         self._container.close()
 
 
-def _rgb(picture: Picture, last: Picture | None) -> Picture:
-    """A picture with three channels, like the one before."""
-    if picture.dtype != np.uint8 or picture.ndim not in (2, 3):
-        raise ValueError(f"expected a picture of uint8, got {picture.dtype} {picture.shape}")
+def _rgb(picture: Picture) -> Picture:
+    """A picture with three channels."""
     now = picture if picture.ndim == 3 else picture[..., None]
-    if now.shape[2] not in (1, 3, 4):
-        raise ValueError(f"expected 1, 3 or 4 channels, got {now.shape[2]}")
-    now = now[..., :3] if now.shape[2] > 1 else now.repeat(3, axis=2)
-    if last is not None and now.shape != last.shape:
-        raise ValueError(f"expected pictures of one size, got {last.shape} and {now.shape}")
-    return np.ascontiguousarray(now)
+    return np.ascontiguousarray(now[..., :3] if now.shape[2] > 1 else now.repeat(3, axis=2))
 
 
 def _changed(last: Picture | None, now: Picture) -> tuple[int, int, Picture]:
