@@ -29,6 +29,7 @@ from stepwell import (
 from stepwell.conversion import MADE
 from stepwell.files.lock import WriterLock
 from stepwell.formats import into_records, into_steps, streams
+from stepwell.formats.npz import NpzSource
 from stepwell.replay import ReplayReader
 from tests import SANITIZED, children
 from tests.crash.kills import Victims
@@ -313,7 +314,7 @@ def test_it_goes_on(name: str, quick_path: Path, small_batches: None) -> None:
     if "to" in options and name != "files":  # files may be cut elsewhere; rows are in order
         for made, back in ((target, "a"), (whole, "b")):
             sw.convert(made, quick_path / f"{back}.npz")
-        one, two = (sw.formats.npz.NpzSource(quick_path / f"{b}.npz") for b in "ab")
+        one, two = (NpzSource(quick_path / f"{b}.npz") for b in "ab")
         assert_same(contents(one), contents(two))
     else:
         assert tree(target) == tree(whole)
@@ -421,7 +422,7 @@ def assert_alike(made: Path, whole: Path) -> None:
     for path in (made, whole):
         sw.convert(path, path.with_name("alike-" + path.name + ".npz"), force=True)
     with_names = [path.with_name("alike-" + path.name + ".npz") for path in (made, whole)]
-    one, two = (contents(sw.formats.npz.NpzSource(path)) for path in with_names)
+    one, two = (contents(NpzSource(path)) for path in with_names)
     assert_same(one, two)
 
 

@@ -13,6 +13,7 @@ import stepwell as sw
 from stepwell import SchemaError
 from stepwell.conversion import MADE
 from stepwell.formats import FORMATS, streams
+from stepwell.formats.npz import NpzSource
 from stepwell.stores import STORES
 from tests import ROOT, scaled
 from tests.formats.rows import Given, Values, assert_same, contents, rows
@@ -71,7 +72,7 @@ def test_there_and_back(
     # Through a record store, which has every kind of field, and gives them their names again.
     sw.convert(quick_path / name, quick_path / "again", to="records")
     sw.convert(quick_path / "again", quick_path / "back.npz")
-    with sw.formats.npz.NpzSource(quick_path / "back.npz") as back:
+    with NpzSource(quick_path / "back.npz") as back:
         got = contents(back)
     if target == "steps":
         got = {n: v for n, v in got.items() if n not in ("run_id", "step_index")}

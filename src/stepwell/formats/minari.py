@@ -57,24 +57,17 @@ class MinariSource(Stream):
         metadata = list(dataset.storage.get_episode_metadata(ids))
         counts = np.array([int(facts["total_steps"]) for facts in metadata], np.int64)
         super().__init__(f"{PREFIX}{dataset.id}", made, int(counts.sum()))
-        rewards = (
-            [float(facts["rewards_sum"]) for facts in metadata]
-            if all("rewards_sum" in facts for facts in metadata)
-            else None
-        )
+        rewards = [facts.get("rewards_sum") for facts in metadata]
+        if None in rewards:
+            rewards = [np.sum(e.rewards, dtype=np.float64) for e in dataset.iterate_episodes()]
         seeds = [facts.get("seed") for facts in metadata]
         known: dict[str, Sequence[Any]] = {
             "episode": [int(i) for i in ids],
             "seed": [None if seed is None else str(int(seed)) for seed in seeds],
+            "total_reward": [float(reward) for reward in rewards],
         }
         self._counts = counts
-        self.runs = RunList(counts, known | {"total_reward": rewards or self._totals()})
-
-    def _totals(self) -> list[float]:
-        return [
-            float(np.sum(episode.rewards, dtype=np.float64))
-            for episode in self._dataset.iterate_episodes()
-        ]
+        self.runs = RunList(counts, known)
 
     def _from(self, first: int, names: Sequence[str]) -> Iterator[Batch]:
         ends = np.cumsum(self._counts)
