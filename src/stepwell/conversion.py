@@ -238,6 +238,8 @@ class _Call:
         """Refuse what is there, unless it may be replaced."""
         if not os.path.lexists(path):
             return
+        if path.is_symlink():
+            raise FileExistsError(f"{path} is a link; name what it leads to")
         if path.is_dir() and not any(path.iterdir()):
             return
         if not self.force:

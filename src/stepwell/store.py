@@ -239,6 +239,9 @@ class Store(Source):
         Never raises for damage; the report says what was checked and what could not be.
         """
         self._check_open()
+        if "://" not in self.path and not os.path.lexists(self.path or "."):
+            gone = FormatError("nothing is there any more", path=self.path)
+            return Report(self.kind, self.path, (gone,))
         return self._verified(quick, progress or (lambda done, total: None))
 
     def refresh(self) -> bool:

@@ -35,6 +35,9 @@ class _View(Source):
     def _runs(self) -> tuple[Rows, Rows]:
         return self._base._runs()
 
+    def _check_open(self) -> None:
+        self._base._check_open()
+
     def close(self) -> None:
         self._base.close()
 

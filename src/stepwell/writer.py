@@ -141,7 +141,11 @@ class Writer(ABC):
                 raise
 
     def close(self) -> None:
-        """Commit, and let others write. Closing twice is fine."""
+        """Commit, and let others write. Closing twice is fine.
+
+        Raises `ValueError` when a write failed or a change was interrupted before: what was not
+        committed is gone.
+        """
         self._end(commit=True)
 
     def __enter__(self) -> Self:
@@ -246,13 +250,19 @@ class Writer(ABC):
             self._closed = True
             return
         with self._turn():
+            lost = commit and not self._closed and (self._failed or self._torn)
             try:
-                if commit and not (self._closed or self._failed or self._torn):
+                if commit and not (self._closed or lost):
                     self._commit()
                 elif not (self._closed or self._failed) and self._in_place:
                     self._rollback()
             finally:
                 self._let_go()
+        if lost:
+            raise ValueError(
+                f"a write to {self._root} failed or was interrupted before: what was not committed "
+                "is gone"
+            )
 
     @property
     def _in_place(self) -> bool:

@@ -18,7 +18,8 @@ from rich.table import Table
 import stepwell as sw
 from stepwell.cli.console import JsonOption, err, out, progress, show, show_rows
 from stepwell.opening import store_at
-from stepwell.store import Report, Store
+from stepwell.files.regular import bytes_on_disk
+from stepwell.store import Description, Report, Store
 
 PathArgument = Annotated[
     str, typer.Argument(metavar="PATH", help="A store, a .npy or .a2pack file, or a URL.")
@@ -30,12 +31,17 @@ EndpointOption = Annotated[
 
 def info(path: PathArgument, endpoint: EndpointOption = None, as_json: JsonOption = False) -> None:
     """What is at PATH: rows, runs, fields, bytes on disk, health. Reads no rows."""
-    with _open(path, endpoint) as store:
-        about = store.describe()
+    with _open(path, endpoint) as source:
+        if isinstance(source, Store):
+            noun, about = source.noun, source.describe()
+        else:
+            noun = f"a {Path(path).suffix[1:]} file" if Path(path).is_file() else "a folder"
+            size = bytes_on_disk(Path(path))
+            about = Description(type(source).__name__, path, len(source), size, source.schema)
     if as_json:
         show(about.to_json(), as_json)
         return
-    facts: dict[str, Any] = {"store": f"{store.noun} at {path}", "rows": about.rows}
+    facts: dict[str, Any] = {"store": f"{noun} at {path}", "rows": about.rows}
     if about.runs is not None:
         facts["runs"] = about.runs
     facts |= {"bytes on disk": about.bytes, "fields": about.fields}
@@ -82,7 +88,7 @@ def verify(
 ) -> None:
     """Check everything. Exit code 1 when something is damaged, with a list of what."""
     try:
-        with _open(path, endpoint) as store, progress("verifying") as on_progress:
+        with _store(path, endpoint) as store, progress("verifying") as on_progress:
             report = store.verify(quick=quick, progress=on_progress)
     except sw.FormatError as error:
         report = Report("", path, (error,))
@@ -115,7 +121,7 @@ def query(
     as_json: JsonOption = False,
 ) -> None:
     """Query the runs of a store, read-only: "SELECT engine, count(*) FROM runs GROUP BY 1"."""
-    with _open(path, None) as store:
+    with _store(path, None) as store:
         table = store.query(sql)
     if as_json:
         print(json.dumps(list(table), default=str))
@@ -161,16 +167,22 @@ def bench(
     out.print(table)
 
 
-def _open(path: str, endpoint: str | None, *, mapped: bool = True) -> Store:
-    """The store at a path, its rows not loaded where they can be mapped."""
+def _store(path: str, endpoint: str | None) -> Store:
+    """The store at a path. Raises `ValueError` for a file of another format."""
+    opened = _open(path, endpoint)
+    if not isinstance(opened, Store):
+        raise ValueError(f"{path} is no store of ours: it has no checksums and no table of runs")
+    return opened
+
+
+def _open(path: str, endpoint: str | None, *, mapped: bool = True) -> sw.Source:
+    """What is at a path, its rows not loaded where they can be mapped."""
     options: dict[str, Any] = {} if endpoint is None else {"endpoint": endpoint}
     if "://" not in path and mapped:
         store = store_at(Path(path))
         if store is not None and store.kind in ("steps", "npy"):
             options["memory"] = "map"
-    opened = sw.open(path, **options)
-    assert isinstance(opened, Store)
-    return opened
+    return sw.open(path, **options)
 
 
 def _plain(value: Any) -> Any:

@@ -156,8 +156,7 @@ def query(
             raise ValueError(f"expected a query, got {sql!r}")
         return [name for name, *_ in found.description], found.fetchall()
     except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError) as error:
-        if _code(error) in _NOT_THE_ASKER:
-            raise
+        _raise_unless_asked(error)
         raise ValueError(f"{sql!r}: {error}") from None
     finally:
         database.set_authorizer(None)
@@ -220,8 +219,7 @@ def select_numbers(
         database.execute(f"EXPLAIN SELECT (\n{condition}\n) FROM {table}", bound)
         count, *found = database.execute(sql, bound).fetchone()
     except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError) as error:
-        if _code(error) in _NOT_THE_ASKER:
-            raise
+        _raise_unless_asked(error)
         raise ValueError(
             f"where {condition!r}: {error}; the columns are {', '.join(columns)}"
         ) from None
@@ -237,6 +235,14 @@ def select_numbers(
             raise sqlite3.DatabaseError(f"{name}: not all whole numbers")
         numbers.append(column)
     return numbers
+
+
+def _raise_unless_asked(error: Exception) -> None:
+    """Raise what is not a mistake in the SQL: damage, a busy database, a Ctrl-C of the user."""
+    if _code(error) == sqlite3.SQLITE_INTERRUPT:  # which SQLite makes an error of its own
+        raise KeyboardInterrupt from None
+    if _code(error) in _NOT_THE_ASKER:
+        raise error
 
 
 def _code(error: Exception) -> int:

@@ -40,9 +40,13 @@ def fill(
     names = _names(source)
     if not len(source):
         raise SchemaError("there are no rows")
-    found = {name: source.schema[name] for name in names}
+    filled = set(OWN_FIELDS) <= {n for n, field in source.schema.items() if field.dtype.kind in "iu"}
     dtype = np.dtype(
-        [(names[name], field.dtype.newbyteorder("="), field.shape) for name, field in found.items()]
+        [
+            (names.get(name, name), field.dtype.newbyteorder("="), field.shape)
+            for name, field in source.schema.items()
+            if name in names or (filled and name in OWN_FIELDS)  # which the writer fills in
+        ]
     )
     if part_bytes is not None and part_bytes < dtype.itemsize:
         raise ValueError(f"part_bytes: expected at least {dtype.itemsize}, got {part_bytes}")

@@ -324,12 +324,6 @@ class PackWriter(Writer):
             with suppress(OSError):
                 os.unlink(self._beside)
 
-    def _end(self, *, commit: bool) -> None:
-        lost = commit and not self._closed and (self._failed or self._torn)
-        super()._end(commit=commit)
-        if lost:
-            raise ValueError(f"there is no pack {self._root}: a write failed before")
-
     def _refuse_existing(self) -> None:
         path = self._root
         if not os.path.lexists(path):

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from stepwell.files.atomic import sweep, write_file
+from stepwell.files.regular import check_inside
 from stepwell.source import Field
 from stepwell.stores.replay.database import RunRow, database_path
 from stepwell.stores.replay.refs import check_run_id
@@ -78,5 +79,6 @@ def write_index(root: Path, runs: Mapping[str, RunRow]) -> None:
         for run in runs.values()
     }
     folder = root / "replay"
+    check_inside(folder, "index.json")
     sweep(folder, INDEX)
     write_file(folder / INDEX, json.dumps(index, indent=2).encode() + b"\n", follow=False)

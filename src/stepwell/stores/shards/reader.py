@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import zip_longest
 from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
@@ -140,8 +141,8 @@ class ShardReader(Store):
         return shards
 
     def __reduce__(self) -> tuple[Any, ...]:
-        names = None if isinstance(self._where, list) else [each.name for each in self.shards]
-        return _rebuild, (type(self), self._where, self._given, self._options, names)
+        seen = None if isinstance(self._where, list) else list(self.shards)
+        return _rebuild, (type(self), self._where, self._given, self._options, seen)
 
     # What it is.
 
@@ -206,7 +207,8 @@ class ShardReader(Store):
                 f"got {first.width} x {first.kind}",
                 path=fresh.where(0),
             )
-        if [each.name for each in fresh.shards] == [each.name for each in self.shards]:
+        _check_known(self.shards, fresh.shards, fresh.where(0))
+        if len(fresh.shards) == len(self.shards):
             return False
         self._shards, self._length = fresh, int(fresh.starts[-1])
         for made in ("_reader", "_layouts"):
@@ -463,9 +465,22 @@ def _last_of(shards: Shards, number: int, rows: NDArray[Any]) -> NDArray[Any]:
     return rows
 
 
+def _check_known(seen: Sequence[Shard], found: Sequence[Shard], where: str) -> None:
+    """Raise `FormatError` unless the shards that were seen are the first that are there."""
+    for before, now in zip_longest(seen, found[: len(seen)]):
+        known = now is not None and (before.name, before.rows) == (now.name, now.rows)
+        if not known or None not in (crcs := {before.crc32c, now.crc32c}) and len(crcs) > 1:
+            raise FormatError("another corpus is here now; open it again", path=where)
+
+
 def _rebuild(
-    cls: type[ShardReader], where: Any, dtype: Any, options: dict[str, Any], names: Any
+    cls: type[ShardReader],
+    where: Any,
+    dtype: Any,
+    options: dict[str, Any],
+    seen: list[Shard] | None,
 ) -> ShardReader:
     made = cls.__new__(cls)
-    made._begin(where, dtype, options, names)
+    made._begin(where, dtype, options, None if seen is None else [each.name for each in seen])
+    _check_known(seen or (), made.shards, made.path)
     return made

@@ -11,6 +11,7 @@ import shutil
 import sqlite3
 from collections.abc import Mapping
 from contextlib import suppress
+from operator import index
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -87,7 +88,7 @@ class StepWriter(Writer):
             for name, each in (columns or {}).items()
         }
         database.check_columns(known)
-        if shard_rows is not None and shard_rows < 0:
+        if shard_rows is not None and index(shard_rows) < 0:
             raise ValueError(f"shard_rows must be at least 1, got {shard_rows}")
         if wanted is None and not (root / DATABASE).exists():
             raise FileNotFoundError(f"no dataset at {root}; a new one needs a dtype")
