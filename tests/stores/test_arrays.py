@@ -593,7 +593,8 @@ def test_fingerprints_tell_data_apart() -> None:
     renamed = array.astype([("b0ard", "u8"), *STEP.descr[1:]])
     plain = np.arange(1000)
     forms = (plain, plain.astype("<u8"), plain.astype(">i8"), plain.reshape(1000, 1))
-    arrays = [array, changed_first, changed_last, array[:-1], renamed, *forms, {"other": plain}]
+    others = [changed_first, changed_last, array[:-1], renamed]
+    arrays: list[Any] = [array, *others, *forms, {"other": plain}]
     assert len({ArraySource(each).fingerprint for each in arrays}) == len(arrays)
 
 
