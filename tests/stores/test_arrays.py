@@ -7,6 +7,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -590,20 +591,11 @@ def test_fingerprints_tell_data_apart() -> None:
     changed_first["move"][0] ^= 1
     changed_last["board"][-1] ^= 1
     renamed = array.astype([("b0ard", "u8"), *STEP.descr[1:]])
-    sources = [
-        ArraySource(array),
-        ArraySource(changed_first),
-        ArraySource(changed_last),
-        ArraySource(array[:-1]),
-        ArraySource(renamed),
-        ArraySource(np.arange(1000)),
-        ArraySource(np.arange(1000).astype("<u8")),
-        ArraySource(np.arange(1000).astype(">i8")),
-        ArraySource(np.arange(1000).reshape(1000, 1)),
-        ArraySource({"other": np.arange(1000)}),
-    ]
-    fingerprints = [source.fingerprint for source in sources]
-    assert len(set(fingerprints)) == len(sources)
+    plain = np.arange(1000)
+    forms = (plain, plain.astype("<u8"), plain.astype(">i8"), plain.reshape(1000, 1))
+    others = [changed_first, changed_last, array[:-1], renamed]
+    arrays: list[Any] = [array, *others, *forms, {"other": plain}]
+    assert len({ArraySource(each).fingerprint for each in arrays}) == len(arrays)
 
 
 def test_fingerprints_do_not_depend_on_where_data_is(tmp_path: Path) -> None:
@@ -635,16 +627,14 @@ def test_fork_while_threads_read() -> None:
         while not stop.is_set():
             source.take(rows)
 
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(scaled(30)):
-            assert_batch(children.in_fork(lambda: source.take(rows)), pick(expected, rows))
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(4):
+            pool.submit(read)
+        try:
+            for _ in range(scaled(30)):
+                assert_batch(children.in_fork(lambda: source.take(rows)), pick(expected, rows))
+        finally:
+            stop.set()
 
 
 def test_takes_release_the_interpreter() -> None:
@@ -712,11 +702,10 @@ def test_a_file_replaced_while_it_is_opened_is_one_or_the_other(tmp_path: Path) 
                 shutil.copy(tmp_path / f"{kind}.npy", tmp_path / "next")
                 os.replace(tmp_path / "next", path)
 
-    other = threading.Thread(target=replace)
-    other.start()
-    try:
-        for _ in range(scaled(500)):
-            assert ArraySource(path).take([7, 999])["data"].tolist() == [7, 999]
-    finally:
-        stop.set()
-        other.join()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(replace)
+        try:
+            for _ in range(scaled(500)):
+                assert ArraySource(path).take([7, 999])["data"].tolist() == [7, 999]
+        finally:
+            stop.set()

@@ -17,8 +17,8 @@ from rich.table import Table
 
 import stepwell as sw
 from stepwell.cli.console import JsonOption, err, out, progress, show, show_rows
-from stepwell.opening import store_at
 from stepwell.files.regular import bytes_on_disk
+from stepwell.opening import store_at
 from stepwell.store import Description, Report, Store
 
 PathArgument = Annotated[

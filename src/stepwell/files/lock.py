@@ -7,7 +7,7 @@ import weakref
 from pathlib import Path
 
 from stepwell.errors import BusyError
-from stepwell.files.regular import open_inside
+from stepwell.files.regular import is_at, open_inside
 
 _PAUSES_S = (0.0, 0.001, 0.002, 0.005, 0.01)
 
@@ -45,12 +45,7 @@ class WriterLock:
     @property
     def in_place(self) -> bool:
         """Whether the file that is locked is still the one at its path."""
-        try:
-            there = os.stat(self._path)
-        except FileNotFoundError:
-            return False
-        mine = os.fstat(self._file)
-        return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+        return is_at(self._file, self._path)
 
     def release(self) -> None:
         if self._file < 0:

@@ -86,6 +86,16 @@ def check_inside(root: Path, *names: str) -> None:
             raise _not_regular(mode, path)
 
 
+def is_at(file: int, path: Path) -> bool:
+    """Whether an open file is the one at a path."""
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        return False
+    mine = os.fstat(file)
+    return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+
+
 def bytes_on_disk(*paths: Path) -> int:
     """Bytes that files take up on the disk, those of folders included; holes are left out."""
     total = 0

@@ -22,6 +22,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell.files.regular import is_at
+
 _READY = b"stepwell-ready\0\0"
 _HEAD = mmap.PAGESIZE  # says whether the block was filled; then the data
 
@@ -50,7 +52,7 @@ def shared_block(
                 fcntl.flock(file, fcntl.LOCK_SH)  # waits while another one fills
             ready = os.pread(file, len(_READY), 0) == _READY
             if alone:
-                if not ready and _is_at(file, path):
+                if not ready and is_at(file, path):
                     os.ftruncate(file, 0)
                     os.posix_fallocate(file, 0, _HEAD + size)  # ENOSPC now, not SIGBUS later
                     memory = _map(path, _HEAD + size, mmap.ACCESS_WRITE)
@@ -59,7 +61,7 @@ def shared_block(
                     os.pwrite(file, _READY, 0)
                     ready = True
                 fcntl.flock(file, fcntl.LOCK_SH)  # lets go for a moment
-            if not ready or not _is_at(file, path):
+            if not ready or not is_at(file, path):
                 # Removed by its last user, or whoever filled it failed: one of us is next.
                 os.close(file)
                 time.sleep(random.uniform(0, 0.01))
@@ -98,21 +100,12 @@ def _remove_unused(path: Path) -> None:
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_at(file, path):
+        if is_at(file, path):
             path.unlink()
     except OSError:
         pass  # in use
     finally:
         os.close(file)
-
-
-def _is_at(file: int, path: Path) -> bool:
-    try:
-        there = path.stat()
-    except FileNotFoundError:
-        return False
-    mine = os.fstat(file)
-    return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
 
 
 def _map(path: Path, size: int, access: int) -> mmap.mmap:

@@ -40,7 +40,9 @@ def fill(
     names = _names(source)
     if not len(source):
         raise SchemaError("there are no rows")
-    filled = set(OWN_FIELDS) <= {n for n, field in source.schema.items() if field.dtype.kind in "iu"}
+    filled = set(OWN_FIELDS) <= {
+        n for n, field in source.schema.items() if field.dtype.kind in "iu"
+    }
     dtype = np.dtype(
         [
             (names.get(name, name), field.dtype.newbyteorder("="), field.shape)

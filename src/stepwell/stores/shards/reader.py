@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import zip_longest
 from operator import index
 from pathlib import Path
@@ -34,6 +35,7 @@ WINDOW_BYTES = 8 << 20
 BATCH_ROWS = 1024
 _MAX_WINDOW = 1 << 62
 _REMOTE_OPTIONS = ("connections", "cache", "cache_bytes")
+_NextRows = Callable[[], NDArray[Any]]
 _UPCAST = (np.dtype(np.float32), np.dtype(np.float64))
 
 
@@ -277,20 +279,16 @@ class ShardReader(Store):
         spans = [
             Span(number, 0, shard.rows, batch_rows) for number, shard in enumerate(shards.shards)
         ]
-        return self._batches(shards, spans, wanted, window_bytes, out)
+        begin = partial(self._rows, shards, spans, wanted, window_bytes, out)
+        return self._batches(shards, spans, begin)
 
     def _batches(
-        self,
-        shards: Shards,
-        spans: Sequence[Span],
-        wanted: np.dtype[Any] | None,
-        window_bytes: int,
-        out: NDArray[Any] | None,
+        self, shards: Shards, spans: Sequence[Span], begin: Callable[[], _NextRows]
     ) -> Iterator[RowBatch]:
-        rows = self._rows(shards, spans, wanted, window_bytes, out)
+        rows = begin()
         first, integer = 0, np.dtype(np.int64)
-        for number, begin, end in cuts(spans):
-            last = first + end - begin
+        for number, at, end in cuts(spans):
+            last = first + end - at
             # No name for it here: its memory is for the next one as soon as the caller lets go.
             yield RowBatch(
                 rows() if end < shards.shards[number].rows else _last_of(shards, number, rows()),
@@ -305,7 +303,7 @@ class ShardReader(Store):
         wanted: np.dtype[Any] | None,
         window_bytes: int,
         out: NDArray[Any] | None,
-    ) -> Callable[[], NDArray[Any]]:
+    ) -> _NextRows:
         """What gives the rows of one part of the spans after another."""
         local = shards if isinstance(shards, LocalShards) and out is None else None
         if out is None and (wanted is None or self._is_stored(wanted)):
@@ -469,7 +467,7 @@ def _check_known(seen: Sequence[Shard], found: Sequence[Shard], where: str) -> N
     """Raise `FormatError` unless the shards that were seen are the first that are there."""
     for before, now in zip_longest(seen, found[: len(seen)]):
         known = now is not None and (before.name, before.rows) == (now.name, now.rows)
-        if not known or None not in (crcs := {before.crc32c, now.crc32c}) and len(crcs) > 1:
+        if not known or (None not in (crcs := {before.crc32c, now.crc32c}) and len(crcs) > 1):
             raise FormatError("another corpus is here now; open it again", path=where)
 
 
