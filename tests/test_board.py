@@ -58,17 +58,6 @@ def test_score_and_highest_tile(board: int) -> None:
     assert g.highest_tile(board) == rules.highest_tile(board)
 
 
-def test_the_largest_tiles_do_not_merge() -> None:
-    full = 2**64 - 1
-    assert g.legal(full) == 0
-    assert [g.move(full, m) for m in range(4)] == [full] * 4
-    assert g.score(full) == 16 * 14 * 32768
-    assert g.highest_tile(full) == 32768
-    assert g.move(0xFF00, g.LEFT) == 0xFF00
-    assert g.move(0xEE00, g.LEFT) == 0xF000
-    assert g.move(0xF0F0, g.RIGHT) == 0x00FF
-
-
 @given(ANY)
 def test_exponents_there_and_back(board: int) -> None:
     cells = g.exponents(board)

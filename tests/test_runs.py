@@ -99,15 +99,6 @@ def test_v1_leaves_out_branches(run: Run) -> None:
     assert back.meta.engine == (run.meta.engine or "")
 
 
-def test_v1_becomes_v2() -> None:
-    old = game2048.Run.from_bytes(RUN_V1)
-    new = game2048.Run.from_bytes(old.to_bytes(2))
-    assert new == old
-    assert new.meta == old.meta
-    assert new.to_bytes(1) == RUN_V1
-    assert_run(new, runs.decode_v1(RUN_V1))
-
-
 def test_long_runs() -> None:
     random = Random(1)
     for steps in (1, 31, 32, 33, 4000):
