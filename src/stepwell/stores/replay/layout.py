@@ -27,7 +27,6 @@ __all__ = [
     "STEP_COLUMNS",
     "ZSTD",
     "array_path",
-    "database_path",
     "is_replay",
     "lock_path",
     "write_index",
