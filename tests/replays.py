@@ -1,8 +1,10 @@
 """Steps made from numbers, so that whoever reads one can tell whether it is the right one."""
 
 import json
+import sqlite3
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:  # processes that are to be killed import this, and begin soon
 __all__ = [
     "assert_tree",
     "camera",
+    "change",
+    "flipped",
     "frame",
     "numbers_of",
     "observation",
@@ -27,6 +31,7 @@ __all__ = [
     "pose",
     "record",
     "record_all",
+    "row_of",
     "stack",
     "step",
     "stop_disk",
@@ -34,9 +39,9 @@ __all__ = [
 
 
 def camera(number: int) -> NDArray[np.uint8]:
-    """A row that is packed: half of it noise, half of it not."""
-    made = np.full((30, 40), number % 251, np.uint8)
-    made[:15] = np.random.default_rng(number).integers(0, 256, (15, 40), np.uint8)
+    """A row that is packed, by zstd plane after plane: half of it noise, half of it not."""
+    made = np.full((15, 20, 4), number % 251, np.uint8)
+    made[:7] = np.random.default_rng(number).integers(0, 256, (7, 20, 4), np.uint8)
     return made
 
 
@@ -106,6 +111,38 @@ def assert_tree(got: Any, want: Any) -> None:
         assert np.asarray(got).dtype == np.asarray(want).dtype
         assert np.asarray(got).shape == np.asarray(want).shape
         assert np.asarray(got).tobytes() == np.asarray(want).tobytes()
+
+
+def row_of(tree: Any, row: int) -> Any:
+    """A row of every array of a tree."""
+    if isinstance(tree, dict):
+        return {key: row_of(branch, row) for key, branch in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(row_of(branch, row) for branch in tree)
+    return tree[row]
+
+
+def change(root: Path, sql: str, *values: Any) -> None:
+    """Damage the database of a store."""
+    with closing(sqlite3.connect(root / "telemetry" / "telemetry.sqlite")) as database:
+        assert database.execute(sql, values).rowcount
+        database.commit()
+
+
+@contextmanager
+def flipped(path: Path, place: int, bits: int = 1) -> Iterator[None]:
+    """Some bits of a file are others inside the block."""
+
+    def flip() -> None:
+        with path.open("r+b") as file:
+            file.seek(place)
+            (byte,) = file.read(1)
+            file.seek(place)
+            file.write(bytes([byte ^ bits]))
+
+    flip()
+    yield
+    flip()
 
 
 def places_of(path: Path, names: list[str]) -> dict[str, list[tuple[int, int]]]:

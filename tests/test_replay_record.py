@@ -16,7 +16,8 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 import stepwell as sw
 from stepwell.replay import Episode, Record, RecordedVectorEnv, ReplayReader
-from tests.environments import Everything, Log, copied, make_everything
+from tests.environments import Everything, Log, make_everything
+from tests.replays import row_of
 
 gym.register_envs(ale_py)
 
@@ -36,8 +37,7 @@ def check(root: Path, logs: dict[str | None, Logged], every: int = 0) -> None:
             assert len(found) == len(happened)
             for episode, expected in zip(found, happened, strict=True):
                 check_episode(reader, episode, expected, every)
-        steps = reader
-        assert len(steps) == sum(len(e["steps"]) for log in logs.values() for e in log)
+        assert len(reader) == sum(len(e["steps"]) for log in logs.values() for e in log)
         assert reader.verify().ok
 
 
@@ -55,8 +55,8 @@ def check_episode(
     assert (episode.terminated, episode.truncated) == tuple(map(bool, steps[-1][2:4]))
     assert episode.total_reward == pytest.approx(sum(step[1] for step in steps))
     for i, step in enumerate(steps):
-        same(at(found.observations, i), seen[i])
-        same(at(found.actions, i), step[0])
+        same(row_of(found.observations, i), seen[i])
+        same(row_of(found.actions, i), step[0])
     same(found.final_observation, seen[-1])
     shown = list(range(0, len(steps), every)) if every else []
     assert found.frame_steps.tolist() == shown
@@ -75,14 +75,6 @@ def leaf(tree: Any, path: list[str]) -> Any:
     for key in path:
         tree = tree[int(key[1:-1])] if key.startswith("(") else tree[key]
     return tree
-
-
-def at(tree: Any, i: int) -> Any:
-    if isinstance(tree, dict):
-        return {key: at(branch, i) for key, branch in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(at(branch, i) for branch in tree)
-    return tree[i]
 
 
 def same(found: Any, expected: Any) -> None:
@@ -406,8 +398,3 @@ def test_without_the_extra() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "Record needs an extra: pip install 'stepwell[gym]'"
-
-
-def test_copies_are_copies() -> None:
-    array = np.zeros(3)
-    assert copied({"a": (array,)})["a"][0] is not array

@@ -2,9 +2,7 @@
 
 import json
 import shutil
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +12,7 @@ from stepwell.errors import ChecksumError, FormatError
 from stepwell.replay import ReplayReader, ReplayWriter
 from stepwell.telemetry import migrate_telemetry
 from tests.old_telemetry import database, step
+from tests.replays import change, flipped, places_of
 
 
 def record(root: Path, run_id: str = "a", *, numbers: bool = True) -> None:
@@ -68,38 +67,6 @@ def test_a_store_that_is_whole(store: Path) -> None:
     assert calls == sorted(calls)
 
 
-def test_a_run_that_is_being_written(store: Path) -> None:
-    with ReplayWriter(store, "c", flush_every=0.01) as writer:
-        for i in range(300):
-            writer.record_step(
-                observation=np.full(2000, i % 256, np.uint8),
-                reward=1,
-                terminated=i % 50 == 49,
-            )
-            if i % 40 == 0:
-                assert problems(store) == []
-    assert problems(store) == []
-
-
-def test_steps_that_were_dropped(tmp_path: Path) -> None:
-    draw = np.random.default_rng(1)
-    with ReplayWriter(
-        tmp_path, "a", when_full="drop", queue_bytes=9000, flush_every=0.01
-    ) as writer:
-        for _ in range(2000):
-            agent = f"env{draw.integers(3)}"
-            writer.record_step(
-                observation=np.zeros(500),
-                reward=draw.random(),
-                terminated=draw.random() < 0.05,
-                agent_id=agent,
-            )
-            if draw.random() < 0.1:
-                writer.end_episode(observation=np.ones(500), agent_id=agent)
-    assert ReplayReader.open(tmp_path).recordings["a"].dropped > 100
-    assert problems(tmp_path) == []
-
-
 def test_a_store_that_was_migrated(tmp_path: Path) -> None:
     with database(tmp_path / "old.sqlite") as connection:
         for name, indices in (("a-ep1", (1, 2, 5)), ("a-ep2", (0, 1, 2)), ("b-ep1", (4,))):
@@ -140,64 +107,34 @@ def test_a_store_that_was_migrated(tmp_path: Path) -> None:
     ],
 )
 def test_numbers_that_do_not_agree(store: Path, sql: str, message: str) -> None:
-    with closing(sqlite3.connect(store / "telemetry" / "telemetry.sqlite")) as opened, opened:
-        assert opened.execute(sql).rowcount
+    change(store, sql)
     found = problems(store)
     assert any(message in problem for problem in found), found
 
 
-def _flip(path: Path, where: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(where)
-        (byte,) = file.read(1)
-        file.seek(where)
-        file.write(bytes([byte ^ 1]))
-
-
-def _place(root: Path, name: str, row: int) -> int:
-    """Where a row of a dataset is in its file."""
-    import h5py
-
-    with h5py.File(root / "replay" / "a.h5", "r") as file:
-        dataset = file[name]
-        chunk = dataset.id.get_chunk_info(row // dataset.chunks[0])
-        inside = row % dataset.chunks[0] * dataset.dtype.itemsize * int(np.prod(dataset.shape[1:]))
-        return int(chunk.byte_offset + inside)
-
-
 @pytest.mark.parametrize(
-    ("dataset", "row"),
-    [("frames", 3), ("observations/camera", 26), ("observations/place", 26), ("actions", 9)],
+    ("dataset", "row", "named"),
+    [
+        *(("frames", 3, True), ("observations/camera", 26, True), ("actions", 9, True)),
+        *(("observations/place", 26, True), ("steps", 3, False), ("rewards", 3, False)),
+        *(("dones", 3, False), ("episodes/starts", 1, False), ("episodes/lengths", 1, False)),
+    ],
 )
-def test_an_array_that_was_changed(store: Path, dataset: str, row: int) -> None:
-    _flip(store / "replay" / "a.h5", _place(store, dataset, row))
-    with ReplayReader.open(store) as reader:
-        found = [p for p in reader.verify().problems if isinstance(p, ChecksumError)]
-    assert len(found) == 1
-    assert f"{dataset}[{row}]" in str(found[0])
+def test_a_row_that_was_changed(store: Path, dataset: str, row: int, named: bool) -> None:
+    path = store / "replay" / "a.h5"
+    place, _ = places_of(path, [dataset])[dataset][row]
+    with flipped(path, place), ReplayReader.open(store) as reader:
+        found = reader.verify().problems
+    assert found
+    if named:
+        (one,) = [problem for problem in found if isinstance(problem, ChecksumError)]
+        assert f"{dataset}[{row}]" in str(one)
 
 
-@pytest.mark.parametrize(
-    ("dataset", "row"),
-    [("steps", 3), ("rewards", 3), ("dones", 3), ("episodes/starts", 1), ("episodes/lengths", 1)],
-)
-def test_a_number_that_was_changed(store: Path, dataset: str, row: int) -> None:
-    _flip(store / "replay" / "a.h5", _place(store, dataset, row))
-    assert problems(store)
-
-
-def _no_file(root: Path) -> None:
-    (root / "replay" / "a.h5").unlink()
-
-
-def _folder(root: Path) -> None:
-    _no_file(root)
-    (root / "replay" / "a.h5").mkdir()
-
-
-def _circle(root: Path) -> None:
-    _no_file(root)
-    (root / "replay" / "a.h5").symlink_to("a.h5")
+def _replaced(root: Path, make: Callable[[Path], None]) -> None:
+    path = root / "replay" / "a.h5"
+    path.unlink()
+    make(path)
 
 
 def _other_file(root: Path) -> None:
@@ -207,10 +144,6 @@ def _other_file(root: Path) -> None:
 def _short_file(root: Path) -> None:
     path = root / "replay" / "a.h5"
     path.write_bytes(path.read_bytes()[:6000])
-
-
-def _no_index(root: Path) -> None:
-    (root / "replay" / "index.json").unlink()
 
 
 def _other_index(root: Path) -> None:
@@ -229,12 +162,12 @@ def _broken_database(root: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_no_file, "the file of the run is missing - at"),
-        (_folder, "a.h5"),
-        (_circle, "a.h5"),
+        (lambda root: (root / "replay" / "a.h5").unlink(), "the file of the run is missing - at"),
+        (lambda root: _replaced(root, Path.mkdir), "a.h5"),
+        (lambda root: _replaced(root, lambda path: path.symlink_to("a.h5")), "a.h5"),
         (_other_file, "expected the run 'a', got 'b'"),
         (_short_file, "a.h5"),
-        (_no_index, "cannot be read"),
+        (lambda root: (root / "replay" / "index.json").unlink(), "cannot be read"),
         (_other_index, "index.json"),
         (_broken_database, "SQLite"),
     ],
@@ -248,12 +181,7 @@ def test_files_that_are_not_as_they_were(
 
 
 def test_at_most_a_hundred(store: Path) -> None:
-    path = store / "telemetry" / "telemetry.sqlite"
-    with closing(sqlite3.connect(path)) as opened, opened:
-        opened.execute("UPDATE steps SET reward = reward + 1, obs_ref = NULL, frame_ref = NULL")
-    record(store, "c")
-    record(store, "d")
-    record(store, "e")
-    with closing(sqlite3.connect(path)) as opened, opened:
-        opened.execute("UPDATE steps SET reward = reward + 1")
+    for run in "cde":
+        record(store, run)
+    change(store, "UPDATE steps SET reward = reward + 1")
     assert len(problems(store)) == 100

@@ -19,7 +19,7 @@ from stepwell.replay import FrameResolver, ReplayReader, ReplayWriter
 from tests import ROOT
 from tests.crash.kills import KILLS, Victims
 from tests.reference.replay import read_store
-from tests.replays import assert_tree, observation, step
+from tests.replays import assert_tree, camera, observation, step
 
 STEPS_OF_A_RUN = 80
 
@@ -119,6 +119,9 @@ def follow(folder: Path) -> int:
             reader.refresh()
             known = list(reader.recordings)[-2:]
             found = look(reader, known, most=25)
+            rows = reader.where("run_id = ?", known[-1])[-5:] if known and looks % 20 == 0 else {}
+            for i, number in enumerate(rows.get("reward", ())):
+                assert_tree(rows["observation/camera"][i], camera(int(number)))
             time.sleep(0.01)
             # One commit after the other: what is seen has no gaps.
             assert found == list(range(found[0], found[-1] + 1)) if found else True

@@ -20,7 +20,8 @@ from stepwell.formats.minari import MinariSource
 from stepwell.replay import Record, ReplayReader, ReplayWriter
 from tests.environments import Everything
 from tests.formats.test_runs import assert_steps
-from tests.test_replay_record import at, play, same
+from tests.replays import row_of
+from tests.test_replay_record import play, same
 
 # Minari asks for an author, a link to the code and so on.
 pytestmark = pytest.mark.filterwarnings("ignore:.* is (set to )?None:UserWarning")
@@ -193,9 +194,9 @@ def check_minari(reader: ReplayReader, dataset_id: str) -> Any:
         assert np.array_equal(found.terminations, expected.terminated)
         assert np.array_equal(found.truncations, expected.truncated)
         for i in range(len(expected)):
-            same(at(found.actions, i), at(expected.actions, i))
-            same(at(found.observations, i), at(expected.observations, i))
-        same(at(found.observations, len(expected)), expected.final_observation)
+            same(row_of(found.actions, i), row_of(expected.actions, i))
+            same(row_of(found.observations, i), row_of(expected.observations, i))
+        same(row_of(found.observations, len(expected)), expected.final_observation)
     return dataset
 
 

@@ -213,6 +213,7 @@ def test_how_many_chunks_were_written() -> None:
 
 def test_many_references() -> None:
     refs = [f"h5://r/frames/{i}" for i in (7, 0, 123)]
+    assert [str(FrameRef.of(ref)) for ref in refs] == refs
     assert FrameRef.rows(refs) == (FrameRef("r", "frames", 7), [7, 0, 123])
     assert FrameRef.rows(["h5://r/frames/007", "h5://r/frames/08"]) == (
         FrameRef("r", "frames", 7),

@@ -14,11 +14,10 @@ import zstandard
 from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
-from stepwell import ChecksumError, Field, FormatError, StepwellError, _core
+from stepwell import Field, FormatError, _core
 from stepwell.replay import FrameResolver, ReplayReader, ReplayWriter
 from stepwell.stores.replay.channels import Channel
 from stepwell.stores.replay.foreign import ForeignFile
-from tests import scaled
 from tests.reference.replay import read_store
 from tests.replays import assert_tree, places_of, stack
 from tests.stores.test_replay_resolver import rewritten
@@ -161,17 +160,6 @@ def test_a_file_from_before(quick_path: Path, monkeypatch: pytest.MonkeyPatch) -
             assert_tree(resolver.resolve(f"h5://run/observations/{number}"), stack(number))
 
 
-def test_a_file_that_is_copied(quick_path: Path) -> None:
-    with ReplayWriter(quick_path, "run") as writer:
-        for number in range(ROWS):
-            frame = stack(number) if number > 5 else None
-            writer.record_step(reward=number, observation=stack(number), frame=frame)
-            writer.commit()
-    data = read_store(quick_path).runs["run"].datasets
-    assert_tree(data["observations"], np.array([stack(n) for n in range(ROWS)]))
-    assert_tree(data["frames"], np.array([stack(n) for n in range(6, ROWS)]))
-
-
 def test_planes_that_hdf5_packs(quick_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine whose system has no zstd: HDF5's own filters write, we read."""
     with monkeypatch.context() as patch:
@@ -191,34 +179,16 @@ def pack(rows: NDArray[np.uint8], planes: int, shared: bool) -> _core.PackedRows
     return buffer.packed(0, len(rows), ZSTD, 3, planes, shared)
 
 
-@given(
-    st.integers(1, 20),
-    st.integers(1, 70),
-    st.integers(0, 20),
-    st.integers(1, 255),
-    st.booleans(),
-)
-def test_the_core_against_numpy(
-    planes: int, size: int, count: int, most: int, shared: bool
-) -> None:
-    random = np.random.default_rng(most)
-    rows = random.integers(0, most, (count, size * planes), np.uint8, endpoint=True)
-    packed = pack(rows, planes, shared)
-    assert len(packed) == count
-    for i, row in enumerate(rows):
-        if packed.raw(i):
-            assert packed.stored(i) == row.tobytes()
-        else:
-            apart = row.reshape(-1, planes).T.tobytes()
-            assert zstandard.decompress(packed.stored(i), max_output_size=len(row)) == apart
-
-
-@given(st.integers(1, 20), st.integers(1, 300), st.integers(1, 12), st.integers(0, 2**32))
-def test_the_core_reads_what_it_packed(planes: int, size: int, count: int, seed: int) -> None:
+@given(st.integers(1, 20), st.integers(1, 300), st.integers(0, 12), st.integers(0, 2**32))
+def test_the_core_against_numpy(planes: int, size: int, count: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     rows = random.integers(0, [[2], [255]] * count, (2 * count, size * planes), np.uint8)
-    packed = pack(rows, planes, True)
+    packed = pack(rows, planes, bool(seed % 2))
     stored = [packed.stored(i) for i in range(2 * count)]
+    for i, row in enumerate(rows):
+        apart = row.reshape(-1, planes).T.tobytes()
+        found = None if packed.raw(i) else zstandard.decompress(stored[i], max_output_size=len(row))
+        assert stored[i] == row.tobytes() if found is None else found == apart
     sizes = np.array([len(each) for each in stored], np.uint32)
     offsets = np.cumsum(sizes, dtype=np.uint64) - sizes
     raw = np.array([packed.raw(i) for i in range(2 * count)], np.uint8)
@@ -267,12 +237,6 @@ def test_a_directory_that_lies(quick_path: Path, lie: dict[str, Any]) -> None:
     assert_refused(quick_path, range(ROWS))
 
 
-def test_a_directory_that_says_nothing(quick_path: Path) -> None:
-    path = written(quick_path)
-    rewritten(path, lambda stated: stated["datasets"]["observations"].pop("planes") and None)
-    assert_refused(quick_path, range(ROWS))
-
-
 def assert_refused(root: Path, rows: range) -> None:
     for row in rows:
         with FrameResolver(root) as resolver, pytest.raises(FormatError) as caught:
@@ -295,43 +259,3 @@ def test_one_filter_left_out(quick_path: Path, mask: int) -> None:
         problems = [str(problem) for problem in reader.verify().problems]
     assert len(problems) == 2
     assert f"observations[2]: expected both filters or none, got {mask}" in problems[0]
-
-
-def test_a_flipped_byte_in_each_stored_row(quick_path: Path) -> None:
-    path = written(quick_path)
-    data = path.read_bytes()
-    for row, (offset, size) in enumerate(places_of(path, ["observations"])["observations"]):
-        flipped = bytearray(data)
-        flipped[offset + size // 2] ^= 4
-        path.write_bytes(flipped)
-        with FrameResolver(quick_path) as resolver:
-            for other in range(ROWS):
-                ref = f"h5://run/observations/{other}"
-                if other != row:
-                    assert_tree(resolver.resolve(ref), stack(other))
-                    continue
-                with pytest.raises(ChecksumError, match=rf"observations\[{row}\]"):
-                    resolver.resolve(ref)
-        with ReplayReader.open(quick_path) as reader:
-            (problem,) = reader.verify().problems
-            assert f"observations[{row}]" in str(problem)
-
-
-def test_flipped_bytes_anywhere(quick_path: Path) -> None:
-    path = written(quick_path)
-    data = path.read_bytes()
-    random = np.random.default_rng(7)
-    refused = 0
-    for place in random.integers(0, len(data), scaled(200, smallest=40)).tolist():
-        flipped = bytearray(data)
-        flipped[place] ^= int(random.choice([1, 0x80, 0xFF]))
-        path.write_bytes(flipped)
-        with FrameResolver(quick_path) as resolver:
-            for row in range(ROWS):
-                try:
-                    found = resolver.resolve(f"h5://run/observations/{row}", missing="raise")
-                except (StepwellError, KeyError, IndexError):
-                    refused += 1
-                else:
-                    assert_tree(found, stack(row))
-    assert refused

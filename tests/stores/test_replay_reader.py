@@ -1,28 +1,16 @@
 """Runs, episodes and their steps as a reader gives them, beside writers and after damage."""
 
-import os
 import shutil
-import sqlite3
-import subprocess
-import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import stepwell as sw
 from stepwell import FormatError
 from stepwell.replay import ReplayReader, ReplayWriter
-from tests import ROOT, children, scaled
-from tests.replays import assert_tree, camera, frame, observation, pose, record, record_all, step
-
-
-def change(root: Path, sql: str, *values: Any) -> None:
-    with closing(sqlite3.connect(root / "telemetry" / "telemetry.sqlite")) as database:
-        assert database.execute(sql, values).rowcount > 0
-        database.commit()
+from tests import children
+from tests.replays import assert_tree, camera, change, frame, observation, pose, record, record_all
 
 
 def test_everything_of_an_episode(quick_path: Path) -> None:
@@ -80,12 +68,6 @@ def test_queries(quick_path: Path) -> None:
         with pytest.raises(ValueError, match=r"not authorized|expected"):
             reader.query("DELETE FROM steps")
         assert "50 rows" in repr(reader)
-
-
-def test_open_finds_it(quick_path: Path) -> None:
-    record_all(quick_path, "run", range(20))
-    source = sw.open(quick_path)
-    assert source[:]["reward"].tolist() == [*range(9), 9, *range(10, 20)]
 
 
 def test_what_is_not_there(quick_path: Path) -> None:
@@ -189,88 +171,3 @@ os._exit(0)
         states = {name: run.state for name, run in reader.recordings.items()}
         assert reader.describe().facts["recordings"] == states
     assert states == {"killed": "interrupted", "closed": "closed", "recording": "recording"}
-
-
-# Beside a writer.
-
-
-def test_in_the_process_of_the_writer(quick_path: Path) -> None:
-    with (
-        ReplayWriter(quick_path, "run", flush_every=0.002) as writer,
-        ReplayReader.open(quick_path, next_observation=False) as reader,
-    ):
-        before = 0
-        for number in range(scaled(300, smallest=100)):
-            given = step(number)
-            if number < 100:
-                given.pop("frame")  # a dataset that comes late: another file takes the place
-            writer.record_step(**given, terminated=number % 10 == 9)
-            if number % 25 == 24:
-                reader.refresh()
-                found = reader[:]
-                found.setdefault("action", np.empty(0))  # of a run of which nothing is there yet
-                assert found["action"].tolist() == list(range(len(found["action"])))
-                assert len(found["action"]) >= before
-                before = len(found["action"])
-                for row in range(0, before, 7):
-                    assert_tree(found["observation/camera"][row], camera(row))
-                writer.commit()
-                reader.refresh()
-                assert len(reader) == number + 1
-                last = reader.episode(reader.episodes[-1].episode_id)
-                assert_tree(last.observations["camera"][-1], camera(number))
-
-
-FOLLOW = """
-import sys
-from stepwell.replay import ReplayReader
-from tests.replays import assert_tree, camera, frame, observation
-looks = seen = 0
-with ReplayReader.open(sys.argv[1]) as reader:
-    while looks < 20 or seen < 100:
-        rows = reader.query(
-            "SELECT reward, obs_ref, frame_ref FROM steps ORDER BY reward DESC LIMIT 40"
-        ).rows
-        numbers = [int(row[0]) for row in rows]
-        # Whole commits, one after the other: what is seen has no gaps.
-        assert numbers == list(range(numbers[0], numbers[0] - len(numbers), -1)) if rows else True
-        arrays = reader.resolver.resolve_batch([row[1] for row in rows], missing="raise")
-        frames = reader.resolver.resolve_batch([row[2] for row in rows], missing="raise")
-        for number, got, picture in zip(numbers, arrays, frames, strict=True):
-            assert_tree(got, observation(number))
-            assert_tree(picture, frame(number) if number % 3 == 0 else None)
-        reader.refresh()
-        if len(reader):
-            batch = reader[-5:]
-            for i, number in enumerate(batch["action"].tolist()):
-                assert_tree(batch["observation/camera"][i], camera(number))
-                if not batch["terminated"][i]:
-                    assert_tree(batch["next_observation/camera"][i], camera(number + 1))
-        looks += 1
-        seen = max([seen, *numbers])
-"""
-
-
-def test_four_processes_beside_a_writer(quick_path: Path) -> None:
-    with ReplayWriter(quick_path, "run", flush_every=0.005) as writer:
-        record(writer, 0)
-        writer.commit()
-        readers = [
-            subprocess.Popen(
-                [sys.executable, "-c", FOLLOW, str(quick_path)],
-                cwd=ROOT,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for _ in range(4)
-        ]
-        number = 0
-        while any(reader.poll() is None for reader in readers) and number < 50_000:
-            number += 1
-            record(writer, number, terminated=number % 10 == 9)
-            if number % 7 == 0:
-                writer.commit()
-    for reader in readers:
-        assert (reader.communicate(timeout=60), reader.returncode) == (("", ""), 0)
-    assert not [name for name in os.listdir(quick_path / "replay") if name.endswith(".tmp")]

@@ -14,9 +14,10 @@ from stepwell import BusyError, SchemaError
 from stepwell.replay import ReplayReader, ReplayWriter
 from tests import scaled
 from tests.reference.replay import read_store
-from tests.replays import assert_tree, camera, frame, observation, pose, stack
+from tests.replays import assert_tree, camera, frame, observation, pose, row_of, stack
 
 FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None
+CODECS = st.sampled_from(["zstd", "gzip", "lzf", "none"])
 AGENTS = st.sampled_from([None, "a", "b"])
 KINDS: dict[str, Callable[[int], Any]] = {
     "plain": pose,
@@ -39,13 +40,10 @@ class ReplayMachine(RuleBasedStateMachine):
         self.writer: ReplayWriter | None = None
         self.reader: ReplayReader | None = None
 
-    @initialize(
-        kind=st.sampled_from(list(KINDS)), codec=st.sampled_from(["zstd", "gzip", "lzf", "none"])
-    )
+    @initialize(kind=st.sampled_from(list(KINDS)), codec=CODECS)
     def begin(self, kind: str, codec: str) -> None:
         self.observed = KINDS[kind]
-        self.codec = codec
-        self.open_writer()
+        self.open_writer(codec)
 
     def teardown(self) -> None:
         for thing in (self.writer, self.reader):
@@ -78,7 +76,7 @@ class ReplayMachine(RuleBasedStateMachine):
             shown = [s["number"] for s in want["steps"] if s["frame"]]
             assert len(got.observation_steps) == len(seen)
             for row, number in enumerate(seen):
-                assert_tree(_row(got.observations, row), self.observed(number))
+                assert_tree(row_of(got.observations, row), self.observed(number))
             assert len(got.frame_steps) == len(shown)
             for row, number in enumerate(shown):
                 assert_tree(got.frames[row], frame(number))
@@ -88,10 +86,10 @@ class ReplayMachine(RuleBasedStateMachine):
     # The writer.
 
     @precondition(lambda self: self.writer is None)
-    @rule()
-    def open_writer(self) -> None:
+    @rule(codec=CODECS)
+    def open_writer(self, codec: str) -> None:
         self.writer = ReplayWriter(
-            self.root, "run", mode="a", compress=self.codec, flush_every=1000, queue_bytes=20_000
+            self.root, "run", mode="a", compress=codec, flush_every=1000, queue_bytes=20_000
         )
         self.open = {}
 
@@ -196,15 +194,7 @@ class ReplayMachine(RuleBasedStateMachine):
             assert got.rewards.tolist() == [s["number"] for s in want[: len(got)]]
             seen = [s["number"] for s in want[: len(got)] if s["seen"]]
             for row, number in enumerate(seen):
-                assert_tree(_row(got.observations, row), self.observed(number))
-
-
-def _row(tree: Any, row: int) -> Any:
-    if isinstance(tree, dict):
-        return {key: _row(branch, row) for key, branch in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(_row(branch, row) for branch in tree)
-    return tree[row]
+                assert_tree(row_of(got.observations, row), self.observed(number))
 
 
 ReplayMachine.TestCase.settings = settings(

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,8 @@ def test_threads_record_at_once(quick_path: Path) -> None:
                 if number % 30 == 0:
                     writer.commit()
 
-        threads = [threading.Thread(target=work, args=(agent,)) for agent in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(work, range(8)))
     assert numbers_of(quick_path) == [a * 1000 + n for a in range(8) for n in range(100)]
     store = read_store(quick_path)
     assert len(store.episodes) == 80

@@ -28,7 +28,6 @@ __all__ = [
     "STEP_COLUMNS",
     "ZSTD",
     "array_path",
-    "database_path",
     "is_replay",
     "lock_path",
     "write_index",

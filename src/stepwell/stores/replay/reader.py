@@ -3,6 +3,7 @@
 import os
 import sqlite3
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,6 +43,7 @@ __all__ = ["ReplayReader"]
 
 _Condition = tuple[str, tuple[Any, ...]]
 _NUMBERS = ("reward", "terminated", "truncated", "discount")
+_OF_A_MOMENT = ("_reader", "_layouts", "_table", "_fields", "_episodes", "_by_id")  # made again
 
 
 class _Moment(NamedTuple):
@@ -92,36 +94,16 @@ class ReplayReader(Store):
         gamma: float = 0.99,
         open_files: int = 16,
     ) -> None:
-        options = StepOptions(next_observation, frames, n_step, gamma)
-        names = None if run is None else (run,) if isinstance(run, str) else tuple(run)
-        root = Path(root).absolute()  # wherever the process goes later
-        self._restore(root, names, options, open_files, (), None)
-
-    def _restore(
-        self,
-        root: Path,
-        names: tuple[str, ...] | None,
-        options: StepOptions,
-        open_files: int,
-        conditions: tuple[_Condition, ...],
-        moment: _Moment | None,
-    ) -> None:
-        self.root = root
-        self._names = names
-        self._options = options
-        self._open_files = open_files
-        self._conditions = conditions
+        self.root = Path(root).absolute()  # wherever the process goes later
+        self._names = None if run is None else (run,) if isinstance(run, str) else tuple(run)
+        self._options = StepOptions(next_observation, frames, n_step, gamma)
+        self._conditions: tuple[_Condition, ...] = ()
         self.resolver = FrameResolver(root, open_files=open_files)
-        self._moment = self._look() if moment is None else moment
+        self._moment = self._look()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (type(self), *self._state())
-
-    def _state(self) -> tuple[Any, ...]:
-        return (
-            *(self.root, self._names, self._options),
-            *(self._open_files, self._conditions, self._moment),
-        )
+    def __getstate__(self) -> dict[str, Any]:
+        left_out = (*_OF_A_MOMENT, "_closed")
+        return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
@@ -157,7 +139,7 @@ class ReplayReader(Store):
         before, self._moment = self._moment, self._look()
         if before == self._moment:
             return False
-        for made in ("_reader", "_layouts", "_table", "_fields", "_episodes", "_by_id"):
+        for made in _OF_A_MOMENT:
             self.__dict__.pop(made, None)
         changed = before.rows != self._moment.rows
         return changed or before.recordings.keys() != self._moment.recordings.keys()
@@ -205,8 +187,10 @@ class ReplayReader(Store):
         with reading(self.root) as database:
             self._pin(database)
             moment = _chosen(database, self._moment, condition, values)
-        conditions = (*self._conditions, (condition, values))
-        return _again(type(self), *self._state()[:-2], conditions, moment)
+        part = copy(self)
+        part.resolver = copy(self.resolver)  # files of its own
+        part._conditions, part._moment = (*self._conditions, (condition, values)), moment
+        return part
 
     def _pin(self, database: sqlite3.Connection) -> None:
         """Have queries see the episodes of this reader where others are in the database by now."""
@@ -352,12 +336,6 @@ class ReplayReader(Store):
             return
         out[here[~there]] = 0
         out[here[there]] = file.read(name, wanted[there])
-
-
-def _again(cls: type[ReplayReader], *state: Any) -> ReplayReader:
-    made = cls.__new__(cls)
-    made._restore(*state)
-    return made
 
 
 def _chosen(
