@@ -7,9 +7,9 @@ than by way of Python's numbers. Whatever is not plainly that goes through `json
 import base64
 import binascii
 import json
-import re
+import warnings
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,8 @@ from stepwell.errors import SchemaError
 
 __all__ = ["Parts", "parse", "picture"]
 
-_SPACE = b" \t\r\n"
-_NUMBER = b"-?(?:0|[1-9][0-9]{0,17}+)"  # NumPy is silent about those that are too large for it
-_BEGIN, _END = rb"[\[%b]*+" % _SPACE, rb"[\]%b]*+" % _SPACE
-_NUMBERS = re.compile(b"%b%b(?:%b,%b%b)*+%b" % (_BEGIN, _NUMBER, _END, _BEGIN, _NUMBER, _END))
+_NUMBER = b" \t\r\n0123456789-"
+_SAFE = 10**18  # NumPy does not say when a whole number is too large for it
 _MARK = "\0array"  # stands for the array that was read before the rest
 _MARKED = json.dumps(_MARK).encode()
 _WRAPPED = ("__ndarray__", "data")
@@ -64,16 +62,40 @@ def picture(parts: Parts) -> Parts:
 
 def _rectangle(data: bytes) -> NDArray[Any] | None:
     """The array of a text that is nothing but nested lists of whole numbers; None for any other."""
-    if not _NUMBERS.fullmatch(data):
-        return None
-    frame = data.translate(None, _SPACE + b"0123456789-")
+    frame = data.translate(None, _NUMBER)
     depth = len(frame) - len(frame.lstrip(b"["))
-    ends = (frame.find(b"]" * level) for level in range(1, depth + 1))
-    inside = [1, *(frame.count(b",", 0, end) + 1 for end in ends)]  # numbers in a list, by level
-    shape = tuple(outer // inner for inner, outer in pairwise(inside))[::-1]
-    if not depth or frame != _frame(shape):
+    if not depth:
         return None
-    return np.fromstring(data.translate(None, _SPACE + b"[]"), np.int64, sep=",").reshape(shape)
+    inside = []  # numbers in a list of each level, the innermost first
+    for level in range(1, depth + 1):
+        end = frame.find(b"]" * level)
+        inside.append(frame.count(b",", 0, end) + 1)
+    outer = (a // b for a, b in zip(inside[:0:-1], inside[-2::-1], strict=True))
+    shape = (*outer, inside[0])
+    if int(np.prod(shape, dtype=np.int64)) != inside[-1] or frame != _frame(shape):
+        return None
+    text = data.translate(None, b"[]")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            flat = np.fromstring(text, np.int64, sep=",")
+        except (ValueError, DeprecationWarning):
+            return None
+    # NumPy is less strict than JSON, and silent about numbers that are too large: only what it
+    # would write the same way counts.
+    if len(flat) != inside[-1] or flat.max() >= _SAFE or flat.min() <= -_SAFE:
+        return None
+    written = len(text.translate(None, b" \t\r\n")) - len(flat) + 1
+    negative = int(np.count_nonzero(flat < 0))
+    if written != _digits(flat) + negative or text.count(b"-") != negative:
+        return None
+    return flat.reshape(shape)
+
+
+def _digits(values: NDArray[np.int64]) -> int:
+    size = np.abs(values)
+    most = len(str(size.max()))
+    return len(values) + sum(int(np.count_nonzero(size >= 10**k)) for k in range(1, most))
 
 
 @lru_cache(maxsize=16)
