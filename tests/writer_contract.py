@@ -241,6 +241,19 @@ class WriterContract:
                 call()
         assert snapshot(path) == before
 
+    def test_a_close_that_cannot_commit_is_an_error(self, path: Path) -> None:
+        """After an interrupt that the caller swallowed, nobody is to believe that all is there."""
+        kit = self.kit
+        if not kit.has_rollback:
+            return  # it hands steps over, and commits what it has
+        writer = kit.open(path)
+        kit.append(writer, 1)
+        writer._torn = True  # as a Ctrl-C inside an append leaves it
+        with pytest.raises(ValueError, match="what was not committed is gone"):
+            writer.close()
+        writer.close()
+        assert kit.read(path) == []
+
     def test_a_forgotten_writer_lets_go(self, path: Path) -> None:
         kit = self.kit
         writer = kit.open(path, "x")

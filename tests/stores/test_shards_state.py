@@ -223,6 +223,8 @@ def test_a_sync_that_fails(
         for again in (state.commit, lambda: state.put([4], [[4]]), lambda: state.get([1])):
             with pytest.raises(ValueError, match="open it again"):
                 again()
+        with pytest.raises(ValueError, match="what was not committed is gone"):
+            state.close()
     state.close()
     with RowState(tmp_path) as state:
         assert state.get([1, 2, 3, 4]).ravel().tolist() == [1, 2, 0, 0]

@@ -281,6 +281,7 @@ def test_names_that_would_not_sort(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     writer = ShardWriter(tmp_path, 1, shard_bytes=4)
     with pytest.raises(ValueError, match="would not sort"):
         writer.append(np.zeros((3, 1)))
+    writer.rollback()
     writer.close()
     assert len(ShardReader.open(tmp_path)) == 2
 

@@ -367,4 +367,5 @@ def test_after_a_commit_that_failed(quick_path: Path) -> None:
         writer.commit()
     with pytest.raises(ValueError, match=r"a write to .* failed; open it again"):
         writer.append(GOOD)
-    writer.close()
+    with pytest.raises(ValueError, match="what was not committed is gone"):
+        writer.close()
