@@ -307,9 +307,9 @@ def test_a_failure_that_is_swallowed_inside_the_block_is_not_forgotten(target: P
     with (
         pytest.raises(ValueError, match="what was not committed is gone"),
         sw.PackWriter(target) as writer,
-    ):  # noqa: SIM117
-        with pytest.raises(sw.FormatError):
-            writer.append(b"\xff" * (3 << 20), 2)
+        pytest.raises(sw.FormatError),
+    ):
+        writer.append(b"\xff" * (3 << 20), 2)
     assert names(target.parent) == []
 
 
