@@ -14,6 +14,7 @@ from benchmarks.measure import Call, Candidate
 from stepwell import _core, game2048
 from stepwell.game2048.runs import RunBatch
 from stepwell.stores.pack.layout import ENTRY
+from stepwell.stores.pack.payload import Payloads
 
 PYTHON = "plain Python"
 FILES, FILES_THREADS = "a file each, Run.load", "a file each, Run.load, 2 threads"
@@ -146,7 +147,7 @@ def _decoding(payloads: Sequence[bytes]) -> Iterator[Candidate]:
     threads = _core.usable_cores()
 
     def decode(rows: NDArray[np.int64]) -> object:
-        return RunBatch.decode(file, entries[rows], rows, threads=threads)
+        return RunBatch.decode(Payloads(file, entries[rows], rows), threads=threads)
 
     first = np.arange(0, len(payloads))
 

@@ -73,7 +73,7 @@ def test_the_order_is_that_of_the_names_on_the_way(folder: Path, target: Path) -
     report = game2048.pack_runs(folder, target)
     ordered = [payloads[name] for name in in_order]
     assert target.read_bytes() == expected_of(ordered)
-    assert report == game2048.PackReport(target, len(ordered), sum(map(len, ordered)), [])
+    assert report == game2048.PackReport(target, len(ordered), sum(map(len, ordered)))
     assert [str(path.relative_to(folder)) for path, _ in find_runs(folder)] == in_order
 
 

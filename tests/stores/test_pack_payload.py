@@ -6,13 +6,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 import stepwell
 from stepwell import FormatError, PackReader, PackWriter, SchemaError
-from stepwell.source import Batch, Field, Rows, Schema
+from stepwell.source import Batch, Field, Schema
 from stepwell.stores.pack import PackStats, PayloadType, set_payload_types
-from stepwell.stores.pack.payload import Column
+from stepwell.stores.pack.payload import Column, Payloads
 from stepwell.stores.pack.stats import Tally
 from tests import children, packs
 from tests.runs import RUN_V1, RUN_V2
@@ -33,20 +32,11 @@ class Words(PayloadType):
     def kind_of(self, payload: bytes) -> int | None:
         return 20 if payload.isalpha() else None
 
-    def decode(
-        self,
-        file: NDArray[np.uint8],
-        entries: NDArray[Any],
-        numbers: Rows,
-        *,
-        path: str = "",
-        threads: int = 1,
-        heads_only: bool = False,
-    ) -> list[str]:
-        words = [bytes(file[e["offset"] :][: e["length"]]).decode() for e in entries]
-        for number, word in zip(numbers, words, strict=True):
+    def decode(self, at: Payloads, *, threads: int = 1, heads_only: bool = False) -> list[str]:
+        words = [bytes(at.file[e["offset"] :][: e["length"]]).decode() for e in at.entries]
+        for number, word in zip(at.numbers, words, strict=True):
             if not word.isalpha():
-                raise FormatError(f"entry {number}: expected letters, got {word!r}", path=path)
+                raise FormatError(f"entry {number}: expected letters, got {word!r}", path=at.path)
         return words
 
     def fill(self, batch: list[str], out: Batch, names: Iterable[str]) -> None:

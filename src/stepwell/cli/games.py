@@ -46,4 +46,5 @@ def migrate(
     with progress("migrating") as on_progress:
         report = migrate_runs(source, out, skip_bad=skip_bad, progress=on_progress)
     show_skipped(report.skipped)
-    show({**vars(report), "skipped": len(report.skipped)}, as_json)
+    counts = {name: number for name, number in vars(report).items() if name != "skipped"}
+    show({**counts, "skipped": len(report.skipped)}, as_json)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from stepwell.errors import FormatError
 from stepwell.files.atomic import publish_tree, temporary_name
-from stepwell.game2048.run_files import find_runs
+from stepwell.game2048.run_files import RunsReport, find_runs
 from stepwell.game2048.runs import Run
 from stepwell.ordered import in_order, thread_count
 from stepwell.store import Progress
@@ -51,14 +51,12 @@ Runs = str | os.PathLike[str] | PackReader
 
 
 @dataclass
-class BuildReport:
+class BuildReport(RunsReport):
     """What became of the runs."""
 
     path: Path
     runs: int = 0
     steps: int = 0
-    skipped: list[tuple[str, str]] = field(default_factory=list)
-    """Runs that were left out, by name, each with the reason."""
 
 
 def to_steps(run: Run) -> NDArray[Any]:

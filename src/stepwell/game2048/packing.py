@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +11,7 @@ import numpy as np
 
 from stepwell import _core
 from stepwell.errors import FormatError
-from stepwell.game2048.run_files import Files, find_runs, read_run
+from stepwell.game2048.run_files import Files, RunsReport, find_runs, read_run
 from stepwell.game2048.runs import Run
 from stepwell.ordered import in_order, thread_count
 from stepwell.store import Progress
@@ -23,15 +23,13 @@ _CHUNK_BYTES = 1 << 20  # small enough to stay in the caches from the read to th
 
 
 @dataclass
-class PackReport:
+class PackReport(RunsReport):
     """What became of the files of a directory."""
 
     path: Path
     packed: int = 0
     bytes: int = 0
     """Bytes of the files that were packed."""
-    skipped: list[tuple[Path, str]] = field(default_factory=list)
-    """Files that were left out, each with the reason."""
 
 
 def pack_runs(

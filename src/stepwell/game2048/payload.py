@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from stepwell import _core
 from stepwell.game2048.runs import Run, RunBatch
 from stepwell.source import Batch, Field, Ragged, Rows, Schema
-from stepwell.stores.pack.payload import Column, Lines, PayloadType
+from stepwell.stores.pack.payload import Column, Lines, Payloads, PayloadType
 from stepwell.stores.pack.stats import ShortStats, Tally
 
 if TYPE_CHECKING:
@@ -75,19 +75,8 @@ class RunPayloads(PayloadType):
     def kind_of(self, payload: bytes) -> int:
         return _core.run_kind(np.frombuffer(payload, np.uint8))
 
-    def decode(
-        self,
-        file: NDArray[np.uint8],
-        entries: NDArray[Any],
-        numbers: Rows,
-        *,
-        path: str = "",
-        threads: int = 1,
-        heads_only: bool = False,
-    ) -> RunBatch:
-        return RunBatch.decode(
-            file, entries, numbers, path=path, threads=threads, heads_only=heads_only
-        )
+    def decode(self, at: Payloads, *, threads: int = 1, heads_only: bool = False) -> RunBatch:
+        return RunBatch.decode(at, threads=threads, heads_only=heads_only)
 
     def fill(self, batch: RunBatch, out: Batch, names: Iterable[str]) -> None:
         for name in names:

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from stepwell.errors import FormatError
 from stepwell.files.atomic import write_file
@@ -67,7 +68,15 @@ def read_run(path: Path, size: int) -> bytes:
 
 
 @dataclass
-class MigrateReport:
+class RunsReport:
+    """What became of runs: of those that were left out, and why."""
+
+    skipped: list[tuple[Any, str]] = field(default_factory=list, kw_only=True)
+    """Files or names of runs that were left out, each with the reason."""
+
+
+@dataclass
+class MigrateReport(RunsReport):
     """What became of the files of a directory."""
 
     migrated: int = 0
@@ -76,8 +85,6 @@ class MigrateReport:
     """Runs that were v2 already."""
     there: int = 0
     """Runs whose new file was there, with the very same bytes."""
-    skipped: list[tuple[Path, str]] = field(default_factory=list)
-    """Files that were left out, each with the reason."""
 
 
 def migrate_runs(

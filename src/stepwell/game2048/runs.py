@@ -22,6 +22,7 @@ from stepwell.errors import SchemaError
 from stepwell.files.atomic import write_file
 from stepwell.files.regular import open_regular
 from stepwell.stores.pack.layout import ENTRY
+from stepwell.stores.pack.payload import Payloads
 
 _RECORD = np.dtype(
     [
@@ -78,25 +79,15 @@ class RunBatch(Sequence["Run"]):
         self.engines = np.ndarray(layout[6] - layout[5], np.uint8, block, layout[5])
 
     @classmethod
-    def decode(
-        cls,
-        file: NDArray[np.uint8],
-        entries: NDArray[Any],
-        numbers: NDArray[np.int64],
-        *,
-        path: str = "",
-        threads: int | None = None,
-        heads_only: bool = False,
-    ) -> Self:
-        """Decode the payloads at `entries` of `file`, in their order, without the GIL.
+    def decode(cls, at: Payloads, *, threads: int = 1, heads_only: bool = False) -> Self:
+        """Decode payloads, in their order, without the GIL.
 
-        `path` and `numbers` are what errors name (a negative number is not named). With
-        `heads_only` there are no steps, and final boards are 0.
+        A negative number is not named in errors. With `heads_only` there are no steps, and final
+        boards are 0.
         """
         read = _core.read_heads if heads_only else _core.decode_runs
-        threads = _core.usable_cores() if threads is None else threads
         records, offsets, engine_offsets, layout, block = read(
-            file, entries.view(np.uint8), numbers, path, threads
+            at.file, at.entries.view(np.uint8), at.numbers, at.path, threads
         )
         return cls(records, offsets.view(np.int64), engine_offsets.view(np.int64), layout, block)
 
@@ -205,7 +196,7 @@ class Run:
             raise ValueError(f"a run has fewer than 2**32 bytes, got {len(data)}")
         entry["length"], entry["kind"] = len(data), _core.run_kind(data)
         where = "" if path is None else os.fspath(path)
-        batch = RunBatch.decode(data, entry, np.array([-1]), path=where, threads=1)
+        batch = RunBatch.decode(Payloads(data, entry, np.array([-1]), where))
         return cls._of(batch, 0)
 
     @classmethod

@@ -16,7 +16,7 @@ from stepwell.files.regular import open_regular
 from stepwell.lazy import lazy
 from stepwell.source import Rows
 from stepwell.stores.pack.layout import ENTRY, SELF_CHECKED_KIND, Layout
-from stepwell.stores.pack.payload import PayloadType
+from stepwell.stores.pack.payload import Payloads, PayloadType
 
 
 class PackFile:
@@ -92,9 +92,8 @@ class PackFile:
         file, where = self.data, str(self.path)
         try:
             file, plain = self.payloads(entries, numbers, threads)
-            return of.decode(
-                file, plain, numbers, path=where, threads=threads, heads_only=heads_only
-            )
+            found = Payloads(file, plain, numbers, where)
+            return of.decode(found, threads=threads, heads_only=heads_only)
         except FormatError as error:
             # Checksums, heads and bodies are checked in turn; the first broken item is named.
             for i in range(len(entries) if len(entries) > 1 else 0):

@@ -33,6 +33,15 @@ class Column(NamedTuple):
     indexed: bool = False
 
 
+class Payloads(NamedTuple):
+    """Where payloads are: bytes, entries that point into them, and what errors call them."""
+
+    file: NDArray[np.uint8]
+    entries: NDArray[Any]
+    numbers: Rows
+    path: str = ""
+
+
 class PayloadType(ABC):
     """The meaning of some kinds of payload. It has no state, and is safe from any thread."""
 
@@ -69,18 +78,11 @@ class PayloadType(ABC):
 
     @abstractmethod
     def decode(
-        self,
-        file: NDArray[np.uint8],
-        entries: NDArray[Any],
-        numbers: Rows,
-        *,
-        path: str = "",
-        threads: int = 1,
-        heads_only: bool = False,
+        self, at: "Payloads", *, threads: int = 1, heads_only: bool = False
     ) -> Sequence[Any]:
-        """The items at `entries` of `file`, checked, in their order.
+        """The items at these places, checked, in their order.
 
-        Raises `FormatError` that names `path` and the number of the entry.
+        Raises `FormatError` that names the file and the number of the entry.
         """
 
     @abstractmethod
@@ -133,18 +135,10 @@ class _Raw(PayloadType):
     def mask(self, kinds: NDArray[Any]) -> NDArray[np.bool]:
         return np.ones(len(kinds), np.bool)
 
-    def decode(
-        self,
-        file: NDArray[np.uint8],
-        entries: NDArray[Any],
-        numbers: Rows,
-        *,
-        path: str = "",
-        threads: int = 1,
-        heads_only: bool = False,
-    ) -> RawBatch:
-        offsets, values = _core.copy_payloads(file, entries.view(np.uint8), numbers, path, threads)
-        return RawBatch(values, offsets.view(np.int64), entries["kind"])
+    def decode(self, at: "Payloads", *, threads: int = 1, heads_only: bool = False) -> RawBatch:
+        where = at.entries.view(np.uint8)
+        offsets, values = _core.copy_payloads(at.file, where, at.numbers, at.path, threads)
+        return RawBatch(values, offsets.view(np.int64), at.entries["kind"])
 
     def fill(self, batch: RawBatch, out: Batch, names: Iterable[str]) -> None:
         for name in names:

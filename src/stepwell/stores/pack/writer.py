@@ -26,7 +26,7 @@ from stepwell.stores.pack.layout import (
     groups,
     header,
 )
-from stepwell.stores.pack.payload import by_type, payload_types
+from stepwell.stores.pack.payload import Payloads, by_type, payload_types
 from stepwell.stores.pack.reader import PackReader
 from stepwell.stores.pack.stats import StatsBuilder, Tally, stats_block
 from stepwell.writer import Mode, Writer, check_mode, exclusive
@@ -71,7 +71,7 @@ class Preparer:
         image, entries = self._laid_out(payloads, kinds)
         numbers = np.arange(first, first + len(entries))
         tallies = [
-            known.tally(known.decode(image, entries[mask], numbers[mask]))
+            known.tally(known.decode(Payloads(image, entries[mask], numbers[mask])))
             for known, mask in by_type(entries["kind"])
         ]
         if self._codec is not Codec.NONE:
