@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import traceback
-import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
@@ -31,10 +30,7 @@ def in_fork(call: Callable[[], Any]) -> Any:
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_report, args=(call, sender))
-    with warnings.catch_warnings():
-        # Python 3.12 warns of fork beside threads and JAX of any fork: just what is tested.
-        warnings.simplefilter("ignore")
-        process.start()
+    process.start()
     sender.close()
     try:
         if not receiver.poll(60):

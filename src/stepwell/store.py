@@ -239,7 +239,7 @@ class Store(Source):
         Never raises for damage; the report says what was checked and what could not be.
         """
         self._check_open()
-        if "://" not in self.path and not os.path.lexists(self.path or "."):
+        if os.path.isabs(self.path or "") and not os.path.lexists(self.path):
             gone = FormatError("nothing is there any more", path=self.path)
             return Report(self.kind, self.path, (gone,))
         return self._verified(quick, progress or (lambda done, total: None))

@@ -125,7 +125,8 @@ def test_a_commit_that_failed(quick_path: Path) -> None:
     for call in [lambda: writer.append(rows_of(7, 9)), *calls]:
         with pytest.raises(ValueError, match="open it again"):
             call()
-    writer.close()
+    with pytest.raises(ValueError, match="committed is gone"):
+        writer.close()
     assert rows_in(path) == 5
     grow(path, 20)
     assert rows_in(path) == 20

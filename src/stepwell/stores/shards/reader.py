@@ -113,8 +113,10 @@ class ShardReader(Store):
         self._path: str
         if isinstance(where, list):
             self._path = os.path.commonpath([os.path.abspath(path) for path in where])
-        else:
+        elif self._is_remote:
             self._path = os.fspath(where) if isinstance(where, str | os.PathLike) else repr(where)
+        else:  # wherever the process goes later
+            self._path = self._where = os.path.abspath(where)
         self._cores = _core.usable_cores()  # once: asking takes as long as a small batch
 
     def _found(self, names: Collection[str] | None) -> Shards:
