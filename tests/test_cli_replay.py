@@ -259,7 +259,7 @@ def test_verify(tmp_path: Path) -> None:
         database.execute("UPDATE episodes SET total_reward = 3")
         database.commit()
     done = stepwell("verify", tmp_path)
-    assert (done.returncode, done.stdout) == (1, f"INVALID: {tmp_path} (1 problems)\n")
+    assert (done.returncode, done.stdout) == (1, f"INVALID: {tmp_path} (1 problem)\n")
     assert "episode 'a-ep0000': total_reward 3.0, the sum is 10.0" in done.stderr
 
 

@@ -203,12 +203,16 @@ class Store(Source):
 
         Raises `FileNotFoundError`, `FormatError` when something else is there or it is damaged.
         """
-        if isinstance(path, str | os.PathLike) and "://" not in str(path):
-            where = Path(path)
-            where.stat()
-            if not cls.recognizes(where):
-                raise FormatError(f"expected {cls.noun}, got {what_is_at(where)}", path=str(where))
-        return cls(path, **options)  # type: ignore[call-arg]
+        try:
+            return cls(path, **options)  # type: ignore[call-arg]
+        except (OSError, FormatError):
+            if isinstance(path, str | os.PathLike) and "://" not in str(path):
+                where = Path(path)
+                where.stat()
+                if not cls.recognizes(where):
+                    found = f"expected {cls.noun}, got {what_is_at(where)}"
+                    raise FormatError(found, path=str(where)) from None
+            raise
 
     @property
     @abstractmethod

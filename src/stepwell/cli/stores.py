@@ -109,7 +109,7 @@ def show_report(report: Report, as_json: bool, **facts: Any) -> None:
         for each in report.unchecked:
             err.print(f"not checked: {each}", markup=False, soft_wrap=True)
         verdict = "OK" if report.ok else "INVALID"
-        details = ", ".join(report.checked) if report.ok else f"{len(report.problems)} problems"
+        details = ", ".join(report.checked) if report.ok else _problems(len(report.problems))
         out.print(f"{verdict}: {report.path} ({details})", markup=False, soft_wrap=True)
     if not report.ok:
         raise typer.Exit(1)
@@ -165,6 +165,10 @@ def bench(
             f"{result['peak_rss_bytes'] / 1e6:,.0f}",
         )
     out.print(table)
+
+
+def _problems(count: int) -> str:
+    return "1 problem" if count == 1 else f"{count:,} problems"
 
 
 def _store(path: str, endpoint: str | None) -> Store:
