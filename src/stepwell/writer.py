@@ -214,9 +214,13 @@ class Writer(ABC):
             )
         return self._turn_lock
 
-    def _check_usable(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise ValueError(f"closed: the writer of {self._root}")
+
+    def _check_usable(self) -> None:
+        """Only in turn: another thread's commit counts as failed until it is done."""
+        self._check_open()
         if self._failed:
             raise ValueError(f"a write to {self._root} failed; open it again to go on")
         if self._torn:

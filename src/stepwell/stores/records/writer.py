@@ -139,7 +139,7 @@ class RecordWriter(Writer):
         return str(self._root)
 
     def __len__(self) -> int:
-        self._check_usable()
+        self._check_open()
         return self._staging.length
 
     @property
@@ -441,7 +441,7 @@ class _Uncommitted(Source):
         return self._writer.schema
 
     def _check_open(self) -> None:
-        self._writer._check_usable()
+        self._writer._check_open()
 
     def _fill(self, rows: Rows, out: Batch) -> None:
         self._writer._read(rows, out, list(self.schema))
