@@ -52,6 +52,7 @@ def test_reopening_asks_for_the_same(quick_path: Path) -> None:
     wrongs: list[tuple[dict[str, Any], str]] = [
         ({"dtype": [("x", "f4")]}, "expected rows of"),
         ({"columns": {"moves": int}}, "no run column moves"),
+        ({"columns": {"engine": int}}, "run column engine: the dataset has TEXT, got INTEGER"),
         ({"shard_rows": 9}, "shard_rows: the dataset has 8, got 9"),
         ({"shard_rows": 0}, "shard_rows: the dataset has 8, got 0"),
     ]

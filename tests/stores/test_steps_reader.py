@@ -326,12 +326,6 @@ def test_an_old_reader_can_verify(quick_path: Path) -> None:
     assert old.query("SELECT count(*) FROM runs").rows == [(3,)]
 
 
-def test_progress_is_told(path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    StepReader.open(path, progress=lambda done, rows: seen.append((done, rows)))
-    assert seen[-1] == (len(ROWS), len(ROWS))
-
-
 # Threads and processes; the exam of every source has more.
 
 

@@ -277,6 +277,8 @@ def test_bytes_of_a_run_keep_their_zeros(quick_path: Path) -> None:
 def test_columns_that_cannot_be(quick_path: Path, names: dict[str, type], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         StepWriter(quick_path / "a", PLAIN, names)
+    with pytest.raises(TypeError, match="columns: expected a dict of names and types"):
+        StepWriter(quick_path / "a", PLAIN, list(names))  # type: ignore[arg-type]
     assert not (quick_path / "a" / "metadata.db").exists()
 
 

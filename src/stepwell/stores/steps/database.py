@@ -36,16 +36,18 @@ class RunColumn:
     required: bool = False
     indexed: bool = False
 
-    @property
-    def sql(self) -> str:
+    def __post_init__(self) -> None:
         if self.type not in _SQL_TYPES:
             known = ", ".join(kind.__name__ for kind in _SQL_TYPES)
             raise ValueError(f"a run column is one of {known}, got {self.type!r}")
-        return _SQL_TYPES[self.type] + (" NOT NULL" if self.required else "")
+
+    @property
+    def sql(self) -> str:
+        return _SQL_TYPES[self.type]
 
 
 class Seen(NamedTuple):
-    """How far a dataset reached when it was looked at, and which one it was."""
+    """What a database said of the rows when it was looked at, and which one it was."""
 
     rows: int
     """What was committed, no more."""
@@ -54,12 +56,6 @@ class Seen(NamedTuple):
     """The highest id of a run, -1 where there is none; later runs have higher ones."""
     identity: str
     """Which dataset this is, whatever its path: how many of its first runs, and their checksum."""
-
-
-class Facts(NamedTuple):
-    """What a database says about the rows."""
-
-    seen: Seen
     shard_rows: int
     dtype: np.dtype[Any] | None
     """None in a dataset of the original program, whose array alone knows."""
@@ -69,13 +65,15 @@ def create(
     path: Path, dtype: np.dtype[Any], columns: Mapping[str, RunColumn], shard_rows: int
 ) -> None:
     """Make an empty database; `path` must not exist."""
-    check_columns(columns)
     own = [
         "id INTEGER PRIMARY KEY",
         "first_step_idx INTEGER NOT NULL",
         "num_steps INTEGER NOT NULL",
     ]
-    declared = own + [f'"{name}" {column.sql}' for name, column in columns.items()]
+    declared = own + [
+        f'"{name}" {column.sql}' + (" NOT NULL" if column.required else "")
+        for name, column in columns.items()
+    ]
     indexed = [name for name, column in columns.items() if column.indexed]
     meta = {
         "format_version": str(VERSION),
@@ -93,14 +91,20 @@ def create(
         database.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
 
 
-def check_columns(columns: Mapping[str, RunColumn]) -> None:
-    """Raise `ValueError` for columns that a database cannot have."""
-    for name, column in columns.items():
+def run_columns(given: Mapping[str, type | RunColumn] | None) -> dict[str, RunColumn]:
+    """Columns as a caller names them. Raises `ValueError` for those that no database can have."""
+    if not isinstance(given, Mapping | None):
+        raise TypeError(f"columns: expected a dict of names and types, got {given!r}")
+    made = {
+        name: each if isinstance(each, RunColumn) else RunColumn(each)
+        for name, each in (given or {}).items()
+    }
+    for name in made:
         if not name.isidentifier() or name.lower() in OWN or len(name) > 60:
             raise ValueError(f"{name!r} cannot name a run column")
-        _ = column.sql
-    if len({name.lower() for name in columns}) < len(columns):
-        raise ValueError(f"run columns differ only in case: {', '.join(columns)}")
+    if len({name.lower() for name in made}) < len(made):
+        raise ValueError(f"run columns differ only in case: {', '.join(made)}")
+    return made
 
 
 def append(
@@ -124,14 +128,20 @@ def has_runs(path: Path) -> bool:
     try:
         with catalog.reading(path) as database:
             found = database.execute("SELECT 1 FROM runs LIMIT 1").fetchone()
-            return found is not None or facts(database, path).seen.runs > 0
+            return found is not None or facts(database, path).runs > 0
     except FileNotFoundError:
         return False
     except FormatError:
         return True
 
 
-def facts(database: sqlite3.Connection, path: Path) -> Facts:
+def look(path: Path, identity: str = "") -> Seen:
+    """What there is now, in the dataset with this identity."""
+    with reading(path, identity) as database:
+        return facts(database, path)
+
+
+def facts(database: sqlite3.Connection, path: Path) -> Seen:
     """Read what there is. Raises `FormatError` when it is not the database of a dataset."""
     with catalog.in_turn, translated(path):
         database.execute("BEGIN")  # a writer may commit between one query and the next
@@ -157,7 +167,7 @@ def facts(database: sqlite3.Connection, path: Path) -> Facts:
         )
     if type(last) is not int or shard_rows < 0:
         raise FormatError(f"{shard_rows} rows a shard, last run {last!r}", path=str(path))
-    return Facts(Seen(rows, count, last, identity), shard_rows, dtype)
+    return Seen(rows, count, last, identity, shard_rows, dtype)
 
 
 def _asked(database: sqlite3.Connection, path: Path) -> tuple[dict[Any, Any], tuple[Any, Any, Any]]:

@@ -1,6 +1,8 @@
 """Where things are in a step dataset (docs/formats/steps.md)."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -39,26 +41,27 @@ class Piece:
     def path(self) -> Path:
         return self.root / self.name
 
+    def place(self, header: NpyHeader) -> int:
+        """Where the rows begin in the file."""
+        return header.data_offset + self.inside * header.dtype.itemsize
+
+    @contextmanager
     def open(
         self, dtype: np.dtype[Any] | None, rows: int = 0, flags: int = os.O_RDONLY
-    ) -> tuple[BinaryIO, NpyHeader]:
-        """Open the file and check that it has this dtype and at least so many rows.
+    ) -> Iterator[tuple[BinaryIO, NpyHeader]]:
+        """The file, for a block; it has this dtype and at least so many rows.
 
         The shape in the header is not asked: a writer that was killed may have left it behind.
         Raises `FormatError` for a file that is something else or too short.
         """
-        file = os.fdopen(open_inside(self.root, self.name, flags), "rb")
-        try:
-            return file, _checked(file, self.path, dtype, rows)
-        except BaseException:
-            file.close()
-            raise
+        with os.fdopen(open_inside(self.root, self.name, flags), "rb") as file:
+            yield file, _checked(file, self.path, dtype, rows)
 
 
 def pieces(root: Path, rows: int, shard_rows: int, first: int = 0) -> list[Piece]:
-    """The rows from `first` to `rows`, file by file; the only file is there even if empty."""
-    if not shard_rows:
-        return [Piece(root, piece_name(0, 0), first, rows - first)]
+    """The rows from `first` to `rows`, file by file; the first file is there even if empty."""
+    if not shard_rows or not rows:
+        return [Piece(root, piece_name(0, shard_rows), first, rows - first)]
     found = []
     while first < rows:
         number, inside = divmod(first, shard_rows)

@@ -8,58 +8,49 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell import _core
-from stepwell.errors import FormatError
 from stepwell.files.npy import NpyHeader
 from stepwell.files.shared import shared_block
-from stepwell.store import Progress
 from stepwell.stores.steps.layout import Piece
 
-_READ_BYTES = 1 << 28  # between two signs of progress
+_READ_BYTES = 1 << 28  # between two chances of a Ctrl-C
 
 
 def map_rows(pieces: list[Piece], dtype: np.dtype[Any] | None) -> list[NDArray[Any]]:
     """An array over each file. The files must not shrink while the arrays are used."""
     segments: list[NDArray[Any]] = []
     for piece in pieces:
-        file, header = piece.open(dtype, piece.inside + piece.rows)
-        with file:
+        with piece.open(dtype, piece.inside + piece.rows) as (file, header):
             if piece.rows:
-                offset = header.data_offset + piece.inside * header.dtype.itemsize
-                segments.append(np.memmap(file, header.dtype, "r", offset, (piece.rows,)))
-            elif not segments:
+                place = piece.place(header)
+                segments.append(np.memmap(file, header.dtype, "r", place, (piece.rows,)))
+            else:
                 segments.append(np.empty(0, header.dtype))
-    return segments or [np.empty(0, _known(dtype))]
+    return segments
 
 
 def load_rows(
-    pieces: list[Piece],
-    dtype: np.dtype[Any] | None,
-    owner: str | None,
-    progress: Progress | None,
+    pieces: list[Piece], dtype: np.dtype[Any] | None, owner: str | None = None
 ) -> NDArray[Any]:
     """All rows in one array on huge pages; shared by all who name the same `owner`."""
-    rows = sum(piece.rows for piece in pieces)
     with ExitStack() as stack:
         opened = []
         for piece in pieces:
-            file, header = piece.open(dtype, piece.inside + piece.rows)
-            opened.append((stack.enter_context(file), header, piece))
+            file, header = stack.enter_context(piece.open(dtype, piece.inside + piece.rows))
+            opened.append((file, header, piece))
             dtype = header.dtype
-        kind = _known(dtype)
+        kind = header.dtype
 
         def fill(block: NDArray[np.uint8]) -> None:
             at = 0
             for file, header, piece in opened:
-                begin = header.data_offset + piece.inside * kind.itemsize
+                begin = piece.place(header)
                 end = begin + piece.rows * kind.itemsize
                 for offset in range(begin, end, _READ_BYTES):
                     part = block[at : at + min(_READ_BYTES, end - offset)]
                     _core.load(file.fileno(), piece.path, offset, part)
                     at += len(part)
-                    if progress is not None:
-                        progress(at // kind.itemsize, rows)
 
-        size = rows * kind.itemsize
+        size = sum(piece.rows for piece in pieces) * kind.itemsize
         if owner is None or not size:
             block = _core.allocate(size)
             fill(block)
@@ -72,15 +63,9 @@ def load_rows(
         return block.view(kind)
 
 
-def _known(dtype: np.dtype[Any] | None) -> np.dtype[Any]:
-    if dtype is None or not dtype.names:
-        raise FormatError(f"expected rows with fields, the database has {dtype}")
-    return dtype
-
-
 def _checksum(file: BinaryIO, header: NpyHeader, piece: Piece) -> int:
     """A checksum of some of the bytes: a new dataset may get the inode of the old one."""
-    begin = header.data_offset + piece.inside * header.dtype.itemsize
+    begin = piece.place(header)
     size = piece.rows * header.dtype.itemsize
     crc = 0
     for k in range(64):

@@ -52,7 +52,6 @@ class StepReader(Store):
         *,
         memory: Memory = "ram",
         resident_bytes: int = 1 << 30,
-        progress: Progress | None = None,
         _seen: Seen | None = None,
     ) -> None:
         if memory not in ("ram", "map", "shared"):
@@ -61,15 +60,14 @@ class StepReader(Store):
         self._memory: Memory = memory
         self._resident_bytes = resident_bytes
         self._chosen: Chosen | None = None
-        facts = self._facts(_seen.identity if _seen else "")
-        self._seen = _seen or facts.seen
-        if self._seen.rows > facts.seen.rows:
+        now = database.look(self._root / DATABASE, _seen.identity if _seen else "")
+        self._seen = _seen or now
+        if self._seen.rows > now.rows:
             raise FormatError(
-                f"expected {self._seen.rows} rows, as there were, got {facts.seen.rows}",
+                f"expected {self._seen.rows} rows, as there were, got {now.rows}",
                 path=str(self._root),
             )
-        self._shard_rows = facts.shard_rows
-        self._segments = self._load(0, self._seen.rows, facts.dtype, progress)
+        self._segments = self._load(0, self._seen)
         self._dtype = self._segments[0].dtype
 
     @classmethod
@@ -165,17 +163,14 @@ class StepReader(Store):
         self._check_open()
         if self._chosen is not None:
             raise ValueError("a part of a dataset does not grow; refresh the dataset itself")
-        facts = self._facts(self._seen.identity)
-        new = facts.seen.rows - self._seen.rows
-        if new < 0:
+        before, now = self._seen, database.look(self._root / DATABASE, self._seen.identity)
+        if now.rows < before.rows:
             raise ValueError(f"{self._root} has become shorter; open it again")
-        if new:
-            self._segments = self._segments + self._load(
-                self._seen.rows, facts.seen.rows, self._dtype, None
-            )
-        before, self._seen = self._seen, facts.seen
-        if self._seen == before:
+        if now == before:
             return False
+        if now.rows > before.rows:
+            self._segments = self._segments + self._load(before.rows, now)
+        self._seen = now
         for made in ("_reader", "_layouts", "_ranges"):
             self.__dict__.pop(made, None)
         return True
@@ -235,7 +230,7 @@ class StepReader(Store):
             {
                 "dtype": str(self._dtype),
                 "row_bytes": self._dtype.itemsize,
-                "shard_rows": self._shard_rows,
+                "shard_rows": self._seen.shard_rows,
                 "version": VERSION,
             },
             health(self._root, self._dtype),
@@ -250,19 +245,13 @@ class StepReader(Store):
     def _ranges(self) -> Chosen:
         return choose(self._root, self._seen, "1", ()) if self._chosen is None else self._chosen
 
-    def _facts(self, identity: str) -> database.Facts:
-        with database.reading(self._root / DATABASE, identity) as opened:
-            return database.facts(opened, self._root / DATABASE)
-
-    def _load(
-        self, begin: int, end: int, dtype: np.dtype[Any] | None, progress: Progress | None
-    ) -> list[NDArray[Any]]:
-        """Rows from `begin` to `end` as arrays: one, or one for each mapped file."""
-        found = pieces(self._root, end, self._shard_rows, begin)
+    def _load(self, begin: int, seen: Seen) -> list[NDArray[Any]]:
+        """Rows from `begin` on as arrays: one, or one for each mapped file."""
+        found = pieces(self._root, seen.rows, seen.shard_rows, begin)
         if self._memory == "map":
-            return map_rows(found, dtype)
+            return map_rows(found, seen.dtype)
         owner = str(self._root.resolve()) if self._memory == "shared" else None
-        return [load_rows(found, dtype, owner, progress)]
+        return [load_rows(found, seen.dtype, owner)]
 
 
 def _rebuild(whole: Callable[[], StepReader], chosen: Chosen | None) -> StepReader:
