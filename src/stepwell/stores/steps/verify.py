@@ -40,8 +40,8 @@ def check(dataset: "StepReader", quick: bool, progress: Progress) -> Report:
         found.problems.append(FormatError("expected a file, there is none", path=path))
         found.unchecked.append("everything that needs the missing file")
     progress(rows, rows)
-    told = map(tuple, (found.problems, found.checked, found.unchecked))
-    return Report(dataset.kind, dataset.path, *told)
+    problems, checked, unchecked = tuple(found.problems), found.checked, found.unchecked
+    return Report(dataset.kind, dataset.path, problems, tuple(checked), tuple(unchecked))
 
 
 def health(root: Path, dtype: np.dtype[Any]) -> str:
