@@ -10,7 +10,7 @@ import pytest
 
 import stepwell as sw
 from stepwell import RowState, ShardReader, ShardWriter
-from stepwell.stores.shards.subsample import splitmix64
+from stepwell.stores.shards.reader import splitmix64
 from tests import ROOT
 from tests.reference import shards as reference
 from tests.reference.runs import crc32c

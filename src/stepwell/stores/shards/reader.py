@@ -13,17 +13,17 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from stepwell import _core
-from stepwell.errors import FormatError, SchemaError
+from stepwell.errors import FormatError
 from stepwell.files.remote import is_url
-from stepwell.source import Batch, Field, Rows, Schema
+from stepwell.source import Batch, Field, Rows, Schema, check_buffer
 from stepwell.store import Description, Progress, Report, Store
-from stepwell.stores.shards.corpus import WINDOW_BYTES, Corpus, whole
 from stepwell.stores.shards.layout import HEADER_BYTES, KINDS, LIST, MAGIC, SUFFIX, Shard, check_crc
-from stepwell.stores.shards.local import LocalShards, shard_names
+from stepwell.stores.shards.local import WINDOW_BYTES, Corpus, LocalShards, shard_names, whole
 from stepwell.stores.shards.remote import RemoteShards
-from stepwell.stores.shards.subsample import Subsample, kept_rows
+from stepwell.views import Select
 
 BATCH_ROWS = 1024
+_HASHED_ROWS = 1 << 20
 _MAX_WINDOW = 1 << 62
 _NextRows = Callable[[], NDArray[Any]]
 _UPCAST = (np.dtype(np.float32), np.dtype(np.float64))
@@ -67,9 +67,12 @@ class ShardReader(Store):
         Raises `FormatError` naming the shard that does not fit, and `FetchError` for a bucket that
         does not answer.
         """
-        if isinstance(where, Iterable) and not isinstance(where, str | bytes | os.PathLike):
-            where = list(where)
-        self._where, self._options = where, options
+        self._where: Any = where
+        self._path, self._options = repr(where), options
+        if isinstance(where, str | os.PathLike):  # wherever the process goes later
+            self._where = self._path = str(where) if is_url(where) else os.path.abspath(where)
+        elif isinstance(where, Iterable) and not isinstance(where, bytes):
+            self._where = list(where)
         self._shards = self._found(None if _seen is None else [shard.name for shard in _seen])
         _check_known(_seen or (), self._shards)
         first = self._shards.shards[0]
@@ -79,13 +82,8 @@ class ShardReader(Store):
         if not self._gives(self._dtype):
             raise ValueError(f"dtype: expected float32, float64 or the stored one, got {dtype}")
         self._length = int(self._shards.starts[-1])
-        self._path: str
-        if isinstance(where, list):
-            self._path = os.path.commonpath([os.path.abspath(path) for path in where])
-        elif self._is_remote:
-            self._path = where if is_url(where) else repr(where)
-        else:  # wherever the process goes later
-            self._path = self._where = os.path.abspath(where)
+        if isinstance(self._where, list):
+            self._path = os.path.commonpath([os.path.abspath(path) for path in self._where])
         self._cores = _core.usable_cores()  # once: asking takes as long as a small batch
 
     def _found(self, names: Collection[str] | None) -> Corpus:
@@ -96,7 +94,7 @@ class ShardReader(Store):
             shards = RemoteShards(where, names, **options)
         elif options:
             raise TypeError(f"{', '.join(options)}: only for what is in a bucket")
-        elif isinstance(where, str | os.PathLike):
+        elif isinstance(where, str):
             path = Path(where)
             folder = path.is_dir()
             shards = LocalShards.in_folder(path, names) if folder else LocalShards([path])
@@ -228,7 +226,9 @@ class ShardReader(Store):
         if batch_rows < 1 or window_bytes < 1:
             raise ValueError(f"{batch_rows} rows a batch, a window of {window_bytes} bytes")
         if out is not None:
-            dtype = self._checked_out(out, batch_rows)
+            given: np.dtype[Any] = getattr(out, "dtype", self._dtype)
+            dtype = given if self._gives(given) else self._dtype
+            check_buffer("out", out, dtype, (batch_rows, self._width))
         wanted = self._stored if dtype is None else np.dtype(dtype)
         if wanted is None:
             raise ValueError("NumPy has no bfloat16; ask for float32 or float64")
@@ -345,7 +345,7 @@ class ShardReader(Store):
 
     @property
     def _is_remote(self) -> bool:
-        return is_url(self._where) or not isinstance(self._where, str | os.PathLike | list)
+        return is_url(self._where) or not isinstance(self._where, str | list)
 
     def _is_stored(self, dtype: np.dtype[Any]) -> bool:
         return self._stored is not None and dtype == self._stored  # to NumPy, None is float64
@@ -371,17 +371,6 @@ class ShardReader(Store):
         doubles = rows.dtype == np.float64
         _core.upcast(KINDS.index(self._stored_kind), data, flat, doubles, self._cores, where, at)
 
-    def _checked_out(self, out: NDArray[Any], batch_rows: int) -> np.dtype[Any]:
-        if not isinstance(out, np.ndarray):
-            raise TypeError(f"out: expected a NumPy array, got {type(out)}")
-        if out.shape != (batch_rows, self._width):
-            raise SchemaError(f"out: expected {(batch_rows, self._width)}, got {out.shape}")
-        if not out.flags.c_contiguous or not out.flags.writeable:
-            raise ValueError("out: expected a writable array in C order")
-        if not self._gives(out.dtype):
-            raise SchemaError(f"out: expected float32 or float64, got {out.dtype}")
-        return out.dtype
-
 
 def _stored_dtype(kind: str) -> np.dtype[Any] | None:
     return None if kind == "bfloat16" else np.dtype(f"<f{4 if kind == 'float32' else 2}")
@@ -400,3 +389,51 @@ def _check_known(seen: Sequence[Shard], there: Corpus) -> None:
             now = replace(now, crc32c=before.crc32c)
         if before != now:
             raise FormatError("another corpus is here now; open it again", path=there.where(0))
+
+
+def splitmix64(ids: Rows) -> NDArray[np.uint64]:
+    """The hash that decides: the first output of SplitMix64 seeded with the id."""
+    mixed = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def kept_rows(length: int, fraction: float) -> Rows:
+    """Rows whose hash is below `fraction` of the range, ascending."""
+    if not 0 < fraction <= 1:
+        raise ValueError(f"fraction: expected more than 0, up to 1, got {fraction}")
+    if fraction == 1:
+        return np.arange(length, dtype=np.int64)
+    limit = np.uint64(int(fraction * 2**64))
+    parts = []
+    for begin in range(0, length, _HASHED_ROWS):
+        ids = np.arange(begin, min(begin + _HASHED_ROWS, length), dtype=np.int64)
+        parts.append(ids[splitmix64(ids) < limit])
+    return np.concatenate([np.empty(0, np.int64), *parts])
+
+
+class Subsample(Select):
+    """Some rows of a corpus: a source, with the ids of its rows and the weight of each."""
+
+    def __init__(self, base: ShardReader, rows: Rows, fraction: float) -> None:
+        super().__init__(base, rows)
+        self.fraction = fraction
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self._base, self.fraction)  # not a number for each row
+
+    @property
+    def row_ids(self) -> Rows:
+        """The ids in the whole corpus."""
+        assert not isinstance(self._rows, slice)
+        return self._rows
+
+    @property
+    def weight(self) -> float:
+        """How many rows of the corpus each of these stands for."""
+        return 1 / self.fraction
+
+
+def _again(base: ShardReader, fraction: float) -> Subsample:
+    return base.subsample(fraction)

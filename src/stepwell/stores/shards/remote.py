@@ -19,7 +19,6 @@ from stepwell.files.atomic import new_file
 from stepwell.files.remote import RemoteFiles
 from stepwell.ordered import in_order
 from stepwell.source import Rows
-from stepwell.stores.shards.corpus import Corpus
 from stepwell.stores.shards.layout import (
     HEADER_BYTES,
     LIST,
@@ -30,7 +29,7 @@ from stepwell.stores.shards.layout import (
     parse_header,
     with_checksum,
 )
-from stepwell.stores.shards.local import LocalShards
+from stepwell.stores.shards.local import Corpus, LocalShards
 
 _RANGE_BYTES = 1 << 22
 _NEAR_BYTES = 1 << 16
@@ -132,7 +131,7 @@ class RemoteShards(Corpus):
             for at in range(0, size, most)
         ]
         ahead = max(window_bytes // most, 1)
-        checksums: dict[int, int] = {}
+        crc = 0
 
         def fetch(range_: tuple[int, int, int]) -> NDArray[np.uint8]:
             number, begin, end = range_
@@ -148,23 +147,14 @@ class RemoteShards(Corpus):
             found = []
             while needed:
                 if not len(left):
-                    range_, left = next(coming)
-                    self._check(*range_, left, checksums)
+                    (_, first, last), left = next(coming)
+                    crc = _core.crc32c(left, crc if first else 0)
+                    if last == self.shards[number].payload_bytes:
+                        check_crc(self.shards[number], crc, self.where(number))
                 found.append(left[:needed])
                 left = left[needed:]
                 needed -= len(found[-1])
             yield found[0] if len(found) == 1 else np.concatenate(found)
-
-    def _check(
-        self, number: int, begin: int, end: int, data: NDArray[np.uint8], checksums: dict[int, int]
-    ) -> None:
-        """Continue the checksum of a shard that is read in order; compare it at the end."""
-        shard = self.shards[number]
-        if shard.crc32c is None or (begin and number not in checksums):
-            return
-        checksums[number] = _core.crc32c(data, checksums.get(number, 0))
-        if end == shard.payload_bytes:
-            check_crc(shard, checksums[number], self.where(number))
 
     def _bytes(self, number: int, begin: int, end: int) -> NDArray[np.uint8]:
         """Bytes `begin` to `end` of the rows of a shard, from the bucket."""
@@ -242,28 +232,18 @@ class _Cache:
     def _there(self, shard: Shard) -> LocalShards | None:
         """A shard that is on the disk already, and as long as it was when it came."""
         path = self._folder / shard.name
-        found = self._open.get(shard.name)
-        if found is not None and found.is_cut(0):
-            found = None
-        if found is None:
-            found = self._usable(path, shard)
-        if found is None:
-            self._open.pop(shard.name, None)
-            return None
+        found = self._open.pop(shard.name, None)
+        if found is None or found.is_cut(0):
+            try:
+                found = LocalShards([path], path.parent)
+                with_checksum(found.shards[0], shard, str(path))
+                if shard.crc32c is not None:
+                    check_crc(shard, found.checksum(0), str(path))
+            except (FileNotFoundError, FormatError):
+                return None
         self._open[shard.name] = found
         with suppress(OSError):  # it may be gone, or the directory be read-only
             os.utime(path, follow_symlinks=False)
-        return found
-
-    def _usable(self, path: Path, shard: Shard) -> LocalShards | None:
-        """What is there, if it is what it should be."""
-        try:
-            found = LocalShards([path], path.parent)
-            with_checksum(found.shards[0], shard, str(path))
-            if shard.crc32c is not None:
-                check_crc(shard, found.checksum(0), str(path))
-        except (FileNotFoundError, FormatError):
-            return None
         return found
 
     def _bring(self, path: Path, shard: Shard) -> None:

@@ -18,10 +18,8 @@ from stepwell.sampler import split_runs
 from stepwell.source import Batch, Field, Rows, Schema
 from stepwell.store import Description, Progress, QueryTable, Report, Store
 from stepwell.stores.steps import database
-from stepwell.stores.steps.database import Seen
-from stepwell.stores.steps.layout import DATABASE, VERSION, pieces
-from stepwell.stores.steps.memory import load_rows, map_rows
-from stepwell.stores.steps.table import Chosen, StepRuns, choose
+from stepwell.stores.steps.database import Chosen, Seen, StepRuns, choose
+from stepwell.stores.steps.layout import DATABASE, VERSION, load_rows, map_rows, pieces
 from stepwell.stores.steps.verify import check, health
 
 Memory = Literal["ram", "map", "shared"]

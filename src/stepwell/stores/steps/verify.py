@@ -11,9 +11,16 @@ from stepwell.files.lock import is_locked
 from stepwell.store import Progress, Report
 from stepwell.stores.steps import database
 from stepwell.stores.steps.database import Seen
-from stepwell.stores.steps.layout import DATABASE, LOCK, MANIFEST, Piece, piece_name, pieces
+from stepwell.stores.steps.layout import (
+    DATABASE,
+    LOCK,
+    MANIFEST,
+    Piece,
+    load_rows,
+    piece_name,
+    pieces,
+)
 from stepwell.stores.steps.manifest import BLOCK_BYTES, Manifest
-from stepwell.stores.steps.memory import load_rows
 
 if TYPE_CHECKING:
     from stepwell.stores.steps.reader import StepReader

@@ -35,11 +35,11 @@ from stepwell.stores.steps.layout import (
     SHARDS,
     Piece,
     check_dtype,
+    load_rows,
     piece_name,
     pieces,
 )
 from stepwell.stores.steps.manifest import BLOCK_BYTES, Manifest
-from stepwell.stores.steps.memory import load_rows
 from stepwell.writer import Mode, Writer, exclusive
 
 _FLUSH_BYTES = 1 << 23
