@@ -25,18 +25,6 @@ from tests.steps import (
     tampered,
 )
 
-# One writer at a time.
-
-
-def test_a_writer_that_could_not_open_lets_go(quick_path: Path) -> None:
-    build(quick_path / "a")
-    for _ in range(2):
-        with pytest.raises(SchemaError):
-            StepWriter(quick_path / "a", [("x", "f4")], mode="a")
-    with StepWriter(quick_path / "a", mode="a"):
-        pass
-
-
 # Beginning and going on.
 
 

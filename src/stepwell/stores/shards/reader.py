@@ -234,8 +234,16 @@ class ShardReader(Store):
             raise ValueError("NumPy has no bfloat16; ask for float32 or float64")
         if not self._gives(wanted):
             raise ValueError(f"dtype: expected float32, float64 or None, got {wanted}")
-        begin = partial(self._rows, self._shards, batch_rows, wanted, window_bytes, out)
-        return self._batches(self._shards, batch_rows, begin)
+        shards = self._shards
+
+        def begin() -> _NextRows:
+            if out is not None or not isinstance(shards, LocalShards):
+                return self._copies(shards, batch_rows, wanted, window_bytes, out).__next__
+            if self._is_stored(wanted):
+                return shards.views(batch_rows, window_bytes).next
+            return shards.upcasts(batch_rows, window_bytes, wanted == np.float64, self._cores).next
+
+        return self._batches(shards, batch_rows, begin)
 
     def _batches(
         self, shards: Corpus, step: int, begin: Callable[[], _NextRows]
@@ -250,21 +258,6 @@ class ShardReader(Store):
                 np.arange(first, last, dtype=integer),
             )
             first = last
-
-    def _rows(
-        self,
-        shards: Corpus,
-        step: int,
-        wanted: np.dtype[Any],
-        window_bytes: int,
-        out: NDArray[Any] | None,
-    ) -> _NextRows:
-        """What gives the rows of one part after another."""
-        if out is not None or not isinstance(shards, LocalShards):
-            return self._copies(shards, step, wanted, window_bytes, out).__next__
-        if self._is_stored(wanted):
-            return shards.views(step, window_bytes).next
-        return shards.upcasts(step, window_bytes, wanted == np.float64, self._cores).next
 
     def _copies(
         self,

@@ -128,24 +128,25 @@ class RowState(Writer):
         """What was kept for these rows; zeros for those without."""
         ids = self._ids(row_ids)
         inside = ids < len(self._values)
-        if inside.all():
-            found = np.asarray(self._values[ids])
-        else:
-            found = np.zeros((len(ids), self._width), self._dtype)
-            found[inside] = self._values[ids[inside]]
-        places = self._late.places(ids)
+        known = ids if inside.all() else ids[inside]
+        found = np.asarray(self._values[known])
+        places = self._late.places(known)
         late = places >= 0
         found[late] = self._late.values[places[late]]
-        return found
+        if len(known) == len(ids):
+            return found
+        every = np.zeros((len(ids), self._width), self._dtype)
+        every[inside] = found
+        return every
 
     @exclusive
     def present(self, row_ids: ArrayLike) -> NDArray[np.bool]:
         """Which of these rows have something."""
         ids = self._ids(row_ids)
-        inside = ids < len(self._there)
-        found = np.zeros(len(ids), np.bool)
-        found[inside] = self._there[ids[inside]] != 0
-        return found | (self._late.places(ids) >= 0)
+        found = ids < len(self._there)
+        known = ids[found]
+        found[found] = (self._there[known] != 0) | (self._late.places(known) >= 0)
+        return found
 
     # Below this line: what every writer needs of a store.
 
@@ -308,18 +309,11 @@ class RowState(Writer):
         with self._at_risk():  # until the tables have everything the journal is needed
             self._apply(*self._late.last())
             for name in (VALUES, THERE):
-                self._sync(name)
+                sync_path(self._root / name)
             journal.restart(cut=True)
         with self._changing():
             self._late.clear()
             self._committed = 0
-
-    def _sync(self, name: str) -> None:
-        try:
-            os.fsync(self._files[name])
-        except OSError as error:
-            error.filename = str(self._root / name)
-            raise
 
     def _ids(self, row_ids: ArrayLike) -> Rows:
         ids = np.asarray(row_ids)
@@ -365,12 +359,7 @@ class _Late:
 
     def places(self, ids: Rows) -> Rows:
         """Where in `values` the vectors of these rows are; -1 for rows without."""
-        inside = ids < len(self._slots)
-        if inside.all():
-            return self._slots[ids] - np.int64(1)
-        found = np.full(len(ids), -1, np.int64)
-        found[inside] = self._slots[ids[inside]] - np.int64(1)
-        return found
+        return self._slots[ids] - np.int64(1)
 
     def last(self) -> tuple[Rows, NDArray[Any]]:
         """Each row once, and its vector."""
