@@ -99,7 +99,7 @@ class RemoteShards(Corpus):
         def fetch(number: int, places: Rows, local: Rows) -> None:
             kept = None if self._cache is None else self._cache.shard(self.shards[number])
             if kept is not None:
-                out[places] = kept.reader().take(local)[: len(local) * size].reshape(-1, size)
+                out[places] = kept.rows(local).reshape(-1, size)
                 return
             for first, last in _groups(local, size):
                 near = local[first:last]

@@ -3,12 +3,13 @@
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.errors import FormatError, VersionError
@@ -17,8 +18,8 @@ from stepwell.files.catalog import transaction, translated
 from stepwell.files.npy import dtype_from_json, dtype_to_json
 from stepwell.lazy import lazy
 from stepwell.source import Rows
-from stepwell.store import Runs
-from stepwell.stores.steps.layout import DATABASE, VERSION
+from stepwell.store import QueryTable, Runs
+from stepwell.stores.steps.layout import VERSION
 
 _TELLING_RUNS = 16  # that tell one dataset from another
 
@@ -232,68 +233,73 @@ class Chosen(NamedTuple):
     starts: Rows
     counts: Rows
 
-    def places(self, *, part: bool) -> tuple[Rows, Rows]:
-        """First row and number of rows of each run, in the whole or in a part of only these."""
-        return (np.cumsum(self.counts) - self.counts if part else self.starts), self.counts
-
-
-def choose(root: Path, seen: Seen, condition: str, values: Sequence[Any]) -> Chosen:
-    """The runs that were seen for which a condition holds, in the order of their rows."""
-    with reading(root / DATABASE, seen.identity) as opened:
-        names = list(columns(opened))
-        found = Chosen(
-            *catalog.select_numbers(opened, "runs", OWN, condition, values, columns=names)
-        )
-    # What came after this was opened is not here.
-    there = (found.starts >= 0) & (found.counts >= 0) & (found.counts <= seen.rows - found.starts)
-    there &= found.ids <= seen.last_run
-    if not there.all():
-        found = Chosen(*(column[there] for column in found))
-    if (np.diff(found.starts) < 0).any():  # runs need not be stored in the order of their ids
-        order = np.argsort(found.starts, kind="stable")
-        found = Chosen(*(column[order] for column in found))
-    return found
+    def pick(self, which: NDArray[Any]) -> "Chosen":
+        return Chosen(*(column[which] for column in self))
 
 
 class StepRuns(Runs):
     """What is known of each run, as of the commit that the dataset had when it was asked for."""
 
-    def __init__(self, root: Path, seen: Seen, chosen: Chosen | None) -> None:
-        self._root = root
-        self._seen = seen
-        self._chosen = chosen
+    def __init__(self, path: Path, seen: Seen, chosen: Chosen | None = None) -> None:
+        self._path, self._seen, self._chosen = path, seen, chosen
+        self._step_count = seen.rows if chosen is None else int(chosen.counts.sum())
 
     def __len__(self) -> int:
         return self._seen.runs if self._chosen is None else len(self._chosen.ids)
 
     @lazy
     def columns(self) -> list[str]:
-        with self._reading() as opened:
+        with reading(self._path, self._seen.identity) as opened:
             return list(columns(opened))
+
+    @lazy
+    def _ranges(self) -> Chosen:
+        """Where the rows of each run are in the whole dataset."""
+        return self._choose("1", ()) if self._chosen is None else self._chosen
 
     @property
     def starts(self) -> Rows:
-        return self._places[0]
+        return self._ranges.starts if self._chosen is None else np.cumsum(self.counts) - self.counts
 
     @property
     def counts(self) -> Rows:
-        return self._places[1]
+        return self._ranges.counts
 
-    @lazy
-    def _places(self) -> tuple[Rows, Rows]:
+    def _choose(self, condition: str, values: Sequence[Any]) -> Chosen:
+        """The runs for which a condition holds, in the order of their rows."""
+        with reading(self._path, self._seen.identity) as opened:
+            found = Chosen(
+                *catalog.select_numbers(
+                    opened, "runs", OWN, condition, values, columns=list(columns(opened))
+                )
+            )
+        # What came after this was opened is not here.
+        behind = self._seen.rows - found.starts
+        there = (found.starts >= 0) & (found.counts >= 0) & (found.counts <= behind)
+        there &= found.ids <= self._seen.last_run
         if self._chosen is not None:
-            return self._chosen.places(part=True)
-        return choose(self._root, self._seen, "1", ()).places(part=False)
+            there &= np.isin(found.ids, self._chosen.ids)
+        if not there.all():
+            found = found.pick(there)
+        if (np.diff(found.starts) < 0).any():  # runs need not be stored in the order of their ids
+            found = found.pick(np.argsort(found.starts, kind="stable"))
+        return found
+
+    def _query(self, sql: str, values: Sequence[Any]) -> QueryTable:
+        with self._showing(slice(None)) as opened:
+            return QueryTable(*catalog.query(opened, sql, values))
 
     def _select(self, names: Sequence[str], wanted: range) -> list[tuple[Any, ...]]:
-        every = ", ".join(map(quoted, names))
-        with self._reading() as opened:
-            first, shown = wanted.start, self._seen.last_run
-            if self._chosen is not None:
-                first, shown = 0, self._chosen.ids[wanted.start : wanted.stop].tolist()
-            catalog.show_only(opened, "runs", "id", shown)
+        with self._showing(slice(wanted.start, wanted.stop)) as opened:
+            first = wanted.start if self._chosen is None else 0
+            every = ", ".join(map(quoted, names))
             sql = f"SELECT {every} FROM runs ORDER BY first_step_idx, id LIMIT ? OFFSET ?"
             return opened.execute(sql, (len(wanted), first)).fetchall()
 
-    def _reading(self) -> AbstractContextManager[sqlite3.Connection]:
-        return reading(self._root / DATABASE, self._seen.identity)
+    @contextmanager
+    def _showing(self, wanted: slice) -> Iterator[sqlite3.Connection]:
+        """The database, in which there are these of the chosen runs; or all that were seen."""
+        with reading(self._path, self._seen.identity) as opened:
+            ids = self._seen.last_run if self._chosen is None else self._chosen.ids[wanted].tolist()
+            catalog.show_only(opened, "runs", "id", ids)
+            yield opened

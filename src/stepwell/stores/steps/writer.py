@@ -220,10 +220,9 @@ class StepWriter(Writer):
         found = None
         with suppress(FormatError):  # damaged: made again from the rows
             found = Manifest.read(self._root, self._dtype.itemsize)
-        if found is None or found.rows > self._rows:
-            found = Manifest()
-        self._manifest, self._committed = found, found.mark()
+        self._committed = found if found and found.rows <= self._rows else Manifest()
         self._rollback()
+        found = self._manifest
         step = max(BLOCK_BYTES // self._dtype.itemsize, 1)
         for begin in range(found.rows, self._rows, step):
             some = self._pieces(min(begin + step, self._rows), begin)
@@ -231,7 +230,7 @@ class StepWriter(Writer):
         self._patch_headers(0)
         if (found.rows, found.runs) != (self._rows, self._runs):
             found.write(self._root, self._dtype, self._rows, self._runs)
-        self._committed = found.mark()
+        self._committed = found.copy()
 
     def _commit(self) -> None:
         if not self._new_runs:
@@ -250,14 +249,14 @@ class StepWriter(Writer):
             self._last_run, self._new_runs = self._next_run - 1, []
             self._patch_headers(begin)
             self._manifest.write(self._root, self._dtype, self._rows, self._runs)
-            self._committed = self._manifest.mark()
+            self._committed = self._manifest.copy()
 
     def _rollback(self) -> None:
         """Leave exactly the committed rows in the files."""
         self._pending, self._pending_rows, self._new_runs = [], 0, []
         self._written = self._rows
         self._next_run = self._last_run + 1
-        self._manifest.back_to(self._committed)
+        self._manifest = self._committed.copy()
         committed = self._pieces(self._rows)
         last = committed[-1]
         with last.open(self._dtype, last.rows, os.O_RDWR) as (file, header):
