@@ -8,24 +8,28 @@ with Proxy(host, port) as proxy:
 """
 
 import http.client
+import re
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any, Self
 
-__all__ = ["Answer", "Proxy", "Request", "changed", "cut", "hang", "short", "status", "times"]
+__all__ = ["Answer", "Proxy", "Request", "changed", "cut", "short", "status", "times"]
 
 
 @dataclass(frozen=True)
 class Request:
     method: str
     path: str
-    begin: int | None
+    begin: int = 0
     """Of the range that is asked for."""
-    end: int | None
+    end: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.end - self.begin
 
 
 @dataclass
@@ -73,16 +77,6 @@ def dropped(request: Request, answer: Answer) -> None:
     """No answer at all."""
 
 
-def hang(released: threading.Event) -> Fault:
-    """No answer before the end of the test."""
-
-    def fault(request: Request, answer: Answer) -> Answer | None:
-        released.wait(100)
-        return None
-
-    return fault
-
-
 def times(count: int | None, fault: Fault, *, of: str = "") -> Fault:
     """A fault of the first `count` requests whose path has this in it; of all, without a number."""
     lock = threading.Lock()
@@ -104,13 +98,13 @@ def times(count: int | None, fault: Fault, *, of: str = "") -> Fault:
 
 
 class Proxy:
-    def __init__(self, host: str, port: int, *, latency_s: float = 0.0) -> None:
-        self.latency_s = latency_s
+    def __init__(self, host: str, port: int) -> None:
+        self.latency_s = 0.0
         self.fault: Fault | None = None
         self.requests: list[Request] = []
         self.most_in_flight = 0
-        self.released = threading.Event()
         self._in_flight = 0
+        self._released = threading.Event()
         self._lock = threading.Lock()
         self._target = host, port
         self._server = _Server(("127.0.0.1", 0), _handler(self))
@@ -122,41 +116,39 @@ class Proxy:
 
     def forget(self) -> None:
         """As if nothing had been asked for, and without a fault."""
+        self._released.set()
+        self._released = threading.Event()
         self.fault, self.latency_s, self.most_in_flight = None, 0.0, 0
         self.requests.clear()
 
     def asked_for(self, text: str) -> list[Request]:
         return [request for request in self.requests if text in request.path]
 
+    def hang(self, request: Request, answer: Answer) -> None:
+        """A fault: no answer before the end of the test."""
+        self._released.wait(100)
+
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.released.set()
+    def __exit__(self, *exc: object) -> None:
+        self._released.set()
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
 
     # Below this line: for the handler.
 
-    def begin(self, request: Request) -> int:
-        """Note a request; returns how many bytes it is about."""
-        size = 0 if request.begin is None or request.end is None else request.end - request.begin
+    def begin(self, request: Request) -> None:
         with self._lock:
             self.requests.append(request)
-            self._in_flight += size
+            self._in_flight += request.size
             self.most_in_flight = max(self.most_in_flight, self._in_flight)
-        return size
 
-    def end(self, size: int) -> None:
+    def end(self, request: Request) -> None:
         with self._lock:
-            self._in_flight -= size
+            self._in_flight -= request.size
 
     def ask(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
         connection = http.client.HTTPConnection(*self._target, timeout=60)
@@ -189,52 +181,38 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
         disable_nagle_algorithm = True
 
         def handle_one(self) -> None:
-            begin, end = _range(self.headers.get("Range"))
-            request = Request(self.command, self.path, begin, end)
-            size = proxy.begin(request)
+            wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            places = (int(wanted[1]), int(wanted[2]) + 1) if wanted else ()
+            request = Request(self.command, self.path, *places)
+            proxy.begin(request)
             try:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 time.sleep(proxy.latency_s)
                 answer: Answer | None = proxy.ask(self.command, self.path, dict(self.headers), body)
-                assert answer is not None
-                if proxy.fault is not None:
+                if proxy.fault is not None and answer is not None:
                     answer = proxy.fault(request, answer)
-                if answer is None:
-                    self.close_connection = True
-                    return
-                # Whoever has the last byte may ask for more before we are back from sending it.
-                body, last = answer.body[: answer.sent][:-1], answer.body[: answer.sent][-1:]
-                self._send(answer, body)
-                proxy.end(size)
-                size = 0
-                if self.command != "HEAD":
-                    self.wfile.write(last)
+                last = b"" if answer is None else self._send(answer)
             finally:
-                proxy.end(size)
+                # Whoever has the last byte may ask for more before we are back from sending it.
+                proxy.end(request)
+            self.wfile.write(last)
+            self.close_connection |= answer is None or answer.sent is not None
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PROPFIND = handle_one
 
-        def _send(self, answer: Answer, body: bytes) -> None:
+        def _send(self, answer: Answer) -> bytes:
+            """Send all but the last byte, which is returned."""
             self.send_response(answer.status)
             for name, value in answer.headers.items():
                 self.send_header(name, value)
             if "Content-Length" not in answer.headers:
                 self.send_header("Content-Length", str(len(answer.body)))
             self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
-            if answer.sent is not None:
-                self.close_connection = True
+            body = b"" if self.command == "HEAD" else answer.body[: answer.sent]
+            self.wfile.write(body[:-1])
+            return body[-1:]
 
         def log_message(self, *args: Any) -> None:
             pass
 
     return Handler
-
-
-def _range(header: str | None) -> tuple[int | None, int | None]:
-    """Of `bytes=3-9`."""
-    if header is None:
-        return None, None
-    first, _, last = header.removeprefix("bytes=").partition("-")
-    return int(first), int(last) + 1

@@ -493,17 +493,18 @@ class Source(Closing, ABC):
         if set(out) != set(fixed):
             raise SchemaError(f"out: expected fields {list(fixed)}, got {list(out)}")
         for name, field in fixed.items():
-            array, shape = out[name], (count, *field.shape)
-            if not isinstance(array, np.ndarray):
-                raise TypeError(f"out[{name!r}]: expected a NumPy array, got {type(array)}")
-            if array.dtype != field.dtype or array.shape != shape:
-                raise SchemaError(
-                    f"out[{name!r}]: expected {field.dtype} {shape}, "
-                    f"got {array.dtype} {array.shape}"
-                )
-            if not array.flags.c_contiguous or not array.flags.writeable:
-                raise ValueError(f"out[{name!r}]: expected a writable array in C order")
+            check_buffer(f"out[{name!r}]", out[name], field.dtype, (count, *field.shape))
         return {name: out[name] for name in fixed}
+
+
+def check_buffer(name: str, array: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    """Raise unless a caller's array can be filled as it is."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{name}: expected a NumPy array, got {type(array)}")
+    if array.dtype != dtype or array.shape != shape:
+        raise SchemaError(f"{name}: expected {dtype} {shape}, got {array.dtype} {array.shape}")
+    if not array.flags.c_contiguous or not array.flags.writeable:
+        raise ValueError(f"{name}: expected a writable array in C order")
 
 
 def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:

@@ -63,12 +63,6 @@ def read_shard(data: bytes) -> Shard:
     return Shard(rows, width, kind, len(data) - end)
 
 
-def write_shard(rows: Sequence[Sequence[float]], width: int, kind: str) -> bytes:
-    """A shard of values that are exact in its kind."""
-    values = [value for row in rows for value in row]
-    return header(len(rows), width, KINDS.index(kind)) + packed(values, kind)
-
-
 def header(count: int, width: int, tag: int, reserved: int = 0) -> bytes:
     return b"GAMSAE01" + struct.pack("<QQII", count, width, tag, reserved)
 
@@ -78,13 +72,6 @@ def floats(data: bytes, kind: str) -> list[float]:
     if kind == "bfloat16":  # the upper half of a float32
         data = b"".join(b"\0\0" + data[at : at + 2] for at in range(0, len(data), 2))
     return list(struct.unpack(f"<{count}{'e' if kind == 'float16' else 'f'}", data))
-
-
-def packed(values: Sequence[float], kind: str) -> bytes:
-    data = struct.pack(f"<{len(values)}{'e' if kind == 'float16' else 'f'}", *values)
-    if kind == "bfloat16":
-        return b"".join(data[at + 2 : at + 4] for at in range(0, len(data), 4))
-    return data
 
 
 # A corpus.

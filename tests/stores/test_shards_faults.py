@@ -1,6 +1,5 @@
 """Buckets that fail: what passes is tried again, what does not is named, nothing is believed."""
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from stepwell import ChecksumError, FetchError, FormatError, Loader, ShardReader
 from stepwell.files import remote
 from tests import children
 from tests.buckets import KEYS, Bucket
-from tests.proxy import Answer, Fault, Proxy, changed, cut, dropped, hang, short, status, times
+from tests.proxy import Answer, Fault, Proxy, changed, cut, dropped, short, status, times
 from tests.shards import assert_same, build
 
 COUNTS = [400, 0, 300]
@@ -111,19 +110,13 @@ def test_a_deadline(s3: Bucket, kind: str) -> None:
 
 def test_a_server_that_says_nothing(s3: Bucket) -> None:
     reader = s3.open("sums", deadline_s=1)
-    released = threading.Event()
-    try:
-        error = refused(s3.proxy, reader, hang(released), s3.url("sums/000002.shard"))
-    finally:
-        released.set()
-    assert error.args[0]
+    assert refused(s3.proxy, reader, s3.proxy.hang, s3.url("sums/000002.shard")).args[0]
 
 
 class Clock:
     """Time that passes when a test says so."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    now = 0.0
 
     def monotonic(self) -> float:
         return self.now
@@ -218,14 +211,10 @@ def without_keys(home: Path, *args: str, **env: str) -> str:
 @pytest.mark.parametrize("how", ["refuses", "is not there", "is silent"])
 def test_credentials_that_are_missing(s3: Bucket, tmp_path: Path, how: str) -> None:
     """Soon, though there is a minute to try, and by name."""
-    released = threading.Event()
-    fault = hang(released) if how == "is silent" else status(404)
+    fault = s3.proxy.hang if how == "is silent" else status(404)
     s3.proxy.fault = times(None, fault, of="/latest/")
     service = "http://127.0.0.1:9" if how == "is not there" else s3.proxy.url
-    try:
-        text = without_keys(tmp_path, s3.proxy.url, service, s3.url("sums"))
-    finally:
-        released.set()
+    text = without_keys(tmp_path, s3.proxy.url, service, s3.url("sums"))
     assert text.startswith("s3://activations/sums/shards.json True no credentials: ")
     assert len(s3.proxy.asked_for("/latest/")) < 10  # within a minute it would ask more often
     assert "AWS_ACCESS_KEY_ID" in text

@@ -208,14 +208,6 @@ def test_the_callers_own_files_may_be_links(path: Path) -> None:
         ShardReader.open(path.parent)
 
 
-def test_shards_without_rows_are_fine(quick_path: Path) -> None:
-    rows = build(quick_path, [0, 2, 0, 0, 3, 0], sums=True)
-    reader = ShardReader.open(quick_path)
-    assert reader.verify().ok
-    assert_same(np.concatenate([batch.rows for batch in reader.batches(2)]), rows)
-    assert_same(reader.take([4, 0, 2])["data"], rows[[4, 0, 2]])
-
-
 def test_bytes_behind_the_last_row(path: Path) -> None:
     path.write_bytes(WHOLE + b"more")
     reader = ShardReader.open(path)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from stepwell import FormatError, Loader, ShardReader, ShardWriter
+from stepwell import FormatError, ShardReader, ShardWriter
 from stepwell.stores.shards import RowBatch
 from tests import SANITIZED, children, scaled
 from tests.shards import assert_same, build
@@ -143,15 +143,6 @@ print(os.waitpid(child, 0)[1])
 def test_a_fork_with_threads_forgets_what_was_begun(tmp_path: Path) -> None:
     build(tmp_path, [400, 300], width=64)
     assert children.answer(FREED, tmp_path) == "0"
-
-
-def test_a_loader_after_a_fork(tmp_path: Path) -> None:
-    rows = build(tmp_path, [400, 300])
-    reader = ShardReader.open(tmp_path)
-    order = np.concatenate([b["data"] for b in Loader(np.arange(700), 64)])
-    list(Loader(reader, 64, threads=2))
-    got = children.in_fork(lambda: [b["data"] for b in Loader(reader, 64, threads=2)])
-    assert_same(np.concatenate(got), rows[order])
 
 
 def test_loops_that_are_left(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """Shards as they are written: any floats, whole shards, one writer at a time."""
 
-import gc
 import json
-import os
 import pickle
 from contextlib import suppress
 from pathlib import Path
@@ -286,17 +284,6 @@ def test_names_that_would_not_sort(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(ShardReader.open(tmp_path)) == 2
 
 
-def test_a_writer_that_is_forgotten_keeps_no_files(tmp_path: Path) -> None:
-    gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
-    writer = ShardWriter(tmp_path, 1)
-    writer.append(np.zeros((3, 1)))
-    del writer
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
-    assert os.listdir(tmp_path) == [".writer.lock"]
-
-
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 def test_tensors(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
@@ -310,18 +297,6 @@ def test_tensors(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
 
 
 # Others.
-
-
-def test_a_writer_stays_where_it_was_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "sub").mkdir()
-    monkeypatch.chdir(tmp_path)
-    writer = ShardWriter("a", 2)
-    writer.append([[1, 2]])
-    monkeypatch.chdir(tmp_path / "sub")
-    writer.close()
-    assert len(ShardReader.open(tmp_path / "a")) == 1
 
 
 def test_a_commit_makes_a_shard(tmp_path: Path) -> None:

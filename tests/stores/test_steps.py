@@ -65,22 +65,6 @@ class TestWhere(TestShards):
         return ranges([LENGTHS[run] for run in self.chosen])
 
 
-class TestSplit(TestWhere):
-    @pytest.fixture
-    def source(self, path: Path) -> Source:
-        first, second = StepReader.open(path).split(4 / 6, seed=self.seed(path))
-        assert [run["id"] for run in second.runs] == [1, 4]
-        return first
-
-    def seed(self, path: Path) -> int:
-        """One that puts the two runs of TestWhere into the second part."""
-        dataset = StepReader.open(path)
-        for seed in range(1000):
-            if [run["id"] for run in dataset.split(4 / 6, seed)[0].runs] == list(self.chosen):
-                return seed
-        raise AssertionError("no seed splits the runs in that way")
-
-
 # Where it is known.
 
 

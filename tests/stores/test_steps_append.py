@@ -25,18 +25,6 @@ from tests.steps import (
     tampered,
 )
 
-# One writer at a time.
-
-
-def test_a_writer_that_could_not_open_lets_go(quick_path: Path) -> None:
-    build(quick_path / "a")
-    for _ in range(2):
-        with pytest.raises(SchemaError):
-            StepWriter(quick_path / "a", [("x", "f4")], mode="a")
-    with StepWriter(quick_path / "a", mode="a"):
-        pass
-
-
 # Beginning and going on.
 
 
@@ -52,6 +40,7 @@ def test_reopening_asks_for_the_same(quick_path: Path) -> None:
     wrongs: list[tuple[dict[str, Any], str]] = [
         ({"dtype": [("x", "f4")]}, "expected rows of"),
         ({"columns": {"moves": int}}, "no run column moves"),
+        ({"columns": {"engine": int}}, "run column engine: the dataset has TEXT, got INTEGER"),
         ({"shard_rows": 9}, "shard_rows: the dataset has 8, got 9"),
         ({"shard_rows": 0}, "shard_rows: the dataset has 8, got 0"),
     ]

@@ -40,8 +40,80 @@ def sql(text: str, *values: Any) -> Callable[[Path], None]:
     return change
 
 
-def refused(path: Path, message: str, kind: type[Exception] = FormatError) -> Exception:
+def meta(key: str, value: Any) -> Callable[[Path], None]:
+    return sql("UPDATE meta SET value = ? WHERE key = ?", value, key)
+
+
+def content(data: bytes) -> Callable[[Path], None]:
+    return lambda path: (path / "metadata.db").write_bytes(data) and None
+
+
+def array(data: Any, *, known: bool = True) -> Callable[[Path], None]:
+    """Another array; without `known`, in a dataset whose database does not have the dtype."""
+
+    def change(path: Path) -> None:
+        np.save(path / "steps.npy", data)
+        if not known:
+            sql("DELETE FROM meta WHERE key = 'dtype'")(path)
+
+    return change
+
+
+def no_array(path: Path) -> None:
+    (path / "steps.npy").unlink()
+
+
+def fewer_than_none(path: Path) -> None:
+    sql("DELETE FROM runs")(path)
+    sql("INSERT INTO runs (id, first_step_idx, num_steps, max_score) VALUES (0, 5, -9, 0)")(path)
+    meta("rows", "-4")(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "kind"),
+    [
+        (no_array, r"steps\.npy", FileNotFoundError),
+        *(
+            (content(data), "SQLite: |table of runs|is empty", FormatError)
+            for data in (b"", b"hello", bytes(4096), b"SQLite format 3\0" + bytes(200))
+        ),
+        (array(np.zeros(70, "<i4")), "expected rows", FormatError),
+        (array(np.zeros(70, "<i4"), known=False), "expected rows with fields", FormatError),
+        (array(np.zeros(70, "V0"), known=False), "expected rows with fields", FormatError),
+        (array(np.zeros(70, [("x", "<i4")])), "expected rows of", FormatError),
+        (array(np.zeros(70, STEP.newbyteorder(">"))), "expected rows of", FormatError),
+        (array(np.zeros((70, 1), STEP)), "one axis", FormatError),
+        (array(np.zeros((), STEP)), "got a single value", FormatError),
+        (array(np.array([None] * 70)), "Python objects", FormatError),
+        (sql("DROP TABLE runs"), "expected a table of runs", FormatError),
+        (sql("ALTER TABLE runs RENAME num_steps TO n"), "runs: no column num_steps", FormatError),
+        (meta("rows", "71"), "expected 70 rows.* got 71", FormatError),
+        (meta("rows", "x"), "meta: ValueError", FormatError),
+        (meta("rows", b"\xff"), "meta: ", FormatError),
+        (meta("shard_rows", "-1"), "-1 rows a shard", FormatError),
+        (meta("dtype", ""), "meta: JSONDecodeError", FormatError),
+        (meta("dtype", "{}"), "meta: |expected rows of", FormatError),
+        (meta("dtype", "[[1, 2]]"), "meta: ", FormatError),
+        (meta("dtype", '"O"'), "expected rows of object", FormatError),
+        (meta("dtype", "[" * 10**5), "meta: RecursionError", FormatError),
+        *(
+            (meta("format_version", other), f"expected version 1, got '{other}'", VersionError)
+            for other in ("2", "", "1.0")
+        ),
+        (sql("DELETE FROM runs"), "expected 0 rows, where the last run ends, got 70", FormatError),
+        (sql("DELETE FROM runs WHERE id = 5"), "expected 50 rows", FormatError),
+        *(
+            (sql(f"UPDATE runs SET num_steps = {steps} WHERE id = 5"), "rows, where", FormatError)
+            for steps in ("9223372036854775807", "9e999", "20.5")
+        ),
+        (fewer_than_none, "expected -4 rows", FormatError),
+    ],
+)
+def test_refused(
+    path: Path, change: Callable[[Path], None], message: str, kind: type[Exception]
+) -> None:
     """Readers and writers refuse a dataset in the same words, and change nothing."""
+    change(path)
     before = {f: f.read_bytes() for f in path.rglob("*") if f.is_file() and "-shm" not in f.name}
     for memory in ("ram", "map", "shared"):
         with pytest.raises(kind, match=message) as caught:
@@ -53,10 +125,6 @@ def refused(path: Path, message: str, kind: type[Exception] = FormatError) -> Ex
     if isinstance(caught.value, FormatError):
         assert caught.value.path is not None
         assert caught.value.path.startswith(str(path))
-    return caught.value
-
-
-# Files that are missing or something else.
 
 
 def test_no_database(path: Path) -> None:
@@ -69,11 +137,6 @@ def test_no_database(path: Path) -> None:
     assert np.load(path / "steps.npy").tobytes() == ROWS.tobytes()
 
 
-def test_no_array(path: Path) -> None:
-    (path / "steps.npy").unlink()
-    refused(path, r"steps\.npy", FileNotFoundError)
-
-
 def test_no_shard(quick_path: Path) -> None:
     build(quick_path / "b", shard_rows=9)
     for number in (7, 3):
@@ -81,12 +144,6 @@ def test_no_shard(quick_path: Path) -> None:
         for memory in ("ram", "map"):
             with pytest.raises(FileNotFoundError, match=f"steps_0000{number}"):
                 StepReader.open(quick_path / "b", memory=memory)
-
-
-@pytest.mark.parametrize("content", [b"", b"hello", bytes(4096), b"SQLite format 3\0" + bytes(200)])
-def test_a_database_that_is_none(path: Path, content: bytes) -> None:
-    (path / "metadata.db").write_bytes(content)
-    refused(path, "SQLite: |table of runs|is empty")
 
 
 # The array.
@@ -115,26 +172,6 @@ def test_a_header_that_is_stale(path: Path, rows: int) -> None:
     assert np.load(path / "steps.npy").tobytes() == ROWS.tobytes()
 
 
-@pytest.mark.parametrize(
-    ("array", "message"),
-    [
-        (np.zeros(70, "<i4"), "expected rows"),
-        (np.zeros(70, [("x", "<i4")]), "expected rows of"),
-        (np.zeros(70, STEP.newbyteorder(">")), "expected rows of"),
-        (np.zeros((70, 1), STEP), "one axis"),
-        (np.zeros((), STEP), "got a single value"),
-        (np.zeros(70, "V0"), "expected rows"),
-        (np.array([None] * 70), "Python objects"),
-    ],
-)
-def test_an_array_of_something_else(path: Path, array: Any, message: str) -> None:
-    np.save(path / "steps.npy", array)
-    refused(path, message)
-    if array.ndim == 1 and array.dtype.kind in "iV" and not array.dtype.names:
-        sql("DELETE FROM meta WHERE key = 'dtype'")(path)
-        refused(path, "expected rows with fields")
-
-
 def test_every_length_of_the_array(path: Path) -> None:
     whole = (path / "steps.npy").read_bytes()
     for size in (*range(HEADER + 50), *range(HEADER + 50, len(whole), 7), len(whole) - 1):
@@ -153,48 +190,6 @@ def test_every_length_of_the_array(path: Path) -> None:
 
 
 # The database.
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (sql("DROP TABLE runs"), "expected a table of runs"),
-        (sql("ALTER TABLE runs RENAME COLUMN num_steps TO n"), "runs: no column num_steps"),
-        (sql("UPDATE meta SET value = '71' WHERE key = 'rows'"), "expected 70 rows.* got 71"),
-        (sql("UPDATE meta SET value = 'x' WHERE key = 'rows'"), "meta: ValueError"),
-        (sql("UPDATE meta SET value = '-1' WHERE key = 'shard_rows'"), "-1 rows a shard"),
-        (sql("UPDATE meta SET value = x'ff' WHERE key = 'rows'"), "meta: "),
-        (sql("UPDATE meta SET value = '' WHERE key = 'dtype'"), "meta: JSONDecodeError"),
-        (sql("UPDATE meta SET value = '{}' WHERE key = 'dtype'"), "meta: |expected rows of"),
-        (sql("UPDATE meta SET value = '[[1, 2]]' WHERE key = 'dtype'"), "meta: "),
-        (sql("UPDATE meta SET value = '\"O\"' WHERE key = 'dtype'"), "expected rows of object"),
-        (sql("UPDATE meta SET value = ? WHERE key = 'dtype'", "[" * 10**5), "meta: RecursionError"),
-        (sql("DELETE FROM runs"), "expected 0 rows, where the last run ends, got 70"),
-        (sql("DELETE FROM runs WHERE id = 5"), "expected 50 rows"),
-        (sql("UPDATE runs SET num_steps = 9223372036854775807 WHERE id = 5"), "rows, where"),
-        (sql("UPDATE runs SET num_steps = 9e999 WHERE id = 5"), "rows, where"),
-        (sql("UPDATE runs SET num_steps = 20.5 WHERE id = 5"), "expected 70.5 rows"),
-    ],
-)
-def test_a_database_that_is_wrong(path: Path, change: Callable[[Path], None], message: str) -> None:
-    change(path)
-    refused(path, message)
-
-
-def test_a_version_that_is_not_known(path: Path) -> None:
-    for version in ("2", "", "1.0"):
-        sql("UPDATE meta SET value = ? WHERE key = 'format_version'", version)(path)
-        refused(path, f"expected version 1, got '{version}'", VersionError)
-
-
-def test_a_run_of_fewer_than_no_rows(path: Path) -> None:
-    with tampered(path) as database:
-        database.execute("DELETE FROM runs")
-        database.execute(
-            "INSERT INTO runs (id, first_step_idx, num_steps, max_score) VALUES (0, 5, -9, 0)"
-        )
-        database.execute("UPDATE meta SET value = '-4' WHERE key = 'rows'")
-    refused(path, "expected -4 rows")
 
 
 @pytest.mark.parametrize(

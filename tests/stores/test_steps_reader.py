@@ -2,9 +2,7 @@
 
 import importlib.util
 import os
-import pickle
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,7 @@ import numpy as np
 import pytest
 
 from stepwell import StepReader, StepWriter
-from tests import scaled
-from tests.contract import assert_batch, windows
+from tests.contract import assert_batch
 from tests.steps import COLUMNS, LENGTHS, STEP, build, columns, fields, ranges, rows_of_all
 
 ROWS = rows_of_all()
@@ -286,37 +283,6 @@ def test_verify_reports_what_is_gone(quick_path: Path) -> None:
 # Rows that are appended.
 
 
-@pytest.mark.parametrize("memory", ["ram", "map", "shared"])
-@pytest.mark.parametrize("shard_rows", [None, 8])
-def test_refresh(quick_path: Path, memory: Any, shard_rows: int | None) -> None:
-    path = quick_path / "a"
-    build(path, [], shard_rows=shard_rows)
-    dataset = StepReader.open(path, memory=memory)
-    parts: list[tuple[StepReader, list[int]]] = []
-    for count in (0, 1, 3, 3, 4, 6):
-        build(path, LENGTHS[:count])
-        before, known = len(dataset), len(dataset.runs)
-        copy = pickle.loads(pickle.dumps(dataset))
-        for old in (dataset, copy):
-            assert len(old) == before == len(old[:]["board"])
-            assert len(old.runs) == len(list(old.runs)) == len(old.split(1)[0].runs)
-        want = rows_of_all(LENGTHS[:count])
-        assert dataset.refresh() is (len(want) > before or count > known)
-        assert dataset.refresh() is False
-        assert_batch(dataset[:], fields(want))
-        assert ids_of(dataset) == list(range(count))
-        assert_batch(dataset.windows(2)[:], windows(fields(want), ranges(LENGTHS[:count]), 2, 1))
-        for part, ids in parts:
-            assert ids_of(part) == ids
-            assert_batch(part[:], fields(rows_of_runs(ids)))
-            assert_batch(pickle.loads(pickle.dumps(part))[:], fields(rows_of_runs(ids)))
-        part = dataset.where("id != 1")
-        parts.append((part, ids_of(part)))
-        assert dataset.verify().ok
-    with pytest.raises(ValueError, match="a part of a dataset does not grow"):
-        parts[0][0].refresh()
-
-
 def test_an_old_reader_can_verify(quick_path: Path) -> None:
     build(quick_path / "a", LENGTHS[:3])
     old = StepReader.open(quick_path / "a")
@@ -324,34 +290,11 @@ def test_an_old_reader_can_verify(quick_path: Path) -> None:
     assert old.verify().ok
     assert ids_of(old.where("1")) == [0, 1, 2]
     assert old.query("SELECT count(*) FROM runs").rows == [(3,)]
-
-
-def test_progress_is_told(path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    StepReader.open(path, progress=lambda done, rows: seen.append((done, rows)))
-    assert seen[-1] == (len(ROWS), len(ROWS))
+    with pytest.raises(ValueError, match="a part of a dataset does not grow"):
+        old.where("1").refresh()
 
 
 # Threads and processes; the exam of every source has more.
-
-
-def test_sql_from_many_threads(dataset: StepReader) -> None:
-    failures: list[BaseException] = []
-
-    def ask(run: int) -> None:
-        try:
-            for _ in range(scaled(20)):
-                assert_batch(dataset.where("id = ?", run)[:], fields(rows_of_runs([run])))
-                assert dataset.runs[run]["id"] == run
-        except BaseException as failure:
-            failures.append(failure)
-
-    threads = [threading.Thread(target=ask, args=(run,)) for run in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
 
 
 def test_nothing_stays_open(path: Path) -> None:

@@ -105,7 +105,7 @@ class StepMachine(RuleBasedStateMachine):
 
     # Readers.
 
-    @rule(memory=st.sampled_from(["ram", "map"]))
+    @rule(memory=st.sampled_from(["ram", "map", "shared"]))
     def open_reader(self, memory: Any) -> None:
         self.reader = StepReader.open(self.path, memory=memory)
         self.seen = len(self.committed)

@@ -119,10 +119,13 @@ def publish_tree(beside: Path, target: Path) -> Iterator[None]:
 
 
 def sync_path(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until a file, or the names in a folder, are on the disk; errors name it."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
+    except OSError as error:
+        error.filename = str(path)
+        raise
     finally:
         os.close(file)
 

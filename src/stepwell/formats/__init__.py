@@ -77,7 +77,11 @@ FORMATS: tuple[Format, ...] = (
         part_writer="write_folder",
     ),
     Format("arrow", (".arrow", ".feather"), reader="ArrowSource", file_writer="write"),
-    Format("huggingface", marks=("state.json", "dataset_dict.json"), reader="HuggingFaceSource"),
+    Format(
+        "huggingface",
+        marks=("dataset_info.json", "dataset_dict.json"),
+        reader="HuggingFaceSource",
+    ),
     Format(
         "arrayrecord",
         (".array_record",),

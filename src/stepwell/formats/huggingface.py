@@ -25,7 +25,7 @@ class HuggingFaceSource(arrow.ArrowTables):
 
     def __init__(self, path: str | os.PathLike[str], fields: Sequence[str] | None = None) -> None:
         where = Path(path)
-        if not (where / _STATE).is_file():
+        if (where / _SPLITS).is_file():
             splits = _json(where / _SPLITS).get("splits", [])
             raise FormatError(
                 f"expected one split, got {len(splits)}; "

@@ -1,10 +1,10 @@
 """The header of a shard, and the list beside the shards; docs/formats/shards.md has the bytes."""
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -41,22 +41,6 @@ class Shard:
     @property
     def payload_bytes(self) -> int:
         return self.rows * self.row_bytes
-
-
-class Span(NamedTuple):
-    """Rows `begin` to `end` of a shard, to be read `step` at a time."""
-
-    number: int
-    begin: int
-    end: int
-    step: int
-
-
-def cuts(spans: Iterable[Span]) -> Iterator[tuple[int, int, int]]:
-    """Shard, first row and end of each part that spans are read in."""
-    for number, begin, end, step in spans:
-        for at in range(begin, end, step):
-            yield number, at, min(at + step, end)
 
 
 def kind_of(dtype: Any) -> str:

@@ -1,10 +1,12 @@
-"""Shards on a file system: mapped, and read ahead of a cursor."""
+"""The shards of a corpus; those on a file system are mapped, and read ahead of a cursor."""
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,18 +14,110 @@ from numpy.typing import NDArray
 from stepwell import _core
 from stepwell.errors import FormatError
 from stepwell.files.regular import open_inside, open_regular
+from stepwell.source import Rows
 from stepwell.stores.shards.layout import (
     HEADER_BYTES,
     KINDS,
     LIST,
     SUFFIX,
     Shard,
-    Span,
-    cuts,
     listed_in,
     parse_header,
     with_checksum,
 )
+
+WINDOW_BYTES = 8 << 20
+_PIECE_BYTES = 1 << 22
+
+
+class Corpus(ABC):
+    """Shards in the order of their rows."""
+
+    def __init__(self, shards: list[Shard]) -> None:
+        self.shards = shards
+        self.starts = np.cumsum([0, *(shard.rows for shard in shards)])
+        """The first row of each, and the number of all rows."""
+
+    # What a place for shards provides.
+
+    @abstractmethod
+    def where(self, number: int) -> str:
+        """The path or URL of a shard."""
+
+    @abstractmethod
+    def surplus(self, number: int) -> int:
+        """Bytes of a file behind its last row."""
+
+    @abstractmethod
+    def parts(
+        self, numbers: Sequence[int], step: int, window_bytes: int
+    ) -> Iterator[NDArray[np.uint8]]:
+        """The bytes of each of the `cuts`, fetched ahead of the loop."""
+
+    @abstractmethod
+    def rows(self, rows: Rows) -> NDArray[np.uint8]:
+        """Rows in any order, as they are stored, one after another."""
+
+    def reader(self) -> _core.Reader | None:
+        """What reads all rows without Python, where there is such a thing."""
+        return None
+
+    def check_whole(self, number: int) -> None:
+        """Raise `FormatError` for a file that was cut since it was opened."""
+
+    def closed(self) -> Self:
+        """The same without open files."""
+        return self
+
+    # What every corpus can do.
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(
+            HEADER_BYTES + shard.payload_bytes + self.surplus(number)
+            for number, shard in enumerate(self.shards)
+        )
+
+    def cuts(self, numbers: Sequence[int], step: int) -> Iterator[tuple[int, int, int]]:
+        """Shard, first row and end of each part, when shards are read `step` rows at a time."""
+        for number in numbers:
+            rows = self.shards[number].rows
+            for at in range(0, rows, step):
+                yield number, at, min(at + step, rows)
+
+    def payload(self, number: int) -> Iterator[NDArray[np.uint8]]:
+        """The bytes of the rows of a shard, copied a piece at a time. Raises what is wrong."""
+        at, where = HEADER_BYTES, self.where(number)
+        step = max(_PIECE_BYTES // self.shards[number].row_bytes, 1)
+        for data in self.parts([number], step, WINDOW_BYTES):
+            yield whole(data, where, at).take(np.zeros(1, np.int64))[: len(data)]
+            at += len(data)
+        self.check_whole(number)  # else zeros behind the end of the file are other bytes
+
+    def checksum(self, number: int) -> int:
+        """The CRC32C of the rows of a shard."""
+        crc = 0
+        for data in self.payload(number):
+            crc = _core.crc32c(data, crc)
+        return crc
+
+    def check(self) -> None:
+        """Raise `FormatError` unless the shards make a corpus: one width, one kind, some rows."""
+        for number, shard in enumerate(self.shards):
+            first = self.shards[0]
+            if (shard.width, shard.kind) != (first.width, first.kind):
+                raise FormatError(
+                    f"expected {first.width} x {first.kind}, as in {first.name}, "
+                    f"got {shard.width} x {shard.kind}",
+                    path=self.where(number),
+                )
+        if not self.starts[-1]:
+            raise FormatError("expected a corpus with rows, got none", path=self.where(0))
+
+
+def whole(data: NDArray[np.uint8], where: str, at: int) -> _core.Reader:
+    """Bytes from byte `at` of a file on as one row, to be copied: someone may cut the file."""
+    return _core.guarded_reader(data, 0, 1, len(data), where, at)
 
 
 @dataclass(frozen=True)
@@ -37,13 +131,8 @@ class _Mapped:
     identity: tuple[int, int]
     """Its device and number there: another file may get its name."""
 
-    def payload(self, begin: int, end: int) -> NDArray[np.uint8]:
-        """The bytes of rows `begin` to `end`, not copied."""
-        size = self.shard.row_bytes
-        return self.memory[HEADER_BYTES + begin * size : HEADER_BYTES + end * size]
 
-
-class LocalShards:
+class LocalShards(Corpus):
     """Mapped shards, in the order of their paths as they are given."""
 
     def __init__(self, paths: Sequence[Path], folder: Path | None = None) -> None:
@@ -53,11 +142,12 @@ class LocalShards:
         folders = {path.parent for path in self.paths} if folder is None else {folder.absolute()}
         self._listed = {each / shard.name: shard for each in folders for shard in listed_in(each)}
         lists = {each: str(each / LIST.name) for each in folders}
-        self.shards = [
-            with_checksum(file.shard, self._listed.get(path), lists[path.parent])
-            for file, path in zip(self._files, self.paths, strict=True)
-        ]
-        self.starts = np.cumsum([0, *(shard.rows for shard in self.shards)])
+        super().__init__(
+            [
+                with_checksum(file.shard, self._listed.get(path), lists[path.parent])
+                for file, path in zip(self._files, self.paths, strict=True)
+            ]
+        )
 
     @classmethod
     def in_folder(cls, folder: Path, names: Collection[str] | None = None) -> "LocalShards":
@@ -80,15 +170,10 @@ class LocalShards:
         made._files = []
         return made
 
-    @property
-    def stored_bytes(self) -> int:
-        return sum(file.size for file in self._files)
-
     def where(self, number: int) -> str:
         return str(self.paths[number])
 
     def surplus(self, number: int) -> int:
-        """Bytes of a file behind its last row."""
         file = self._files[number]
         return file.size - HEADER_BYTES - file.shard.payload_bytes
 
@@ -102,6 +187,9 @@ class LocalShards:
             if file.shard.rows
         ]
         return parts[0] if len(parts) == 1 else _core.concat_reader(parts)
+
+    def rows(self, rows: Rows) -> NDArray[np.uint8]:
+        return self.reader().take(rows)[: len(rows) * self.shards[0].row_bytes]
 
     def copied(self, number: int, begin: int, end: int) -> NDArray[np.uint8]:
         """Bytes `begin` to `end` of the rows of a shard; an error if its file was cut."""
@@ -119,54 +207,42 @@ class LocalShards:
         return (found.st_dev, found.st_ino) == file.identity and found.st_size < file.size
 
     def check_whole(self, number: int) -> None:
-        """Raise `FormatError` for a file that was cut. What is behind the end of a file in its
-        last page is read as zeros, without an error."""
+        """What is behind the end of a file in its last page is read as zeros, without an error."""
         if self.is_cut(number):
             path = self._files[number].path
             raise FormatError("the file has become shorter since it was opened", path=str(path))
 
     def parts(
-        self, spans: Sequence[Span], window_bytes: int, *, mapped: bool = True
+        self, numbers: Sequence[int], step: int, window_bytes: int
     ) -> Iterator[NDArray[np.uint8]]:
-        """The bytes of each part of the spans, read ahead of the loop.
-
-        Without `mapped`, pages that are in memory anyway may be left to whoever reads them.
-        """
-        ahead = _core.Readahead(self._stretches(spans), window_bytes, mapped)
+        """Not copied; pages that are in memory anyway are left to whoever reads them."""
+        ahead = _core.Readahead(self._stretches(numbers), window_bytes, False)
         at = 0
-        for number, begin, end in cuts(spans):
-            data = self._files[number].payload(begin, end)
-            ahead.wait(at, at + len(data))
-            at += len(data)
-            yield data
-
-    def views(self, spans: Sequence[Span], window_bytes: int) -> _core.Views:
-        """Gives the rows of each part of the spans, which are of one length: the files' memory."""
-        rows, width, kind = self._shape(spans)
-        return _core.Views(self._stretches(spans), rows, width, window_bytes, kind)
-
-    def upcasts(
-        self, spans: Sequence[Span], window_bytes: int, doubles: bool, threads: int
-    ) -> _core.Upcasts:
-        """The same as wider floats, made ahead of the loop."""
-        rows, width, kind = self._shape(spans)
-        return _core.Upcasts(
-            self._stretches(spans), rows, width, window_bytes, kind, doubles, threads
-        )
-
-    def _shape(self, spans: Sequence[Span]) -> tuple[int, int, int]:
-        """Rows of a part, their width and kind."""
-        rows = min(spans[0].step, max(shard.rows for shard in self.shards))
-        return rows, self.shards[0].width, KINDS.index(self.shards[0].kind)
-
-    def _stretches(self, spans: Sequence[Span]) -> list[tuple[NDArray[np.uint8], int, int, Path]]:
-        """Memory, first byte, bytes and path of each span."""
-        stretches = []
-        for number, begin, end, _ in spans:
+        for number, begin, end in self.cuts(numbers, step):
             file, size = self._files[number], self._files[number].shard.row_bytes
-            first = HEADER_BYTES + begin * size
-            stretches.append((file.memory, first, (end - begin) * size, file.path))
-        return stretches
+            ahead.wait(at, at + (end - begin) * size)
+            at += (end - begin) * size
+            yield file.memory[HEADER_BYTES + begin * size : HEADER_BYTES + end * size]
+
+    def views(self, step: int, window_bytes: int) -> _core.Views:
+        """Gives the rows of each of the cuts of all shards: the files' memory."""
+        return _core.Views(*self._all(step, window_bytes))
+
+    def upcasts(self, step: int, window_bytes: int, doubles: bool, threads: int) -> _core.Upcasts:
+        """The same as wider floats, made ahead of the loop."""
+        return _core.Upcasts(*self._all(step, window_bytes), doubles, threads)
+
+    def _all(self, step: int, window_bytes: int) -> tuple[Any, int, int, int, int]:
+        """The memory, rows of a part, their width, the window and the kind of all shards."""
+        first = self.shards[0]
+        rows = min(step, max(shard.rows for shard in self.shards))
+        stretches = self._stretches(range(len(self.shards)))
+        return stretches, rows, first.width, window_bytes, KINDS.index(first.kind)
+
+    def _stretches(self, numbers: Sequence[int]) -> list[tuple[NDArray[np.uint8], int, int, Path]]:
+        """Memory, first byte, bytes and path of the rows of shards."""
+        files = [self._files[number] for number in numbers]
+        return [(file.memory, HEADER_BYTES, file.shard.payload_bytes, file.path) for file in files]
 
 
 def shard_names(folder: Path) -> list[str]:
@@ -182,17 +258,3 @@ def _mapped(path: Path, *, inside: bool) -> _Mapped:
         # Not Python's mmap, which keeps a descriptor for each of a thousand shards.
         memory = _core.map_file(file.fileno(), size, path)
     return _Mapped(shard, path, memory, size, (found.st_dev, found.st_ino))
-
-
-def check_same(shards: Sequence[Shard], where: Sequence[str]) -> None:
-    """Raise `FormatError` unless the shards make a corpus: one width, one kind, some rows."""
-    for shard, place in zip(shards, where, strict=True):
-        first = shards[0]
-        if (shard.width, shard.kind) != (first.width, first.kind):
-            raise FormatError(
-                f"expected {first.width} x {first.kind}, as in {first.name}, "
-                f"got {shard.width} x {shard.kind}",
-                path=place,
-            )
-    if not sum(shard.rows for shard in shards):
-        raise FormatError("expected a corpus with rows, got none", path=where[0] if where else None)

@@ -2,39 +2,29 @@
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from operator import index
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from stepwell import _core
-from stepwell.errors import FormatError, SchemaError
-from stepwell.files.remote import RemoteFiles, is_url
-from stepwell.source import Batch, Field, Rows, Schema
+from stepwell.errors import FormatError
+from stepwell.files.remote import is_url
+from stepwell.source import Batch, Field, Rows, Schema, check_buffer
 from stepwell.store import Description, Progress, Report, Store
-from stepwell.stores.shards.layout import (
-    HEADER_BYTES,
-    KINDS,
-    LIST,
-    MAGIC,
-    SUFFIX,
-    Shard,
-    Span,
-    check_crc,
-    cuts,
-)
-from stepwell.stores.shards.local import LocalShards, check_same, shard_names
+from stepwell.stores.shards.layout import HEADER_BYTES, KINDS, LIST, MAGIC, SUFFIX, Shard, check_crc
+from stepwell.stores.shards.local import WINDOW_BYTES, Corpus, LocalShards, shard_names, whole
 from stepwell.stores.shards.remote import RemoteShards
-from stepwell.stores.shards.subsample import Subsample, kept_rows
+from stepwell.views import Select
 
-WINDOW_BYTES = 8 << 20
 BATCH_ROWS = 1024
+_HASHED_ROWS = 1 << 20
 _MAX_WINDOW = 1 << 62
-_REMOTE_OPTIONS = ("connections", "cache", "cache_bytes")
 _NextRows = Callable[[], NDArray[Any]]
 _UPCAST = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -44,24 +34,6 @@ class RowBatch(NamedTuple):
 
     rows: NDArray[Any]
     row_ids: NDArray[np.int64]
-
-
-class Shards(Protocol):
-    """Where the bytes of the shards come from."""
-
-    shards: list[Shard]
-    starts: NDArray[np.int64]
-    """The first row of each, and the number of all rows."""
-
-    @property
-    def stored_bytes(self) -> int: ...
-    def where(self, number: int) -> str: ...
-    def surplus(self, number: int) -> int: ...
-    def closed(self) -> Self: ...
-    def reader(self) -> _core.Reader | None: ...
-    def parts(
-        self, spans: Sequence[Span], window_bytes: int, *, mapped: bool = True
-    ) -> Iterator[NDArray[np.uint8]]: ...
 
 
 class ShardReader(Store):
@@ -84,6 +56,7 @@ class ShardReader(Store):
         where: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | Any,
         *,
         dtype: DTypeLike | None = None,
+        _seen: list[Shard] | None = None,
         **options: Any,
     ) -> None:
         """A directory of shards, paths in the order of their rows, a URL or an obstore store.
@@ -94,15 +67,14 @@ class ShardReader(Store):
         Raises `FormatError` naming the shard that does not fit, and `FetchError` for a bucket that
         does not answer.
         """
-        if isinstance(where, Iterable) and not isinstance(where, str | bytes | os.PathLike):
-            where = list(where)
-        self._begin(where, dtype, options, None)
-
-    def _begin(
-        self, where: Any, dtype: DTypeLike | None, options: dict[str, Any], names: Any
-    ) -> None:
-        self._where, self._given, self._options = where, dtype, options
-        self._shards = self._found(names)
+        self._where: Any = where
+        self._path, self._options = repr(where), options
+        if isinstance(where, str | os.PathLike):  # wherever the process goes later
+            self._where = self._path = str(where) if is_url(where) else os.path.abspath(where)
+        elif isinstance(where, Iterable) and not isinstance(where, bytes):
+            self._where = list(where)
+        self._shards = self._found(None if _seen is None else [shard.name for shard in _seen])
+        _check_known(_seen or (), self._shards)
         first = self._shards.shards[0]
         self._width, self._stored_kind = first.width, first.kind
         self._stored = stored = _stored_dtype(first.kind)
@@ -110,26 +82,19 @@ class ShardReader(Store):
         if not self._gives(self._dtype):
             raise ValueError(f"dtype: expected float32, float64 or the stored one, got {dtype}")
         self._length = int(self._shards.starts[-1])
-        self._path: str
-        if isinstance(where, list):
-            self._path = os.path.commonpath([os.path.abspath(path) for path in where])
-        elif self._is_remote:
-            self._path = os.fspath(where) if isinstance(where, str | os.PathLike) else repr(where)
-        else:  # wherever the process goes later
-            self._path = self._where = os.path.abspath(where)
+        if isinstance(self._where, list):
+            self._path = os.path.commonpath([os.path.abspath(path) for path in self._where])
         self._cores = _core.usable_cores()  # once: asking takes as long as a small batch
 
-    def _found(self, names: Collection[str] | None) -> Shards:
+    def _found(self, names: Collection[str] | None) -> Corpus:
         """The shards that are there now, or those of some names."""
         where, options = self._where, self._options
-        shards: Shards
+        shards: Corpus
         if self._is_remote:
-            own = {name: options[name] for name in _REMOTE_OPTIONS if name in options}
-            rest = {name: value for name, value in options.items() if name not in own}
-            shards = RemoteShards(RemoteFiles(where, **rest), names, **own)
+            shards = RemoteShards(where, names, **options)
         elif options:
             raise TypeError(f"{', '.join(options)}: only for what is in a bucket")
-        elif isinstance(where, str | os.PathLike):
+        elif isinstance(where, str):
             path = Path(where)
             folder = path.is_dir()
             shards = LocalShards.in_folder(path, names) if folder else LocalShards([path])
@@ -141,12 +106,13 @@ class ShardReader(Store):
             shards = LocalShards([Path(path) for path in where])
             if not shards.shards:
                 raise ValueError("expected at least one shard")
-        check_same(shards.shards, [shards.where(i) for i in range(len(shards.shards))])
+        shards.check()
         return shards
 
     def __reduce__(self) -> tuple[Any, ...]:
-        seen = None if isinstance(self._where, list) else list(self.shards)
-        return _rebuild, (type(self), self._where, self._given, self._options, seen)
+        seen = None if isinstance(self._where, list) else self.shards
+        again = partial(type(self), dtype=self._dtype, _seen=seen, **self._options)
+        return again, (self._where,)
 
     # What it is.
 
@@ -161,10 +127,6 @@ class ShardReader(Store):
 
     def __len__(self) -> int:
         return self._length
-
-    @property
-    def total_rows(self) -> int:
-        return len(self)
 
     @property
     def width(self) -> int:
@@ -204,14 +166,7 @@ class ShardReader(Store):
             if not folder.is_dir() or set(shard_names(folder)) == {s.name for s in self.shards}:
                 return False
         fresh = self._found(None)
-        first = fresh.shards[0]
-        if (first.width, first.kind) != (self._width, self._stored_kind):
-            raise FormatError(
-                f"expected {self._width} x {self._stored_kind}, as before, "
-                f"got {first.width} x {first.kind}",
-                path=fresh.where(0),
-            )
-        _check_known(self.shards, fresh.shards, fresh.where(0))
+        _check_known(self.shards, fresh)
         if len(fresh.shards) == len(self.shards):
             return False
         self._shards, self._length = fresh, int(fresh.starts[-1])
@@ -271,25 +226,31 @@ class ShardReader(Store):
         if batch_rows < 1 or window_bytes < 1:
             raise ValueError(f"{batch_rows} rows a batch, a window of {window_bytes} bytes")
         if out is not None:
-            dtype = self._checked_out(out, batch_rows)
-        wanted = None if dtype is None else np.dtype(dtype)
-        if wanted is None and self._stored is None:
+            given: np.dtype[Any] = getattr(out, "dtype", self._dtype)
+            dtype = given if self._gives(given) else self._dtype
+            check_buffer("out", out, dtype, (batch_rows, self._width))
+        wanted = self._stored if dtype is None else np.dtype(dtype)
+        if wanted is None:
             raise ValueError("NumPy has no bfloat16; ask for float32 or float64")
-        if wanted is not None and not self._gives(wanted):
+        if not self._gives(wanted):
             raise ValueError(f"dtype: expected float32, float64 or None, got {wanted}")
         shards = self._shards
-        spans = [
-            Span(number, 0, shard.rows, batch_rows) for number, shard in enumerate(shards.shards)
-        ]
-        begin = partial(self._rows, shards, spans, wanted, window_bytes, out)
-        return self._batches(shards, spans, begin)
+
+        def begin() -> _NextRows:
+            if out is not None or not isinstance(shards, LocalShards):
+                return self._copies(shards, batch_rows, wanted, window_bytes, out).__next__
+            if self._is_stored(wanted):
+                return shards.views(batch_rows, window_bytes).next
+            return shards.upcasts(batch_rows, window_bytes, wanted == np.float64, self._cores).next
+
+        return self._batches(shards, batch_rows, begin)
 
     def _batches(
-        self, shards: Shards, spans: Sequence[Span], begin: Callable[[], _NextRows]
+        self, shards: Corpus, step: int, begin: Callable[[], _NextRows]
     ) -> Iterator[RowBatch]:
         rows = begin()
         first, integer = 0, np.dtype(np.int64)
-        for number, at, end in cuts(spans):
+        for number, at, end in shards.cuts(range(len(shards.shards)), step):
             last = first + end - at
             # No name for it here: its memory is for the next one as soon as the caller lets go.
             yield RowBatch(
@@ -298,36 +259,25 @@ class ShardReader(Store):
             )
             first = last
 
-    def _rows(
+    def _copies(
         self,
-        shards: Shards,
-        spans: Sequence[Span],
-        wanted: np.dtype[Any] | None,
+        shards: Corpus,
+        step: int,
+        wanted: np.dtype[Any],
         window_bytes: int,
         out: NDArray[Any] | None,
-    ) -> _NextRows:
-        """What gives the rows of one part of the spans after another."""
-        local = shards if isinstance(shards, LocalShards) and out is None else None
-        if out is None and (wanted is None or self._is_stored(wanted)):
-            if local is not None:
-                return local.views(spans, window_bytes).next
-            assert self._stored is not None
-            stored, width, parts = self._stored, self._width, shards.parts(spans, window_bytes)
-            return (_view(data, stored, width) for data in parts).__next__
-        assert wanted is not None
-        if local is not None:
-            return local.upcasts(spans, window_bytes, wanted == np.float64, self._cores).next
-        parts = shards.parts(spans, window_bytes, mapped=False)
-        pairs = zip(cuts(spans), parts, strict=True)
-
-        def converted(cut: tuple[int, int, int], data: NDArray[np.uint8]) -> NDArray[Any]:
-            number, begin, end = cut
-            rows = self._empty_rows(end - begin, wanted) if out is None else out[: end - begin]
-            at = HEADER_BYTES + begin * shards.shards[number].row_bytes
-            self._convert(data, rows, shards.where(number), at)
-            return rows
-
-        return (converted(cut, data) for cut, data in pairs).__next__
+    ) -> Iterator[NDArray[Any]]:
+        numbers = range(len(shards.shards))
+        parts = shards.parts(numbers, step, window_bytes)
+        for (number, begin, end), data in zip(shards.cuts(numbers, step), parts, strict=True):
+            if out is None and self._is_stored(wanted):
+                rows = data.view(wanted).reshape(-1, self._width)
+                rows.flags.writeable = False
+            else:
+                rows = self._empty_rows(end - begin, wanted) if out is None else out[: end - begin]
+                at = HEADER_BYTES + begin * shards.shards[number].row_bytes
+                self._convert(data, rows, shards.where(number), at)
+            yield rows
 
     def subsample(self, fraction: float) -> "Subsample":
         """About `fraction` of the rows, chosen by a hash of their ids: the same everywhere, and
@@ -347,11 +297,14 @@ class ShardReader(Store):
                                 offset=HEADER_BYTES + shard.payload_bytes)
                 )  # fmt: skip
             try:
-                for size in () if quick else self._read_through(shards, number):
-                    done += size
+                crc = 0
+                for data in () if quick else shards.payload(number):
+                    crc = _core.crc32c(data, crc)
+                    done += len(data)
                     progress(done, total)
-                if isinstance(shards, LocalShards):
-                    shards.check_whole(number)
+                shards.check_whole(number)
+                if not quick:
+                    check_crc(shard, crc, shards.where(number))
             except FormatError as error:
                 problems.append(error)
         if done < total or not total:
@@ -372,19 +325,6 @@ class ShardReader(Store):
                 ]
         return Report(self.kind, self.path, tuple(problems), tuple(checked), tuple(unchecked))
 
-    def _read_through(self, shards: Shards, number: int) -> Iterator[int]:
-        """Read a shard; yields how many bytes were read. Raises what is wrong."""
-        shard, where, crc, at = shards.shards[number], shards.where(number), 0, HEADER_BYTES
-        span = Span(number, 0, shard.rows, max((1 << 22) // shard.row_bytes, 1))
-        for data in shards.parts([span], WINDOW_BYTES, mapped=False):
-            copy = _whole(data, where, at).take(np.zeros(1, np.int64))
-            crc = _core.crc32c(copy[: len(data)], crc)
-            at += len(data)
-            yield len(data)
-        if isinstance(shards, LocalShards):
-            shards.check_whole(number)  # else zeros behind the end of the file are other bytes
-        check_crc(shard, crc, where)
-
     # A source.
 
     def _native(self, names: Sequence[str]) -> _core.Reader | None:
@@ -392,20 +332,13 @@ class ShardReader(Store):
         return self._shards.reader() if self._is_stored(self._dtype) else None
 
     def _fill(self, rows: Rows, out: Batch) -> None:
-        shards = self._shards
-        reader = shards.reader()
-        if reader is None:
-            assert isinstance(shards, RemoteShards)
-            data = shards.rows(rows)
-        else:
-            data = reader.take(rows)[: len(rows) * shards.shards[0].row_bytes]
-        self._convert(data, out["data"], self.path, 0)
+        self._convert(self._shards.rows(rows), out["data"], self.path, 0)
 
     # Below this line: for this package.
 
     @property
     def _is_remote(self) -> bool:
-        return is_url(self._where) or not isinstance(self._where, str | os.PathLike | list)
+        return is_url(self._where) or not isinstance(self._where, str | list)
 
     def _is_stored(self, dtype: np.dtype[Any]) -> bool:
         return self._stored is not None and dtype == self._stored  # to NumPy, None is float64
@@ -421,7 +354,7 @@ class ShardReader(Store):
         """Bytes of the file `where`, from byte `at` on, as values of another dtype."""
         flat = rows.reshape(-1).view(np.uint8)
         if self._is_stored(rows.dtype):
-            _whole(data, where, at).read(np.zeros(1, np.int64), [flat])
+            whole(data, where, at).read(np.zeros(1, np.int64), [flat])
             return
         if not rows.flags.aligned:
             made = self._empty_rows(len(rows), rows.dtype)
@@ -431,56 +364,69 @@ class ShardReader(Store):
         doubles = rows.dtype == np.float64
         _core.upcast(KINDS.index(self._stored_kind), data, flat, doubles, self._cores, where, at)
 
-    def _checked_out(self, out: NDArray[Any], batch_rows: int) -> np.dtype[Any]:
-        if not isinstance(out, np.ndarray):
-            raise TypeError(f"out: expected a NumPy array, got {type(out)}")
-        if out.shape != (batch_rows, self._width):
-            raise SchemaError(f"out: expected {(batch_rows, self._width)}, got {out.shape}")
-        if not out.flags.c_contiguous or not out.flags.writeable:
-            raise ValueError("out: expected a writable array in C order")
-        if not self._gives(out.dtype):
-            raise SchemaError(f"out: expected float32 or float64, got {out.dtype}")
-        return out.dtype
-
-
-def _whole(data: NDArray[np.uint8], where: str, at: int) -> _core.Reader:
-    """Bytes as one row, to be copied: they may be those of a file that someone cuts meanwhile."""
-    return _core.guarded_reader(data, 0, 1, len(data), where, at)
-
-
-def _view(data: NDArray[np.uint8], dtype: np.dtype[Any], width: int) -> NDArray[Any]:
-    rows = data.view(dtype).reshape(-1, width)
-    rows.flags.writeable = False
-    return rows
-
 
 def _stored_dtype(kind: str) -> np.dtype[Any] | None:
     return None if kind == "bfloat16" else np.dtype(f"<f{4 if kind == 'float32' else 2}")
 
 
-def _last_of(shards: Shards, number: int, rows: NDArray[Any]) -> NDArray[Any]:
+def _last_of(shards: Corpus, number: int, rows: NDArray[Any]) -> NDArray[Any]:
     """The last rows of a shard, if it is still as long as it was."""
-    if isinstance(shards, LocalShards):
-        shards.check_whole(number)
+    shards.check_whole(number)
     return rows
 
 
-def _check_known(seen: Sequence[Shard], found: Sequence[Shard], where: str) -> None:
+def _check_known(seen: Sequence[Shard], there: Corpus) -> None:
     """Raise `FormatError` unless the shards that were seen are the first that are there."""
-    for before, now in zip_longest(seen, found[: len(seen)]):
-        known = now is not None and (before.name, before.rows) == (now.name, now.rows)
-        if not known or (None not in (crcs := {before.crc32c, now.crc32c}) and len(crcs) > 1):
-            raise FormatError("another corpus is here now; open it again", path=where)
+    for before, now in zip_longest(seen, there.shards[: len(seen)]):
+        if now is not None and None in (before.crc32c, now.crc32c):
+            now = replace(now, crc32c=before.crc32c)
+        if before != now:
+            raise FormatError("another corpus is here now; open it again", path=there.where(0))
 
 
-def _rebuild(
-    cls: type[ShardReader],
-    where: Any,
-    dtype: Any,
-    options: dict[str, Any],
-    seen: list[Shard] | None,
-) -> ShardReader:
-    made = cls.__new__(cls)
-    made._begin(where, dtype, options, None if seen is None else [each.name for each in seen])
-    _check_known(seen or (), made.shards, made.path)
-    return made
+def splitmix64(ids: Rows) -> NDArray[np.uint64]:
+    """The hash that decides: the first output of SplitMix64 seeded with the id."""
+    mixed = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def kept_rows(length: int, fraction: float) -> Rows:
+    """Rows whose hash is below `fraction` of the range, ascending."""
+    if not 0 < fraction <= 1:
+        raise ValueError(f"fraction: expected more than 0, up to 1, got {fraction}")
+    if fraction == 1:
+        return np.arange(length, dtype=np.int64)
+    limit = np.uint64(int(fraction * 2**64))
+    parts = []
+    for begin in range(0, length, _HASHED_ROWS):
+        ids = np.arange(begin, min(begin + _HASHED_ROWS, length), dtype=np.int64)
+        parts.append(ids[splitmix64(ids) < limit])
+    return np.concatenate([np.empty(0, np.int64), *parts])
+
+
+class Subsample(Select):
+    """Some rows of a corpus: a source, with the ids of its rows and the weight of each."""
+
+    def __init__(self, base: ShardReader, rows: Rows, fraction: float) -> None:
+        super().__init__(base, rows)
+        self.fraction = fraction
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self._base, self.fraction)  # not a number for each row
+
+    @property
+    def row_ids(self) -> Rows:
+        """The ids in the whole corpus."""
+        assert not isinstance(self._rows, slice)
+        return self._rows
+
+    @property
+    def weight(self) -> float:
+        """How many rows of the corpus each of these stands for."""
+        return 1 / self.fraction
+
+
+def _again(base: ShardReader, fraction: float) -> Subsample:
+    return base.subsample(fraction)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,14 +24,12 @@ from stepwell.stores.shards.layout import (
     LIST,
     SUFFIX,
     Shard,
-    Span,
     check_crc,
-    cuts,
     listed_shards,
     parse_header,
     with_checksum,
 )
-from stepwell.stores.shards.local import LocalShards
+from stepwell.stores.shards.local import Corpus, LocalShards
 
 _RANGE_BYTES = 1 << 22
 _NEAR_BYTES = 1 << 16
@@ -40,7 +39,7 @@ _FOLDER_LETTERS = 16
 _LEFT_S = 3600
 
 
-class RemoteShards:
+class RemoteShards(Corpus):
     """Shards below a URL, sorted by the bytes of their names.
 
     `connections` requests are under way at a time, of no more than the window all together. With
@@ -51,16 +50,17 @@ class RemoteShards:
 
     def __init__(
         self,
-        files: RemoteFiles,
+        where: Any,
         names: Collection[str] | None = None,
         *,
         connections: int = 8,
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int = 1 << 34,
+        **options: Any,
     ) -> None:
         if connections < 1:
             raise ValueError(f"connections: expected at least 1, got {connections}")
-        self._files = files
+        self._files = files = RemoteFiles(where, **options)
         self._connections = connections
         self._cache = (
             None if cache is None else _Cache(Path(cache), cache_bytes, files, connections)
@@ -80,18 +80,7 @@ class RemoteShards:
                 raise FormatError(f"expected {min(gone)}, found none", path=files.url)
         if not shards:
             raise FetchError("expected .shard files, found none", url=files.url)
-        self.shards = shards
-        self.starts = np.cumsum([0, *(shard.rows for shard in shards)])
-
-    def closed(self) -> "RemoteShards":
-        return self
-
-    @property
-    def stored_bytes(self) -> int:
-        return sum(
-            HEADER_BYTES + shard.payload_bytes + self.surplus(number)
-            for number, shard in enumerate(self.shards)
-        )
+        super().__init__(shards)
 
     def where(self, number: int) -> str:
         return self._files.url_of(self.shards[number].name)
@@ -101,11 +90,7 @@ class RemoteShards:
         size = self._sizes.get(shard.name)
         return 0 if size is None else size - HEADER_BYTES - shard.payload_bytes
 
-    def reader(self) -> _core.Reader | None:
-        return None
-
     def rows(self, rows: Rows) -> NDArray[np.uint8]:
-        """Rows in any order, as they are stored, one after another."""
         starts = self.starts
         size = self.shards[0].row_bytes
         out = np.empty((len(rows), size), np.uint8)
@@ -114,7 +99,7 @@ class RemoteShards:
         def fetch(number: int, places: Rows, local: Rows) -> None:
             kept = None if self._cache is None else self._cache.shard(self.shards[number])
             if kept is not None:
-                out[places] = kept.reader().take(local)[: len(local) * size].reshape(-1, size)
+                out[places] = kept.rows(local).reshape(-1, size)
                 return
             for first, last in _groups(local, size):
                 near = local[first:last]
@@ -134,58 +119,42 @@ class RemoteShards:
         return out.reshape(-1)
 
     def parts(
-        self, spans: Sequence[Span], window_bytes: int, *, mapped: bool = True
+        self, numbers: Sequence[int], step: int, window_bytes: int
     ) -> Iterator[NDArray[np.uint8]]:
-        """The bytes of each part of the spans, fetched ahead of the loop; nothing is mapped.
-
-        A range has many small parts, or one of several ranges is put together: how much a loop
-        takes at a time does not decide how many requests are under way.
-        """
+        """A range has many small parts, or one of several ranges is put together: how much a loop
+        takes at a time does not decide how many requests are under way."""
         most = min(_RANGE_BYTES, max(window_bytes // self._connections // 64 * 64, 64))
-        ranges = list(self._ranges(spans, most))
+        ranges = [
+            (number, at, min(at + most, size))
+            for number in numbers
+            for size in [self.shards[number].payload_bytes]
+            for at in range(0, size, most)
+        ]
         ahead = max(window_bytes // most, 1)
-        checksums: dict[int, int] = {}
+        crc = 0
 
         def fetch(range_: tuple[int, int, int]) -> NDArray[np.uint8]:
             number, begin, end = range_
             shard = self.shards[number]
             kept = None if self._cache is None else self._cache.bytes_of(shard, begin, end)
-            if kept is not None:
-                return kept
-            return self._bytes(number, begin, end)
+            return self._bytes(number, begin, end) if kept is None else kept
 
         fetched = in_order(fetch, ranges, min(self._connections, ahead), ahead=ahead)
         coming = zip(ranges, fetched, strict=True)
         left = np.empty(0, np.uint8)
-        for number, begin, end in cuts(spans):
+        for number, begin, end in self.cuts(numbers, step):
             needed = (end - begin) * self.shards[number].row_bytes
             found = []
             while needed:
                 if not len(left):
-                    range_, left = next(coming)
-                    self._check(*range_, left, checksums)
+                    (_, first, last), left = next(coming)
+                    crc = _core.crc32c(left, crc if first else 0)
+                    if last == self.shards[number].payload_bytes:
+                        check_crc(self.shards[number], crc, self.where(number))
                 found.append(left[:needed])
                 left = left[needed:]
                 needed -= len(found[-1])
             yield found[0] if len(found) == 1 else np.concatenate(found)
-
-    def _check(
-        self, number: int, begin: int, end: int, data: NDArray[np.uint8], checksums: dict[int, int]
-    ) -> None:
-        """Continue the checksum of a shard that is read in order; compare it at the end."""
-        shard = self.shards[number]
-        if shard.crc32c is None or (begin and number not in checksums):
-            return
-        checksums[number] = _core.crc32c(data, checksums.get(number, 0))
-        if end == shard.payload_bytes:
-            check_crc(shard, checksums[number], self.where(number))
-
-    def _ranges(self, spans: Sequence[Span], most: int) -> Iterator[tuple[int, int, int]]:
-        """Shard, first byte and end of requests of up to `most` bytes that the spans are in."""
-        for number, first, last, _ in spans:
-            size = self.shards[number].row_bytes
-            for at in range(first * size, last * size, most):
-                yield number, at, min(at + most, last * size)
 
     def _bytes(self, number: int, begin: int, end: int) -> NDArray[np.uint8]:
         """Bytes `begin` to `end` of the rows of a shard, from the bucket."""
@@ -263,33 +232,18 @@ class _Cache:
     def _there(self, shard: Shard) -> LocalShards | None:
         """A shard that is on the disk already, and as long as it was when it came."""
         path = self._folder / shard.name
-        found = self._open.get(shard.name)
-        if found is not None and found.is_cut(0):
-            found = None
-        if found is None:
-            found = self._usable(path, shard)
-        if found is None:
-            self._open.pop(shard.name, None)
-            return None
+        found = self._open.pop(shard.name, None)
+        if found is None or found.is_cut(0):
+            try:
+                found = LocalShards([path], path.parent)
+                with_checksum(found.shards[0], shard, str(path))
+                if shard.crc32c is not None:
+                    check_crc(shard, found.checksum(0), str(path))
+            except (FileNotFoundError, FormatError):
+                return None
         self._open[shard.name] = found
         with suppress(OSError):  # it may be gone, or the directory be read-only
             os.utime(path, follow_symlinks=False)
-        return found
-
-    def _usable(self, path: Path, shard: Shard) -> LocalShards | None:
-        """What is there, if it is what it should be."""
-        try:
-            found = LocalShards([path], path.parent)
-            with_checksum(found.shards[0], shard, str(path))
-            if shard.crc32c is None:
-                return found
-            crc, step = 0, max(_RANGE_BYTES // shard.row_bytes, 1)
-            for number, begin, end in cuts([Span(0, 0, shard.rows, step)]):
-                size = shard.row_bytes
-                crc = _core.crc32c(found.copied(number, begin * size, end * size), crc)
-            check_crc(shard, crc, str(path))
-        except (FileNotFoundError, FormatError):
-            return None
         return found
 
     def _bring(self, path: Path, shard: Shard) -> None:

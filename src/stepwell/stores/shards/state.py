@@ -54,8 +54,8 @@ class RowState(Writer):
     ) -> None:
         self._files: dict[str, int] = {}
         self._journal: Journal | None = None
-        self._committed = (0, 0)
-        """The end of the journal and the late vectors at the last commit."""
+        self._committed = 0
+        """The end of the journal at the last commit."""
         self._replayed = False
         there = self._begin(Path(path).absolute(), LOCK, mode)
         with self._opening():
@@ -68,7 +68,11 @@ class RowState(Writer):
             self._journal = Journal(self._root, JOURNAL, FRAMING)
             sync_path(self._root)
             self._map()
-            self._replay(self._journal)
+            if self._replay(self._journal):
+                # Behind what is whole may be records that nobody is to find again.
+                self._checkpoint()
+            else:  # else the tables may be anything
+                self._check_values()
             self._replayed = True
 
     @property
@@ -124,44 +128,44 @@ class RowState(Writer):
         """What was kept for these rows; zeros for those without."""
         ids = self._ids(row_ids)
         inside = ids < len(self._values)
-        if inside.all():
-            found = np.asarray(self._values[ids])
-        else:
-            found = np.zeros((len(ids), self._width), self._dtype)
-            found[inside] = self._values[ids[inside]]
-        places = self._late.places(ids)
+        known = ids if inside.all() else ids[inside]
+        found = np.asarray(self._values[known])
+        places = self._late.places(known)
         late = places >= 0
         found[late] = self._late.values[places[late]]
-        return found
+        if len(known) == len(ids):
+            return found
+        every = np.zeros((len(ids), self._width), self._dtype)
+        every[inside] = found
+        return every
 
     @exclusive
     def present(self, row_ids: ArrayLike) -> NDArray[np.bool]:
         """Which of these rows have something."""
         ids = self._ids(row_ids)
-        inside = ids < len(self._there)
-        found = np.zeros(len(ids), np.bool)
-        found[inside] = self._there[ids[inside]] != 0
-        return found | (self._late.places(ids) >= 0)
+        found = ids < len(self._there)
+        known = ids[found]
+        found[found] = (self._there[known] != 0) | (self._late.places(known) >= 0)
+        return found
 
     # Below this line: what every writer needs of a store.
 
     def _commit(self) -> None:
         journal = self._journal
         assert journal is not None
-        if journal.end > self._committed[0]:
+        if journal.end > self._committed:
             with self._at_risk():
                 journal.sync()
-            self._committed = (journal.end, len(self._late))
+            self._committed = journal.end
 
     def _rollback(self) -> None:
-        journal, (end, count) = self._journal, self._committed
-        assert journal is not None
-        if journal.end > end or len(self._late) > count:
-            with self._at_risk():
-                journal.cut(end)
+        assert self._journal is not None
+        with self._at_risk():
+            self._journal.cut(self._committed)
         with self._changing():
-            self._late.keep(count)
+            self._late.clear()
             self._map()
+            self._replay(self._journal)
 
     def _release(self) -> None:
         """What the journal has goes to the tables, if it can; else the next one does that."""
@@ -269,13 +273,11 @@ class RowState(Writer):
         self._values[ids] = values
         self._there[ids] = 1
 
-    def _replay(self, journal: Journal) -> None:
-        """Do again what the journal has: some of it may not have reached the tables."""
+    def _replay(self, journal: Journal) -> bool:
+        """Do again what the journal has: some of it may not have reached the tables. Return
+        whether it has anything."""
         with os.fdopen(open_inside(self._root, JOURNAL), "rb") as file:
             data = np.fromfile(file, np.uint8)
-        if not len(data):  # else the tables may be anything
-            self._check_values()
-            return
         for at, body in FRAMING.records(data):
             put = self._parsed(body)
             if put is None:
@@ -283,7 +285,7 @@ class RowState(Writer):
             self._make_room(int(put[0].max(initial=-1)) + 1)
             self._late.put(*put)
             journal.end = at + 16 + len(body)
-        self._checkpoint()  # behind what is whole may be records that nobody is to find again
+        return len(data) > 0
 
     def _parsed(self, body: NDArray[np.uint8]) -> tuple[Rows, NDArray[Any]] | None:
         """The rows and vectors of a record; None for one that no put has written."""
@@ -307,18 +309,11 @@ class RowState(Writer):
         with self._at_risk():  # until the tables have everything the journal is needed
             self._apply(*self._late.last())
             for name in (VALUES, THERE):
-                self._sync(name)
+                sync_path(self._root / name)
             journal.restart(cut=True)
         with self._changing():
             self._late.clear()
-            self._committed = (0, 0)
-
-    def _sync(self, name: str) -> None:
-        try:
-            os.fsync(self._files[name])
-        except OSError as error:
-            error.filename = str(self._root / name)
-            raise
+            self._committed = 0
 
     def _ids(self, row_ids: ArrayLike) -> Rows:
         ids = np.asarray(row_ids)
@@ -337,9 +332,6 @@ class _Late:
         self._ids = np.zeros(0, np.int64)
         self._count = 0
         self._slots = np.zeros(0, np.int32)  # for each row 1 + its place, or 0
-
-    def __len__(self) -> int:
-        return self._count
 
     @property
     def ids(self) -> Rows:
@@ -367,23 +359,12 @@ class _Late:
 
     def places(self, ids: Rows) -> Rows:
         """Where in `values` the vectors of these rows are; -1 for rows without."""
-        inside = ids < len(self._slots)
-        if inside.all():
-            return self._slots[ids] - np.int64(1)
-        found = np.full(len(ids), -1, np.int64)
-        found[inside] = self._slots[ids[inside]] - np.int64(1)
-        return found
+        return self._slots[ids] - np.int64(1)
 
     def last(self) -> tuple[Rows, NDArray[Any]]:
         """Each row once, and its vector."""
         counts = self._slots[self.ids] == np.arange(1, self._count + 1)
         return self.ids[counts], self.values[: self._count][counts]
-
-    def keep(self, count: int) -> None:
-        """Forget what came behind the first so many."""
-        self._slots[self._ids[count : max(count, self._count)]] = 0
-        self._count = min(count, self._count)
-        self._slots[self.ids] = np.arange(1, self._count + 1)
 
     def clear(self) -> None:
         if len(self._slots) > _MANY_ROWS:

@@ -20,7 +20,6 @@ from stepwell.files.atomic import (
     temporary_name,
     write_all,
 )
-from stepwell.files.regular import open_inside
 from stepwell.source import is_masked
 from stepwell.stores.shards.layout import (
     HEADER_BYTES,
@@ -32,16 +31,13 @@ from stepwell.stores.shards.layout import (
     kind_of,
     listed_in,
     listing,
-    parse_header,
-    with_checksum,
 )
-from stepwell.stores.shards.local import shard_names
+from stepwell.stores.shards.local import LocalShards, shard_names
 from stepwell.writer import Mode, Writer, exclusive
 
 LOCK = ".writer.lock"
 _BESIDE = rf".*\{SUFFIX}|{LIST.name}"
 _MAX_SHARDS = 10**6
-_PIECE_BYTES = 1 << 22
 
 
 class ShardWriter(Writer):
@@ -179,30 +175,21 @@ class ShardWriter(Writer):
 
     def _found(self) -> list[Shard]:
         """The whole shards that are there, in order; what a killed writer left is removed."""
-        root, path = self._root, str(self._root / LIST.name)
-        known = {shard.name: shard for shard in listed_in(root)}
-        found: list[Shard] = []
-        there = set(shard_names(root))
-        for number in range(_MAX_SHARDS):
-            name = f"{number:06}{SUFFIX}"
-            if name not in there:
-                break
-            with os.fdopen(open_inside(root, name), "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                shard = parse_header(file.read(HEADER_BYTES), name, str(root / name), size)
-            found.append(with_checksum(shard, known.get(name), path))
-        if gone := sorted(known.keys() - there):
-            raise FormatError(f"expected {gone[0]}, which is listed, found none", path=path)
-        if others := there - {shard.name for shard in found}:
-            raise FormatError(
-                f"expected shards named 000000{SUFFIX}, 000001{SUFFIX}, …, got {min(others)}",
-                path=str(root),
-            )
+        root = self._root
+        known = [shard.name for shard in listed_in(root)]
+        there = LocalShards.in_folder(root)
+        found = there.shards
+        for number, shard in enumerate(found):
+            if shard.name != f"{number:06}{SUFFIX}":
+                raise FormatError(
+                    f"expected shards named 000000{SUFFIX}, 000001{SUFFIX}, …, got {shard.name}",
+                    path=str(root),
+                )
         sweep(root, _BESIDE)
-        if found and [shard.name for shard in found] != list(known):
-            if [shard.name for shard in found[:-1]] == list(known):
+        if found and [shard.name for shard in found] != known:
+            if [shard.name for shard in found[:-1]] == known:
                 # The last writer was killed between the shard and the list, and knew the checksum.
-                found[-1] = replace(found[-1], crc32c=_checksum_of(root, found[-1].name))
+                found[-1] = replace(found[-1], crc32c=there.checksum(len(found) - 1))
             LIST.write(root, listing(found))
         return found
 
@@ -240,16 +227,6 @@ def _detached(rows: Any) -> Any:
         return rows
     tensor = rows.detach().cpu()
     return tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor
-
-
-def _checksum_of(root: Path, name: str) -> int:
-    """The CRC32C of everything behind the header."""
-    crc = 0
-    with os.fdopen(open_inside(root, name), "rb") as file:
-        file.seek(HEADER_BYTES)
-        while len(data := np.fromfile(file, np.uint8, _PIECE_BYTES)):
-            crc = _core.crc32c(data, crc)
-    return crc
 
 
 def _to_bfloat16(array: NDArray[Any]) -> NDArray[np.uint16]:

@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.errors import FormatError, VersionError
 from stepwell.files import catalog
 from stepwell.files.catalog import transaction, translated
 from stepwell.files.npy import dtype_from_json, dtype_to_json
+from stepwell.lazy import lazy
+from stepwell.source import Rows
+from stepwell.store import QueryTable, Runs
 from stepwell.stores.steps.layout import VERSION
 
 _TELLING_RUNS = 16  # that tell one dataset from another
@@ -36,16 +40,18 @@ class RunColumn:
     required: bool = False
     indexed: bool = False
 
-    @property
-    def sql(self) -> str:
+    def __post_init__(self) -> None:
         if self.type not in _SQL_TYPES:
             known = ", ".join(kind.__name__ for kind in _SQL_TYPES)
             raise ValueError(f"a run column is one of {known}, got {self.type!r}")
-        return _SQL_TYPES[self.type] + (" NOT NULL" if self.required else "")
+
+    @property
+    def sql(self) -> str:
+        return _SQL_TYPES[self.type]
 
 
 class Seen(NamedTuple):
-    """How far a dataset reached when it was looked at, and which one it was."""
+    """What a database said of the rows when it was looked at, and which one it was."""
 
     rows: int
     """What was committed, no more."""
@@ -54,12 +60,6 @@ class Seen(NamedTuple):
     """The highest id of a run, -1 where there is none; later runs have higher ones."""
     identity: str
     """Which dataset this is, whatever its path: how many of its first runs, and their checksum."""
-
-
-class Facts(NamedTuple):
-    """What a database says about the rows."""
-
-    seen: Seen
     shard_rows: int
     dtype: np.dtype[Any] | None
     """None in a dataset of the original program, whose array alone knows."""
@@ -69,13 +69,15 @@ def create(
     path: Path, dtype: np.dtype[Any], columns: Mapping[str, RunColumn], shard_rows: int
 ) -> None:
     """Make an empty database; `path` must not exist."""
-    check_columns(columns)
     own = [
         "id INTEGER PRIMARY KEY",
         "first_step_idx INTEGER NOT NULL",
         "num_steps INTEGER NOT NULL",
     ]
-    declared = own + [f'"{name}" {column.sql}' for name, column in columns.items()]
+    declared = own + [
+        f'"{name}" {column.sql}' + (" NOT NULL" if column.required else "")
+        for name, column in columns.items()
+    ]
     indexed = [name for name, column in columns.items() if column.indexed]
     meta = {
         "format_version": str(VERSION),
@@ -93,14 +95,20 @@ def create(
         database.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
 
 
-def check_columns(columns: Mapping[str, RunColumn]) -> None:
-    """Raise `ValueError` for columns that a database cannot have."""
-    for name, column in columns.items():
+def run_columns(given: Mapping[str, type | RunColumn] | None) -> dict[str, RunColumn]:
+    """Columns as a caller names them. Raises `ValueError` for those that no database can have."""
+    if not isinstance(given, Mapping | None):
+        raise TypeError(f"columns: expected a dict of names and types, got {given!r}")
+    made = {
+        name: each if isinstance(each, RunColumn) else RunColumn(each)
+        for name, each in (given or {}).items()
+    }
+    for name in made:
         if not name.isidentifier() or name.lower() in OWN or len(name) > 60:
             raise ValueError(f"{name!r} cannot name a run column")
-        _ = column.sql
-    if len({name.lower() for name in columns}) < len(columns):
-        raise ValueError(f"run columns differ only in case: {', '.join(columns)}")
+    if len({name.lower() for name in made}) < len(made):
+        raise ValueError(f"run columns differ only in case: {', '.join(made)}")
+    return made
 
 
 def append(
@@ -124,14 +132,20 @@ def has_runs(path: Path) -> bool:
     try:
         with catalog.reading(path) as database:
             found = database.execute("SELECT 1 FROM runs LIMIT 1").fetchone()
-            return found is not None or facts(database, path).seen.runs > 0
+            return found is not None or facts(database, path).runs > 0
     except FileNotFoundError:
         return False
     except FormatError:
         return True
 
 
-def facts(database: sqlite3.Connection, path: Path) -> Facts:
+def look(path: Path, identity: str = "") -> Seen:
+    """What there is now, in the dataset with this identity."""
+    with reading(path, identity) as database:
+        return facts(database, path)
+
+
+def facts(database: sqlite3.Connection, path: Path) -> Seen:
     """Read what there is. Raises `FormatError` when it is not the database of a dataset."""
     with catalog.in_turn, translated(path):
         database.execute("BEGIN")  # a writer may commit between one query and the next
@@ -157,7 +171,7 @@ def facts(database: sqlite3.Connection, path: Path) -> Facts:
         )
     if type(last) is not int or shard_rows < 0:
         raise FormatError(f"{shard_rows} rows a shard, last run {last!r}", path=str(path))
-    return Facts(Seen(rows, count, last, identity), shard_rows, dtype)
+    return Seen(rows, count, last, identity, shard_rows, dtype)
 
 
 def _asked(database: sqlite3.Connection, path: Path) -> tuple[dict[Any, Any], tuple[Any, Any, Any]]:
@@ -210,3 +224,82 @@ def _identity(database: sqlite3.Connection, runs: int) -> str:
     """The first runs tell one dataset from another, and no append changes them."""
     found = database.execute("SELECT * FROM runs ORDER BY id LIMIT ?", (runs,)).fetchall()
     return f"{runs}:{_core.crc32c(np.frombuffer(repr(found).encode(), np.uint8)):08x}"
+
+
+class Chosen(NamedTuple):
+    """Some runs: their ids, and where their rows are."""
+
+    ids: Rows
+    starts: Rows
+    counts: Rows
+
+    def pick(self, which: NDArray[Any]) -> "Chosen":
+        return Chosen(*(column[which] for column in self))
+
+
+class StepRuns(Runs):
+    """What is known of each run, as of the commit that the dataset had when it was asked for."""
+
+    def __init__(self, path: Path, seen: Seen, chosen: Chosen | None = None) -> None:
+        self._path, self._seen, self._chosen = path, seen, chosen
+        self._step_count = seen.rows if chosen is None else int(chosen.counts.sum())
+
+    def __len__(self) -> int:
+        return self._seen.runs if self._chosen is None else len(self._chosen.ids)
+
+    @lazy
+    def columns(self) -> list[str]:
+        with reading(self._path, self._seen.identity) as opened:
+            return list(columns(opened))
+
+    @lazy
+    def _ranges(self) -> Chosen:
+        """Where the rows of each run are in the whole dataset."""
+        return self._choose("1", ()) if self._chosen is None else self._chosen
+
+    @property
+    def starts(self) -> Rows:
+        return self._ranges.starts if self._chosen is None else np.cumsum(self.counts) - self.counts
+
+    @property
+    def counts(self) -> Rows:
+        return self._ranges.counts
+
+    def _choose(self, condition: str, values: Sequence[Any]) -> Chosen:
+        """The runs for which a condition holds, in the order of their rows."""
+        with reading(self._path, self._seen.identity) as opened:
+            found = Chosen(
+                *catalog.select_numbers(
+                    opened, "runs", OWN, condition, values, columns=list(columns(opened))
+                )
+            )
+        # What came after this was opened is not here.
+        behind = self._seen.rows - found.starts
+        there = (found.starts >= 0) & (found.counts >= 0) & (found.counts <= behind)
+        there &= found.ids <= self._seen.last_run
+        if self._chosen is not None:
+            there &= np.isin(found.ids, self._chosen.ids)
+        if not there.all():
+            found = found.pick(there)
+        if (np.diff(found.starts) < 0).any():  # runs need not be stored in the order of their ids
+            found = found.pick(np.argsort(found.starts, kind="stable"))
+        return found
+
+    def _query(self, sql: str, values: Sequence[Any]) -> QueryTable:
+        with self._showing(slice(None)) as opened:
+            return QueryTable(*catalog.query(opened, sql, values))
+
+    def _select(self, names: Sequence[str], wanted: range) -> list[tuple[Any, ...]]:
+        with self._showing(slice(wanted.start, wanted.stop)) as opened:
+            first = wanted.start if self._chosen is None else 0
+            every = ", ".join(map(quoted, names))
+            sql = f"SELECT {every} FROM runs ORDER BY first_step_idx, id LIMIT ? OFFSET ?"
+            return opened.execute(sql, (len(wanted), first)).fetchall()
+
+    @contextmanager
+    def _showing(self, wanted: slice) -> Iterator[sqlite3.Connection]:
+        """The database, in which there are these of the chosen runs; or all that were seen."""
+        with reading(self._path, self._seen.identity) as opened:
+            ids = self._seen.last_run if self._chosen is None else self._chosen.ids[wanted].tolist()
+            catalog.show_only(opened, "runs", "id", ids)
+            yield opened

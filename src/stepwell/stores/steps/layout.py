@@ -1,15 +1,20 @@
-"""Where things are in a step dataset (docs/formats/steps.md)."""
+"""Where things are in a step dataset (docs/formats/steps.md), and its rows as arrays."""
 
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
+from stepwell import _core
 from stepwell.errors import FormatError
 from stepwell.files.npy import NpyHeader, header_bytes, read_header
 from stepwell.files.regular import open_inside
+from stepwell.files.shared import shared_block
 
 VERSION = 1
 DATABASE = "metadata.db"
@@ -18,6 +23,7 @@ LOCK = "writer.lock"
 SHARDS = "shards"
 FILLED = ("run_id", "step_index")
 """Fields that a writer fills in, where rows have them."""
+_READ_BYTES = 1 << 28  # between two chances of a Ctrl-C
 
 
 def piece_name(number: int, shard_rows: int) -> str:
@@ -39,26 +45,27 @@ class Piece:
     def path(self) -> Path:
         return self.root / self.name
 
+    def place(self, header: NpyHeader) -> int:
+        """Where the rows begin in the file."""
+        return header.data_offset + self.inside * header.dtype.itemsize
+
+    @contextmanager
     def open(
         self, dtype: np.dtype[Any] | None, rows: int = 0, flags: int = os.O_RDONLY
-    ) -> tuple[BinaryIO, NpyHeader]:
-        """Open the file and check that it has this dtype and at least so many rows.
+    ) -> Iterator[tuple[BinaryIO, NpyHeader]]:
+        """The file, for a block; it has this dtype and at least so many rows.
 
         The shape in the header is not asked: a writer that was killed may have left it behind.
         Raises `FormatError` for a file that is something else or too short.
         """
-        file = os.fdopen(open_inside(self.root, self.name, flags), "rb")
-        try:
-            return file, _checked(file, self.path, dtype, rows)
-        except BaseException:
-            file.close()
-            raise
+        with os.fdopen(open_inside(self.root, self.name, flags), "rb") as file:
+            yield file, _checked(file, self.path, dtype, rows)
 
 
 def pieces(root: Path, rows: int, shard_rows: int, first: int = 0) -> list[Piece]:
-    """The rows from `first` to `rows`, file by file; the only file is there even if empty."""
-    if not shard_rows:
-        return [Piece(root, piece_name(0, 0), first, rows - first)]
+    """The rows from `first` to `rows`, file by file; the first file is there even if empty."""
+    if not shard_rows or not rows:
+        return [Piece(root, piece_name(0, shard_rows), first, rows - first)]
     found = []
     while first < rows:
         number, inside = divmod(first, shard_rows)
@@ -107,3 +114,62 @@ def check_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
             raise ValueError(f"{name} is filled in: expected a whole number, got {dtype[name]}")
     header_bytes(dtype, 0)  # which some names cannot be in
     return dtype
+
+
+def map_rows(pieces: list[Piece], dtype: np.dtype[Any] | None) -> list[NDArray[Any]]:
+    """An array over each file. The files must not shrink while the arrays are used."""
+    segments: list[NDArray[Any]] = []
+    for piece in pieces:
+        with piece.open(dtype, piece.inside + piece.rows) as (file, header):
+            if piece.rows:
+                place = piece.place(header)
+                segments.append(np.memmap(file, header.dtype, "r", place, (piece.rows,)))
+            else:
+                segments.append(np.empty(0, header.dtype))
+    return segments
+
+
+def load_rows(
+    pieces: list[Piece], dtype: np.dtype[Any] | None, owner: str | None = None
+) -> NDArray[Any]:
+    """All rows in one array on huge pages; shared by all who name the same `owner`."""
+    with ExitStack() as stack:
+        opened = []
+        for piece in pieces:
+            file, header = stack.enter_context(piece.open(dtype, piece.inside + piece.rows))
+            opened.append((file, header, piece))
+            dtype = header.dtype
+        kind = header.dtype
+
+        def fill(block: NDArray[np.uint8]) -> None:
+            at = 0
+            for file, header, piece in opened:
+                begin = piece.place(header)
+                end = begin + piece.rows * kind.itemsize
+                for offset in range(begin, end, _READ_BYTES):
+                    part = block[at : at + min(_READ_BYTES, end - offset)]
+                    _core.load(file.fileno(), piece.path, offset, part)
+                    at += len(part)
+
+        size = sum(piece.rows for piece in pieces) * kind.itemsize
+        if owner is None or not size:
+            block = _core.allocate(size)
+            fill(block)
+        else:
+            stats = [os.fstat(file.fileno()) for file, _, _ in opened]
+            files = [(s.st_dev, s.st_ino) for s in stats]
+            places = [(piece.inside, piece.rows) for piece in pieces]
+            some = [_checksum(file, header, piece) for file, header, piece in opened]
+            block = shared_block(owner, f"{kind} {files} {places} {some}", size, fill)
+        return block.view(kind)
+
+
+def _checksum(file: BinaryIO, header: NpyHeader, piece: Piece) -> int:
+    """A checksum of some of the bytes: a new dataset may get the inode of the old one."""
+    begin = piece.place(header)
+    size = piece.rows * header.dtype.itemsize
+    crc = 0
+    for k in range(64):
+        data = os.pread(file.fileno(), min(size, 4096), begin + max(size - 4096, 0) * k // 63)
+        crc = _core.crc32c(np.frombuffer(data, np.uint8), crc)
+    return crc

@@ -5,7 +5,7 @@ that it does not cover are covered by the next append; readers never need it.
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -45,14 +45,9 @@ class Manifest:
             self.covered += len(part)
             data = data[len(part) :]
 
-    def mark(self) -> tuple[int, list[int]]:
-        """Where the checksums are, for `back_to`."""
-        return self.covered, self.blocks[-1:]
-
-    def back_to(self, mark: tuple[int, list[int]]) -> None:
-        """Forget what was added since a mark."""
-        self.covered, last = mark
-        self.blocks[max(-(-self.covered // BLOCK_BYTES) - 1, 0) :] = last
+    def copy(self) -> "Manifest":
+        """The same as it is now, whatever is added."""
+        return replace(self, blocks=[*self.blocks])
 
     def write(self, root: Path, dtype: np.dtype[Any], rows: int, runs: int) -> None:
         """Replace the file by one for these rows and runs."""

@@ -11,17 +11,14 @@ from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.errors import FormatError
-from stepwell.files import catalog
 from stepwell.files.regular import bytes_on_disk
 from stepwell.lazy import lazy
 from stepwell.sampler import split_runs
 from stepwell.source import Batch, Field, Rows, Schema
 from stepwell.store import Description, Progress, QueryTable, Report, Store
 from stepwell.stores.steps import database
-from stepwell.stores.steps.database import Seen
-from stepwell.stores.steps.layout import DATABASE, VERSION, pieces
-from stepwell.stores.steps.memory import load_rows, map_rows
-from stepwell.stores.steps.table import Chosen, StepRuns, choose
+from stepwell.stores.steps.database import Chosen, Seen, StepRuns
+from stepwell.stores.steps.layout import DATABASE, VERSION, load_rows, map_rows, pieces
 from stepwell.stores.steps.verify import check, health
 
 Memory = Literal["ram", "map", "shared"]
@@ -44,15 +41,12 @@ class StepReader(Store):
     kind: ClassVar[str] = "steps"
     noun: ClassVar[str] = "a step dataset"
 
-    _chosen_rows = 0
-
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
         memory: Memory = "ram",
         resident_bytes: int = 1 << 30,
-        progress: Progress | None = None,
         _seen: Seen | None = None,
     ) -> None:
         if memory not in ("ram", "map", "shared"):
@@ -60,17 +54,15 @@ class StepReader(Store):
         self._root = Path(path).absolute()  # wherever the process goes later
         self._memory: Memory = memory
         self._resident_bytes = resident_bytes
-        self._chosen: Chosen | None = None
-        facts = self._facts(_seen.identity if _seen else "")
-        self._seen = _seen or facts.seen
-        if self._seen.rows > facts.seen.rows:
+        now = database.look(self._root / DATABASE, _seen.identity if _seen else "")
+        seen = _seen or now
+        if seen.rows > now.rows:
             raise FormatError(
-                f"expected {self._seen.rows} rows, as there were, got {facts.seen.rows}",
-                path=str(self._root),
+                f"expected {seen.rows} rows, as there were, got {now.rows}", path=str(self._root)
             )
-        self._shard_rows = facts.shard_rows
-        self._segments = self._load(0, self._seen.rows, facts.dtype, progress)
+        self._segments = self._load(0, seen)
         self._dtype = self._segments[0].dtype
+        self._show(StepRuns(self._root / DATABASE, seen))
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
@@ -84,22 +76,25 @@ class StepReader(Store):
             resident_bytes=self._resident_bytes,
             _seen=self._seen,
         )
-        return _rebuild, (whole, self._chosen)
+        return _rebuild, (whole, self._table._chosen)
 
-    def _with(self, chosen: Chosen | None) -> "StepReader":
-        """The same rows in memory, these runs only; with None all of them."""
+    def _with(self, chosen: Chosen) -> "StepReader":
+        """The same rows in memory, these runs only."""
         part = StepReader.__new__(StepReader)
-        part.__dict__.update(
-            {k: v for k, v in self.__dict__.items() if k not in ("_reader", "_layouts", "_ranges")}
-        )
-        part._chosen = chosen
-        part._chosen_rows = 0 if chosen is None else int(chosen.counts.sum())
+        part.__dict__.update(self.__dict__)
+        part._show(StepRuns(self._table._path, self._seen, chosen))
         return part
+
+    def _show(self, runs: StepRuns) -> None:
+        """Have the rows of these runs from here on."""
+        self._table, self._seen, self._length = runs, runs._seen, runs._step_count
+        for made in ("_reader", "_layouts"):
+            self.__dict__.pop(made, None)
 
     # What it is.
 
     def __len__(self) -> int:
-        return self._seen.rows if self._chosen is None else self._chosen_rows
+        return self._length
 
     @property
     def path(self) -> str:
@@ -122,18 +117,16 @@ class StepReader(Store):
     def runs(self) -> StepRuns:
         """The runs, as a table."""
         self._check_open()
-        return StepRuns(self._root, self._seen, self._chosen)
+        return self._table
 
     def run(self, run_id: int) -> Batch:
         """The steps of one run, by its id, one array per field."""
         self._check_open()
-        ids, starts, counts = self._ranges
-        found = np.flatnonzero(ids == run_id)
+        found = np.flatnonzero(self._table._ranges.ids == run_id)
         if not len(found):
             raise IndexError(f"no run {run_id} here")
-        start = int(starts[found[0]])
-        whole = self if self._chosen is None else self._with(None)
-        return whole.take(np.arange(start, start + int(counts[found[0]])))
+        start = self._table.starts[found[0]]
+        return self.take(np.arange(start, start + self._table.counts[found[0]]))
 
     # Parts.
 
@@ -143,19 +136,14 @@ class StepReader(Store):
         Raises `ValueError` naming the columns when it is not a condition over them.
         """
         self._check_open()
-        found = choose(self._root, self._seen, condition, values)
-        if self._chosen is not None:
-            inside = np.isin(found.ids, self._chosen.ids)
-            found = Chosen(*(column[inside] for column in found))
-        return self._with(found)
+        return self._with(self._table._choose(condition, values))
 
     def split(self, fraction: float, seed: int = 0) -> tuple["StepReader", "StepReader"]:
         """Two datasets without a run in common, the first with `fraction` of the runs."""
         self._check_open()
-        runs = self._ranges
-        parts = split_runs(len(runs.ids), fraction, seed)
-        first, second = (Chosen(*(column[part] for column in runs)) for part in parts)
-        return self._with(first), self._with(second)
+        ranges = self._table._ranges
+        first, second = split_runs(len(ranges.ids), fraction, seed)
+        return self._with(ranges.pick(first)), self._with(ranges.pick(second))
 
     def refresh(self) -> bool:
         """See what has been committed since; return whether there is something new.
@@ -163,21 +151,16 @@ class StepReader(Store):
         Parts that were made before stay as they are.
         """
         self._check_open()
-        if self._chosen is not None:
+        if self._table._chosen is not None:
             raise ValueError("a part of a dataset does not grow; refresh the dataset itself")
-        facts = self._facts(self._seen.identity)
-        new = facts.seen.rows - self._seen.rows
-        if new < 0:
+        before, now = self._seen, database.look(self._table._path, self._seen.identity)
+        if now.rows < before.rows:
             raise ValueError(f"{self._root} has become shorter; open it again")
-        if new:
-            self._segments = self._segments + self._load(
-                self._seen.rows, facts.seen.rows, self._dtype, None
-            )
-        before, self._seen = self._seen, facts.seen
-        if self._seen == before:
+        if now == before:
             return False
-        for made in ("_reader", "_layouts", "_ranges"):
-            self.__dict__.pop(made, None)
+        if now.rows > before.rows:
+            self._segments = self._segments + self._load(before.rows, now)
+        self._show(StepRuns(self._table._path, now))
         return True
 
     def close(self) -> None:
@@ -193,10 +176,7 @@ class StepReader(Store):
         `ValueError` for SQL that is wrong or would write.
         """
         self._check_open()
-        with database.reading(self._root / DATABASE, self._seen.identity) as opened:
-            shown = self._seen.last_run if self._chosen is None else self._chosen.ids.tolist()
-            catalog.show_only(opened, "runs", "id", shown)
-            return QueryTable(*catalog.query(opened, sql, values))
+        return self._table._query(sql, values)
 
     # A source.
 
@@ -214,13 +194,14 @@ class StepReader(Store):
         if self._memory == "map":
             maps = [segment.view(np.uint8) for segment in self._segments if len(segment)]
             reader = _core.bounded_reader(reader, maps, self._resident_bytes)
-        if self._chosen is None:
+        chosen = self._table._chosen
+        if chosen is None:
             return reader
-        rows = _core.range_map(self._chosen.starts, self._chosen.counts, 1, 1)
+        rows = _core.range_map(chosen.starts, chosen.counts, 1, 1)
         return _core.mapped_reader(reader, rows)
 
     def _runs(self) -> tuple[Rows, Rows]:
-        return self._ranges.places(part=self._chosen is not None)
+        return self._table.starts, self._table.counts
 
     def _description(self) -> Description:
         runs = self.runs
@@ -235,7 +216,7 @@ class StepReader(Store):
             {
                 "dtype": str(self._dtype),
                 "row_bytes": self._dtype.itemsize,
-                "shard_rows": self._shard_rows,
+                "shard_rows": self._seen.shard_rows,
                 "version": VERSION,
             },
             health(self._root, self._dtype),
@@ -246,23 +227,13 @@ class StepReader(Store):
 
     # Below this line: for this package.
 
-    @lazy
-    def _ranges(self) -> Chosen:
-        return choose(self._root, self._seen, "1", ()) if self._chosen is None else self._chosen
-
-    def _facts(self, identity: str) -> database.Facts:
-        with database.reading(self._root / DATABASE, identity) as opened:
-            return database.facts(opened, self._root / DATABASE)
-
-    def _load(
-        self, begin: int, end: int, dtype: np.dtype[Any] | None, progress: Progress | None
-    ) -> list[NDArray[Any]]:
-        """Rows from `begin` to `end` as arrays: one, or one for each mapped file."""
-        found = pieces(self._root, end, self._shard_rows, begin)
+    def _load(self, begin: int, seen: Seen) -> list[NDArray[Any]]:
+        """Rows from `begin` on as arrays: one, or one for each mapped file."""
+        found = pieces(self._root, seen.rows, seen.shard_rows, begin)
         if self._memory == "map":
-            return map_rows(found, dtype)
+            return map_rows(found, seen.dtype)
         owner = str(self._root.resolve()) if self._memory == "shared" else None
-        return [load_rows(found, dtype, owner, progress)]
+        return [load_rows(found, seen.dtype, owner)]
 
 
 def _rebuild(whole: Callable[[], StepReader], chosen: Chosen | None) -> StepReader:

@@ -35,10 +35,11 @@ from stepwell.stores.steps.layout import (
     SHARDS,
     Piece,
     check_dtype,
+    load_rows,
     piece_name,
     pieces,
 )
-from stepwell.stores.steps.manifest import Manifest
+from stepwell.stores.steps.manifest import BLOCK_BYTES, Manifest
 from stepwell.writer import Mode, Writer, exclusive
 
 _FLUSH_BYTES = 1 << 23
@@ -83,11 +84,7 @@ class StepWriter(Writer):
     ) -> None:
         root = Path(path).absolute()  # wherever the process goes later
         wanted = None if dtype is None else check_dtype(np.dtype(dtype))
-        known = {
-            name: each if isinstance(each, RunColumn) else RunColumn(each)
-            for name, each in (columns or {}).items()
-        }
-        database.check_columns(known)
+        known = database.run_columns(columns)
         if shard_rows is not None and index(shard_rows) < 0:
             raise ValueError(f"shard_rows must be at least 1, got {shard_rows}")
         if wanted is None and not (root / DATABASE).exists():
@@ -103,22 +100,24 @@ class StepWriter(Writer):
     ) -> None:
         path = self._root / DATABASE
         self._database = catalog.connect(path)
-        facts = database.facts(self._database, path)
-        self._shard_rows = facts.shard_rows
-        if shard_rows not in (None, facts.shard_rows):
-            raise SchemaError(f"shard_rows: the dataset has {facts.shard_rows}, got {shard_rows}")
-        first, header = self._first_piece.open(facts.dtype)
-        first.close()
-        self._dtype = header.dtype
+        seen = database.facts(self._database, path)
+        self._rows, self._runs, self._last_run, _, self._shard_rows, _ = seen
+        if shard_rows not in (None, self._shard_rows):
+            raise SchemaError(f"shard_rows: the dataset has {self._shard_rows}, got {shard_rows}")
+        with self._pieces(0)[0].open(seen.dtype) as (_, header):
+            self._dtype = header.dtype
         if dtype not in (None, self._dtype):
             raise SchemaError(f"expected rows of {self._dtype}, as the dataset has, got {dtype}")
-        self._max_rows = 1 << 62 if facts.shard_rows else _max_rows(header)
+        self._max_rows = 1 << 62 if self._shard_rows else _max_rows(header)
         with catalog.in_turn, catalog.translated(path):
             found = database.columns(self._database)
         self._columns = {name: each for name, each in found.items() if name not in database.OWN}
         if unknown := ", ".join(sorted(set(columns) - set(self._columns))):
             raise SchemaError(f"the dataset has no run column {unknown}")
-        self._rows, self._runs, self._last_run, _ = facts.seen
+        for name, column in columns.items():
+            kind = self._columns[name].sql
+            if kind in _KINDS and kind != column.sql:
+                raise SchemaError(f"run column {name}: the dataset has {kind}, got {column.sql}")
         self._mend()
 
     # Writing.
@@ -147,25 +146,20 @@ class StepWriter(Writer):
             raise FormatError(
                 f"the header has no room for more than {self._max_rows} rows; "
                 "save the array again with np.save",
-                path=str(self._first_piece.path),
+                path=str(self._pieces(0)[0].path),
             )
+        run = (run_id, len(self), len(made), *values.values())
+        written = None
+        if (self._pending_rows + len(made)) * self._dtype.itemsize >= _FLUSH_BYTES:
+            written = self._write(*self._pending, made)
         with self._changing():
-            self._new_runs.append((run_id, len(self), len(made), *values.values()))
-            self._pending.append(made)
-            self._pending_rows += len(made)
+            self._new_runs.append(run)
             self._next_run += 1
-        if self._pending_rows * self._dtype.itemsize >= _FLUSH_BYTES:
-            try:
-                self._flush()
-            except Exception:
-                if not self._torn:
-                    self._new_runs.pop()
-                    self._pending_rows -= len(self._pending.pop())
-                    self._next_run -= 1
-                raise
-            except BaseException:
-                self._torn = True
-                raise
+            if written is None:
+                self._pending.append(made)
+                self._pending_rows += len(made)
+            else:
+                self._settle(written)
         return run_id
 
     def __len__(self) -> int:
@@ -226,26 +220,17 @@ class StepWriter(Writer):
         found = None
         with suppress(FormatError):  # damaged: made again from the rows
             found = Manifest.read(self._root, self._dtype.itemsize)
-        if found is None or found.rows > self._rows:
-            found = Manifest()
-        self._manifest, self._committed = found, found.mark()
+        self._committed = found if found and found.rows <= self._rows else Manifest()
         self._rollback()
-        behind = found.covered // self._dtype.itemsize
-        for piece in pieces(self._root, self._rows, self._shard_rows, behind):
-            file, header = piece.open(self._dtype)
-            with file:
-                at = header.data_offset + piece.inside * self._dtype.itemsize
-                end = at + piece.rows * self._dtype.itemsize
-                while at < end:
-                    data = os.pread(file.fileno(), min(end - at, 1 << 24), at)
-                    if not data:
-                        raise FormatError("the rows end early", path=str(piece.path), offset=at)
-                    self._manifest.add(np.frombuffer(data, np.uint8))
-                    at += len(data)
+        found = self._manifest
+        step = max(BLOCK_BYTES // self._dtype.itemsize, 1)
+        for begin in range(found.rows, self._rows, step):
+            some = self._pieces(min(begin + step, self._rows), begin)
+            found.add(load_rows(some, self._dtype).view(np.uint8))
         self._patch_headers(0)
         if (found.rows, found.runs) != (self._rows, self._runs):
             found.write(self._root, self._dtype, self._rows, self._runs)
-        self._committed = found.mark()
+        self._committed = found.copy()
 
     def _commit(self) -> None:
         if not self._new_runs:
@@ -253,7 +238,7 @@ class StepWriter(Writer):
         assert self._database is not None
         self._flush()
         with self._at_risk():
-            for piece in pieces(self._root, self._written, self._shard_rows, self._rows):
+            for piece in self._pieces(self._written, self._rows):
                 sync_path(piece.path)
             if self._shard_rows:
                 sync_path(self._root / SHARDS)
@@ -264,18 +249,17 @@ class StepWriter(Writer):
             self._last_run, self._new_runs = self._next_run - 1, []
             self._patch_headers(begin)
             self._manifest.write(self._root, self._dtype, self._rows, self._runs)
-            self._committed = self._manifest.mark()
+            self._committed = self._manifest.copy()
 
     def _rollback(self) -> None:
         """Leave exactly the committed rows in the files."""
         self._pending, self._pending_rows, self._new_runs = [], 0, []
         self._written = self._rows
         self._next_run = self._last_run + 1
-        self._manifest.back_to(self._committed)
-        committed = pieces(self._root, self._rows, self._shard_rows) or [self._first_piece]
+        self._manifest = self._committed.copy()
+        committed = self._pieces(self._rows)
         last = committed[-1]
-        file, header = last.open(self._dtype, last.rows, os.O_RDWR)
-        with file:
+        with last.open(self._dtype, last.rows, os.O_RDWR) as (file, header):
             end = header.data_offset + last.rows * self._dtype.itemsize
             if os.fstat(file.fileno()).st_size > end:
                 os.ftruncate(file.fileno(), end)
@@ -290,37 +274,41 @@ class StepWriter(Writer):
             with catalog.in_turn:
                 opened.close()
 
-    @property
-    def _first_piece(self) -> Piece:
-        return Piece(self._root, piece_name(0, self._shard_rows), 0, 0)
+    def _pieces(self, rows: int, first: int = 0) -> list[Piece]:
+        return pieces(self._root, rows, self._shard_rows, first)
 
     def _flush(self) -> None:
-        """Write pending rows behind those that are there; nobody sees them before a commit."""
-        if not self._pending:
-            return
+        if self._pending:
+            data = self._write(*self._pending)
+            with self._changing():
+                self._settle(data)
+
+    def _write(self, *pending: NDArray[Any]) -> NDArray[np.uint8]:
+        """Write rows behind those that are there, and return their bytes; nobody sees them before
+        a commit, and others may be written in their place."""
         self._check_place()
         # As bytes: joined as rows, big-endian numbers would change.
-        data = np.concatenate([rows.view(np.uint8) for rows in self._pending])
-        end, at = len(self), 0
-        for piece in pieces(self._root, end, self._shard_rows, self._written):
+        data = np.concatenate([rows.view(np.uint8) for rows in pending])
+        at, size = 0, self._dtype.itemsize
+        for piece in self._pieces(self._written + len(data) // size, self._written):
             if self._shard_rows and piece.inside == 0 and not piece.path.exists():
                 _new_piece(piece, self._dtype)
-            size = piece.rows * self._dtype.itemsize
-            file, header = piece.open(self._dtype, flags=os.O_RDWR)
-            with file:
-                offset = header.data_offset + piece.inside * self._dtype.itemsize
-                write_all(file.fileno(), data[at : at + size], offset, piece.path)
-            at += size
-        with self._changing():
-            self._manifest.add(data)
-            self._written = end
-            self._pending, self._pending_rows = [], 0
+            end = at + piece.rows * size
+            with piece.open(self._dtype, flags=os.O_RDWR) as (file, header):
+                write_all(file.fileno(), data[at:end], piece.place(header), piece.path)
+            at = end
+        return data
+
+    def _settle(self, data: NDArray[np.uint8]) -> None:
+        """Everything that was pending is written."""
+        self._manifest.add(data)
+        self._written += len(data) // self._dtype.itemsize
+        self._pending, self._pending_rows = [], 0
 
     def _patch_headers(self, first: int) -> None:
         """Make the shape in the files' headers that of the committed rows, from row `first` on."""
-        for piece in pieces(self._root, self._rows, self._shard_rows, first):
-            file, header = piece.open(self._dtype, flags=os.O_RDWR)
-            with file:
+        for piece in self._pieces(self._rows, first):
+            with piece.open(self._dtype, flags=os.O_RDWR) as (file, header):
                 rows = piece.inside + piece.rows
                 if header.shape == (rows,):
                     continue
@@ -372,11 +360,10 @@ def _new_piece(piece: Piece, dtype: np.dtype[Any]) -> None:
 def _states_no_rows(path: Path) -> bool:
     """Whether a file is an array whose header has no rows; there may be some behind it."""
     try:
-        file, header = Piece(path.parent, path.name, 0, 0).open(None)
+        with Piece(path.parent, path.name, 0, 0).open(None) as (_, header):
+            return header.shape == (0,)
     except FormatError:
         return False
-    file.close()
-    return header.shape == (0,)
 
 
 def _covers_nothing(root: Path) -> bool:
