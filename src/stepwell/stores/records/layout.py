@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from stepwell import _core
-from stepwell.files.codecs import CODECS, codec_names
+from stepwell.errors import FormatError
+from stepwell.files.codecs import CODECS
+from stepwell.files.regular import read_inside
 from stepwell.source import Field
 
 META = "meta.json"
@@ -29,7 +31,9 @@ TABLE_BLOCK = 4096 // ENTRY.itemsize
 _MAX_AXES = 31  # NumPy has 64, and a batch has one or two more
 _LEVELS = {"gzip": (1, 9, 6), "zstd": (1, 19, 3), "zstd-dict": (1, 19, 3)}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}")
-_FROM_DISK = {numbers.records[1]: name for name, numbers in CODECS.items() if numbers.records}
+_ON_DISK = {name: numbers.records for name, numbers in CODECS.items() if numbers.records}
+_FROM_DISK = {numbers[1]: name for name, numbers in _ON_DISK.items()}
+_MAX_DICTIONARY = 1 << 26
 
 FieldLike = Field | DTypeLike | type | tuple[Any, ...]
 
@@ -63,9 +67,8 @@ def checked(field: Field) -> Field:
     if min(shape, default=1) < 0 or not 0 < field.row_bytes < 1 << 32:
         raise ValueError(f"expected items of 1 byte to 4 GiB, got {dtype} {shape}")
     compress, level = field.compress or "none", field.level
-    if compress not in codec_names("records"):
-        expected = ", ".join(codec_names("records"))
-        raise ValueError(f"compress: expected {expected}, got {compress!r}")
+    if compress not in _ON_DISK:
+        raise ValueError(f"compress: expected {', '.join(_ON_DISK)}, got {compress!r}")
     if level is not None:
         if compress not in _LEVELS:
             raise ValueError(f"level: {compress} has none, got {level}")
@@ -77,9 +80,7 @@ def checked(field: Field) -> Field:
 
 def codec_number(compress: str | None) -> int:
     """What frames call a codec."""
-    numbers = CODECS[compress or "none"].records
-    assert numbers is not None
-    return numbers[0]
+    return _ON_DISK[compress or "none"][0]
 
 
 def packing_level(field: Field) -> int:
@@ -88,13 +89,11 @@ def packing_level(field: Field) -> int:
 
 
 def field_to_json(name: str, field: Field) -> dict[str, Any]:
-    numbers = CODECS[field.compress or "none"].records
-    assert numbers is not None
     made: dict[str, Any] = {
         "name": name,
         "dtype": field.dtype.str if field.kind == "array" else field.kind,
         "shape": [*([None] if field.ragged else []), *field.shape],
-        "compress": numbers[1],
+        "compress": _ON_DISK[field.compress or "none"][1],
     }
     if field.level is not None:
         made["level"] = field.level
@@ -150,6 +149,25 @@ def table_names(field: str, generation: int) -> tuple[str, str]:
 
 def dictionary_name(field: str) -> str:
     return f"{field}.dict"
+
+
+def read_dictionary(root: Path, field: str) -> bytes:
+    """The file of the dictionary of a field. Raises `FileNotFoundError` while there is none."""
+    return read_inside(root, dictionary_name(field), _MAX_DICTIONARY)
+
+
+def load_dictionary(root: Path, name: str, field: Field) -> _core.Dictionary | None:
+    """The dictionary of a field; None while there is none, and for one that has none."""
+    if field.compress != "zstd-dict":
+        return None
+    try:
+        data = read_dictionary(root, name)
+    except FileNotFoundError:
+        return None
+    words = np.frombuffer(data[:-4], np.uint8)
+    if len(data) < 5 or _core.crc32c(words) != int.from_bytes(data[-4:], "little"):
+        raise FormatError("a damaged dictionary", path=str(root / dictionary_name(name)))
+    return _core.Dictionary(words, packing_level(field))
 
 
 def chunk_name(number: int) -> str:

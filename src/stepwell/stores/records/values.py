@@ -25,11 +25,9 @@ class Values:
     there: NDArray[np.uint8] | None
     """0 for a record that has no such field; None: all have it."""
 
-    def sizes(self, item_bytes: int) -> Rows:
-        """Bytes of each record."""
-        if self.ends is None:
-            return np.full(self.count, item_bytes, np.int64)
-        return np.diff(self.ends)
+    def bounds(self, item_bytes: int) -> Rows:
+        """Where each record begins, and the last one ends, in any case."""
+        return np.arange(self.count + 1) * item_bytes if self.ends is None else self.ends
 
 
 def as_values(
@@ -91,7 +89,7 @@ def _values(name: str, field: Field, given: Any) -> Values:
 def _spread(values: Values, there: NDArray[np.uint8], field: Field) -> Values:
     """Values of some records among others that have none."""
     sizes = np.zeros(len(there), np.int64)
-    sizes[there == 1] = values.sizes(field.row_bytes)
+    sizes[there == 1] = np.diff(values.bounds(field.row_bytes))
     return Values(len(there), values.data, _ends(sizes), there)
 
 
