@@ -218,17 +218,6 @@ class FrameWriter:
         self, values: Mapping[str, Values], numbers: Rows, *, newest: bool
     ) -> dict[int, Entries]:
         """Write all frames or none; return the entries of each field that is given."""
-        before = self._chunks.states()
-        try:
-            self._train(values)
-            return self._write(values, numbers, newest=newest)
-        except BaseException:
-            self._chunks.back_to(before)
-            raise
-
-    def _write(
-        self, values: Mapping[str, Values], numbers: Rows, *, newest: bool
-    ) -> dict[int, Entries]:
         given = [self._numbers[name] for name in values]
         if not len(numbers):
             return dict.fromkeys(given, np.empty(0, ENTRY))
@@ -237,18 +226,22 @@ class FrameWriter:
         alone = newest or int(ends[-1]) < _SLAB_BYTES // 8
         threads = 1 if alone else min(self._threads, len(numbers))
         cuts = [len(numbers) * k // threads for k in range(threads + 1)]
-        # Each of them has a chunk of its own from the beginning to the end.
-        own = [self._chunks.newest()] if newest else self._chunks.with_room(threads)
         make = partial(self._frames, values, numbers)
-
-        def part(thread: int) -> Entries:
-            return self._chunks.put(own[thread], ends, cuts[thread], cuts[thread + 1], make)
-
-        if threads == 1:
-            entries = part(0)
-        else:
-            with ThreadPoolExecutor(threads) as pool:
-                entries = np.concatenate([*pool.map(part, range(threads))], axis=1)
+        before = self._chunks.states()
+        try:
+            self._train(values)
+            # Each of them has a chunk of its own from the beginning to the end.
+            own = [self._chunks.newest()] if newest else self._chunks.with_room(threads)
+            parts = [(own[k], ends, cuts[k], cuts[k + 1], make) for k in range(threads)]
+            if threads == 1:
+                entries = self._chunks.put(*parts[0])
+            else:
+                with ThreadPoolExecutor(threads) as pool:
+                    made = pool.map(lambda part: self._chunks.put(*part), parts)
+                    entries = np.concatenate([*made], axis=1)
+        except BaseException:
+            self._chunks.back_to(before)
+            raise
         return dict(zip(given, entries, strict=True))
 
     def _frames(

@@ -21,13 +21,7 @@ _LOOK_ROWS = 1 << 16
 
 
 def rebalance(
-    root: Path,
-    old: Meta,
-    records: _core.Records,
-    *,
-    chunk_records: int,
-    grow_bytes: int,
-    progress: Progress | None,
+    root: Path, old: Meta, records: _core.Records, grow_bytes: int, progress: Progress | None
 ) -> Meta:
     """Write new files, and return the meta.json that will make them the store.
 
@@ -37,7 +31,6 @@ def rebalance(
         old,
         generation=old.generation + 1,
         peak=old.length,
-        chunk_records=chunk_records,
         first_chunk=old.next_chunk,
         deletes=0,
         unfull=(),

@@ -79,7 +79,8 @@ def salvage(
         frames["record"][list(older.values())] = count
         count += 1
     tables = np.zeros((len(meta.fields), count), ENTRY)
-    tables[frames["field"], frames["record"]] = _entries(frames)  # the last of a record stays
+    # By position, and the last frame of a record stays.
+    tables[frames["field"], frames["record"]] = frames[["offset", "chunk", "stored"]]
     _copy(root, Path(out), replace(meta, length=count), tables, progress)
     return SalvageReport(
         records=count,
@@ -142,13 +143,6 @@ def _groups(frames: NDArray[Any]) -> Iterator[tuple[int, dict[int, int]]]:
         yield last, group
 
 
-def _entries(frames: NDArray[Any]) -> NDArray[Any]:
-    made = np.zeros(len(frames), ENTRY)
-    made["offset"], made["chunk"] = frames["offset"], frames["chunk"]
-    made["length"] = frames["stored"]
-    return made
-
-
 def _frames(path: Path, meta: Meta) -> tuple[NDArray[Any], int]:
     """The whole frames of all chunks, and how many bytes are none."""
     ends = {state.id: state.position for state in meta.unfull}
@@ -185,4 +179,4 @@ def _copy(
                 write_file(out / dictionary_name(name), words, follow=False)
         writer.commit()
         new = replace(writer._meta, length=meta.length, commit=writer._meta.commit + 1)
-        writer._rewrite(records, new, meta.chunk_records, progress)
+        writer._rewrite(records, new, progress)

@@ -75,7 +75,7 @@ class View:
                 values = data.view(field.dtype).reshape(-1, *field.shape)
                 out[name] = Ragged(values, offsets.view(np.int64), field.kind)
             else:
-                flat = out[name].reshape(-1).view(np.uint8) if len(rows) else _NOTHING
+                flat = out[name].reshape(-1).view(np.uint8)
                 self.records.read_fixed(number, rows, entries, flat)
 
 

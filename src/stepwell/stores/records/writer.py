@@ -220,12 +220,12 @@ class RecordWriter(Writer):
         Commits first. Killed at any moment, the store is as it was before, or rebalanced. Readers
         go on with what they have until they refresh.
         """
-        size = self._meta.chunk_records
-        if chunk_records is not None:
-            size = _count("chunk_records", chunk_records)
+        size = self._meta.chunk_records if chunk_records is None else chunk_records
+        size = _count("chunk_records", size)
         self._commit()
         self._checkpoint()
-        self._rewrite(self._committed().records, self._meta, size, progress)
+        new = replace(self._meta, chunk_records=size)
+        self._rewrite(self._committed().records, new, progress)
 
     def _commit(self) -> None:
         chunks = self._chunks
@@ -267,11 +267,9 @@ class RecordWriter(Writer):
         opened = hasattr(self, "_frames")
         whole = opened and self._born and not self._failed and self._in_place
         with ExitStack() as last:  # all of it, whichever part fails
-            if hasattr(self, "_journal"):
-                last.callback(self._journal.close)
-            for table in self._tables:
-                last.callback(table.close)
-            if hasattr(self, "_chunks"):
+            for file in (*self._tables, *([self._journal] if hasattr(self, "_journal") else [])):
+                last.callback(file.close)
+            if opened:
                 chunks = self._chunks
                 last.callback(lambda: chunks.close(cut=whole and not self._failed))
             if whole:
@@ -285,18 +283,9 @@ class RecordWriter(Writer):
 
     # Below this line: for this package.
 
-    def _rewrite(
-        self, records: _core.Records, meta: Meta, chunk_records: int, progress: Progress | None
-    ) -> None:
+    def _rewrite(self, records: _core.Records, meta: Meta, progress: Progress | None) -> None:
         """Become a copy of these records, as they are stored, in new files."""
-        made = rebalance(
-            self._root,
-            meta,
-            records,
-            chunk_records=chunk_records,
-            grow_bytes=self._grow_bytes,
-            progress=progress,
-        )
+        made = rebalance(self._root, meta, records, self._grow_bytes, progress)
         with self._at_risk():
             made.write(self._root)
             for table in self._tables:
