@@ -13,6 +13,7 @@ from numpy.typing import DTypeLike
 from stepwell import _core
 from stepwell.errors import FormatError
 from stepwell.files.codecs import CODECS
+from stepwell.files.document import whole_number
 from stepwell.files.regular import read_inside
 from stepwell.source import Field
 
@@ -45,19 +46,32 @@ def as_fields(given: Mapping[str, FieldLike]) -> dict[str, Field]:
     """
     if not isinstance(given, Mapping):
         raise TypeError(f"fields: expected a dict of names and dtypes, got {type(given).__name__}")
-    if not given:
-        raise ValueError("a record has at least one field")
-    fields = {}
-    for name, field in given.items():
-        if isinstance(field, Field):
-            fields[name] = checked(field)
-        else:
-            fields[name] = checked(Field(*(field if isinstance(field, tuple) else (field,))))
-    check_names(list(fields))
-    return fields
+    return checked(
+        {
+            name: field
+            if isinstance(field, Field)
+            else Field(*(field if isinstance(field, tuple) else (field,)))
+            for name, field in given.items()
+        }
+    )
 
 
-def checked(field: Field) -> Field:
+def checked(fields: Mapping[str, Field]) -> dict[str, Field]:
+    """Fields that a record store can have, their codecs named. Raises `ValueError` for others."""
+    if not 0 < len(fields) <= 1 << 16:
+        raise ValueError(f"a record has at least one field and up to 65,536, got {len(fields)}")
+    for name in fields:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ValueError(
+                f"{name!r} cannot name a field: expected a letter or _, then up to 62 letters, "
+                "digits, _ or -"
+            )
+    if len({name.lower() for name in fields}) < len(fields):
+        raise ValueError(f"names differ only in case: {', '.join(fields)}")
+    return {name: _checked(field) for name, field in fields.items()}
+
+
+def _checked(field: Field) -> Field:
     """A field that a record store can hold, its codec named."""
     dtype, shape = field.dtype, field.shape
     if dtype.names or dtype.hasobject:
@@ -102,43 +116,21 @@ def field_to_json(name: str, field: Field) -> dict[str, Any]:
 
 def field_from_json(text: Mapping[str, Any]) -> tuple[str, Field]:
     """Raises `ValueError`, `KeyError` or `TypeError` for what is no field."""
-    dtype, shape = text["dtype"], list(text["shape"])
-    if not isinstance(dtype, str) or not isinstance(text["name"], str):
-        raise TypeError("a name and a dtype are strings")
-    ragged = bool(shape) and shape[0] is None
-    sizes = shape[1:] if ragged else shape
-    if any(type(n) is not int for n in sizes):
-        raise TypeError(f"a shape has whole numbers, got {shape}")
+    dtype, shape, level = text["dtype"], list(text["shape"]), text.get("level")
+    ragged, optional = shape[:1] == [None], text.get("optional", True)
+    if type(dtype) is not str or type(optional) is not bool:
+        raise TypeError(f"expected a dtype and true or false, got {dtype!r} and {optional!r}")
     if dtype in ("str", "bytes") and shape != [None]:
         raise ValueError(f"{dtype} has the shape [null], got {shape}")
-    level, optional = text.get("level"), text.get("optional", True)
-    if level is not None and type(level) is not int:
-        raise TypeError(f"a level is a whole number, got {level!r}")
-    if type(optional) is not bool:
-        raise TypeError(f"optional is true or false, got {optional!r}")
     field = Field(
         dtype,
-        tuple(sizes),
+        tuple(whole_number(size, 1 << 63) for size in shape[ragged:]),
         ragged,
         compress=_FROM_DISK[text["compress"]],
-        level=level,
+        level=None if level is None else whole_number(level, 1 << 32),
         optional=optional,
     )
-    return text["name"], checked(field)
-
-
-def check_names(names: list[str]) -> None:
-    """Raise `ValueError` for names that cannot be those of the fields of a store."""
-    for name in names:
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise ValueError(
-                f"{name!r} cannot name a field: expected a letter or _, then up to 62 letters, "
-                "digits, _ or -"
-            )
-    if len({name.lower() for name in names}) < len(names):
-        raise ValueError(f"names differ only in case: {', '.join(names)}")
-    if len(names) > 1 << 16:
-        raise ValueError("more than 65,536 fields")
+    return text["name"], field
 
 
 def table_names(field: str, generation: int) -> tuple[str, str]:

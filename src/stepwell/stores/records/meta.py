@@ -11,7 +11,7 @@ from stepwell.source import Field
 from stepwell.stores.records.layout import (
     MAX_CHUNKS,
     META,
-    check_names,
+    checked,
     field_from_json,
     field_to_json,
 )
@@ -88,11 +88,10 @@ class Meta:
         chunks = text["chunks"]
         length = whole_number(text["length"], MAX_RECORDS)
         fields = dict(field_from_json(each) for each in text["fields"])
-        if len(fields) < len(text["fields"]) or not fields:
+        if len(fields) < len(text["fields"]):
             raise ValueError("expected fields of different names")
-        check_names(list(fields))
         made = cls(
-            fields=fields,
+            fields=checked(fields),
             chunk_records=whole_number(chunks["size"], 1 << 32),
             length=length,
             generation=whole_number(text.get("generation", 0), 1 << 32),

@@ -138,9 +138,6 @@ class RecordReader(Store):
             return None
         return _core.record_reader(view.records, [view.meta.numbers[name] for name in names])
 
-    def _fill(self, rows: Rows, out: Batch) -> None:
-        self._fill_columns(rows, out, list(self.schema))
-
     def _fill_columns(self, rows: Rows, out: Batch, names: Sequence[str]) -> None:
         view = self._view
         view.fill(rows, view.places(rows, names), out, names)

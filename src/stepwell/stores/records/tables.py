@@ -23,6 +23,7 @@ _SIZE = ENTRY.itemsize
 _SUM_BYTES = 4
 
 Entries = NDArray[Any]
+"""Where records are: entries of one field, or a line for each field."""
 
 
 @dataclass(frozen=True)

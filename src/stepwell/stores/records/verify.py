@@ -12,7 +12,8 @@ from stepwell.store import Progress, Report
 from stepwell.stores.records.control import read_control
 from stepwell.stores.records.layout import chunk_name
 from stepwell.stores.records.meta import Meta
-from stepwell.stores.records.view import Places, View, look
+from stepwell.stores.records.tables import Entries
+from stepwell.stores.records.view import View, look
 
 _ROWS = 1 << 14
 _MAX_PROBLEMS = 100
@@ -90,13 +91,13 @@ class _Check:
             raise BusyError(f"{self._root} was rebalanced meanwhile")
         return bool(len(control)) and read_control(control).commit != meta.commit
 
-    def _frames(self, name: str, rows: Rows, places: Places) -> list[FormatError]:
+    def _frames(self, name: str, rows: Rows, places: Entries) -> list[FormatError]:
         if self._quick:
             return []
         room = max(_MAX_PROBLEMS - len(self.problems), 0)
         return self.view.problems(name, rows, places, room, numbered=self.numbered)
 
-    def _entries(self, name: str, rows: Rows, places: Places) -> list[FormatError]:
+    def _entries(self, name: str, rows: Rows, places: Entries) -> list[FormatError]:
         """Two records cannot be in one place, nor any outside its chunk."""
         there = places[places["offset"] > 0]
         found, counts = np.unique(there[["chunk", "offset"]], return_counts=True)

@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,14 +27,11 @@ from stepwell.stores.records.layout import (
     table_names,
 )
 from stepwell.stores.records.meta import Meta
-from stepwell.stores.records.tables import change_memory, map_file, own_copy
+from stepwell.stores.records.tables import Entries, change_memory, map_file, own_copy
 
 _PATIENCE_S = 5.0
 _SETTLE_S = 0.25
 _NOTHING = np.empty(0, np.uint8)
-
-Places = NDArray[Any]
-"""Entries of rows, an array for each field."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +45,12 @@ class View:
     chunks: _core.Chunks
     records: _core.Records
 
-    def places(self, rows: Rows, names: Sequence[str]) -> Places:
+    def places(self, rows: Rows, names: Sequence[str]) -> Entries:
         found = self.records.places(rows, [self.meta.numbers[name] for name in names])
         return found.view(ENTRY).reshape(len(names), len(rows))
 
     def problems(
-        self, name: str, rows: Rows, places: Places, max_: int, *, numbered: bool = False
+        self, name: str, rows: Rows, places: Entries, max_: int, *, numbered: bool = False
     ) -> list[FormatError]:
         """What is wrong with the frames of a field at these places."""
         number = self.meta.numbers[name]
@@ -65,7 +61,7 @@ class View:
             )
         ]
 
-    def fill(self, rows: Rows, places: Places, out: Batch, names: Sequence[str]) -> None:
+    def fill(self, rows: Rows, places: Entries, out: Batch, names: Sequence[str]) -> None:
         """Put what is at these places into a batch."""
         for i, name in enumerate(names):
             number, field = self.meta.numbers[name], self.meta.fields[name]

@@ -43,9 +43,9 @@ from stepwell.stores.records.layout import (
 from stepwell.stores.records.left_over import is_left_over, remove_left_over, remove_stale
 from stepwell.stores.records.meta import Meta, checked_attributes
 from stepwell.stores.records.rebalance import rebalance
-from stepwell.stores.records.tables import Staging, TableFile
+from stepwell.stores.records.tables import Entries, Staging, TableFile
 from stepwell.stores.records.values import as_values
-from stepwell.stores.records.view import Places, View, mapped
+from stepwell.stores.records.view import View, mapped
 from stepwell.writer import Mode, Writer, check_mode, exclusive
 
 GROW_BYTES = 1 << 30
@@ -375,14 +375,14 @@ class RecordWriter(Writer):
             self._view = mapped(self._root, self._meta, control, old=self._view)
         return self._view
 
-    def _places(self, rows: Rows, names: Sequence[str]) -> Places:
+    def _places(self, rows: Rows, names: Sequence[str]) -> Entries:
         """The entries of these rows, changes included."""
         staging, view = self._staging, self._committed()
         if not staging.touched:
             return view.places(rows, names)
         found = np.zeros((len(names), len(rows) * ENTRY.itemsize), np.uint8)
         inside = rows < staging.base
-        entries: Places = found.view(ENTRY)
+        entries: Entries = found.view(ENTRY)
         entries[:, inside] = view.places(np.ascontiguousarray(rows[inside]), names)
         for i, name in enumerate(names):
             staging.overlay(view.meta.numbers[name], rows, found[i])
@@ -399,12 +399,6 @@ class RecordWriter(Writer):
         if len(found) < len(numbers):
             raise ValueError(f"record {found[counts > 1][0]} is named more than once")
         return numbers
-
-    def _read(self, rows: Rows, out: Batch, names: Sequence[str]) -> None:
-        with self._turn():
-            self._check_usable()
-            _core.check_rows(rows, len(self))  # again: another thread may have deleted some
-            self._committed().fill(rows, self._places(rows, names), out, names)
 
 
 class _Uncommitted(Source):
@@ -424,11 +418,12 @@ class _Uncommitted(Source):
     def _check_open(self) -> None:
         self._writer._check_open()
 
-    def _fill(self, rows: Rows, out: Batch) -> None:
-        self._writer._read(rows, out, list(self.schema))
-
     def _fill_columns(self, rows: Rows, out: Batch, names: Sequence[str]) -> None:
-        self._writer._read(rows, out, names)
+        writer = self._writer
+        with writer._turn():
+            writer._check_usable()
+            _core.check_rows(rows, len(self))  # again: another thread may have deleted some
+            writer._committed().fill(rows, writer._places(rows, names), out, names)
 
 
 def _count(name: str, number: int) -> int:
