@@ -276,7 +276,9 @@ class Source(Closing, ABC):
 
         `out` has an array for each field of fixed shape; a ragged field is added to it.
         """
-        raise TypeError(f"{type(self).__name__} defines neither _fill nor _native")
+        if type(self)._fill_columns is Source._fill_columns:
+            raise TypeError(f"{type(self).__name__} defines neither _fill nor _native")
+        self._fill_columns(rows, out, list(self.schema))
 
     def _fill_columns(self, rows: Rows, out: Batch, names: Sequence[str]) -> None:
         """The same for some fields; a store may know how to leave the others alone."""

@@ -430,10 +430,7 @@ def parse_journal(data: bytes, fields: int) -> list[Commit]:
         follows = not commits or number == commits[-1].number + 1
         if not follows or crc32c(data[at + 8 : at + size]) != crc:
             break
-        try:
-            commits.append(parse_commit(data[at : at + size], fields))
-        except (Broken, struct.error):
-            break  # none that a writer of this store has made
+        commits.append(parse_commit(data[at : at + size], fields))
         at += size
     return commits
 
@@ -446,6 +443,7 @@ def parse_commit(data: bytes, fields: int) -> Commit:
     unfull = [struct.unpack_from("<IIQ", data, HEAD + 16 * i) for i in range(count)]
     changes = []
     for _ in range(fields):
+        need(at + 24 <= len(data), "fewer fields in a commit than in the store")
         first, appended, changed = struct.unpack_from("<QQQ", data, at)
         at += 24
         need(at + 16 * appended + 24 * changed <= len(data), "entries behind the end of a commit")

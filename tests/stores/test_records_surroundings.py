@@ -1,5 +1,6 @@
 """Record stores among interruptions, other stores, other threads and what users put beside them."""
 
+import json
 import resource
 import shutil
 import signal
@@ -222,6 +223,22 @@ def test_more_chunks_than_can_be_mapped(quick_path: Path, monkeypatch: pytest.Mo
         store.rebalance(chunk_records=100)
         store.append({"x": [10]})
     assert RecordReader.open(quick_path / "a")["x"][:].tolist() == list(range(11))
+
+
+def test_fewer_records_than_threads(quick_path: Path) -> None:
+    """A chunk that a thread found nothing for has no file, and needs none."""
+    made = {"x": Field("u1", (1 << 18,), compress="zstd")}
+    for count in range(1, 4):
+        with RecordWriter(quick_path / "a", made, mode="a", threads=4) as store:
+            store.append({"x": np.full((1, 1 << 18), count)})
+    meta = quick_path / "a" / "meta.json"  # as an earlier version left it
+    text = json.loads(meta.read_text())
+    text["chunks"]["unfull"].append([text["chunks"]["num"], 0, 0])
+    text["chunks"]["num"] += 1
+    del text["crc32c"]
+    meta.write_text(json.dumps(text))
+    with RecordWriter(quick_path / "a", mode="a") as store:
+        assert store["x"][:, 0].tolist() == [1, 2, 3]
 
 
 def test_files_of_others_stay(quick_path: Path) -> None:

@@ -107,9 +107,6 @@ class Stream(Source):
     def _runs(self) -> tuple[Rows, Rows]:
         return super()._runs() if self.runs is None else (self.runs.starts, self.runs.counts)
 
-    def _fill(self, rows: Rows, out: Batch) -> None:
-        self._fill_columns(rows, out, list(self._fields))
-
     def _fill_columns(self, rows: Rows, out: Batch, names: Sequence[str]) -> None:
         ragged: dict[str, list[Any]] = {
             name: [None] * len(rows) for name in names if self._fields[name].ragged

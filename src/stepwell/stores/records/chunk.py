@@ -1,9 +1,13 @@
-"""Chunks that are being written to."""
+"""Values become frames at the end of chunks: packed by several threads, with dictionaries that are
+learned."""
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +15,31 @@ from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.errors import FormatError
-from stepwell.files.atomic import sync_path, write_all
+from stepwell.files.atomic import sync_path, write_all, write_file
+from stepwell.files.codecs import train_dictionary
 from stepwell.files.regular import check_inside, open_inside
-from stepwell.stores.records.layout import CHUNKS, MAX_CHUNKS, chunk_name
+from stepwell.source import Rows
+from stepwell.stores.records.layout import (
+    CHUNKS,
+    ENTRY,
+    MAX_CHUNKS,
+    chunk_name,
+    codec_number,
+    dictionary_name,
+    load_dictionary,
+    packing_level,
+)
 from stepwell.stores.records.meta import ChunkState, Meta
+from stepwell.stores.records.tables import Entries
+from stepwell.stores.records.values import Values
+
+# For larger writes the system takes larger pages, and a virtual machine has given those that were
+# free for a while back to its host.
+_SLAB_BYTES = 1 << 20
+_SAMPLE_BYTES = 1 << 24
+
+Make = Callable[[int, int, int, int], tuple[NDArray[np.uint8], NDArray[np.uint8]]]
+"""Frames of the records from one to another, for a chunk and a place in it, and their entries."""
 
 
 class ChunkFile:
@@ -51,16 +76,11 @@ class ChunkFile:
 
     def sync(self) -> None:
         if self._dirty:
-            os.fdatasync(self._file)
+            sync_path(self.path) if self._file < 0 else os.fdatasync(self._file)
             self._dirty = False
 
-    def rest(self) -> None:
-        """Synced, and not open until it is written to again: there are only so many files."""
-        self.sync()
-        self.close(cut=False)
-
     def close(self, *, cut: bool) -> None:
-        """Let go of it; with `cut`, it ends where its frames do."""
+        """Let go of it, until it is written to again; with `cut`, it ends where its frames do."""
         file, self._file = self._file, -1
         if file < 0 and cut:
             with suppress(FileNotFoundError):
@@ -85,7 +105,8 @@ class OpenChunks:
         for state in sorted(meta.unfull):
             chunk = ChunkFile(root, state, grow_bytes)
             check_inside(root, chunk_name(state.id))
-            if not chunk.path.exists() or chunk.path.stat().st_size < state.position:
+            # One that nothing was written to may have no file.
+            if state.position > (chunk.path.stat().st_size if chunk.path.exists() else 0):
                 raise FormatError(f"expected at least {state.position} bytes", path=str(chunk.path))
             self._chunks.append(chunk)
         self.next = meta.next_chunk
@@ -98,24 +119,33 @@ class OpenChunks:
     def with_room(self, count: int) -> list[ChunkFile]:
         """So many chunks to write to."""
         found = [chunk for chunk in self._chunks if chunk.records < self._full][:count]
-        return found + [self.begin() for _ in range(count - len(found))]
+        return found + [self._begin() for _ in range(count - len(found))]
 
     def newest(self) -> ChunkFile:
         """The chunk with the highest id there is, or one with a higher one."""
         last = max(self._chunks, key=lambda chunk: chunk.id, default=None)
-        return self.begin() if last is None or last.id < self.next - 1 else last
+        return self._begin() if last is None or last.id < self.next - 1 else last
 
-    def begin(self) -> ChunkFile:
-        with self._guard:
-            if self.next - self._first >= MAX_CHUNKS:
-                raise ValueError(
-                    f"a store has up to {MAX_CHUNKS:,} chunks; "
-                    "rebalance it with more records in each"
-                )
-            chunk = ChunkFile(self._root, ChunkState(self.next, 0, 0), self._grow_bytes)
-            self.next += 1
-            self._chunks.append(chunk)
-        return chunk
+    def put(self, chunk: ChunkFile, ends: Rows, begin: int, end: int, make: Make) -> Entries:
+        """Write records, about a megabyte at a time, to a chunk, and to new ones when it is full.
+
+        `ends` says where each would end if they were one behind the other. Returns their entries,
+        a line for each field.
+        """
+        made = []
+        while begin < end:
+            if chunk.records >= self._full:
+                chunk.close(cut=False)  # there are only so many files
+                chunk = self._begin()
+            limit = (int(ends[begin - 1]) if begin else 0) + _SLAB_BYTES
+            fit = max(int(np.searchsorted(ends, limit, "right")), begin + 1)
+            stop = min(fit, begin + self._full - chunk.records, end)
+            frames, entries = make(begin, stop, chunk.id, chunk.position)
+            chunk.write(frames, stop - begin)
+            del frames  # their memory is for the next ones
+            made.append(entries.view(ENTRY).reshape(-1, stop - begin))
+            begin = stop
+        return np.concatenate(made, axis=1)
 
     def sync(self) -> None:
         """Everything that was written is on the disk, and so are the names."""
@@ -157,6 +187,101 @@ class OpenChunks:
         for chunk in self._chunks:
             chunk.close(cut=cut)
 
+    def _begin(self) -> ChunkFile:
+        with self._guard:
+            if self.next - self._first >= MAX_CHUNKS:
+                raise ValueError(
+                    f"a store has up to {MAX_CHUNKS:,} chunks; "
+                    "rebalance it with more records in each"
+                )
+            chunk = ChunkFile(self._root, ChunkState(self.next, 0, 0), self._grow_bytes)
+            self.next += 1
+            self._chunks.append(chunk)
+        return chunk
+
     def _committed(self) -> None:
         self._committed_next = self.next
         self._committed_states = self.states()
+
+
+class FrameWriter:
+    """Puts frames into the chunks of a store that take some."""
+
+    def __init__(self, root: Path, meta: Meta, chunks: OpenChunks, threads: int) -> None:
+        self._root, self._fields, self._numbers = root, meta.fields, meta.numbers
+        self._chunks, self._threads = chunks, threads
+        self._dictionaries = {
+            name: load_dictionary(root, name, field) for name, field in meta.fields.items()
+        }
+
+    def write(
+        self, values: Mapping[str, Values], numbers: Rows, *, newest: bool
+    ) -> dict[int, Entries]:
+        """Write all frames or none; return the entries of each field that is given."""
+        given = [self._numbers[name] for name in values]
+        if not len(numbers):
+            return dict.fromkeys(given, np.empty(0, ENTRY))
+        bounds = (v.bounds(self._fields[name].row_bytes) for name, v in values.items())
+        ends = np.cumsum(sum(map(np.diff, bounds)) + 32 * len(given))
+        alone = newest or int(ends[-1]) < _SLAB_BYTES // 8
+        threads = 1 if alone else min(self._threads, len(numbers))
+        cuts = [len(numbers) * k // threads for k in range(threads + 1)]
+        make = partial(self._frames, values, numbers)
+        before = self._chunks.states()
+        try:
+            self._train(values)
+            # Each of them has a chunk of its own from the beginning to the end.
+            own = [self._chunks.newest()] if newest else self._chunks.with_room(threads)
+            parts = [(own[k], ends, cuts[k], cuts[k + 1], make) for k in range(threads)]
+            if threads == 1:
+                entries = self._chunks.put(*parts[0])
+            else:
+                with ThreadPoolExecutor(threads) as pool:
+                    made = pool.map(lambda part: self._chunks.put(*part), parts)
+                    entries = np.concatenate([*made], axis=1)
+        except BaseException:
+            self._chunks.back_to(before)
+            raise
+        return dict(zip(given, entries, strict=True))
+
+    def _frames(
+        self,
+        values: Mapping[str, Values],
+        numbers: Rows,
+        begin: int,
+        end: int,
+        chunk: int,
+        position: int,
+    ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        fields = []
+        for name, given in values.items():
+            field = self._fields[name]
+            dictionary, codec = self._dictionaries[name], codec_number(field.compress)
+            if field.compress == "zstd-dict" and dictionary is None:
+                codec = codec_number("zstd")
+            size = field.row_bytes
+            ends = None if given.ends is None else given.ends[begin : end + 1]
+            data = given.data[begin * size : end * size] if ends is None else given.data
+            there = None if given.there is None else given.there[begin:end]
+            level = packing_level(field)
+            fields.append((self._numbers[name], codec, level, dictionary, data, ends, size, there))
+        return _core.make_frames(fields, numbers[begin:end], chunk, position)
+
+    def _train(self, values: Mapping[str, Values]) -> None:
+        """Make the dictionaries that are still to be made, if there is enough to learn from."""
+        for name, given in values.items():
+            field = self._fields[name]
+            if field.compress != "zstd-dict" or self._dictionaries[name] is not None:
+                continue
+            ends = given.bounds(field.row_bytes)
+            last = int(np.searchsorted(ends, ends[0] + _SAMPLE_BYTES, "right")) - 1
+            samples = [given.data[a:b] for a, b in pairwise(ends[: last + 1]) if b > a]
+            try:
+                made = train_dictionary(samples) if len(samples) >= 16 else None
+            except ValueError:
+                made = None
+            if made is None:
+                continue
+            crc = _core.crc32c(np.frombuffer(made, np.uint8)).to_bytes(4, "little")
+            write_file(self._root / dictionary_name(name), made + crc, follow=False)
+            self._dictionaries[name] = load_dictionary(self._root, name, field)

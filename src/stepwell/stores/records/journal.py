@@ -12,26 +12,16 @@ from numpy.typing import NDArray
 from stepwell.errors import ChecksumError, FormatError
 from stepwell.files.journal import Framing
 from stepwell.files.regular import open_inside
-from stepwell.source import Rows
 from stepwell.stores.records.layout import ENTRY, JOURNAL
-from stepwell.stores.records.meta import MAX_RECORDS, ChunkState, Meta
+from stepwell.stores.records.meta import ChunkState, Meta
+from stepwell.stores.records.tables import Change
 
 FRAMING = Framing(b"ZRJL", whole=True)
 _FRAME_BYTES = len(FRAMING.frame(b""))
 _HEAD = struct.Struct("<3Q2IQ")
-_CHUNK = struct.Struct("<2IQ")
+_CHUNK = np.dtype([("id", "<u4"), ("records", "<u4"), ("position", "<u8")])
 _FIELD = struct.Struct("<3Q")
-CHANGED = np.dtype([("record", "<u8"), ("entry", ENTRY)])
-
-
-@dataclass(frozen=True)
-class Change:
-    """New entries of one field: some behind the others, and some in the place of others."""
-
-    first: int
-    appended: NDArray[Any]
-    rows: Rows
-    changed: NDArray[Any]
+_CHANGED = np.dtype([("record", "<u8"), ("entry", ENTRY)])
 
 
 @dataclass(frozen=True)
@@ -44,14 +34,61 @@ class Commit:
         """The body of its record."""
         meta = self.after
         head = (meta.commit, meta.length, meta.peak, meta.next_chunk)
-        parts = [_HEAD.pack(*head, len(meta.unfull), meta.deletes)]
-        parts += [_CHUNK.pack(state.id, state.records, state.position) for state in meta.unfull]
+        chunks = np.array([(s.id, s.records, s.position) for s in meta.unfull], _CHUNK)
+        parts = [_HEAD.pack(*head, len(chunks), meta.deletes), chunks.tobytes()]
         for change in self.changes:
-            together = np.empty(len(change.rows), CHANGED)
+            together = np.empty(len(change.rows), _CHANGED)
             together["record"], together["entry"] = change.rows, change.changed
             counts = (change.first, len(change.appended), len(change.rows))
             parts += [_FIELD.pack(*counts), change.appended.tobytes(), together.tobytes()]
         return b"".join(parts)
+
+    @classmethod
+    def decode(cls, body: NDArray[np.uint8], before: Meta) -> "Commit":
+        """Raises `ValueError`, or another of `_UNREADABLE`, when it cannot come behind `before`."""
+        number, length, peak, next_chunk, count, deletes = _HEAD.unpack_from(body.data)
+        unfull, at = _items(body, _HEAD.size, _CHUNK, count)
+        changes: list[Change] = []
+        for _ in before.fields:
+            first, appended, changed = _FIELD.unpack_from(body.data, at)
+            entries, at = _items(body, at + _FIELD.size, ENTRY, appended)
+            together, at = _items(body, at, _CHANGED, changed)
+            rows = together["record"]
+            if len(rows) and int(rows.max()) >= before.length:
+                raise ValueError(f"record {rows.max()} of {before.length}")
+            changes.append(Change(first, entries, rows.astype(np.int64), together["entry"]))
+        more = len(changes[0].appended)
+        follows = (
+            at == len(body)
+            and all(len(change.appended) == more for change in changes)
+            and all(change.first == before.length or not more for change in changes)
+            and (length == before.length + more if more else length <= before.length)
+            and peak == max(before.peak, length)
+            and before.next_chunk <= next_chunk
+        )
+        if not follows:
+            raise ValueError(f"{length} records after {before.length} and {more} more")
+        after = replace(
+            before,
+            commit=number,
+            length=length,
+            peak=peak,
+            next_chunk=next_chunk,
+            deletes=deletes,
+            unfull=tuple(ChunkState(i, end, records) for i, records, end in unfull.tolist()),
+        )
+        after.check()
+        return cls(after, tuple(changes))
+
+
+_UNREADABLE = (ValueError, OverflowError, struct.error)
+
+
+def _items(
+    body: NDArray[np.uint8], at: int, dtype: np.dtype[Any], count: int
+) -> tuple[NDArray[Any], int]:
+    """So many of something, and where they end."""
+    return np.frombuffer(body, dtype, count, at), at + count * dtype.itemsize
 
 
 def read_commits(root: Path, meta: Meta) -> list[Commit]:
@@ -71,92 +108,27 @@ def read_commits(root: Path, meta: Meta) -> list[Commit]:
     found: list[Commit] = []
     before, end, last = meta, 0, None
     for at, body in FRAMING.records(data):
-        commit = _decode(body, meta)
-        if commit is None or (last is not None and commit.after.commit != last + 1):
+        number = _number(body)
+        if number > before.commit + 1 or (last is not None and number != last + 1):
             break
-        last = commit.after.commit
-        if last > before.commit:
-            if last != before.commit + 1:
-                break
-            if not _follows(commit, before):
-                raise FormatError(f"commit {last} contradicts itself", path=str(path), offset=at)
-            before = commit.after
-            found.append(commit)
-        end = at + _FRAME_BYTES + len(body)
+        if number > before.commit:
+            try:
+                found.append(Commit.decode(body, before))
+            except _UNREADABLE as error:
+                said = f"commit {number} contradicts itself: {error}"
+                raise FormatError(said, path=str(path), offset=at) from None
+            before = found[-1].after
+        last, end = number, at + _FRAME_BYTES + len(body)
     for at in FRAMING.places(data, end):
         rest = FRAMING.body_at(data, at)
-        later = None if rest is None else _decode(rest, meta)
-        if later is not None and later.after.commit > before.commit:
+        if rest is not None and _number(rest) > before.commit:
             raise ChecksumError(
-                f"commit {before.commit + 1} is damaged, commit {later.after.commit} is whole",
+                f"commit {before.commit + 1} is damaged, commit {_number(rest)} is whole",
                 path=str(path),
                 offset=end,
             )
     return found
 
 
-def _follows(commit: Commit, before: Meta) -> bool:
-    """Whether a commit can come behind what the store was."""
-    after, length = commit.after, before.length
-    appended = {len(change.appended) for change in commit.changes}
-    more = next(iter(appended))
-    try:
-        after.check()
-    except ValueError:
-        return False
-    return (
-        len(appended) == 1
-        and (after.length == length + more if more else after.length <= length)
-        and after.peak == max(before.peak, after.length)
-        and before.next_chunk <= after.next_chunk
-        and all(
-            (change.first == length or not more) and int(change.rows.max(initial=-1)) < length
-            for change in commit.changes
-        )
-    )
-
-
-def _decode(body: NDArray[np.uint8], meta: Meta) -> Commit | None:
-    """A commit whose checksum is right; None for one that no writer of this store made."""
-    if len(body) < _HEAD.size:
-        return None
-    data, size = body.data, len(body)
-    number, length, peak, next_chunk, chunks, deletes = _HEAD.unpack_from(data)
-    at = _HEAD.size
-    if chunks * _CHUNK.size > size - at or max(length, peak) > MAX_RECORDS or length > peak:
-        return None
-    unfull = []
-    for _ in range(chunks):
-        i, records, position = _CHUNK.unpack_from(data, at)
-        unfull.append(ChunkState(i, position, records))
-        at += _CHUNK.size
-    changes: list[Change] = []
-    for _ in meta.fields:
-        if at + _FIELD.size > size:
-            return None
-        first, appended, changed = _FIELD.unpack_from(data, at)
-        at += _FIELD.size
-        need = appended * ENTRY.itemsize + changed * CHANGED.itemsize
-        if need > size - at or first + appended > peak:
-            return None
-        middle, end = at + appended * ENTRY.itemsize, at + need
-        together = body[middle:end].view(CHANGED)
-        rows = together["record"]
-        if len(rows) and int(rows.max()) >= peak:
-            return None
-        changes.append(
-            Change(first, body[at:middle].view(ENTRY), rows.astype(np.int64), together["entry"])
-        )
-        at = end
-    if at != size:
-        return None
-    after = replace(
-        meta,
-        commit=number,
-        length=length,
-        peak=peak,
-        next_chunk=next_chunk,
-        deletes=deletes,
-        unfull=tuple(unfull),
-    )
-    return Commit(after, tuple(changes))
+def _number(body: NDArray[np.uint8]) -> int:
+    return int.from_bytes(body[:8].tobytes(), "little")

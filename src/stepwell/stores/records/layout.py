@@ -11,7 +11,10 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from stepwell import _core
-from stepwell.files.codecs import CODECS, codec_names
+from stepwell.errors import FormatError
+from stepwell.files.codecs import CODECS
+from stepwell.files.document import whole_number
+from stepwell.files.regular import read_inside
 from stepwell.source import Field
 
 META = "meta.json"
@@ -29,7 +32,9 @@ TABLE_BLOCK = 4096 // ENTRY.itemsize
 _MAX_AXES = 31  # NumPy has 64, and a batch has one or two more
 _LEVELS = {"gzip": (1, 9, 6), "zstd": (1, 19, 3), "zstd-dict": (1, 19, 3)}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}")
-_FROM_DISK = {numbers.records[1]: name for name, numbers in CODECS.items() if numbers.records}
+_ON_DISK = {name: numbers.records for name, numbers in CODECS.items() if numbers.records}
+_FROM_DISK = {numbers[1]: name for name, numbers in _ON_DISK.items()}
+_MAX_DICTIONARY = 1 << 26
 
 FieldLike = Field | DTypeLike | type | tuple[Any, ...]
 
@@ -41,19 +46,32 @@ def as_fields(given: Mapping[str, FieldLike]) -> dict[str, Field]:
     """
     if not isinstance(given, Mapping):
         raise TypeError(f"fields: expected a dict of names and dtypes, got {type(given).__name__}")
-    if not given:
-        raise ValueError("a record has at least one field")
-    fields = {}
-    for name, field in given.items():
-        if isinstance(field, Field):
-            fields[name] = checked(field)
-        else:
-            fields[name] = checked(Field(*(field if isinstance(field, tuple) else (field,))))
-    check_names(list(fields))
-    return fields
+    return checked(
+        {
+            name: field
+            if isinstance(field, Field)
+            else Field(*(field if isinstance(field, tuple) else (field,)))
+            for name, field in given.items()
+        }
+    )
 
 
-def checked(field: Field) -> Field:
+def checked(fields: Mapping[str, Field]) -> dict[str, Field]:
+    """Fields that a record store can have, their codecs named. Raises `ValueError` for others."""
+    if not 0 < len(fields) <= 1 << 16:
+        raise ValueError(f"a record has at least one field and up to 65,536, got {len(fields)}")
+    for name in fields:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ValueError(
+                f"{name!r} cannot name a field: expected a letter or _, then up to 62 letters, "
+                "digits, _ or -"
+            )
+    if len({name.lower() for name in fields}) < len(fields):
+        raise ValueError(f"names differ only in case: {', '.join(fields)}")
+    return {name: _checked(field) for name, field in fields.items()}
+
+
+def _checked(field: Field) -> Field:
     """A field that a record store can hold, its codec named."""
     dtype, shape = field.dtype, field.shape
     if dtype.names or dtype.hasobject:
@@ -63,9 +81,8 @@ def checked(field: Field) -> Field:
     if min(shape, default=1) < 0 or not 0 < field.row_bytes < 1 << 32:
         raise ValueError(f"expected items of 1 byte to 4 GiB, got {dtype} {shape}")
     compress, level = field.compress or "none", field.level
-    if compress not in codec_names("records"):
-        expected = ", ".join(codec_names("records"))
-        raise ValueError(f"compress: expected {expected}, got {compress!r}")
+    if compress not in _ON_DISK:
+        raise ValueError(f"compress: expected {', '.join(_ON_DISK)}, got {compress!r}")
     if level is not None:
         if compress not in _LEVELS:
             raise ValueError(f"level: {compress} has none, got {level}")
@@ -77,9 +94,7 @@ def checked(field: Field) -> Field:
 
 def codec_number(compress: str | None) -> int:
     """What frames call a codec."""
-    numbers = CODECS[compress or "none"].records
-    assert numbers is not None
-    return numbers[0]
+    return _ON_DISK[compress or "none"][0]
 
 
 def packing_level(field: Field) -> int:
@@ -88,13 +103,11 @@ def packing_level(field: Field) -> int:
 
 
 def field_to_json(name: str, field: Field) -> dict[str, Any]:
-    numbers = CODECS[field.compress or "none"].records
-    assert numbers is not None
     made: dict[str, Any] = {
         "name": name,
         "dtype": field.dtype.str if field.kind == "array" else field.kind,
         "shape": [*([None] if field.ragged else []), *field.shape],
-        "compress": numbers[1],
+        "compress": _ON_DISK[field.compress or "none"][1],
     }
     if field.level is not None:
         made["level"] = field.level
@@ -103,43 +116,21 @@ def field_to_json(name: str, field: Field) -> dict[str, Any]:
 
 def field_from_json(text: Mapping[str, Any]) -> tuple[str, Field]:
     """Raises `ValueError`, `KeyError` or `TypeError` for what is no field."""
-    dtype, shape = text["dtype"], list(text["shape"])
-    if not isinstance(dtype, str) or not isinstance(text["name"], str):
-        raise TypeError("a name and a dtype are strings")
-    ragged = bool(shape) and shape[0] is None
-    sizes = shape[1:] if ragged else shape
-    if any(type(n) is not int for n in sizes):
-        raise TypeError(f"a shape has whole numbers, got {shape}")
+    dtype, shape, level = text["dtype"], list(text["shape"]), text.get("level")
+    ragged, optional = shape[:1] == [None], text.get("optional", True)
+    if type(dtype) is not str or type(optional) is not bool:
+        raise TypeError(f"expected a dtype and true or false, got {dtype!r} and {optional!r}")
     if dtype in ("str", "bytes") and shape != [None]:
         raise ValueError(f"{dtype} has the shape [null], got {shape}")
-    level, optional = text.get("level"), text.get("optional", True)
-    if level is not None and type(level) is not int:
-        raise TypeError(f"a level is a whole number, got {level!r}")
-    if type(optional) is not bool:
-        raise TypeError(f"optional is true or false, got {optional!r}")
     field = Field(
         dtype,
-        tuple(sizes),
+        tuple(whole_number(size, 1 << 63) for size in shape[ragged:]),
         ragged,
         compress=_FROM_DISK[text["compress"]],
-        level=level,
+        level=None if level is None else whole_number(level, 1 << 32),
         optional=optional,
     )
-    return text["name"], checked(field)
-
-
-def check_names(names: list[str]) -> None:
-    """Raise `ValueError` for names that cannot be those of the fields of a store."""
-    for name in names:
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise ValueError(
-                f"{name!r} cannot name a field: expected a letter or _, then up to 62 letters, "
-                "digits, _ or -"
-            )
-    if len({name.lower() for name in names}) < len(names):
-        raise ValueError(f"names differ only in case: {', '.join(names)}")
-    if len(names) > 1 << 16:
-        raise ValueError("more than 65,536 fields")
+    return text["name"], field
 
 
 def table_names(field: str, generation: int) -> tuple[str, str]:
@@ -150,6 +141,25 @@ def table_names(field: str, generation: int) -> tuple[str, str]:
 
 def dictionary_name(field: str) -> str:
     return f"{field}.dict"
+
+
+def read_dictionary(root: Path, field: str) -> bytes:
+    """The file of the dictionary of a field. Raises `FileNotFoundError` while there is none."""
+    return read_inside(root, dictionary_name(field), _MAX_DICTIONARY)
+
+
+def load_dictionary(root: Path, name: str, field: Field) -> _core.Dictionary | None:
+    """The dictionary of a field; None while there is none, and for one that has none."""
+    if field.compress != "zstd-dict":
+        return None
+    try:
+        data = read_dictionary(root, name)
+    except FileNotFoundError:
+        return None
+    words = np.frombuffer(data[:-4], np.uint8)
+    if len(data) < 5 or _core.crc32c(words) != int.from_bytes(data[-4:], "little"):
+        raise FormatError("a damaged dictionary", path=str(root / dictionary_name(name)))
+    return _core.Dictionary(words, packing_level(field))
 
 
 def chunk_name(number: int) -> str:

@@ -7,7 +7,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from stepwell.files.atomic import sweep
+from stepwell.files.atomic import is_temporary, sweep
 from stepwell.files.regular import open_inside
 from stepwell.stores.records.layout import (
     CHUNKS,
@@ -20,7 +20,7 @@ from stepwell.stores.records.layout import (
 )
 from stepwell.stores.records.meta import Meta
 
-_TEMPORARY = re.compile(rf"\.({re.escape(META)}|.*\.dict)\.[0-9a-f]{{8}}\.tmp")
+_REPLACED = rf"{re.escape(META)}|.*\.dict"
 
 
 def is_left_over(path: Path) -> bool:
@@ -32,7 +32,7 @@ def is_left_over(path: Path) -> bool:
     about = path.lstat()
     if path.name == CHUNKS:
         return stat.S_ISDIR(about.st_mode) and all(p.suffix == ".zr" for p in path.iterdir())
-    ours = path.name == LOCK or path.suffix == ".dict" or _TEMPORARY.fullmatch(path.name)
+    ours = path.name == LOCK or path.suffix == ".dict" or is_temporary(path, _REPLACED)
     empty = not about.st_size and (path.name == JOURNAL or path.suffix in (".offset", ".sums"))
     return stat.S_ISREG(about.st_mode) and bool(ours or empty)
 

@@ -1,7 +1,7 @@
 """meta.json: what a store is, as of its last checkpoint."""
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from stepwell.source import Field
 from stepwell.stores.records.layout import (
     MAX_CHUNKS,
     META,
-    check_names,
+    checked,
     field_from_json,
     field_to_json,
 )
@@ -51,6 +51,11 @@ class Meta:
         """What tables and frames call each field."""
         return {name: number for number, name in enumerate(self.fields)}
 
+    @property
+    def moment(self) -> tuple[str, int, int, int]:
+        """Which commit of which store it is."""
+        return self.store_id, self.generation, self.commit, self.length
+
     def write(self, root: Path) -> None:
         _DOCUMENT.write(
             root,
@@ -83,11 +88,10 @@ class Meta:
         chunks = text["chunks"]
         length = whole_number(text["length"], MAX_RECORDS)
         fields = dict(field_from_json(each) for each in text["fields"])
-        if len(fields) < len(text["fields"]) or not fields:
+        if len(fields) < len(text["fields"]):
             raise ValueError("expected fields of different names")
-        check_names(list(fields))
         made = cls(
-            fields=fields,
+            fields=checked(fields),
             chunk_records=whole_number(chunks["size"], 1 << 32),
             length=length,
             generation=whole_number(text.get("generation", 0), 1 << 32),
@@ -124,14 +128,15 @@ class Meta:
             if not self.first_chunk <= state.id < self.next_chunk or state.position % 8:
                 raise ValueError(f"no chunk can be {list(state)}")
 
-    def with_attributes(self, attributes: dict[str, Any]) -> "Meta":
-        """Raises `TypeError` or `ValueError` for what JSON does not give back as it was."""
-        if not isinstance(attributes, dict):
-            raise TypeError(f"attributes: expected a dict, got {type(attributes).__name__}")
-        text = json.dumps(attributes, allow_nan=False)
-        if len(text) > _MAX_ATTRIBUTES:
-            raise ValueError(f"attributes: expected up to 1 MiB, got {len(text):,} bytes")
-        kept = json.loads(text)
-        if kept != attributes:
-            raise ValueError("attributes: JSON has only text for keys, and lists for tuples")
-        return replace(self, attributes=kept)
+
+def checked_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Raises `TypeError` or `ValueError` for what JSON does not give back as it was."""
+    if not isinstance(attributes, dict):
+        raise TypeError(f"attributes: expected a dict, got {type(attributes).__name__}")
+    text = json.dumps(attributes, allow_nan=False)
+    if len(text) > _MAX_ATTRIBUTES:
+        raise ValueError(f"attributes: expected up to 1 MiB, got {len(text):,} bytes")
+    kept: dict[str, Any] = json.loads(text)
+    if kept != attributes:
+        raise ValueError("attributes: JSON has only text for keys, and lists for tuples")
+    return kept

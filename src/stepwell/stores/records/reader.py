@@ -1,9 +1,8 @@
 """A record store to read: records of several fields, which others may change meanwhile."""
 
 import copy
-import operator
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
@@ -13,21 +12,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from stepwell import _core
 from stepwell.files.regular import bytes_on_disk
-from stepwell.source import Batch, Rows, Schema, as_rows
+from stepwell.source import Batch, Ragged, Rows, Schema, as_rows
 from stepwell.store import Description, Progress, Report, Store
-from stepwell.stores.records.layout import (
-    CHUNKS,
-    JOURNAL,
-    LOCK,
-    META,
-    FieldLike,
-    as_fields,
-    chunk_name,
-    chunk_numbers,
-)
-from stepwell.stores.records.salvage import SalvageReport, salvage
+from stepwell.stores.records.layout import CHUNKS, JOURNAL, LOCK, META, chunk_name, chunk_numbers
+from stepwell.stores.records.meta import Meta
+from stepwell.stores.records.salvage import salvage
 from stepwell.stores.records.verify import verified
-from stepwell.stores.records.view import Moment, View, look
+from stepwell.stores.records.view import View, look
 from stepwell.views import Column
 
 _ROWS = 1 << 16
@@ -51,33 +42,23 @@ class RecordReader(Store):
     def __init__(self, path: str | os.PathLike[str], *, checksums: bool = True) -> None:
         self._begin(Path(path).absolute(), checksums, None)  # wherever the process goes later
 
-    def _begin(self, path: Path, checksums: bool, at: Moment | None) -> None:
+    def _begin(self, path: Path, checksums: bool, at: Meta | None) -> None:
         self._path, self._checksums = path, checksums
-        self._seen: View | None = look(path, checksums=checksums, at=at)
-        self._see(self._seen)
+        self._see(look(path, checksums=checksums, at=at))
+
+    def _see(self, view: View) -> None:
+        self._seen: View | None = view
+        self._meta = view.meta  # stays known when it is closed
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
         others = (CHUNKS, JOURNAL, LOCK)  # many things have a meta.json
         return os.path.lexists(path / META) and any(os.path.lexists(path / o) for o in others)
 
-    @staticmethod
-    def salvage(
-        path: str | os.PathLike[str],
-        out: str | os.PathLike[str],
-        *,
-        fields: Mapping[str, FieldLike] | None = None,
-        progress: Progress | None = None,
-    ) -> SalvageReport:
-        """Write what can be found in the chunks of a damaged store to a new one.
-
-        `fields` are needed where meta.json is lost.
-        """
-        known = None if fields is None else as_fields(fields)
-        return salvage(Path(path), Path(out), known, progress)
+    salvage = staticmethod(salvage)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self._path, "checksums": self._checksums, "at": self._moment}
+        return {"path": self._path, "checksums": self._checksums, "at": self._meta}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._begin(**state)
@@ -85,7 +66,7 @@ class RecordReader(Store):
     # What it is.
 
     def __len__(self) -> int:
-        return self._moment.length
+        return self._meta.length
 
     @property
     def path(self) -> str:
@@ -93,12 +74,12 @@ class RecordReader(Store):
 
     @property
     def schema(self) -> Schema:
-        return self._schema
+        return self._meta.fields
 
     @property
     def attributes(self) -> dict[str, Any]:
         """What is kept with the store."""
-        return copy.deepcopy(self._attributes)
+        return copy.deepcopy(self._meta.attributes)
 
     @overload  # type: ignore[override]
     def __getitem__(self, key: str) -> "RecordColumn": ...
@@ -110,16 +91,16 @@ class RecordReader(Store):
 
     def present(self, rows: ArrayLike) -> dict[str, NDArray[np.bool]]:
         """Which of these records have each field; one that is missing reads as zeros or empty."""
-        places = self._view.places(self._rows(rows), list(self._schema))
-        return {name: places[i]["offset"] > 0 for i, name in enumerate(self._schema)}
+        places = self._view.places(as_rows(rows, len(self)), list(self.schema))
+        return {name: places[i]["offset"] > 0 for i, name in enumerate(self.schema)}
 
     def refresh(self) -> bool:
-        before = self._moment, self._attributes
-        self._seen = look(self._path, checksums=self._checksums, old=self._view)
-        self._see(self._seen)
+        before = self._meta
+        self._see(look(self._path, checksums=self._checksums, old=self._view))
         for made in ("_reader", "_layouts"):
             self.__dict__.pop(made, None)
-        return before != (self._moment, self._attributes)
+        now = self._meta
+        return (before.moment, before.attributes) != (now.moment, now.attributes)
 
     def close(self) -> None:
         super().close()
@@ -129,16 +110,16 @@ class RecordReader(Store):
         stored = 0
         for begin in range(0, len(self), _ROWS):
             rows = np.arange(begin, min(begin + _ROWS, len(self)), dtype=np.int64)
-            stored += int(self._sizes(rows, list(self._schema)).sum())
+            stored += int(self._sizes(rows, list(self.schema)).sum())
         chunks = [self._path / chunk_name(number) for number in chunk_numbers(self._path)]
         on_disk = bytes_on_disk(*chunks)
         facts = {
-            "commits": self._moment.commit,
-            "generation": self._moment.generation,
+            "commits": self._meta.commit,
+            "generation": self._meta.generation,
             "chunks": len(chunks),
-            "chunk_records": self._view.meta.chunk_records,
-            "codecs": {name: field.compress for name, field in self._schema.items()},
-            "optional": [name for name, field in self._schema.items() if field.optional],
+            "chunk_records": self._meta.chunk_records,
+            "codecs": {name: field.compress for name, field in self.schema.items()},
+            "optional": [name for name, field in self.schema.items() if field.optional],
             "stored_bytes": stored,
             "chunk_bytes": on_disk,
             "utilization": round(min(stored / on_disk, 1.0), 4) if on_disk else 1.0,
@@ -153,12 +134,9 @@ class RecordReader(Store):
 
     def _native(self, names: Sequence[str]) -> _core.Reader | None:
         view = self._view
-        if any(self._schema[name].ragged for name in names):
+        if any(self.schema[name].ragged for name in names):
             return None
         return _core.record_reader(view.records, [view.meta.numbers[name] for name in names])
-
-    def _fill(self, rows: Rows, out: Batch) -> None:
-        self._fill_columns(rows, out, list(self._schema))
 
     def _fill_columns(self, rows: Rows, out: Batch, names: Sequence[str]) -> None:
         view = self._view
@@ -178,25 +156,34 @@ class RecordReader(Store):
         assert view is not None
         return view
 
-    def _see(self, view: View) -> None:
-        """What is known of the store stays known when it is closed."""
-        self._moment: Moment = view.moment
-        self._schema: Schema = dict(view.meta.fields)
-        self._attributes: dict[str, Any] = view.meta.attributes
 
-    def _rows(self, rows: ArrayLike) -> Rows:
-        self._check_open()
+class RecordColumn(Column):
+    """A field of a record store, which feels like an array.
+
+    What is stored as it is ("none") is not copied for `views`: such arrays are the file's own
+    memory, read-only, and stay valid for as long as they are kept, whatever happens to the store.
+    """
+
+    _base: RecordReader
+
+    def views(self, rows: ArrayLike) -> list[NDArray[Any]]:
+        """Records one by one as arrays: not copied where they are stored as they are, and checked
+        all the same."""
         numbers = as_rows(rows, len(self))
-        _core.check_rows(numbers, len(self))
-        return numbers
+        found = self._mapped(numbers)
+        if found is not None:
+            return found
+        values = self.take(numbers)[self._name]
+        ragged = isinstance(values, Ragged)
+        return Ragged(values.values, values.offsets).to_list() if ragged else list(values)
 
-    def _raw_views(self, name: str, rows: Rows) -> list[NDArray[Any]] | None:
-        """Records as they lie in the files, checked and not copied; None if some cannot be."""
-        view, field = self._view, self._schema[name]
-        places = view.places(rows, [name])[0]
+    def _mapped(self, rows: Rows) -> list[NDArray[Any]] | None:
+        """Records as they lie in the files; None if some cannot be had so."""
+        view, field = self._base._view, self.field
+        places = view.places(rows, [self._name])[0]
         if field.compress != "none" or not places["offset"].all():
             return None
-        for problem in view.problems(name, rows, places.view(np.uint8), 1):
+        for problem in view.problems(self._name, rows, places, 1):
             raise problem
         found = []
         for offset, chunk, length in places.tolist():
@@ -206,45 +193,3 @@ class RecordReader(Store):
             array = memory[offset : offset + length].view(field.dtype)
             found.append(array.reshape((-1, *field.shape) if field.ragged else field.shape))
         return found
-
-
-class RecordColumn(Column):
-    """A field of a record store, which feels like an array.
-
-    What is stored as it is ("none") is not copied for `column[7]` and `views`: such arrays are the
-    file's own memory, read-only, and stay valid for as long as they are kept, whatever happens to
-    the store.
-    """
-
-    _base: RecordReader
-
-    def __getitem__(self, key: Any) -> Any:
-        if not hasattr(key, "__index__") or np.ndim(key):
-            return super().__getitem__(key)
-        i = operator.index(key)
-        if not -len(self) <= i < len(self):
-            raise IndexError(f"row {i} is outside a source of {len(self)} rows")
-        array = self.views(np.array([i % len(self)], np.int64))[0]
-        kind = self.field.kind
-        if kind == "array":
-            return array[()]  # a number where a record is one
-        return array.tobytes() if kind == "bytes" else array.tobytes().decode()
-
-    def views(self, rows: ArrayLike) -> list[NDArray[Any]]:
-        """Records one by one as arrays: not copied where they are stored as they are, and checked
-        all the same."""
-        numbers = self._base._rows(rows)
-        found = self._base._raw_views(self._name, numbers)
-        if found is not None:
-            return found
-        values = self.take(numbers)[self._name]
-        if not self.field.ragged:
-            return list(values)
-        return [
-            values.values[begin:end]
-            for begin, end in zip(values.offsets, values.offsets[1:], strict=False)
-        ]
-
-    def present(self, rows: ArrayLike) -> NDArray[np.bool]:
-        """Which of these records have the field."""
-        return self._base.present(rows)[self._name]

@@ -1,6 +1,8 @@
 """A new store made of what is in the chunks of a damaged one."""
 
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,7 @@ from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.files.atomic import write_file
-from stepwell.files.regular import read_inside
-from stepwell.source import Field
 from stepwell.store import Progress
-from stepwell.stores.records.frames import MAX_DICTIONARY, load_dictionary
 from stepwell.stores.records.journal import read_commits
 from stepwell.stores.records.layout import (
     CHUNKS,
@@ -22,9 +21,11 @@ from stepwell.stores.records.layout import (
     chunk_numbers,
     codec_number,
     dictionary_name,
+    read_dictionary,
 )
 from stepwell.stores.records.meta import Meta
 from stepwell.stores.records.tables import map_file
+from stepwell.stores.records.view import records_of
 from stepwell.stores.records.writer import RecordWriter
 
 _FOUND = np.dtype(
@@ -57,37 +58,36 @@ class SalvageReport:
 
 
 def salvage(
-    path: Path,
-    out: Path,
-    fields: dict[str, Field] | None,
-    progress: Progress | None,
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    progress: Progress | None = None,
 ) -> SalvageReport:
-    """Find the newest whole frame of every record, and copy it to a new store."""
-    meta = _known(path, fields)
-    every, lost = _frames(path, meta)
-    frames = every[_usable(every, path, meta)]
+    """Write what is in the chunks of a store, whose tables may be lost, to a new one: the newest
+    whole frame of every field and record."""
+    root = Path(path)
+    meta = Meta.read(root)
+    for commit in read_commits(root, meta):
+        meta = commit.after
+    every, lost = _frames(root, meta)
+    frames = every[_usable(every, root, meta)]
     lost += int(every["stored"].sum(dtype=np.int64) - frames["stored"].sum(dtype=np.int64))
     # In the order in which they were written: updates go to the newest chunk.
     frames = frames[np.lexsort((frames["offset"], frames["chunk"]))]
-    count = int(frames["record"].max()) + 1 if len(frames) else 0
-    count = max(count, meta.length)
-    extra: list[dict[int, int]] = []
-    if meta.deletes or fields is not None:
-        extra = _superseded(frames)
-    tables = [np.zeros(count + len(extra), ENTRY) for _ in meta.fields]
-    for number, table in enumerate(tables):
-        part = frames[frames["field"] == number]  # the last of a record is put there last
-        table[part["record"]] = _entries(part)
-        for i, found in enumerate(extra):
-            if number in found:
-                table[count + i] = _entries(frames[found[number] : found[number] + 1])[0]
-    _copy(path, out, meta, tables, progress)
+    count = max(int(frames["record"].max(initial=0)) + bool(len(frames)), meta.length)
+    for older in _superseded(frames) if meta.deletes else ():
+        frames["record"][list(older.values())] = count
+        count += 1
+    tables = np.zeros((len(meta.fields), count), ENTRY)
+    # By position, and the last frame of a record stays.
+    tables[frames["field"], frames["record"]] = frames[["offset", "chunk", "stored"]]
+    _copy(root, Path(out), replace(meta, length=count), tables, progress)
     return SalvageReport(
-        records=count + len(extra),
+        records=count,
         frames=len(frames),
-        missing=sum(int((table["offset"] == 0).sum()) for table in tables),
+        missing=int((tables["offset"] == 0).sum()),
         lost_bytes=lost,
-        returned=count + len(extra) - meta.length if fields is None else len(extra),
+        returned=count - meta.length,
     )
 
 
@@ -143,22 +143,6 @@ def _groups(frames: NDArray[Any]) -> Iterator[tuple[int, dict[int, int]]]:
         yield last, group
 
 
-def _entries(frames: NDArray[Any]) -> NDArray[Any]:
-    made = np.zeros(len(frames), ENTRY)
-    made["offset"], made["chunk"] = frames["offset"], frames["chunk"]
-    made["length"] = frames["stored"]
-    return made
-
-
-def _known(path: Path, fields: dict[str, Field] | None) -> Meta:
-    """What is known of the store: its last commit, or the fields alone."""
-    if fields is not None:
-        return Meta(fields, 8192, next_chunk=1 << 31, deletes=1)
-    meta = Meta.read(path)
-    commits = read_commits(path, meta)
-    return commits[-1].after if commits else meta
-
-
 def _frames(path: Path, meta: Meta) -> tuple[NDArray[Any], int]:
     """The whole frames of all chunks, and how many bytes are none."""
     ends = {state.id: state.position for state in meta.unfull}
@@ -177,26 +161,22 @@ def _frames(path: Path, meta: Meta) -> tuple[NDArray[Any], int]:
 
 
 def _copy(
-    path: Path, out: Path, meta: Meta, tables: list[NDArray[Any]], progress: Progress | None
+    path: Path, out: Path, meta: Meta, tables: NDArray[Any], progress: Progress | None
 ) -> None:
-    nothing = np.empty(0, np.uint8)
-    fields, made = [], {}
-    for (name, field), table in zip(meta.fields.items(), tables, strict=True):
-        words = load_dictionary(path, name, field) if field.compress == "zstd-dict" else None
-        entries = table.view(np.uint8)
-        fields.append((name, field.row_bytes, field.ragged, words, entries, nothing, path))
-        lost = not table["offset"].all()
-        made[name] = replace(field, optional=True) if lost else field
-    count = len(tables[0])
     chunks = _core.Chunks(path / CHUNKS, meta.first_chunk)
-    records = _core.Records(chunks, fields, nothing, count, True)
+    nothing = np.empty(0, np.uint8)
+    records = records_of(path, meta, chunks, [(table.view(np.uint8), nothing) for table in tables])
+    fields = {
+        name: field if table["offset"].all() else replace(field, optional=True)
+        for (name, field), table in zip(meta.fields.items(), tables, strict=True)
+    }
     with RecordWriter(
-        out, made, chunk_records=meta.chunk_records, attributes=meta.attributes
+        out, fields, chunk_records=meta.chunk_records, attributes=meta.attributes
     ) as writer:
-        for name, _, _, words, *_ in fields:
-            if words is not None:
-                file = dictionary_name(name)
-                write_file(out / file, read_inside(path, file, MAX_DICTIONARY), follow=False)
+        for name in fields:
+            with suppress(FileNotFoundError):
+                words = read_dictionary(path, name)
+                write_file(out / dictionary_name(name), words, follow=False)
         writer.commit()
-        new = replace(writer._meta, length=count, commit=writer._meta.commit + 1)
-        writer._rewrite(records, new, meta.chunk_records, progress)
+        new = replace(writer._meta, length=meta.length, commit=writer._meta.commit + 1)
+        writer._rewrite(records, new, progress)

@@ -1,9 +1,10 @@
-"""Offset tables and their checksums, as files and as memory."""
+"""Offset tables: changes that are not committed yet, the files, and copies in memory."""
 
 import mmap
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
-from itertools import pairwise
+from dataclasses import dataclass, field as default
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,32 @@ from stepwell.errors import ChecksumError
 from stepwell.files.atomic import write_all
 from stepwell.files.regular import open_inside
 from stepwell.source import Rows
-from stepwell.stores.records.journal import Change
 from stepwell.stores.records.layout import ENTRY, TABLE_BLOCK
 
 _GROW_ENTRIES = 1 << 20
+_SIZE = ENTRY.itemsize
 _SUM_BYTES = 4
-_SPAN_BYTES = 1 << 16
+
+Entries = NDArray[Any]
+"""Where records are: entries of one field, or a line for each field."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """New entries of one field: some behind the others, and some in the place of others."""
+
+    first: int
+    appended: Entries
+    rows: Rows = default(default_factory=lambda: np.empty(0, np.int64))
+    changed: Entries = default(default_factory=lambda: np.empty(0, ENTRY))
+
+    @property
+    def blocks(self) -> Rows:
+        """Blocks of the table with a new entry, in order."""
+        first, count = self.first // TABLE_BLOCK, len(self.appended)
+        end = -(-(self.first + count) // TABLE_BLOCK) if count else first
+        blocks = np.arange(first, end, dtype=np.int64)
+        return np.union1d(blocks, self.rows // TABLE_BLOCK) if len(self.rows) else blocks
 
 
 def map_file(root: Path, name: str) -> NDArray[np.uint8]:
@@ -40,7 +61,16 @@ def own_copy(root: Path, name: str, size: int) -> NDArray[np.uint8]:
     made = np.frombuffer(mmap.mmap(-1, max(size, 1)), np.uint8)
     with open(open_inside(root, name), "rb") as file:
         file.readinto(made.data)
-    return made
+    return made[:size]
+
+
+def change_memory(table: NDArray[np.uint8], sums: NDArray[np.uint8], change: Change) -> None:
+    """Put new entries into such a copy, which is large enough, and sums that fit them."""
+    entries = table.view(ENTRY)
+    entries[change.first : change.first + len(change.appended)] = change.appended
+    entries[change.rows] = change.changed
+    if len(sums):
+        sums.view("<u4")[change.blocks] = _core.block_sums(table, change.blocks).view("<u4")
 
 
 class TableFile:
@@ -54,10 +84,11 @@ class TableFile:
         except BaseException:
             os.close(self._file)
             raise
-        self._memory: NDArray[Any] = np.empty(0, ENTRY)
+        self._memory: Entries = np.empty(0, ENTRY)
         self._map()
         self._checked: set[int] = set()
-        self._add_sums()
+        if not os.fstat(self._sums).st_size:  # a table of before there were any
+            self._sum(np.arange(-(-len(self._memory) // TABLE_BLOCK), dtype=np.int64))
 
     @property
     def size(self) -> int:
@@ -71,34 +102,31 @@ class TableFile:
         """Put new entries where they belong, and sums that fit them."""
         if peak > len(self._memory):
             size = -(-peak // _GROW_ENTRIES) * _GROW_ENTRIES
-            os.ftruncate(self._file, size * ENTRY.itemsize)
+            os.ftruncate(self._file, size * _SIZE)
             os.ftruncate(self._sums, size // TABLE_BLOCK * _SUM_BYTES)
             self._map()
         # Behind the end through the file, for there may be no room for them on the disk. What is
         # there already has its room.
         if len(change.appended):
             data = change.appended.view(np.uint8)
-            write_all(self._file, data, change.first * ENTRY.itemsize, self.path)
+            write_all(self._file, data, change.first * _SIZE, self.path)
         if len(change.rows):
             self._put(change.rows, change.changed)
-        blocks = _touched(change)
-        sums = _core.block_sums(self._memory.view(np.uint8), blocks)
-        self._write_sums(blocks, sums.view("<u4"))
+        self._sum(change.blocks)
 
     def check(self, change: Change, peak: int) -> None:
         """Raise `ChecksumError` when entries beside those to be changed were damaged before: their
         new sum would hide it."""
-        blocks = [int(b) for b in _touched(change) if int(b) not in self._checked]
+        blocks = [int(b) for b in change.blocks if int(b) not in self._checked]
         there = -(-peak // TABLE_BLOCK)  # those behind have no entries, and no sums
         found = np.array([block for block in blocks if block < there], np.int64)
         if len(found):
-            sums = _core.block_sums(self._memory.view(np.uint8), found).view("<u4")
-            wrong = found[sums != self._read_sums(int(found[-1]) + 1)[found]]
+            wrong = found[self._sums_of(found) != self._stored_sums(found)[found - found[0]]]
             if len(wrong):
                 raise ChecksumError(
                     "the entries do not fit their checksum",
                     path=str(self.path),
-                    offset=int(wrong[0]) * TABLE_BLOCK * ENTRY.itemsize,
+                    offset=int(wrong[0]) * TABLE_BLOCK * _SIZE,
                 )
         self._checked.update(blocks)
 
@@ -109,7 +137,7 @@ class TableFile:
     def cut(self, peak: int) -> None:
         """Give back the room that no record needed."""
         for file, size in (
-            (self._file, peak * ENTRY.itemsize),
+            (self._file, peak * _SIZE),
             (self._sums, -(-peak // TABLE_BLOCK) * _SUM_BYTES),
         ):
             if os.fstat(file).st_size > size:
@@ -121,61 +149,118 @@ class TableFile:
             both.callback(os.close, self._file)
             both.callback(os.close, self._sums)
 
-    def _put(self, rows: Rows, entries: NDArray[Any]) -> None:
+    def _put(self, rows: Rows, entries: Entries) -> None:
         """Replace entries here and there. Tests that watch the disk do it through the file."""
         self._memory[rows] = entries
 
     def _map(self) -> None:
-        size = os.fstat(self._file).st_size // ENTRY.itemsize
+        size = os.fstat(self._file).st_size // _SIZE
         if size:
-            mapped = mmap.mmap(self._file, size * ENTRY.itemsize)
+            mapped = mmap.mmap(self._file, size * _SIZE)
             self._memory = np.frombuffer(mapped, ENTRY)
 
-    def _read_sums(self, count: int) -> NDArray[Any]:
-        data = os.pread(self._sums, count * _SUM_BYTES, 0)
-        return np.frombuffer(data.ljust(count * _SUM_BYTES, b"\0"), "<u4")
+    def _sums_of(self, blocks: Rows) -> NDArray[Any]:
+        return _core.block_sums(self._memory.view(np.uint8), blocks).view("<u4")
 
-    def _add_sums(self) -> None:
-        """Sums for a table that has none."""
-        blocks = -(-len(self._memory) // TABLE_BLOCK)
-        if blocks and not os.fstat(self._sums).st_size:
-            every = np.arange(blocks, dtype=np.int64)
-            sums = _core.block_sums(self._memory.view(np.uint8), every)
-            write_all(self._sums, sums, 0, self._sums_path)
+    def _stored_sums(self, blocks: Rows) -> NDArray[Any]:
+        """The checksums that are there, from that of the first of some blocks to the last one's."""
+        want = (int(blocks[-1] - blocks[0]) + 1) * _SUM_BYTES
+        data = os.pread(self._sums, want, int(blocks[0]) * _SUM_BYTES)
+        return np.frombuffer(data.ljust(want, b"\0"), "<u4").copy()
 
-    def _write_sums(self, blocks: Rows, sums: NDArray[Any]) -> None:
-        if not len(blocks):
-            return
-        first, last = int(blocks[0]), int(blocks[-1])
-        want = (last + 1 - first) * _SUM_BYTES
-        if len(blocks) * _SUM_BYTES < want <= _SPAN_BYTES:
-            there = os.pread(self._sums, want, first * _SUM_BYTES)
-            span = np.frombuffer(there.ljust(want, b"\0"), "<u4").copy()
-            span[blocks - first] = sums
-            write_all(self._sums, span.view(np.uint8), first * _SUM_BYTES, self._sums_path)
-            return
-        cuts = np.flatnonzero(np.diff(blocks) > 1) + 1
-        for begin, end in pairwise([0, *cuts.tolist(), len(blocks)]):
-            data = np.ascontiguousarray(sums[begin:end]).view(np.uint8)
-            write_all(self._sums, data, int(blocks[begin]) * _SUM_BYTES, self._sums_path)
+    def _sum(self, blocks: Rows) -> None:
+        """Write the checksums of some blocks, and those between them again."""
+        if len(blocks):
+            sums = self._stored_sums(blocks)
+            sums[blocks - blocks[0]] = self._sums_of(blocks)
+            at = int(blocks[0]) * _SUM_BYTES
+            write_all(self._sums, sums.view(np.uint8), at, self._sums_path)
 
 
-def change_memory(table: NDArray[np.uint8], sums: NDArray[np.uint8], change: Change) -> None:
-    """The same in memory of one's own, which is large enough."""
-    entries = table[: len(table) // ENTRY.itemsize * ENTRY.itemsize].view(ENTRY)
-    end = change.first + len(change.appended)
-    entries[change.first : end] = change.appended
-    entries[change.rows] = change.changed
-    if len(sums):
-        blocks = _touched(change)
-        sums[: len(sums) // 4 * 4].view("<u4")[blocks] = _core.block_sums(table, blocks).view("<u4")
+class Staging:
+    """A store of `base` committed records, the entries of which are in `tables`, with changes on
+    top.
 
+    Rows below `base` that were changed are kept by number; those behind it one after another.
+    """
 
-def _touched(change: Change) -> Rows:
-    """Blocks of the table with a new entry, in order."""
-    first = change.first // TABLE_BLOCK
-    end = (
-        -(-(change.first + len(change.appended)) // TABLE_BLOCK) if len(change.appended) else first
-    )
-    blocks = np.arange(first, end, dtype=np.int64)
-    return np.union1d(blocks, change.rows // TABLE_BLOCK) if len(change.rows) else blocks
+    touched = False
+    deletes = 0
+
+    def __init__(self, tables: Sequence[TableFile], base: int) -> None:
+        self.base = self.length = self.peak = base
+        self._tables = tables
+        self._changed: list[dict[int, bytes]] = [{} for _ in tables]
+        self._appended = [bytearray() for _ in tables]
+
+    def append(self, count: int, entries: dict[int, Entries]) -> None:
+        """Records at the end; `entries` has those of the fields that are given."""
+        inside = min(count, max(self.base - self.length, 0))
+        for field, appended in enumerate(self._appended):
+            given = entries[field].tobytes() if field in entries else bytes(count * _SIZE)
+            for i in range(inside):
+                self._changed[field][self.length + i] = given[i * _SIZE : (i + 1) * _SIZE]
+            appended += given[inside * _SIZE :]
+        self.length += count
+        self.peak = max(self.peak, self.length)
+        self.touched |= count > 0
+
+    def update(self, rows: Rows, entries: dict[int, Entries]) -> None:
+        for field, given in entries.items():
+            data = given.tobytes()
+            for i, row in enumerate(rows.tolist()):
+                self._set(field, row, data[i * _SIZE : (i + 1) * _SIZE])
+        self.touched |= len(rows) > 0
+
+    def delete(self, rows: Rows) -> None:
+        """From the highest number down, the last record takes the place of each."""
+        for row in np.sort(rows)[::-1].tolist():
+            last = self.length - 1
+            for field, appended in enumerate(self._appended):
+                if row != last:
+                    self._set(field, row, self._entry(field, last))
+                if last >= self.base:
+                    del appended[-_SIZE:]
+                else:
+                    self._changed[field].pop(last, None)
+            self.length = last
+            self.deletes += 1
+        self.touched |= len(rows) > 0
+
+    def overlay(self, field: int, rows: Rows, places: NDArray[np.uint8]) -> None:
+        """Put what was changed over entries of `rows`, 16 bytes each."""
+        changed, appended = self._changed[field], self._appended[field]
+        entries = places.reshape(-1, _SIZE)
+        behind = rows >= self.base
+        if behind.any():
+            table = np.frombuffer(bytes(appended), np.uint8).reshape(-1, _SIZE)
+            entries[behind] = table[rows[behind] - self.base]
+        if changed:
+            for i, row in enumerate(rows.tolist()):
+                if (entry := changed.get(row)) is not None:
+                    entries[i] = np.frombuffer(entry, np.uint8)
+
+    def changes(self) -> tuple[Change, ...]:
+        return tuple(map(self._change, self._changed, self._appended))
+
+    def _change(self, changed: dict[int, bytes], appended: bytearray) -> Change:
+        rows = sorted(changed)
+        return Change(
+            min(self.base, self.length),
+            np.frombuffer(bytes(appended), ENTRY),
+            np.array(rows, np.int64),
+            np.frombuffer(b"".join(changed[row] for row in rows), ENTRY),
+        )
+
+    def _entry(self, field: int, row: int) -> bytes:
+        if row >= self.base:
+            at = (row - self.base) * _SIZE
+            return bytes(self._appended[field][at : at + _SIZE])
+        return self._changed[field].get(row) or self._tables[field].entry(row)
+
+    def _set(self, field: int, row: int, entry: bytes) -> None:
+        if row >= self.base:
+            at = (row - self.base) * _SIZE
+            self._appended[field][at : at + _SIZE] = entry
+        else:
+            self._changed[field][row] = entry

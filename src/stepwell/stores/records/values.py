@@ -11,7 +11,7 @@ from stepwell.errors import SchemaError
 from stepwell.fit import fit_into
 from stepwell.source import Field, Ragged, Rows, is_masked
 
-MAX_BYTES = (1 << 32) - 1
+_MAX_BYTES = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,9 @@ class Values:
     there: NDArray[np.uint8] | None
     """0 for a record that has no such field; None: all have it."""
 
-    def sizes(self, item_bytes: int) -> Rows:
-        """Bytes of each record."""
-        if self.ends is None:
-            return np.full(self.count, item_bytes, np.int64)
-        return np.diff(self.ends)
+    def bounds(self, item_bytes: int) -> Rows:
+        """Where each record begins, and the last one ends, in any case."""
+        return np.arange(self.count + 1) * item_bytes if self.ends is None else self.ends
 
 
 def as_values(
@@ -56,9 +54,10 @@ def as_values(
     if len(set(lengths.values())) > 1:
         raise SchemaError(f"fields must have equal lengths, got {lengths}")
     for name, values in made.items():
-        if values.ends is not None and values.count and np.diff(values.ends).max() > MAX_BYTES:
-            row = int(np.diff(values.ends).argmax())
-            raise SchemaError(f"{name}: record {row} of the batch has 4 GiB or more")
+        if values.ends is not None and values.count:
+            sizes = np.diff(values.ends)
+            if sizes.max() >= _MAX_BYTES:
+                raise SchemaError(f"{name}: record {sizes.argmax()} of the batch has 4 GiB or more")
     return made
 
 
@@ -70,28 +69,24 @@ def _values(name: str, field: Field, given: Any) -> Values:
         raise SchemaError(f"{name}: expected one value for each record, got {type(given).__name__}")
     if is_masked(given) or (isinstance(given, list | tuple) and any(map(is_masked, given))):
         raise TypeError(f"{name}: a masked array would lose its mask; fill it first")
-    there = None
     if isinstance(given, (list, tuple)) and any(value is None for value in given):
-        if not field.optional:
-            row = next(i for i, value in enumerate(given) if value is None)
-            raise SchemaError(
-                f"{name}: record {row} of the batch: expected {field}, got None; it is not optional"
-            )
-        there = np.array([value is not None for value in given], np.uint8)
-        given = [value for value in given if value is not None]
-    if field.kind != "array":
-        made = _opaque(name, field, given)
-    elif field.ragged:
-        made = _ragged(name, field, given)
-    else:
-        made = _fixed(name, field, given)
-    return made if there is None else _spread(made, there, field)
+        return _sparse(name, field, given)
+    if field.kind != "array" and not isinstance(given, Ragged):
+        return _opaque(name, field, given)
+    return (_ragged if field.ragged else _fixed)(name, field, given)
 
 
-def _spread(values: Values, there: NDArray[np.uint8], field: Field) -> Values:
+def _sparse(name: str, field: Field, given: Sequence[Any]) -> Values:
     """Values of some records among others that have none."""
+    there = np.array([value is not None for value in given], np.uint8)
+    if not field.optional:
+        raise SchemaError(
+            f"{name}: record {there.argmin()} of the batch: expected {field}, got None; "
+            "it is not optional"
+        )
+    values = _values(name, field, [value for value in given if value is not None])
     sizes = np.zeros(len(there), np.int64)
-    sizes[there == 1] = values.sizes(field.row_bytes)
+    sizes[there == 1] = np.diff(values.bounds(field.row_bytes))
     return Values(len(there), values.data, _ends(sizes), there)
 
 
@@ -99,22 +94,9 @@ def _fixed(name: str, field: Field, given: Any) -> Values:
     if isinstance(given, Ragged):
         raise SchemaError(f"{name}: expected records of {field}, got ragged ones")
     array = _array(name, given)
-    shape = (len(array), *field.shape)
     if not len(array) and array.ndim == 1:  # NumPy calls an empty list floats
-        array = np.zeros(shape, field.dtype)
-    if array.dtype == field.dtype and array.shape == shape:
-        ready = np.require(array, requirements=["C", "A"])
-    else:
-        ready = np.zeros(shape, field.dtype)
-        fit_into(name, array, ready)
-    return Values(len(ready), _bytes_of(ready), None, None)
-
-
-def _array(name: str, given: Any) -> NDArray[Any]:
-    try:
-        return np.asarray(given)
-    except (ValueError, TypeError) as error:
-        raise SchemaError(f"{name}: not an array: {error}") from None
+        array = np.zeros((0, *field.shape), field.dtype)
+    return Values(len(array), _bytes_of(name, field, array), None, None)
 
 
 def _ragged(name: str, field: Field, given: Any) -> Values:
@@ -124,6 +106,13 @@ def _ragged(name: str, field: Field, given: Any) -> Values:
             raise SchemaError(f"{name}: offsets that do not ascend")
         if offsets[-1] > len(values):
             raise SchemaError(f"{name}: offsets up to {offsets[-1]}, {len(values)} values")
+        if field.kind != "array" and (values.dtype != np.uint8 or values.ndim != 1):
+            raise SchemaError(f"{name}: expected bytes, got {values.dtype}")
+        if field.kind == "str":
+            try:
+                Ragged(values, offsets, "str").to_list()
+            except UnicodeDecodeError:
+                raise SchemaError(f"{name}: a record of the batch is not UTF-8") from None
     else:
         rows = [_array(name, row) for row in given]
         for i, row in enumerate(rows):
@@ -134,22 +123,11 @@ def _ragged(name: str, field: Field, given: Any) -> Values:
         offsets = _ends([len(row) for row in rows])
         filled = [row for row in rows if row.size]
         values = np.concatenate(filled) if filled else np.empty((0, *field.shape), field.dtype)
-    if values.dtype != field.dtype or values.shape[1:] != field.shape:
-        ready = np.zeros((len(values), *field.shape), field.dtype)
-        fit_into(name, values, ready)
-        values = ready
-    values = np.require(values, requirements=["C", "A"])
-    return Values(len(offsets) - 1, _bytes_of(values), offsets * field.row_bytes, None)
+    data = _bytes_of(name, field, values)
+    return Values(len(offsets) - 1, data, offsets * field.row_bytes, None)
 
 
 def _opaque(name: str, field: Field, given: Any) -> Values:
-    if isinstance(given, Ragged):
-        if given.values.dtype != np.uint8 or given.values.ndim != 1:
-            raise SchemaError(f"{name}: expected bytes, got {given.values.dtype}")
-        made = _ragged(name, field, given)
-        if field.kind == "str":
-            _check_text(name, made)
-        return made
     if isinstance(given, np.ndarray) and given.dtype.kind == "S":
         raise SchemaError(f"{name}: NumPy's {given.dtype} loses zeros at the end; give a list")
     rows = given.tolist() if isinstance(given, np.ndarray) else list(given)
@@ -170,26 +148,23 @@ def _opaque(name: str, field: Field, given: Any) -> Values:
     return Values(len(rows), np.frombuffer(b"".join(rows), np.uint8), ends, None)
 
 
-def _check_text(name: str, values: Values) -> None:
-    """All of it at once: whole text that is cut only before characters is text in each part."""
-    assert values.ends is not None
-    begin, end = int(values.ends[0]), int(values.ends[-1])
-    starts = values.ends[:-1][np.diff(values.ends) > 0]
+def _array(name: str, given: Any) -> NDArray[Any]:
     try:
-        values.data[begin:end].tobytes().decode()
-        inside = (values.data[starts] & 0xC0) == 0x80
-        if not inside.any():
-            return
-    except UnicodeDecodeError:
-        pass
-    raise SchemaError(f"{name}: a record of the batch is not UTF-8")
+        return np.asarray(given)
+    except (ValueError, TypeError) as error:
+        raise SchemaError(f"{name}: not an array: {error}") from None
+
+
+def _bytes_of(name: str, field: Field, values: NDArray[Any]) -> NDArray[np.uint8]:
+    """The bytes of values, each of which the field can hold."""
+    if values.dtype != field.dtype or values.shape[1:] != field.shape:
+        ready = np.zeros((len(values), *field.shape), field.dtype)
+        fit_into(name, values, ready)
+        values = ready
+    return np.require(values, requirements=["C", "A"]).reshape(-1).view(np.uint8)
 
 
 def _ends(sizes: Any) -> Rows:
     ends = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=ends[1:])
     return ends
-
-
-def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
-    return array.reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8)

@@ -1,17 +1,18 @@
 """Everything in a store checked against everything else."""
 
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from stepwell.errors import BusyError, FormatError
+from stepwell.source import Rows
 from stepwell.store import Progress, Report
 from stepwell.stores.records.control import read_control
-from stepwell.stores.records.layout import CHUNKS, ENTRY, chunk_name
+from stepwell.stores.records.layout import chunk_name
 from stepwell.stores.records.meta import Meta
+from stepwell.stores.records.tables import Entries
 from stepwell.stores.records.view import View, look
 
 _ROWS = 1 << 14
@@ -39,7 +40,7 @@ def verified(root: Path, *, quick: bool, progress: Progress) -> Report:
             tuple(check.problems[:_MAX_PROBLEMS]),
             (
                 "meta.json, the journal and the dictionaries",
-                f"the entries of {check.view.length:,} records and their checksums",
+                f"the entries of {check.view.meta.length:,} records and their checksums",
                 "that every payload is inside its chunk"
                 if quick
                 else "every frame, the checksum of its payload, and that it unpacks",
@@ -57,23 +58,21 @@ class _Check:
     def __init__(self, root: Path, view: View, quick: bool) -> None:
         self._root, self.view, self._quick = root, view, quick
         self.problems: list[FormatError] = []
-        self.numbered = view.numbered
+        self.numbered = not view.meta.deletes
         """Nothing was deleted, so a frame has the number of its record."""
-        self._sizes: dict[int, int] = {}
 
     def run(self, progress: Progress) -> None:
-        length = self.view.length
+        length = self.view.meta.length
         progress(0, length)
         for begin in range(0, length, _ROWS):
             rows = np.arange(begin, min(begin + _ROWS, length), dtype=np.int64)
-            for number, name in enumerate(self.view.meta.fields):
+            for name in self.view.meta.fields:
                 try:
-                    places = self.view.records.places(rows, [number])
+                    places = self.view.places(rows, [name])[0]
                 except FormatError as error:
                     self.problems.append(error)
                     continue
-                found = self._frames(name, rows, places)
-                found += self._entries(name, rows, places.view(ENTRY))
+                found = self._frames(name, rows, places) + self._entries(name, rows, places)
                 if found and self._changed():
                     # Records that a delete moves keep their numbers, and are in two places while
                     # a reader has the old length.
@@ -87,40 +86,32 @@ class _Check:
 
     def _changed(self) -> bool:
         """Whether a writer has committed since the look. Raises `BusyError` after a rebalance."""
-        if Meta.read(self._root).generation != self.view.meta.generation:
+        meta, control = self.view.meta, self.view.control
+        if Meta.read(self._root).generation != meta.generation:
             raise BusyError(f"{self._root} was rebalanced meanwhile")
-        control = self.view.control
-        return bool(len(control)) and read_control(control).commit != self.view.commit
+        return bool(len(control)) and read_control(control).commit != meta.commit
 
-    def _frames(self, name: str, rows: Any, places: Any) -> list[FormatError]:
-        room = max(_MAX_PROBLEMS - len(self.problems), 0)
+    def _frames(self, name: str, rows: Rows, places: Entries) -> list[FormatError]:
         if self._quick:
             return []
+        room = max(_MAX_PROBLEMS - len(self.problems), 0)
         return self.view.problems(name, rows, places, room, numbered=self.numbered)
 
-    def _entries(self, name: str, rows: Any, places: Any) -> list[FormatError]:
+    def _entries(self, name: str, rows: Rows, places: Entries) -> list[FormatError]:
         """Two records cannot be in one place, nor any outside its chunk."""
         there = places[places["offset"] > 0]
         found, counts = np.unique(there[["chunk", "offset"]], return_counts=True)
         shared = f"{name}: several of the records {rows[0]} to {rows[-1]} are in one place"
         problems = [self._problem(shared, place) for place in found[counts > 1]]
-        if self._quick:
-            for chunk in np.unique(there["chunk"]).tolist():
-                of, size = there[there["chunk"] == chunk], self._size(chunk)
-                left = size - np.minimum(of["offset"], size)
-                problems += [
-                    self._problem(f"{name}: a payload behind the end of its chunk", place)
-                    for place in of[of["length"] > left]
-                ]
+        for chunk in np.unique(there["chunk"]).tolist() if self._quick else ():
+            path = self._root / chunk_name(chunk)
+            size = path.stat().st_size if path.exists() else 0
+            of = there[there["chunk"] == chunk]
+            outside = of[of["length"] > size - np.minimum(of["offset"], size)]
+            behind = f"{name}: a payload behind the end of its chunk"
+            problems += [self._problem(behind, place) for place in outside]
         return problems
 
-    def _size(self, chunk: int) -> int:
-        if chunk not in self._sizes:
-            self._sizes[chunk] = 0
-            with suppress(FileNotFoundError):
-                self._sizes[chunk] = os.stat(self._root / chunk_name(chunk)).st_size
-        return self._sizes[chunk]
-
     def _problem(self, message: str, place: Any) -> FormatError:
-        path = os.fspath(self._root / CHUNKS / f"{place['chunk']}.zr")
+        path = os.fspath(self._root / chunk_name(place["chunk"]))
         return FormatError(message, path=path, offset=int(place["offset"]))

@@ -1,10 +1,10 @@
 """What a record store holds at one moment, mapped into memory. Looking never writes."""
 
+import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,6 @@ from stepwell.errors import BusyError, ChecksumError, FormatError
 from stepwell.files.lock import is_locked
 from stepwell.source import Batch, Ragged, Rows
 from stepwell.stores.records.control import boot_number, map_control, read_control
-from stepwell.stores.records.frames import load_dictionary
 from stepwell.stores.records.journal import Commit, read_commits
 from stepwell.stores.records.layout import (
     CHUNKS,
@@ -24,25 +23,15 @@ from stepwell.stores.records.layout import (
     META,
     TABLE_BLOCK,
     chunk_numbers,
+    load_dictionary,
     table_names,
 )
 from stepwell.stores.records.meta import Meta
-from stepwell.stores.records.tables import change_memory, map_file, own_copy
+from stepwell.stores.records.tables import Entries, change_memory, map_file, own_copy
 
 _PATIENCE_S = 5.0
 _SETTLE_S = 0.25
-
-Places = NDArray[Any]
-"""Entries of rows, an array for each field."""
-
-
-class Moment(NamedTuple):
-    """Which commit of which store a reader sees."""
-
-    store_id: str
-    generation: int
-    commit: int
-    length: int
+_NOTHING = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True)
@@ -50,36 +39,29 @@ class View:
     """A store as of one commit, mapped."""
 
     meta: Meta
-    length: int
-    commit: int
-    numbered: bool
-    """Every frame has the number of its record: nothing was deleted."""
+    """Its length, commit and deletes are those of the commit that is seen."""
     control: NDArray[np.uint8]
     """writer.lock; empty where the tables are a copy."""
     chunks: _core.Chunks
     records: _core.Records
 
-    @property
-    def moment(self) -> Moment:
-        return Moment(self.meta.store_id, self.meta.generation, self.commit, self.length)
-
-    def places(self, rows: Rows, names: Sequence[str]) -> Places:
+    def places(self, rows: Rows, names: Sequence[str]) -> Entries:
         found = self.records.places(rows, [self.meta.numbers[name] for name in names])
         return found.view(ENTRY).reshape(len(names), len(rows))
 
     def problems(
-        self, name: str, rows: Rows, places: NDArray[np.uint8], max_: int, *, numbered: bool = False
+        self, name: str, rows: Rows, places: Entries, max_: int, *, numbered: bool = False
     ) -> list[FormatError]:
         """What is wrong with the frames of a field at these places."""
         number = self.meta.numbers[name]
         return [
             (ChecksumError if is_checksum else FormatError)(message, path=path, offset=offset)
             for message, path, offset, is_checksum in self.records.find_problems(
-                number, rows, places, max_, numbered
+                number, rows, places.view(np.uint8), max_, numbered
             )
         ]
 
-    def fill(self, rows: Rows, places: Places, out: Batch, names: Sequence[str]) -> None:
+    def fill(self, rows: Rows, places: Entries, out: Batch, names: Sequence[str]) -> None:
         """Put what is at these places into a batch."""
         for i, name in enumerate(names):
             number, field = self.meta.numbers[name], self.meta.fields[name]
@@ -89,11 +71,11 @@ class View:
                 values = data.view(field.dtype).reshape(-1, *field.shape)
                 out[name] = Ragged(values, offsets.view(np.int64), field.kind)
             else:
-                flat = out[name].reshape(-1).view(np.uint8) if len(rows) else np.empty(0, np.uint8)
+                flat = out[name].reshape(-1).view(np.uint8)
                 self.records.read_fixed(number, rows, entries, flat)
 
 
-def look(root: Path, *, checksums: bool, old: View | None = None, at: Moment | None = None) -> View:
+def look(root: Path, *, checksums: bool, old: View | None = None, at: Meta | None = None) -> View:
     """Map a store as it is now; `old` is what was mapped before, `at` what is to be seen again.
 
     The tables are those of the last commit that writer.lock has. Where the journal has more than
@@ -104,9 +86,10 @@ def look(root: Path, *, checksums: bool, old: View | None = None, at: Moment | N
     store and `FileNotFoundError` where there is none.
     """
     begin = time.monotonic()
+    known_as = at if old is None else old.meta
     while True:
         meta = Meta.read(root)
-        if old is not None and old.meta.store_id != meta.store_id:
+        if known_as is not None and known_as.store_id != meta.store_id:
             raise FormatError("another store is here now; open it again", path=str(root))
         try:
             control = map_control(root)
@@ -122,15 +105,15 @@ def look(root: Path, *, checksums: bool, old: View | None = None, at: Moment | N
                     raise BusyError(f"the writer of {root} stays in the middle of a commit")
             # Whoever opens a store is to know of a damaged journal, beside a writer, too.
             commits = read_commits(root, meta) if old is None or not (live and known) else []
-            done = meta.commit + len(commits)
-            if known and (live or seen.commit >= done):
-                now = _at(at, root, meta, seen.length, seen.commit)
-                return _mapped(root, meta, control, *now, None, checksums=checksums, old=old)
-            now = _at(at, root, meta, commits[-1].after.length if commits else meta.length, done)
-            if not commits and not odd:
-                return _mapped(root, meta, control, *now, None, checksums=checksums, old=old)
-            view = _mapped(root, meta, control, *now, commits, checksums=checksums, old=old)
-            if map_control(root).tobytes() == before and Meta.read(root) == meta:
+            now, todo = commits[-1].after if commits else meta, commits if commits or odd else None
+            if known and (live or seen.commit >= now.commit):
+                todo = None
+                if seen.commit != now.commit:  # perhaps something was deleted since
+                    now = replace(now, commit=seen.commit, length=seen.length, deletes=1)
+            if at is not None:
+                now = _back(now, at, root)
+            view = mapped(root, now, control, todo, checksums=checksums, old=old)
+            if todo is None or (map_control(root).tobytes() == before and Meta.read(root) == meta):
                 return view
             # Else a writer came meanwhile, and perhaps a part of what it did was copied.
         except ChecksumError:
@@ -143,86 +126,76 @@ def look(root: Path, *, checksums: bool, old: View | None = None, at: Moment | N
                 raise FormatError("the file is missing", path=str(error.filename)) from None
 
 
-def look_at(meta: Meta, root: Path, old: View | None) -> View:
-    """Map a store for its own writer, who knows what is committed."""
-    now = meta.length, meta.commit
-    return _mapped(root, meta, map_control(root), *now, None, checksums=True, old=old)
-
-
-def _at(at: Moment | None, root: Path, meta: Meta, length: int, commit: int) -> tuple[int, int]:
-    """The length and commit to see: the latest, or those of an earlier moment.
-
-    Entries behind the end stay as they were, so an earlier length can be seen again.
-    """
-    if at is None:
-        return length, commit
-    if at.store_id != meta.store_id:
-        raise FormatError("another store is here now; open it again", path=str(root))
-    if commit < at.commit:
+def _back(now: Meta, at: Meta, root: Path) -> Meta:
+    """An earlier moment: entries behind the end stay as they were, so its length can be seen."""
+    if now.commit < at.commit:
         raise FormatError(
-            f"expected at least {at.commit} commits, got {commit}", path=str(root / META)
+            f"expected at least {at.commit} commits, got {now.commit}", path=str(root / META)
         )
-    if at.length > length and at.generation != meta.generation:
+    if at.length > now.length and at.generation != now.generation:
         raise BusyError(f"{root} has become shorter, and was rebalanced; open it again")
-    return at.length, at.commit
+    return replace(now, length=at.length, commit=at.commit)
 
 
-def _mapped(
+def mapped(
     root: Path,
     meta: Meta,
     control: NDArray[np.uint8],
-    length: int,
-    commit: int,
-    commits: list[Commit] | None,
+    commits: list[Commit] | None = None,
     *,
-    checksums: bool,
+    checksums: bool = True,
     old: View | None,
 ) -> View:
     """A view of the tables as they are, or of a copy with the `commits` done to it."""
     same = old is not None and old.meta.generation == meta.generation
     chunks = old.chunks if same and old else _core.Chunks(root / CHUNKS, meta.first_chunk)
-    fields = []
-    for number, (name, field) in enumerate(meta.fields.items()):
-        table, sums = _table(root, name, meta, number, length, commits)
-        dictionary = load_dictionary(root, name, field) if field.compress == "zstd-dict" else None
-        path = root / table_names(name, meta.generation)[0]
-        fields.append((name, field.row_bytes, field.ragged, dictionary, table, sums, path))
     if commits is not None:
-        control = np.empty(0, np.uint8)
-    records = _core.Records(chunks, fields, control, length, checksums)
+        control = _NOTHING
+    tables = [_table(root, name, meta, commits) for name in meta.fields]
+    records = records_of(root, meta, chunks, tables, control, checksums=checksums)
     # All that there are now: a rebalance would take away the names.
     ids = [i for i in chunk_numbers(root) if 0 <= i - meta.first_chunk < MAX_CHUNKS]
     chunks.map_all(np.array(ids, np.int64))
-    deletes = commits[-1].after.deletes if commits else meta.deletes
-    numbered = not deletes and (commits is not None or commit == meta.commit)
-    return View(meta, length, commit, numbered, control, chunks, records)
+    return View(meta, control, chunks, records)
+
+
+def records_of(
+    root: Path,
+    meta: Meta,
+    chunks: _core.Chunks,
+    tables: Iterable[tuple[NDArray[np.uint8], NDArray[np.uint8]]],
+    control: NDArray[np.uint8] = _NOTHING,
+    *,
+    checksums: bool = True,
+) -> _core.Records:
+    """The records that tables, each with its checksums, lead to."""
+    fields = []
+    for (name, field), (table, sums) in zip(meta.fields.items(), tables, strict=True):
+        dictionary = load_dictionary(root, name, field)
+        path = root / table_names(name, meta.generation)[0]
+        fields.append((name, field.row_bytes, field.ragged, dictionary, table, sums, path))
+    return _core.Records(chunks, fields, control, meta.length, checksums)
 
 
 def _table(
-    root: Path, name: str, meta: Meta, number: int, length: int, commits: list[Commit] | None
+    root: Path, name: str, meta: Meta, commits: list[Commit] | None
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """The entries of a field, and their checksums; none where the file does not exist."""
+    """The entries of a field, and their checksums; none where that file does not exist."""
     table, sums = table_names(name, meta.generation)
-    nothing = np.empty(0, np.uint8)
+    summed = os.path.lexists(root / sums)
     if commits is None:
-        if not length and not (root / table).exists():
-            return nothing, nothing
-        return map_file(root, table), _or_nothing(lambda: map_file(root, sums))
+        return map_file(root, table), map_file(root, sums) if summed else _NOTHING
+    changes = [commit.changes[meta.numbers[name]] for commit in commits]
     there = (root / table).stat().st_size // ENTRY.itemsize
-    if there < meta.length:
-        raise FormatError(f"expected {meta.length} entries, got {there}", path=str(root / table))
+    need = changes[0].first if changes else meta.length  # what no commit brings
+    if there < need:
+        raise FormatError(f"expected {need} entries, got {there}", path=str(root / table))
+    lengths = [meta.length, *(commit.after.length for commit in commits)]
+    rows = [int(change.rows.max(initial=-1)) for change in changes]
     # Whole blocks: a checksum is that of all entries of a block.
-    blocks = -(-max([length, meta.length, *(c.after.length for c in commits)]) // TABLE_BLOCK)
+    blocks = max(*lengths, *rows, 0) // TABLE_BLOCK + 1
     entries = own_copy(root, table, blocks * TABLE_BLOCK * ENTRY.itemsize)
-    checks = _or_nothing(lambda: own_copy(root, sums, blocks * 4))
-    for commit in commits:
-        change_memory(entries, checks, commit.changes[number])
+    checks = own_copy(root, sums, blocks * 4) if summed else _NOTHING
+    for change in changes:
+        change_memory(entries, checks, change)
     return entries, checks
-
-
-def _or_nothing(read: Any) -> NDArray[np.uint8]:
-    try:
-        made: NDArray[np.uint8] = read()
-    except FileNotFoundError:
-        return np.empty(0, np.uint8)
-    return made

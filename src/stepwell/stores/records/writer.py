@@ -25,9 +25,8 @@ from stepwell.files.journal import Journal
 from stepwell.files.regular import check_inside
 from stepwell.source import Batch, Rows, Schema, Source, as_rows
 from stepwell.store import Progress
-from stepwell.stores.records.chunk import OpenChunks
+from stepwell.stores.records.chunk import FrameWriter, OpenChunks
 from stepwell.stores.records.control import boot_number, map_control, read_control
-from stepwell.stores.records.frames import FrameWriter
 from stepwell.stores.records.journal import FRAMING, Commit, read_commits
 from stepwell.stores.records.layout import (
     CHUNKS,
@@ -42,12 +41,11 @@ from stepwell.stores.records.layout import (
     table_names,
 )
 from stepwell.stores.records.left_over import is_left_over, remove_left_over, remove_stale
-from stepwell.stores.records.meta import Meta
+from stepwell.stores.records.meta import Meta, checked_attributes
 from stepwell.stores.records.rebalance import rebalance
-from stepwell.stores.records.staging import Staging
-from stepwell.stores.records.tables import TableFile
+from stepwell.stores.records.tables import Entries, Staging, TableFile
 from stepwell.stores.records.values import as_values
-from stepwell.stores.records.view import Places, View, look_at
+from stepwell.stores.records.view import View, mapped
 from stepwell.writer import Mode, Writer, check_mode, exclusive
 
 GROW_BYTES = 1 << 30
@@ -97,31 +95,33 @@ class RecordWriter(Writer):
             raise ValueError(f"threads: expected 1 to 4, got {threads}")
         size = _count("chunk_records", chunk_records)
         given = None if fields is None else as_fields(fields)
-        if given is None and not self._holds_commits(root):
+        there = self._holds_commits(root)
+        if given is None and not there:
             if mode == "x":
                 raise ValueError("fields: expected those of the new store, got None")
             raise FileNotFoundError(f"no record store at {root}, and no fields to begin one")
-        made = Meta(given or {}, size).with_attributes(attributes or {})
-        if mode == "a" and self._holds_commits(root):  # before a lock is made in what is no store
-            made = replace(made, fields=Meta.read(root).fields)
-        for field in made.fields.values():
+        made = Meta(given or {}, size, attributes=checked_attributes(attributes or {}))
+        # Before a lock is made in what is no store.
+        for field in (Meta.read(root) if mode == "a" and there else made).fields.values():
             need_codec(field)
         self._grow_bytes = grow_bytes
         self._tables: list[TableFile] = []
-        self._attributes: Meta | None = None
+        self._attributes: dict[str, Any] | None = None
         self._view: View | None = None
-        self._before: View | None = None
         self._born = self._begin(root, LOCK, mode)
         with self._opening():
             if self._born:
-                made = _continued(Meta.read(root), given)
+                made = Meta.read(root)
+                if given is not None and _kept(given) != _kept(made.fields):
+                    raise SchemaError(
+                        f"the store has the fields {_kept(made.fields)}, got {_kept(given)}"
+                    )
             else:
                 made = replace(made, store_id=secrets.token_hex(8))
                 remove_left_over(root)
             packed = any(field.compress != "none" for field in made.fields.values())
             self._threads = threads or (min(_core.usable_cores(), 4) if packed else 1)
-            self._meta = made
-            self._open()
+            self._open(made)
 
     @classmethod
     def _holds_commits(cls, root: Path) -> bool:
@@ -150,7 +150,8 @@ class RecordWriter(Writer):
     @property
     def attributes(self) -> dict[str, Any]:
         """What is kept with the store."""
-        return copy.deepcopy((self._attributes or self._meta).attributes)
+        given = self._attributes
+        return copy.deepcopy(self._meta.attributes if given is None else given)
 
     def __getitem__(self, key: Any) -> Any:
         """`writer[i]` is a record, `writer[a:b]` a batch, `writer["x"]` a field."""
@@ -163,8 +164,7 @@ class RecordWriter(Writer):
     @exclusive
     def present(self, rows: ArrayLike) -> dict[str, NDArray[np.bool]]:
         """Which of these records have each field; one that is missing reads as zeros or empty."""
-        numbers = self._rows(rows)
-        places = self._places(numbers, list(self._meta.fields))
+        places = self._places(self._rows(rows), list(self._meta.fields))
         return {name: places[i]["offset"] > 0 for i, name in enumerate(self._meta.fields)}
 
     # Changes.
@@ -209,7 +209,7 @@ class RecordWriter(Writer):
     @exclusive
     def set_attributes(self, attributes: dict[str, Any]) -> None:
         """Keep something with the store, from the next commit on; anything JSON can hold."""
-        self._attributes = self._meta.with_attributes(attributes)
+        self._attributes = checked_attributes(attributes)
 
     @exclusive
     def rebalance(
@@ -220,12 +220,12 @@ class RecordWriter(Writer):
         Commits first. Killed at any moment, the store is as it was before, or rebalanced. Readers
         go on with what they have until they refresh.
         """
-        size = self._meta.chunk_records
-        if chunk_records is not None:
-            size = _count("chunk_records", chunk_records)
+        size = self._meta.chunk_records if chunk_records is None else chunk_records
+        size = _count("chunk_records", size)
         self._commit()
         self._checkpoint()
-        self._rewrite(self._committed().records, self._meta, size, progress)
+        new = replace(self._meta, chunk_records=size)
+        self._rewrite(self._committed().records, new, progress)
 
     def _commit(self) -> None:
         chunks = self._chunks
@@ -254,7 +254,6 @@ class RecordWriter(Writer):
                     self._journal.sync()
                     self._apply(commit)
                     chunks.committed()
-            self._look_again()
         if self._attributes is not None or self._journal.end > _JOURNAL_BYTES:
             self._checkpoint()
 
@@ -265,14 +264,12 @@ class RecordWriter(Writer):
 
     def _release(self) -> None:
         """Leave files of the size of what is in them, where nothing failed."""
-        opened = hasattr(self, "_staging")
+        opened = hasattr(self, "_frames")
         whole = opened and self._born and not self._failed and self._in_place
         with ExitStack() as last:  # all of it, whichever part fails
-            if hasattr(self, "_journal"):
-                last.callback(self._journal.close)
-            for table in self._tables:
-                last.callback(table.close)
-            if hasattr(self, "_chunks"):
+            for file in (*self._tables, *([self._journal] if hasattr(self, "_journal") else [])):
+                last.callback(file.close)
+            if opened:
                 chunks = self._chunks
                 last.callback(lambda: chunks.close(cut=whole and not self._failed))
             if whole:
@@ -282,67 +279,51 @@ class RecordWriter(Writer):
                 for table in self._tables:
                     table.cut(self._meta.peak)
             self._tables = []
-            self._view = self._before = None
+            self._view = None
 
     # Below this line: for this package.
 
-    def _rewrite(
-        self, records: _core.Records, meta: Meta, chunk_records: int, progress: Progress | None
-    ) -> None:
+    def _rewrite(self, records: _core.Records, meta: Meta, progress: Progress | None) -> None:
         """Become a copy of these records, as they are stored, in new files."""
-        made = rebalance(
-            self._root,
-            meta,
-            records,
-            chunk_records=chunk_records,
-            grow_bytes=self._grow_bytes,
-            progress=progress,
-        )
+        made = rebalance(self._root, meta, records, self._grow_bytes, progress)
         with self._at_risk():
             made.write(self._root)
             for table in self._tables:
                 table.close()
             self._chunks.close(cut=False)
-            self._tables, self._meta = [], made
+            self._meta = made
             self._journal.restart(cut=False)
-            self._open_files()
+            self._open_tables()
+            self._open_chunks()
             self._announce()
             remove_stale(self._root, made)
-        self._look_again()
 
-    def _open(self) -> None:
-        root = self._root
+    def _open(self, meta: Meta) -> None:
+        root, self._meta = self._root, meta
         (root / CHUNKS).mkdir(exist_ok=True)
         check_inside(root, chunk_name(0))  # the folder is no link
-        commits = read_commits(root, self._meta) if self._born else []
+        commits = read_commits(root, meta) if self._born else []
         new = not (root / JOURNAL).exists()
         self._journal = Journal(root, JOURNAL, FRAMING, step_bytes=_JOURNAL_STEP)
         self._control = map_control(root, write=True)
-        seen, last = read_control(self._control), self._meta.commit + len(commits)
+        seen, last = read_control(self._control), meta.commit + len(commits)
         if self._born and seen.of_this_boot and seen.commit > last:
             raise ChecksumError(
                 f"expected {seen.commit} commits, found {last}", path=str(root / JOURNAL)
             )
-        self._open_files()
+        self._open_tables()
         if new:
             sync_path(root)  # commits to a journal whose name is lost are lost
+        for commit in commits:
+            self._apply(commit)
+        self._open_chunks()
         if commits:
-            for commit in commits:
-                self._apply(commit)
-            self._open_files()
             self._checkpoint()
         self._announce()
         remove_stale(root, self._meta)
 
-    def _announce(self) -> None:
-        """Report the last commit to readers."""
-        _core.begin_change(self._control)
-        _core.end_change(self._control, self._meta.commit, self._meta.length, boot_number())
-
-    def _open_files(self) -> None:
+    def _open_tables(self) -> None:
         root, meta = self._root, self._meta
-        for table in self._tables:
-            table.close()
         self._tables = []
         for name in meta.fields:
             names = table_names(name, meta.generation)
@@ -353,18 +334,20 @@ class RecordWriter(Writer):
             size = self._tables[-1].size
             if size < meta.length:
                 raise FormatError(f"expected {meta.length} entries, got {size}", path=str(path))
-        if hasattr(self, "_chunks"):
-            self._chunks.close(cut=False)
-        self._chunks = OpenChunks(root, meta, self._grow_bytes)
-        self._frames = FrameWriter(root, meta, self._chunks, self._threads)
+
+    def _open_chunks(self) -> None:
+        self._chunks = OpenChunks(self._root, self._meta, self._grow_bytes)
+        self._frames = FrameWriter(self._root, self._meta, self._chunks, self._threads)
         self._stage()
+
+    def _announce(self) -> None:
+        """Report the last commit to readers."""
+        _core.begin_change(self._control)
+        _core.end_change(self._control, self._meta.commit, self._meta.length, boot_number())
 
     def _stage(self) -> None:
         """Begin with what is committed."""
-        tables = self._tables  # not this object: it would keep itself, and its lock, alive
-        self._staging = Staging(
-            len(self._meta.fields), self._meta.length, lambda field, row: tables[field].entry(row)
-        )
+        self._staging = Staging(self._tables, self._meta.length)
 
     def _checkpoint(self) -> None:
         """Bring meta.json up to the last commit, so that the journal can begin again."""
@@ -372,7 +355,7 @@ class RecordWriter(Writer):
             for table in self._tables:
                 table.sync()
             if self._attributes is not None:
-                self._meta = replace(self._meta, attributes=self._attributes.attributes)
+                self._meta = replace(self._meta, attributes=self._attributes)
             self._meta.write(self._root)
             self._attributes = None
             self._journal.restart(cut=False)
@@ -382,26 +365,24 @@ class RecordWriter(Writer):
         for table, change in zip(self._tables, commit.changes, strict=True):
             table.change(change, commit.after.peak)
         self._meta = commit.after
-        _core.end_change(self._control, self._meta.commit, self._meta.length, boot_number())
+        self._announce()
         self._stage()
 
     def _committed(self) -> View:
         """The store as of its last commit."""
-        if self._view is None:
-            self._view = look_at(self._meta, self._root, self._before)
+        if self._view is None or self._view.meta is not self._meta:
+            control = map_control(self._root)
+            self._view = mapped(self._root, self._meta, control, old=self._view)
         return self._view
 
-    def _look_again(self) -> None:
-        self._before, self._view = self._view or self._before, None
-
-    def _places(self, rows: Rows, names: Sequence[str]) -> Places:
+    def _places(self, rows: Rows, names: Sequence[str]) -> Entries:
         """The entries of these rows, changes included."""
         staging, view = self._staging, self._committed()
         if not staging.touched:
             return view.places(rows, names)
         found = np.zeros((len(names), len(rows) * ENTRY.itemsize), np.uint8)
-        inside = rows < min(staging.base, view.length)
-        entries: Places = found.view(ENTRY)
+        inside = rows < staging.base
+        entries: Entries = found.view(ENTRY)
         entries[:, inside] = view.places(np.ascontiguousarray(rows[inside]), names)
         for i, name in enumerate(names):
             staging.overlay(view.meta.numbers[name], rows, found[i])
@@ -418,12 +399,6 @@ class RecordWriter(Writer):
         if len(found) < len(numbers):
             raise ValueError(f"record {found[counts > 1][0]} is named more than once")
         return numbers
-
-    def _read(self, rows: Rows, out: Batch, names: Sequence[str]) -> None:
-        with self._turn():
-            self._check_usable()
-            _core.check_rows(rows, len(self))  # again: another thread may have deleted some
-            self._committed().fill(rows, self._places(rows, names), out, names)
 
 
 class _Uncommitted(Source):
@@ -443,25 +418,23 @@ class _Uncommitted(Source):
     def _check_open(self) -> None:
         self._writer._check_open()
 
-    def _fill(self, rows: Rows, out: Batch) -> None:
-        self._writer._read(rows, out, list(self.schema))
-
     def _fill_columns(self, rows: Rows, out: Batch, names: Sequence[str]) -> None:
-        self._writer._read(rows, out, names)
-
-
-def _continued(meta: Meta, given: Schema | None) -> Meta:
-    """What is there, when it has the fields that the caller expects."""
-    if given is not None and list(given.items()) != list(meta.fields.items()):
-        there, wanted = (
-            ", ".join(f"{name}: {field}" for name, field in fields.items())
-            for fields in (meta.fields, given)
-        )
-        raise SchemaError(f"the store has the fields {{{there}}}, got {{{wanted}}}")
-    return meta
+        writer = self._writer
+        with writer._turn():
+            writer._check_usable()
+            _core.check_rows(rows, len(self))  # again: another thread may have deleted some
+            writer._committed().fill(rows, writer._places(rows, names), out, names)
 
 
 def _count(name: str, number: int) -> int:
     if not 1 <= operator.index(number) < 1 << 32:
         raise ValueError(f"{name}: expected 1 to 2**32 - 1, got {number}")
     return operator.index(number)
+
+
+def _kept(fields: Schema) -> str:
+    """All that a writer goes by."""
+    return ", ".join(
+        f"{name}: {field} ({field.compress}{', optional' if field.optional else ''})"
+        for name, field in fields.items()
+    )
