@@ -7,6 +7,7 @@ rows of a source have no such thing.
 import os
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.errors import SchemaError
+from stepwell.files import extras
 from stepwell.files.atomic import new_file
-from stepwell.formats import streams
 from stepwell.formats.streams import (
     Progress,
     Stream,
@@ -45,8 +46,7 @@ _BYTES: dict[str, type] = {
 _TIMES = ("timestamp", "duration", "time32", "time64", "date32", "date64")
 
 
-def library() -> Any:
-    return streams.library("pyarrow", "parquet")
+library = partial(extras.library, "pyarrow", "parquet")
 
 
 def arrow_damage(path: Path) -> Any:

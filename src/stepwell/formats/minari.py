@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.errors import SchemaError
+from stepwell.files.extras import library
 from stepwell.formats.runs import RunList, find_runs
-from stepwell.formats.streams import Progress, Stream, in_order, library
+from stepwell.formats.streams import Progress, Stream, in_order
 from stepwell.source import Batch, Field, Source
 
 if TYPE_CHECKING:
@@ -45,9 +46,9 @@ class MinariSource(Stream):
         self, dataset: "str | Path | minari.MinariDataset", fields: Sequence[str] | None = None
     ) -> None:
         if isinstance(dataset, Path):
-            dataset = _library().MinariDataset(dataset / "data")
+            dataset = library("minari", "minari").MinariDataset(dataset / "data")
         elif isinstance(dataset, str):
-            dataset = _library().load_dataset(dataset.removeprefix(PREFIX))
+            dataset = library("minari", "minari").load_dataset(dataset.removeprefix(PREFIX))
         self._dataset: minari.MinariDataset = dataset
         ids = dataset.episode_indices
         if not len(ids):
@@ -136,7 +137,7 @@ def write(
     warning: without a final observation, or with steps that were dropped. `facts` go to Minari:
     `algorithm_name`, `author`, `description`, ….
     """
-    minari = _library()
+    minari = library("minari", "minari")
     from minari.data_collector import EpisodeBuffer
     from minari.dataset.minari_dataset import parse_dataset_id
 
@@ -263,7 +264,3 @@ def _space(tree: Tree, source: Source) -> "gym.Space[Any]":
         for values in batch.values():
             low, high = min(low, int(np.min(values))), max(high, int(np.max(values)))
     return spaces.Discrete(high - low + 1, start=low, dtype=dtype.type)
-
-
-def _library() -> Any:
-    return library("minari", "minari")

@@ -9,7 +9,6 @@ import os
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +29,6 @@ __all__ = [
     "count_of",
     "damage_in",
     "in_order",
-    "library",
     "only_fixed",
     "part_of",
     "rows_of",
@@ -306,14 +304,6 @@ def damage_in(path: Path, *kinds: type[Exception]) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno is not None:  # the system's, not the file's
             raise
         raise FormatError(f"cannot be read: {error}", path=str(path)) from error
-
-
-def library(module: str, extra: str) -> Any:
-    """A module that comes with an extra of this package."""
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise ImportError(f"{module} needs an extra: pip install 'stepwell[{extra}]'") from error
 
 
 def contiguous(values: NDArray[Any]) -> memoryview:
