@@ -102,7 +102,7 @@ def test_arrays(tmp_path: Path, array: NDArray[Any]) -> None:
 
 @pytest.mark.parametrize("name", UNORDERED)
 def test_structures_that_cannot_be_written_down(tmp_path: Path, name: str) -> None:
-    with pytest.raises(SchemaError, match="'row': .*overlapping or out-of-order fields"):
+    with pytest.raises(SchemaError, match=r"'row': .*overlapping or out-of-order fields"):
         written(random_array(STRUCTURES[name], 7), tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
 
