@@ -53,7 +53,9 @@ def fill(
     if part_bytes is not None and part_bytes < dtype.itemsize:
         raise ValueError(f"part_bytes: expected at least {dtype.itemsize}, got {part_bytes}")
     runs = find_runs(source)
-    columns = {name: _column(name, runs.known(name)) for name in runs.columns}
+    columns = {
+        name: _column(name, [run[k] for run in runs._rows]) for k, name in enumerate(runs.columns)
+    }
     total = len(source)
     shard_rows = None if append and path.exists() else (part_bytes or 0) // dtype.itemsize
     first = 0

@@ -69,7 +69,7 @@ class MinariSource(Stream):
             "total_reward": [float(reward) for reward in rewards],
         }
         self._counts = counts
-        self.runs = RunList(counts, known)
+        self.runs = RunList(counts, known, zip(*known.values(), strict=True))
 
     def _from(self, first: int, names: Sequence[str]) -> Iterator[Batch]:
         ends = np.cumsum(self._counts)
