@@ -19,7 +19,7 @@ import numpy as np
 from stepwell.errors import FormatError, SchemaError
 from stepwell.files.atomic import new_file
 from stepwell.files.regular import open_regular
-from stepwell.formats.streams import Progress, Stream, batches_of, count_of, in_order
+from stepwell.formats.streams import Progress, Stream, batches_of, in_order
 from stepwell.source import Batch, Field, Ragged, Source
 
 __all__ = ["JsonlSource", "write"]
@@ -147,29 +147,26 @@ def write(source: Source, path: Path, *, progress: Progress) -> None:
     with new_file(path) as out:
         text = TextIOWrapper(out, encoding="utf-8", newline="\n")
         for batch in in_order(source, progress=progress):
-            for name, values in batch.items():
-                _check_finite(name, values, done)
             columns = [_plain(values) for values in batch.values()]
-            for row in zip(*columns, strict=True):
-                text.write(json.dumps(dict(zip(batch, row, strict=True)), ensure_ascii=False))
-                text.write("\n")
-            done += count_of(batch)
+            for values in zip(*columns, strict=True):
+                text.write(_line(dict(zip(batch, values, strict=True)), done) + "\n")
+                done += 1
         text.flush()
         text.detach()
+
+
+def _line(row: dict[str, Any], number: int) -> str:
+    try:
+        return json.dumps(row, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        for name, value in row.items():
+            for item in np.ravel(value).tolist():
+                if isinstance(item, float) and not math.isfinite(item):
+                    raise SchemaError(f"{name!r}, row {number}: JSON has no {item}") from None
+        raise
 
 
 def _plain(values: Any) -> list[Any]:
     if not isinstance(values, Ragged):
         return values.tolist()  # type: ignore[no-any-return]
     return [v.tolist() if values.kind == "array" else v for v in values.to_list()]
-
-
-def _check_finite(name: str, values: Any, first: int) -> None:
-    items = values.values if isinstance(values, Ragged) else values
-    if items.dtype.kind != "f" or np.isfinite(items).all():
-        return
-    at = int(np.flatnonzero(~np.isfinite(items.reshape(-1)))[0])
-    item = at // max(1, math.prod(items.shape[1:]))
-    if isinstance(values, Ragged):
-        item = int(np.searchsorted(values.offsets, item, side="right")) - 1
-    raise SchemaError(f"{name!r}, row {first + item}: JSON has no {items.reshape(-1)[at]}")

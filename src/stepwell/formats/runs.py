@@ -115,7 +115,7 @@ def _totals(source: Source, name: str, counts: Rows) -> list[float]:
         run = np.searchsorted(ends, np.arange(at, at + len(rewards)), side="right")
         np.add.at(totals, run, rewards)
         at += len(rewards)
-    return totals.tolist()  # type: ignore[no-any-return]
+    return totals.tolist()
 
 
 def equally_long(
