@@ -13,8 +13,6 @@ Mistakes in a call raise Python's own `IndexError`, `TypeError`, `ValueError`,
 `FileNotFoundError`.
 """
 
-from typing import Any, Self
-
 __all__ = [
     "BusyError",
     "ChecksumError",
@@ -43,9 +41,6 @@ class FormatError(StepwellError, ValueError):
         where = [str(part) for part in (self.path, self.offset) if part is not None]
         return f"{self.args[0]} - at {':'.join(where)}" if where else str(self.args[0])
 
-    def __reduce__(self) -> tuple[type[Self], tuple[str], dict[str, object]]:
-        return type(self), (self.args[0],), self.__dict__.copy()
-
 
 class VersionError(FormatError):
     """The file follows a version this build cannot read."""
@@ -66,19 +61,12 @@ class BusyError(StepwellError, OSError):
 class FetchError(StepwellError, OSError):
     """A bucket or a server did not give what was asked for; `__cause__` says why."""
 
-    def __init__(self, message: str, *, url: str) -> None:
+    def __init__(self, message: str, *, url: str = "") -> None:
         super().__init__(message)
         self.url = url
 
     def __str__(self) -> str:
         return f"{self.args[0]} - at {self.url}"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _fetch_error, (self.args[0], self.url)
-
-
-def _fetch_error(message: str, url: str) -> FetchError:
-    return FetchError(message, url=url)
 
 
 class StateError(StepwellError, ValueError):

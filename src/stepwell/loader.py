@@ -15,7 +15,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from threading import Lock
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -278,19 +277,10 @@ class Loader(Closing):
         return finished
 
     def _make_engine(self) -> "_Engine":
-        schedule = self._schedule(self._epoch, self._position)
-        fetch = _Fetch(self._source, self._order, self._transform, self._on_corrupt == "skip")
-        reader = self._source._reader
-        if (
-            reader is None
-            or self._transform is not None
-            or not isinstance(self._order, _core.Order)
-        ):
-            return _PythonEngine(fetch, schedule, self._threads, self._prefetch)
-        prefetch = _core.Prefetch(
-            reader, self._order, schedule, self._blocks, self._threads, self._prefetch
-        )
-        return _NativeEngine(fetch, schedule, prefetch)
+        reader, order = self._source._reader, self._order
+        if reader is None or self._transform is not None or not isinstance(order, _core.Order):
+            return _PythonEngine(self)
+        return _NativeEngine(self, reader, order)
 
 
 class _Epoch(Iterator[Any]):
@@ -315,63 +305,17 @@ class _Epoch(Iterator[Any]):
             return loader._next()
 
 
-@dataclass(slots=True)
-class _Fetch:
-    """How a batch is made in Python. Engines hold this, not the loader, which holds them."""
-
-    source: Source
-    order: Order
-    transform: Transform | None
-    skip_corrupt: bool
-
-    def delivery(self, epoch: int, start: int, count: int, after: int) -> Delivery:
-        rows = self._rows(epoch, start, count)
-        left_out: dict[int, FormatError] = {}
-        try:
-            batch = self.source.take(rows)
-        except FormatError:
-            if not self.skip_corrupt:
-                raise
-            batch = self.source.take(np.concatenate(list(self._sound(rows, left_out))))
-        if self.transform is not None:
-            # Batches of the next epoch are made while the last ones of this are still handed over,
-            # so a transform cannot be told the epoch from outside.
-            of_epoch = getattr(self.transform, "in_epoch", None)
-            batch = self.transform(batch) if of_epoch is None else of_epoch(epoch)(batch)
-        return Delivery(batch, epoch, after, left_out)
-
-    def _rows(self, epoch: int, start: int, count: int) -> Rows:
-        """Rows of `count` positions from `start` on, around the end of the epoch."""
-        parts = []
-        while count > 0:
-            part = min(count, self.order.length - start)
-            parts.append(self.order.rows(epoch, start, part))
-            if len(parts[-1]) != part:
-                raise ValueError(f"expected {part} rows of the sampler, got {len(parts[-1])}")
-            count, start = count - part, 0
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def _sound(self, rows: Rows, left_out: dict[int, FormatError]) -> Iterator[Rows]:
-        """The rows that can be read, found by halving; the others are put into `left_out`."""
-        try:
-            self.source.take(rows)
-            yield rows
-        except FormatError as error:
-            if len(rows) > 1:
-                yield from self._sound(rows[: len(rows) // 2], left_out)
-                yield from self._sound(rows[len(rows) // 2 :], left_out)
-            else:
-                left_out[int(rows[0])] = error
-                yield rows[:0]
-
-
 class _Engine(ABC):
-    """Makes the batches of a schedule, in order, ahead of time."""
+    """Makes the batches of a schedule, in order, ahead of time.
 
-    def __init__(self, fetch: _Fetch, schedule: _core.Schedule) -> None:
+    It has what it needs of a loader, not the loader: that has the engine.
+    """
+
+    def __init__(self, loader: Loader) -> None:
         self.process = os.getpid()
-        self._fetch = fetch
-        self._schedule = schedule
+        self._source, self._order = loader._source, loader._order
+        self._transform, self._skip = loader._transform, loader._on_corrupt == "skip"
+        self._schedule = loader._schedule(loader._epoch, loader._position)
         self._numbers = itertools.count()
 
     @abstractmethod
@@ -382,22 +326,65 @@ class _Engine(ABC):
     def close(self) -> None:
         """Stop the threads, without waiting for those that are in Python."""
 
+    def _delivery(self, epoch: int, start: int, count: int, after: int) -> Delivery:
+        """A batch made in Python."""
+        rows = self._rows(epoch, start, count)
+        left_out: dict[int, FormatError] = {}
+        try:
+            batch = self._source.take(rows)
+        except FormatError:
+            if not self._skip:
+                raise
+            batch = self._source.take(np.concatenate(list(self._sound(rows, left_out))))
+        if self._transform is not None:
+            # Batches of the next epoch are made while the last ones of this are still handed over,
+            # so a transform cannot be told the epoch from outside.
+            of_epoch = getattr(self._transform, "in_epoch", None)
+            batch = self._transform(batch) if of_epoch is None else of_epoch(epoch)(batch)
+        return Delivery(batch, epoch, after, left_out)
+
+    def _rows(self, epoch: int, start: int, count: int) -> Rows:
+        """Rows of `count` positions from `start` on, around the end of the epoch."""
+        parts = []
+        while count > 0:
+            part = min(count, self._order.length - start)
+            parts.append(self._order.rows(epoch, start, part))
+            if len(parts[-1]) != part:
+                raise ValueError(f"expected {part} rows of the sampler, got {len(parts[-1])}")
+            count, start = count - part, 0
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _sound(self, rows: Rows, left_out: dict[int, FormatError]) -> Iterator[Rows]:
+        """The rows that can be read, found by halving; the others are put into `left_out`."""
+        try:
+            self._source.take(rows)
+            yield rows
+        except FormatError as error:
+            if len(rows) > 1:
+                yield from self._sound(rows[: len(rows) // 2], left_out)
+                yield from self._sound(rows[len(rows) // 2 :], left_out)
+            else:
+                left_out[int(rows[0])] = error
+                yield rows[:0]
+
 
 class _NativeEngine(_Engine):
     """Row numbers, reads and buffers in the core's threads; Python only wraps the result."""
 
-    def __init__(self, fetch: _Fetch, schedule: _core.Schedule, prefetch: _core.Prefetch) -> None:
-        super().__init__(fetch, schedule)
-        self._prefetch = prefetch
+    def __init__(self, loader: Loader, reader: _core.Reader, order: _core.Order) -> None:
+        super().__init__(loader)
+        self._prefetch = _core.Prefetch(
+            reader, order, self._schedule, loader._blocks, loader._threads, loader._prefetch
+        )
 
     def next(self) -> Delivery:
-        epoch, start, count, after = self._schedule.step(next(self._numbers))
+        epoch, _, count, after = step = self._schedule.step(next(self._numbers))
         try:
-            batch = self._fetch.source._split(self._prefetch.next(), count)
+            batch = self._source._split(self._prefetch.next(), count)
         except Exception as error:
-            if isinstance(error, FormatError) and self._fetch.skip_corrupt:
-                return self._fetch.delivery(epoch, start, count, after)
-            error.add_note(_note(epoch, start, count))
+            if isinstance(error, FormatError) and self._skip:
+                return self._delivery(*step)
+            error.add_note(_note(*step))
             raise
         return Delivery(batch, epoch, after)
 
@@ -408,30 +395,28 @@ class _NativeEngine(_Engine):
 class _PythonEngine(_Engine):
     """Reads and transforms in a pool of Python threads."""
 
-    def __init__(self, fetch: _Fetch, schedule: _core.Schedule, threads: int, depth: int) -> None:
-        super().__init__(fetch, schedule)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="stepwell")
-        self._depth = depth
-        self._pending: deque[Future[Delivery]] = deque()
+    def __init__(self, loader: Loader) -> None:
+        super().__init__(loader)
+        self._pool = ThreadPoolExecutor(loader._threads, thread_name_prefix="stepwell")
+        self._depth = loader._prefetch
+        self._pending: deque[tuple[tuple[int, int, int, int], Future[Delivery]]] = deque()
 
     def next(self) -> Delivery:
         while len(self._pending) < self._depth:
             step = self._schedule.step(next(self._numbers))
-            self._pending.append(self._pool.submit(self._make, *step))
-        return self._pending.popleft().result()
-
-    def _make(self, epoch: int, start: int, count: int, after: int) -> Delivery:
+            self._pending.append((step, self._pool.submit(self._delivery, *step)))
+        step, made = self._pending.popleft()
         try:
-            return self._fetch.delivery(epoch, start, count, after)
+            return made.result()
         except Exception as error:
-            error.add_note(_note(epoch, start, count))
+            error.add_note(_note(*step))
             raise
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _note(epoch: int, start: int, count: int) -> str:
+def _note(epoch: int, start: int, count: int, _: int) -> str:
     return f"in the batch of {count} rows at position {start} of epoch {epoch}"
 
 

@@ -11,7 +11,7 @@ order stores a permutation or needs set-up, so 1e12 rows are as easy as ten. Any
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -168,20 +168,8 @@ class Weighted:
             raise ValueError(f"expected {length} weights, got {len(self._cumulative)}")
         return _core.weighted_order(self._cumulative, self.seed)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _weighted, (self._cumulative, self.seed)
-
     def __repr__(self) -> str:
         return f"Weighted({len(self._cumulative):,} weights, seed={self.seed})"
-
-
-def _weighted(cumulative: NDArray[np.float64], seed: int) -> Weighted:
-    """A sampler of running sums, to the bit: differences of them would not add up again."""
-    sampler = Weighted.__new__(Weighted)
-    sampler.seed = seed
-    sampler._cumulative = cumulative
-    sampler._cumulative.flags.writeable = False
-    return sampler
 
 
 def _check_seed(seed: int) -> None:

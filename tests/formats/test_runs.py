@@ -312,6 +312,8 @@ def test_memory_does_not_grow_with_the_file(
         ("PIL", "sw.convert(frames, 'a.gif')", "video"),
         ("av", "sw.convert(frames, 'a.mp4')", "video"),
         ("pyarrow", "sw.convert(frames, 'a.parquet')", "parquet"),
+        ("array_record", "sw.convert(frames, 'a.array_record')", "arrayrecord"),
+        ("array_record", "sw.ArrayRecordSource('.')", "arrayrecord"),
     ],
 )
 def test_without_the_extra(module: str, call: str, extra: str, tmp_path: Path) -> None:

@@ -126,14 +126,6 @@ def test_videos_that_cannot_be(breakout: ReplayReader, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_one_field_of_pictures(tmp_path: Path) -> None:
-    pictures = 255 - np.arange(3 * 16, dtype="u1").reshape(3, 4, 4)
-    source = Given({"x": pictures, "y": np.zeros((3, 4, 4, 3), "u1")})
-    sw.convert(source, tmp_path / "a.gif", field="x")
-    frames, _ = gif_frames(tmp_path / "a.gif")
-    assert np.array_equal(np.array(frames)[..., 0], pictures)
-
-
 def test_frames_are_not_all_in_memory(tmp_path: Path) -> None:
     frame = np.zeros((300, 400, 3), np.uint8)
     with ReplayWriter(tmp_path / "store", "a") as writer:

@@ -21,9 +21,10 @@ from stepwell import (
     StepwellError,
     VersionError,
 )
-from tests import SANITIZED, children
+from tests import SANITIZED
 from tests.arrays import PLAIN_TYPES, STRUCTURES, random_array
 from tests.contract import Expected, SourceContract, assert_batch
+from tests.formats.rows import assert_same, contents
 
 UNORDERED = ("overlapping", "out of order")  # fields that NumPy has no description of
 
@@ -47,27 +48,22 @@ def written(array: NDArray[Any], path: Path, part_bytes: int | None = None) -> A
 # The exam.
 
 
+@pytest.mark.parametrize(
+    "array",
+    [random_array("f4", (100, 2, 3)), random_array(STRUCTURES["nested"], 64)],
+    ids=["plain", "structured"],
+)
 class TestConverted(SourceContract):
     @pytest.fixture
-    def expected(self) -> Expected:
-        return {"data": random_array("f4", (100, 2, 3))}
+    def expected(self, array: NDArray[Any]) -> Expected:
+        return {"data": array}
 
     @pytest.fixture
-    def source(self, expected: Expected, tmp_path: Path) -> Source:
-        return written(np.asarray(expected["data"]), tmp_path / "a", 30 * 24)
+    def source(self, array: NDArray[Any], tmp_path: Path) -> Source:
+        return written(array, tmp_path / "a", 30 * 24)
 
     def test_pickles_as_its_path(self, source: Source) -> None:
         assert len(pickle.dumps(source)) < 500
-
-
-class TestStructured(SourceContract):
-    @pytest.fixture
-    def expected(self) -> Expected:
-        return {"data": random_array(STRUCTURES["nested"], 64)}
-
-    @pytest.fixture
-    def source(self, expected: Expected, tmp_path: Path) -> Source:
-        return written(np.asarray(expected["data"]), tmp_path / "a")
 
 
 class TestForeign(SourceContract):
@@ -102,12 +98,28 @@ def test_arrays(tmp_path: Path, array: NDArray[Any]) -> None:
 
 @pytest.mark.parametrize("name", UNORDERED)
 def test_structures_that_cannot_be_written_down(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="overlapping or out-of-order fields"):
+    with pytest.raises(SchemaError, match=r"'row': .*overlapping or out-of-order fields"):
         written(random_array(STRUCTURES[name], 7), tmp_path / "a")
-    assert not (tmp_path / "a").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_structures_as_fields(tmp_path: Path) -> None:
+    rows = random_array([("a", ">i4"), ("b", "f4", (2,))], 50)
+    written(rows, tmp_path / "in", 200).close()
+    sw.convert(tmp_path / "in", tmp_path / "store")
+    assert_same(contents(tmp_path / "store"), {"a": rows["a"], "b": rows["b"]})
 
 
 # Files by others.
+
+
+def test_bytes_as_records(tmp_path: Path) -> None:
+    records = [b"a", b"", random_array("V1", 10_000).tobytes(), b"\0"]
+    (tmp_path / "in").mkdir()
+    for name, part in (("0", records[:2]), ("1", []), ("2", records[2:])):
+        write_records(tmp_path / "in" / f"{name}.array_record", part)
+    sw.convert(tmp_path / "in", tmp_path / "store")
+    assert_same(contents(tmp_path / "store"), {"data": records})
 
 
 def test_bytes_unless_told_otherwise(tmp_path: Path) -> None:
@@ -350,23 +362,3 @@ def test_corrupt_rows_are_skipped(tmp_path: Path) -> None:
     loader = sw.Loader(source, 8, shuffle=False, on_corrupt="skip")
     assert sum(len(batch["data"]) for batch in loader) == 39
     assert [row for row, _ in loader.corrupt] == [7]
-
-
-# Without the extra.
-
-
-@pytest.mark.parametrize("call", ["sw.ArrayRecordSource(sys.argv[1])", "sw.open(sys.argv[1])"])
-def test_missing_extra(tmp_path: Path, call: str) -> None:
-    (tmp_path / "x.array_record").touch()
-    script = f"""
-import sys
-sys.modules["array_record"] = None
-import stepwell as sw
-try:
-    {call}
-except ImportError as error:
-    print(error)
-"""
-    hint = "ArrayRecord files need an extra: pip install 'stepwell[arrayrecord]'"
-    assert children.answer(script, tmp_path) == hint
-    assert [path.name for path in tmp_path.iterdir()] == ["x.array_record"]

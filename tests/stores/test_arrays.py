@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 import stepwell as sw
-from stepwell import ArraySource, FormatError, SchemaError, Source, StepwellError, VersionError
+from stepwell import ArraySource, FormatError, SchemaError, Source, VersionError
 from tests import SANITIZED, children, scaled
 from tests.arrays import PLAIN_TYPES, STEP, STRUCTURES, random_array
 from tests.contract import Expected, SourceContract, assert_batch, pick
@@ -123,30 +123,15 @@ def test_structured_arrays(dtype: np.dtype[Any]) -> None:
     assert_takes(ArraySource({"x": array, "y": np.arange(300)}), {"x": array, "y": np.arange(300)})
 
 
-def test_columns_of_a_structure_in_any_choice() -> None:
-    array = random_array(STRUCTURES["many fields"], 500)
-    names = list(array.dtype.names or ())
-    random = np.random.default_rng(1)
-    for count in (1, 2, 7, 30, 60):
-        chosen = list(random.permutation(names)[:count])
-        rows = random.integers(0, 500, 1500)
-        batch = ArraySource(array).columns(chosen).take(rows)
-        assert_batch(batch, {name: array[name][rows] for name in chosen})
-
-
 @pytest.mark.parametrize(
     "look",
     [
         lambda a: a[::2],
         lambda a: a[::-1],
-        lambda a: a[5:50:7],
-        lambda a: a[50:5:-7],
         lambda a: a[:, 1:3],
         lambda a: a[:, ::2],
-        lambda a: a[:, ::-1],
         lambda a: a[:, :, 1],
         lambda a: a[..., None],
-        lambda a: a[:, None],
         lambda a: a[:, :, :0],
         lambda a: a.transpose(2, 1, 0),
         lambda a: a.swapaxes(1, 2)[::-3],
@@ -158,7 +143,6 @@ def test_columns_of_a_structure_in_any_choice() -> None:
         lambda a: a.view("V4"),
         lambda a: a[:1],
     ],
-    ids=range(20),
 )
 def test_any_strides(look: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
     array = look(random_array("f4", (60, 4, 6)))
@@ -230,13 +214,6 @@ def test_text_without_characters(tmp_path: Path) -> None:
         batch = source.take([4, 0])
         assert batch["data"].dtype.itemsize == 0
         assert batch["data"].tolist() == [b"", b""]
-
-
-def test_wide_rows() -> None:
-    array = random_array("u1", (40, 100_003))
-    source = ArraySource(array)
-    rows = np.random.default_rng(0).integers(0, 40, 100)
-    assert_batch(source.take(rows), {"data": array[rows]})
 
 
 def test_many_rows() -> None:
@@ -322,14 +299,6 @@ def test_npy_at_any_path(tmp_path: Path, memory: Memory) -> None:
     source = ArraySource(npy(path, np.arange(10)), memory=memory)
     assert_takes(source, {"data": np.arange(10)})
     assert_takes(pickle.loads(pickle.dumps(source)), {"data": np.arange(10)})
-
-
-def test_npy_by_path_like(tmp_path: Path) -> None:
-    path = npy(tmp_path / "a.npy", np.arange(10))
-    source = ArraySource(path)
-    assert source.path == str(path)
-    assert repr(source) == f"ArraySource(10 rows, 80 bytes, {{data: int64}}, path={str(path)!r})"
-    assert ArraySource(np.arange(10)).path is None
 
 
 def test_describe_and_verify(tmp_path: Path) -> None:
@@ -519,18 +488,8 @@ def hostile_file(path: Path, name: str) -> Path:
     return path
 
 
-@both
-@pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.filterwarnings("ignore")
-def test_hostile_headers(tmp_path: Path, name: str, memory: Memory) -> None:
-    path = hostile_file(tmp_path / "a.npy", name)
-    with pytest.raises(FormatError) as caught:
-        ArraySource(path, memory=memory)
-    assert_names_the_place(caught.value, path)
-
-
-def test_hostile_headers_get_no_memory(tmp_path: Path) -> None:
-    # The same in a process that may not grow: a claim of terabytes is never tried.
+def test_hostile_headers(tmp_path: Path) -> None:
+    # In a process that may not grow: a claim of terabytes is never tried.
     for i, name in enumerate(HOSTILE):
         hostile_file(tmp_path / f"{i:02}.npy", name)
     script = """
@@ -543,7 +502,8 @@ for path in sorted(pathlib.Path(sys.argv[1]).glob("*.npy")):
     for memory in ("ram", "map"):
         try:
             sw.ArraySource(path, memory=memory)
-        except sw.FormatError:
+        except sw.FormatError as error:
+            assert error.path == str(path) and 0 <= error.offset <= path.stat().st_size
             print(path.name)
 """
     printed = children.answer(script, tmp_path, "free" if SANITIZED else "limited")
@@ -573,13 +533,6 @@ def test_fortran_order(tmp_path: Path) -> None:
     (tmp_path / "a.npy").write_bytes(file.getvalue() + np.arange(3).tobytes())
     for memory in get_args(Memory):
         assert_takes(ArraySource(tmp_path / "a.npy", memory=memory), {"data": np.arange(3)})
-
-
-def test_errors_are_ours_and_a_value_error(tmp_path: Path) -> None:
-    (tmp_path / "a.npy").write_bytes(b"PK\x03\x04 not a .npy file")
-    with pytest.raises(StepwellError, match=r"expected magic b'\\x93NUMPY', got b'PK") as caught:
-        ArraySource(tmp_path / "a.npy")
-    assert isinstance(caught.value, ValueError)
 
 
 # Which data it is.

@@ -148,18 +148,11 @@ def query(
     database: sqlite3.Connection, sql: str, values: Sequence[Any]
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Return the columns and rows of a query; nothing but queries is allowed."""
-    _allow_queries(database)
-    _let_signals_in(database)
-    try:
+    with _asking(database, repr(sql)):
         found = database.execute(sql, [_plain(value) for value in values])
         if found.description is None:
             raise ValueError(f"expected a query, got {sql!r}")
         return [name for name, *_ in found.description], found.fetchall()
-    except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError) as error:
-        _raise_unless_asked(error)
-        raise ValueError(f"{sql!r}: {error}") from None
-    finally:
-        database.set_authorizer(None)
 
 
 def show_only(
@@ -203,8 +196,6 @@ def select_numbers(
     `values` stand for the question marks. Raises `ValueError` for anything that is not a
     condition over `columns`, and SQLite's own error for a damaged database.
     """
-    _allow_queries(database)
-    _let_signals_in(database)
     # The condition stands in parentheses and on lines of its own: a comment must not swallow the
     # rest. Each column comes as one text, which NumPy reads far faster than Python makes tuples.
     # In the order of the table, SQLite goes through it once instead of jumping about in it.
@@ -213,18 +204,11 @@ def select_numbers(
         f"SELECT count(*), {texts} FROM (SELECT {', '.join(wanted)} FROM {table} "
         f"WHERE (\n{condition}\n) ORDER BY {wanted[0]})"
     )
-    try:
+    with _asking(database, f"where {condition!r}", f"; the columns are {', '.join(columns)}"):
         bound = [_plain(value) for value in values]
         # What closes the parentheses to open others makes sense in one place, never in two.
         database.execute(f"EXPLAIN SELECT (\n{condition}\n) FROM {table}", bound)
         count, *found = database.execute(sql, bound).fetchone()
-    except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError) as error:
-        _raise_unless_asked(error)
-        raise ValueError(
-            f"where {condition!r}: {error}; the columns are {', '.join(columns)}"
-        ) from None
-    finally:
-        database.set_authorizer(None)
     numbers = []
     for name in wanted:
         try:
@@ -237,29 +221,32 @@ def select_numbers(
     return numbers
 
 
-def _raise_unless_asked(error: Exception) -> None:
-    """Raise what is not a mistake in the SQL: damage, a busy database, a Ctrl-C of the user."""
-    if _code(error) == sqlite3.SQLITE_INTERRUPT:  # which SQLite makes an error of its own
-        raise KeyboardInterrupt from None
-    if _code(error) in _NOT_THE_ASKER:
-        raise error
+@contextmanager
+def _asking(database: sqlite3.Connection, sql: str, hint: str = "") -> Iterator[None]:
+    """SQL of a user's: it may read and compute, and nothing else.
+
+    A mistake in it is a `ValueError`; damage, a busy database and Ctrl-C stay what they are.
+    """
+    database.set_authorizer(
+        lambda action, *_: sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY
+    )
+    # Python gets a turn now and then, so that Ctrl-C ends a query that never would.
+    database.set_progress_handler(lambda: 0, 1_000_000)
+    try:
+        yield
+    except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError) as error:
+        if _code(error) == sqlite3.SQLITE_INTERRUPT:  # which SQLite makes an error of its own
+            raise KeyboardInterrupt from None
+        if _code(error) in _NOT_THE_ASKER:
+            raise
+        raise ValueError(f"{sql}: {error}{hint}") from None
+    finally:
+        database.set_authorizer(None)
 
 
 def _code(error: Exception) -> int:
     """What SQLite calls an error; 0 where it did not come from there."""
     return int(getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
-
-
-def _let_signals_in(database: sqlite3.Connection) -> None:
-    """Give Python a turn now and then, so that Ctrl-C ends a query that never would."""
-    database.set_progress_handler(lambda: 0, 1_000_000)
-
-
-def _allow_queries(database: sqlite3.Connection) -> None:
-    """Let SQL read and compute, and nothing else."""
-    database.set_authorizer(
-        lambda action, *_: sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY
-    )
 
 
 def _plain(value: Any) -> Any:

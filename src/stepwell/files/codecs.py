@@ -7,12 +7,14 @@ what comes out is known to the caller, and is checked.
 import enum
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from stepwell.errors import FormatError
+from stepwell.files.extras import library
 
 
 class CodecNumbers(NamedTuple):
@@ -98,13 +100,36 @@ def unpack(
 
     Raises `FormatError` naming the position of the first one that does not unpack to that.
     """
-    if codec is Codec.NONE:
+    if codec is Codec.NONE or not packed:
         return packed
-    if not packed:
-        return []
     if codec is Codec.LZ4:
-        return _unpack_lz4(packed, lengths, threads)
-    return _unpack_zstd(packed, lengths, dictionary, threads)
+        _lz4()  # which may not be there
+    else:
+        found = _frames_at_once(packed, lengths, dictionary, threads)
+        if found is not None:
+            return found
+
+    def some(numbers: range) -> list[Any]:
+        return [one(i) for i in numbers]
+
+    def one(i: int) -> Any:
+        try:
+            if codec is Codec.LZ4:
+                result = _unpack_block(packed[i], lengths[i])
+            else:
+                result = _unpack_frame(packed[i], lengths[i], dictionary)
+            if len(result) != lengths[i]:
+                raise ValueError(f"expected {lengths[i]} bytes, got {len(result)}")
+        except Exception as error:  # lz4 has no error class of its own to name
+            raise Damaged(i, f"{codec.name.lower()}: {error}") from None
+        return result
+
+    count = len(packed)
+    if threads <= 1 or sum(lengths) < _WORTH_A_THREAD:
+        return some(range(count))
+    cuts = [k * count // threads for k in range(threads + 1)]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(chain.from_iterable(pool.map(some, map(range, cuts, cuts[1:]))))
 
 
 class Damaged(FormatError):
@@ -127,75 +152,42 @@ def train_dictionary(samples: Sequence[Any], size: int = 112_640) -> bytes:
         ) from None
 
 
-def _unpack_lz4(packed: Sequence[Any], lengths: Sequence[int], threads: int) -> Sequence[Any]:
-    decompress = _lz4().decompress
-
-    def one(i: int) -> Any:
-        if not lengths[i]:
-            if (
-                bytes(packed[i]) != b"\0"
-            ):  # the one block that is empty; the library takes no size 0
-                raise Damaged(i, "lz4: expected 0 bytes, got more")
-            return b""
-        try:
-            result = decompress(packed[i], uncompressed_size=lengths[i])
-        except Exception as error:  # the library has no error class of its own to name
-            raise Damaged(i, f"lz4: {error}") from None
-        if len(result) != lengths[i]:
-            raise Damaged(i, f"lz4: expected {lengths[i]} bytes, got {len(result)}")
-        return result
-
-    def some(numbers: range) -> list[Any]:
-        return [one(i) for i in numbers]
-
-    count = len(packed)
-    if threads <= 1 or sum(lengths) < _WORTH_A_THREAD:
-        return some(range(count))
-    cuts = [k * count // threads for k in range(threads + 1)]
-    with ThreadPoolExecutor(threads) as pool:
-        return list(chain.from_iterable(pool.map(some, map(range, cuts, cuts[1:]))))
+def _unpack_block(block: Any, length: int) -> Any:
+    if not length and bytes(block) == b"\0":  # nothing; the library takes no size 0
+        return b""
+    return _lz4().decompress(block, uncompressed_size=length)
 
 
-def _unpack_zstd(
-    packed: Sequence[Any], lengths: Sequence[int], dictionary: bytes | None, threads: int
-) -> Sequence[Any]:
+def _unpack_frame(frame: Any, length: int, dictionary: bytes | None) -> Any:
     import zstandard
 
-    for i, (data, length) in enumerate(zip(packed, lengths, strict=True)):
-        try:
-            stated = zstandard.frame_content_size(data)  # trusted by what follows
-        except zstandard.ZstdError as error:
-            raise Damaged(i, f"zstd: {error}") from None
-        if stated not in (-1, length):
-            raise Damaged(i, f"zstd: expected {length} bytes, the frame has {stated}")
+    stated = zstandard.frame_content_size(frame)  # trusted by what follows
+    if stated not in (-1, length):
+        raise ValueError(f"expected {length} bytes, the frame has {stated}")
+    words = None if dictionary is None else zstandard.ZstdCompressionDict(dictionary)
+    decompressor = zstandard.ZstdDecompressor(dict_data=words)
+    return decompressor.decompress(frame, max_output_size=max(length, 1))
+
+
+def _frames_at_once(
+    packed: Sequence[Any], lengths: Sequence[int], dictionary: bytes | None, threads: int
+) -> list[Any] | None:
+    """All payloads; None where they have to be looked at one by one."""
+    import zstandard
+
+    sizes = np.array(lengths, "<u8")
     try:
+        stated = map(zstandard.frame_content_size, packed)
+        sound = all(size in (-1, length) for size, length in zip(stated, lengths, strict=True))
+        if not sound or sizes.min() == 0 or sizes.sum() >= _AT_ONCE:
+            return None
         words = None if dictionary is None else zstandard.ZstdCompressionDict(dictionary)
-        decompressor = zstandard.ZstdDecompressor(dict_data=words)
-        sizes = np.array(lengths, "<u8")
-        if sizes.min() > 0 and sizes.sum() < _AT_ONCE:
-            many: Any = decompressor.multi_decompress_to_buffer(
-                list(packed), decompressed_sizes=sizes.tobytes(), threads=threads
-            )
-            return [many[i] for i in range(len(many))]
+        many: Any = zstandard.ZstdDecompressor(dict_data=words).multi_decompress_to_buffer(
+            list(packed), decompressed_sizes=sizes.tobytes(), threads=threads
+        )
+        return [many[i] for i in range(len(many))]
     except (zstandard.ZstdError, ValueError):  # the latter for nothing but empty frames
-        pass  # which one it was is found below
-    results = []
-    for i, (data, length) in enumerate(zip(packed, lengths, strict=True)):
-        try:
-            words = None if dictionary is None else zstandard.ZstdCompressionDict(dictionary)
-            decompressor = zstandard.ZstdDecompressor(dict_data=words)
-            result = decompressor.decompress(data, max_output_size=max(length, 1))
-        except zstandard.ZstdError as error:
-            raise Damaged(i, f"zstd: {error}") from None
-        if len(result) != length:
-            raise Damaged(i, f"zstd: expected {length} bytes, got {len(result)}")
-        results.append(result)
-    return results
+        return None
 
 
-def _lz4() -> Any:
-    try:
-        import lz4.block
-    except ImportError as error:
-        raise ImportError("lz4 needs an extra: pip install 'stepwell[lz4]'") from error
-    return lz4.block
+_lz4 = partial(library, "lz4.block", "lz4")

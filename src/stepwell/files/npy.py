@@ -15,6 +15,7 @@ from stepwell.errors import FormatError, VersionError
 MAGIC = b"\x93NUMPY"
 MOST_HEADER_BYTES = 1 << 20
 MOST_AXES = 64
+FORTRAN = "rows of a Fortran-ordered array are not contiguous"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +34,41 @@ class NpyHeader:
 def read_header(file: BinaryIO, path: Path, *, whole: bool = True) -> NpyHeader:
     """Return the header of an open file whose rows (first axis) are contiguous.
 
-    Raises `FormatError` for anything that is not such a file: wrong magic, a header that
-    does not parse, Python objects (never unpickled), Fortran order, a file that ends early
-    (unless the caller looks after that: `whole=False`).
+    Raises `FormatError` for anything that is not such a file: what `parse_header` refuses, Python
+    objects (never unpickled), Fortran order, a file that ends early (unless the caller looks
+    after that: `whole=False`).
+    """
+    size = os.fstat(file.fileno()).st_size
+    header, fortran = parse_header(file, size, path)
+    dtype, shape = header.dtype, header.shape
+
+    def refuse(message: str, offset: int = 10) -> FormatError:
+        return FormatError(message, path=str(path), offset=offset)
+
+    if dtype.hasobject:
+        raise refuse(f"expected plain numbers, got Python objects ({dtype})")
+    if not shape:
+        raise refuse("expected rows, got a single value")
+    if fortran:
+        raise refuse(f"{FORTRAN}; save it with np.save(path, np.ascontiguousarray(array))")
+    if whole and header.data_offset + header.data_bytes > size:
+        raise refuse(
+            f"expected {header.data_bytes} bytes of data for {dtype} {shape}, "
+            f"got {size - header.data_offset}",
+            size,
+        )
+    return header
+
+
+def parse_header(file: Any, size: int, path: Path) -> tuple[NpyHeader, bool]:
+    """What a header says, and whether its rows are not contiguous (Fortran's order).
+
+    Raises `FormatError` for a wrong magic, a header that does not parse, and what no array is.
     """
 
     def refuse(message: str, offset: int) -> FormatError:
         return FormatError(message, path=str(path), offset=offset)
 
-    size = os.fstat(file.fileno()).st_size
     start = file.read(12)
     if start[:6] != MAGIC:
         raise refuse(f"expected magic {MAGIC!r}, got {start[:6]!r}", 0)
@@ -60,53 +87,37 @@ def read_header(file: BinaryIO, path: Path, *, whole: bool = True) -> NpyHeader:
         raise refuse(f"a header of {length} bytes does not fit the file", 8)
     file.seek(text_at)
     text = file.read(length)
-
     dtype, fortran, shape = _parse(text, "utf-8" if version == (3, 0) else "latin-1", refuse)
-    if dtype.hasobject:
-        raise refuse(f"expected plain numbers, got Python objects ({dtype})", text_at)
-    if not shape:
-        raise refuse("expected rows, got a single value", text_at)
     # What NumPy itself could not hold, were the bytes there.
     size_of_all = max(dtype.itemsize, 1) * math.prod(n for n in shape if n > 0)
     if dtype.subdtype is not None or len(shape) > MOST_AXES or size_of_all >= 2**63:
         raise refuse(f"no array is {dtype} {shape}", text_at)
-    if fortran and len(shape) > 1:
-        raise refuse(
-            "rows of a Fortran-ordered array are not contiguous; "
-            "save it with np.save(path, np.ascontiguousarray(array))",
-            text_at,
-        )
-    header = NpyHeader(dtype, shape, text_at + length)
-    if whole and header.data_offset + header.data_bytes > size:
-        raise refuse(
-            f"expected {header.data_bytes} bytes of data for {dtype} {shape}, "
-            f"got {size - header.data_offset}",
-            size,
-        )
-    return header
+    return NpyHeader(dtype, shape, text_at + length), fortran and len(shape) > 1
 
 
 def array_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """Return the header of an array in the very bytes that NumPy would write."""
+    """The header that NumPy writes, for names of fields in any script too."""
     out = BytesIO()
-    descr = np.lib.format.dtype_to_descr(dtype)
+    about = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     try:
-        np.lib.format.write_array_header_1_0(
-            out, {"descr": descr, "fortran_order": False, "shape": shape}
-        )
-    except UnicodeError:
-        raise ValueError(f"names of fields must be Latin-1, got {dtype.names}") from None
+        np.lib.format.write_array_header_1_0(out, about)
+    except (UnicodeError, ValueError):  # names beyond Latin-1, or more than 64 KiB of them
+        text = repr(about).encode()
+        text += b" " * (-(len(text) + 13) % 64) + b"\n"
+        return MAGIC + b"\x03\x00" + len(text).to_bytes(4, "little") + text
     return out.getvalue()
 
 
 def header_bytes(dtype: np.dtype[Any], rows: int, size: int | None = None) -> bytes:
-    """Return the header of an array of `rows`, in the very bytes that NumPy would write.
+    """The header of an array of `rows` in version 1.0.
 
     NumPy leaves room for a longer number of rows; with `size` the header is made to fill
     exactly so many bytes, so that one array's header can be replaced by a later one's. Raises
     `ValueError` when it does not fit.
     """
     made = array_header(dtype, (rows,))
+    if made[6] != 1:
+        raise ValueError(f"names of fields must be Latin-1 and below 64 KiB, got {dtype.names}")
     if size is None or len(made) == size:
         return made
     text = made[10:].rstrip() + b"\n"

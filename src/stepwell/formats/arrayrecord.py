@@ -2,7 +2,6 @@
 rows of fixed shape are written so that it knows what they are.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from stepwell.files.npy import dtype_to_json
 from stepwell.formats.parts import PART_BYTES, Part, write_series
 from stepwell.formats.streams import Progress
 from stepwell.source import Batch, Source
-from stepwell.stores.arrayrecord import ABOUT, SUFFIX, VERSION, _library
+from stepwell.stores.arrayrecord import ABOUT, SUFFIX, library
 
 __all__ = ["write_folder"]
 
@@ -28,7 +27,11 @@ def write_folder(
     ((name, field),) = source.schema.items()
     if field.ragged and field.kind == "array" and field.row_bytes != 1:
         raise SchemaError(f"{name!r} is {field}: expected bytes, text or a fixed shape")
-    module = _library()
+    try:
+        dtype = dtype_to_json(field.dtype)
+    except ValueError as error:  # fields that lie over one another
+        raise SchemaError(f"{name!r}: {error}") from None
+    module = library()
 
     def write_part(path: Path, batches: Iterator[Batch]) -> None:
         try:
@@ -47,11 +50,5 @@ def write_folder(
 
     write_series(source, part, SUFFIX, write_part, part_bytes, progress)
     if not field.ragged:
-        about = {
-            "format": "arrayrecord",
-            "version": VERSION,
-            "rows": len(source),
-            "dtype": dtype_to_json(field.dtype),
-            "shape": field.shape,
-        }
-        write_file(part.path / ABOUT, json.dumps(about).encode() + b"\n", follow=False)
+        about = {"rows": len(source), "dtype": dtype, "shape": field.shape}
+        write_file(part.path / ABOUT.name, ABOUT.dump(about) + b"\n", follow=False)

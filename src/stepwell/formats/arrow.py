@@ -7,6 +7,7 @@ rows of a source have no such thing.
 import os
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.errors import SchemaError
+from stepwell.files import extras
 from stepwell.files.atomic import new_file
-from stepwell.formats import streams
 from stepwell.formats.streams import (
     Progress,
     Stream,
@@ -45,8 +46,7 @@ _BYTES: dict[str, type] = {
 _TIMES = ("timestamp", "duration", "time32", "time64", "date32", "date64")
 
 
-def library() -> Any:
-    return streams.library("pyarrow", "parquet")
+library = partial(extras.library, "pyarrow", "parquet")
 
 
 def arrow_damage(path: Path) -> Any:
@@ -108,10 +108,11 @@ class Tables(Stream):
         for name, array in zip(rows.schema.names, rows.columns, strict=True):
             try:
                 values = _values(array)
-            except _Null as null:
-                row = first + null.index
+            except _Null:
+                for i in range(len(rows) if len(rows) > 1 else 0):  # which of them it is
+                    self._batch(file, rows.slice(i, 1).select([name]), first + i)
                 raise SchemaError(
-                    f"{file}: column {name!r}, row {row}: expected a value, got null"
+                    f"{file}: column {name!r}, row {first}: expected a value, got null"
                 ) from None
             if isinstance(values, Ragged):
                 values.kind = self.schema[name].kind
@@ -168,10 +169,7 @@ def write(source: Source, path: Path, *, progress: Progress) -> None:
 
 
 class _Null(Exception):
-    """There is a null, in the row `index` of an array."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
+    """There is a null in an array."""
 
 
 # Types and arrays as fields and batches.
@@ -235,7 +233,7 @@ def _values(array: "pa.Array") -> Any:
     arrow = library()
     types = arrow.types
     if array.null_count:
-        raise _Null(int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0]))
+        raise _Null
     kind = array.type
     if isinstance(kind, arrow.FixedShapeTensorType):
         return _values(array.storage).reshape(len(array), *kind.shape)
@@ -248,18 +246,11 @@ def _values(array: "pa.Array") -> Any:
     if types.is_fixed_size_binary(kind):
         return _bytes(array).values.reshape(len(array), kind.byte_width)
     if types.is_fixed_size_list(kind):
-        try:
-            inner = _values(array.flatten())
-        except _Null as null:
-            raise _Null(null.index // kind.list_size) from None
+        inner = _values(array.flatten())
         return inner.reshape(len(array), kind.list_size, *inner.shape[1:])
     if types.is_list(kind) or types.is_large_list(kind):
         offsets = array.offsets.to_numpy().astype(np.int64)
-        offsets -= offsets[0]
-        try:
-            return Ragged(_values(array.flatten()), offsets)
-        except _Null as null:
-            raise _Null(int(np.searchsorted(offsets, null.index, side="right")) - 1) from None
+        return Ragged(_values(array.flatten()), offsets - offsets[0])
     if _time(kind):
         array = array.view(arrow.int32() if kind.bit_width == 32 else arrow.int64())
     return array.to_numpy(zero_copy_only=False)

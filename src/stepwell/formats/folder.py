@@ -14,14 +14,12 @@ from typing import Any
 import numpy as np
 
 from stepwell.errors import FormatError, SchemaError
-from stepwell.formats import streams
 from stepwell.formats.parts import Part
-from stepwell.formats.streams import Progress, Stream, attributes_of, batch_of, in_order
+from stepwell.formats.streams import Progress, Stream, attributes_of, batches_of, in_order
 from stepwell.source import Batch, Field, Source
 
 __all__ = ["FolderSource", "classes_of", "write_folder"]
 
-_MOST_FILES = 4096
 _RESERVED = {".", "..", ""}
 
 
@@ -49,24 +47,20 @@ class FolderSource(Stream):
         super().__init__(str(where), made, sum(self._counts), {"classes": self._classes})
 
     def _from(self, first: int, names: Sequence[str]) -> Iterator[Batch]:
+        return batches_of(self._rows_from(first), names, self.schema)
+
+    def _rows_from(self, first: int) -> Iterator[tuple[dict[str, Any], int]]:
+        """The files from one on, and their sizes."""
         root = Path(str(self.path))
-        found: dict[str, list[Any]] = {name: [] for name in self.schema}
-        size = begin = 0
+        begin = 0
         for label, (name, count) in enumerate(zip(self._classes, self._counts, strict=True)):
             begin += count
             if begin <= first:
                 continue
             for file in _files(root / name)[max(0, first - (begin - count)) :]:
                 _check_text(root / name / file, file)
-                row = {"data": (root / name / file).read_bytes(), "label": label, "name": file}
-                for field, value in row.items():
-                    found[field].append(value)
-                size += len(found["data"][-1])
-                if size >= streams.BATCH_BYTES or len(found["label"]) == _MOST_FILES:
-                    yield batch_of({name: found[name] for name in names}, self.schema)
-                    found, size = {name: [] for name in self.schema}, 0
-        if found["label"]:
-            yield batch_of({name: found[name] for name in names}, self.schema)
+                data = (root / name / file).read_bytes()
+                yield {"data": data, "label": label, "name": file}, len(data)
 
 
 def _files(folder: Path) -> list[str]:

@@ -56,7 +56,8 @@ def fill(
         raise ValueError(f"part_bytes: expected at least {dtype.itemsize}, got {part_bytes}")
     runs = find_runs(source)
     columns = {
-        name: runs.types.get(name) or _column(name, runs.known(name)) for name in runs.columns
+        name: runs.types.get(name) or _column(name, [run[k] for run in runs._rows])
+        for k, name in enumerate(runs.columns)
     }
     total = len(source)
     first = 0
@@ -80,7 +81,8 @@ def fill(
         last = time.monotonic()
         for number, rows in _by_run(chosen, dtype, names, runs, first):
             try:
-                writer.append(rows, **{name: runs.known(name)[number] for name in columns})
+                known = runs[number]
+                writer.append(rows, **{name: known[name] for name in columns})
             except SchemaError as error:
                 raise SchemaError(f"run {number}: {error}") from None
             done += len(rows)

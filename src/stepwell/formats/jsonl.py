@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from io import TextIOWrapper
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,10 @@ import numpy as np
 from stepwell.errors import FormatError, SchemaError
 from stepwell.files.atomic import new_file
 from stepwell.files.regular import open_regular
-from stepwell.formats import streams
-from stepwell.formats.streams import Progress, Stream, batch_of, count_of, in_order
+from stepwell.formats.streams import Progress, Stream, batches_of, in_order
 from stepwell.source import Batch, Field, Ragged, Source
 
 __all__ = ["JsonlSource", "write"]
-
-_STRIDE = 1024
-"""The place of every so-many-th line is kept."""
 
 _RANK = {bool: 0, int: 1, float: 2}
 
@@ -97,22 +94,18 @@ class JsonlSource(Stream):
 
     def __init__(self, path: str | os.PathLike[str], fields: Sequence[str] | None = None) -> None:
         where = Path(path)
-        self._places: list[int] = []
         seen: dict[str, _Seen] = {}
         rows = 0
-        for place, row in _lines(where, 0, 0):
-            if not rows % _STRIDE:
-                self._places.append(place)
-            if rows and set(row) != set(seen):
+        for rows, (row, _) in enumerate(_lines(where), 1):
+            if rows > 1 and set(row) != set(seen):
                 raise SchemaError(
-                    f"{where}: line {rows + 1}: expected {', '.join(seen)}, got {', '.join(row)}"
+                    f"{where}: line {rows}: expected {', '.join(seen)}, got {', '.join(row)}"
                 )
             for name, value in row.items():
                 try:
                     seen.setdefault(name, _Seen()).add(value)
                 except ValueError as error:
-                    raise SchemaError(f"{where}: line {rows + 1}: {name!r}: {error}") from None
-            rows += 1
+                    raise SchemaError(f"{where}: line {rows}: {name!r}: {error}") from None
         if not seen:
             raise FormatError("there are no rows with fields", path=str(where))
         made = {}
@@ -124,43 +117,21 @@ class JsonlSource(Stream):
         super().__init__(str(where), made, rows)
 
     def _from(self, first: int, names: Sequence[str]) -> Iterator[Batch]:
-        if first >= len(self):
-            return
-        start = first // _STRIDE
-        rows: list[dict[str, Any]] = []
-        size, last = 0, self._places[start]
-        for i, (place, row) in enumerate(
-            _lines(Path(str(self.path)), self._places[start], start * _STRIDE)
-        ):
-            if start * _STRIDE + i < first:
-                continue
-            size, last = size + place - last, place
-            rows.append(row)
-            if size >= streams.BATCH_BYTES // 8:  # objects of Python's are large
-                yield self._batch(rows, names)
-                rows, size = [], 0
-        if rows:
-            yield self._batch(rows, names)
-
-    def _batch(self, rows: list[dict[str, Any]], names: Sequence[str]) -> Batch:
-        return batch_of({name: [row[name] for row in rows] for name in names}, self.schema)
+        return batches_of(_lines(Path(str(self.path)), first), names, self.schema)
 
 
-def _lines(path: Path, place: int, number: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of the lines from a place on, each with the place where it begins."""
+def _lines(path: Path, first: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
+    """The objects of the lines that are not empty, from one on, and about their sizes in memory."""
     with open_regular(path) as file:
-        file.seek(place)
-        for line in file:
-            if line.strip():
-                number += 1
-                try:
-                    row = json.loads(line, parse_constant=_refused)
-                    if not isinstance(row, dict):
-                        raise ValueError(f"expected an object, got {type(row).__name__}")
-                except (ValueError, RecursionError) as error:
-                    raise FormatError(f"line {number}: {error}", path=str(path)) from None
-                yield place, row
-            place += len(line)
+        lines = filter(bytes.strip, file)
+        for number, line in enumerate(islice(lines, first, None), first + 1):
+            try:
+                row = json.loads(line, parse_constant=_refused)
+                if not isinstance(row, dict):
+                    raise ValueError(f"expected an object, got {type(row).__name__}")
+            except (ValueError, RecursionError) as error:
+                raise FormatError(f"line {number}: {error}", path=str(path)) from None
+            yield row, 8 * len(line)
 
 
 def _refused(name: str) -> Any:
@@ -170,35 +141,32 @@ def _refused(name: str) -> Any:
 def write(source: Source, path: Path, *, progress: Progress) -> None:
     """Write a line for each row. After a kill this begins again."""
     for name, field in source.schema.items():
-        if field.kind == "bytes" or field.dtype.kind not in "biuf":
+        if field.kind == "bytes" or field.dtype.kind not in "biuf" or field.dtype.itemsize > 8:
             raise SchemaError(f"{name!r}: JSON has no type for {field}")
     done = 0
     with new_file(path) as out:
         text = TextIOWrapper(out, encoding="utf-8", newline="\n")
         for batch in in_order(source, progress=progress):
-            for name, values in batch.items():
-                _check_finite(name, values, done)
             columns = [_plain(values) for values in batch.values()]
-            for row in zip(*columns, strict=True):
-                text.write(json.dumps(dict(zip(batch, row, strict=True)), ensure_ascii=False))
-                text.write("\n")
-            done += count_of(batch)
+            for values in zip(*columns, strict=True):
+                text.write(_line(dict(zip(batch, values, strict=True)), done) + "\n")
+                done += 1
         text.flush()
         text.detach()
+
+
+def _line(row: dict[str, Any], number: int) -> str:
+    try:
+        return json.dumps(row, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        for name, value in row.items():
+            for item in np.ravel(value).tolist():
+                if isinstance(item, float) and not math.isfinite(item):
+                    raise SchemaError(f"{name!r}, row {number}: JSON has no {item}") from None
+        raise
 
 
 def _plain(values: Any) -> list[Any]:
     if not isinstance(values, Ragged):
         return values.tolist()  # type: ignore[no-any-return]
     return [v.tolist() if values.kind == "array" else v for v in values.to_list()]
-
-
-def _check_finite(name: str, values: Any, first: int) -> None:
-    items = values.values if isinstance(values, Ragged) else values
-    if items.dtype.kind != "f" or np.isfinite(items).all():
-        return
-    at = int(np.flatnonzero(~np.isfinite(items.reshape(-1)))[0])
-    item = at // max(1, math.prod(items.shape[1:]))
-    if isinstance(values, Ragged):
-        item = int(np.searchsorted(values.offsets, item, side="right")) - 1
-    raise SchemaError(f"{name!r}, row {first + item}: JSON has no {items.reshape(-1)[at]}")

@@ -17,9 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.errors import SchemaError
+from stepwell.files.extras import library
 from stepwell.formats.runs import RunList, find_runs
-from stepwell.formats.streams import Progress, Stream, in_order, library
+from stepwell.formats.streams import Progress, Stream, in_order
 from stepwell.source import Batch, Field, Source
+from stepwell.stores.replay.channels import assemble
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -30,7 +32,7 @@ __all__ = ["PREFIX", "MinariSource", "write"]
 PREFIX = "minari:"
 """Before the name of a dataset, where a path could stand too."""
 
-_PART = re.compile(r"[/.](?:\((\d+)\)|([^/.]+))")
+_NUMBER = re.compile(r"/(\d+)(?=/|$)")
 _NEEDED = ("reward", "terminated", "truncated")
 
 
@@ -45,9 +47,9 @@ class MinariSource(Stream):
         self, dataset: "str | Path | minari.MinariDataset", fields: Sequence[str] | None = None
     ) -> None:
         if isinstance(dataset, Path):
-            dataset = _library().MinariDataset(dataset / "data")
+            dataset = library("minari", "minari").MinariDataset(dataset / "data")
         elif isinstance(dataset, str):
-            dataset = _library().load_dataset(dataset.removeprefix(PREFIX))
+            dataset = library("minari", "minari").load_dataset(dataset.removeprefix(PREFIX))
         self._dataset: minari.MinariDataset = dataset
         ids = dataset.episode_indices
         if not len(ids):
@@ -67,7 +69,7 @@ class MinariSource(Stream):
             "total_reward": [float(reward) for reward in rewards],
         }
         self._counts = counts
-        self.runs = RunList(counts, known)
+        self.runs = RunList(counts, known, zip(*known.values(), strict=True))
 
     def _from(self, first: int, names: Sequence[str]) -> Iterator[Batch]:
         ends = np.cumsum(self._counts)
@@ -125,18 +127,16 @@ def write(
     *,
     progress: Progress,
     env: "str | gym.Env[Any, Any] | None" = None,
-    observation_space: "gym.Space[Any] | None" = None,
-    action_space: "gym.Space[Any] | None" = None,
     **facts: Any,
 ) -> "minari.MinariDataset":
     """Make a dataset of transitions, an episode of each run. Memory is the longest of them.
 
-    Spaces are those given, or those of `env`, or made of the rows: numbers that are whole become
-    `Discrete`, up to the largest there is. Episodes that are not whole are left out, with a
+    Spaces are those of `env`, or given among `facts`, or made of the rows: numbers that are whole
+    become `Discrete`, up to the largest there is. Episodes that are not whole are left out, with a
     warning: without a final observation, or with steps that were dropped. `facts` go to Minari:
-    `algorithm_name`, `author`, `description`, ….
+    `algorithm_name`, `author`, `observation_space`, ….
     """
-    minari = _library()
+    minari = library("minari", "minari")
     from minari.data_collector import EpisodeBuffer
     from minari.dataset.minari_dataset import parse_dataset_id
 
@@ -147,7 +147,7 @@ def write(
         raise ValueError(f"expected a name like 'pong/random-v0', got {name!r}") from None
     if name in minari.list_local_datasets():
         raise FileExistsError(f"there is a Minari dataset {name} already")
-    trees = {kind: _tree_of(kind, source) for kind in ("observation", "action")}
+    parts = {kind: _parts(kind, source) for kind in ("observation", "action")}
     missing = [each for each in _NEEDED if each not in source.schema]
     if missing:
         raise SchemaError(f"a Minari dataset has {', '.join(_NEEDED)}; {missing[0]} is missing")
@@ -162,34 +162,31 @@ def write(
             stacklevel=2,
         )
     if env is None:
-        observation_space = observation_space or _space(trees["observation"], source)
-        action_space = action_space or _space(trees["action"], source)
+        for kind, fields in parts.items():
+            facts.setdefault(f"{kind}_space", _space(assemble(kind, fields), source))
 
     def buffers() -> Iterator[Any]:
         for number, i in enumerate(whole):
             begin = int(runs.starts[i])
             steps = source.take(np.arange(begin, begin + int(runs.counts[i])))
 
-            def seen(leaf: str, steps: Batch = steps) -> Any:
-                return np.concatenate([steps[leaf], steps[f"next_{leaf}"][-1:]])
-
+            seen = {
+                at: np.concatenate([steps[name], steps[f"next_{name}"][-1:]])
+                for at, name in parts["observation"].items()
+            }
+            done = {at: steps[name] for at, name in parts["action"].items()}
             yield EpisodeBuffer(
-                observations=_filled(trees["observation"], seen),
-                actions=_filled(trees["action"], steps.__getitem__),
+                observations=assemble("observation", seen),
+                actions=assemble("action", done),
                 rewards=steps["reward"],
                 terminations=steps["terminated"],
                 truncations=steps["truncated"],
             )
             progress(number + 1, len(whole))
 
+    # The encoding would change the pixels.
     return minari.create_dataset_from_buffers(
-        name,
-        buffers(),
-        env=env,
-        observation_space=observation_space,
-        action_space=action_space,
-        jpeg_encoding=False,  # which would change the pixels
-        **facts,
+        name, buffers(), env=env, jpeg_encoding=False, **facts
     )
 
 
@@ -200,46 +197,22 @@ def _is_whole(known: Mapping[str, Any], rows: int) -> bool:
     return known.get("final_obs_ref", "") is not None
 
 
-Tree = Any
-"""The name of a field, or a dict or a tuple of trees."""
-
-
-def _tree_of(kind: str, source: Source) -> Tree:
-    """The fields of one kind, nested as their names say: `observation.place.0`."""
-    found: dict[str, Any] = {}
+def _parts(kind: str, source: Source) -> dict[str, str]:
+    """The fields of one kind, by their place in its tree: `observation/place/(0)`."""
+    found = {}
     for name in source.schema:
         if name != kind and not name.startswith((f"{kind}/", f"{kind}.")):
             continue
         if kind == "observation" and f"next_{name}" not in source.schema:
             raise SchemaError(f"a Minari dataset needs next_{name} beside {name}")
-        keys = [number or key for number, key in _PART.findall(name[len(kind) :])]
-        at = found
-        for key in [kind, *keys][:-1]:
-            at = at.setdefault(key, {})
-        at[[kind, *keys][-1]] = name
+        found[_NUMBER.sub(r"/(\1)", name.replace(".", "/"))] = name
     if not found:
         raise SchemaError(f"there are no {kind}s in {', '.join(source.schema)}")
-    return _tuples(found[kind])
+    return found
 
 
-def _tuples(tree: Tree) -> Tree:
-    if not isinstance(tree, dict):
-        return tree
-    inner = {key: _tuples(value) for key, value in tree.items()}
-    numbers = [str(i) for i in range(len(inner))]
-    return tuple(inner[i] for i in numbers) if set(inner) == set(numbers) else inner
-
-
-def _filled(tree: Tree, get: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: _filled(inner, get) for key, inner in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(_filled(inner, get) for inner in tree)
-    return get(tree)
-
-
-def _space(tree: Tree, source: Source) -> "gym.Space[Any]":
-    """A space that all rows lie in."""
+def _space(tree: Any, source: Source) -> "gym.Space[Any]":
+    """A space that all rows of fields lie in, nested as these are."""
     from gymnasium import spaces
 
     if isinstance(tree, dict):
@@ -263,7 +236,3 @@ def _space(tree: Tree, source: Source) -> "gym.Space[Any]":
         for values in batch.values():
             low, high = min(low, int(np.min(values))), max(high, int(np.max(values)))
     return spaces.Discrete(high - low + 1, start=low, dtype=dtype.type)
-
-
-def _library() -> Any:
-    return library("minari", "minari")

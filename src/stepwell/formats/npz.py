@@ -6,7 +6,6 @@ arrays of uint8; the archive's comment says which is what, so that they come bac
 """
 
 import json
-import math
 import os
 import zipfile
 import zlib
@@ -14,15 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.errors import SchemaError
 from stepwell.files.atomic import new_file
+from stepwell.files.npy import FORTRAN, NpyHeader, array_header, parse_header
 from stepwell.formats import streams
-from stepwell.formats.npy import header_of
 from stepwell.formats.runs import equally_long
 from stepwell.formats.streams import (
     Progress,
@@ -44,35 +43,19 @@ _OFFSETS = ".offsets"
 _INT64 = np.dtype(np.int64)
 
 
-class _Member(NamedTuple):
-    """What the header of an array in an archive says."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    fortran: bool
-
-    @property
-    def row_bytes(self) -> int:
-        return self.dtype.itemsize * math.prod(self.shape[1:])
-
-    @property
-    def is_bytes(self) -> bool:
-        return self.dtype == np.uint8 and len(self.shape) == 1
-
-
 class NpzSource(Stream):
     """The arrays of an archive as fields, equally long; see `equally_long`.
 
-    An array in Fortran's order is read whole. To begin in the middle of a compressed archive,
-    everything before is unpacked.
+    To begin in the middle of a compressed archive, everything before is unpacked.
     """
 
     def __init__(self, path: str | os.PathLike[str], fields: Sequence[str] | None = None) -> None:
         where = Path(path)
         with damage_in(where, *_DAMAGE), zipfile.ZipFile(where) as archive:
             names = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
-            self._members = {name: _look(archive, name) for name in names}
+            looked = {name: _look(archive, where, name) for name in names}
             kinds = _kinds_of(archive.comment)
+        self._members = {name: header for name, (header, _) in looked.items()}
         self._ragged = [name for name in names if _is_ragged(name, self._members, kinds)]
         apart = {name + _OFFSETS for name in self._ragged}
         lengths: dict[str, int | None] = {}
@@ -81,12 +64,18 @@ class NpzSource(Stream):
                 counted = self._members[name + _OFFSETS] if name in self._ragged else member
                 lengths[name] = counted.shape[0] - (name in self._ragged) if member.shape else None
         kept, rows = equally_long(where, lengths, fields)
+        for name in kept:
+            if looked[name][1]:
+                raise SchemaError(
+                    f"{where}: {name!r}: {FORTRAN}; np.ascontiguousarray makes them so"
+                )
         made = {name: self._field(name, (kinds or {}).get(name)) for name in kept}
         super().__init__(str(where), made, rows)
 
     def _field(self, name: str, kind: str | None) -> Field:
         member = self._members[name]
-        if name in self._ragged and kind in ("str", "bytes") and member.is_bytes:
+        plain = member.dtype == np.uint8 and len(member.shape) == 1
+        if name in self._ragged and kind in ("str", "bytes") and plain:
             return Field(str if kind == "str" else bytes)
         return Field(member.dtype, member.shape[1:], ragged=name in self._ragged)
 
@@ -148,56 +137,34 @@ class NpzSource(Stream):
 class _Rows:
     """An array of an archive, read from one row to the next."""
 
-    def __init__(self, file: Any, name: str, member: _Member, first: int) -> None:
-        self._file, self._name, self._member, self._row = file, name, member, first
-        _read_header(self._file, name)
-        self._whole: NDArray[Any] | None = None
-        if member.fortran:
-            data = self._read(member.shape[0])
-            self._whole = np.frombuffer(data, member.dtype).reshape(member.shape, order="F")
-        elif first:
-            self._file.seek(first * member.row_bytes, os.SEEK_CUR)
+    def __init__(self, file: Any, name: str, header: NpyHeader, first: int) -> None:
+        self._file, self._name = file, name
+        self._row = Field(header.dtype, header.shape[1:])
+        file.seek(header.data_offset + first * self._row.row_bytes)
 
     def take(self, count: int) -> NDArray[Any]:
-        self._row += count
-        if self._whole is not None:
-            return np.ascontiguousarray(self._whole[self._row - count : self._row])
-        data = self._read(count)
-        return np.frombuffer(data, self._member.dtype).reshape(count, *self._member.shape[1:])
-
-    def _read(self, count: int) -> bytes:
-        size = count * self._member.row_bytes
+        size = count * self._row.row_bytes
         data: bytes = self._file.read(size)
         if len(data) != size:
             raise ValueError(f"{self._name} ends early")
-        return data
+        return np.frombuffer(data, self._row.dtype).reshape(count, *self._row.shape)
 
 
-def _look(archive: zipfile.ZipFile, name: str) -> _Member:
+def _look(archive: zipfile.ZipFile, path: Path, name: str) -> tuple[NpyHeader, bool]:
     info = archive.getinfo(f"{name}.npy")
     with archive.open(info) as file:
-        shape, fortran, dtype = _read_header(file, name)
-        member = _Member(dtype, shape, fortran and len(shape) > 1)
-        size = member.row_bytes * (shape[0] if shape else 1)
-        if not dtype.hasobject and file.tell() + size != info.file_size:
-            raise ValueError(f"{name}: {size} bytes of data in a file of {info.file_size}")
-    return member
+        header, fortran = parse_header(file, info.file_size, path / info.filename)
+    size = header.data_bytes
+    if not header.dtype.hasobject and header.data_offset + size != info.file_size:
+        raise ValueError(f"{name}: {size} bytes of data in a file of {info.file_size}")
+    return header, fortran
 
 
-def _read_header(file: Any, name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(file)
-    if version == (2, 0):
-        return np.lib.format.read_array_header_2_0(file)
-    raise ValueError(f"{name}: .npy version {version[0]}.{version[1]}")
-
-
-def _is_ragged(name: str, members: Mapping[str, _Member], kinds: dict[str, str] | None) -> bool:
+def _is_ragged(name: str, members: Mapping[str, NpyHeader], kinds: dict[str, str] | None) -> bool:
     offsets = members.get(name + _OFFSETS)
     if offsets is None or offsets.dtype != _INT64 or len(offsets.shape) != 1:
         return False
-    if not members[name].shape or not offsets.shape[0] or members[name].fortran:
+    if not members[name].shape or not offsets.shape[0]:
         return False
     if kinds is not None:
         return name in kinds
@@ -246,5 +213,5 @@ def _member(
     archive: zipfile.ZipFile, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]
 ) -> BinaryIO:
     member: Any = archive.open(f"{name}.npy", "w", force_zip64=True)
-    member.write(header_of(dtype, shape))
+    member.write(array_header(dtype, shape))
     return member  # type: ignore[no-any-return]

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from stepwell.errors import FormatError, SchemaError
 from stepwell.formats.streams import in_order
 from stepwell.source import Rows, Source
-from stepwell.store import Runs
+from stepwell.store import QueryTable, Runs
 from stepwell.stores.arrays import ArraySource
 from stepwell.stores.steps import RunColumn
 
@@ -26,26 +26,20 @@ _REWARDS = ("rewards", "reward")
 _OBSERVATIONS = "observations"
 
 
-class RunList(Runs):
+class RunList(QueryTable, Runs):
     """Runs, one after another, and what is known of each."""
 
     def __init__(
         self,
-        counts: Sequence[int] | Rows,
-        known: Mapping[str, Sequence[Any]],
+        counts: ArrayLike,
+        columns: Iterable[str] = (),
+        rows: Iterable[tuple[Any, ...]] = (),
         types: Mapping[str, RunColumn] | None = None,
     ) -> None:
         self._counts = np.asarray(counts, np.int64)
-        self._known = {name: list(values) for name, values in known.items()}
         self.types = dict(types or {})
         """How a dataset is to keep columns, where their values alone do not say it."""
-
-    def __len__(self) -> int:
-        return len(self._counts)
-
-    @property
-    def columns(self) -> list[str]:
-        return list(self._known)
+        super().__init__(list(columns), list(rows) or [()] * len(self._counts))
 
     @property
     def starts(self) -> Rows:
@@ -54,13 +48,6 @@ class RunList(Runs):
     @property
     def counts(self) -> Rows:
         return self._counts
-
-    def known(self, name: str) -> list[Any]:
-        """What is known of each run under a name."""
-        return self._known[name]
-
-    def _select(self, names: Sequence[str], wanted: range) -> list[tuple[Any, ...]]:
-        return [tuple(self._known[name][i] for name in names) for i in wanted]
 
 
 def find_runs(source: Source) -> RunList:
@@ -77,11 +64,10 @@ def find_runs(source: Source) -> RunList:
             raise FormatError(f"runs of {counts.sum()} rows, there are {len(source)}")
         if isinstance(known, RunList):
             return known
-        rows = [] if not known.columns else list(known)
         names = list(known.columns)
         if set(_OWN_COLUMNS) <= set(names):  # of a step dataset, which fills them in
             names = [name for name in names if name not in _OWN_COLUMNS]
-        return RunList(counts, {name: [row[name] for row in rows] for name in names})
+        return RunList(counts, names, known._select(names, range(len(known))) if names else ())
     starts, counts = source._runs()
     if len(starts) == 1:
         flags = [name for name in _ENDS if _is_flag(source, name)]
@@ -90,7 +76,9 @@ def find_runs(source: Source) -> RunList:
         elif flags:
             counts = _between(_stops(source, flags), len(source))
     rewards = [name for name in _REWARDS if _is_flag(source, name)]
-    return RunList(counts, _totals(source, rewards[0], counts) if rewards else {})
+    if not rewards:
+        return RunList(counts)
+    return RunList(counts, ["total_reward"], zip(_totals(source, rewards[0], counts)))
 
 
 def _is_flag(source: Source, name: str) -> bool:
@@ -127,7 +115,7 @@ def _stops(source: Source, flags: Sequence[str]) -> NDArray[np.intp]:
     return np.concatenate(found)
 
 
-def _totals(source: Source, name: str, counts: Rows) -> dict[str, list[float]]:
+def _totals(source: Source, name: str, counts: Rows) -> list[float]:
     """The sum of the rewards of each run."""
     totals = np.zeros(len(counts))
     ends, at = np.cumsum(counts), 0
@@ -136,7 +124,7 @@ def _totals(source: Source, name: str, counts: Rows) -> dict[str, list[float]]:
         run = np.searchsorted(ends, np.arange(at, at + len(rewards)), side="right")
         np.add.at(totals, run, rewards)
         at += len(rewards)
-    return {"total_reward": totals.tolist()}
+    return totals.tolist()
 
 
 def equally_long(
@@ -208,7 +196,7 @@ def arrays(
     for name, values in known.items():
         if len(values) != len(counts):
             raise SchemaError(f"{name}: expected a value for {len(counts)} runs, got {len(values)}")
-    source.runs = RunList(counts, known)
+    source.runs = RunList(counts, known, zip(*known.values(), strict=True))
     return source
 
 

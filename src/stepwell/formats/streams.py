@@ -7,9 +7,8 @@ however large the file is.
 
 import os
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,12 +24,11 @@ __all__ = [
     "Progress",
     "Stream",
     "attributes_of",
-    "batch_of",
+    "batches_of",
     "contiguous",
     "count_of",
     "damage_in",
     "in_order",
-    "library",
     "only_fixed",
     "part_of",
     "rows_of",
@@ -251,18 +249,28 @@ def part_of(progress: Progress, number: int, parts: int) -> Progress:
     return lambda done, total: progress((number * total + done) // parts, total)
 
 
-def batch_of(columns: Mapping[str, Sequence[Any]], schema: Schema) -> Batch:
-    """Values of Python's as a batch."""
-    batch: Batch = {}
-    for name, values in columns.items():
-        field = schema[name]
-        if not field.ragged:
-            batch[name] = np.array(values, field.dtype).reshape(len(values), *field.shape)
-            continue
-        if field.kind == "array":
-            values = [np.array(v, field.dtype).reshape(len(v), *field.shape) for v in values]
-        batch[name] = Ragged.from_list(values, field)
-    return batch
+def batches_of(
+    rows: Iterable[tuple[Mapping[str, Any], int]], names: Sequence[str], schema: Schema
+) -> Iterator[Batch]:
+    """Rows of Python's values, each with its size, as batches of these fields."""
+    held: list[Mapping[str, Any]] = []
+    size = 0
+    for row, row_bytes in rows:
+        held.append(row)
+        size += row_bytes
+        if size >= BATCH_BYTES or len(held) == _MOST_RAGGED:
+            yield {name: _column(schema[name], [row[name] for row in held]) for name in names}
+            held, size = [], 0
+    if held:
+        yield {name: _column(schema[name], [row[name] for row in held]) for name in names}
+
+
+def _column(field: Field, values: list[Any]) -> Any:
+    if not field.ragged:
+        return np.array(values, field.dtype).reshape(len(values), *field.shape)
+    if field.kind == "array":
+        values = [np.array(v, field.dtype).reshape(len(v), *field.shape) for v in values]
+    return Ragged.from_list(values, field)
 
 
 def count_of(batch: Batch) -> int:
@@ -303,14 +311,6 @@ def damage_in(path: Path, *kinds: type[Exception]) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno is not None:  # the system's, not the file's
             raise
         raise FormatError(f"cannot be read: {error}", path=str(path)) from error
-
-
-def library(module: str, extra: str) -> Any:
-    """A module that comes with an extra of this package."""
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise ImportError(f"{module} needs an extra: pip install 'stepwell[{extra}]'") from error
 
 
 def contiguous(values: NDArray[Any]) -> memoryview:

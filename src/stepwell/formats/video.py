@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from stepwell.errors import SchemaError
 from stepwell.files.atomic import new_file
-from stepwell.formats.streams import Progress, in_order, library
+from stepwell.files.extras import library
+from stepwell.formats.streams import Progress, in_order
 from stepwell.source import Field, Source
 
 __all__ = ["write"]

@@ -67,7 +67,8 @@ class GameSteps(Source):
         self._path, names, self._load = _opened(games)
         self.skipped: list[tuple[str, str]] = []
         numbers: list[int] = []
-        known: dict[str, list[Any]] = {name: [] for name in ("steps", *RUN_COLUMNS)}
+        counts: list[int] = []
+        known: list[tuple[Any, ...]] = []
         chunks = (
             range(at, min(at + _CHUNK_RUNS, len(names))) for at in range(0, len(names), _CHUNK_RUNS)
         )
@@ -80,11 +81,11 @@ class GameSteps(Source):
                     self.skipped.append((name, str(found)))
                     continue
                 numbers.append(number)
-                for column, value in {**found, "source": name}.items():
-                    known[column].append(value)
+                counts.append(found[0])
+                known.append((*found[1:], name))
         if not numbers:
             raise FormatError(f"none of {len(names)} runs can be rows", path=self._path)
-        self.runs = RunList(known.pop("steps"), known, RUN_COLUMNS)
+        self.runs = RunList(counts, RUN_COLUMNS, known, RUN_COLUMNS)
         self._numbers: Rows = np.array(numbers)
         self._counts, self._starts = self.runs.counts, self.runs.starts
 
@@ -163,7 +164,7 @@ def _text(name: str | os.PathLike[str]) -> str:
     return os.fsencode(name).decode(errors="backslashreplace")
 
 
-def _scan(load: _Load, numbers: range) -> list[tuple[int, dict[str, Any] | Exception]]:
+def _scan(load: _Load, numbers: range) -> list[tuple[int, tuple[Any, ...] | Exception]]:
     """What is known of each of these runs, or what is wrong with it."""
     try:
         batch = load(np.array(numbers), 1)
@@ -188,20 +189,13 @@ def _check(batch: RunBatch) -> None:
             raise FormatError(f"{name} {value} is beyond the numbers of SQLite")
 
 
-def _columns(batch: RunBatch) -> Iterator[dict[str, Any]]:
-    """What the database of a dataset is told of each run."""
+def _columns(batch: RunBatch) -> Iterator[tuple[Any, ...]]:
+    """The length of each run, and what the database of a dataset is told of it."""
     boards = batch.records["final_board"].view(np.int64)
     for i, board in enumerate(boards.tolist()):
         meta = batch.meta(i)
-        yield {
-            "steps": meta.steps,
-            "max_score": meta.max_score,
-            "highest_tile": meta.highest_tile,
-            "engine": meta.engine,
-            "start_time": meta.start_unix_s,
-            "elapsed_s": meta.elapsed_s,
-            "final_board": board,
-        }
+        numbers = (meta.start_unix_s, meta.elapsed_s, board)
+        yield meta.steps, meta.max_score, meta.highest_tile, meta.engine, *numbers
 
 
 def _named(problem: Exception, name: str) -> Exception:

@@ -8,6 +8,7 @@ records of other files are bytes of any length unless `dtype` and `shape` are gi
 import math
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from stepwell.errors import FormatError, SchemaError
+from stepwell.files import extras
 from stepwell.files.document import Document
 from stepwell.files.npy import dtype_from_json
 from stepwell.files.regular import check_inside
@@ -23,10 +25,10 @@ from stepwell.source import Batch, Field, Ragged, Rows, Schema
 from stepwell.store import Progress, Report, Store
 
 SUFFIX = ".array_record"
-VERSION = 1
-ABOUT = "stepwell.json"
-_ABOUT = Document(ABOUT, "arrayrecord", VERSION, indent=None)
+ABOUT = Document("stepwell.json", "arrayrecord", 1, indent=None)
 _PIECE_ROWS = 1024
+
+library = partial(extras.library, "array_record.python.array_record_module", "arrayrecord")
 
 
 class ArrayRecordSource(Store):
@@ -42,9 +44,9 @@ class ArrayRecordSource(Store):
         dtype: DTypeLike | None = None,
         shape: Sequence[int] | None = None,
     ) -> None:
-        _library()
+        library()
         self._path = Path(path)
-        self._options = {"dtype": dtype, "shape": shape}
+        self._options: dict[str, Any] = {"dtype": dtype, "shape": shape}
         self._files = sorted(self._path.glob(f"*{SUFFIX}"), key=lambda file: os.fsencode(file.name))
         if not self._files:
             self._path.stat()  # a missing directory is named as such
@@ -55,7 +57,7 @@ class ArrayRecordSource(Store):
             self._field = _field_of(np.dtype(dtype), tuple(shape or ()))
         elif shape is not None:
             raise ValueError("a shape needs a dtype")
-        elif os.path.lexists(self._path / ABOUT):
+        elif os.path.lexists(self._path / ABOUT.name):
             self._field, rows = _read_about(self._path)
         else:
             self._field = Field(np.dtype(np.uint8), ragged=True)
@@ -64,13 +66,13 @@ class ArrayRecordSource(Store):
         if rows not in (None, len(self)):
             raise FormatError(
                 f"expected {rows} records, the files have {len(self)}",
-                path=str(self._path / ABOUT),
+                path=str(self._path / ABOUT.name),
             )
         if len(self) and not self._field.ragged:
             self._read(np.zeros(1, np.int64))  # a wrong dtype or shape is found now
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._path, self._options)
+        return partial(ArrayRecordSource, **self._options), (self._path,)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -159,13 +161,9 @@ class ArrayRecordSource(Store):
             reader.close()
 
 
-def _rebuild(path: Path, options: dict[str, Any]) -> ArrayRecordSource:
-    return ArrayRecordSource(path, **options)
-
-
 def _read_about(folder: Path) -> tuple[Field, int]:
     """What `stepwell.json` says: what a record is, and how many there are."""
-    with _ABOUT.parsing(folder) as about:
+    with ABOUT.parsing(folder) as about:
         shape, rows = about["shape"], about["rows"]
         if type(shape) is not list or not all(type(n) is int and n >= 0 for n in (rows, *shape)):
             raise ValueError(f"{rows!r} rows of shape {shape!r}")
@@ -185,7 +183,7 @@ def _field_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Field:
 
 def _open_file(file: Path) -> Any:
     # Without read-ahead: random records are the point.
-    reader = _library().ArrayRecordReader(str(file), "readahead_buffer_size:0,max_parallelism:0")
+    reader = library().ArrayRecordReader(str(file), "readahead_buffer_size:0,max_parallelism:0")
     if not reader.ok():
         reader.close()  # raises what is wrong
     return reader
@@ -197,13 +195,3 @@ def _guard(file: Path, call: Any, *args: Any) -> Any:
         return call(*args)
     except (ValueError, RuntimeError, IndexError) as error:
         raise FormatError(f"ArrayRecord: {error}", path=str(file)) from error
-
-
-def _library() -> Any:
-    try:
-        from array_record.python import array_record_module
-    except ImportError as error:
-        raise ImportError(
-            "ArrayRecord files need an extra: pip install 'stepwell[arrayrecord]'"
-        ) from error
-    return array_record_module

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,7 +62,7 @@ class ArraySource(Store):
         data: Any = self._path or self._record
         if data is None:
             data = self._arrays
-        return _rebuild, (type(self), data, self._memory)
+        return partial(type(self), memory=self._memory), (data,)
 
     def __len__(self) -> int:
         return self._length
@@ -127,10 +128,6 @@ class ArraySource(Store):
             for n in names
         ]
         return readers[0] if len(readers) == 1 else _core.join_reader(readers)
-
-
-def _rebuild(cls: type[ArraySource], data: Any, memory: Literal["ram", "map"]) -> ArraySource:
-    return cls(data, memory=memory)
 
 
 def _usable(name: str, given: Any) -> NDArray[Any]:
