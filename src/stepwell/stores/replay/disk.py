@@ -20,7 +20,7 @@ from stepwell.stores.replay.arrays import ArrayFile, build_file
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel
 from stepwell.stores.replay.database import (
     Database,
-    Seat,
+    Episode,
     database_path,
     iso_time,
     iso_times,
@@ -69,7 +69,7 @@ class RunDisk:
         except BaseException:
             self.lock.release()
             raise
-        self._seats: dict[str | None, Seat] = {}
+        self._going_on: dict[str | None, Episode] = {}
         self._starts: dict[int, int] = {}
 
     def _open(self, mode: Mode) -> ArrayFile | None:
@@ -141,7 +141,7 @@ class RunDisk:
         """
         first = self.rows.get(STEPS, 0)
         touched, ended = self._follow(pace.slowly(items), first)
-        spans = [(self._starts.pop(seat.number, first), seat.steps) for seat in ended]
+        spans = [(self._starts.pop(episode.number, first), episode.steps) for episode in ended]
         steps = [item for item in items if isinstance(item, Step)]
         times = iso_times([step.time for step in steps])
         pace.rest()
@@ -153,13 +153,13 @@ class RunDisk:
         times: Sequence[str],
         after: Rows,
         inlets: Iterable[Inlet],
-        seats: list[Seat],
+        episodes: list[Episode],
         ended: Sequence[tuple[int, int]],
         counters: Counters,
         pace: Pace = HURRIED,
     ) -> None:
         """The same, when the caller knows what the tables are to say: the `times` of the steps,
-        `seats` of the episodes, and of each episode that `ended` its first row and its steps.
+        `episodes` of the episodes, and of each episode that `ended` its first row and its steps.
         `after` is how many rows of each kind there are then; the inlets have those that are new."""
         self._check_place()
         waiting = {inlet: after.of(inlet.kind) - self._rows_of(inlet) for inlet in inlets}
@@ -183,7 +183,7 @@ class RunDisk:
             arrays.append_numbers("episodes/lengths", np.array([steps for _, steps in ended]))
         pace.rest()
         arrays.flush()
-        self._commit(rows, seats, counters)
+        self._commit(rows, episodes, counters)
 
     def _check_place(self) -> None:
         if not self.lock.in_place:
@@ -210,42 +210,47 @@ class RunDisk:
             "version": FILE_VERSION,
         }
 
-    def _follow(self, items: Iterable[Step | Ending], row: int) -> tuple[list[Seat], list[Seat]]:
+    def _follow(
+        self, items: Iterable[Step | Ending], row: int
+    ) -> tuple[list[Episode], list[Episode]]:
         """Bring the episodes up to date; return those that changed and those that ended."""
-        touched: dict[int, Seat] = {}
-        ended: list[Seat] = []
+        touched: dict[int, Episode] = {}
+        ended: list[Episode] = []
         for item in items:
-            seat = self._seats.get(item.agent_id)
-            if seat is None or seat.number != item.episode:
-                seat = Seat(self._run_id, item.episode, item.agent_id, iso_time(item.time))
-                self._seats[item.agent_id] = seat
+            episode = self._going_on.get(item.agent_id)
+            if episode is None or episode.number != item.episode:
+                began = iso_time(item.time)
+                episode = Episode.begin(self._run_id, item.episode, item.agent_id, began)
+                self._going_on[item.agent_id] = episode
                 self._starts[item.episode] = row
-            touched[item.episode] = seat
+            touched[item.episode] = episode
             if isinstance(item, Step):
                 row += 1
-                seat.steps += 1
-                seat.total_reward += item.reward
-                seat.dropped = item.step_index + 1 - seat.steps
+                episode.steps += 1
+                episode.total_reward += item.reward
+                episode.dropped = item.step_index + 1 - episode.steps
             else:
-                seat.final_obs_ref = item.final_obs_ref or seat.final_obs_ref
-                seat.dropped = item.step_index - seat.steps
-            seat.terminated |= item.terminated
-            seat.truncated |= item.truncated
+                episode.final_obs_ref = item.final_obs_ref or episode.final_obs_ref
+                episode.dropped = item.step_index - episode.steps
+            episode.terminated |= bool(item.terminated)
+            episode.truncated |= bool(item.truncated)
             over = item.terminated or item.truncated or not isinstance(item, Step)
-            if over and not seat.ended:
-                seat.ended, seat.ended_at = 1, iso_time(item.time)
-                ended.append(seat)
+            if over and not episode.ended:
+                episode.ended, episode.ended_at = True, iso_time(item.time)
+                ended.append(episode)
         return list(touched.values()), ended
 
     def _commit(
         self,
         steps: list[tuple[Any, ...]],
-        seats: list[Seat],
+        episodes: list[Episode],
         counters: Counters,
     ) -> None:
         self._written += len(steps)
-        if seats:
-            self.next_episode = max(self.next_episode, 1 + max(seat.number for seat in seats))
+        if episodes:
+            self.next_episode = max(
+                self.next_episode, 1 + max(episode.number for episode in episodes)
+            )
         facts: dict[str, Any] = {
             "updated_at": iso_time(time.time()),
             "steps": self._written,
@@ -257,7 +262,7 @@ class RunDisk:
             self.rows = self._arrays.rows
             facts["channels"] = json.dumps([channel.to_json() for channel in self.channels])
             facts["rows"] = json.dumps(self.rows)
-        self._database.commit(self._run_id, steps, seats, facts)
+        self._database.commit(self._run_id, steps, episodes, facts)
 
     def _note(self, state: str) -> None:
         """Write what becomes of the run to the database and to the index."""
