@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from stepwell.errors import SchemaError
-from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS
+from stepwell.stores.replay.channels import KINDS
 from stepwell.stores.replay.database import EPISODE_COLUMNS, Episode, database_path, reading
 from stepwell.stores.replay.disk import RunDisk
 from stepwell.stores.replay.items import Counters, Inlet, Rows, Step
@@ -20,8 +20,6 @@ __all__ = ["Item", "MovedRun"]
 
 Item = tuple[OldEpisode, MovedStep | None]
 """A step of an episode; None when all of its steps have come."""
-
-_KINDS = (FRAMES, OBSERVATIONS, ACTIONS)
 
 
 class MovedRun:
@@ -58,20 +56,20 @@ class MovedRun:
         inlets: dict[str, Inlet] = {}
         kept: list[MovedStep] = []
         touched: dict[str, _Place] = {}
-        counts = Rows(*self._disk.handed_over)
+        counts = self._disk.handed_over
         for episode, step in steps:
             if step is None:
                 place = touched[episode.episode_id] = self._place(episode)
                 place.complete()
                 continue
             try:
-                payloads = [self._channels.payloads(step, kind) for kind in _KINDS]
+                payloads = [self._channels.payloads(step, kind) for kind in KINDS]
             except SchemaError as error:
                 skip(error)
                 continue
             place = touched[episode.episode_id] = self._place(episode)
             refs, at = [], []
-            for kind, row, arrays in zip(_KINDS, counts, payloads, strict=True):
+            for kind, row, arrays in zip(KINDS, counts, payloads, strict=True):
                 refs.append(f"h5://{self.run_id}/{kind}/{row}" if arrays else None)
                 at.append(row if arrays else -1)
                 for channel, array in arrays:

@@ -20,7 +20,7 @@ from stepwell.errors import FormatError, VersionError
 from stepwell.files import catalog
 from stepwell.files.catalog import connect, in_turn, taking_turns, transaction, translated
 from stepwell.files.regular import check_inside
-from stepwell.stores.replay.channels import OBSERVATIONS, Channel
+from stepwell.stores.replay.channels import OBSERVATIONS, Channel, count_rows
 from stepwell.stores.replay.refs import FrameRef, check_run_id
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Database",
     "Episode",
     "RunRow",
+    "all_episodes",
     "database_path",
     "iso_time",
     "iso_times",
@@ -150,6 +151,12 @@ _STEP_VALUES = 12
 _ROWS_AT_ONCE = 256  # SQLite gives the interpreter back once a statement, not once a row
 
 
+def all_episodes(database: sqlite3.Connection) -> sqlite3.Cursor:
+    """The rows of all episodes as they began, each behind its id."""
+    columns = ", ".join(EPISODE_COLUMNS)
+    return database.execute(f"SELECT rowid, {columns} FROM episodes ORDER BY rowid")
+
+
 def database_path(root: Path) -> Path:
     return root / DATABASE
 
@@ -192,8 +199,7 @@ class RunRow:
 
     def count(self, kind: str) -> int:
         """Rows of frames, observations or actions."""
-        names = (channel.name for channel in self.channels if channel.kind == kind)
-        return self.rows.get(next(names, ""), 0)
+        return count_rows(self.channels, self.rows, kind)
 
 
 _RUN_COLUMNS = tuple(RunRow.__dataclass_fields__)

@@ -9,7 +9,7 @@ import numpy as np
 from stepwell.errors import FormatError
 from stepwell.lazy import lazy
 from stepwell.source import Rows
-from stepwell.store import Runs
+from stepwell.store import QueryTable, Runs
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Tree, assemble
 from stepwell.stores.replay.database import EPISODE_COLUMNS, Episode
 from stepwell.stores.replay.refs import FrameRef
@@ -18,25 +18,14 @@ from stepwell.stores.replay.resolver import FrameResolver
 __all__ = ["EpisodeSteps", "EpisodeTable"]
 
 
-class EpisodeTable(Runs):
+class EpisodeTable(QueryTable, Runs):
     """Episodes as the runs of a reader's rows: what the database knows of each."""
 
     def __init__(
         self, rows: Sequence[tuple[Any, ...]], extents: Callable[[], tuple[Rows, Rows]]
     ) -> None:
-        self._rows = rows
+        super().__init__(EPISODE_COLUMNS, rows)
         self._extents = extents
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @property
-    def columns(self) -> list[str]:
-        return list(EPISODE_COLUMNS)
-
-    def _select(self, names: Sequence[str], wanted: range) -> list[tuple[Any, ...]]:
-        places = [EPISODE_COLUMNS.index(name) for name in names]
-        return [tuple(self._rows[i][k] for k in places) for i in wanted]
 
     @property
     def starts(self) -> Rows:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepwell import _core
-from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel
+from stepwell.stores.replay.channels import KINDS, Channel
 
 __all__ = ["Counters", "Ending", "Inlet", "Rows", "Step", "rows_after"]
 
@@ -18,10 +18,7 @@ class Rows(NamedTuple):
     actions: int
 
     def of(self, kind: str) -> int:
-        return self[_KINDS.index(kind)]
-
-
-_KINDS = (FRAMES, OBSERVATIONS, ACTIONS)
+        return self[KINDS.index(kind)]
 
 
 def rows_after(item: "Step | Ending") -> Rows:

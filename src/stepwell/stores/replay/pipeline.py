@@ -41,7 +41,7 @@ class Pipeline:
         self.lock = lock
         self._more = threading.Condition(lock)  # the thread waits here, and nobody else
         self._gates: list[threading.Lock] = []
-        self.last = Rows(*disk.handed_over)
+        self.last = disk.handed_over
         self._disk = disk
         self.drops = drops
         """Whether a step for which there is no room is dropped."""

@@ -22,6 +22,7 @@ from stepwell.stores.replay.database import (
     EPISODE_COLUMNS,
     Episode,
     RunRow,
+    all_episodes,
     database_path,
     reading,
     run_rows,
@@ -119,10 +120,8 @@ class ReplayReader(Store):
         """What is committed by now, of the runs and under the conditions of this reader."""
         with reading(self.root) as database:
             known = run_rows(database, database_path(self.root))
-            columns = ", ".join(EPISODE_COLUMNS)
-            found = database.execute(f"SELECT rowid, {columns} FROM episodes ORDER BY rowid")
             by_run: dict[str, list[tuple[Any, ...]]] = {}
-            for row in found:
+            for row in all_episodes(database):
                 by_run.setdefault(row[2], []).append(row)
             names = self._names or list(by_run)
             for name in self._names or ():

@@ -21,7 +21,7 @@ from stepwell.files.regular import open_inside
 from stepwell.source import Field, Rows
 from stepwell.stores.replay.chunk_index import ChunkIndex, Places
 from stepwell.stores.replay.directory import DatasetEntry, Directory
-from stepwell.stores.replay.layout import CHECKSUM, CHECKSUMS, RAW, ZSTD
+from stepwell.stores.replay.layout import CHECKSUM, CHECKSUMS, RAW, STEP_COLUMNS, STEPS, ZSTD
 
 __all__ = ["ArrayRows", "RunFile", "open_rows"]
 
@@ -130,6 +130,13 @@ class RunFile:
             wrong = np.flatnonzero(sums != self._read_chunks(f"{CHECKSUMS}/{name}", count))
             if len(wrong):
                 raise ChecksumError(f"{name}[{wrong[0]}]: another checksum", path=str(self.path))
+        return found
+
+    def read_steps(self, count: int) -> list[NDArray[Any]]:
+        """Of the first steps their places, rewards and flags."""
+        found = [self.read_all(name, count) for name in (STEPS, "rewards", "dones")]
+        if found[0].shape != (count, len(STEP_COLUMNS)):
+            raise FormatError(f"{STEPS}: rows of {found[0].shape[1:]}", path=str(self.path))
         return found
 
     def _read_chunks(self, name: str, count: int) -> NDArray[Any]:

@@ -15,7 +15,6 @@ from stepwell.errors import FormatError, SchemaError
 from stepwell.source import Field, Rows
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel
 from stepwell.stores.replay.database import Episode, RunRow
-from stepwell.stores.replay.layout import STEP_COLUMNS, STEPS
 from stepwell.stores.replay.resolver import FrameResolver
 from stepwell.stores.replay.rows import RunFile
 
@@ -84,11 +83,7 @@ def _load(
     file = resolver.file(run.run_id)
     if not isinstance(file, RunFile):
         raise FormatError("expected a file of a replay store", path=str(file.path))
-    places = file.read_all(STEPS, run.steps)
-    rewards = file.read_all("rewards", run.steps)
-    dones = file.read_all("dones", run.steps)
-    if places.shape != (run.steps, len(STEP_COLUMNS)):
-        raise FormatError(f"{STEPS}: rows of {places.shape[1:]}", path=str(file.path))
+    places, rewards, dones = file.read_steps(run.steps)
     rows, episode = _rows_of(places[:, 0], np.array([e.number for e in episodes]))
     _, index, frame, observation, action = places[rows].T
     # A stretch is a part of an episode without a gap. What follows its last step is nothing,

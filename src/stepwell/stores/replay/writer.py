@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 
 from stepwell.errors import SchemaError
 from stepwell.files.codecs import codec_names
-from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel, Tree, leaves
+from stepwell.stores.replay.channels import (
+    ACTIONS,
+    FRAMES,
+    OBSERVATIONS,
+    Channel,
+    Tree,
+    as_number,
+    leaves,
+)
 from stepwell.stores.replay.disk import RunDisk, committed_steps, is_left_over
 from stepwell.stores.replay.items import Ending, Inlet, Step
 from stepwell.stores.replay.layout import array_path, is_replay
@@ -381,9 +389,7 @@ def _number(acted: _Arrays) -> int | float | None:
     inlet, array = acted[0]
     if inlet.shape or inlet.channel.name != ACTIONS:
         return None
-    value: int | float = array.item()
-    fits = isinstance(value, float) or -(2**63) <= value < 2**63
-    return value if fits and value == value else None
+    return as_number(array)
 
 
 def _json(info: Mapping[str, Any]) -> bytes:
