@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 import stepwell as sw
 from stepwell import _core
-from stepwell.replay import FrameRef, ReplayReader, ReplayWriter
+from stepwell.replay import ReplayReader, ReplayWriter
 from stepwell.stores.replay import hdf5_calls
 from stepwell.stores.replay.layout import RAW, ZSTD
 from tests import scaled
@@ -209,18 +209,3 @@ def test_how_many_chunks_were_written() -> None:
     assert calls == [(7, 5, 40 + i, 0, 0, 100, i) for i in range(4)]
     with pytest.raises(ValueError, match="a function"):
         buffer.packed(0, 6, RAW, 3).write(0, 7, 40, 3, 5)
-
-
-def test_many_references() -> None:
-    refs = [f"h5://r/frames/{i}" for i in (7, 0, 123)]
-    assert [str(FrameRef.of(ref)) for ref in refs] == refs
-    assert FrameRef.rows(refs) == (FrameRef("r", "frames", 7), [7, 0, 123])
-    assert FrameRef.rows(["h5://r/frames/007", "h5://r/frames/08"]) == (
-        FrameRef("r", "frames", 7),
-        [7, 8],
-    )
-    assert FrameRef.rows([*refs, "h5://r/observations/7"]) is None
-    assert FrameRef.rows([*refs, "h5://s/frames/7"]) is None
-    for bad in ("", "-1", "1_0", "\u0663", "1\n", " 1", "1" * 19):
-        with pytest.raises(sw.FormatError, match="expected h5://"):
-            FrameRef.rows([*refs, f"h5://r/frames/{bad}"])

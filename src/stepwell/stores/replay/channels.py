@@ -18,7 +18,7 @@ from stepwell.source import Field
 
 __all__ = [
     *("ACTIONS", "FRAMES", "KINDS", "OBSERVATIONS"),
-    *("Channel", "Tree", "as_number", "assemble", "count_rows", "leaves"),
+    *("Channel", "Tree", "as_number", "assemble", "count_rows", "field_from_json", "leaves"),
 ]
 
 KINDS = FRAMES, OBSERVATIONS, ACTIONS = "frames", "observations", "actions"
@@ -109,13 +109,17 @@ class Channel:
     @classmethod
     def from_json(cls, stated: Any, path: str) -> Self:
         try:
-            shape = tuple(int(size) for size in stated["shape"])
-            dtype = dtype_from_json(stated["dtype"])
-            if dtype.kind not in "biuf" or any(size < 1 for size in shape):
-                raise ValueError("not of numbers")
-            return cls(str(stated["name"]), Field(dtype, shape, compress=str(stated["codec"])))
+            return cls(str(stated["name"]), field_from_json(stated))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FormatError(f"not a channel: {stated!r} ({error})", path=path) from None
+
+
+def field_from_json(stated: Any) -> Field:
+    """What a row is, as files state it. Raises `ValueError` and the like for what it cannot be."""
+    dtype, shape = dtype_from_json(stated["dtype"]), tuple(int(size) for size in stated["shape"])
+    if dtype.kind not in "biuf" or any(size < 1 for size in shape):
+        raise ValueError("not of numbers")
+    return Field(dtype, shape, compress=str(stated["codec"]))
 
 
 def count_rows(channels: Iterable[Channel], rows: Mapping[str, int], kind: str) -> int:

@@ -152,9 +152,9 @@ _ROWS_AT_ONCE = 256  # SQLite gives the interpreter back once a statement, not o
 
 
 def all_episodes(database: sqlite3.Connection) -> sqlite3.Cursor:
-    """The rows of all episodes as they began, each behind its id."""
+    """The rows of all episodes as they began, each with its id behind its columns."""
     columns = ", ".join(EPISODE_COLUMNS)
-    return database.execute(f"SELECT rowid, {columns} FROM episodes ORDER BY rowid")
+    return database.execute(f"SELECT {columns}, rowid FROM episodes ORDER BY rowid")
 
 
 def database_path(root: Path) -> Path:
@@ -262,7 +262,6 @@ class Database:
             with in_turn, translated(self._path):
                 self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
-    @taking_turns
     def runs(self) -> dict[str, RunRow]:
         return run_rows(self._database, self._path)
 
@@ -315,14 +314,6 @@ class Database:
                 list(chain.from_iterable(steps[first : first + count])),
             )
             first += count
-
-    @taking_turns
-    def next_episode(self, run_id: str) -> int:
-        with translated(self._path):
-            found = self._database.execute(
-                "SELECT max(number) FROM episodes WHERE run_id = ?", (run_id,)
-            ).fetchone()[0]
-        return 0 if found is None else int(found) + 1
 
     @taking_turns
     def close(self) -> None:

@@ -84,7 +84,7 @@ class RunDisk:
         self.channels = list(known.channels)
         self.rows = dict(known.rows)
         self.enqueued, self.dropped = known.written, known.dropped
-        self.next_episode = self._database.next_episode(self._run_id)
+        self.next_episode = known.episodes
         self._written = known.written
         sweep(self._path.parent, re.escape(self._path.name))
         if self.rows:

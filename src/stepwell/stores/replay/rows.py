@@ -20,12 +20,11 @@ from stepwell.errors import ChecksumError, FormatError
 from stepwell.files.regular import open_inside
 from stepwell.source import Field, Rows
 from stepwell.stores.replay.chunk_index import ChunkIndex, Places
-from stepwell.stores.replay.directory import DatasetEntry, Directory
+from stepwell.stores.replay.directory import DatasetEntry, Directory, is_ours
 from stepwell.stores.replay.layout import CHECKSUM, CHECKSUMS, RAW, STEP_COLUMNS, STEPS, ZSTD
 
 __all__ = ["ArrayRows", "RunFile", "open_rows"]
 
-_DIRECTORY_BYTES = 1 << 16
 _POOLED_FROM = 1 << 21
 _BOTH_LEFT_OUT = 3  # the mask of a chunk that is as it is where there are two filters
 
@@ -49,7 +48,7 @@ def open_rows(root: Path, name: str, run_id: str | None = None) -> ArrayRows:
     """
     path = root / name
     with os.fdopen(open_inside(root, name), "rb") as file:
-        ours = Directory.read(file.read(_DIRECTORY_BYTES), path) is not None
+        ours = is_ours(file.fileno())
     if ours:
         return RunFile(path, run_id)
     from stepwell.stores.replay.foreign import ForeignFile
@@ -143,14 +142,13 @@ class RunFile:
         with self._lock:
             self._follow()
             entry, index = self._dataset(name)
-            field, size, data = entry.field, os.fstat(self._file).st_size, b""
-            if count <= index.rows() and count * field.row_bytes <= size:
-                chunks = np.arange(0, count, entry.chunk_rows, dtype=np.int64)
-                _, places = self._find(name, chunks)
-                chunk_bytes = entry.chunk_rows * field.row_bytes
-                starts = places.offsets.tolist()
-                data = b"".join(os.pread(self._file, chunk_bytes, start) for start in starts)
-        if len(data) < count * field.row_bytes:
+            field, size = entry.field, os.fstat(self._file).st_size
+            room = min(index.rows(), size // field.row_bytes)  # before anything is made for them
+            _, places = self._find(name, np.arange(0, min(count, room), entry.chunk_rows))
+            chunk_bytes = entry.chunk_rows * field.row_bytes
+            starts = places.offsets.tolist()
+            data = b"".join(os.pread(self._file, chunk_bytes, start) for start in starts)
+        if min(room, len(data) // field.row_bytes) < count:
             raise FormatError(f"{name}: expected {count:,} rows, got fewer", path=str(self.path))
         items = count * (field.row_bytes // field.dtype.itemsize)
         return np.frombuffer(data, field.dtype, items).reshape(count, *field.shape)
@@ -226,13 +224,7 @@ class RunFile:
     def _open(self) -> None:
         file = open_inside(self.path.parent, self.path.name)
         try:
-            data = os.pread(file, _DIRECTORY_BYTES, 0)
-            directory = Directory.read(data, self.path)
-            if directory is None:
-                raise FormatError("expected a file of a replay store", path=str(self.path))
-            if directory.base > len(data):
-                directory = Directory.read(os.pread(file, directory.base, 0), self.path)
-            assert directory is not None
+            directory = Directory.read(file, self.path)
             if self._run_id is not None and directory.run_id != self._run_id:
                 raise FormatError(
                     f"expected the run {self._run_id!r}, got {directory.run_id!r}",

@@ -98,7 +98,7 @@ def _problems(
             if broken != ["ok"]:
                 raise FormatError(f"SQLite: {'; '.join(broken)}", path=str(path))
             runs = run_rows(database, path).values()
-            episodes = [Episode.of(row, path) for _, *row in all_episodes(database)]
+            episodes = [Episode.of(row[:-1], path) for row in all_episodes(database)]
             database.execute(_COUNTED)
             wrong = [
                 FormatError(text.format(*row), path=str(path))
@@ -149,9 +149,7 @@ class _Run:
                 if self._run.steps:
                     yield self._wrong(f"{self._run.steps:,} steps, and no rows in its file")
                 return
-            file = self._resolver.file(self._run.run_id)
-            if not isinstance(file, RunFile):
-                raise FormatError("expected a file of a replay store", path=str(file.path))
+            file = self._resolver.run_file(self._run.run_id)
             whole = True
             for problem in self._of_datasets(file):
                 whole = False
