@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 import stepwell as sw
 from stepwell import _core
 from stepwell.replay import ReplayReader, ReplayWriter
-from stepwell.stores.replay import hdf5_calls
+from stepwell.stores.replay import hdf5
 from stepwell.stores.replay.layout import RAW, ZSTD
 from tests import scaled
 
@@ -150,7 +150,7 @@ def test_steps_that_are_dropped_or_refused_take_no_memory(quick_path: Path) -> N
 
 
 def test_the_library_of_h5py_is_found() -> None:
-    assert hdf5_calls._FOUND is not None
+    assert hdf5._FOUND is not None
 
 
 @pytest.mark.parametrize("codec", ["zstd", "none"])
@@ -158,8 +158,8 @@ def test_the_same_file_without_it(
     quick_path: Path, codec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = []
-    for found in (hdf5_calls._FOUND, None):
-        monkeypatch.setattr(hdf5_calls, "_FOUND", found)
+    for found in (hdf5._FOUND, None):
+        monkeypatch.setattr(hdf5, "_FOUND", found)
         root = quick_path / str(found is None)
         random = np.random.default_rng(0)
         with ReplayWriter(root, "run", compress=codec) as writer:
@@ -182,9 +182,9 @@ def test_a_chunk_that_is_refused(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         whole = file.create_dataset("whole", (3, 16), np.uint8)
         with pytest.raises(OSError, match="chunked"):
-            hdf5_calls.write_chunks(whole, 0, packed, 0)
+            hdf5.write_chunks(whole, 0, packed, 0)
         cut = file.create_dataset("cut", (3, 16), np.uint8, chunks=(1, 16))
-        hdf5_calls.write_chunks(cut, 0, packed, 0)
+        hdf5.write_chunks(cut, 0, packed, 0)
         assert cut[:, 0].tolist() == [0, 1, 2]
 
 

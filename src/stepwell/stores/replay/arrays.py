@@ -29,18 +29,24 @@ from stepwell.stores.replay.directory import DatasetEntry, Directory, space_for
 from stepwell.stores.replay.hdf5 import (
     LIBVER,
     UNSUMMED,
+    flush,
     open_for_reading,
     row_of,
     translated,
+    write_chunks,
     writing,
 )
-from stepwell.stores.replay.hdf5_calls import flush, write_chunks
+from stepwell.stores.replay.items import HURRIED, Pace
 from stepwell.stores.replay.layout import CHECKSUM, CHECKSUMS, RAW, ZSTD
-from stepwell.stores.replay.pace import HURRIED, Pace
 
 __all__ = ["ArrayFile", "build_file"]
 
 _LEVEL = 3
+_CODECS = {
+    h5py.h5z.FILTER_DEFLATE: "gzip",
+    h5py.h5z.FILTER_LZF: "lzf",
+    hdf5plugin.Zstd.filter_id: "zstd",
+}
 
 
 class ArrayFile:
@@ -157,9 +163,8 @@ def build_file(
 
 
 def _entry(dataset: h5py.Dataset) -> DatasetEntry:
-    codec = {None: "none", "gzip": "gzip", "lzf": "lzf"}.get(dataset.compression, "zstd")
-    if dataset.compression is None and dataset.id.get_create_plist().get_nfilters():
-        codec = "zstd"  # h5py has no name for the filters of others
+    filters = _filters(dataset)
+    codec = _CODECS[filters[-1]] if filters else "none"
     header = int(h5py.h5o.get_info(dataset.id).addr)
     return DatasetEntry(header, row_of(dataset, codec), int(dataset.chunks[0]), _planes(dataset))
 

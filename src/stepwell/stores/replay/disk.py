@@ -28,7 +28,16 @@ from stepwell.stores.replay.database import (
     reading,
 )
 from stepwell.stores.replay.hdf5 import FILE_VERSION
-from stepwell.stores.replay.items import Counters, Ending, Inlet, Rows, Step, rows_after
+from stepwell.stores.replay.items import (
+    HURRIED,
+    Counters,
+    Ending,
+    Inlet,
+    Pace,
+    Rows,
+    Step,
+    rows_after,
+)
 from stepwell.stores.replay.layout import (
     NUMBERS,
     STEPS,
@@ -37,7 +46,6 @@ from stepwell.stores.replay.layout import (
     lock_path,
     write_index,
 )
-from stepwell.stores.replay.pace import HURRIED, Pace
 from stepwell.writer import Mode, check_mode, check_unused
 
 __all__ = ["RunDisk", "committed_steps", "is_left_over"]

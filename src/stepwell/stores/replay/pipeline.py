@@ -9,9 +9,8 @@ from types import TracebackType
 
 from stepwell.files.catalog import in_turn
 from stepwell.stores.replay.disk import RunDisk
-from stepwell.stores.replay.hdf5_calls import inside_h5py
-from stepwell.stores.replay.items import Counters, Ending, Inlet, Rows, Step, rows_after
-from stepwell.stores.replay.pace import Pace
+from stepwell.stores.replay.hdf5 import inside_h5py
+from stepwell.stores.replay.items import Counters, Ending, Inlet, Pace, Rows, Step, rows_after
 
 __all__ = ["Pipeline"]
 

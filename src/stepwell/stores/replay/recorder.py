@@ -14,6 +14,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, overload
@@ -105,15 +106,13 @@ def _frame_interval(frames: str | None, render_mode: str | None) -> int:
     return int(every[1]) if every else 1
 
 
+@dataclass(slots=True)
 class Actor:
     """One agent: what it sees now, None before a reset, and the steps of its episode so far."""
 
-    __slots__ = ("agent_id", "seen", "steps")
-
-    def __init__(self, agent_id: str | None) -> None:
-        self.agent_id = agent_id
-        self.seen: Tree = None
-        self.steps = 0
+    agent_id: str | None
+    seen: Tree = None
+    steps: int = 0
 
 
 class Recording:

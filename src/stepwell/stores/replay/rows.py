@@ -88,14 +88,13 @@ class RunFile:
             return self._dataset(name)[0].field
 
     def length(self, name: str) -> int:
-        """Rows that a dataset has by now, committed or not; 0 for one that is not there."""
+        """Rows that a dataset has by now, committed or not. Raises `KeyError` as `field` does."""
         with self._lock:
             self._follow()
-            if name not in self._directory.datasets:
-                return 0
-            names = [name, f"{CHECKSUMS}/{name}"]  # rows come first, and are there with their sums
-            known = [n for n in names if n in self._directory.datasets]
-            return min(self._dataset(n)[1].rows() for n in known)
+            rows, sums = self._dataset(name)[1].rows(), f"{CHECKSUMS}/{name}"
+            if sums in self._directory.datasets:  # rows come first, and are there with their sums
+                rows = min(rows, self._dataset(sums)[1].rows())
+            return rows
 
     def read(self, name: str, rows: Rows, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Return rows of a dataset in the given order, repeats included.
@@ -189,8 +188,9 @@ class RunFile:
             raise FormatError(f"row {rows[missing[0]]:,} has no chunk", path=str(self.path))
         if entry.chunk_rows > 1:
             within = (rows % entry.chunk_rows).astype(np.uint64)
-            places.offsets += within * np.uint64(entry.field.row_bytes)
-            places.sizes[:] = entry.field.row_bytes
+            offsets = places.offsets + within * np.uint64(entry.field.row_bytes)
+            sizes = np.full_like(places.sizes, entry.field.row_bytes)
+            places = Places(offsets, sizes, places.masks)
         return entry, places
 
     def _sums(self, name: str, rows: Rows) -> NDArray[np.uint32]:
