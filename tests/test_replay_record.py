@@ -1,8 +1,6 @@
 """`Record`: what it writes is what happened, whatever the environment and the way it resets."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -387,14 +385,3 @@ def test_writer_options(tmp_path: Path) -> None:
             channel.name: channel.field.compress for channel in reader.recordings["a"].channels
         }
         assert channels["frames"] == "none"  # smaller than what is worth packing
-
-
-def test_without_the_extra() -> None:
-    script = (
-        "import sys; sys.modules['gymnasium'] = None\n"
-        "import stepwell as sw\n"
-        "try: sw.replay.Record\n"
-        "except ImportError as error: print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stdout.strip() == "Record needs an extra: pip install 'stepwell[gym]'"

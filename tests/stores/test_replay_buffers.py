@@ -1,6 +1,5 @@
 """The memory that rows wait in before they are written, and how they come out of it."""
 
-import ctypes
 from pathlib import Path
 
 import h5py
@@ -186,26 +185,3 @@ def test_a_chunk_that_is_refused(tmp_path: Path) -> None:
         cut = file.create_dataset("cut", (3, 16), np.uint8, chunks=(1, 16))
         hdf5.write_chunks(cut, 0, packed, 0)
         assert cut[:, 0].tolist() == [0, 1, 2]
-
-
-def test_how_many_chunks_were_written() -> None:
-    calls: list[tuple[int, ...]] = []
-
-    def write(dataset: int, _: int, mask: int, offset: "ctypes._Pointer[ctypes.c_uint64]",
-              size: int, data: int) -> int:  # fmt: skip
-        calls.append((dataset, mask, *offset[:3], size, ctypes.string_at(data, 1)[0]))
-        return -1 if len(calls) == 4 else 0
-
-    function = ctypes.CFUNCTYPE(
-        ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint32,
-        ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t, ctypes.c_void_p,
-    )(write)  # fmt: skip
-    buffer = _core.RowBuffer(100)
-    for row in range(6):
-        buffer.put(row, bytes([row]) * 100)
-    address = ctypes.cast(function, ctypes.c_void_p).value
-    assert address is not None
-    assert buffer.packed(0, 6, RAW, 3).write(address, 7, 40, 3, 5) == 3
-    assert calls == [(7, 5, 40 + i, 0, 0, 100, i) for i in range(4)]
-    with pytest.raises(ValueError, match="a function"):
-        buffer.packed(0, 6, RAW, 3).write(0, 7, 40, 3, 5)
