@@ -220,43 +220,6 @@ def test_forks_while_a_file_is_opened(quick_path: Path, moment: str) -> None:
         ]
 
 
-def test_a_child_of_a_process_whose_threads_record(quick_path: Path) -> None:
-    """One of them may be inside of the writer, for ever as the child sees it."""
-    script = """
-import os, sys, threading, time
-import numpy as np
-from stepwell.replay import ReplayWriter
-writer = ReplayWriter(sys.argv[1], "run", flush_every=0.01)
-picture = np.zeros((2000, 100, 3), np.uint8)[:, ::2]  # takes its time
-over = False
-def work():
-    while not over:
-        writer.record_step(reward=0, observation=picture)
-threads = [threading.Thread(target=work) for _ in range(2)]
-for thread in threads:
-    thread.start()
-refused = 0
-for _ in range(20):
-    child = os.fork()
-    if not child:
-        for call in (lambda: writer.record_step(reward=1), writer.commit, writer.end_episode):
-            try:
-                call()
-                os._exit(1)
-            except RuntimeError as error:
-                if "forked" not in str(error):
-                    os._exit(2)
-        os._exit(0)
-    refused += os.waitpid(child, 0)[1] == 0
-over = True
-for thread in threads:
-    thread.join()
-writer.close()
-print(refused)
-"""
-    assert int(children.answer(script, quick_path)) == 20
-
-
 def test_a_child_that_ends_does_not_touch_the_file(quick_path: Path) -> None:
     """HDF5 would write what it has of the parent's file when the child ends. A child may record a
     run of its own, wherever the parent's thread is at that moment."""

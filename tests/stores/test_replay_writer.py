@@ -37,7 +37,8 @@ CODECS = ["zstd", "gzip", "lzf", "none"]
 
 
 class Kit(WriterKit):
-    """A stamp is an episode of two steps: one array is packed, one shares its chunk."""
+    """A stamp is an episode of two steps: one array is packed, one shares its chunk. From the
+    fourth on there is a frame, for which the file has to be made new."""
 
     store = ReplayReader
     writer = ReplayWriter
@@ -49,8 +50,13 @@ class Kit(WriterKit):
 
     def append(self, writer: ReplayWriter, stamp: int) -> None:
         for last in (False, True):
-            seen = {"camera": camera(stamp), "pose": pose(stamp)}
-            writer.record_step(reward=stamp, observation=seen, action=stamp, terminated=last)
+            writer.record_step(
+                reward=stamp,
+                observation={"camera": camera(stamp), "pose": pose(stamp)},
+                action=stamp,
+                frame=frame(stamp) if last and stamp > 3 else None,
+                terminated=last,
+            )
 
     def stamps(self, store: ReplayReader) -> list[int]:
         found = store[:]

@@ -93,13 +93,9 @@ class ArrayFile:
 
     def append_numbers(self, name: str, values: NDArray[Any]) -> None:
         """The same for a dataset of plain numbers, of which not all have sums."""
-        column = self._numbers(name)
-        rows = np.ascontiguousarray(values, column.dtype)
         with translated(self._path):
-            column.append_array(rows)
+            sums = self._numbers(name).append_array(values)
             if f"{CHECKSUMS}/{name}" in self._columns:
-                stored = rows.reshape(-1).view(np.uint8)
-                sums = _core.sum_each(stored, len(stored) // len(rows)).view(np.uint32)
                 self._numbers(f"{CHECKSUMS}/{name}").append_array(sums)
 
     def _numbers(self, name: str) -> "_Small":
@@ -269,9 +265,9 @@ class _Small(_Column):
 
     def __init__(self, dataset: h5py.Dataset) -> None:
         super().__init__(dataset)
-        self.dtype = dataset.dtype
+        self._dtype = dataset.dtype
         self._chunk_rows = int(dataset.chunks[0])
-        self._row_bytes = math.prod(self._row_shape) * self.dtype.itemsize
+        self._row_bytes = math.prod(self._row_shape) * self._dtype.itemsize
         self._tail = bytearray(self._chunk_rows * self._row_bytes)
         self._written = self.rows
         begun = self.rows % self._chunk_rows
@@ -280,15 +276,13 @@ class _Small(_Column):
             self._tail[: begun * self._row_bytes] = stored[: begun * self._row_bytes]
 
     def append(self, rows: _core.RowBuffer, count: int, pace: Pace) -> NDArray[np.uint32]:
-        joined = rows.joined(self.rows, count)
-        self._append(joined)
-        return _core.sum_each(joined, self._row_bytes).view(np.uint32)
+        return self._append(rows.joined(self.rows, count))
 
-    def append_array(self, values: NDArray[Any]) -> None:
+    def append_array(self, values: NDArray[Any]) -> NDArray[np.uint32]:
         """Rows that are an array already."""
-        self._append(np.ascontiguousarray(values, self.dtype).reshape(-1).view(np.uint8))
+        return self._append(np.ascontiguousarray(values, self._dtype).reshape(-1).view(np.uint8))
 
-    def _append(self, joined: NDArray[np.uint8]) -> None:
+    def _append(self, joined: NDArray[np.uint8]) -> NDArray[np.uint32]:
         count, done = len(joined) // self._row_bytes, 0
         first = self._grow(count)
         while done < count:
@@ -300,6 +294,7 @@ class _Small(_Column):
             done += some
             if within + some == self._chunk_rows:
                 self._write(first + done - self._chunk_rows)
+        return _core.sum_each(joined, self._row_bytes).view(np.uint32)
 
     def flush(self) -> None:
         begun = self.rows % self._chunk_rows

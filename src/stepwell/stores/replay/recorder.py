@@ -164,12 +164,12 @@ class Recording:
         self,
         actor: Actor,
         action: Tree,
+        frame: Any,
+        observation: Any,
         reward: Any,
         terminated: Any,
         truncated: Any,
-        observation: Any,
         info: Mapping[str, Any],
-        frame: Any,
     ) -> None:
         """Hand over a step after which `observation` was seen. Nothing happens before a reset."""
         if actor.seen is None:
@@ -276,10 +276,7 @@ class RecordedEnv(_Recorded, gym.Wrapper[Any, Any, Any, Any]):
         wanted = self._recording.wants_frame(self._actor)
         frame = picture(self.env.render()) if wanted else None
         result = self.env.step(action)
-        observation, reward, terminated, truncated, info = result
-        self._recording.add(
-            self._actor, taken, reward, terminated, truncated, observation, info, frame
-        )
+        self._recording.add(self._actor, taken, frame, *result)
         return result
 
 
@@ -330,16 +327,9 @@ class RecordedVectorEnv(_Recorded, VectorWrapper):
             last, info = following[i], infos
             if over[i] and self._mode == AutoresetMode.SAME_STEP:
                 last, info = self._final(infos, i), infos.get("final_info", {})
-            recording.add(
-                actor,
-                taken[i],
-                rewards[i],
-                terminated[i],
-                truncated[i],
-                last,
-                _info_of(info, i),
-                picture(frames[i]) if wanted[i] else None,
-            )
+            frame = picture(frames[i]) if wanted[i] else None
+            came = (last, rewards[i], terminated[i], truncated[i], _info_of(info, i))
+            recording.add(actor, taken[i], frame, *came)
             if over[i] and self._mode == AutoresetMode.SAME_STEP:
                 recording.begin(actor, following[i])
         return result

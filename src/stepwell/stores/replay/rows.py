@@ -7,8 +7,6 @@ ours is left to h5py.
 import os
 import threading
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -110,8 +108,10 @@ class RunFile:
         try:
             if out is None:
                 out = _fresh(len(rows), entry.field)
-            with self._naming(name, rows):
-                _unpack(file, self.path, entry, places, sums, out.reshape(-1).view(np.uint8))
+            _unpack(file, self.path, entry, places, sums, out.reshape(-1).view(np.uint8))
+        except FormatError as error:  # which counts the rows of this call
+            row = f"{name}[{rows[error.offset or 0]}]"
+            raise type(error)(f"{row}: {error.args[0]}", path=str(self.path)) from None
         finally:
             os.close(file)
         return out
@@ -250,15 +250,6 @@ class RunFile:
             return
         if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
             self._open()
-
-    @contextmanager
-    def _naming(self, name: str, rows: Rows) -> Iterator[None]:
-        """The core counts the rows of a call; name the dataset's own."""
-        try:
-            yield
-        except FormatError as error:
-            row = f"{name}[{rows[error.offset or 0]}]"
-            raise type(error)(f"{row}: {error.args[0]}", path=str(self.path)) from None
 
 
 def _fresh(count: int, field: Field) -> NDArray[Any]:
