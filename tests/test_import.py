@@ -71,3 +71,13 @@ except ImportError as error:
 """
             text = children.answer(script)
             assert text == f"stepwell.{name} needs an extra: pip install 'stepwell[{name}]'"
+    script = """
+import sys
+sys.modules["gymnasium"] = None
+import stepwell as sw
+try:
+    sw.replay.Record
+except ImportError as error:
+    print(error)
+"""
+    assert children.answer(script) == "Record needs an extra: pip install 'stepwell[gym]'"

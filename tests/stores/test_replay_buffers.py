@@ -1,6 +1,5 @@
 """The memory that rows wait in before they are written, and how they come out of it."""
 
-import ctypes
 from pathlib import Path
 
 import h5py
@@ -11,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 import stepwell as sw
 from stepwell import _core
-from stepwell.replay import FrameRef, ReplayReader, ReplayWriter
-from stepwell.stores.replay import hdf5_calls
+from stepwell.replay import ReplayReader, ReplayWriter
+from stepwell.stores.replay import hdf5
 from stepwell.stores.replay.layout import RAW, ZSTD
 from tests import scaled
 
@@ -150,7 +149,7 @@ def test_steps_that_are_dropped_or_refused_take_no_memory(quick_path: Path) -> N
 
 
 def test_the_library_of_h5py_is_found() -> None:
-    assert hdf5_calls._FOUND is not None
+    assert hdf5._FOUND is not None
 
 
 @pytest.mark.parametrize("codec", ["zstd", "none"])
@@ -158,8 +157,8 @@ def test_the_same_file_without_it(
     quick_path: Path, codec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = []
-    for found in (hdf5_calls._FOUND, None):
-        monkeypatch.setattr(hdf5_calls, "_FOUND", found)
+    for found in (hdf5._FOUND, None):
+        monkeypatch.setattr(hdf5, "_FOUND", found)
         root = quick_path / str(found is None)
         random = np.random.default_rng(0)
         with ReplayWriter(root, "run", compress=codec) as writer:
@@ -182,45 +181,7 @@ def test_a_chunk_that_is_refused(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         whole = file.create_dataset("whole", (3, 16), np.uint8)
         with pytest.raises(OSError, match="chunked"):
-            hdf5_calls.write_chunks(whole, 0, packed, 0)
+            hdf5.write_chunks(whole, 0, packed, 0)
         cut = file.create_dataset("cut", (3, 16), np.uint8, chunks=(1, 16))
-        hdf5_calls.write_chunks(cut, 0, packed, 0)
+        hdf5.write_chunks(cut, 0, packed, 0)
         assert cut[:, 0].tolist() == [0, 1, 2]
-
-
-def test_how_many_chunks_were_written() -> None:
-    calls: list[tuple[int, ...]] = []
-
-    def write(dataset: int, _: int, mask: int, offset: "ctypes._Pointer[ctypes.c_uint64]",
-              size: int, data: int) -> int:  # fmt: skip
-        calls.append((dataset, mask, *offset[:3], size, ctypes.string_at(data, 1)[0]))
-        return -1 if len(calls) == 4 else 0
-
-    function = ctypes.CFUNCTYPE(
-        ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint32,
-        ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t, ctypes.c_void_p,
-    )(write)  # fmt: skip
-    buffer = _core.RowBuffer(100)
-    for row in range(6):
-        buffer.put(row, bytes([row]) * 100)
-    address = ctypes.cast(function, ctypes.c_void_p).value
-    assert address is not None
-    assert buffer.packed(0, 6, RAW, 3).write(address, 7, 40, 3, 5) == 3
-    assert calls == [(7, 5, 40 + i, 0, 0, 100, i) for i in range(4)]
-    with pytest.raises(ValueError, match="a function"):
-        buffer.packed(0, 6, RAW, 3).write(0, 7, 40, 3, 5)
-
-
-def test_many_references() -> None:
-    refs = [f"h5://r/frames/{i}" for i in (7, 0, 123)]
-    assert [str(FrameRef.of(ref)) for ref in refs] == refs
-    assert FrameRef.rows(refs) == (FrameRef("r", "frames", 7), [7, 0, 123])
-    assert FrameRef.rows(["h5://r/frames/007", "h5://r/frames/08"]) == (
-        FrameRef("r", "frames", 7),
-        [7, 8],
-    )
-    assert FrameRef.rows([*refs, "h5://r/observations/7"]) is None
-    assert FrameRef.rows([*refs, "h5://s/frames/7"]) is None
-    for bad in ("", "-1", "1_0", "\u0663", "1\n", " 1", "1" * 19):
-        with pytest.raises(sw.FormatError, match="expected h5://"):
-            FrameRef.rows([*refs, f"h5://r/frames/{bad}"])

@@ -19,7 +19,7 @@ from stepwell.replay import FrameResolver, ReplayReader, ReplayWriter
 from stepwell.stores.replay.channels import Channel
 from stepwell.stores.replay.foreign import ForeignFile
 from tests.reference.replay import read_store
-from tests.replays import assert_tree, places_of, stack
+from tests.replays import assert_tree, stack
 from tests.stores.test_replay_resolver import rewritten
 
 ROWS = 12
@@ -124,21 +124,6 @@ def test_frames_and_wider_numbers_are_stored_as_they_are(quick_path: Path) -> No
     with h5py.File(quick_path / "replay" / "run.h5") as file:
         shapes = [file[name].shape for name in ("frames", "observations", "actions")]
     assert shapes == [(1, 24, 24, 4), (1, 24, 24, 4), (1, 24, 24)]
-
-
-def moving(number: int) -> NDArray[np.uint8]:
-    """The same picture in every plane, a little further on."""
-    picture = np.random.default_rng(number).integers(0, 256, (84, 84), np.uint8)
-    return np.stack([np.roll(picture, plane, 1) for plane in range(4)], 2)
-
-
-def test_planes_become_smaller(quick_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = []
-    for name, planes in (("apart", Channel.planes), ("together", property(lambda _: 1))):
-        monkeypatch.setattr(Channel, "planes", planes)
-        path = written(quick_path / name, moving)
-        sizes.append(sum(size for _, size in places_of(path, ["observations"])["observations"]))
-    assert sizes[0] * 2 < sizes[1]
 
 
 def test_a_file_from_before(quick_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """Runs, episodes and their steps as a reader gives them, beside writers and after damage."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -143,16 +142,6 @@ def test_without_its_arrays(quick_path: Path) -> None:
         for call in (lambda: reader.episode("run-ep0000"), lambda: reader.take([0])):
             with pytest.raises(FileNotFoundError, match=r"run\.h5"):
                 call()
-
-
-def test_a_store_that_was_moved(quick_path: Path) -> None:
-    record_all(quick_path / "a", "run", range(20))
-    shutil.copytree(quick_path / "a", quick_path / "b")
-    shutil.rmtree(quick_path / "a")
-    with ReplayReader.open(quick_path / "b") as reader:
-        assert_tree(reader.episode("run-ep0000").frames[0], frame(0))
-    record_all(quick_path / "b", "run", range(20, 30))
-    assert len(ReplayReader.open(quick_path / "b", next_observation=False)) == 30
 
 
 def test_states_of_runs(quick_path: Path) -> None:

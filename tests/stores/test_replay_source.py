@@ -2,7 +2,6 @@
 
 import pickle
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -276,25 +275,6 @@ def test_stores_with_little_in_them(quick_path: Path) -> None:
         assert list(reader.where("0").schema) == ["reward", "terminated", "truncated"]
 
 
-def test_a_source_stays_as_it_is_while_the_run_goes_on(quick_path: Path) -> None:
-    with ReplayWriter(quick_path, "run") as writer:
-        sources: list[ReplayReader] = []
-        for number in range(60):
-            writer.record_step(reward=number, observation=pose(number), action=number)
-            if number == 30:
-                writer.record_step(reward=number, frame=frame(0))
-            if number % 20 == 19:
-                writer.commit()
-                sources.append(ReplayReader.open(quick_path))
-    for source in sources:
-        found = source[:]["action"]
-        np.testing.assert_array_equal(source[:]["observation"], [pose(n) for n in found])
-        assert len(found) == len(set(found.tolist()))
-    assert [len(source) for source in sources] == [19, 38, 58]
-    assert [source.refresh() for source in sources] == [True, True, False]
-    assert [len(source) for source in sources] == [58, 58, 58]
-
-
 def test_conditions_are_of_the_moment_too(quick_path: Path) -> None:
     record_all(quick_path, "run", range(15))
     reader = ReplayReader.open(quick_path, next_observation=False)
@@ -337,14 +317,6 @@ def test_damaged_columns_are_noticed(quick_path: Path, name: str) -> None:
             pytest.raises(FormatError, match=name),
         ):
             reader.take([0])
-
-
-def test_threads_make_sources_at_once(quick_path: Path) -> None:
-    record_episodes(quick_path, EPISODES)
-    want = expected_steps(EPISODES)
-    with ReplayReader.open(quick_path) as reader, ThreadPoolExecutor(4) as pool:
-        for found in pool.map(lambda _: reader.where("1")[:], range(40)):
-            assert_batch(found, want)
 
 
 def test_a_process_that_goes_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

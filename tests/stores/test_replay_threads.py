@@ -3,7 +3,6 @@
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,18 +170,6 @@ def test_close_that_was_interrupted(quick_path: Path, monkeypatch: pytest.Monkey
     ReplayWriter(quick_path, "run", mode="a").close()
 
 
-def test_forked_children_record_runs_of_their_own(quick_path: Path) -> None:
-    with ReplayWriter(quick_path, "run", flush_every=0.001) as writer:
-        for number in range(40):
-            record(writer, number)
-            if number % 10 == 0 and number:  # wherever the thread is at this moment
-                numbers = range(number, number + 3)
-                children.in_fork(partial(record_all, quick_path, f"child_{number}", numbers))
-    assert numbers_of(quick_path) == list(range(40))
-    for number in (10, 20, 30):
-        assert numbers_of(quick_path, f"child_{number}") == list(range(number, number + 3))
-
-
 FORKED_AT = """
 import os, sys, threading
 import h5py
@@ -233,52 +220,16 @@ def test_forks_while_a_file_is_opened(quick_path: Path, moment: str) -> None:
         ]
 
 
-def test_a_child_of_a_process_whose_threads_record(quick_path: Path) -> None:
-    """One of them may be inside of the writer, for ever as the child sees it."""
-    script = """
-import os, sys, threading, time
-import numpy as np
-from stepwell.replay import ReplayWriter
-writer = ReplayWriter(sys.argv[1], "run", flush_every=0.01)
-picture = np.zeros((2000, 100, 3), np.uint8)[:, ::2]  # takes its time
-over = False
-def work():
-    while not over:
-        writer.record_step(reward=0, observation=picture)
-threads = [threading.Thread(target=work) for _ in range(2)]
-for thread in threads:
-    thread.start()
-refused = 0
-for _ in range(20):
-    child = os.fork()
-    if not child:
-        for call in (lambda: writer.record_step(reward=1), writer.commit, writer.end_episode):
-            try:
-                call()
-                os._exit(1)
-            except RuntimeError as error:
-                if "forked" not in str(error):
-                    os._exit(2)
-        os._exit(0)
-    refused += os.waitpid(child, 0)[1] == 0
-over = True
-for thread in threads:
-    thread.join()
-writer.close()
-print(refused)
-"""
-    assert int(children.answer(script, quick_path)) == 20
-
-
 def test_a_child_that_ends_does_not_touch_the_file(quick_path: Path) -> None:
-    """HDF5 would write what it has of the parent's file when the child ends."""
+    """HDF5 would write what it has of the parent's file when the child ends. A child may record a
+    run of its own, wherever the parent's thread is at that moment."""
     script = """
 import os, sys, warnings
 from stepwell.replay import ReplayWriter
-from tests.replays import record
+from tests.replays import record, record_all
 writer = ReplayWriter(sys.argv[1], "run", flush_every=0.002)
 number = 0
-for _ in range(25):
+for turn in range(25):
     for _ in range(40):
         record(writer, number)
         number += 1
@@ -286,6 +237,8 @@ for _ in range(25):
         warnings.simplefilter("ignore")
         child = os.fork()
     if child == 0:
+        if turn % 8 == 0:
+            record_all(sys.argv[1], f"child_{turn}", range(turn, turn + 3))
         sys.exit(0)  # not os._exit: everything that runs at the end runs
     for _ in range(10):
         record(writer, number)
@@ -298,6 +251,8 @@ os._exit(0)  # as if it had been killed
     assert numbers_of(quick_path) == list(range(1250))
     record_all(quick_path, "run", range(1250, 1260))
     assert numbers_of(quick_path) == list(range(1260))
+    for turn in (0, 8, 16, 24):
+        assert numbers_of(quick_path, f"child_{turn}") == list(range(turn, turn + 3))
 
 
 @pytest.mark.parametrize("call", ["close", "commit", "record_step", "end_episode"])

@@ -37,7 +37,8 @@ CODECS = ["zstd", "gzip", "lzf", "none"]
 
 
 class Kit(WriterKit):
-    """A stamp is an episode of two steps: one array is packed, one shares its chunk."""
+    """A stamp is an episode of two steps: one array is packed, one shares its chunk. From the
+    fourth on there is a frame, for which the file has to be made new."""
 
     store = ReplayReader
     writer = ReplayWriter
@@ -49,8 +50,13 @@ class Kit(WriterKit):
 
     def append(self, writer: ReplayWriter, stamp: int) -> None:
         for last in (False, True):
-            seen = {"camera": camera(stamp), "pose": pose(stamp)}
-            writer.record_step(reward=stamp, observation=seen, action=stamp, terminated=last)
+            writer.record_step(
+                reward=stamp,
+                observation={"camera": camera(stamp), "pose": pose(stamp)},
+                action=stamp,
+                frame=frame(stamp) if last and stamp > 3 else None,
+                terminated=last,
+            )
 
     def stamps(self, store: ReplayReader) -> list[int]:
         found = store[:]
@@ -139,24 +145,20 @@ def test_any_numbers(quick_path: Path, made: Any) -> None:
     assert_tree(data["actions"], np.array([want, want]))
 
 
-def test_smaller_numbers_become_those_of_before(quick_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("actions", "wrong"),
+    [([5, np.int32(6), True], 1.5), ([0.5, 7, 2**53, -(2**53)], 2**53 + 1)],
+)
+def test_numbers_become_those_of_before_where_nothing_is_lost(
+    quick_path: Path, actions: list[Any], wrong: Any
+) -> None:
     with ReplayWriter(quick_path, "run") as writer:
-        writer.record_step(reward=0, action=5)
-        writer.record_step(reward=0, action=np.int32(6))
-        writer.record_step(reward=0, action=True)
-        with pytest.raises(SchemaError, match="expected int64"):
-            writer.record_step(reward=0, action=1.5)
-    assert read_store(quick_path).runs["run"].datasets["actions"].tolist() == [5, 6, 1]
-
-
-def test_whole_numbers_among_fractions(quick_path: Path) -> None:
-    with ReplayWriter(quick_path, "run") as writer:
-        for action in (0.5, 7, 2**53, -(2**53)):
+        for action in actions:
             writer.record_step(reward=0, action=action)
-        with pytest.raises(SchemaError, match="expected float64"):
-            writer.record_step(reward=0, action=2**53 + 1)
+        with pytest.raises(SchemaError, match=r"expected (int64|float64)"):
+            writer.record_step(reward=0, action=wrong)
     found = read_store(quick_path).runs["run"].datasets["actions"]
-    assert found.tolist() == [0.5, 7, 2**53, -(2**53)]
+    assert_tree(found, np.array(actions))
 
 
 def test_the_order_of_keys_does_not_matter(quick_path: Path) -> None:
@@ -368,13 +370,6 @@ def test_a_block_that_fails_cuts_what_was_going_on(quick_path: Path) -> None:
         "run-ep0001": (5, True, True, False),
         "run-ep0002": (1, True, False, False),
     }
-
-
-def test_a_block_that_ends_leaves_episodes_as_they_are(quick_path: Path) -> None:
-    with ReplayWriter(quick_path, "run") as writer:
-        record(writer, 0)
-    with ReplayReader.open(quick_path) as reader:
-        assert [e.ended for e in reader.episodes] == [False]
 
 
 def test_what_cannot_be_accounted_for_stays(quick_path: Path) -> None:

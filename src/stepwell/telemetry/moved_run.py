@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from stepwell.errors import SchemaError
-from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS
-from stepwell.stores.replay.database import EPISODE_COLUMNS, Seat, reading
+from stepwell.stores.replay.channels import KINDS
+from stepwell.stores.replay.database import EPISODE_COLUMNS, Episode, database_path, reading
 from stepwell.stores.replay.disk import RunDisk
 from stepwell.stores.replay.items import Counters, Inlet, Rows, Step
 from stepwell.stores.replay.layout import STEPS, array_path
@@ -20,8 +20,6 @@ __all__ = ["Item", "MovedRun"]
 
 Item = tuple[OldEpisode, MovedStep | None]
 """A step of an episode; None when all of its steps have come."""
-
-_KINDS = (FRAMES, OBSERVATIONS, ACTIONS)
 
 
 class MovedRun:
@@ -58,20 +56,20 @@ class MovedRun:
         inlets: dict[str, Inlet] = {}
         kept: list[MovedStep] = []
         touched: dict[str, _Place] = {}
-        counts = Rows(*self._disk.handed_over)
+        counts = self._disk.handed_over
         for episode, step in steps:
             if step is None:
                 place = touched[episode.episode_id] = self._place(episode)
                 place.complete()
                 continue
             try:
-                payloads = [self._channels.payloads(step, kind) for kind in _KINDS]
+                payloads = [self._channels.payloads(step, kind) for kind in KINDS]
             except SchemaError as error:
                 skip(error)
                 continue
             place = touched[episode.episode_id] = self._place(episode)
             refs, at = [], []
-            for kind, row, arrays in zip(_KINDS, counts, payloads, strict=True):
+            for kind, row, arrays in zip(KINDS, counts, payloads, strict=True):
                 refs.append(f"h5://{self.run_id}/{kind}/{row}" if arrays else None)
                 at.append(row if arrays else -1)
                 for channel, array in arrays:
@@ -114,13 +112,12 @@ class MovedRun:
             first, last = database.execute(
                 "SELECT min(step_index), max(step_index) FROM steps WHERE episode_id = ?", (name,)
             ).fetchone()
-        seat = Seat(self.run_id, self._next, episode.agent_id, episode.started_at)
-        seat.episode_id = name
-        if row is None:
-            self._next += 1
+        if row is not None:
+            seat = Episode.of(row, database_path(self._root))
         else:
-            for column, value in zip(EPISODE_COLUMNS, row, strict=True):
-                setattr(seat, column, value)
+            seat = Episode.begin(self.run_id, self._next, episode.agent_id, episode.started_at)
+            seat.episode_id = name
+            self._next += 1
         self._last = _Place(episode, seat, first, last)
         return self._last
 
@@ -142,7 +139,7 @@ class _Place:
     """An episode while it is moved."""
 
     def __init__(
-        self, episode: OldEpisode, seat: Seat, first: int | None, last: int | None
+        self, episode: OldEpisode, seat: Episode, first: int | None, last: int | None
     ) -> None:
         self.seat = seat
         self.ended = False
@@ -160,12 +157,12 @@ class _Place:
         seat.total_reward = seat.total_reward + step.columns["reward"] if total is None else total
         stated = self._episode.steps or 0
         seat.dropped = max(self._last - self._first + 1, stated) - seat.steps
-        seat.terminated |= step.columns["terminated"]
-        seat.truncated |= step.columns["truncated"]
+        seat.terminated |= bool(step.columns["terminated"])
+        seat.truncated |= bool(step.columns["truncated"])
 
     def complete(self) -> None:
         """All of its steps are there by now; it may have ended."""
         seat = self.seat
         if not seat.ended and (seat.terminated or seat.truncated or self._episode.ended):
-            seat.ended, seat.ended_at = 1, self._time
+            seat.ended, seat.ended_at = True, self._time
             self.ended = True

@@ -29,18 +29,24 @@ from stepwell.stores.replay.directory import DatasetEntry, Directory, space_for
 from stepwell.stores.replay.hdf5 import (
     LIBVER,
     UNSUMMED,
+    flush,
     open_for_reading,
     row_of,
     translated,
+    write_chunks,
     writing,
 )
-from stepwell.stores.replay.hdf5_calls import flush, write_chunks
+from stepwell.stores.replay.items import HURRIED, Pace
 from stepwell.stores.replay.layout import CHECKSUM, CHECKSUMS, RAW, ZSTD
-from stepwell.stores.replay.pace import HURRIED, Pace
 
 __all__ = ["ArrayFile", "build_file"]
 
 _LEVEL = 3
+_CODECS = {
+    h5py.h5z.FILTER_DEFLATE: "gzip",
+    h5py.h5z.FILTER_LZF: "lzf",
+    hdf5plugin.Zstd.filter_id: "zstd",
+}
 
 
 class ArrayFile:
@@ -87,13 +93,9 @@ class ArrayFile:
 
     def append_numbers(self, name: str, values: NDArray[Any]) -> None:
         """The same for a dataset of plain numbers, of which not all have sums."""
-        column = self._numbers(name)
-        rows = np.ascontiguousarray(values, column.dtype)
         with translated(self._path):
-            column.append_array(rows)
+            sums = self._numbers(name).append_array(values)
             if f"{CHECKSUMS}/{name}" in self._columns:
-                stored = rows.reshape(-1).view(np.uint8)
-                sums = _core.sum_each(stored, len(stored) // len(rows)).view(np.uint32)
                 self._numbers(f"{CHECKSUMS}/{name}").append_array(sums)
 
     def _numbers(self, name: str) -> "_Small":
@@ -157,9 +159,8 @@ def build_file(
 
 
 def _entry(dataset: h5py.Dataset) -> DatasetEntry:
-    codec = {None: "none", "gzip": "gzip", "lzf": "lzf"}.get(dataset.compression, "zstd")
-    if dataset.compression is None and dataset.id.get_create_plist().get_nfilters():
-        codec = "zstd"  # h5py has no name for the filters of others
+    filters = _filters(dataset)
+    codec = _CODECS[filters[-1]] if filters else "none"
     header = int(h5py.h5o.get_info(dataset.id).addr)
     return DatasetEntry(header, row_of(dataset, codec), int(dataset.chunks[0]), _planes(dataset))
 
@@ -264,9 +265,9 @@ class _Small(_Column):
 
     def __init__(self, dataset: h5py.Dataset) -> None:
         super().__init__(dataset)
-        self.dtype = dataset.dtype
+        self._dtype = dataset.dtype
         self._chunk_rows = int(dataset.chunks[0])
-        self._row_bytes = math.prod(self._row_shape) * self.dtype.itemsize
+        self._row_bytes = math.prod(self._row_shape) * self._dtype.itemsize
         self._tail = bytearray(self._chunk_rows * self._row_bytes)
         self._written = self.rows
         begun = self.rows % self._chunk_rows
@@ -275,15 +276,13 @@ class _Small(_Column):
             self._tail[: begun * self._row_bytes] = stored[: begun * self._row_bytes]
 
     def append(self, rows: _core.RowBuffer, count: int, pace: Pace) -> NDArray[np.uint32]:
-        joined = rows.joined(self.rows, count)
-        self._append(joined)
-        return _core.sum_each(joined, self._row_bytes).view(np.uint32)
+        return self._append(rows.joined(self.rows, count))
 
-    def append_array(self, values: NDArray[Any]) -> None:
+    def append_array(self, values: NDArray[Any]) -> NDArray[np.uint32]:
         """Rows that are an array already."""
-        self._append(np.ascontiguousarray(values, self.dtype).reshape(-1).view(np.uint8))
+        return self._append(np.ascontiguousarray(values, self._dtype).reshape(-1).view(np.uint8))
 
-    def _append(self, joined: NDArray[np.uint8]) -> None:
+    def _append(self, joined: NDArray[np.uint8]) -> NDArray[np.uint32]:
         count, done = len(joined) // self._row_bytes, 0
         first = self._grow(count)
         while done < count:
@@ -295,6 +294,7 @@ class _Small(_Column):
             done += some
             if within + some == self._chunk_rows:
                 self._write(first + done - self._chunk_rows)
+        return _core.sum_each(joined, self._row_bytes).view(np.uint32)
 
     def flush(self) -> None:
         begun = self.rows % self._chunk_rows

@@ -5,7 +5,7 @@ An observation may be a dict or a tuple, nested; each of its arrays is then a ch
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -16,9 +16,12 @@ from stepwell.errors import FormatError, SchemaError
 from stepwell.files.npy import dtype_from_json, dtype_to_json
 from stepwell.source import Field
 
-__all__ = ["ACTIONS", "FRAMES", "OBSERVATIONS", "Channel", "Tree", "assemble", "leaves"]
+__all__ = [
+    *("ACTIONS", "FRAMES", "KINDS", "OBSERVATIONS"),
+    *("Channel", "Tree", "as_number", "assemble", "count_rows", "field_from_json", "leaves"),
+]
 
-FRAMES, OBSERVATIONS, ACTIONS = "frames", "observations", "actions"
+KINDS = FRAMES, OBSERVATIONS, ACTIONS = "frames", "observations", "actions"
 
 Tree = Any
 """An array, or a dict or tuple of trees."""
@@ -106,13 +109,29 @@ class Channel:
     @classmethod
     def from_json(cls, stated: Any, path: str) -> Self:
         try:
-            shape = tuple(int(size) for size in stated["shape"])
-            dtype = dtype_from_json(stated["dtype"])
-            if dtype.kind not in "biuf" or any(size < 1 for size in shape):
-                raise ValueError("not of numbers")
-            return cls(str(stated["name"]), Field(dtype, shape, compress=str(stated["codec"])))
+            return cls(str(stated["name"]), field_from_json(stated))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FormatError(f"not a channel: {stated!r} ({error})", path=path) from None
+
+
+def field_from_json(stated: Any) -> Field:
+    """What a row is, as files state it. Raises `ValueError` and the like for what it cannot be."""
+    dtype, shape = dtype_from_json(stated["dtype"]), tuple(int(size) for size in stated["shape"])
+    if dtype.kind not in "biuf" or any(size < 1 for size in shape):
+        raise ValueError("not of numbers")
+    return Field(dtype, shape, compress=str(stated["codec"]))
+
+
+def count_rows(channels: Iterable[Channel], rows: Mapping[str, int], kind: str) -> int:
+    """How many rows of a kind there are; all channels of one have the same."""
+    return next((rows.get(c.name, 0) for c in channels if c.kind == kind), 0)
+
+
+def as_number(array: Any) -> int | float | None:
+    """A single number of NumPy's as SQLite holds it; None for one that it cannot hold."""
+    value: int | float = array.item()
+    fits = isinstance(value, float) or -(2**63) <= value < 2**63
+    return value if fits and value == value else None
 
 
 def _array(name: str, value: Any) -> NDArray[Any]:

@@ -10,7 +10,7 @@ any process, without HDF5's library and its one lock.
 import os
 import struct
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,20 +26,18 @@ _MAX_MESSAGES = 1 << 16  # bytes
 _SIZES = (32, 4, 16, 4, 10)  # of every such array that HDF5 makes for a dataset
 _EXTENSIBLE_ARRAY = 4
 _MAX_ADDRESS = 1 << 62
+_PLACE = np.dtype([("address", "<u8"), ("length", "<u8"), ("mask", "<u4")])
 
 
-class Places:
+class Places(NamedTuple):
     """Where chunks are: `offsets` in the file, stored `sizes`, `masks` of filters left out.
 
     A chunk that was never written has the offset 0.
     """
 
-    __slots__ = ("masks", "offsets", "sizes")
-
-    def __init__(self, count: int) -> None:
-        self.offsets = np.zeros(count, np.uint64)
-        self.sizes = np.zeros(count, np.uint32)
-        self.masks = np.zeros(count, np.uint32)
+    offsets: NDArray[np.uint64]
+    sizes: NDArray[np.uint32]
+    masks: NDArray[np.uint32]
 
 
 class ChunkIndex:
@@ -59,16 +57,13 @@ class ChunkIndex:
         self._length_at = -1
         self._ready = False
         # What was read of the array, block behind block as they were met.
-        self._addresses = np.zeros(0, np.uint64)
-        self._lengths = np.zeros(0, np.uint64)
-        self._masks = np.zeros(0, np.uint32)
+        self._places = np.zeros(0, _PLACE)
         self._used = 0
 
     def find(self, chunks: Rows) -> Places:
         """The places of chunks, by number."""
-        places = Places(len(chunks))
         if not len(chunks) or not self._begun():
-            return places
+            return Places(*(np.zeros(len(chunks), kind) for kind in (np.uint64, "u4", "u4")))
         if chunks.max() >= self._most:
             raise self._damaged(f"no index has a chunk {chunks.max():,}", self._address)
         block, within = self._where(chunks)
@@ -77,22 +72,21 @@ class ChunkIndex:
             self._load(number)
         at = self._begins[block] + within
         # A chunk that was not there when its block was read may be there now.
-        absent = set(np.unique(block[~_written(self._addresses[at])]).tolist()) - fresh
-        for number in absent:
+        there = _written(self._places["address"][at])
+        for number in set(np.unique(block[~there]).tolist()) - fresh:
             self._load(number)
-        self._fill(places, at)
-        return places
-
-    def _fill(self, places: Places, at: Rows) -> None:
-        addresses, lengths = self._addresses[at], self._lengths[at]
+        found = self._places[at]
+        addresses, lengths = found["address"], found["length"]
         there = _written(addresses)
         if (addresses[there] >= _MAX_ADDRESS).any():
             raise self._damaged("a chunk at an impossible address", self._address)
         if (lengths[there] >= 1 << 32).any():
             raise self._damaged("a chunk of more than 4 GiB", self._address)
-        places.offsets[:] = np.where(there, addresses + np.uint64(self._base), np.uint64(0))
-        places.sizes[:] = np.where(there, lengths, 0)
-        places.masks[:] = np.where(there, self._masks[at], 0)
+        return Places(
+            np.where(there, addresses + np.uint64(self._base), np.uint64(0)),
+            np.where(there, lengths, 0).astype(np.uint32),
+            np.where(there, found["mask"], np.uint32(0)),
+        )
 
     def _begun(self) -> bool:
         """Read the array's header, once there is one: the first chunk brings it along."""
@@ -153,22 +147,20 @@ class ChunkIndex:
         begin = int(self._begins[block])
         if begin < 0:
             begin, self._used = self._used, self._used + size
-            if self._used > len(self._addresses):
-                room = max(2 * len(self._addresses), self._used)
-                self._addresses = _longer(self._addresses, room)
-                self._lengths = _longer(self._lengths, room)
-                self._masks = _longer(self._masks, room)
+            if self._used > len(self._places):
+                grown = np.zeros(max(2 * len(self._places), self._used), _PLACE)
+                grown[:begin] = self._places[:begin]
+                self._places = grown
             self._begins[block] = begin
-        here = slice(begin, begin + size)
-        self._addresses[here] = elements[:, :8].copy().view("<u8")[:, 0]
-        if not self._filtered:
-            self._lengths[here] = self._chunk_bytes
-            return
-        width = self._element - 12
-        padded = np.zeros((size, 8), np.uint8)
-        padded[:, :width] = elements[:, 8 : 8 + width]
-        self._lengths[here] = padded.view("<u8")[:, 0]
-        self._masks[here] = elements[:, 8 + width : 12 + width].copy().view("<u4")[:, 0]
+        places = self._places[begin : begin + size]
+        stored = places.view(np.uint8).reshape(size, -1)
+        stored[:, :8] = elements[:, :8]
+        if self._filtered:
+            width = self._element - 12
+            stored[:, 8 : 8 + width] = elements[:, 8 : 8 + width]
+            stored[:, 16:] = elements[:, 8 + width :]
+        else:
+            places["length"] = self._chunk_bytes
 
     # The blocks.
 
@@ -273,9 +265,3 @@ class ChunkIndex:
 def _written(addresses: NDArray[np.uint64]) -> NDArray[np.bool_]:
     written: NDArray[np.bool_] = (addresses != _NOWHERE) & (addresses != 0)
     return written
-
-
-def _longer(array: NDArray[Any], length: int) -> NDArray[Any]:
-    grown = np.zeros(length, array.dtype)
-    grown[: len(array)] = array
-    return grown

@@ -8,7 +8,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -20,7 +20,7 @@ from stepwell.errors import FormatError, VersionError
 from stepwell.files import catalog
 from stepwell.files.catalog import connect, in_turn, taking_turns, transaction, translated
 from stepwell.files.regular import check_inside
-from stepwell.stores.replay.channels import OBSERVATIONS, Channel
+from stepwell.stores.replay.channels import OBSERVATIONS, Channel, count_rows
 from stepwell.stores.replay.refs import FrameRef, check_run_id
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
     "Database",
     "Episode",
     "RunRow",
-    "Seat",
+    "all_episodes",
     "database_path",
     "iso_time",
     "iso_times",
@@ -91,7 +91,7 @@ CREATE INDEX IF NOT EXISTS idx_steps_run_id ON steps(run_id);
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Episode:
     """A row of the table of episodes. `number` counts the episodes of a run."""
 
@@ -106,8 +106,14 @@ class Episode:
     terminated: bool
     truncated: bool
     started_at: str
-    ended_at: str | None
-    final_obs_ref: str | None
+    ended_at: str | None = None
+    final_obs_ref: str | None = None
+
+    @classmethod
+    def begin(cls, run_id: str, number: int, agent_id: str | None, started_at: str) -> "Episode":
+        """An episode without a step yet, under the name that a writer gives it."""
+        name, no = f"{run_id}-ep{number:04d}", False
+        return cls(name, run_id, number, agent_id, 0.0, 0, 0, no, no, no, started_at)
 
     @classmethod
     def of(cls, row: Sequence[Any], path: Path) -> "Episode":
@@ -143,6 +149,12 @@ _PUT_EPISODE = (
 _PAGE_BYTES = 4096  # as SQLite makes new databases
 _STEP_VALUES = 12
 _ROWS_AT_ONCE = 256  # SQLite gives the interpreter back once a statement, not once a row
+
+
+def all_episodes(database: sqlite3.Connection) -> sqlite3.Cursor:
+    """The rows of all episodes as they began, each with its id behind its columns."""
+    columns = ", ".join(EPISODE_COLUMNS)
+    return database.execute(f"SELECT {columns}, rowid FROM episodes ORDER BY rowid")
 
 
 def database_path(root: Path) -> Path:
@@ -187,8 +199,7 @@ class RunRow:
 
     def count(self, kind: str) -> int:
         """Rows of frames, observations or actions."""
-        names = (channel.name for channel in self.channels if channel.kind == kind)
-        return self.rows.get(next(names, ""), 0)
+        return count_rows(self.channels, self.rows, kind)
 
 
 _RUN_COLUMNS = tuple(RunRow.__dataclass_fields__)
@@ -221,30 +232,6 @@ def _run_row(row: Sequence[Any], path: Path) -> RunRow:
     return RunRow(**{**values, "channels": made, "rows": counted})
 
 
-class Seat:
-    """An episode while it is being recorded, and its row."""
-
-    __slots__ = EPISODE_COLUMNS
-
-    def __init__(self, run_id: str, number: int, agent_id: str | None, started_at: str) -> None:
-        self.episode_id = f"{run_id}-ep{number:04d}"
-        self.run_id = run_id
-        self.number = number
-        self.agent_id = agent_id
-        self.total_reward = 0.0
-        self.steps = 0
-        self.dropped = 0
-        self.ended = 0
-        self.terminated = 0
-        self.truncated = 0
-        self.started_at = started_at
-        self.ended_at: str | None = None
-        self.final_obs_ref: str | None = None
-
-    def row(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, name) for name in EPISODE_COLUMNS)
-
-
 class Database:
     """The writer's connection. Used by one thread at a time."""
 
@@ -275,7 +262,6 @@ class Database:
             with in_turn, translated(self._path):
                 self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
-    @taking_turns
     def runs(self) -> dict[str, RunRow]:
         return run_rows(self._database, self._path)
 
@@ -292,13 +278,13 @@ class Database:
         self,
         run_id: str,
         steps: Sequence[Sequence[Any]],
-        episodes: Iterable[Seat],
+        episodes: Iterable[Episode],
         facts: Mapping[str, Any],
     ) -> None:
         """Steps, the episodes they belong to and the run's own row, all or nothing."""
         with transaction(self._database, self._path):
             self._insert_steps(steps)
-            self._database.executemany(_PUT_EPISODE, [seat.row() for seat in episodes])
+            self._database.executemany(_PUT_EPISODE, map(astuple, episodes))
             self._update(run_id, facts)
 
     def note(
@@ -328,14 +314,6 @@ class Database:
                 list(chain.from_iterable(steps[first : first + count])),
             )
             first += count
-
-    @taking_turns
-    def next_episode(self, run_id: str) -> int:
-        with translated(self._path):
-            found = self._database.execute(
-                "SELECT max(number) FROM episodes WHERE run_id = ?", (run_id,)
-            ).fetchone()[0]
-        return 0 if found is None else int(found) + 1
 
     @taking_turns
     def close(self) -> None:

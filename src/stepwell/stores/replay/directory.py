@@ -6,6 +6,7 @@ nothing of HDF5 but their chunks.
 """
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ import numpy as np
 
 from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError, VersionError
-from stepwell.files.npy import dtype_from_json, dtype_to_json
+from stepwell.files.npy import dtype_to_json
 from stepwell.source import Field
+from stepwell.stores.replay.channels import field_from_json
 
-__all__ = ["DatasetEntry", "Directory", "space_for"]
+__all__ = ["DatasetEntry", "Directory", "is_ours", "space_for"]
 
 _MAGIC = b"STEPWELL REPLAY "
+_LINE_BYTES = 64  # that the first line has at most
 _VERSION = 1
 _MIN_BASE, _MAX_BASE = 4096, 1 << 24
 _MAX_SHARED = 1 << 20  # bytes of a chunk of several rows
@@ -69,14 +72,14 @@ class Directory:
         return whole.ljust(self.base, b"\0")
 
     @classmethod
-    def read(cls, data: bytes, path: Path) -> "Directory | None":
-        """What the first bytes of a file say; None when they are not ours."""
-        if not data.startswith(_MAGIC):
-            return None
-        line, _, rest = data.partition(b"\n")
+    def read(cls, file: int, path: Path) -> "Directory":
+        """What an open file begins with. Raises `FormatError` when that is not ours."""
+        line, _, _ = os.pread(file, _LINE_BYTES, 0).partition(b"\n")
         try:
+            if not is_ours(file):
+                raise ValueError("expected a file of a replay store")
             version, crc, length = line[len(_MAGIC) :].split(b" ")
-            text = rest[: int(length)]
+            text = os.pread(file, min(int(length), _MAX_BASE), len(line) + 1)
             if int(version) > _VERSION:
                 raise VersionError(
                     f"expected version {_VERSION} or below, got {int(version)}", path=str(path)
@@ -103,18 +106,20 @@ class Directory:
             raise FormatError(f"not a directory of datasets: {error}", path=str(path)) from None
 
 
+def is_ours(file: int) -> bool:
+    """Whether an open file begins as the files of runs do."""
+    return os.pread(file, len(_MAGIC), 0) == _MAGIC
+
+
 def _entry(stated: Any) -> DatasetEntry:
-    dtype, shape = dtype_from_json(stated["dtype"]), tuple(int(n) for n in stated["shape"])
-    field = Field(dtype, shape, compress=str(stated["codec"]))
+    field = field_from_json(stated)
     entry = DatasetEntry(
         int(stated["header"]), field, int(stated["chunk_rows"]), int(stated.get("planes", 1))
     )
-    sizes = [*shape, entry.chunk_rows]
-    whole = entry.chunk_rows == 1 or entry.chunk_rows * field.row_bytes <= _MAX_SHARED
-    plain = dtype.kind in "biuf" and field.row_bytes < 1 << 32
-    apart = (dtype.itemsize, entry.chunk_rows, field.compress) == (1, 1, "zstd")
-    planes = entry.planes == 1 or (apart and entry.planes == (shape or (0,))[-1] > 1)
-    if entry.header < 0 or min(sizes) < 1 or not whole or not plain or not planes:
+    whole = entry.chunk_rows == 1 or 1 < entry.chunk_rows * field.row_bytes <= _MAX_SHARED
+    apart = (field.dtype.itemsize, entry.chunk_rows, field.compress) == (1, 1, "zstd")
+    planes = entry.planes == 1 or (apart and entry.planes == (field.shape or (0,))[-1] > 1)
+    if entry.header < 0 or not whole or not planes or field.row_bytes >= 1 << 32:
         raise ValueError(f"an impossible dataset: {stated}")
     return entry
 

@@ -4,8 +4,8 @@ import json
 import re
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,28 @@ from stepwell.errors import BusyError, FormatError
 from stepwell.files.atomic import make_folder, sweep
 from stepwell.files.lock import WriterLock
 from stepwell.files.regular import check_inside
+from stepwell.source import Field
 from stepwell.stores.replay.arrays import ArrayFile, build_file
-from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel
+from stepwell.stores.replay.channels import KINDS, Channel, count_rows
 from stepwell.stores.replay.database import (
     Database,
-    Seat,
+    Episode,
     database_path,
     iso_time,
     iso_times,
     reading,
 )
 from stepwell.stores.replay.hdf5 import FILE_VERSION
-from stepwell.stores.replay.items import Counters, Ending, Inlet, Rows, Step, rows_after
+from stepwell.stores.replay.items import (
+    HURRIED,
+    Counters,
+    Ending,
+    Inlet,
+    Pace,
+    Rows,
+    Step,
+    rows_after,
+)
 from stepwell.stores.replay.layout import (
     NUMBERS,
     STEPS,
@@ -36,7 +46,6 @@ from stepwell.stores.replay.layout import (
     lock_path,
     write_index,
 )
-from stepwell.stores.replay.pace import HURRIED, Pace
 from stepwell.writer import Mode, check_mode, check_unused
 
 __all__ = ["RunDisk", "committed_steps", "is_left_over"]
@@ -59,17 +68,12 @@ class RunDisk:
             self.lock = WriterLock(lock_path(root, run_id))
         except BusyError:
             raise BusyError(f"another writer records run {run_id!r} in {root}") from None
-        try:
-            self._database = Database(root)
-            try:
-                self._arrays = self._open(mode)
-            except BaseException:
-                self._database.close()
-                raise
-        except BaseException:
-            self.lock.release()
-            raise
-        self._seats: dict[str | None, Seat] = {}
+        with ExitStack() as undo:
+            undo.callback(self.lock.release)
+            self._database = undo.enter_context(closing(Database(root)))
+            self._arrays = self._open(mode)
+            undo.pop_all()
+        self._going_on: dict[str | None, Episode] = {}
         self._starts: dict[int, int] = {}
 
     def _open(self, mode: Mode) -> ArrayFile | None:
@@ -88,7 +92,7 @@ class RunDisk:
         self.channels = list(known.channels)
         self.rows = dict(known.rows)
         self.enqueued, self.dropped = known.written, known.dropped
-        self.next_episode = self._database.next_episode(self._run_id)
+        self.next_episode = known.episodes
         self._written = known.written
         sweep(self._path.parent, re.escape(self._path.name))
         if self.rows:
@@ -111,7 +115,7 @@ class RunDisk:
         try:
             return ArrayFile(self._path, self.rows)
         except FormatError:  # not closed, or closed without the commit
-            build_file(self._path, self._attributes(), self.rows, (), {})
+            self._build((), {})
             return ArrayFile(self._path, self.rows)
 
     @property
@@ -120,13 +124,9 @@ class RunDisk:
         return f"run {self._run_id!r} in {self._root}"
 
     @property
-    def handed_over(self) -> tuple[int, int, int]:
+    def handed_over(self) -> Rows:
         """Rows of frames, observations and actions."""
-        return self._count(FRAMES), self._count(OBSERVATIONS), self._count(ACTIONS)
-
-    def _count(self, kind: str) -> int:
-        names = (channel.name for channel in self.channels if channel.kind == kind)
-        return self.rows.get(next(names, ""), 0)
+        return Rows(*(count_rows(self.channels, self.rows, kind) for kind in KINDS))
 
     def write(
         self,
@@ -139,9 +139,7 @@ class RunDisk:
 
         Raises `BusyError` when the store is not where its lock is.
         """
-        first = self.rows.get(STEPS, 0)
-        touched, ended = self._follow(pace.slowly(items), first)
-        spans = [(self._starts.pop(seat.number, first), seat.steps) for seat in ended]
+        touched, spans = self._follow(pace.slowly(items), self.rows.get(STEPS, 0))
         steps = [item for item in items if isinstance(item, Step)]
         times = iso_times([step.time for step in steps])
         pace.rest()
@@ -153,16 +151,16 @@ class RunDisk:
         times: Sequence[str],
         after: Rows,
         inlets: Iterable[Inlet],
-        seats: list[Seat],
+        episodes: list[Episode],
         ended: Sequence[tuple[int, int]],
         counters: Counters,
         pace: Pace = HURRIED,
     ) -> None:
         """The same, when the caller knows what the tables are to say: the `times` of the steps,
-        `seats` of the episodes, and of each episode that `ended` its first row and its steps.
+        `episodes` that changed, and of each that `ended` its first row and its steps.
         `after` is how many rows of each kind there are then; the inlets have those that are new."""
         self._check_place()
-        waiting = {inlet: after.of(inlet.kind) - self._rows_of(inlet) for inlet in inlets}
+        waiting = {i: after.of(i.kind) - self.rows.get(i.channel.name, 0) for i in inlets}
         waiting = {inlet: count for inlet, count in waiting.items() if count}
         arrays = self._with_channels([inlet.channel for inlet in waiting])
         for inlet, count in waiting.items():
@@ -183,14 +181,11 @@ class RunDisk:
             arrays.append_numbers("episodes/lengths", np.array([steps for _, steps in ended]))
         pace.rest()
         arrays.flush()
-        self._commit(rows, seats, counters)
+        self._commit(rows, episodes, counters)
 
     def _check_place(self) -> None:
         if not self.lock.in_place:
             raise BusyError(f"{self._root} was moved or replaced while it was written to")
-
-    def _rows_of(self, inlet: Inlet) -> int:
-        return self.rows.get(inlet.channel.name, 0)
 
     def _with_channels(self, channels: list[Channel]) -> ArrayFile:
         new = [channel for channel in channels if channel not in self.channels]
@@ -198,54 +193,54 @@ class RunDisk:
             numbers = NUMBERS if self._arrays is None else {}
             if self._arrays is not None:
                 self._arrays.close()
-            self.rows = build_file(self._path, self._attributes(), self.rows, new, numbers)
+            self._build(new, numbers)
             self.channels += new
             self._arrays = ArrayFile(self._path, self.rows)
         return self._arrays
 
-    def _attributes(self) -> dict[str, Any]:
-        return {
-            "run_id": self._run_id,
-            "created_at": self._created_at,
-            "version": FILE_VERSION,
-        }
+    def _build(self, channels: Iterable[Channel], numbers: Mapping[str, Field]) -> None:
+        """Make the file anew: the committed rows of what it had, and new datasets."""
+        stated = {"run_id": self._run_id, "created_at": self._created_at, "version": FILE_VERSION}
+        self.rows = build_file(self._path, stated, self.rows, channels, numbers)
 
-    def _follow(self, items: Iterable[Step | Ending], row: int) -> tuple[list[Seat], list[Seat]]:
-        """Bring the episodes up to date; return those that changed and those that ended."""
-        touched: dict[int, Seat] = {}
-        ended: list[Seat] = []
+    def _follow(
+        self, items: Iterable[Step | Ending], row: int
+    ) -> tuple[list[Episode], list[tuple[int, int]]]:
+        """Bring the episodes up to date; return those that changed, and the first row and the
+        steps of those that ended."""
+        touched: dict[int, Episode] = {}
+        ended: list[Episode] = []
+        first = row
         for item in items:
-            seat = self._seats.get(item.agent_id)
-            if seat is None or seat.number != item.episode:
-                seat = Seat(self._run_id, item.episode, item.agent_id, iso_time(item.time))
-                self._seats[item.agent_id] = seat
+            episode = self._going_on.get(item.agent_id)
+            if episode is None or episode.number != item.episode:
+                began = iso_time(item.time)
+                episode = Episode.begin(self._run_id, item.episode, item.agent_id, began)
+                self._going_on[item.agent_id] = episode
                 self._starts[item.episode] = row
-            touched[item.episode] = seat
+            touched[item.episode] = episode
             if isinstance(item, Step):
                 row += 1
-                seat.steps += 1
-                seat.total_reward += item.reward
-                seat.dropped = item.step_index + 1 - seat.steps
+                episode.steps += 1
+                episode.total_reward += item.reward
+                episode.dropped = item.step_index + 1 - episode.steps
             else:
-                seat.final_obs_ref = item.final_obs_ref or seat.final_obs_ref
-                seat.dropped = item.step_index - seat.steps
-            seat.terminated |= item.terminated
-            seat.truncated |= item.truncated
+                episode.final_obs_ref = item.final_obs_ref or episode.final_obs_ref
+                episode.dropped = item.step_index - episode.steps
+            episode.terminated |= bool(item.terminated)
+            episode.truncated |= bool(item.truncated)
             over = item.terminated or item.truncated or not isinstance(item, Step)
-            if over and not seat.ended:
-                seat.ended, seat.ended_at = 1, iso_time(item.time)
-                ended.append(seat)
-        return list(touched.values()), ended
+            if over and not episode.ended:
+                episode.ended, episode.ended_at = True, iso_time(item.time)
+                ended.append(episode)
+        spans = [(self._starts.pop(e.number, first), e.steps) for e in ended]
+        return list(touched.values()), spans
 
     def _commit(
-        self,
-        steps: list[tuple[Any, ...]],
-        seats: list[Seat],
-        counters: Counters,
+        self, steps: list[tuple[Any, ...]], episodes: list[Episode], counters: Counters
     ) -> None:
         self._written += len(steps)
-        if seats:
-            self.next_episode = max(self.next_episode, 1 + max(seat.number for seat in seats))
+        self.next_episode = max([self.next_episode, *(1 + e.number for e in episodes)])
         facts: dict[str, Any] = {
             "updated_at": iso_time(time.time()),
             "steps": self._written,
@@ -257,7 +252,7 @@ class RunDisk:
             self.rows = self._arrays.rows
             facts["channels"] = json.dumps([channel.to_json() for channel in self.channels])
             facts["rows"] = json.dumps(self.rows)
-        self._database.commit(self._run_id, steps, seats, facts)
+        self._database.commit(self._run_id, steps, episodes, facts)
 
     def _note(self, state: str) -> None:
         """Write what becomes of the run to the database and to the index."""
@@ -267,8 +262,8 @@ class RunDisk:
     def close(self, counters: Counters) -> None:
         """Leave the run as a whole; the file can be opened by anything that reads HDF5."""
         try:
-            if self._arrays is not None:
-                arrays, self._arrays = self._arrays, None
+            arrays, self._arrays = self._arrays, None
+            if arrays is not None:
                 arrays.close()
             self._check_place()
             self._commit([], [], counters)

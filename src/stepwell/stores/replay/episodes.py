@@ -9,8 +9,8 @@ import numpy as np
 from stepwell.errors import FormatError
 from stepwell.lazy import lazy
 from stepwell.source import Rows
-from stepwell.store import Runs
-from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Tree, assemble
+from stepwell.store import QueryTable, Runs
+from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Tree
 from stepwell.stores.replay.database import EPISODE_COLUMNS, Episode
 from stepwell.stores.replay.refs import FrameRef
 from stepwell.stores.replay.resolver import FrameResolver
@@ -18,25 +18,14 @@ from stepwell.stores.replay.resolver import FrameResolver
 __all__ = ["EpisodeSteps", "EpisodeTable"]
 
 
-class EpisodeTable(Runs):
+class EpisodeTable(QueryTable, Runs):
     """Episodes as the runs of a reader's rows: what the database knows of each."""
 
     def __init__(
         self, rows: Sequence[tuple[Any, ...]], extents: Callable[[], tuple[Rows, Rows]]
     ) -> None:
-        self._rows = rows
+        super().__init__(EPISODE_COLUMNS, rows)
         self._extents = extents
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @property
-    def columns(self) -> list[str]:
-        return list(EPISODE_COLUMNS)
-
-    def _select(self, names: Sequence[str], wanted: range) -> list[tuple[Any, ...]]:
-        places = [EPISODE_COLUMNS.index(name) for name in names]
-        return [tuple(self._rows[i][k] for k in places) for i in wanted]
 
     @property
     def starts(self) -> Rows:
@@ -102,15 +91,14 @@ def _resolved(
     steps = np.array([i for i, ref in enumerate(refs) if ref is not None], np.int64)
     if not wanted or not len(steps):
         return steps, None
-    found = FrameRef.rows([ref for ref in refs if ref is not None])
-    if found is None:
+    groups = FrameRef.grouped(refs, strict=True)
+    if len(groups) > 1:
         raise FormatError(f"{kind}: the references of an episode lead to several datasets")
-    first, rows = found[0], np.array(found[1], np.int64)
-    file = resolver.file(first.run_id)
-    names = file.leaves(first.dataset)
-    if not names:
-        raise FormatError(f"there is no dataset {first.dataset!r}", path=str(file.path))
-    return steps, assemble(first.dataset, {name: file.read(name, rows) for name in names})
+    (((run_id, dataset), found),) = groups.items()
+    try:
+        return steps, resolver.read(run_id, dataset, [row for _, row in found])
+    except KeyError as error:
+        raise FormatError(str(error.args[0])) from None
 
 
 def _actions(resolver: FrameResolver, run_id: str, values: Sequence[Any]) -> tuple[Rows, Tree]:

@@ -51,8 +51,7 @@ class ForeignFile:
 
     def length(self, name: str) -> int:
         with self._opened() as file:
-            item = self._get(file, name)
-            return int(item.shape[0]) if isinstance(item, h5py.Dataset) and item.shape else 0
+            return int(self._dataset(file, name).shape[0])
 
     def read(self, name: str, rows: Rows, out: NDArray[Any] | None = None) -> NDArray[Any]:
         with self._opened() as file:

@@ -1,13 +1,19 @@
 """What is handed over on the way to the disk: numbers here, arrays in buffers."""
 
-from typing import Any, NamedTuple
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from stepwell import _core
-from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel
+from stepwell.stores.replay.channels import KINDS, Channel
 
-__all__ = ["Counters", "Ending", "Inlet", "Rows", "Step", "rows_after"]
+__all__ = ["HURRIED", "Counters", "Ending", "Inlet", "Pace", "Rows", "Step", "rows_after"]
+
+Item = TypeVar("Item")
+_AT_ONCE = 256  # that are looked at before others get the interpreter
+_REST_S = 50e-6  # long enough for a thread that waits for the GIL to wake up
 
 
 class Rows(NamedTuple):
@@ -18,10 +24,7 @@ class Rows(NamedTuple):
     actions: int
 
     def of(self, kind: str) -> int:
-        return self[_KINDS.index(kind)]
-
-
-_KINDS = (FRAMES, OBSERVATIONS, ACTIONS)
+        return self[KINDS.index(kind)]
 
 
 def rows_after(item: "Step | Ending") -> Rows:
@@ -97,3 +100,35 @@ class Counters(NamedTuple):
     dropped: int
     lag_steps: int
     lag_seconds: float
+
+
+class Pace:
+    """How much of the machine the writing thread takes from the agent; `hurried` says whether
+    anybody waits.
+
+    While nobody does, it works alone and lets others have the interpreter every few dozen
+    microseconds: a thread that asks for the GIL would otherwise wait until the switch interval,
+    five milliseconds, is over. When the queue fills or someone waits for a commit, it hurries.
+    """
+
+    def __init__(self, hurried: Callable[[], bool]) -> None:
+        self._hurried = hurried
+
+    @property
+    def hurried(self) -> bool:
+        return self._hurried()
+
+    def rest(self) -> None:
+        """Let the agent go on, unless it is waiting for us."""
+        if not self._hurried():
+            time.sleep(_REST_S)
+
+    def slowly(self, items: Iterable[Item]) -> Iterator[Item]:
+        """The items, with a rest after every few."""
+        for number, item in enumerate(items, 1):
+            yield item
+            if number % _AT_ONCE == 0:
+                self.rest()
+
+
+HURRIED = Pace(lambda: True)

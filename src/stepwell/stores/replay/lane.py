@@ -83,7 +83,7 @@ class LaneWriter(Closing):
         capacity: int = 8,
         metadata_bytes: int = 512,
     ) -> None:
-        name = _segment_name(run_id)
+        name = PREFIX + check_run_id(run_id)
         self.run_id = run_id
         self.shape = _full_shape(shape)
         """Height, width and channels of a frame."""
@@ -160,15 +160,13 @@ class LaneReader(Closing):
     """
 
     def __init__(self, run_id: str, *, timeout_s: float = 0.0) -> None:
-        self._name = _segment_name(run_id)
+        self._name = PREFIX + check_run_id(run_id)
         self.run_id = run_id
         until = time.monotonic() + timeout_s
-        lane = _opened(self._name)
-        while lane is None:
+        while (lane := _opened(self._name)) is None:
             if time.monotonic() >= until:
                 raise FileNotFoundError(f"there is no lane of {run_id!r}")
             time.sleep(_APPEARS_S)
-            lane = _opened(self._name)
         self._open: _core.LaneReader | None = lane
         self._last = max(0, lane.head() - lane.capacity)
         self.skipped = 0
@@ -301,10 +299,6 @@ def lanes() -> list[LaneInfo]:
     return found
 
 
-def _segment_name(run_id: str) -> str:
-    return PREFIX + check_run_id(run_id)
-
-
 def _full_shape(shape: Sequence[int]) -> tuple[int, int, int]:
     full = tuple(shape) if len(shape) == 3 else (*shape, 1)
     if len(full) != 3 or not all(0 < side < 1 << 32 for side in full):
@@ -314,8 +308,7 @@ def _full_shape(shape: Sequence[int]) -> tuple[int, int, int]:
 
 
 def _checked_format(name: str | None, channels: int) -> str:
-    if name is None:
-        name = _BY_CHANNELS.get(channels, "")
+    name = _BY_CHANNELS.get(channels, "") if name is None else name
     if name not in CHANNELS:
         raise ValueError(f"expected a pixel format of {', '.join(CHANNELS)}, got {name!r}")
     if CHANNELS[name] != channels:

@@ -1,19 +1,16 @@
 """From the caller of `record_step` to the disk: a bounded queue and the thread that empties it."""
 
-import os
 import threading
 import time
-import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
 
 from stepwell.files.catalog import in_turn
 from stepwell.stores.replay.disk import RunDisk
-from stepwell.stores.replay.hdf5_calls import inside_h5py
-from stepwell.stores.replay.items import Counters, Ending, Inlet, Rows, Step, rows_after
-from stepwell.stores.replay.pace import Pace
+from stepwell.stores.replay.hdf5 import inside_h5py
+from stepwell.stores.replay.items import Counters, Ending, Inlet, Pace, Rows, Step, rows_after
 
 __all__ = ["Pipeline"]
 
@@ -24,17 +21,6 @@ _LONGEST_S = 3600.0  # that a thread can be told to wait at a time
 _OVERHEAD = 1024  # bytes that a step costs in the queue besides its arrays
 
 
-_pipelines: "weakref.WeakSet[Pipeline]" = weakref.WeakSet()
-
-
-def _in_child() -> None:
-    for pipeline in _pipelines:
-        pipeline.refuses = True
-
-
-os.register_at_fork(after_in_child=_in_child)
-
-
 class Pipeline:
     """Steps in, commits out, in order. The caller holds `lock` while it puts one together.
 
@@ -42,16 +28,24 @@ class Pipeline:
     of for certain, and not the condition, and it waits at a gate of its own, without the lock.
     """
 
-    def __init__(self, disk: RunDisk, drop: bool, queue_bytes: int, flush_every: float) -> None:
-        self.lock = threading.RLock()
-        self._more = threading.Condition(self.lock)  # the thread waits here, and nobody else
+    def __init__(
+        self,
+        disk: RunDisk,
+        lock: "threading.RLock",
+        *,
+        drops: bool,
+        queue_bytes: int,
+        flush_every: float,
+    ) -> None:
+        self.lock = lock
+        self._more = threading.Condition(lock)  # the thread waits here, and nobody else
         self._gates: list[threading.Lock] = []
-        self.last = Rows(*disk.handed_over)
+        self.last = disk.handed_over
         self._disk = disk
-        self._drop = drop
+        self.drops = drops
+        """Whether a step for which there is no room is dropped."""
         self._limit = queue_bytes
         self._wait = flush_every
-        self._process = os.getpid()
         self.inlets: dict[str, Inlet] = {}
         self.queue: deque[Step | Ending] = deque()
         self._bytes = 0
@@ -69,27 +63,6 @@ class Pipeline:
         self.open(Inlet(channel, self.last.of(channel.kind)) for channel in disk.channels)
         self._thread = threading.Thread(target=self._work, name="stepwell-replay", daemon=True)
         self._thread.start()
-        _pipelines.add(self)
-
-    def turn(self) -> "threading.RLock":
-        """The lock, for a caller that begins. Raises `RuntimeError` when this thread is inside
-        already: a signal handler came in the middle of a call, whose end it would wait for; and in
-        a forked process, where the lock may be held by a thread that is not there."""
-        if self.refuses and not self.own:
-            raise RuntimeError(
-                f"the writer of {self._disk.name} belongs to the process that this one was forked "
-                "from; open another run here"
-            )
-        if self.lock._is_owned():  # type: ignore[attr-defined]
-            raise RuntimeError(
-                f"the writer of {self._disk.name} is in the middle of a call, which was interrupted"
-            )
-        return self.lock
-
-    @property
-    def own(self) -> bool:
-        """Whether this is the process whose thread does the work."""
-        return self._process == os.getpid()
 
     def check(self) -> None:
         """Raises what keeps this writer from taking a step."""
@@ -116,22 +89,21 @@ class Pipeline:
         """Whether a step with so many bytes can be put at once."""
         return self._bytes + size + _OVERHEAD <= self._limit or not self.queue
 
-    def wait_for_room(self, size: int) -> bool:
-        """Wait until there is room for a step, or return False. Call it without the lock."""
-        while True:
-            with self.lock:
-                self.check()
-                if self.has_room(size):
-                    return True
-                self._hurry()
-                if self._drop:
-                    return False
-                gate = self._gate()
-            gate.acquire(timeout=1)
+    def wait_for_room(self, size: int) -> None:
+        """Return when there is room for a step. Call it without the lock."""
+
+        def room() -> bool:
+            self.check()
+            if not self.has_room(size):
+                self.hurry()
+            return self.has_room(size)
+
+        self._wait_until(room)
 
     def drop(self) -> None:
         """Count a step that there was no room for."""
         self._dropped += 1
+        self.hurry()
 
     def put(self, item: Step | Ending, size: int) -> None:
         """Hand an item over, with `size` bytes of arrays. The last line does it; an interrupt
@@ -144,23 +116,23 @@ class Pipeline:
         self.queue.append(item)
 
     def commit(self) -> None:
-        """Return when everything that was put is on the disk."""
-        with self.turn():
+        """Return when everything that was put is on the disk. Call it without the lock."""
+        with self.lock:
             self.check()
-            target = self._hurry()
-        while True:
-            with self.lock:
-                if self._done >= target:
-                    return
+            target = self.hurry()
+
+        def done() -> bool:
+            if self._done < target:
                 self._raise_failure()
-                gate = self._gate()
-            gate.acquire(timeout=1)
+            return self._done >= target
+
+        self._wait_until(done)
 
     def _hurried(self) -> bool:
         """Whether someone waits, or will soon have to."""
         return self._closing or self._done < self._wanted or self._bytes > self._limit // 4
 
-    def _hurry(self) -> int:
+    def hurry(self) -> int:
         """Let the thread write everything that is waiting; return how much will be done then."""
         self._wanted = self._taken + len(self.queue)
         self._more.notify_all()
@@ -171,6 +143,14 @@ class Pipeline:
         """Not by a thread that holds what the pipeline's own needs, nor by that one itself."""
         held = inside_h5py() or in_turn._is_owned()  # type: ignore[attr-defined]
         return not held and threading.current_thread() is not self._thread
+
+    def _wait_until(self, ready: Callable[[], bool]) -> None:
+        while True:
+            with self.lock:
+                if ready():
+                    return
+                gate = self._gate()
+            gate.acquire(timeout=1)
 
     def _gate(self) -> threading.Lock:
         """A lock that can be acquired once the thread has done something."""
@@ -195,16 +175,9 @@ class Pipeline:
 
     def close(self) -> None:
         """Write what is left and let go of the run. Once; later calls do nothing."""
-        if not self.own:
-            return
-        with self.turn():
-            self.end()
-        while True:  # `join` alone would say that a thread has ended once it was interrupted
-            with self.lock:
-                if self.ended:
-                    break
-                gate = self._gate()
-            gate.acquire(timeout=1)
+        self.end()
+        # `join` alone would say that a thread has ended once it was interrupted.
+        self._wait_until(lambda: self.ended)
         self._thread.join()
         with self.lock:
             failure, self._failure = self._failure, None

@@ -2,7 +2,7 @@
 
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from stepwell.stores.replay.database import (
     EPISODE_COLUMNS,
     Episode,
     RunRow,
+    all_episodes,
     database_path,
     reading,
     run_rows,
@@ -29,7 +30,6 @@ from stepwell.stores.replay.database import (
 from stepwell.stores.replay.episodes import EpisodeSteps, EpisodeTable
 from stepwell.stores.replay.layout import is_replay, lock_path
 from stepwell.stores.replay.resolver import FrameResolver
-from stepwell.stores.replay.rows import RunFile
 from stepwell.stores.replay.steps import (
     StepOptions,
     StepTable,
@@ -50,15 +50,9 @@ class _Moment(NamedTuple):
     """What a reader shows: what was committed when it looked."""
 
     recordings: dict[str, RunRow]
-    ids: list[int]
     rows: list[tuple[Any, ...]]
-    """The rows of episodes in the database, in the order of the reader's own rows, and their ids
-    there."""
-
-    def only(self, places: Iterable[int]) -> "_Moment":
-        chosen = list(places)
-        rows = [self.rows[i] for i in chosen]
-        return _Moment(self.recordings, [self.ids[i] for i in chosen], rows)
+    """The rows of episodes in the database, in the order of the reader's own rows; behind the
+    columns of each its id there."""
 
 
 class ReplayReader(Store):
@@ -119,17 +113,14 @@ class ReplayReader(Store):
         """What is committed by now, of the runs and under the conditions of this reader."""
         with reading(self.root) as database:
             known = run_rows(database, database_path(self.root))
-            columns = ", ".join(EPISODE_COLUMNS)
-            found = database.execute(f"SELECT rowid, {columns} FROM episodes ORDER BY rowid")
             by_run: dict[str, list[tuple[Any, ...]]] = {}
-            for row in found:
-                by_run.setdefault(row[2], []).append(row)
-            names = self._names or list(by_run)
+            for row in all_episodes(database):
+                by_run.setdefault(row[1], []).append(row)
             for name in self._names or ():
                 if name not in known:
                     raise KeyError(f"there is no run {name!r}; there are {list(known)}")
-            rows = [row for name in names for row in by_run.get(name, ())]
-            moment = _Moment(known, [row[0] for row in rows], [row[1:] for row in rows])
+            names = self._names or by_run
+            moment = _Moment(known, [row for name in names for row in by_run.get(name, ())])
             for condition, values in self._conditions:
                 moment = _chosen(database, moment, condition, values)
         return moment
@@ -175,7 +166,7 @@ class ReplayReader(Store):
     @lazy
     def _episodes(self) -> Sequence[Episode]:
         path = database_path(self.root)
-        return tuple(Episode.of(row, path) for row in self._moment.rows)
+        return tuple(Episode.of(row[:-1], path) for row in self._moment.rows)
 
     @lazy
     def _by_id(self) -> dict[str, Episode]:
@@ -227,10 +218,9 @@ class ReplayReader(Store):
         run = self.recordings[run_id]
         found = {}
         for channel in run.channels:
-            file, rows = self.resolver.file(run_id), run.rows.get(channel.name, 0)
-            raw = rows * channel.field.row_bytes
-            stored = file.stored_bytes(channel.name, rows) if isinstance(file, RunFile) else raw
-            found[channel.name] = (raw, stored)
+            rows = run.rows.get(channel.name, 0)
+            stored = self.resolver.run_file(run_id).stored_bytes(channel.name, rows)
+            found[channel.name] = (rows * channel.field.row_bytes, stored)
         return found
 
     def _description(self) -> Description:
@@ -352,13 +342,13 @@ def _chosen(
     """Those episodes of a moment for which a condition holds."""
     found = select_ids(database, "episodes", "rowid", EPISODE_COLUMNS, condition, values)
     wanted = set(found.tolist())
-    return moment.only(i for i, rowid in enumerate(moment.ids) if rowid in wanted)
+    return moment._replace(rows=[row for row in moment.rows if row[-1] in wanted])
 
 
 def _keep(database: sqlite3.Connection, moment: _Moment) -> None:
     """Have queries see the episodes of a moment in place of what became of them."""
     columns = ", ".join(EPISODE_COLUMNS)
-    database.execute(f"CREATE TEMP TABLE episodes (rowid INTEGER PRIMARY KEY, {columns})")
+    database.execute(f"CREATE TEMP TABLE episodes ({columns})")
     places = ", ".join("?" * (1 + len(EPISODE_COLUMNS)))
-    rows = ((rowid, *row) for rowid, row in zip(moment.ids, moment.rows, strict=True))
-    database.executemany(f"INSERT INTO temp.episodes VALUES ({places})", rows)
+    insert = f"INSERT INTO temp.episodes ({columns}, rowid) VALUES ({places})"
+    database.executemany(insert, moment.rows)

@@ -1,7 +1,7 @@
 """Names of runs, and references to arrays: `h5://{run_id}/{dataset}/{index}`."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
@@ -11,7 +11,6 @@ __all__ = ["FrameRef", "check_run_id"]
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
 _REF = re.compile(r"h5://([A-Za-z0-9_-]{1,128})/([^/\x00]+)/([0-9]{1,18})", re.ASCII)
-_MAX_DIGITS = 18
 
 
 def check_run_id(run_id: str) -> str:
@@ -50,19 +49,20 @@ class FrameRef:
         return parsed
 
     @classmethod
-    def rows(cls, refs: Sequence[str]) -> "tuple[FrameRef, list[int]] | None":
-        """The first of many references and the rows of all; None when they are of several
-        datasets. Raises `FormatError` for what is none."""
-        first = cls.of(refs[0])
-        begin = str(first)[: -len(str(first.index))]
-        rows = [ref[len(begin) :] for ref in refs if isinstance(ref, str) and ref.startswith(begin)]
-        digits = "".join(rows)
-        alike = len(rows) == len(refs) and digits.isascii() and digits.isdecimal()
-        if alike and min(map(len, rows)) > 0 and max(map(len, rows)) <= _MAX_DIGITS:
-            return first, [int(row) for row in rows]
-        found = [cls.of(ref) for ref in refs]
-        same = all((ref.run_id, ref.dataset) == (first.run_id, first.dataset) for ref in found)
-        return (first, [ref.index for ref in found]) if same else None
+    def grouped(
+        cls, refs: Iterable["str | FrameRef | None"], *, strict: bool
+    ) -> dict[tuple[str, str], list[tuple[int, int]]]:
+        """The positions and rows of references, by their run and dataset. What is none is left out;
+        `strict` raises `FormatError`, unless it is None."""
+        groups: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        for position, ref in enumerate(refs):
+            found = _REF.fullmatch(str(ref))
+            if found is not None:
+                of, row = (found[1], found[2]), int(found[3])
+                groups.setdefault(of, []).append((position, row))
+            elif strict and ref is not None:
+                cls.of(ref)
+        return groups
 
     def __str__(self) -> str:
         return f"h5://{self.run_id}/{self.dataset}/{self.index}"

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from stepwell.errors import FormatError
 from stepwell.source import Closing
 from stepwell.stores.replay.channels import Tree, assemble
 from stepwell.stores.replay.refs import FrameRef, check_run_id
-from stepwell.stores.replay.rows import ArrayRows, open_rows
+from stepwell.stores.replay.rows import ArrayRows, RunFile, open_rows
 
 __all__ = ["FrameResolver"]
 
@@ -52,43 +53,34 @@ class FrameResolver(Closing):
         """The same for many, in their order; each file and dataset is read once."""
         if missing not in ("none", "raise"):
             raise ValueError(f"missing: expected 'none' or 'raise', got {missing!r}")
+        strict = missing == "raise"
         results: list[Tree] = [None] * len(refs)
-        groups: dict[tuple[str, str], list[tuple[int, int]]] = {}
-        for position, ref in enumerate(refs):
-            if ref is None:
-                continue
-            parsed = ref if isinstance(ref, FrameRef) else FrameRef.parse(ref)
-            if parsed is None:
-                if missing == "raise":
-                    FrameRef.of(ref)
-                continue
-            groups.setdefault((parsed.run_id, parsed.dataset), []).append((position, parsed.index))
-        for (run_id, dataset), wanted in groups.items():
+        for (run_id, dataset), wanted in FrameRef.grouped(refs, strict=strict).items():
             try:
-                arrays = self._read(run_id, dataset, wanted, missing == "raise")
+                if not strict:
+                    file = self.file(run_id)
+                    known = min(map(file.length, file.leaves(dataset)), default=0)
+                    wanted = [(position, row) for position, row in wanted if row < known]
+                tree = self.read(run_id, dataset, [row for _, row in wanted]) if wanted else None
             except (FileNotFoundError, KeyError):
-                if missing == "raise":
+                if strict:
                     raise
                 continue
-            for position, array in arrays:
-                results[position] = array
+            for i, (position, _) in enumerate(wanted):
+                results[position] = _pick(tree, i)
         return results
 
-    def _read(
-        self, run_id: str, dataset: str, wanted: list[tuple[int, int]], strict: bool
-    ) -> list[tuple[int, Tree]]:
+    def read(self, run_id: str, dataset: str, rows: Sequence[int]) -> Tree:
+        """Rows of a dataset, or of all that are below that name, in a tree of arrays.
+
+        Raises `FileNotFoundError`, `KeyError` or `IndexError` for what is not there.
+        """
         file = self.file(run_id)
         names = file.leaves(dataset)
         if not names:
             raise KeyError(f"there is no dataset {dataset!r} - at {file.path}")
-        rows = np.array([row for _, row in wanted], np.int64)
-        if not strict:
-            known = min(file.length(name) for name in names)
-            wanted = [(position, row) for position, row in wanted if row < known]
-            rows = np.array([row for _, row in wanted], np.int64)
-        found = {name: file.read(name, rows) for name in names}
-        tree = assemble(dataset, found)
-        return [(position, _pick(tree, i)) for i, (position, _) in enumerate(wanted)]
+        chosen = np.array(rows, np.int64)
+        return assemble(dataset, {name: file.read(name, chosen) for name in names})
 
     def file(self, run_id: str) -> ArrayRows:
         """The open file of a run. Raises `FileNotFoundError`."""
@@ -103,6 +95,13 @@ class FrameResolver(Closing):
             while len(self._files) > self._max_files:
                 self._files.popitem(last=False)  # closed when nobody reads from it any more
             return found
+
+    def run_file(self, run_id: str) -> RunFile:
+        """The same, for one of ours. Raises `FormatError` for another program's."""
+        file = self.file(run_id)
+        if not isinstance(file, RunFile):
+            raise FormatError("expected a file of a replay store", path=str(file.path))
+        return file
 
     def close(self) -> None:
         with self._lock:

@@ -7,8 +7,6 @@ ours is left to h5py.
 import os
 import threading
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,12 +18,11 @@ from stepwell.errors import ChecksumError, FormatError
 from stepwell.files.regular import open_inside
 from stepwell.source import Field, Rows
 from stepwell.stores.replay.chunk_index import ChunkIndex, Places
-from stepwell.stores.replay.directory import DatasetEntry, Directory
-from stepwell.stores.replay.layout import CHECKSUM, CHECKSUMS, RAW, ZSTD
+from stepwell.stores.replay.directory import DatasetEntry, Directory, is_ours
+from stepwell.stores.replay.layout import CHECKSUM, CHECKSUMS, RAW, STEP_COLUMNS, STEPS, ZSTD
 
 __all__ = ["ArrayRows", "RunFile", "open_rows"]
 
-_DIRECTORY_BYTES = 1 << 16
 _POOLED_FROM = 1 << 21
 _BOTH_LEFT_OUT = 3  # the mask of a chunk that is as it is where there are two filters
 
@@ -49,7 +46,7 @@ def open_rows(root: Path, name: str, run_id: str | None = None) -> ArrayRows:
     """
     path = root / name
     with os.fdopen(open_inside(root, name), "rb") as file:
-        ours = Directory.read(file.read(_DIRECTORY_BYTES), path) is not None
+        ours = is_ours(file.fileno())
     if ours:
         return RunFile(path, run_id)
     from stepwell.stores.replay.foreign import ForeignFile
@@ -89,14 +86,13 @@ class RunFile:
             return self._dataset(name)[0].field
 
     def length(self, name: str) -> int:
-        """Rows that a dataset has by now, committed or not; 0 for one that is not there."""
+        """Rows that a dataset has by now, committed or not. Raises `KeyError` as `field` does."""
         with self._lock:
             self._follow()
-            if name not in self._directory.datasets:
-                return 0
-            names = [name, f"{CHECKSUMS}/{name}"]  # rows come first, and are there with their sums
-            known = [n for n in names if n in self._directory.datasets]
-            return min(self._dataset(n)[1].rows() for n in known)
+            rows, sums = self._dataset(name)[1].rows(), f"{CHECKSUMS}/{name}"
+            if sums in self._directory.datasets:  # rows come first, and are there with their sums
+                rows = min(rows, self._dataset(sums)[1].rows())
+            return rows
 
     def read(self, name: str, rows: Rows, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Return rows of a dataset in the given order, repeats included.
@@ -112,8 +108,10 @@ class RunFile:
         try:
             if out is None:
                 out = _fresh(len(rows), entry.field)
-            with self._naming(name, rows):
-                _unpack(file, self.path, entry, places, sums, out.reshape(-1).view(np.uint8))
+            _unpack(file, self.path, entry, places, sums, out.reshape(-1).view(np.uint8))
+        except FormatError as error:  # which counts the rows of this call
+            row = f"{name}[{rows[error.offset or 0]}]"
+            raise type(error)(f"{row}: {error.args[0]}", path=str(self.path)) from None
         finally:
             os.close(file)
         return out
@@ -132,18 +130,24 @@ class RunFile:
                 raise ChecksumError(f"{name}[{wrong[0]}]: another checksum", path=str(self.path))
         return found
 
+    def read_steps(self, count: int) -> list[NDArray[Any]]:
+        """Of the first steps their places, rewards and flags."""
+        found = [self.read_all(name, count) for name in (STEPS, "rewards", "dones")]
+        if found[0].shape != (count, len(STEP_COLUMNS)):
+            raise FormatError(f"{STEPS}: rows of {found[0].shape[1:]}", path=str(self.path))
+        return found
+
     def _read_chunks(self, name: str, count: int) -> NDArray[Any]:
         with self._lock:
             self._follow()
             entry, index = self._dataset(name)
-            field, size, data = entry.field, os.fstat(self._file).st_size, b""
-            if count <= index.rows() and count * field.row_bytes <= size:
-                chunks = np.arange(0, count, entry.chunk_rows, dtype=np.int64)
-                _, places = self._find(name, chunks)
-                chunk_bytes = entry.chunk_rows * field.row_bytes
-                starts = places.offsets.tolist()
-                data = b"".join(os.pread(self._file, chunk_bytes, start) for start in starts)
-        if len(data) < count * field.row_bytes:
+            field, size = entry.field, os.fstat(self._file).st_size
+            room = min(index.rows(), size // field.row_bytes)  # before anything is made for them
+            _, places = self._find(name, np.arange(0, min(count, room), entry.chunk_rows))
+            chunk_bytes = entry.chunk_rows * field.row_bytes
+            starts = places.offsets.tolist()
+            data = b"".join(os.pread(self._file, chunk_bytes, start) for start in starts)
+        if min(room, len(data) // field.row_bytes) < count:
             raise FormatError(f"{name}: expected {count:,} rows, got fewer", path=str(self.path))
         items = count * (field.row_bytes // field.dtype.itemsize)
         return np.frombuffer(data, field.dtype, items).reshape(count, *field.shape)
@@ -184,8 +188,9 @@ class RunFile:
             raise FormatError(f"row {rows[missing[0]]:,} has no chunk", path=str(self.path))
         if entry.chunk_rows > 1:
             within = (rows % entry.chunk_rows).astype(np.uint64)
-            places.offsets += within * np.uint64(entry.field.row_bytes)
-            places.sizes[:] = entry.field.row_bytes
+            offsets = places.offsets + within * np.uint64(entry.field.row_bytes)
+            sizes = np.full_like(places.sizes, entry.field.row_bytes)
+            places = Places(offsets, sizes, places.masks)
         return entry, places
 
     def _sums(self, name: str, rows: Rows) -> NDArray[np.uint32]:
@@ -219,13 +224,7 @@ class RunFile:
     def _open(self) -> None:
         file = open_inside(self.path.parent, self.path.name)
         try:
-            data = os.pread(file, _DIRECTORY_BYTES, 0)
-            directory = Directory.read(data, self.path)
-            if directory is None:
-                raise FormatError("expected a file of a replay store", path=str(self.path))
-            if directory.base > len(data):
-                directory = Directory.read(os.pread(file, directory.base, 0), self.path)
-            assert directory is not None
+            directory = Directory.read(file, self.path)
             if self._run_id is not None and directory.run_id != self._run_id:
                 raise FormatError(
                     f"expected the run {self._run_id!r}, got {directory.run_id!r}",
@@ -251,15 +250,6 @@ class RunFile:
             return
         if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
             self._open()
-
-    @contextmanager
-    def _naming(self, name: str, rows: Rows) -> Iterator[None]:
-        """The core counts the rows of a call; name the dataset's own."""
-        try:
-            yield
-        except FormatError as error:
-            row = f"{name}[{rows[error.offset or 0]}]"
-            raise type(error)(f"{row}: {error.args[0]}", path=str(self.path)) from None
 
 
 def _fresh(count: int, field: Field) -> NDArray[Any]:

@@ -11,13 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.errors import FormatError, SchemaError
+from stepwell.errors import SchemaError
 from stepwell.source import Field, Rows
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel
 from stepwell.stores.replay.database import Episode, RunRow
-from stepwell.stores.replay.layout import STEP_COLUMNS, STEPS
 from stepwell.stores.replay.resolver import FrameResolver
-from stepwell.stores.replay.rows import RunFile
 
 __all__ = [
     *("StepOptions", "StepTable", "common_fields", "dataset_name", "field_name", "load_steps"),
@@ -81,14 +79,7 @@ def _load(
     """The same for one run."""
     if not run.steps:
         return _NOTHING, np.zeros(len(episodes), np.int64)
-    file = resolver.file(run.run_id)
-    if not isinstance(file, RunFile):
-        raise FormatError("expected a file of a replay store", path=str(file.path))
-    places = file.read_all(STEPS, run.steps)
-    rewards = file.read_all("rewards", run.steps)
-    dones = file.read_all("dones", run.steps)
-    if places.shape != (run.steps, len(STEP_COLUMNS)):
-        raise FormatError(f"{STEPS}: rows of {places.shape[1:]}", path=str(file.path))
+    places, rewards, dones = resolver.run_file(run.run_id).read_steps(run.steps)
     rows, episode = _rows_of(places[:, 0], np.array([e.number for e in episodes]))
     _, index, frame, observation, action = places[rows].T
     # A stretch is a part of an episode without a gap. What follows its last step is nothing,

@@ -8,6 +8,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,12 +17,19 @@ from numpy.typing import NDArray
 
 from stepwell.errors import SchemaError
 from stepwell.files.codecs import codec_names
-from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel, Tree, leaves
+from stepwell.stores.replay.channels import (
+    ACTIONS,
+    FRAMES,
+    OBSERVATIONS,
+    Channel,
+    Tree,
+    as_number,
+    leaves,
+)
 from stepwell.stores.replay.disk import RunDisk, committed_steps, is_left_over
 from stepwell.stores.replay.items import Ending, Inlet, Step
-from stepwell.stores.replay.layout import is_replay
+from stepwell.stores.replay.layout import array_path, is_replay
 from stepwell.stores.replay.pipeline import Pipeline
-from stepwell.stores.replay.refs import check_run_id
 from stepwell.writer import Mode, Writer
 
 __all__ = ["ReplayWriter", "StepRefs"]
@@ -42,16 +50,14 @@ class StepRefs(NamedTuple):
     action_ref: str | None
 
 
+@dataclass(slots=True)
 class _Stream:
     """Where an agent is in its episode."""
 
-    __slots__ = ("episode_id", "number", "over", "steps")
-
-    def __init__(self, number: int, episode_id: str) -> None:
-        self.number = number
-        self.episode_id = episode_id
-        self.steps = 0
-        self.over = False
+    number: int
+    episode_id: str
+    steps: int = 0
+    over: bool = False
 
 
 class ReplayWriter(Writer):
@@ -82,7 +88,6 @@ class ReplayWriter(Writer):
         queue_bytes: float = 128 << 20,
         flush_every: float = 0.5,
     ) -> None:
-        check_run_id(run_id)
         check_compress(compress)
         if when_full not in ("block", "drop"):
             raise ValueError(f"when_full: expected 'block' or 'drop', got {when_full!r}")
@@ -92,14 +97,22 @@ class ReplayWriter(Writer):
             raise ValueError(f"flush_every: expected more than 0 seconds, got {flush_every}")
         self.run_id = run_id
         self.root = Path(root).absolute()  # wherever the process goes later
+        self._root = array_path(self.root, run_id)  # what sentences call it
         self._compress = compress
         self._refs = f"h5://{run_id}/"
         disk = RunDisk(self.root, run_id, mode)
         self._next_episode = disk.next_episode
         self._streams: dict[str | None, _Stream] = {}
-        self._pipeline = Pipeline(disk, when_full == "drop", int(queue_bytes), flush_every)
+        self._ready(None)  # the disk has the lock of the run
+        self._pipeline = Pipeline(
+            disk,
+            self._turn_lock,
+            drops=when_full == "drop",
+            queue_bytes=int(queue_bytes),
+            flush_every=flush_every,
+        )
         self._inlets, self._queue = self._pipeline.inlets, self._pipeline.queue
-        self._finalizer = weakref.finalize(self, _abandoned, self._pipeline, run_id)
+        self._finalizer = weakref.finalize(self, _abandoned, self._pipeline, run_id, os.getpid())
 
     def record_step(
         self,
@@ -129,9 +142,13 @@ class ReplayWriter(Writer):
         if agent_id is not None:
             _check_agent(agent_id)
         ended, cut = 1 if terminated else 0, 1 if truncated else 0
-        pipeline, waited = self._pipeline, False
+        pipeline, size, waited = self._pipeline, 0, False
+        # In one piece: an agent has emptied the caches since its last step, and each function on
+        # the way would have to be fetched anew.
         while True:
-            with pipeline.turn():
+            if waited:
+                pipeline.wait_for_room(size)
+            with self._turn():
                 if pipeline.refuses:
                     pipeline.check()
                 new: list[Inlet] = []
@@ -143,74 +160,48 @@ class ReplayWriter(Writer):
                 size = 0
                 for inlet, _ in (*observed, *acted, *framed):
                     size += inlet.row_bytes
-                if waited or pipeline.has_room(size):
-                    given = (observed, acted, framed, size)
-                    return self._put_step(*given, number, ended, cut, text, agent_id, now)
-            waited = pipeline.wait_for_room(size)
-            if not waited:
-                self._drop_step(ended, cut, agent_id, now)
-                return None
-
-    def _put_step(
-        self,
-        observed: _Arrays,
-        acted: _Arrays,
-        framed: _Arrays,
-        size: int,
-        reward: float,
-        terminated: int,
-        truncated: int,
-        info: bytes | None,
-        agent_id: str | None,
-        now: float,
-    ) -> StepRefs:
-        # In one piece: an agent has emptied the caches since its last step, and each function on
-        # the way would have to be fetched anew.
-        pipeline = self._pipeline
-        frames, observations, actions = (self._queue[-1] if self._queue else pipeline.last)[-3:]
-        frame_row = obs_row = action_row = -1
-        frame_ref = obs_ref = action_ref = value = None
-        # Rows that nobody counts yet: if this is interrupted, the next step's replace them.
-        if framed:
-            frame_row, frame_ref = frames, f"{self._refs}{FRAMES}/{frames}"
-            for inlet, array in framed:
-                inlet.buffer.put(frames, array)
-            frames += 1
-        if observed:
-            obs_row, obs_ref = observations, f"{self._refs}{OBSERVATIONS}/{observations}"
-            for inlet, array in observed:
-                inlet.buffer.put(observations, array)
-            observations += 1
-        if acted:
-            action_row, action_ref = actions, f"{self._refs}{ACTIONS}/{actions}"
-            for inlet, array in acted:
-                inlet.buffer.put(actions, array)
-            actions += 1
-            value = array if type(array) is int else _number(acted)
-        stream = self._streams.get(agent_id)
-        if stream is None or stream.over:
-            stream = self._begin_episode(agent_id)
-        index, stream.steps = stream.steps, stream.steps + 1
-        stream.over = bool(terminated or truncated)
-        step = (
-            stream.episode_id, index, action_ref if value is None else value, reward, terminated,
-            truncated, frame_ref, obs_ref, info, agent_id, now, stream.number, frame_row, obs_row,
-            action_row, frames, observations, actions,
-        )  # fmt: skip
-        pipeline.put(_made(Step, step), size)
-        return StepRefs(stream.episode_id, index, frame_ref, obs_ref, action_ref)
-
-    def _drop_step(self, terminated: int, truncated: int, agent_id: str | None, now: float) -> None:
-        with self._pipeline.turn():
-            self._pipeline.check()  # again: it may have been closed meanwhile
-            stream = self._streams.get(agent_id)
-            if stream is None or stream.over:
-                stream = self._begin_episode(agent_id)
-            stream.steps += 1
-            stream.over = bool(terminated or truncated)
-            self._pipeline.drop()
-            if stream.over:
-                self._put_ending(stream, (), terminated, truncated, agent_id, now)
+                room = waited or pipeline.has_room(size)
+                if not room and not pipeline.drops:
+                    waited = True
+                    continue
+                # Rows that nobody counts yet: if this is interrupted, the next step's replace them.
+                last = self._queue[-1] if self._queue else pipeline.last
+                frames, observations, actions = last[-3:]
+                frame_row = obs_row = action_row = -1
+                frame_ref = obs_ref = action_ref = value = None
+                if framed and room:
+                    frame_row, frame_ref = frames, f"{self._refs}{FRAMES}/{frames}"
+                    for inlet, array in framed:
+                        inlet.buffer.put(frames, array)
+                    frames += 1
+                if observed and room:
+                    obs_row, obs_ref = observations, f"{self._refs}{OBSERVATIONS}/{observations}"
+                    for inlet, array in observed:
+                        inlet.buffer.put(observations, array)
+                    observations += 1
+                if acted and room:
+                    action_row, action_ref = actions, f"{self._refs}{ACTIONS}/{actions}"
+                    for inlet, array in acted:
+                        inlet.buffer.put(actions, array)
+                    actions += 1
+                    value = array if type(array) is int else _number(acted)
+                stream = self._streams.get(agent_id)
+                if stream is None or stream.over:
+                    stream = self._begin_episode(agent_id)
+                index, stream.steps = stream.steps, stream.steps + 1
+                stream.over = bool(ended or cut)
+                if not room:
+                    pipeline.drop()
+                    if stream.over:
+                        self._put_ending(stream, (), ended, cut, agent_id, now)
+                    return None
+                step = (
+                    stream.episode_id, index, action_ref if value is None else value, number, ended,
+                    cut, frame_ref, obs_ref, text, agent_id, now, stream.number, frame_row, obs_row,
+                    action_row, frames, observations, actions,
+                )  # fmt: skip
+                pipeline.put(_made(Step, step), size)
+                return StepRefs(stream.episode_id, index, frame_ref, obs_ref, action_ref)
 
     def end_episode(self, *, observation: Tree = None, agent_id: str | None = None) -> None:
         """End an agent's episode, with what it saw last; the next step begins another.
@@ -218,9 +209,11 @@ class ReplayWriter(Writer):
         A step that was terminated or truncated has ended it already: this adds the observation,
         unless the queue is full and steps are dropped.
         """
-        waited = False
+        size, waited = 0, False
         while True:
-            with self._pipeline.turn():
+            if waited:
+                self._pipeline.wait_for_room(size)
+            with self._turn():
                 self._pipeline.check()
                 stream = self._streams.get(agent_id)
                 if stream is None:
@@ -232,14 +225,16 @@ class ReplayWriter(Writer):
                 if new:
                     self._pipeline.open(new)
                 size = sum(inlet.row_bytes for inlet, _ in seen)
-                if waited or self._pipeline.has_room(size):
-                    stream.over = True  # before it is said, for no step may follow that
-                    self._put_ending(stream, seen, 0, 0, agent_id, time.time())
-                    del self._streams[agent_id]
-                    return
-            if not self._pipeline.wait_for_room(size):
-                observation = None
-            waited = True
+                if not waited and not self._pipeline.has_room(size):
+                    if not self._pipeline.drops:
+                        waited = True
+                        continue
+                    self._pipeline.hurry()
+                    seen = ()
+                stream.over = True  # before it is said, for no step may follow that
+                self._put_ending(stream, seen, 0, 0, agent_id, time.time())
+                del self._streams[agent_id]
+                return
 
     def commit(self) -> None:
         """Return when every step recorded so far is on the disk."""
@@ -249,14 +244,15 @@ class ReplayWriter(Writer):
         """Not of this writer: what was handed over is on its way to the disk."""
         raise TypeError("a replay writer has no rollback: steps that were handed over stay")
 
-    # What `Writer` asks for. Turns, forks and failures are the pipeline's, which costs a step less.
+    # What `Writer` asks for. Whoever waits for the thread must not hold the lock meanwhile.
 
     def _commit(self) -> None:
+        self._turn()
         self._pipeline.commit()
 
     def _rollback(self) -> None:
         """End the episodes that are going on, without what would have been seen next."""
-        with self._pipeline.turn():
+        with self._turn():
             if self._pipeline.refuses:
                 return
             for agent_id, stream in self._streams.items():
@@ -265,6 +261,7 @@ class ReplayWriter(Writer):
                     self._put_ending(stream, (), 0, 0, agent_id, time.time())
 
     def _release(self) -> None:
+        self._turn()
         try:
             self._pipeline.close()
         finally:
@@ -273,8 +270,10 @@ class ReplayWriter(Writer):
 
     def _end(self, *, commit: bool) -> None:
         """Write what is left and end. Episodes that did not end stay as they are, in a commit."""
+        if self._process != os.getpid():
+            return
         try:
-            if not commit and self._pipeline.own:
+            if not commit:
                 self._rollback()
         finally:
             self._release()
@@ -355,8 +354,8 @@ def check_compress(compress: str) -> None:
         raise ValueError(f"compress: expected one of {', '.join(known)}, got {compress!r}")
 
 
-def _abandoned(pipeline: Pipeline, run_id: str) -> None:
-    if pipeline.own:
+def _abandoned(pipeline: Pipeline, run_id: str, process: int) -> None:
+    if process == os.getpid():
         try:
             message = f"the writer of run {run_id!r} was not closed"
             warnings.warn(message, ResourceWarning, stacklevel=2)
@@ -390,9 +389,7 @@ def _number(acted: _Arrays) -> int | float | None:
     inlet, array = acted[0]
     if inlet.shape or inlet.channel.name != ACTIONS:
         return None
-    value: int | float = array.item()
-    fits = isinstance(value, float) or -(2**63) <= value < 2**63
-    return value if fits and value == value else None
+    return as_number(array)
 
 
 def _json(info: Mapping[str, Any]) -> bytes:
