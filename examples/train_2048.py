@@ -94,7 +94,7 @@ def open_games(data: Path, games: int) -> sw.StepReader:
     if not (data / "steps").exists():
         print(f"playing {games} games", flush=True)
         game2048.play_to(data / "runs", games, seed=1)
-        game2048.build_dataset(data / "runs", data / "steps")
+        sw.convert(data / "runs", data / "steps")
     return sw.StepReader.open(data / "steps")
 
 

@@ -474,7 +474,7 @@ def test_inspect_other_payloads(a2pack: Command, raw: Path) -> None:
 
 
 def test_play(stepwell: Command, tmp_path: Path) -> None:
-    play = ("play", "--games", 3, "--depth", 1, "--seed", 5)
+    play = ("2048", "play", "--games", 3, "--depth", 1, "--seed", 5)
     facts = stepwell(*play, "--out", tmp_path / "a", "--json").json()
     made = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
     assert len(made) == 3
@@ -500,27 +500,29 @@ def test_play(stepwell: Command, tmp_path: Path) -> None:
     "options", [["--games", "0"], ["--depth", "7"], ["--seed", str(2**64)], ["--workers", "0"]]
 )
 def test_play_usage(stepwell: Command, tmp_path: Path, options: list[str]) -> None:
-    assert stepwell("play", "--out", tmp_path / "a", *options).code == 2
+    assert stepwell("2048", "play", "--out", tmp_path / "a", *options).code == 2
     assert not (tmp_path / "a").exists()
     (tmp_path / "file").touch()
-    stepwell("play", "--out", tmp_path / "file", "--games", 1).fails(1, str(tmp_path / "file"))
+    stepwell("2048", "play", "--out", tmp_path / "file", "--games", 1).fails(
+        1, str(tmp_path / "file")
+    )
 
 
 def test_migrate(stepwell: Command, folder: Path, tmp_path: Path) -> None:
     new = tmp_path / "new"
-    facts = stepwell("migrate", folder, new, "--json").json()
+    facts = stepwell("2048", "migrate", folder, new, "--json").json()
     assert facts == {"migrated": 1, "copied": 1, "there": 0, "skipped": 0}
     assert (new / "a.a2run2").read_bytes() == runs.encode_v2(runs.decode_v1(V1))
-    done = stepwell("migrate", folder, new)
+    done = stepwell("2048", "migrate", folder, new)
     assert done == (0, "migrated  0\ncopied    0\nthere     2\nskipped   0\n", "")
     (folder / "c.a2run").write_bytes(b"garbage")
-    stepwell("migrate", folder, new).fails(1, str(folder / "c.a2run"))
-    done = stepwell("migrate", folder, new, "--skip-bad")
+    stepwell("2048", "migrate", folder, new).fails(1, str(folder / "c.a2run"))
+    done = stepwell("2048", "migrate", folder, new, "--skip-bad")
     assert done.code == 0
     assert done.err.startswith(f"skipped: {folder / 'c.a2run'}: ")
     (new / "a.a2run2").write_bytes(b"precious")
-    stepwell("migrate", folder, new).fails(1, "exists and is not what")
-    stepwell("migrate", tmp_path / "absent", new).fails(1, "absent")
+    stepwell("2048", "migrate", folder, new).fails(1, "exists and is not what")
+    stepwell("2048", "migrate", tmp_path / "absent", new).fails(1, "absent")
 
 
 # All of them.

@@ -1,4 +1,4 @@
-"""`stepwell record` and `stepwell replay`, run as a user runs them."""
+"""`stepwell record`, and what it recorded: as a user runs the commands."""
 
 import json
 import os
@@ -106,15 +106,13 @@ def test_record_without_the_extra(tmp_path: Path, module: str) -> None:
 
 
 def test_info(store: Path) -> None:
-    done = stepwell("replay", "info", store)
+    done = stepwell("info", store)
     assert (done.returncode, done.stderr) == (0, "")
-    lines = [line.split("\t") for line in done.stdout.splitlines()]
-    assert lines[0] == ["run", "state", "steps", "episodes", "dropped", "lag s", "began"]
-    assert lines[1][:3] == ["pong", "closed", "90"]
-    assert ["pong", "frames", "23", "2.3 MB"] in [line[:4] for line in lines]
-    facts = facts_of("replay", "info", store)
-    assert [run["run_id"] for run in facts["runs"]] == ["pong", "cartpole"]
-    frames = facts["runs"][0]["arrays"]["frames"]
+    assert "pong: state closed, steps 90, episodes 1, dropped 0" in done.stdout
+    facts = facts_of("info", store)
+    assert list(facts["recordings"]) == ["pong", "cartpole"]
+    assert "run=" in facts["unlike"]  # their spaces differ
+    frames = facts["arrays"]["pong/frames"]
     assert frames["bytes"] == 23 * 210 * 160 * 3
     size = (store / "replay" / "pong.h5").stat().st_size
     assert 0 < frames["stored_bytes"] < size < frames["bytes"]
@@ -138,105 +136,67 @@ def test_info_of_a_store_with_a_bad_file(
 ) -> None:
     lost = shutil.copytree(store, tmp_path / "lost")
     harm(lost / "replay" / "pong.h5")
-    done = stepwell("replay", "info", lost)
-    assert done.returncode == 2
-    assert done.stderr.startswith("pong: ")
-    assert message in done.stderr
-    assert "pong.h5" in done.stderr
-    assert [line.split("\t")[0] for line in done.stdout.splitlines()].count("cartpole") > 1
-    facts = json.loads(stepwell("replay", "info", lost, "--json").stdout)
-    assert [run["problem"] is None for run in facts["runs"]] == [False, True]
+    facts = facts_of("info", lost)
+    assert message in facts["health"]
+    assert "pong.h5" in facts["health"]
+    assert facts["recordings"]["cartpole"]["steps"] == 200
 
 
-def test_info_of_a_store_with_an_older_file(tmp_path: Path) -> None:
-    for run, steps in (("a", 1), ("b", 1), ("a", 50)):
-        with ReplayWriter(tmp_path, run, mode="a") as writer:
-            for _ in range(steps):
-                writer.record_step(reward=0, observation=np.zeros((40, 40), np.uint8))
-        if run == "b":
-            shutil.copy(tmp_path / "replay/a.h5", tmp_path / "older.h5")
-    shutil.move(tmp_path / "older.h5", tmp_path / "replay/a.h5")
-    done = stepwell("replay", "info", tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("a: ")
-    assert "b\tobservations\t1" in done.stdout
-
-
-def test_episodes(store: Path) -> None:
-    command = ("replay", "episodes", store, "--where", "run_id = 'cartpole'")
-    done = stepwell(*command, "--sort", "-total_reward", "--limit", "3")
+def test_query(store: Path) -> None:
+    sql = "SELECT episode_id, total_reward FROM episodes WHERE run_id = 'cartpole' ORDER BY 2 DESC"
+    done = stepwell("query", store, f"{sql} LIMIT 3")
     assert (done.returncode, done.stderr) == (0, "")
-    head, *rows, last = [line.split("\t") for line in done.stdout.splitlines()]
-    assert head == ["episode", "steps", "total_reward", "end", "started_at"]
+    head, *rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert head == ["episode_id", "total_reward"]
     with ReplayReader.open(store) as reader:
         best = sorted(reader.where("run_id = 'cartpole'").runs["total_reward"], reverse=True)
-    assert [float(row[2]) for row in rows] == best[:3]
-    assert last == [f"3 of {len(best)} episodes"]
-    done = stepwell(*command, "--json")
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert found[0]["episode_id"] == "cartpole-ep0000"
-    assert sum(e["steps"] for e in found) == 200
-    for options, message in (
-        (("--where", "score > 1"), "no such column: score"),
-        (("--sort", "nothing"), "--sort nothing: the columns are episode_id"),
-    ):
-        done = stepwell("replay", "episodes", store, *options)
-        assert done.returncode == 2
-        assert message in done.stderr
+    assert [float(row[1]) for row in rows] == best[:3]
+    assert len(facts_of("query", store, sql)) == len(best)
 
 
-def test_export_a_video(store: Path, tmp_path: Path) -> None:
-    for name, of in (("a.gif", "pong-ep0000"), ("a.mp4", "pong")):
-        done = stepwell("replay", "export", store, tmp_path / name, "--of", of, "--fps", "10")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.startswith(f"{tmp_path / name}: 23 frames, ")
+def test_convert_to_a_video(store: Path, tmp_path: Path) -> None:
+    for name, where in (("a.gif", "episode_id = 'pong-ep0000'"), ("a.mp4", "run_id = 'pong'")):
+        facts = facts_of("convert", store, tmp_path / name, "--where", where, "--fps", "10")
+        assert (facts["to"], facts["rows"]) == ("video", 23)
     with Image.open(tmp_path / "a.gif") as image:
         assert (image.size, image.n_frames) == ((160, 210), 23)  # type: ignore[attr-defined]
 
 
-def test_export_steps(store: Path, tmp_path: Path) -> None:
-    done = stepwell(
-        *("replay", "export", store, tmp_path / "steps", "--to", "steps"),
-        *("--of", "cartpole", "--where", "steps > 10"),
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+def test_convert_to_steps(store: Path, tmp_path: Path) -> None:
+    where = "run_id = 'cartpole' AND steps > 10"
+    facts = facts_of("convert", store, tmp_path / "steps", "--where", where)
     with sw.StepReader.open(tmp_path / "steps") as steps, ReplayReader.open(store) as reader:
-        expected = reader.where("run_id = 'cartpole' AND steps > 10")
-        assert np.array_equal(steps[:]["observation"], expected[:]["observation"])
-        assert done.stdout == f"{tmp_path}/steps: {len(steps.runs)} runs, {len(steps)} steps\n"
+        assert np.array_equal(steps[:]["observation"], reader.where(where)[:]["observation"])
+        assert (facts["runs"], facts["rows"]) == (len(steps.runs), len(steps))
 
 
-@pytest.mark.parametrize(
-    ("of", "env", "said"),
-    [("cartpole", "CartPole-v1", "200 steps\n"), ("pong", "ALE/Pong-v5", "1 episodes, 90 steps\n")],
-)
-def test_export_to_minari(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str, env: str, said: str
+@pytest.mark.parametrize(("run", "env"), [("cartpole", "CartPole-v1"), ("pong", "ALE/Pong-v5")])
+def test_convert_to_minari(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str, env: str
 ) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    command = ("replay", "export", store, f"{of}/cli-v0", "--to", "minari")
-    done = process(*command, "--of", of, "--env", env)
+    command = ("convert", store, f"minari:{run}/cli-v0", "--where", f"run_id = '{run}'")
+    done = process(*command, "--env", env, "--json")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.endswith(said)
-    assert (tmp_path / of / "cli-v0").is_dir()
+    assert json.loads(done.stdout)["rows"] == {"cartpole": 200, "pong": 90}[run]
+    assert (tmp_path / run / "cli-v0").is_dir()
 
 
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (("a.gif",), 2, "a video needs --of EPISODE or --of RUN"),
-        (("a.gif", "--of", "nobody"), 2, "--of nobody: there is no such episode and no such run"),
-        (("a.gif", "--of", "cartpole"), 1, "there are no frames in observation"),
-        (("a.avi", "--of", "pong"), 2, "a.avi: expected a name that ends in .gif or .mp4"),
-        (("name", "--to", "minari"), 2, "expected a name like 'pong/random-v0', got 'name'"),
+        (("a.gif",), 1, "run="),
+        (("a.gif", "--where", "run_id = 'cartpole'"), 1, "there are no frames in observation"),
+        (("a.avi", "--to", "video"), 2, "a.avi: expected a name that ends in .gif or .mp4"),
+        (("minari:name",), 2, "expected a name like 'pong/random-v0', got 'name'"),
         (
-            ("pong/x-v0", "--to", "minari", "--of", "pong", "--env", "Nothing-v0"),
+            ("minari:pong/x-v0", "--where", "run_id = 'pong'", "--env", "Nothing-v0"),
             2,
             "error: Nothing-v0: Environment `Nothing` doesn't exist",
         ),
     ],
 )
-def test_export_what_cannot_be(
+def test_convert_what_cannot_be(
     store: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -245,7 +205,7 @@ def test_export_what_cannot_be(
     message: str,
 ) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    done = stepwell("replay", "export", store, *options)
+    done = stepwell("convert", store, *options)
     assert done.returncode == code
     assert message in done.stderr
 
@@ -261,13 +221,6 @@ def test_verify(tmp_path: Path) -> None:
     done = stepwell("verify", tmp_path)
     assert (done.returncode, done.stdout) == (1, f"INVALID: {tmp_path} (1 problem)\n")
     assert "episode 'a-ep0000': total_reward 3.0, the sum is 10.0" in done.stderr
-
-
-def test_what_is_no_replay_store(tmp_path: Path) -> None:
-    for command in ("info", "episodes"):
-        done = stepwell("replay", command, tmp_path)
-        assert done.returncode == 1
-        assert "expected a replay store" in done.stderr
 
 
 BRITTLE = """

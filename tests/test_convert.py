@@ -26,10 +26,10 @@ from stepwell import (
     StepWriter,
     Writer,
 )
-from stepwell.conversion import MADE
 from stepwell.files.lock import WriterLock
 from stepwell.formats import into_records, into_steps, streams
 from stepwell.formats.npz import NpzSource
+from stepwell.kinds import MADE
 from stepwell.replay import ReplayReader
 from tests import SANITIZED, children
 from tests.crash.kills import Victims

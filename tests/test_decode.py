@@ -1,6 +1,7 @@
 """Steps of 2048 as a network wants them, against NumPy that does it plainly."""
 
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -137,13 +138,14 @@ def test_turning_and_moving_is_moving_and_turning(symmetry: int, move: int) -> N
 
 
 @pytest.mark.parametrize("symmetry", range(SYMMETRIES))
-def test_a_turned_game_is_legal_where_the_board_says(symmetry: int) -> None:
-    run = next(g.play(1, depth=1, seed=3))
-    got = g.decode(as_batch(g.to_steps(run)), symmetries=symmetry)
+def test_a_turned_game_is_legal_where_the_board_says(symmetry: int, tmp_path: Path) -> None:
+    g.play_to(tmp_path, 1, depth=1, seed=3)
+    steps = g.GameSteps(tmp_path)
+    got = g.decode(steps[:], symmetries=symmetry)
     bits = g.legal(g.from_exponents(got["board"]))
     np.testing.assert_array_equal(got["ev_legal"], bits[:, None] >> np.arange(4) & 1)
     # The chosen move is still the one with the value 1, and no other is better.
-    chosen = got["ev_values"][np.arange(len(run)), got["move"]]
+    chosen = got["ev_values"][np.arange(len(steps)), got["move"]]
     assert (chosen == 1).all()
     assert (got["ev_values"] <= 1).all()
 

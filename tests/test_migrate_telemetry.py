@@ -540,24 +540,18 @@ def test_kills(quick_path: Path) -> None:
 
 
 def test_command(old: Path, tmp_path: Path) -> None:
-    done = stepwell("migrate-telemetry", old, tmp_path / "new", "--json")
+    done = stepwell("convert", old, tmp_path / "new", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     facts = json.loads(done.stdout)
-    assert (facts["steps"], facts["added"], facts["verified"], facts["runs"]) == (87, 87, 87, 2)
-    done = stepwell("migrate-telemetry", old, tmp_path / "new", "--validate")
-    assert (done.returncode, done.stderr) == (0, "")
-    change(old, "b-ep1", 3, reward=9)
+    assert (facts["from"], facts["to"], facts["rows"]) == ("telemetry", "replay", 87)
+    assert (facts["runs"], facts["resumed_at"]) == (2, 0)
     with database(old) as connection:
         step(connection, "d-ep1", 0, run_id="d/e", observation=b"[")
-    done = stepwell("migrate-telemetry", old, tmp_path / "new", "--validate", "--run-id", "b")
-    assert done.returncode == 1
-    assert "differs: step 3 of episode 'b-ep1': reward: expected 9.0, got 1.5" in done.stderr
-    done = stepwell("migrate-telemetry", old, tmp_path / "new")
+    done = stepwell("convert", old, tmp_path / "new")
     assert done.returncode == 1
     assert done.stderr.startswith("error: step 0 of episode 'd-ep1': Expecting")
-    done = stepwell("migrate-telemetry", old, tmp_path / "new", "--skip-bad")
+    done = stepwell("convert", old, tmp_path / "new", "--skip-bad")
     assert done.returncode == 0
     assert done.stderr.startswith(f"skipped: {old}: step 0 of episode 'd-ep1': Expecting")
-    assert "d/e: d_e-" in done.stdout
-    done = stepwell("migrate-telemetry", old, tmp_path / "new", "--run-id", "x")
-    assert (done.returncode, done.stderr) == (2, f"error: there is no run 'x' - at {old}\n")
+    for options in (("--force",), ("--where", "1"), ("--to", "steps")):
+        assert stepwell("convert", old, tmp_path / "new", *options).returncode == 2

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stepwell import StepReader, StepWriter
-from stepwell.game2048.dataset import RUN_COLUMNS, STEP
+from stepwell.game2048.training import RUN_COLUMNS, STEP
 from stepwell.stores.steps import writer as writer_module
 from tests.contract import assert_batch
 from tests.reference.runs import block, breakdown_of, file_of

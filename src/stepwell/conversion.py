@@ -4,9 +4,12 @@
     convert("train", "labels.npy", field="label")                one field of it as an array
     convert("hopper.hdf5", "hopper", to="steps")                 a step dataset, with its runs
     convert("replays", "game.gif", where="episode_id = 'a-ep0003'")
+    convert("games.a2pack", "games")                             steps of 2048, to train on
+    convert("old.sqlite", "replays")                             old telemetry, moved over
 
 A source is opened, or made of a format (`stepwell.formats`), and written as another: so there
-is no code for pairs. docs/converting.md has the table of those that make sense.
+is no code for pairs, but for packs of run files and for old telemetry. docs/converting.md has the
+table of those that make sense.
 """
 
 import hashlib
@@ -22,9 +25,7 @@ from stepwell.files.lock import is_locked
 from stepwell.files.regular import bytes_on_disk
 from stepwell.formats import (
     BY_NAME,
-    FORMATS,
     Format,
-    format_at,
     into_records,
     into_shards,
     into_steps,
@@ -33,6 +34,8 @@ from stepwell.formats.folder import classes_of
 from stepwell.formats.into_records import OVERHEAD, original_names
 from stepwell.formats.minari import PREFIX
 from stepwell.formats.parts import Part, sweep_part
+from stepwell.game2048 import GameSteps, pack_runs
+from stepwell.kinds import MADE, kind_at, kind_of, target_kind
 from stepwell.opening import store_at
 from stepwell.source import Ragged, Source
 from stepwell.store import Progress, Store, what_is_at
@@ -40,6 +43,7 @@ from stepwell.stores import (
     STORES,
     ArrayRecordSource,
     ArraySource,
+    PackReader,
     ReplayReader,
     StepReader,
 )
@@ -51,9 +55,6 @@ _FILL: dict[str, Callable[..., None]] = {
     "shards": into_shards.fill,
     "steps": into_steps.fill,
 }
-MADE = tuple(_FILL)
-"""Stores that can be made of others' rows."""
-
 _LOCKS = {"records": "writer.lock", "shards": ".writer.lock", "steps": "writer.lock"}
 _GROWS_BY = 1.5
 _WORTH_A_WARNING = 1 << 20
@@ -74,6 +75,8 @@ class ConvertReport:
     source_bytes: int | None
     """On the disk; None where that is not known."""
     target_bytes: int | None
+    skipped: tuple[tuple[str, str], ...] = ()
+    """What `skip_bad` left out, each with the reason."""
 
     @property
     def ratio(self) -> float | None:
@@ -95,6 +98,8 @@ def convert(
     level: int | None = None,
     chunk_records: int = 8192,
     part_bytes: int | None = None,
+    skip_bad: bool = False,
+    threads: int | None = None,
     force: bool = False,
     progress: Progress | None = None,
     **options: Any,
@@ -104,8 +109,9 @@ def convert(
     The names of paths say what is meant, and `to` where they do not: records, shards, steps or a
     format. `minari:name` is a dataset of Minari's. `field` chooses fields, `where` runs, by SQL.
     `compress`, `level` and `chunk_records` are those of a record store; `part_bytes` is the size
-    of each file where there are several; other options go to the format: `fps` of a video,
-    `env` of Minari. Runs are kept where the target has them.
+    of each file where there are several. Games of 2048 and old telemetry are decoded by `threads`,
+    and with `skip_bad` what is bad among them is left out. Other options go to the format: `fps`
+    of a video, `env` of Minari. Runs are kept where the target has them.
 
     After a kill or an error the same call goes on where it was, except to a single file that is
     not npy or safetensors; nothing has its final name before it is whole, and what is unfinished
@@ -118,21 +124,30 @@ def convert(
     if mode == "a" and force:
         raise ValueError("either mode='a' goes on with what is there, or force replaces it")
     fields = [field] if isinstance(field, str) else None if field is None else list(field)
-    source_kind = _kind_of(source)
-    kind = _target_kind(source, source_kind, os.fspath(target), to, mode)
-    if kind != "records" and (compress != "none" or level is not None):
-        raise ValueError(f"compress is for a record store that is made, not for {kind}")
-    opened = _opened(source, source_kind, kind, where, fields)
-    call = _Call(
-        opened, source_kind or "", fields, where, mode, force, progress or (lambda *_: None)
-    )
+    source_kind = kind_of(source)
+    kind = target_kind(source, source_kind, os.fspath(target), to, mode)
+    if kind in ("records", "pack"):
+        options |= {"compress": compress, "level": level}
+    elif compress != "none" or level is not None:
+        raise ValueError(f"compress is for a record store or a pack that is made, not for {kind}")
+    if kind == "records":
+        options["chunk_records"] = chunk_records
+    if part_bytes is not None and part_bytes < 1:
+        raise ValueError(f"part_bytes: expected at least 1, got {part_bytes}")
+    if part_bytes is not None and kind in ("shards", "steps", "parquet", "arrayrecord"):
+        options["part_bytes"] = part_bytes
+    report_to = progress or (lambda *_: None)
+    if kind in ("pack", "replay"):
+        if where is not None or fields is not None:
+            raise ValueError(f"where and field: not for {kind}, which takes everything")
+        options |= {"skip_bad": skip_bad, "progress": report_to}
+        given, path = Path(os.fspath(source)), Path(target)  # type: ignore[arg-type]
+        if kind == "replay":
+            return _move_telemetry(given, path, force, options)
+        return _pack(given, path, force, threads, options)
+    opened = _opened(source, source_kind, kind, where, fields, skip_bad, threads)
+    call = _Call(opened, source_kind or "", fields, where, mode, force, report_to)
     with opened:
-        if kind == "records":
-            options |= {"compress": compress, "level": level, "chunk_records": chunk_records}
-        if part_bytes is not None and part_bytes < 1:
-            raise ValueError(f"part_bytes: expected at least 1, got {part_bytes}")
-        if part_bytes is not None and kind in ("shards", "steps", "parquet", "arrayrecord"):
-            options["part_bytes"] = part_bytes
         return call.write(kind, os.fspath(target), options)
 
 
@@ -266,29 +281,45 @@ class _Call:
             with StepReader.open(target, memory="map") as made:
                 runs = len(made.runs)
         there = None if target.startswith(PREFIX) else bytes_on_disk(Path(target))
+        skipped = tuple(self.source.skipped) if isinstance(self.source, GameSteps) else ()
         return ConvertReport(
-            target, self.source_kind, kind, rows, runs, resumed, self._source_bytes(), there
+            *(target, self.source_kind, kind, rows, runs, resumed),
+            *(self._source_bytes(), there, skipped),
         )
 
 
-# What is where.
+# What is no matter of rows.
 
 
-def kind_at(path: Path) -> str | None:
-    """What is at a path: a store or a format; None for anything else."""
-    store = store_at(path)
-    known = format_at(path) if store is None else None
-    return store.kind if store else known.name if known else None
+def _pack(
+    runs: Path, path: Path, force: bool, threads: int | None, options: dict[str, Any]
+) -> ConvertReport:
+    """A pack of a directory of run files."""
+    given = {name: value for name, value in options.items() if value is not None}
+    made = pack_runs(runs, path, threads=threads, replace=force, **given)
+    skipped = tuple((str(file), reason) for file, reason in made.skipped)
+    size = path.stat().st_size
+    return ConvertReport(
+        str(path), "runs", "pack", made.packed, made.packed, 0, made.bytes, size, skipped
+    )
 
 
-def _kind_of(source: str | os.PathLike[str] | Source) -> str | None:
-    """What the rows are kept in; None where nothing here reads it."""
-    if isinstance(source, Source):
-        return getattr(source, "kind", type(source).__name__)
-    text = os.fspath(source)
-    if text.startswith(PREFIX):
-        return "minari"
-    return "shards" if "://" in text else kind_at(Path(text))
+def _move_telemetry(old: Path, root: Path, force: bool, options: dict[str, Any]) -> ConvertReport:
+    """A replay store of an old telemetry database; what it has already is left out."""
+    from stepwell.telemetry import migrate_telemetry  # which loads HDF5
+
+    if force:
+        raise ValueError("force: a replay store is added to, never replaced")
+    made = migrate_telemetry(old, root, **options)
+    skipped = tuple((str(file), reason) for file, reason in made.skipped)
+    there = made.database_bytes + made.array_bytes
+    return ConvertReport(
+        *(str(root), "telemetry", "replay", made.steps, len(made.runs)),
+        *(made.steps - made.added, made.old_bytes, there, skipped),
+    )
+
+
+# Sources and targets.
 
 
 def _opened(
@@ -297,6 +328,8 @@ def _opened(
     target: str,
     where: str | None,
     fields: list[str] | None,
+    skip_bad: bool,
+    threads: int | None,
 ) -> Source:
     """The rows that are to be converted, of the runs that are wanted."""
     text = str(source) if isinstance(source, Source) else os.fspath(source)
@@ -312,11 +345,17 @@ def _opened(
         found = source
     elif store is not None:
         found = store.open(text, **_options(store, target))
+    elif kind == "runs":
+        return GameSteps(text, skip_bad=skip_bad, threads=threads)
     else:
         if kind == "folder":
             _refuse_stores_inside(Path(text))
         return BY_NAME[kind].read(text if text.startswith(PREFIX) else Path(text), fields)
-    return found.where(where) if where is not None and isinstance(found, Store) else found
+    if where is not None and isinstance(found, Store):
+        found = found.where(where)
+    if isinstance(found, PackReader) and target == "steps":
+        return GameSteps(found, skip_bad=skip_bad, threads=threads)
+    return found
 
 
 def _options(store: type[Store], target: str) -> dict[str, Any]:
@@ -338,45 +377,6 @@ def _refuse_stores_inside(path: Path) -> None:
                 f"({kind or 'arrow'}): convert that",
                 path=str(path),
             )
-
-
-def _target_kind(
-    source: str | os.PathLike[str] | Source,
-    source_kind: str | None,
-    target: str,
-    to: str | None,
-    mode: str,
-) -> str:
-    """What is to be written. Raises `ValueError` when neither the name nor `to` says it."""
-    if target.startswith(PREFIX):
-        if to not in (None, "minari"):
-            raise ValueError(f"{target}: the name says minari, asked for {to}")
-        return "minari"
-    suffix = Path(target).suffix.lower()
-    named = next((known for known in FORMATS if suffix in known.suffixes), None)
-    if to is None:
-        if named is not None:
-            return named.name
-        if mode == "a" and os.path.exists(target):
-            return kind_at(Path(target)) or "records"
-        # What a name that says nothing stands for: a store that the source is not yet.
-        if isinstance(source, Source) or source_kind in (*MADE, "pack"):
-            raise ValueError(
-                f"{target}: expected to={', '.join(MADE)} or a format, or a name that ends in "
-                f"{', '.join(suffix for known in FORMATS for suffix in known.suffixes)}"
-            )
-        return "steps" if source_kind in ("minari", "hdf5", "replay") else "records"
-    writable = [*MADE, *(f.name for f in FORMATS if f.file_writer or f.part_writer)]
-    if to not in writable:
-        raise ValueError(f"to: expected one of {', '.join(writable)}, got {to!r}")
-    if named is not None and named.name != to:
-        raise ValueError(f"{target}: the name says {named.name}, asked for {to}")
-    known = BY_NAME.get(to)
-    if known is not None and named is None and known.suffixes and not known.inside:
-        raise ValueError(f"{target}: expected a name that ends in {' or '.join(known.suffixes)}")
-    if to == "minari":
-        raise ValueError(f"{target}: expected a name like minari:pong/random-v0")
-    return to
 
 
 def _has_rows(path: Path) -> bool:

@@ -11,9 +11,9 @@ from hypothesis import given, settings, strategies as st
 
 import stepwell as sw
 from stepwell import SchemaError
-from stepwell.conversion import MADE
 from stepwell.formats import FORMATS, streams
 from stepwell.formats.npz import NpzSource
+from stepwell.kinds import MADE
 from stepwell.stores import STORES
 from tests import ROOT, scaled
 from tests.formats.rows import Given, Values, assert_same, contents, rows

@@ -12,7 +12,7 @@ import pytest
 
 import stepwell as sw
 from stepwell import BusyError, FormatError, PackReader, SchemaError, StepReader, StepWriter
-from stepwell.game2048 import build_dataset, play_to
+from stepwell.game2048 import play_to
 from stepwell.store import Store
 from tests import children, packs, scaled
 from tests.runs import RUN_V2
@@ -227,6 +227,6 @@ def test_values_that_would_change_are_refused(tmp_path: Path) -> None:
 def test_runs_in_files_with_odd_names(tmp_path: Path) -> None:
     (path,) = play_to(tmp_path / "runs", 1, depth=1)
     path.with_name("bad\udcff.a2run2").write_bytes(path.read_bytes())
-    build_dataset(tmp_path / "runs", tmp_path / "out")
+    sw.convert(tmp_path / "runs", tmp_path / "out")
     sources = sw.StepReader.open(tmp_path / "out").runs["source"].tolist()
     assert sources == ["bad\\xff.a2run2", path.name]

@@ -8,9 +8,9 @@ import io
 import json
 import math
 import sys
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -27,7 +27,7 @@ err = Console(stderr=True, highlight=False, emoji=False)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 SkipOption = Annotated[
-    bool, typer.Option("--skip-bad", help="Leave out files that are no runs, and list them.")
+    bool, typer.Option("--skip-bad", help="Leave out runs or steps that are bad, and list them.")
 ]
 WorkersOption = Annotated[int | None, typer.Option(min=1, help="Threads; all cores by default.")]
 
@@ -49,6 +49,13 @@ def run(app: typer.Typer) -> None:
     """Run a command line; what is wrong with the data becomes one line, not a traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")  # paths need not be UTF-8
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn
+        warnings.filterwarnings("ignore", module=r"(gymnasium|minari)\.")  # what we raise anyway
+        _run(app)
+
+
+def _run(app: typer.Typer) -> None:
     try:
         app()
     except (sw.StepwellError, OSError, ImportError) as error:
@@ -57,6 +64,10 @@ def run(app: typer.Typer) -> None:
         _fail(error, 2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _warn(message: Warning | str, *rest: Any, **named: Any) -> None:
+    err.print(Text("warning:", "yellow"), str(message), markup=False, soft_wrap=True)
 
 
 def _fail(error: Exception, code: int) -> None:
@@ -128,7 +139,7 @@ def show_rows(
     out.print(table)
 
 
-def show_skipped(skipped: list[tuple[Path, str]]) -> None:
+def show_skipped(skipped: Iterable[tuple[object, str]]) -> None:
     """Print the files that were left out, each with the reason."""
     for path, reason in skipped:
         err.print(Text("skipped:", "yellow"), f"{path}: {reason}", markup=False, soft_wrap=True)
@@ -141,6 +152,8 @@ def _is_odd(value: Any) -> bool:
 def _text(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "none"}[value]
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_text(each)}" for name, each in value.items())
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):

@@ -2,12 +2,21 @@
 
 import enum
 import time
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
 
 import stepwell as sw
-from stepwell.cli.console import JsonOption, progress, show
+from stepwell.cli.console import (
+    JsonOption,
+    SkipOption,
+    WorkersOption,
+    progress,
+    show,
+    show_skipped,
+)
+from stepwell.cli.record import register_atari, translated
 
 
 class Packing(enum.StrEnum):
@@ -37,7 +46,10 @@ class To(enum.StrEnum):
 def convert(
     source: Annotated[
         str,
-        typer.Argument(metavar="IN", help="A store, a file or folder of a format, minari:NAME."),
+        typer.Argument(
+            metavar="IN",
+            help="A store, a file or folder of a format, minari:NAME, 2048 runs, old telemetry.",
+        ),
     ],
     target: Annotated[str, typer.Argument(metavar="OUT", help="What to make.")],
     to: Annotated[
@@ -48,7 +60,7 @@ def convert(
     ] = None,
     where: Annotated[str | None, typer.Option(help="Only runs for which this holds: SQL.")] = None,
     compress: Annotated[
-        Packing, typer.Option(help="How the record store OUT packs records.")
+        Packing, typer.Option(help="How OUT packs records, if it is a record store or a pack.")
     ] = Packing.NONE,
     level: Annotated[
         int | None, typer.Option(min=1, max=19, help="How hard it packs them.")
@@ -56,6 +68,15 @@ def convert(
     chunk_records: Annotated[
         int, typer.Option(min=1, max=2**31, help="Records in a chunk of it.")
     ] = 8192,
+    part_bytes: Annotated[
+        int | None, typer.Option(min=1, help="Spread OUT over files of this size.")
+    ] = None,
+    skip_bad: SkipOption = False,
+    threads: WorkersOption = None,
+    fps: Annotated[float | None, typer.Option(help="Frames a second, of a video.")] = None,
+    env: Annotated[
+        str | None, typer.Option(help="The environment whose spaces Minari is told.")
+    ] = None,
     append: Annotated[
         bool, typer.Option("--append", help="Add to the store OUT instead of making it.")
     ] = False,
@@ -67,7 +88,9 @@ def convert(
     """Make a store, a file or a folder of another one. The same command goes on where it was
     stopped."""
     begin = time.perf_counter()
-    with progress("converting") as on_progress:
+    options = {name: v for name, v in {"fps": fps, "env": env}.items() if v is not None}
+    register_atari(env or "")
+    with progress("converting") as on_progress, translated(env) if env else nullcontext():
         report = sw.convert(
             source,
             target,
@@ -78,15 +101,21 @@ def convert(
             compress=compress.value,
             level=level,
             chunk_records=chunk_records,
+            part_bytes=part_bytes,
+            skip_bad=skip_bad,
+            threads=threads,
             force=force,
             progress=on_progress,
+            **options,
         )
+    show_skipped(report.skipped)
     facts = {
         "path": report.path,
         "from": report.source_kind,
         "to": report.target_kind,
         "rows": report.rows,
         "runs": report.runs,
+        "skipped": len(report.skipped) or None,
         "resumed_at": report.resumed_at,
         "bytes": report.target_bytes,
         "source_bytes": report.source_bytes,

@@ -1,4 +1,4 @@
-"""`stepwell play` and `stepwell migrate`: games made, and old ones made new."""
+"""`stepwell 2048`: games made, and old ones made new."""
 
 import time
 from pathlib import Path
@@ -9,7 +9,10 @@ import typer
 from stepwell.cli.console import JsonOption, SkipOption, progress, show, show_skipped
 from stepwell.game2048 import migrate_runs, play_to
 
+app = typer.Typer(no_args_is_help=True, help="2048: play games, bring old ones up to date.")
 
+
+@app.command()
 def play(
     output: Annotated[Path, typer.Option("--out", help="Directory for the .a2run2 files.")],
     games: Annotated[int, typer.Option(min=1, help="How many games.")] = 100,
@@ -36,6 +39,7 @@ def play(
     show(facts, as_json)
 
 
+@app.command()
 def migrate(
     source: Annotated[Path, typer.Argument(metavar="IN", help="A run file or a directory.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory for the new files.")],

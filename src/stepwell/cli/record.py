@@ -3,9 +3,7 @@
 import enum
 import time
 import traceback
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,7 +50,7 @@ def record(
         played = done
         on_step(done, total)
 
-    with _quiet_workers(), translated(env), progress("recording") as on_step:
+    with translated(env), progress("recording") as on_step:
         try:
             try:
                 if wanted is not None:  # what cannot be drawn is better known before a run begins
@@ -141,14 +139,6 @@ class translated:
             raise sw.StepwellError(
                 f"{self._name}: {type(error).__name__}: {error} - at {last.filename}:{last.lineno}"
             ) from error
-
-
-@contextmanager
-def _quiet_workers() -> Iterator[None]:
-    """Gymnasium warns of what its processes raise, Ctrl-C too, and then raises it here."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"gymnasium\.vector\.")
-        yield
 
 
 def _play(env: Any, steps: int, seed: int | None, on_step: Callable[[int, int], None]) -> None:

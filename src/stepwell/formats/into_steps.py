@@ -1,5 +1,6 @@
 """Any source of fixed shapes into a step dataset, run by run."""
 
+import os
 import re
 import time
 import warnings
@@ -21,6 +22,7 @@ __all__ = ["fill"]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _TUPLE = re.compile(r"/(?:\((\d+)\)(?=/|$))?")
 _COMMIT_S = 2.0
+_PART_BYTES = 1 << 30
 
 
 def fill(
@@ -34,7 +36,7 @@ def fill(
     """Append the runs that are not in the dataset yet.
 
     With `append` all runs are added to those that are there, in one commit. Rows are spread over
-    files of `part_bytes`, if it is given.
+    files of `part_bytes`, by default only when they would not fit well into this machine's memory.
     """
     only_fixed(source, "a step dataset")
     names = _names(source)
@@ -53,13 +55,24 @@ def fill(
     if part_bytes is not None and part_bytes < dtype.itemsize:
         raise ValueError(f"part_bytes: expected at least {dtype.itemsize}, got {part_bytes}")
     runs = find_runs(source)
-    columns = {name: _column(name, runs.known(name)) for name in runs.columns}
+    columns = {
+        name: runs.types.get(name) or _column(name, runs.known(name)) for name in runs.columns
+    }
     total = len(source)
-    shard_rows = None if append and path.exists() else (part_bytes or 0) // dtype.itemsize
     first = 0
-    if not append and StepReader.recognizes(path):
+    if StepReader.recognizes(path):
         with StepReader.open(path, memory="map") as there:
-            first = len(there.runs)
+            first = 0 if append else len(there.runs)
+            missing = [name for name in columns if name not in there.runs.columns]
+        if missing:
+            warnings.warn(f"left out: {', '.join(missing)} (no such run column)", stacklevel=2)
+            columns = {name: each for name, each in columns.items() if name not in missing}
+        shard_rows = None
+    else:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if part_bytes is None and total * dtype.itemsize > memory // 2:
+            part_bytes = _PART_BYTES
+        shard_rows = (part_bytes or 0) // dtype.itemsize
     with StepWriter(path, dtype, columns, mode="a", shard_rows=shard_rows) as writer:
         done = int(runs.counts[:first].sum())
         progress(done, total)
@@ -67,7 +80,7 @@ def fill(
         last = time.monotonic()
         for number, rows in _by_run(chosen, dtype, names, runs, first):
             try:
-                writer.append(rows, **runs[number])
+                writer.append(rows, **{name: runs.known(name)[number] for name in columns})
             except SchemaError as error:
                 raise SchemaError(f"run {number}: {error}") from None
             done += len(rows)

@@ -13,6 +13,7 @@ from stepwell.formats.streams import in_order
 from stepwell.source import Rows, Source
 from stepwell.store import Runs
 from stepwell.stores.arrays import ArraySource
+from stepwell.stores.steps import RunColumn
 
 __all__ = ["OWN_FIELDS", "RunList", "arrays", "equally_long", "find_runs"]
 
@@ -28,9 +29,16 @@ _OBSERVATIONS = "observations"
 class RunList(Runs):
     """Runs, one after another, and what is known of each."""
 
-    def __init__(self, counts: Sequence[int] | Rows, known: Mapping[str, Sequence[Any]]) -> None:
+    def __init__(
+        self,
+        counts: Sequence[int] | Rows,
+        known: Mapping[str, Sequence[Any]],
+        types: Mapping[str, RunColumn] | None = None,
+    ) -> None:
         self._counts = np.asarray(counts, np.int64)
         self._known = {name: list(values) for name, values in known.items()}
+        self.types = dict(types or {})
+        """How a dataset is to keep columns, where their values alone do not say it."""
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -67,6 +75,8 @@ def find_runs(source: Source) -> RunList:
         _, counts = source._runs()
         if int(counts.sum()) != len(source):
             raise FormatError(f"runs of {counts.sum()} rows, there are {len(source)}")
+        if isinstance(known, RunList):
+            return known
         rows = [] if not known.columns else list(known)
         names = list(known.columns)
         if set(_OWN_COLUMNS) <= set(names):  # of a step dataset, which fills them in

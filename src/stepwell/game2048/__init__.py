@@ -8,7 +8,7 @@ for run in game2048.play(100, seed=1): ...      whole games, the same on every m
 game2048.play_to("runs", 5000, seed=1)          the same as .a2run2 files
 game2048.Run.load("game.a2run2")                one of them
 game2048.pack_runs("runs", "games.a2pack")      all of them in one file, for `PackReader`
-game2048.build_dataset("runs", "games")         their steps, ready to train on
+game2048.GameSteps("runs")                      their steps, as rows to train on
 game2048.decode(batch)                          boards taken apart, values masked
 """
 
@@ -25,20 +25,13 @@ from stepwell.game2048.board import (
     score,
     show,
 )
-from stepwell.game2048.dataset import (
-    STEP,
-    BuildReport,
-    append_runs,
-    build_dataset,
-    filter_by_score,
-    to_steps,
-)
 from stepwell.game2048.decode import Decode, decode
 from stepwell.game2048.packing import PackReport, pack_runs
 from stepwell.game2048.payload import RunPayloads, RunStats
 from stepwell.game2048.player import Choice, choose, play, play_to
 from stepwell.game2048.run_files import MigrateReport, migrate_runs
 from stepwell.game2048.runs import Run, RunMeta
+from stepwell.game2048.training import STEP, GameSteps, filter_by_score
 
 __all__ = [
     "DOWN",
@@ -46,17 +39,15 @@ __all__ = [
     "RIGHT",
     "STEP",
     "UP",
-    "BuildReport",
     "Choice",
     "Decode",
+    "GameSteps",
     "MigrateReport",
     "PackReport",
     "Run",
     "RunMeta",
     "RunPayloads",
     "RunStats",
-    "append_runs",
-    "build_dataset",
     "choose",
     "decode",
     "exponents",
@@ -71,5 +62,4 @@ __all__ = [
     "play_to",
     "score",
     "show",
-    "to_steps",
 ]

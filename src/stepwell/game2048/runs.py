@@ -91,6 +91,29 @@ class RunBatch(Sequence["Run"]):
         )
         return cls(records, offsets.view(np.int64), engine_offsets.view(np.int64), layout, block)
 
+    @classmethod
+    def from_bytes(
+        cls,
+        payloads: Sequence[Any],
+        *,
+        path: str | os.PathLike[str] | None = None,
+        threads: int = 1,
+    ) -> Self:
+        """Decode runs, v1 or v2; `path` is named in errors."""
+        views = [np.frombuffer(payload, np.uint8) for payload in payloads]
+        entries = np.zeros(len(views), ENTRY)
+        lengths = np.array([len(view) for view in views], np.int64)
+        if lengths.max(initial=0) >= 2**32:
+            raise ValueError(f"a run has fewer than 2**32 bytes, got {lengths.max()}")
+        entries["length"], entries["kind"] = lengths, [_core.run_kind(view) for view in views]
+        entries["offset"] = np.cumsum(lengths) - lengths
+        data = views[0] if len(views) == 1 else np.concatenate([np.empty(0, np.uint8), *views])
+        numbers = np.full(len(views), -1)
+        return cls.decode(
+            Payloads(data, entries, numbers, "" if path is None else os.fspath(path)),
+            threads=threads,
+        )
+
     def __len__(self) -> int:
         return len(self.records)
 
@@ -190,14 +213,7 @@ class Run:
 
         Raises `FormatError` with the offset of what is wrong; `path` is named in it.
         """
-        data = np.frombuffer(payload, np.uint8)
-        entry = np.zeros(1, ENTRY)
-        if len(data) >= 2**32:
-            raise ValueError(f"a run has fewer than 2**32 bytes, got {len(data)}")
-        entry["length"], entry["kind"] = len(data), _core.run_kind(data)
-        where = "" if path is None else os.fspath(path)
-        batch = RunBatch.decode(Payloads(data, entry, np.array([-1]), where))
-        return cls._of(batch, 0)
+        return cls._of(RunBatch.from_bytes([payload], path=path), 0)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

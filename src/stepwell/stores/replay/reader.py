@@ -224,9 +224,17 @@ class ReplayReader(Store):
         return found
 
     def _description(self) -> Description:
-        facts: dict[str, Any] = {"recordings": {n: r.state for n, r in self.recordings.items()}}
+        facts: dict[str, Any] = {"recordings": {}}
         rows, fields, health = 0, dict[str, Field](), "fine"
+        for name, run in self.recordings.items():
+            about = ("state", "steps", "episodes", "dropped", "created_at")
+            facts["recordings"][name] = {each: getattr(run, each) for each in about}
         try:
+            facts["arrays"] = {
+                f"{run}/{array}": {"bytes": raw, "stored_bytes": stored}
+                for run in self.recordings
+                for array, (raw, stored) in self.sizes(run).items()
+            }
             rows = len(self)
             fields = dict(self.schema)
         except SchemaError as error:

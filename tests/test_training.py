@@ -1,19 +1,17 @@
-"""Runs become rows: from files and packs, in parallel, and never a wrong one."""
+"""Games become training rows: from files and packs, and never a wrong one."""
 
-import hashlib
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 import stepwell as sw
 from stepwell import FormatError, PackReader, SchemaError, StepReader, game2048 as g
-from stepwell.game2048 import Run, append_runs, build_dataset
+from stepwell.game2048 import GameSteps, Run
+from tests.contract import Expected, SourceContract, assert_array
 from tests.runs import RUN_V1
 
 
@@ -121,33 +119,48 @@ def pack(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-Given = Callable[[Path, Path], Any]
-KINDS: dict[str, Given] = {
-    "directory": lambda files, pack: files,
-    "text": lambda files, pack: str(files),
-    "pack path": lambda files, pack: pack,
-    "reader": lambda files, pack: PackReader.open(pack),
-}
+class TestSource(SourceContract):
+    @pytest.fixture
+    def expected(self) -> Expected:
+        made = np.array(
+            [tuple(row) for i in range(3) for row in plain_rows(odd_run(seed=i), i)], g.STEP
+        )
+        return {name: made[name] for name in g.STEP.names or ()}
+
+    def runs(self, expected: Expected) -> list[range]:
+        return [range(40 * i, 40 * i + 40) for i in range(3)]
+
+    @pytest.fixture(params=["files", "pack"])
+    def source(self, request: pytest.FixtureRequest, tmp_path: Path) -> GameSteps:
+        files = save_all(tmp_path / "runs", [odd_run(seed=i) for i in range(3)])
+        if request.param == "files":
+            return GameSteps(files)
+        g.pack_runs(files, tmp_path / "p.a2pack")
+        return GameSteps(tmp_path / "p.a2pack")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_are_those_of_the_format(
-    kind: str, files: Path, pack: Path, runs: list[Run], tmp_path: Path
-) -> None:
-    calls: list[tuple[int, int]] = []
-    given = KINDS[kind](files, pack)
-    report = build_dataset(
-        given, tmp_path / "out", progress=lambda done, all_: calls.append((done, all_))
-    )
-    assert (report.path, report.runs, report.skipped) == (tmp_path / "out", len(runs), [])
-    assert report.steps == sum(map(len, runs))
+@pytest.mark.parametrize("kind", ["directory", "pack", "reader"])
+def test_a_dataset(kind: str, files: Path, pack: Path, runs: list[Run], tmp_path: Path) -> None:
+    given: Any = {"directory": files, "pack": str(pack), "reader": PackReader.open(pack)}[kind]
+    report = sw.convert(given, tmp_path / "out", to="steps")
+    assert (report.runs, report.rows, report.skipped) == (len(runs), sum(map(len, runs)), ())
     assert_rows(tmp_path / "out", runs)
     assert np.load(tmp_path / "out" / "steps.npy").dtype == g.STEP
-    assert calls == [(32, 73), (64, 73), (73, 73)]
+    opened = StepReader.open(tmp_path / "out")
+    sw.convert(given, tmp_path / "out", to="steps", mode="a")
+    assert_rows(tmp_path / "out", runs + runs)
+    assert opened.refresh()
+    assert len(opened) == 2 * report.rows
+
+
+def test_threads_change_nothing(pack: Path) -> None:
+    one, four = (GameSteps(pack, threads=threads)[:] for threads in (1, 4))
+    for name in one:
+        assert_array(four[name], one[name])
 
 
 def test_filter_by_score(files: Path, runs: list[Run], tmp_path: Path) -> None:
-    build_dataset(files, tmp_path / "out")
+    sw.convert(files, tmp_path / "out")
     steps = StepReader.open(tmp_path / "out")
     scores = np.array([run.meta.max_score for run in runs])
     for low, high in ((20_000, None), (20_000, 40_000), (2**40, None)):
@@ -157,9 +170,9 @@ def test_filter_by_score(files: Path, runs: list[Run], tmp_path: Path) -> None:
 
 
 def test_a_part_of_a_pack(pack: Path, runs: list[Run], tmp_path: Path) -> None:
-    part = PackReader.open(pack).where("steps BETWEEN 20 AND 60")
     wanted = [i for i, run in enumerate(runs) if 20 <= len(run) <= 60]
-    assert build_dataset(part, tmp_path / "out").runs == len(wanted) == 41
+    report = sw.convert(pack, tmp_path / "out", where="steps BETWEEN 20 AND 60")
+    assert report.runs == len(wanted) == 41
     assert_rows(tmp_path / "out", [runs[i] for i in wanted])
     # The source is the run's number in the whole pack.
     sources = StepReader.open(tmp_path / "out").runs["source"].tolist()
@@ -169,56 +182,31 @@ def test_a_part_of_a_pack(pack: Path, runs: list[Run], tmp_path: Path) -> None:
 def test_sources_of_files_are_relative(runs: list[Run], tmp_path: Path) -> None:
     save_all(tmp_path / "runs", runs[:2])
     save_all(tmp_path / "runs" / "below", runs[2:3])
-    build_dataset(tmp_path / "runs", tmp_path / "out")
-    sources = StepReader.open(tmp_path / "out").runs["source"].tolist()
-    assert sources == ["0000.a2run2", "0001.a2run2", "below/0000.a2run2"]
-
-
-# Appending.
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_ids_continue_after_an_append(
-    kind: str, files: Path, pack: Path, runs: list[Run], tmp_path: Path
-) -> None:
-    first = [odd_run(seed=100), odd_run(seed=101)]
-    build_dataset(save_all(tmp_path / "runs", first), tmp_path / "out")
-    opened = StepReader.open(tmp_path / "out")
-    report = append_runs(tmp_path / "out", KINDS[kind](files, pack))
-    assert (report.runs, report.steps) == (len(runs), sum(map(len, runs)))
-    assert_rows(tmp_path / "out", first + runs)
-    assert len(opened) == 80
-    before = len(opened)
-    assert opened.refresh()
-    assert len(opened) == before + report.steps
+    names = list(GameSteps(tmp_path / "runs").runs["source"])
+    assert names == ["0000.a2run2", "0001.a2run2", "below/0000.a2run2"]
 
 
 def test_an_append_is_all_or_nothing(files: Path, runs: list[Run], tmp_path: Path) -> None:
-    build_dataset(files, tmp_path / "out")
-    before = contents(tmp_path / "out")
+    sw.convert(files, tmp_path / "out")
     more = save_all(tmp_path / "more", [odd_run(), without_branches()])
     with pytest.raises(FormatError, match=r"0001\.a2run2: step 17 has no branches"):
-        append_runs(tmp_path / "out", more)
-    assert contents(tmp_path / "out") == before
+        sw.convert(more, tmp_path / "out", mode="a")
     assert_rows(tmp_path / "out", runs)
-    assert append_runs(tmp_path / "out", more, skip_bad=True).runs == 1
+    report = sw.convert(more, tmp_path / "out", mode="a", skip_bad=True)
+    assert [name for name, _ in report.skipped] == ["0001.a2run2"]
     assert_rows(tmp_path / "out", [*runs, odd_run()])
-
-
-def test_there_must_be_something_to_append_to(files: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="it has to be built first"):
-        append_runs(tmp_path / "out", files)
-    assert list(tmp_path.iterdir()) == []
     with sw.StepWriter(tmp_path / "other", [("x", "f4")]) as writer:
         writer.append({"x": [1.0]})
-    with pytest.raises(SchemaError, match="as the dataset has"):
-        append_runs(tmp_path / "other", files)
+    with (
+        pytest.warns(UserWarning, match="left out: max_score"),
+        pytest.raises(SchemaError, match="as the dataset has"),
+    ):
+        sw.convert(files, tmp_path / "other", mode="a")
 
 
 def test_a_dataset_of_the_original_program_is_appended_to(files: Path, tmp_path: Path) -> None:
     """It has neither our columns nor a table of facts."""
-    steps = g.to_steps(odd_run())
-    steps["step_index"] = np.arange(40)
+    steps = np.array([tuple(row) for row in plain_rows(odd_run(), 0)], g.STEP)
     (tmp_path / "out").mkdir()
     np.save(tmp_path / "out" / "steps.npy", steps)
     with closing(sqlite3.connect(tmp_path / "out" / "metadata.db")) as database:
@@ -229,10 +217,11 @@ def test_a_dataset_of_the_original_program_is_appended_to(files: Path, tmp_path:
         )
         database.execute("INSERT INTO runs VALUES (0, 0, 40, 5, 2, 'old', 0, 0.0)")
         database.commit()
-    report = append_runs(tmp_path / "out", files)
+    with pytest.warns(UserWarning, match="left out: final_board, source"):
+        report = sw.convert(files, tmp_path / "out", mode="a")
     opened = StepReader.open(tmp_path / "out")
-    assert len(opened.runs) == 1 + report.runs
-    assert opened.runs["engine"][0] == "old"
+    assert len(opened.runs) == 1 + len(GameSteps(files).runs)
+    assert (opened.runs["engine"][0], report.rows) == ("old", len(opened) - 40)
     assert opened.verify().ok
 
 
@@ -263,9 +252,9 @@ def bad_files(directory: Path) -> dict[str, str]:
 
 def test_bad_runs_are_skipped_by_name(tmp_path: Path) -> None:
     said = bad_files(tmp_path / "runs")
-    report = build_dataset(tmp_path / "runs", tmp_path / "out", skip_bad=True)
+    report = sw.convert(tmp_path / "runs", tmp_path / "out", skip_bad=True)
     assert_rows(tmp_path / "out", [odd_run(seed=i) for i in (0, 2, 6)])
-    assert (report.runs, report.steps) == (3, 120)
+    assert (report.runs, report.rows) == (3, 120)
     assert [name for name, _ in report.skipped] == list(said)
     for name, reason in report.skipped:
         assert said[name] in reason
@@ -279,17 +268,15 @@ def test_a_bad_run_stops_it_by_name(tmp_path: Path) -> None:
         odd_run().save(alone / "0.a2run2")
         (alone / name).write_bytes((tmp_path / "all" / name).read_bytes())
         with pytest.raises(FormatError) as caught:
-            build_dataset(alone, tmp_path / "out")
+            sw.convert(alone, tmp_path / "out")
         assert name in str(caught.value)
         assert words.replace(f"{tmp_path}/all", str(alone)) in str(caught.value)
-        assert not (tmp_path / "out").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["all", *said])
 
 
 def test_the_longest_run_fits(tmp_path: Path) -> None:
-    build_dataset(save_all(tmp_path / "runs", [long_run(65_535)]), tmp_path / "out")
-    last = StepReader.open(tmp_path / "out").take([65_534])
-    assert last["step_index"][0] == 65_534
+    steps = GameSteps(save_all(tmp_path / "runs", [long_run(65_535)]))
+    assert steps.take([65_534])["step_index"][0] == 65_534
 
 
 @pytest.mark.parametrize("part", [False, True])
@@ -304,102 +291,60 @@ def test_a_damaged_pack(part: bool, runs: list[Run], pack: Path, tmp_path: Path)
     if part:
         given, first = given._with(np.arange(10, len(runs))), 10
     with pytest.raises(FormatError) as caught:
-        build_dataset(given, tmp_path / "out")
+        sw.convert(given, tmp_path / "out", to="steps")
     assert "runs.a2pack" in str(caught.value)
     assert "50" in str(caught.value) + "".join(caught.value.__notes__)
     assert [path.name for path in tmp_path.iterdir()] == ["runs.a2pack"]
-    report = build_dataset(given, tmp_path / "out", skip_bad=True)
+    report = sw.convert(given, tmp_path / "out", to="steps", skip_bad=True)
     assert [name for name, _ in report.skipped] == ["runs.a2pack#50"]
     assert_rows(tmp_path / "out", [run for i, run in enumerate(runs) if i >= first and i != 50])
 
 
-def test_a_pack_of_other_things(tmp_path: Path) -> None:
+def test_what_has_no_games(tmp_path: Path) -> None:
     with sw.PackWriter(tmp_path / "mixed.a2pack") as writer:
         writer.append(odd_run().to_bytes())
         writer.append(b"something else", 16)
-    report = build_dataset(tmp_path / "mixed.a2pack", tmp_path / "out", skip_bad=True)
-    assert (report.runs, [name for name, _ in report.skipped]) == (1, ["mixed.a2pack#1"])
-
-
-def test_nothing_is_left_where_nothing_can_be_rows(tmp_path: Path) -> None:
+    steps = GameSteps(tmp_path / "mixed.a2pack", skip_bad=True)
+    assert (len(steps.runs), [name for name, _ in steps.skipped]) == (1, ["mixed.a2pack#1"])
     save_all(tmp_path / "runs", [without_branches()])
     with pytest.raises(FormatError, match="none of 1 runs can be rows"):
-        build_dataset(tmp_path / "runs", tmp_path / "out", skip_bad=True)
+        GameSteps(tmp_path / "runs", skip_bad=True)
     (tmp_path / "empty").mkdir()
     for missing in ("empty", "nowhere"):
         with pytest.raises(FileNotFoundError):
-            build_dataset(tmp_path / missing, tmp_path / "out")
-    wrong: list[dict[str, Any]] = [{"threads": 0}, {"shard_bytes": 31}]
-    for options in wrong:
-        with pytest.raises(ValueError, match="at least"):
-            build_dataset(tmp_path / "runs", tmp_path / "out", **options)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "runs"]
+            GameSteps(tmp_path / missing)
+    with pytest.raises(ValueError, match="at least"):
+        GameSteps(tmp_path / "runs", threads=0)
 
 
-@pytest.mark.parametrize("there", ["dataset", "folder", "file"])
-def test_what_exists_is_not_touched(there: str, files: Path, tmp_path: Path) -> None:
-    target = tmp_path / "out"
-    if there == "dataset":
-        build_dataset(files, target)
-    elif there == "folder":
-        target.mkdir()
-    else:
-        target.write_bytes(b"mine")
-    before = contents(tmp_path)
-    with pytest.raises(FileExistsError, match="exists already"):
-        build_dataset(files, target)
-    assert contents(tmp_path) == before
-
-
-def test_an_interrupted_build_leaves_nothing(files: Path, tmp_path: Path) -> None:
-    def stop(done: int, total: int) -> None:
-        if done > 40:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        build_dataset(files, tmp_path / "out", progress=stop)
-    assert list(tmp_path.iterdir()) == []
-
-
-# However it is made, it is the same.
-
-
-def contents(root: Path) -> dict[str, str]:
-    """The sums of all files that others read; SQLite's own helpers come and go."""
-    skipped = (".lock", "-wal", "-shm")
-    return {
-        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(root.rglob("*"))
-        if path.is_file() and not path.name.endswith(skipped)
-    }
-
-
-@pytest.mark.parametrize("sharded", [False, True])
-def test_threads_change_no_byte(sharded: bool, pack: Path, tmp_path: Path) -> None:
-    made = []
-    for threads in (1, 4):
-        out = tmp_path / str(threads)
-        build_dataset(pack, out, threads=threads, shard_bytes=32 * 1000 if sharded else None)
-        made.append(contents(out))
-        created = made[-1].pop("manifest.json")  # says when it was made
-        assert created
-    assert made[0] == made[1]
-
-
-def load_shards(root: Path) -> list[NDArray[Any]]:
-    return [np.load(path) for path in sorted((root / "shards").glob("*.npy"))]
+def test_files_that_change_meanwhile(tmp_path: Path) -> None:
+    steps = GameSteps(save_all(tmp_path / "runs", [odd_run(40)]))
+    odd_run(41).save(tmp_path / "runs/0000.a2run2")
+    with pytest.raises(FormatError, match="changed"):
+        steps.take([0])
 
 
 def test_shards_have_the_same_rows(pack: Path, runs: list[Run], tmp_path: Path) -> None:
-    build_dataset(pack, tmp_path / "one")
-    build_dataset(pack, tmp_path / "many", shard_bytes=32 * 1000 + 31)
-    shards = load_shards(tmp_path / "many")
-    total = sum(map(len, runs))
-    assert [len(shard) for shard in shards] == [1000] * (total // 1000) + [total % 1000]
-    rows = np.load(tmp_path / "one" / "steps.npy")
-    assert np.concatenate(shards).tobytes() == rows.tobytes()
-    assert not (tmp_path / "many" / "steps.npy").exists()
-    assert_rows(tmp_path / "many", runs)
-    append_runs(tmp_path / "many", pack)
-    assert_rows(tmp_path / "many", runs + runs)
-    assert {len(shard) for shard in load_shards(tmp_path / "many")[:-1]} == {1000}
+    sw.convert(pack, tmp_path / "one")
+    sw.convert(pack, tmp_path / "many", part_bytes=32 * 1000 + 31)
+    for given in (runs, runs + runs):
+        shards = [np.load(path) for path in sorted((tmp_path / "many/shards").glob("*.npy"))]
+        total = sum(map(len, given))
+        assert [len(shard) for shard in shards] == [1000] * (total // 1000) + [total % 1000]
+        assert_rows(tmp_path / "many", given)
+        if given is runs:
+            rows = np.load(tmp_path / "one" / "steps.npy")
+            assert np.concatenate(shards).tobytes() == rows.tobytes()
+            sw.convert(pack, tmp_path / "many", mode="a")
+
+
+def test_runs_become_a_pack(files: Path, runs: list[Run], tmp_path: Path) -> None:
+    report = sw.convert(files, tmp_path / "p.a2pack", compress="zstd")
+    assert (report.target_kind, report.rows) == ("pack", len(runs))
+    with PackReader.open(tmp_path / "p.a2pack") as made:
+        assert list(made) == runs
+    with pytest.raises(FileExistsError):
+        sw.convert(files, tmp_path / "p.a2pack")
+    sw.convert(files, tmp_path / "p.a2pack", force=True)
+    with pytest.raises(ValueError, match="expected runs to make a pack of"):
+        sw.convert(tmp_path / "p.a2pack", tmp_path / "q.a2pack")

@@ -1,0 +1,212 @@
+"""Games as training rows (docs/formats/steps.md): the steps of run files, or of a pack."""
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stepwell.errors import FormatError
+from stepwell.formats.runs import RunList
+from stepwell.game2048.payload import RunPayloads
+from stepwell.game2048.run_files import Files, find_runs, read_run
+from stepwell.game2048.runs import RunBatch
+from stepwell.ordered import in_order, thread_count
+from stepwell.source import Batch, Field, Rows, Schema, Source
+from stepwell.stores.pack import PackReader
+from stepwell.stores.steps import RunColumn, StepReader
+
+STEP = np.dtype(
+    [
+        ("board", "<u8"),
+        ("move", "u1"),
+        ("ev_legal", "u1"),
+        ("ev_values", "<f4", (4,)),
+        ("run_id", "<u4"),
+        ("step_index", "<u2"),
+    ]
+)
+"""A step of 2048: 32 packed bytes."""
+
+_SCHEMA = {name: Field(STEP[name].base, STEP[name].shape) for name in STEP.names or ()}
+
+RUN_COLUMNS = {
+    "max_score": RunColumn(int, required=True, indexed=True),
+    "highest_tile": RunColumn(int, required=True),
+    "engine": RunColumn(str),
+    "start_time": RunColumn(int),
+    "elapsed_s": RunColumn(float),
+    "final_board": RunColumn(int),
+    "source": RunColumn(str),
+}
+"""What is known of each game. A final board is kept in the 64 bits of a signed number."""
+
+_MAX_STEPS = 65_535
+_CHUNK_RUNS = 32
+
+
+class GameSteps(Source):
+    """The steps of games: `convert(GameSteps("runs"), "games", to="steps")`.
+
+    `games` is a directory of run files, a pack, or the path of one. Each game is decoded and
+    checked at once. One that cannot be rows (damaged, longer than 65,535 steps, a step without
+    branches) raises a `FormatError` that names it; with `skip_bad` it is left out, and listed in
+    `skipped` with the reason.
+    """
+
+    def __init__(
+        self,
+        games: str | os.PathLike[str] | PackReader,
+        *,
+        skip_bad: bool = False,
+        threads: int | None = None,
+    ) -> None:
+        self._threads = thread_count(threads)
+        self._path, names, self._load = _opened(games)
+        self.skipped: list[tuple[str, str]] = []
+        numbers: list[int] = []
+        known: dict[str, list[Any]] = {name: [] for name in ("steps", *RUN_COLUMNS)}
+        chunks = (
+            range(at, min(at + _CHUNK_RUNS, len(names))) for at in range(0, len(names), _CHUNK_RUNS)
+        )
+        for chunk in in_order(partial(_scan, self._load), chunks, self._threads):
+            for number, found in chunk:
+                name = names[number]
+                if isinstance(found, Exception):
+                    if not skip_bad:
+                        raise _named(found, name)
+                    self.skipped.append((name, str(found)))
+                    continue
+                numbers.append(number)
+                for column, value in {**found, "source": name}.items():
+                    known[column].append(value)
+        if not numbers:
+            raise FormatError(f"none of {len(names)} runs can be rows", path=self._path)
+        self.runs = RunList(known.pop("steps"), known, RUN_COLUMNS)
+        self._numbers: Rows = np.array(numbers)
+        self._counts, self._starts = self.runs.counts, self.runs.starts
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    @property
+    def schema(self) -> Schema:
+        return _SCHEMA
+
+    def __len__(self) -> int:
+        return int(self._counts.sum())
+
+    def _runs(self) -> tuple[Rows, Rows]:
+        return self._starts, self._counts
+
+    def _fill(self, rows: Rows, out: Batch) -> None:
+        run = np.searchsorted(self._starts, rows, side="right") - 1
+        wanted, place = np.unique(run, return_inverse=True)
+        batch = self._load(self._numbers[wanted], self._threads)
+        if not np.array_equal(np.diff(batch.offsets), self._counts[wanted]):
+            raise FormatError("the runs have changed since they were opened", path=self._path)
+        step = rows - self._starts[run]
+        at: Any = batch.offsets[place] + step
+        if len(at) and at[-1] - at[0] == len(at) - 1 and (np.diff(at) == 1).all():
+            at = slice(at[0], at[-1] + 1)  # as whoever reads in order asks; spares copies
+        move, legal = batch.moves[at], batch.ev_legal[at]
+        allowed = (legal[:, None] >> np.arange(4, dtype=np.uint8) & 1).astype(bool)
+        values = np.clip(batch.ev_values[at], 0, 1)
+        values[~allowed] = 0
+        chosen = np.arange(len(rows)), move
+        values[chosen] = np.where(allowed[chosen], np.float32(1), values[chosen])
+        found = (batch.boards[at], move, legal, values, run, step)
+        for name, column in zip(_SCHEMA, found, strict=True):
+            out[name][...] = column
+
+
+def filter_by_score(steps: StepReader, min_score: int, max_score: int | None = None) -> StepReader:
+    """The steps of runs with at least `min_score`, and at most `max_score` if it is given."""
+    if max_score is None:
+        return steps.where("max_score >= ?", min_score)
+    return steps.where("max_score BETWEEN ? AND ?", min_score, max_score)
+
+
+_Load = Callable[[Rows, int], RunBatch]
+"""Decodes the runs of these numbers, with so many threads."""
+
+
+def _opened(games: str | os.PathLike[str] | PackReader) -> tuple[str, list[str], _Load]:
+    """The path of games, the name of each, and what loads them."""
+    if isinstance(games, PackReader) or not Path(games).is_dir():
+        pack = games if isinstance(games, PackReader) else PackReader.open(games)
+        name = _text(os.path.basename(pack.path))
+        names = [f"{name}#{number}" for number in pack.numbers]
+        return pack.path, names, partial(_from_pack, pack)
+    root, files = Path(games), find_runs(games)
+    names = [_text(path.relative_to(root)) for path, _ in files]
+    return str(root), names, partial(_from_files, files)
+
+
+def _from_files(files: Files, numbers: Rows, threads: int) -> RunBatch:
+    payloads = [read_run(*files[i]) for i in numbers]
+    path = files[numbers[0]][0] if len(numbers) == 1 else None
+    return RunBatch.from_bytes(payloads, path=path, threads=threads)
+
+
+def _from_pack(pack: PackReader, numbers: Rows, threads: int) -> RunBatch:
+    found = pack._decode(numbers, of=RunPayloads(), threads=threads)
+    assert isinstance(found, RunBatch)
+    return found
+
+
+def _text(name: str | os.PathLike[str]) -> str:
+    """A name as text, whatever its bytes."""
+    return os.fsencode(name).decode(errors="backslashreplace")
+
+
+def _scan(load: _Load, numbers: range) -> list[tuple[int, dict[str, Any] | Exception]]:
+    """What is known of each of these runs, or what is wrong with it."""
+    try:
+        batch = load(np.array(numbers), 1)
+        _check(batch)
+        return list(zip(numbers, _columns(batch), strict=True))
+    except (FormatError, OSError) as error:
+        if len(numbers) == 1:
+            return [(numbers[0], error)]
+        return [each for i in numbers for each in _scan(load, range(i, i + 1))]
+
+
+def _check(batch: RunBatch) -> None:
+    """Raise `FormatError` for runs that cannot be rows; it is about one run where there is one."""
+    longest = int(batch.records["steps"].max())
+    if longest > _MAX_STEPS:
+        raise FormatError(f"{longest} steps; a run of a step dataset has at most {_MAX_STEPS}")
+    if not batch.has_branches.all():
+        raise FormatError(f"step {int(batch.has_branches.argmin())} has no branches")
+    for name in ("max_score", "start_unix_s"):
+        value = int(batch.records[name].max())
+        if value >= 1 << 63:
+            raise FormatError(f"{name} {value} is beyond the numbers of SQLite")
+
+
+def _columns(batch: RunBatch) -> Iterator[dict[str, Any]]:
+    """What the database of a dataset is told of each run."""
+    boards = batch.records["final_board"].view(np.int64)
+    for i, board in enumerate(boards.tolist()):
+        meta = batch.meta(i)
+        yield {
+            "steps": meta.steps,
+            "max_score": meta.max_score,
+            "highest_tile": meta.highest_tile,
+            "engine": meta.engine,
+            "start_time": meta.start_unix_s,
+            "elapsed_s": meta.elapsed_s,
+            "final_board": board,
+        }
+
+
+def _named(problem: Exception, name: str) -> Exception:
+    """The same error, with the run it is about in its words."""
+    if isinstance(problem, FormatError) and problem.path is None:
+        return type(problem)(f"{name}: {problem.args[0]}", offset=problem.offset)
+    problem.add_note(f"in run {name}")
+    return problem

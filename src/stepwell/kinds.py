@@ -1,0 +1,94 @@
+"""What is at a path, and what a conversion is asked to make, by names and magic."""
+
+import os
+from pathlib import Path
+
+from stepwell.files.regular import open_regular
+from stepwell.formats import BY_NAME, FORMATS, format_at
+from stepwell.formats.minari import PREFIX
+from stepwell.game2048.run_files import has_runs
+from stepwell.opening import store_at
+from stepwell.source import Source
+
+MADE = ("records", "shards", "steps")
+"""Stores that can be made of others' rows."""
+
+_HAVE_RUNS = ("minari", "hdf5", "replay", "pack", "runs")
+"""Kinds whose rows are steps of runs: a step dataset is what they usually become."""
+
+_MADE_OF = {"pack": "runs", "replay": "telemetry"}
+"""Stores that are made of one kind of source only."""
+
+_SQLITE = b"SQLite format 3\0"
+
+
+def kind_at(path: Path) -> str | None:
+    """What is at a path: a store or a format; None for anything else."""
+    store = store_at(path)
+    if store is not None:
+        return store.kind
+    if path.is_file():
+        with open_regular(path) as file:
+            if file.read(len(_SQLITE)) == _SQLITE:
+                return "telemetry"
+    known = format_at(path)
+    if known in (None, BY_NAME["folder"]) and has_runs(path):
+        return "runs"
+    return known.name if known else None
+
+
+def kind_of(source: str | os.PathLike[str] | Source) -> str | None:
+    """What the rows are kept in; None where nothing here reads it."""
+    if isinstance(source, Source):
+        return getattr(source, "kind", type(source).__name__)
+    text = os.fspath(source)
+    if text.startswith(PREFIX):
+        return "minari"
+    return "shards" if "://" in text else kind_at(Path(text))
+
+
+def target_kind(
+    source: str | os.PathLike[str] | Source,
+    source_kind: str | None,
+    target: str,
+    to: str | None,
+    mode: str,
+) -> str:
+    """What is to be written. Raises `ValueError` when neither the name nor `to` says it."""
+    if target.startswith(PREFIX):
+        if to not in (None, "minari"):
+            raise ValueError(f"{target}: the name says minari, asked for {to}")
+        return "minari"
+    suffix = Path(target).suffix.lower()
+    made = "replay" if source_kind == "telemetry" else "pack" if suffix == ".a2pack" else None
+    if made is not None:
+        if to not in (None, made) or source_kind != _MADE_OF[made]:
+            raise ValueError(
+                f"{target}: expected runs to make a pack of, or telemetry to make replay of, "
+                f"got {source_kind} to {to or made}"
+            )
+        return made
+    named = next((known for known in FORMATS if suffix in known.suffixes), None)
+    if to is None:
+        if named is not None:
+            return named.name
+        if mode == "a" and os.path.exists(target):
+            return kind_at(Path(target)) or "records"
+        # What a name that says nothing stands for: a store that the source is not yet.
+        if isinstance(source, Source) or source_kind in MADE:
+            raise ValueError(
+                f"{target}: expected to={', '.join(MADE)} or a format, or a name that ends in "
+                f"{', '.join(suffix for known in FORMATS for suffix in known.suffixes)}"
+            )
+        return "steps" if source_kind in _HAVE_RUNS else "records"
+    writable = [*MADE, *(f.name for f in FORMATS if f.file_writer or f.part_writer)]
+    if to not in writable:
+        raise ValueError(f"to: expected one of {', '.join(writable)}, got {to!r}")
+    if named is not None and named.name != to:
+        raise ValueError(f"{target}: the name says {named.name}, asked for {to}")
+    known = BY_NAME.get(to)
+    if known is not None and named is None and known.suffixes and not known.inside:
+        raise ValueError(f"{target}: expected a name that ends in {' or '.join(known.suffixes)}")
+    if to == "minari":
+        raise ValueError(f"{target}: expected a name like minari:pong/random-v0")
+    return to
