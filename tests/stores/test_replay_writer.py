@@ -557,7 +557,7 @@ def test_names_that_are_refused(tmp_path: Path) -> None:
             ({"episode_id": "a\ud800"}, "episode_id: expected text"),
         ):
             with pytest.raises(ValueError, match=message):
-                writer.record_step(reward=0, **options)  # type: ignore[arg-type]
+                writer.record_step(reward=0, **options)
         writer.record_step(reward=0, episode_id="mine", terminated=True)
         with pytest.raises(ValueError, match="episode 'mine' has ended"):
             writer.record_step(reward=0, episode_id="mine")
