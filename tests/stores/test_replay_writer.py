@@ -510,3 +510,55 @@ def test_a_writer_stays_where_it_was_opened(
     with ReplayReader.open(tmp_path / "v") as reader:
         assert len(reader.episode("run-ep0000")) == 2
         assert reader.verify().ok
+
+
+# Names of the caller's own.
+
+
+def test_episodes_steps_and_times_of_the_callers_own(tmp_path: Path) -> None:
+    names = ("morning", "run-ep0007", "noon")
+    for part in range(2):  # by two writers, one after the other
+        with ReplayWriter(tmp_path, "run", mode="a") as writer:
+            for step in range(2 * part, 2 * part + 2):
+                for name in names:
+                    refs = writer.record_step(
+                        reward=step, episode_id=name, step_index=10 * step, timestamp=f"t{step}"
+                    )
+                    assert refs is not None
+                    assert (refs.episode_id, refs.step_index) == (name, 10 * step)
+            if part:
+                writer.end_episode(episode_id="morning", timestamp="late")
+                refs = writer.record_step(reward=0, agent_id="another")
+                assert refs is not None
+                assert refs.episode_id == "run-ep0008"  # the first that is free
+    with ReplayReader.open(tmp_path) as reader:
+        assert reader.verify().ok
+        found = {e.episode_id: e for e in reader.episodes}
+        assert [found[name].number for name in names] == [0, 1, 2]
+        morning = found["morning"]
+        assert (morning.steps, morning.dropped, morning.total_reward) == (4, 27, 6.0)
+        assert (morning.started_at, morning.ended_at, morning.ended) == ("t0", "late", True)
+        assert reader.episode("noon").step_index.tolist() == [0, 10, 20, 30]
+
+
+def test_names_that_are_refused(tmp_path: Path) -> None:
+    with ReplayWriter(tmp_path, "other") as writer:
+        writer.record_step(reward=0, episode_id="taken", terminated=True)
+    with ReplayWriter(tmp_path, "run") as writer:
+        writer.record_step(reward=0, episode_id="mine", step_index=5)
+        for options, message in (
+            ({"episode_id": "taken"}, "is one of the run 'other', not 'run'"),
+            ({"episode_id": "mine", "step_index": 5}, "step_index: expected at least 6, got 5"),
+            ({"episode_id": "a\ud800"}, "episode_id: expected text"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                writer.record_step(reward=0, **options)
+        writer.record_step(reward=0, episode_id="mine", terminated=True)
+        with pytest.raises(ValueError, match="episode 'mine' has ended"):
+            writer.record_step(reward=0, episode_id="mine")
+        writer.record_step(reward=0)
+        with pytest.raises(ValueError, match="a name that this writer gives"):
+            writer.record_step(reward=0, episode_id="run-ep0000")
+    with ReplayReader.open(tmp_path) as reader:
+        assert reader.verify().ok
+        assert [e.steps for e in reader.episodes] == [1, 2, 1]

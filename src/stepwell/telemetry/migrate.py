@@ -9,9 +9,9 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,12 +19,11 @@ import numpy as np
 
 from stepwell.errors import FormatError, SchemaError
 from stepwell.store import Progress
-from stepwell.stores.replay.database import database_path, reading
+from stepwell.stores.replay.database import RunRow, database_path, reading, run_rows
 from stepwell.stores.replay.layout import array_path
 from stepwell.stores.replay.refs import check_run_id
-from stepwell.stores.replay.writer import check_compress
-from stepwell.telemetry.moved import MovedStep, differences
-from stepwell.telemetry.moved_run import Item, MovedRun
+from stepwell.stores.replay.writer import ReplayWriter, check_compress
+from stepwell.telemetry.moved import MovedStep, Types, differences
 from stepwell.telemetry.old_telemetry import OldEpisode, OldTelemetry
 
 __all__ = ["MigrationReport", "migrate_telemetry", "validate_telemetry"]
@@ -33,6 +32,9 @@ BATCH_BYTES = 16 << 20  # of JSON
 _BATCH_STEPS = 512
 _NO_RUN = "unnamed"
 _MAX_LINES = 100
+
+_Item = tuple[OldEpisode, MovedStep | None]
+"""A step of an episode; None for its end."""
 
 
 @dataclass
@@ -129,19 +131,43 @@ class _Migration:
         """Move what the store does not have."""
         for old_name, episodes in self._episodes.items():
             run_id = self._report.runs[old_name]
-            state = self._state(run_id, episodes)
-            wanting = [episode for episode in episodes if self._wants(run_id, episode)]
-            if not wanting and state == "closed":
+            row = self._check_run(run_id, episodes)
+            news = self._news(run_id, episodes)
+            first = list(islice(news, 1))
+            if not first and row is not None and row.state == "closed":
                 continue
-            with MovedRun(self._root, run_id, compress, observations) as target:
-                for batch in self._batches(self._news(run_id, wanting)):
-                    kept = target.put(batch, self._skip)
-                    self._report.added += len(kept)
+            types = Types(() if row is None else row.channels, observations)
+            writer = ReplayWriter(self._root, run_id, mode="a", compress=compress)
+            with closing(writer):  # an error leaves episodes as they are: they will go on
+                for batch in self._batches(chain(first, news)):
+                    kept = self._put(writer, types, batch)
+                    writer.commit()
                     lines = differences(self._root, run_id, kept)
                     if lines:
-                        raise FormatError(f"read back: {lines[0]}", path=str(target.path))
+                        raise FormatError(f"read back: {lines[0]}", path=str(self._root))
+                    self._report.added += len(kept)
                     self._report.verified += len(kept)
         return self._measured()
+
+    def _put(self, writer: ReplayWriter, types: Types, batch: list[_Item]) -> list[MovedStep]:
+        """Hand a batch to the writer; return the steps that were not skipped."""
+        types.settle(step for _, step in batch if step is not None)
+        kept = []
+        for episode, step in batch:
+            if step is None:
+                with suppress(ValueError):  # its last step has ended it
+                    writer.end_episode(
+                        episode_id=episode.episode_id,
+                        agent_id=episode.agent_id,
+                        timestamp=episode.ended_at,
+                    )
+                continue
+            try:
+                step.hand_to(writer, types)
+                kept.append(step)
+            except (ValueError, TypeError) as error:
+                self._skip(SchemaError(f"{step.where}: {error}"))
+        return kept
 
     def validate(self) -> MigrationReport:
         """Compare what both have."""
@@ -158,23 +184,18 @@ class _Migration:
                     self._report.verified += len(batch)
         return self._measured()
 
-    def _wants(self, run_id: str, episode: OldEpisode) -> bool:
-        """Whether the store does not have all of an episode."""
-        known = self._known(run_id, episode)
-        there = [index in known.steps for index in self._old.indices(episode.episode_id)]
-        self._advance(sum(there))
-        ended = known.ended or not (known.over or episode.ended)
-        return not (all(there) and ended)
-
-    def _news(self, run_id: str, episodes: list[OldEpisode]) -> Iterator[Item]:
-        """What the store does not have, and after the steps of an episode a None."""
+    def _news(self, run_id: str, episodes: list[OldEpisode]) -> Iterator[_Item]:
+        """What the store does not have, and after the steps of an episode that ended a None."""
         for episode in episodes:
-            known = self._known(run_id, episode).steps
-            missing = [i for i in self._old.indices(episode.episode_id) if i not in known]
+            known, ended = self._known(run_id, episode)
+            there = self._old.indices(episode.episode_id)
+            missing = [index for index in there if index not in known]
+            self._advance(len(there) - len(missing))
             yield from self._items(episode, missing)
-            yield episode, None
+            if episode.ended and (missing or not ended):
+                yield episode, None
 
-    def _items(self, episode: OldEpisode, indices: list[int]) -> Iterator[Item]:
+    def _items(self, episode: OldEpisode, indices: list[int]) -> Iterator[_Item]:
         """Steps of an episode, as they are read."""
         for index in indices:
             step = self._old.step(episode, index)
@@ -188,9 +209,9 @@ class _Migration:
             else:
                 yield episode, moved
 
-    def _batches(self, items: Iterator[Item]) -> Iterator[list[Item]]:
+    def _batches(self, items: Iterator[_Item]) -> Iterator[list[_Item]]:
         """As many as go into a commit."""
-        batch: list[Item] = []
+        batch: list[_Item] = []
         size = 0
         for episode, step in items:
             batch.append((episode, step))
@@ -208,10 +229,9 @@ class _Migration:
             raise error
         self._report.skipped.append((self._old.path, str(error)))
 
-    def _state(self, run_id: str, episodes: list[OldEpisode]) -> str | None:
-        """What the store says of a run. Raises `SchemaError` when it is another one of that name:
+    def _check_run(self, run_id: str, episodes: list[OldEpisode]) -> RunRow | None:
+        """What the store knows of a run. Raises `SchemaError` when it is another one of that name:
         one with other episodes, or whose first steps are not the same."""
-        states = self._select("SELECT state FROM runs WHERE run_id = ?", run_id)
         sql = "SELECT episode_id FROM episodes WHERE run_id = ? ORDER BY number"
         there = [name for (name,) in self._select(sql, run_id)]
         known = {episode.episode_id: episode for episode in episodes}
@@ -227,20 +247,24 @@ class _Migration:
             lines = differences(self._root, run_id, [MovedStep.of(first)] if first else [])
             if lines:
                 raise SchemaError(f"run {run_id!r}: the store has another one: {lines[0]}")
-        return str(states[0][0]) if states else None
+        try:
+            with reading(self._root) as database:
+                return run_rows(database, database_path(self._root)).get(run_id)
+        except FileNotFoundError:
+            return None
 
     def _known(self, run_id: str, episode: OldEpisode) -> "_Known":
         """What the store has of an episode. Raises `SchemaError` when it is of another run."""
         name = episode.episode_id
-        sql = "SELECT run_id, ended, terminated OR truncated FROM episodes WHERE episode_id = ?"
-        for owner, ended, over in self._select(sql, name):
+        sql = "SELECT run_id, ended FROM episodes WHERE episode_id = ?"
+        for owner, ended in self._select(sql, name):
             if owner != run_id:
                 raise SchemaError(
                     f"episode {name!r}: the store has one of the run {owner!r}, "
                     f"this one is of {run_id!r}"
                 )
             steps = self._select("SELECT step_index FROM steps WHERE episode_id = ?", name)
-            return _Known(frozenset(index for (index,) in steps), bool(ended), bool(over))
+            return _Known(frozenset(index for (index,) in steps), bool(ended))
         return _Known()
 
     def _select(self, sql: str, value: str) -> list[tuple[Any, ...]]:
@@ -268,7 +292,6 @@ class _Known(NamedTuple):
 
     steps: frozenset[int] = frozenset()
     ended: bool = False
-    over: bool = False
 
 
 def _safe_name(old: str | None) -> str:

@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,10 +14,12 @@ from stepwell.errors import SchemaError
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel, Tree, leaves
 from stepwell.stores.replay.database import reading
 from stepwell.stores.replay.resolver import FrameResolver
+from stepwell.stores.replay.writer import ReplayWriter
 from stepwell.telemetry.json_arrays import parse, picture
 
-__all__ = ["Channels", "MovedStep", "differences"]
+__all__ = ["MovedStep", "Types", "differences"]
 
+_ARGUMENTS = {"observation": OBSERVATIONS, "action": ACTIONS, "frame": FRAMES}
 _REFS = {OBSERVATIONS: "obs_ref", ACTIONS: "action", FRAMES: "frame_ref"}
 
 
@@ -42,7 +45,7 @@ class MovedStep(NamedTuple):
             action, done = parse(row["action"])
             frame, shown = picture(parse(row["render_payload"]))
             rest = {"observation": unseen, "action": done, "render_payload": shown}
-            info = _info(row["info"], {name: r for name, r in rest.items() if r is not None})
+            info = _info(row["info"], rest)
         except ValueError as error:
             raise SchemaError(f"{where}: {error}") from None
         if isinstance(action, np.ndarray) and not action.ndim:
@@ -69,97 +72,79 @@ class MovedStep(NamedTuple):
             sum(len(blob) for blob in blobs if isinstance(blob, str | bytes)),
         )
 
+    def hand_to(self, writer: ReplayWriter, types: "Types") -> None:
+        """Have it recorded. Raises `SchemaError` or `ValueError` for what cannot be."""
+        arrays = {
+            name: types.cast(kind, self.trees[kind])
+            for name, kind in _ARGUMENTS.items()
+            if kind in self.trees
+        }
+        writer.record_step(
+            **arrays,
+            **self.columns,
+            episode_id=self.episode_id,
+            step_index=self.step_index,
+        )
+
     @property
     def where(self) -> str:
         return f"step {self.step_index} of episode {self.episode_id!r}"
 
 
-def _info(stored: Any, rest: Mapping[str, Any]) -> bytes | None:
+def _info(stored: Any, rest: Mapping[str, Any]) -> dict[str, Any]:
     """What came with a step, and what its BLOBs held besides arrays, under their names."""
-    if stored is None and not rest:
-        return None
-    data = stored.encode() if isinstance(stored, str) else stored
-    value = {} if stored is None else json.loads(data)
+    value = {} if stored is None else json.loads(stored)
     if not isinstance(value, dict):
         value = {} if value is None else {"info": value}
-    elif not rest:
-        return None if stored is None else bytes(data)
-    return json.dumps({**value, **rest}).encode() if value or rest else None
+    return {**value, **{name: each for name, each in rest.items() if each is not None}}
 
 
-class Channels:
-    """The channels of a run. What they hold is decided by the first steps that have any."""
+class Types:
+    """The types of a run's arrays, which the first steps that have any decide: pixels are uint8,
+    other whole numbers int64, fractions float64."""
 
-    def __init__(self, known: Iterable[Channel], compress: str, observations: str | None) -> None:
-        self._kinds: dict[str, list[Channel]] = {}
-        for channel in known:
-            self._kinds.setdefault(channel.kind, []).append(channel)
-        self._compress = compress
+    def __init__(self, known: Iterable[Channel], observations: str | None) -> None:
+        self._known = {channel.name: channel.field.dtype for channel in known}
         self._wanted = None if observations is None else np.dtype(observations)
 
     def settle(self, steps: Iterable[MovedStep]) -> None:
-        """Decide on the kinds that no step had so far."""
-        first: dict[str, dict[str, list[NDArray[Any]]]] = {}
+        """Decide on the arrays that no step had so far."""
+        first: dict[str, list[NDArray[Any]]] = {}
         for step in steps:
-            for kind in step.trees.keys() - self._kinds.keys():
-                try:
-                    arrays = dict(leaves(kind, step.trees[kind]))
-                except SchemaError:  # reported when its turn comes
-                    continue
-                seen = first.setdefault(kind, {name: [] for name in arrays})
-                for name in seen.keys() & arrays.keys():
-                    seen[name].append(arrays[name])
-        for kind, found in first.items():
-            self._kinds[kind] = [self._channel(kind, name, some) for name, some in found.items()]
+            for kind, tree in step.trees.items():
+                with suppress(SchemaError):  # reported when its turn comes
+                    for name, array in leaves(kind, tree):
+                        if name not in self._known:
+                            first.setdefault(name, []).append(array)
+        for name, some in first.items():
+            dtype = np.result_type(*(array.dtype for array in some))
+            if name.partition("/")[0] == OBSERVATIONS and self._wanted is not None:
+                dtype = self._wanted
+            elif dtype == np.int64 and some[0].ndim > 1 and all(map(_are_bytes, some)):
+                dtype = np.dtype(np.uint8)
+            self._known[name] = dtype
 
-    def _channel(self, kind: str, name: str, some: list[NDArray[Any]]) -> Channel:
-        """Pixels are uint8, other whole numbers int64, fractions float64."""
-        dtype = np.result_type(*(array.dtype for array in some))
-        if kind == OBSERVATIONS and self._wanted is not None:
-            dtype = self._wanted
-        elif dtype == np.int64 and some[0].ndim > 1 and all(_are_bytes(array) for array in some):
-            dtype = np.dtype(np.uint8)
-        return Channel.like(name, np.empty(some[0].shape, dtype), self._compress)
-
-    def payloads(self, step: MovedStep, kind: str) -> list[tuple[Channel, NDArray[Any]]]:
-        """The arrays of a step as they are to be stored. Raises `SchemaError`, naming it."""
-        if kind not in step.trees:
-            return []
-        channels = self._kinds.get(kind, [])
-        try:
-            found = dict(leaves(kind, step.trees[kind]))
-            names = [channel.name for channel in channels]
-            if set(found) != set(names):
-                raise SchemaError(f"expected {names}, got {list(found)}")
-            return [(channel, _stored(channel, found[channel.name])) for channel in channels]
-        except SchemaError as error:
-            raise SchemaError(f"{step.where}: {error}") from None
+    def cast(self, name: str, tree: Tree) -> Tree:
+        """A tree with arrays of these types. Raises `SchemaError` for numbers that do not fit."""
+        if isinstance(tree, dict):
+            return {key: self.cast(f"{name}/{key}", branch) for key, branch in tree.items()}
+        array, dtype = np.asarray(tree), self._known.get(name)
+        if dtype is None or array.dtype == dtype:
+            return tree
+        with np.errstate(invalid="ignore"):
+            made = array.astype(dtype)
+            # Fractions may be rounded, which only who asks for float32 can mean.
+            fits = array.dtype.kind == dtype.kind == "f" or (made == array).all()
+        if not fits:
+            raise SchemaError(
+                f"{name}: expected {dtype} as in the first steps, got {array.min()} to "
+                f"{array.max()}; choose another type for all"
+            )
+        return made
 
 
 def _are_bytes(array: NDArray[Any]) -> bool:
     return bool(array.size and array.min() >= 0 and array.max() <= 255)
-
-
-def _stored(channel: Channel, array: NDArray[Any]) -> NDArray[Any]:
-    dtype, shape = channel.field.dtype, channel.field.shape
-    if array.shape != shape:
-        raise SchemaError(
-            f"{channel.name}: expected {shape} as in the steps before, got {array.shape}"
-        )
-    if not _fits(array, dtype):
-        raise SchemaError(
-            f"{channel.name}: expected {dtype} as in the first steps, got "
-            f"{array.min()} to {array.max()}; choose another type for all"
-        )
-    return array.astype(dtype, order="C")
-
-
-def _fits(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
-    """Whether no number changes; fractions may, which only who asks for float32 can mean."""
-    if array.dtype == dtype or (array.dtype.kind == "f" and dtype.kind == "f"):
-        return True
-    with np.errstate(invalid="ignore"):
-        return bool((array.astype(dtype) == array).all())
 
 
 def differences(root: Path, run_id: str, steps: Iterable[MovedStep]) -> list[str]:
@@ -182,12 +167,13 @@ def differences(root: Path, run_id: str, steps: Iterable[MovedStep]) -> list[str
     lines = []
     for i, (step, row) in enumerate(both):
         expected = {**step.columns, "run_id": run_id}
+        stored = {**dict(row), "info": {} if row["info"] is None else json.loads(row["info"])}
         if ACTIONS not in step.trees or step.number is not None:
             expected["action"] = step.number
         lines += [
-            f"{step.where}: {name}: expected {value!r}, got {row[name]!r}"
+            f"{step.where}: {name}: expected {value!r}, got {stored[name]!r}"
             for name, value in expected.items()
-            if row[name] != value
+            if stored[name] != value
         ]
         lines += [
             f"{step.where}: {kind}: other arrays"

@@ -2,7 +2,7 @@
 
 steps(episode_id, step_index, action, observation, reward, terminated, truncated, info,
       render_payload, timestamp, agent_id, run_id), one row a step
-episodes(episode_id, total_reward, steps, run_id), a row when an episode has ended
+episodes(episode_id, …), a row when an episode has ended
 
 Nothing is ever written to them. A query is a transaction of its own and a short one, so a
 program that still records there is not held up.
@@ -30,9 +30,9 @@ class OldEpisode(NamedTuple):
     run_id: str | None
     agent_id: str | None
     started_at: str
+    ended_at: str
+    """When its last step was; also of one that has not ended."""
     ended: bool
-    total_reward: float | None
-    steps: int | None
 
 
 class OldTelemetry:
@@ -48,7 +48,7 @@ class OldTelemetry:
             with in_turn, translated(path):
                 self._database.execute(f"PRAGMA busy_timeout = {_WAIT_MS}")
                 columns = self._columns("steps", _NEEDED + _OTHERS)
-                ends = self._columns("episodes", ("episode_id", "total_reward", "steps"))
+                ended = self._columns("episodes", ("episode_id",))["episode_id"]
                 missing = [name for name in _NEEDED if columns[name] == "NULL"]
                 if len(missing) == len(_NEEDED):
                     raise FormatError("there is no table 'steps'", path=str(path))
@@ -60,14 +60,13 @@ class OldTelemetry:
         named = ", ".join(f"{column} AS {name}" for name, column in columns.items())
         self._step = f"SELECT {named} FROM steps WHERE episode_id = ? AND step_index = ?"
         join = "LEFT JOIN episodes ON episodes.episode_id = firsts.episode_id"
-        if ends["episode_id"] == "NULL":
-            ends, join = dict.fromkeys(ends, "NULL"), ""
+        join = join if ended != "NULL" else ""
+        time = columns["timestamp"]
         self._episodes = (
-            f"SELECT steps.episode_id, {columns['run_id']}, {columns['agent_id']}, "
-            f"{columns['timestamp']}, {', '.join(ends.values())} FROM (SELECT episode_id, "
-            "min(step_index) AS step_index FROM steps GROUP BY episode_id) AS firsts JOIN steps "
-            "ON steps.episode_id IS firsts.episode_id AND steps.step_index IS firsts.step_index "
-            + join
+            f"SELECT steps.episode_id, {columns['run_id']}, {columns['agent_id']}, {time}, last, "
+            f"{ended} FROM (SELECT episode_id, min(step_index) AS step_index, max({time}) AS last "
+            "FROM steps GROUP BY episode_id) AS firsts JOIN steps ON steps.episode_id IS "
+            f"firsts.episode_id AND steps.step_index IS firsts.step_index {join}"
         )
 
     def _columns(self, table: str, names: Iterable[str]) -> dict[str, str]:
@@ -86,7 +85,7 @@ class OldTelemetry:
         found: dict[str, OldEpisode] = {}
         with translated(self.path):
             rows = self._database.execute(self._episodes).fetchall()
-        for name, run_id, agent_id, started_at, end, reward, steps in rows:
+        for name, run_id, agent_id, started_at, ended_at, end in rows:
             if not isinstance(name, str):
                 raise FormatError(
                     f"expected the name of an episode, got {name!r}", path=str(self.path)
@@ -96,9 +95,8 @@ class OldTelemetry:
                 _name(run_id),
                 None if agent_id is None else str(agent_id),
                 "" if started_at is None else str(started_at),
+                "" if ended_at is None else str(ended_at),
                 end is not None,
-                float(reward) if isinstance(reward, int | float) else None,
-                steps if isinstance(steps, int) else None,
             )
         return sorted(found.values(), key=lambda episode: (episode.started_at, episode.episode_id))
 

@@ -110,9 +110,11 @@ class Episode:
     final_obs_ref: str | None = None
 
     @classmethod
-    def begin(cls, run_id: str, number: int, agent_id: str | None, started_at: str) -> "Episode":
-        """An episode without a step yet, under the name that a writer gives it."""
-        name, no = f"{run_id}-ep{number:04d}", False
+    def begin(
+        cls, name: str, run_id: str, number: int, agent_id: str | None, started_at: str
+    ) -> "Episode":
+        """An episode without a step yet."""
+        no = False
         return cls(name, run_id, number, agent_id, 0.0, 0, 0, no, no, no, started_at)
 
     @classmethod
@@ -144,6 +146,7 @@ _PUT_EPISODE = (
     f"INSERT INTO episodes ({', '.join(EPISODE_COLUMNS)}) "
     f"VALUES ({', '.join('?' * len(EPISODE_COLUMNS))}) ON CONFLICT (episode_id) DO UPDATE SET "
     + ", ".join(f"{name} = excluded.{name}" for name in EPISODE_COLUMNS[4:])
+    + " WHERE run_id = excluded.run_id"
 )
 
 _PAGE_BYTES = 4096  # as SQLite makes new databases
@@ -161,8 +164,10 @@ def database_path(root: Path) -> Path:
     return root / DATABASE
 
 
-def iso_times(seconds: Sequence[float]) -> list[str]:
-    """Moments as the database has them: UTC, to the microsecond."""
+def iso_times(seconds: Sequence[str | float]) -> list[str]:
+    """Moments as the database has them: UTC, to the microsecond, or the text that was given."""
+    if any(isinstance(moment, str) for moment in seconds):
+        return [m if isinstance(m, str) else iso_times([m])[0] for m in seconds]
     texts: list[str] = []
     prefix, second = "", None
     for moment in np.rint(np.array(seconds) * 1e6).astype(np.int64).tolist():
@@ -173,7 +178,7 @@ def iso_times(seconds: Sequence[float]) -> list[str]:
     return texts
 
 
-def iso_time(seconds: float) -> str:
+def iso_time(seconds: str | float) -> str:
     return iso_times([seconds])[0]
 
 
@@ -314,6 +319,30 @@ class Database:
                 list(chain.from_iterable(steps[first : first + count])),
             )
             first += count
+
+    @taking_turns
+    def names_given(self, run_id: str) -> int:
+        """How far the names that a writer gives to episodes of a run are taken."""
+        prefix = f"{run_id}-ep"
+        sql = (
+            "SELECT max(CAST(substr(episode_id, ?) AS INTEGER)) FROM episodes "
+            "WHERE run_id = ? AND substr(episode_id, 1, ?) = ?"
+        )
+        with translated(self._path):
+            found = self._database.execute(
+                sql, (len(prefix) + 1, run_id, len(prefix), prefix)
+            ).fetchone()[0]
+        return 0 if found is None else int(found) + 1
+
+    @taking_turns
+    def episode(self, episode_id: str) -> Episode:
+        """An episode that was committed."""
+        columns = ", ".join(EPISODE_COLUMNS)
+        with translated(self._path):
+            row = self._database.execute(
+                f"SELECT {columns} FROM episodes WHERE episode_id = ?", (episode_id,)
+            ).fetchone()
+        return Episode.of(row, self._path)
 
     @taking_turns
     def close(self) -> None:

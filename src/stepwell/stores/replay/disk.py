@@ -29,7 +29,6 @@ from stepwell.stores.replay.database import (
 )
 from stepwell.stores.replay.hdf5 import FILE_VERSION
 from stepwell.stores.replay.items import (
-    HURRIED,
     Counters,
     Ending,
     Inlet,
@@ -46,6 +45,7 @@ from stepwell.stores.replay.layout import (
     lock_path,
     write_index,
 )
+from stepwell.stores.replay.rows import RunFile
 from stepwell.writer import Mode, check_mode, check_unused
 
 __all__ = ["RunDisk", "committed_steps", "is_left_over"]
@@ -73,7 +73,8 @@ class RunDisk:
             self._database = undo.enter_context(closing(Database(root)))
             self._arrays = self._open(mode)
             undo.pop_all()
-        self._going_on: dict[str | None, Episode] = {}
+        self._going_on: dict[int, Episode] = {}
+        self._known = self.next_episode
         self._starts: dict[int, int] = {}
 
     def _open(self, mode: Mode) -> ArrayFile | None:
@@ -93,6 +94,7 @@ class RunDisk:
         self.rows = dict(known.rows)
         self.enqueued, self.dropped = known.written, known.dropped
         self.next_episode = known.episodes
+        self.names_given = self._database.names_given(self._run_id)
         self._written = known.written
         sweep(self._path.parent, re.escape(self._path.name))
         if self.rows:
@@ -133,32 +135,17 @@ class RunDisk:
         items: Sequence[Step | Ending],
         inlets: Iterable[Inlet],
         counters: Counters,
-        pace: Pace = HURRIED,
+        pace: Pace,
     ) -> None:
         """Put a batch on the disk. When it fails, the run is as it was before.
 
         Raises `BusyError` when the store is not where its lock is.
         """
-        touched, spans = self._follow(pace.slowly(items), self.rows.get(STEPS, 0))
+        episodes, ended = self._follow(pace.slowly(items), self.rows.get(STEPS, 0))
         steps = [item for item in items if isinstance(item, Step)]
         times = iso_times([step.time for step in steps])
+        after = rows_after(items[-1])
         pace.rest()
-        self.put(steps, times, rows_after(items[-1]), inlets, touched, spans, counters, pace)
-
-    def put(
-        self,
-        steps: Sequence[Step],
-        times: Sequence[str],
-        after: Rows,
-        inlets: Iterable[Inlet],
-        episodes: list[Episode],
-        ended: Sequence[tuple[int, int]],
-        counters: Counters,
-        pace: Pace = HURRIED,
-    ) -> None:
-        """The same, when the caller knows what the tables are to say: the `times` of the steps,
-        `episodes` that changed, and of each that `ended` its first row and its steps.
-        `after` is how many rows of each kind there are then; the inlets have those that are new."""
         self._check_place()
         waiting = {i: after.of(i.kind) - self.rows.get(i.channel.name, 0) for i in inlets}
         waiting = {inlet: count for inlet, count in waiting.items() if count}
@@ -212,12 +199,9 @@ class RunDisk:
         ended: list[Episode] = []
         first = row
         for item in items:
-            episode = self._going_on.get(item.agent_id)
-            if episode is None or episode.number != item.episode:
-                began = iso_time(item.time)
-                episode = Episode.begin(self._run_id, item.episode, item.agent_id, began)
-                self._going_on[item.agent_id] = episode
-                self._starts[item.episode] = row
+            episode = self._going_on.get(item.episode)
+            if episode is None:
+                episode = self._going_on[item.episode] = self._episode(item, row)
             touched[item.episode] = episode
             if isinstance(item, Step):
                 row += 1
@@ -235,6 +219,24 @@ class RunDisk:
                 ended.append(episode)
         spans = [(self._starts.pop(e.number, first), e.steps) for e in ended]
         return list(touched.values()), spans
+
+    def _episode(self, item: Step | Ending, row: int) -> Episode:
+        """The episode of an item that is the first of it here: a new one, unless it was begun
+        before this writer was opened."""
+        self._going_on = {
+            number: each
+            for number, each in self._going_on.items()
+            if not each.ended or each.agent_id != item.agent_id
+        }
+        if item.episode >= self._known:
+            self._starts[item.episode] = row
+            began = iso_time(item.time)
+            name, number, agent = item.episode_id, item.episode, item.agent_id
+            return Episode.begin(name, self._run_id, number, agent, began)
+        with closing(RunFile(self._path, self._run_id)) as file:
+            numbers = file.read_all(STEPS, self.rows[STEPS])[:, 0]
+        self._starts[item.episode] = int(np.argmax(numbers == item.episode))
+        return self._database.episode(item.episode_id)
 
     def _commit(
         self, steps: list[tuple[Any, ...]], episodes: list[Episode], counters: Counters

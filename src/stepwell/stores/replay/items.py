@@ -65,7 +65,7 @@ class Step(NamedTuple):
     obs_ref: str | None
     info: bytes | None
     agent_id: str | None
-    time: float
+    time: str | float
     episode: int
     frame_row: int
     obs_row: int
@@ -80,6 +80,7 @@ class Step(NamedTuple):
 class Ending(NamedTuple):
     """The end of an episode, with what was seen after its last step."""
 
+    episode_id: str
     episode: int
     agent_id: str | None
     step_index: int
@@ -87,7 +88,7 @@ class Ending(NamedTuple):
     terminated: int
     truncated: int
     final_obs_ref: str | None
-    time: float
+    time: str | float
     frames: int
     observations: int
     actions: int

@@ -196,7 +196,9 @@ class Pipeline:
                     break
                 self._pace.rest()  # a caller may have waited for the lock; it wants the GIL now
                 inlets = list(self.inlets.values())
-                self._disk.write(items, inlets, self._counters(items[0].time), self._pace)
+                since = items[0].time
+                waited = self._counters(time.time() if isinstance(since, str) else since)
+                self._disk.write(items, inlets, waited, self._pace)
                 after = rows_after(items[-1])
                 size = _OVERHEAD * len(items)
                 for inlet in inlets:

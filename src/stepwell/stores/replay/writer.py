@@ -3,6 +3,7 @@
 import atexit
 import json
 import math
+import operator
 import os
 import time
 import warnings
@@ -26,6 +27,7 @@ from stepwell.stores.replay.channels import (
     as_number,
     leaves,
 )
+from stepwell.stores.replay.database import reading
 from stepwell.stores.replay.disk import RunDisk, committed_steps, is_left_over
 from stepwell.stores.replay.items import Ending, Inlet, Step
 from stepwell.stores.replay.layout import array_path, is_replay
@@ -101,8 +103,10 @@ class ReplayWriter(Writer):
         self._compress = compress
         self._refs = f"h5://{run_id}/"
         disk = RunDisk(self.root, run_id, mode)
-        self._next_episode = disk.next_episode
+        self._next_episode, self._taken = disk.next_episode, disk.names_given
         self._streams: dict[str | None, _Stream] = {}
+        self._named: dict[str, _Stream] = {}
+        self._names = False  # whether it has given an episode its name
         self._ready(None)  # the disk has the lock of the run
         self._pipeline = Pipeline(
             disk,
@@ -125,6 +129,9 @@ class ReplayWriter(Writer):
         frame: Any = None,
         info: Mapping[str, Any] | None = None,
         agent_id: str | None = None,
+        episode_id: str | None = None,
+        step_index: int | None = None,
+        timestamp: str | float | None = None,
     ) -> StepRefs | None:
         """Hand over a step: what the agent saw, what it did, and what came of it.
 
@@ -133,14 +140,18 @@ class ReplayWriter(Writer):
         to 256 become numbers, anything else its `str`; keys that are no text, number or None are
         left out. Returns None when the step was dropped. Raises `SchemaError` when an array is
         not like those of the steps before; nothing is recorded then.
+
+        Episodes, steps and times are named here unless the caller does: `episode_id` begins an
+        episode of that name, or goes on with it, `step_index` is at least that of the step before
+        plus one, and `timestamp` is kept as it is, or as UTC where it is seconds.
         """
-        now = time.time()
+        now = time.time() if timestamp is None else timestamp
         number = float(reward)
         if not math.isfinite(number):
             raise ValueError(f"reward: expected a finite number, got {number}")
         text = _json(info) if info else None
         if agent_id is not None:
-            _check_agent(agent_id)
+            _check_text("agent_id", agent_id)
         ended, cut = 1 if terminated else 0, 1 if truncated else 0
         pipeline, size, waited = self._pipeline, 0, False
         # In one piece: an agent has emptied the caches since its last step, and each function on
@@ -164,6 +175,14 @@ class ReplayWriter(Writer):
                 if not room and not pipeline.drops:
                     waited = True
                     continue
+                stream = self._streams.get(agent_id)
+                if episode_id is not None:
+                    stream = self._named_episode(agent_id, episode_id)
+                elif stream is None or stream.over:
+                    stream = self._begin_episode(agent_id)
+                index = stream.steps
+                if step_index is not None:
+                    index = _next_index(step_index, index)
                 # Rows that nobody counts yet: if this is interrupted, the next step's replace them.
                 last = self._queue[-1] if self._queue else pipeline.last
                 frames, observations, actions = last[-3:]
@@ -185,10 +204,7 @@ class ReplayWriter(Writer):
                         inlet.buffer.put(actions, array)
                     actions += 1
                     value = array if type(array) is int else _number(acted)
-                stream = self._streams.get(agent_id)
-                if stream is None or stream.over:
-                    stream = self._begin_episode(agent_id)
-                index, stream.steps = stream.steps, stream.steps + 1
+                stream.steps = index + 1
                 stream.over = bool(ended or cut)
                 if not room:
                     pipeline.drop()
@@ -203,8 +219,16 @@ class ReplayWriter(Writer):
                 pipeline.put(_made(Step, step), size)
                 return StepRefs(stream.episode_id, index, frame_ref, obs_ref, action_ref)
 
-    def end_episode(self, *, observation: Tree = None, agent_id: str | None = None) -> None:
-        """End an agent's episode, with what it saw last; the next step begins another.
+    def end_episode(
+        self,
+        *,
+        observation: Tree = None,
+        agent_id: str | None = None,
+        episode_id: str | None = None,
+        timestamp: str | float | None = None,
+    ) -> None:
+        """End an agent's episode, or that of a name, with what it saw last; the next step begins
+        another.
 
         A step that was terminated or truncated has ended it already: this adds the observation,
         unless the queue is full and steps are dropped.
@@ -216,6 +240,8 @@ class ReplayWriter(Writer):
             with self._turn():
                 self._pipeline.check()
                 stream = self._streams.get(agent_id)
+                if episode_id is not None and (stream is None or stream.episode_id != episode_id):
+                    stream = self._named_episode(agent_id, episode_id)
                 if stream is None:
                     if observation is not None:
                         raise ValueError("there is no episode that this observation could end")
@@ -232,7 +258,8 @@ class ReplayWriter(Writer):
                     self._pipeline.hurry()
                     seen = ()
                 stream.over = True  # before it is said, for no step may follow that
-                self._put_ending(stream, seen, 0, 0, agent_id, time.time())
+                now = time.time() if timestamp is None else timestamp
+                self._put_ending(stream, seen, 0, 0, agent_id, now)
                 del self._streams[agent_id]
                 return
 
@@ -293,9 +320,43 @@ class ReplayWriter(Writer):
         return f"ReplayWriter({str(self.root)!r}, {self.run_id!r})"
 
     def _begin_episode(self, agent_id: str | None) -> _Stream:
-        number, self._next_episode = self._next_episode, self._next_episode + 1
+        self._names = True
+        number = max(self._next_episode, self._taken)
+        self._next_episode = number + 1
         stream = self._streams[agent_id] = _Stream(number, f"{self.run_id}-ep{number:04d}")
         return stream
+
+    def _named_episode(self, agent_id: str | None, name: str) -> _Stream:
+        """An agent's episode of this name, which the store may have. Raises `ValueError` for one
+        that has ended."""
+        stream = self._streams.get(agent_id)
+        if stream is None or stream.episode_id != name:
+            stream = self._named[name] = self._named.get(name) or self._find_episode(name)
+            self._streams[agent_id] = stream
+        if stream.over:
+            raise ValueError(f"episode {name!r} has ended")
+        return stream
+
+    def _find_episode(self, name: str) -> _Stream:
+        _check_text("episode_id", name)
+        with reading(self.root) as database:
+            found = database.execute(
+                "SELECT run_id, number, ended, (SELECT max(step_index) FROM steps WHERE "
+                "steps.episode_id = episodes.episode_id) FROM episodes WHERE episode_id = ?",
+                (name,),
+            ).fetchone()
+        if found is None:
+            own = name.removeprefix(f"{self.run_id}-ep")
+            number, self._next_episode = self._next_episode, self._next_episode + 1
+            if own != name and own.isdecimal():  # so that no other gets that name
+                if self._names:
+                    raise ValueError(f"episode_id: {name!r} is a name that this writer gives")
+                self._taken = max(self._taken, int(own) + 1)
+            return _Stream(number, name)
+        run_id, number, ended, last = found
+        if run_id != self.run_id:
+            raise ValueError(f"episode {name!r} is one of the run {run_id!r}, not {self.run_id!r}")
+        return _Stream(number, name, 0 if last is None else last + 1, bool(ended))
 
     def _fit(self, kind: str, tree: Tree, new: list[Inlet]) -> _Arrays:
         """What a step carries of a kind, and where it goes. `new` are inlets that are not open yet.
@@ -333,7 +394,7 @@ class ReplayWriter(Writer):
         terminated: int,
         truncated: int,
         agent_id: str | None,
-        now: float,
+        now: str | float,
     ) -> None:
         rows, ref, size = self._pipeline.rows, None, 0
         if seen:
@@ -342,8 +403,8 @@ class ReplayWriter(Writer):
                 inlet.buffer.put(rows.observations, array)
                 size += inlet.row_bytes
             rows = rows._replace(observations=rows.observations + 1)
-        index, number = stream.steps, stream.number
-        ending = Ending(number, agent_id, index, terminated, truncated, ref, now, *rows)
+        about = (stream.episode_id, stream.number, agent_id, stream.steps, terminated, truncated)
+        ending = Ending(*about, ref, now, *rows)
         self._pipeline.put(ending, size)
 
 
@@ -367,13 +428,20 @@ def _abandoned(pipeline: Pipeline, run_id: str, process: int) -> None:
                 atexit.register(pipeline.close)
 
 
-def _check_agent(agent_id: str) -> None:
-    if not isinstance(agent_id, str):
-        raise TypeError(f"agent_id: expected text, got {type(agent_id).__name__}")
+def _check_text(name: str, value: str) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: expected text, got {type(value).__name__}")
     try:
-        agent_id.encode()
+        value.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"agent_id: expected text, got {agent_id!r}") from None
+        raise ValueError(f"{name}: expected text, got {value!r}") from None
+
+
+def _next_index(given: int, least: int) -> int:
+    index = operator.index(given)
+    if not least <= index < 2**63:
+        raise ValueError(f"step_index: expected at least {least}, got {index}")
+    return index
 
 
 def _check_frame(found: dict[str, NDArray[Any]]) -> None:
