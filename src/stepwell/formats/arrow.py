@@ -30,11 +30,6 @@ from stepwell.source import Batch, Field, Ragged, Source
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    *("ArrowSource", "ArrowTables", "Tables", "arrow_damage", "library"),
-    *("record_batch", "schema_of", "write"),
-]
-
 _TYPES = "arrow_types"
 """The attribute that says which whole numbers are times."""
 

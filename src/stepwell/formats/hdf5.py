@@ -10,8 +10,6 @@ from stepwell.formats.runs import equally_long
 from stepwell.formats.streams import Stream, damage_in, rows_of
 from stepwell.source import Batch, Field
 
-__all__ = ["Hdf5Source"]
-
 _DAMAGE = (OSError, ValueError, RuntimeError, KeyError)
 
 

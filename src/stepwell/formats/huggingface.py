@@ -13,8 +13,6 @@ from typing import Any
 from stepwell.errors import FormatError
 from stepwell.formats import arrow
 
-__all__ = ["HuggingFaceSource"]
-
 _STATE = "state.json"
 _INFO = "dataset_info.json"
 _SPLITS = "dataset_dict.json"

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     import gymnasium as gym
     import minari
 
-__all__ = ["PREFIX", "MinariSource", "write"]
-
 PREFIX = "minari:"
 """Before the name of a dataset, where a path could stand too."""
 

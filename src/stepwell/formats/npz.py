@@ -34,8 +34,6 @@ from stepwell.formats.streams import (
 )
 from stepwell.source import Batch, Field, Ragged, Source
 
-__all__ = ["NpzSource", "write"]
-
 _DAMAGE = (
     zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError, OSError
 )  # fmt: skip

@@ -20,8 +20,6 @@ from stepwell.files.lock import WriterLock
 from stepwell.formats.streams import Progress, count_of, in_order, size_of
 from stepwell.source import Batch, Source
 
-__all__ = ["PART_BYTES", "Part", "grow_file", "sweep_part", "write_series"]
-
 PART_BYTES = 256 << 20
 
 _ABOUT = ".stepwell.json"

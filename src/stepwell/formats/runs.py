@@ -14,8 +14,6 @@ from stepwell.source import Rows, Source
 from stepwell.store import QueryTable, Runs
 from stepwell.stores.arrays import ArraySource
 
-__all__ = ["OWN_FIELDS", "RunList", "arrays", "equally_long", "find_runs"]
-
 OWN_FIELDS = ("run_id", "step_index")
 """Fields of a step dataset that its writer fills in."""
 

@@ -17,23 +17,8 @@ from numpy.typing import NDArray
 
 from stepwell.errors import FormatError, SchemaError, StepwellError
 from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source
-from stepwell.store import Progress, Runs
+from stepwell.store import Progress as Progress, Runs
 from stepwell.views import Columns
-
-__all__ = [
-    "Progress",
-    "Stream",
-    "attributes_of",
-    "batches_of",
-    "contiguous",
-    "count_of",
-    "damage_in",
-    "in_order",
-    "only_fixed",
-    "part_of",
-    "rows_of",
-    "size_of",
-]
 
 BATCH_BYTES = 8 << 20
 """About so many bytes are read, and written, at once."""
