@@ -352,7 +352,7 @@ def test_unknown_versions(tmp_path: Path, version: Any) -> None:
 
 def test_not_an_arrayrecord_file(tmp_path: Path) -> None:
     (tmp_path / "x.array_record").write_bytes(b"PK\x03\x04" * 50_000)
-    with pytest.raises(StepwellError, match="ArrayRecord: "):
+    with pytest.raises(StepwellError, match="cannot be read: "):
         ArrayRecordSource(tmp_path)
 
 

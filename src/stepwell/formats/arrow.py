@@ -21,7 +21,6 @@ from stepwell.formats.streams import (
     Progress,
     Stream,
     attributes_of,
-    damage_in,
     in_order,
     rows_of,
 )
@@ -46,7 +45,7 @@ library = partial(extras.library, "pyarrow", "parquet")
 
 def arrow_damage(path: Path) -> Any:
     """What Arrow says about a damaged file, as a `FormatError`."""
-    return damage_in(path, library().ArrowException, EOFError, OSError)
+    return extras.damage_in(path, library().ArrowException, EOFError, OSError)
 
 
 class Tables(Stream):

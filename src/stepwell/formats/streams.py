@@ -8,14 +8,12 @@ however large the file is.
 import os
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.errors import FormatError, SchemaError, StepwellError
+from stepwell.errors import FormatError, SchemaError
 from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source
 from stepwell.store import Progress as Progress, Runs
 from stepwell.views import Columns
@@ -286,19 +284,6 @@ def only_fixed(source: Source, what: str, hint: str = "") -> None:
     for name, field in source.schema.items():
         if field.ragged:
             raise SchemaError(f"{name!r} is {field}: {what} has rows of one size{hint}")
-
-
-@contextmanager
-def damage_in(path: Path, *kinds: type[Exception]) -> Iterator[None]:
-    """What a library says about a damaged file, as a `FormatError` that names it."""
-    try:
-        yield
-    except StepwellError:
-        raise
-    except kinds as error:
-        if isinstance(error, OSError) and error.errno is not None:  # the system's, not the file's
-            raise
-        raise FormatError(f"cannot be read: {error}", path=str(path)) from error
 
 
 def contiguous(values: NDArray[Any]) -> memoryview:
