@@ -125,14 +125,11 @@ def test_structured_arrays(dtype: np.dtype[Any]) -> None:
     assert_takes(ArraySource({"x": array, "y": np.arange(300)}), {"x": array, "y": np.arange(300)})
 
 
-@given(hnp.basic_indices((60, 4, 6), min_dims=1, allow_newaxis=True), st.permutations(range(3)))
+@given(hnp.basic_indices((9,) * 3, min_dims=1, allow_newaxis=True), st.permutations(range(3)))
 def test_any_strides(key: Any, axes: list[int]) -> None:
-    for array in (
-        random_array("f4", (60, 4, 6))[key],
-        random_array("i2", (9, 4, 6)).transpose(axes),
-    ):
-        if len(array):
-            assert_takes(ArraySource(array), {"data": array})
+    array = random_array("f4", (9,) * 3).transpose(axes)[key]
+    if len(array):
+        assert_takes(ArraySource(array), {"data": array})
 
 
 @pytest.mark.parametrize(
