@@ -58,18 +58,12 @@ class Part:
 
     def finish(self) -> None:
         """Give what was made the name of the target, and remove the folder."""
-        if self.path.is_dir():
-            if self.target.exists():
-                old = temporary_name(self.target)
-                self.target.rename(old)
-                publish(self.path, self.target)
-                shutil.rmtree(old)
-            else:
-                publish(self.path, self.target)
-        else:
-            sync_path(self.path)
-            self.path.replace(self.target)
-            sync_path(self.target.parent)
+        old = temporary_name(self.target)
+        if self.path.is_dir() and self.target.exists():
+            self.target.rename(old)
+        publish(self.path, self.target)
+        if old.exists():
+            shutil.rmtree(old)
         shutil.rmtree(self._root)
         self._lock.release()
 

@@ -173,12 +173,10 @@ def in_order(
 
 
 def _batches(source: Source, first: int, max_bytes: int | None) -> Iterator[Batch]:
-    if isinstance(source, Stream):
-        yield from source._from(first, list(source.schema))
-        return
-    if isinstance(source, Columns) and isinstance(source._base, Stream):
-        names = source._names
-        for batch in source._base._from(first, list(dict.fromkeys(names.values()))):
+    base = source._base if isinstance(source, Columns) else source
+    if isinstance(base, Stream):
+        names = source._names if isinstance(source, Columns) else {n: n for n in source.schema}
+        for batch in base._from(first, list(dict.fromkeys(names.values()))):
             yield {name: batch[old] for name, old in names.items()}
         return
     limit = min(BATCH_BYTES, max_bytes or BATCH_BYTES)
