@@ -206,15 +206,6 @@ def test_rows_without_bytes(shape: tuple[int, ...], tmp_path: Path) -> None:
         assert_takes(source, {"data": array})
 
 
-def test_text_without_characters(tmp_path: Path) -> None:
-    # NumPy turns such a type into one of a single character where it can.
-    array = np.zeros(5, [("a", "S0"), ("b", "i4")])["a"]
-    for source in ways(array, tmp_path):
-        batch = source.take([4, 0])
-        assert batch["data"].dtype.itemsize == 0
-        assert batch["data"].tolist() == [b"", b""]
-
-
 def test_many_rows() -> None:
     # More than the caches hold, so that rows asked for ahead are the rows then copied.
     array = random_array(STEP, scaled(2_000_000))
