@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.errors import FormatError
+from stepwell.files.extras import library
 from stepwell.files.regular import bytes_on_disk
 from stepwell.source import Field, Rows, Source
 
@@ -139,8 +140,7 @@ class Table(Sequence[dict[str, Any]], ABC):
 
     def to_arrow(self) -> "pa.Table":
         """The table as an Arrow table (extra `parquet`)."""
-        import pyarrow
-
+        pyarrow = library("pyarrow", "parquet")
         names, rows = self.columns, self.rows
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
         return pyarrow.table([pyarrow.array(list(c)) for c in columns], names=names)

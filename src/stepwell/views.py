@@ -397,21 +397,18 @@ class Map(_View):
         return batch
 
     def take(self, rows: ArrayLike, out: Mapping[str, NDArray[Any]] | None = None) -> Batch:
+        if out is not None:
+            return super().take(rows, out)
         rows = as_rows(rows, len(self))
         _core.check_rows(rows, len(self))
-        if out is None:
-            return self._apply(rows)
-        batch = self._checked(out, len(rows))
+        return self._apply(rows)
+
+    def _fill(self, rows: Rows, out: Batch) -> None:
         made = self._apply(rows)
         fields = {name: _field_of(values) for name, values in made.items()}
         if fields != self._schema:  # without `out`, a function may change its mind
             raise SchemaError(f"map: expected {_text(self._schema)}, got {_text(fields)}")
-        for name, values in made.items():
-            if self._schema[name].ragged:
-                batch[name] = values
-            else:
-                batch[name][...] = values
-        return {name: batch[name] for name in self._schema}
+        out.update(made)
 
 
 def _field_of(values: NDArray[Any] | Ragged) -> Field:

@@ -238,7 +238,7 @@ def test_datasets_that_are_refused(tmp_path: Path) -> None:
         state.write_text(json.dumps({**kept, **change}))
         refused(data, text)
     state.write_text("{")
-    refused(data, "is no JSON")
+    refused(data, "cannot be read: Expecting property name")
     state.write_text(json.dumps(kept))
     arrow = data / "data-00000-of-00002.arrow"
     arrow.write_bytes(arrow.read_bytes()[:-300])

@@ -203,6 +203,16 @@ def test_nested_spaces(everything: ReplayReader, tmp_path: Path) -> None:
             np.testing.assert_array_equal(values, found[name], name)
 
 
+def test_names_that_are_numbers(tmp_path: Path) -> None:
+    steps: Any = {name: np.arange(3.0) for name in ("observation.1", "next_observation.1")}
+    steps |= {"action.0": np.zeros(3), "reward": np.zeros(3)}
+    steps |= {"terminated": np.zeros(3, bool), "truncated": np.arange(3) == 2}
+    sw.convert(sw.formats.arrays(steps), "minari:some/numbers-v0")
+    made = minari.load_dataset("some/numbers-v0")
+    assert list(made.observation_space) == ["1"]
+    assert isinstance(made.action_space, spaces.Tuple)
+
+
 def test_episodes_that_are_not_whole(tmp_path: Path) -> None:
     with ReplayWriter(tmp_path / "store", "a") as writer:
         for final in (np.ones(3), None):

@@ -28,7 +28,6 @@ PLAIN: list[NDArray[Any]] = [
 STRUCTURED = [("größe", "<i4"), ("x", ">f8", (2, 2)), ("名", "?"), ("a.b", "S3")]
 
 
-@pytest.mark.parametrize("batch_bytes", [1 << 23, 50])
 class TestStream(SourceContract):
     """A format that is read in order sits the exam of sources too."""
 
@@ -37,16 +36,16 @@ class TestStream(SourceContract):
         values = mixed(100)
         return {name: values[name] for name in ("image", "tokens", "label", "pairs")}
 
-    @pytest.fixture(params=["a.npz", "a.parquet", "a.arrow"])
+    @pytest.fixture(params=["whole.npz", "a.npz", "a.parquet", "a.arrow"])
     def source(
         self,
         expected: Expected,
-        batch_bytes: int,
         request: pytest.FixtureRequest,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> Source:
-        monkeypatch.setattr(streams, "BATCH_BYTES", batch_bytes)
+        if request.param != "whole.npz":
+            monkeypatch.setattr(streams, "BATCH_BYTES", 50)
         sw.convert(Given(expected), tmp_path / request.param)
         return sw.open(tmp_path / request.param)
 

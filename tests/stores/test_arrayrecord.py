@@ -167,18 +167,6 @@ def test_a_record_of_another_length_is_named(tmp_path: Path) -> None:
     assert caught.value.path == str(tmp_path)
 
 
-def test_many_small_files_in_the_order_of_their_names(tmp_path: Path) -> None:
-    for k in (11, 2, 0, 7, 1, 10):  # as many records, of as many bytes
-        write_records(tmp_path / f"{k:02}.array_record", [bytes([k]) * i for i in range(k)])
-    source = ArrayRecordSource(tmp_path)
-    want = [bytes([k]) * i for k in (0, 1, 2, 7, 10, 11) for i in range(k)]
-    rows = np.random.default_rng(0).permutation(len(want))
-    assert [row.tobytes() for row in source[:]["data"]] == want
-    assert [row.tobytes() for row in source.take(rows)["data"]] == [want[i] for i in rows]
-    assert len(source.take([])["data"]) == 0
-    assert len(source.fingerprint) == 8
-
-
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="none"):
         ArrayRecordSource(tmp_path / "none")
@@ -284,26 +272,6 @@ def test_every_byte_flipped(tmp_path: Path) -> None:
     assert found > len(used) * 0.8  # a file's signature and spare bytes hold no rows
 
 
-def test_damage_spares_the_other_rows(tmp_path: Path) -> None:
-    folder, array = converted(tmp_path)
-    path = sorted(folder.glob("*.array_record"))[0]
-    whole = path.read_bytes()
-    spared = 0
-    for i in range(160, 580, 15):  # the first records and what is between them
-        path.write_bytes(whole[:i] + bytes([whole[i] ^ 0xFF]) + whole[i + 1 :])
-        source = ArrayRecordSource(folder, dtype="u1", shape=(24,)).select(slice(1, None))
-        sound = []
-        for row in range(len(source)):
-            try:
-                assert source[row]["data"].tobytes() == array[row + 1].tobytes()
-                sound.append(row)
-            except FormatError:
-                pass
-        assert len(sound) >= 10
-        spared += len(sound) == 10
-    assert spared > 0
-
-
 def test_a_lost_file_is_missed(tmp_path: Path) -> None:
     folder, _ = converted(tmp_path)
     sorted(folder.glob("*.array_record"))[1].unlink()
@@ -352,7 +320,7 @@ def test_unknown_versions(tmp_path: Path, version: Any) -> None:
 
 def test_not_an_arrayrecord_file(tmp_path: Path) -> None:
     (tmp_path / "x.array_record").write_bytes(b"PK\x03\x04" * 50_000)
-    with pytest.raises(StepwellError, match="ArrayRecord: "):
+    with pytest.raises(StepwellError, match="cannot be read: "):
         ArrayRecordSource(tmp_path)
 
 

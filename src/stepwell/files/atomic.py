@@ -100,7 +100,7 @@ def write_file(target: Path, data: bytes, *, follow: bool = True) -> None:
 
 
 def publish(beside: Path, target: Path) -> None:
-    """Give a finished folder its name, once everything in it is on the disk."""
+    """Give a finished file or folder its name, once all of it is on the disk."""
     for path in [*beside.rglob("*"), beside]:
         sync_path(path)
     beside.rename(target)

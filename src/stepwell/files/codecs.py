@@ -103,21 +103,21 @@ def unpack(
     if codec is Codec.NONE or not packed:
         return packed
     if codec is Codec.LZ4:
-        _lz4()  # which may not be there
+        decompress = _lz4().decompress
     else:
         found = _frames_at_once(packed, lengths, dictionary, threads)
         if found is not None:
             return found
+        decompress = partial(_unpack_frame, dictionary)
 
     def some(numbers: range) -> list[Any]:
         return [one(i) for i in numbers]
 
     def one(i: int) -> Any:
+        if not lengths[i] and codec is Codec.LZ4 and bytes(packed[i]) == b"\0":
+            return b""  # a block of nothing; the library takes no size 0
         try:
-            if codec is Codec.LZ4:
-                result = _unpack_block(packed[i], lengths[i])
-            else:
-                result = _unpack_frame(packed[i], lengths[i], dictionary)
+            result = decompress(packed[i], uncompressed_size=lengths[i])
             if len(result) != lengths[i]:
                 raise ValueError(f"expected {lengths[i]} bytes, got {len(result)}")
         except Exception as error:  # lz4 has no error class of its own to name
@@ -152,21 +152,15 @@ def train_dictionary(samples: Sequence[Any], size: int = 112_640) -> bytes:
         ) from None
 
 
-def _unpack_block(block: Any, length: int) -> Any:
-    if not length and bytes(block) == b"\0":  # nothing; the library takes no size 0
-        return b""
-    return _lz4().decompress(block, uncompressed_size=length)
-
-
-def _unpack_frame(frame: Any, length: int, dictionary: bytes | None) -> Any:
+def _unpack_frame(dictionary: bytes | None, frame: Any, uncompressed_size: int) -> Any:
     import zstandard
 
     stated = zstandard.frame_content_size(frame)  # trusted by what follows
-    if stated not in (-1, length):
-        raise ValueError(f"expected {length} bytes, the frame has {stated}")
+    if stated not in (-1, uncompressed_size):
+        raise ValueError(f"expected {uncompressed_size} bytes, the frame has {stated}")
     words = None if dictionary is None else zstandard.ZstdCompressionDict(dictionary)
     decompressor = zstandard.ZstdDecompressor(dict_data=words)
-    return decompressor.decompress(frame, max_output_size=max(length, 1))
+    return decompressor.decompress(frame, max_output_size=max(uncompressed_size, 1))
 
 
 def _frames_at_once(

@@ -4,6 +4,7 @@ import fcntl
 import os
 import time
 import weakref
+from contextlib import suppress
 from pathlib import Path
 
 from stepwell.errors import BusyError
@@ -74,12 +75,10 @@ os.register_at_fork(after_in_child=_in_child)
 def _take(file: int) -> None:
     """Lock a file. Whoever asks `is_locked` holds it for a moment; that is waited for."""
     for pause_s in _PAUSES_S:
-        try:
+        with suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(pause_s)
-        else:
             return
+        time.sleep(pause_s)
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 

@@ -13,8 +13,6 @@ from stepwell.formats.streams import Progress
 from stepwell.source import Batch, Source
 from stepwell.stores.arrayrecord import ABOUT, SUFFIX, library
 
-__all__ = ["write_folder"]
-
 
 def write_folder(
     source: Source, part: Part, *, progress: Progress, part_bytes: int = PART_BYTES

@@ -21,7 +21,6 @@ from stepwell.formats.streams import (
     Progress,
     Stream,
     attributes_of,
-    damage_in,
     in_order,
     rows_of,
 )
@@ -29,11 +28,6 @@ from stepwell.source import Batch, Field, Ragged, Source
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-__all__ = [
-    *("ArrowSource", "ArrowTables", "Tables", "arrow_damage", "library"),
-    *("record_batch", "schema_of", "write"),
-]
 
 _TYPES = "arrow_types"
 """The attribute that says which whole numbers are times."""
@@ -51,7 +45,7 @@ library = partial(extras.library, "pyarrow", "parquet")
 
 def arrow_damage(path: Path) -> Any:
     """What Arrow says about a damaged file, as a `FormatError`."""
-    return damage_in(path, library().ArrowException, EOFError, OSError)
+    return extras.damage_in(path, library().ArrowException, EOFError, OSError)
 
 
 class Tables(Stream):
@@ -107,16 +101,13 @@ class Tables(Stream):
         batch: Batch = {}
         for name, array in zip(rows.schema.names, rows.columns, strict=True):
             try:
-                values = _values(array)
+                batch[name] = _values(array, self.schema[name])
             except _Null:
                 for i in range(len(rows) if len(rows) > 1 else 0):  # which of them it is
                     self._batch(file, rows.slice(i, 1).select([name]), first + i)
                 raise SchemaError(
                     f"{file}: column {name!r}, row {first}: expected a value, got null"
                 ) from None
-            if isinstance(values, Ragged):
-                values.kind = self.schema[name].kind
-            batch[name] = values
         return batch
 
 
@@ -228,32 +219,33 @@ def _time(kind: "pa.DataType") -> dict[str, str] | None:
     return {"type": name, **facts} if name in _TIMES else None
 
 
-def _values(array: "pa.Array") -> Any:
-    """An array of Arrow's as one of NumPy's, or a `Ragged`. Raises `_Null`."""
+def _values(array: "pa.Array", field: Field) -> Any:
+    """An array of Arrow's as the rows of a field. Raises `_Null`."""
     arrow = library()
     types = arrow.types
-    if array.null_count:
-        raise _Null
-    kind = array.type
-    if isinstance(kind, arrow.FixedShapeTensorType):
-        return _values(array.storage).reshape(len(array), *kind.shape)
-    if isinstance(kind, arrow.BaseExtensionType):
-        return _values(array.storage)
-    if types.is_dictionary(kind):
-        return _values(array.dictionary_decode())
-    if str(kind) in _BYTES:
-        return _bytes(array)
-    if types.is_fixed_size_binary(kind):
-        return _bytes(array).values.reshape(len(array), kind.byte_width)
-    if types.is_fixed_size_list(kind):
-        inner = _values(array.flatten())
-        return inner.reshape(len(array), kind.list_size, *inner.shape[1:])
-    if types.is_list(kind) or types.is_large_list(kind):
+    while True:
+        kind = array.type
+        if array.null_count:
+            raise _Null
+        if isinstance(kind, arrow.BaseExtensionType):
+            array = array.storage
+        elif types.is_dictionary(kind):
+            array = array.dictionary_decode()
+        elif types.is_fixed_size_list(kind):
+            array = array.flatten()
+        else:
+            break
+    if field.ragged and field.kind == "array":
         offsets = array.offsets.to_numpy().astype(np.int64)
-        return Ragged(_values(array.flatten()), offsets - offsets[0])
+        items = _values(array.flatten(), Field(field.dtype, field.shape))
+        return Ragged(items, offsets - offsets[0])
+    if field.ragged or types.is_fixed_size_binary(kind):
+        found = _bytes(array)
+        found.kind = field.kind
+        return found if field.ragged else found.values.reshape(-1, *field.shape)
     if _time(kind):
         array = array.view(arrow.int32() if kind.bit_width == 32 else arrow.int64())
-    return array.to_numpy(zero_copy_only=False)
+    return array.to_numpy(zero_copy_only=False).reshape(-1, *field.shape)
 
 
 def _bytes(array: "pa.Array") -> Ragged:

@@ -18,8 +18,6 @@ from stepwell.formats.parts import Part
 from stepwell.formats.streams import Progress, Stream, attributes_of, batches_of, in_order
 from stepwell.source import Batch, Field, Source
 
-__all__ = ["FolderSource", "classes_of", "write_folder"]
-
 _RESERVED = {".", "..", ""}
 
 

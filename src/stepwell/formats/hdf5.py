@@ -5,12 +5,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepwell.files.extras import library
+from stepwell.files.extras import damage_in, library
 from stepwell.formats.runs import equally_long
-from stepwell.formats.streams import Stream, damage_in, rows_of
+from stepwell.formats.streams import Stream, rows_of
 from stepwell.source import Batch, Field
-
-__all__ = ["Hdf5Source"]
 
 _DAMAGE = (OSError, ValueError, RuntimeError, KeyError)
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from stepwell.errors import FormatError
+from stepwell.files.extras import damage_in
 from stepwell.formats import arrow
-
-__all__ = ["HuggingFaceSource"]
 
 _STATE = "state.json"
 _INFO = "dataset_info.json"
@@ -58,10 +57,8 @@ def _attributes(path: Path) -> dict[str, Any]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
+    with damage_in(path, ValueError):
         found = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise FormatError(f"is no JSON: {error}", path=str(path)) from None
-    if not isinstance(found, dict):
-        raise FormatError("expected an object", path=str(path))
-    return found
+        if not isinstance(found, dict):
+            raise ValueError("expected an object")
+        return found

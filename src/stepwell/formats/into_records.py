@@ -11,8 +11,6 @@ from stepwell.formats.streams import Progress, attributes_of, in_order, size_of
 from stepwell.source import Field, Source
 from stepwell.stores import RecordWriter
 
-__all__ = ["NAMES", "OVERHEAD", "fill", "original_names"]
-
 NAMES = "names"
 """The attribute that has the names that fields had, where a store cannot have them."""
 

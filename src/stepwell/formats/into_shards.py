@@ -8,8 +8,6 @@ from stepwell.formats.streams import Progress, attributes_of, in_order
 from stepwell.source import Source
 from stepwell.stores import ShardWriter
 
-__all__ = ["fill"]
-
 
 def fill(
     source: Source,

@@ -17,8 +17,6 @@ from stepwell.formats.streams import Progress, count_of, in_order, only_fixed
 from stepwell.source import Source
 from stepwell.stores import RunColumn, StepReader, StepWriter
 
-__all__ = ["fill"]
-
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _TUPLE = re.compile(r"/(?:\((\d+)\)(?=/|$))?")
 _COMMIT_S = 2.0

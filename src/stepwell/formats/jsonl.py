@@ -22,8 +22,6 @@ from stepwell.files.regular import open_regular
 from stepwell.formats.streams import Progress, Stream, batches_of, in_order
 from stepwell.source import Batch, Field, Ragged, Source
 
-__all__ = ["JsonlSource", "write"]
-
 _RANK = {bool: 0, int: 1, float: 2}
 
 

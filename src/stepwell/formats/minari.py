@@ -27,12 +27,11 @@ if TYPE_CHECKING:
     import gymnasium as gym
     import minari
 
-__all__ = ["PREFIX", "MinariSource", "write"]
-
 PREFIX = "minari:"
 """Before the name of a dataset, where a path could stand too."""
 
 _NUMBER = re.compile(r"/(\d+)(?=/|$)")
+_INDEX = re.compile(r"^\((\d+)\)$")
 _NEEDED = ("reward", "terminated", "truncated")
 
 
@@ -163,7 +162,7 @@ def write(
         )
     if env is None:
         for kind, fields in parts.items():
-            facts.setdefault(f"{kind}_space", _space(assemble(kind, fields), source))
+            facts.setdefault(f"{kind}_space", _space(_tree(kind, fields), source))
 
     def buffers() -> Iterator[Any]:
         for number, i in enumerate(whole):
@@ -176,8 +175,8 @@ def write(
             }
             done = {at: steps[name] for at, name in parts["action"].items()}
             yield EpisodeBuffer(
-                observations=assemble("observation", seen),
-                actions=assemble("action", done),
+                observations=_tree("observation", seen),
+                actions=_tree("action", done),
                 rewards=steps["reward"],
                 terminations=steps["terminated"],
                 truncations=steps["truncated"],
@@ -209,6 +208,19 @@ def _parts(kind: str, source: Source) -> dict[str, str]:
     if not found:
         raise SchemaError(f"there are no {kind}s in {', '.join(source.schema)}")
     return found
+
+
+def _tree(kind: str, found: Mapping[str, Any]) -> Any:
+    """What is at each place, nested; numbers that do not count from 0 are names."""
+
+    def named(tree: Any) -> Any:
+        if isinstance(tree, tuple):
+            return tuple(map(named, tree))
+        if isinstance(tree, dict):
+            return {_INDEX.sub(r"\1", key): named(inner) for key, inner in tree.items()}
+        return tree
+
+    return named(assemble(kind, found))
 
 
 def _space(tree: Any, source: Source) -> "gym.Space[Any]":

@@ -9,8 +9,6 @@ from stepwell.formats.parts import Part, grow_file
 from stepwell.formats.streams import Progress, contiguous, count_of, in_order, only_fixed
 from stepwell.source import Source
 
-__all__ = ["write"]
-
 
 def write(source: Source, part: Part, *, progress: Progress) -> None:
     """Write all rows to a file, whose size says where to go on."""

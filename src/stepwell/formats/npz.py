@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from stepwell.errors import SchemaError
 from stepwell.files.atomic import new_file
+from stepwell.files.extras import damage_in
 from stepwell.files.npy import FORTRAN, NpyHeader, array_header, parse_header
 from stepwell.formats import streams
 from stepwell.formats.runs import equally_long
@@ -27,14 +28,11 @@ from stepwell.formats.streams import (
     Progress,
     Stream,
     contiguous,
-    damage_in,
     in_order,
     part_of,
     rows_of,
 )
 from stepwell.source import Batch, Field, Ragged, Source
-
-__all__ = ["NpzSource", "write"]
 
 _DAMAGE = (
     zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError, OSError

@@ -16,8 +16,6 @@ from stepwell.source import Batch, Source
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ParquetSource", "write", "write_folder"]
-
 SUFFIX = ".parquet"
 _MOST_ROWS = 1 << 16
 _GROUP_BYTES = 4 * BATCH_BYTES

@@ -20,8 +20,6 @@ from stepwell.files.lock import WriterLock
 from stepwell.formats.streams import Progress, count_of, in_order, size_of
 from stepwell.source import Batch, Source
 
-__all__ = ["PART_BYTES", "Part", "grow_file", "sweep_part", "write_series"]
-
 PART_BYTES = 256 << 20
 
 _ABOUT = ".stepwell.json"
@@ -60,18 +58,12 @@ class Part:
 
     def finish(self) -> None:
         """Give what was made the name of the target, and remove the folder."""
-        if self.path.is_dir():
-            if self.target.exists():
-                old = temporary_name(self.target)
-                self.target.rename(old)
-                publish(self.path, self.target)
-                shutil.rmtree(old)
-            else:
-                publish(self.path, self.target)
-        else:
-            sync_path(self.path)
-            self.path.replace(self.target)
-            sync_path(self.target.parent)
+        old = temporary_name(self.target)
+        if self.path.is_dir() and self.target.exists():
+            self.target.rename(old)
+        publish(self.path, self.target)
+        if old.exists():
+            shutil.rmtree(old)
         shutil.rmtree(self._root)
         self._lock.release()
 

@@ -15,8 +15,6 @@ from stepwell.store import QueryTable, Runs
 from stepwell.stores.arrays import ArraySource
 from stepwell.stores.steps import RunColumn
 
-__all__ = ["OWN_FIELDS", "RunList", "arrays", "equally_long", "find_runs"]
-
 OWN_FIELDS = ("run_id", "step_index")
 """Fields of a step dataset that its writer fills in."""
 

@@ -30,8 +30,6 @@ from stepwell.formats.streams import (
 )
 from stepwell.source import Batch, Field, Source
 
-__all__ = ["BFLOAT16", "SafetensorsSource", "write"]
-
 BFLOAT16 = "bfloat16"
 
 _DTYPES = {

@@ -8,32 +8,15 @@ however large the file is.
 import os
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.errors import FormatError, SchemaError, StepwellError
+from stepwell.errors import FormatError, SchemaError
 from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source
-from stepwell.store import Progress, Runs
+from stepwell.store import Progress as Progress, Runs
 from stepwell.views import Columns
-
-__all__ = [
-    "Progress",
-    "Stream",
-    "attributes_of",
-    "batches_of",
-    "contiguous",
-    "count_of",
-    "damage_in",
-    "in_order",
-    "only_fixed",
-    "part_of",
-    "rows_of",
-    "size_of",
-]
 
 BATCH_BYTES = 8 << 20
 """About so many bytes are read, and written, at once."""
@@ -187,12 +170,10 @@ def in_order(
 
 
 def _batches(source: Source, first: int, max_bytes: int | None) -> Iterator[Batch]:
-    if isinstance(source, Stream):
-        yield from source._from(first, list(source.schema))
-        return
-    if isinstance(source, Columns) and isinstance(source._base, Stream):
-        names = source._names
-        for batch in source._base._from(first, list(dict.fromkeys(names.values()))):
+    base = source._base if isinstance(source, Columns) else source
+    if isinstance(base, Stream):
+        names = source._names if isinstance(source, Columns) else {n: n for n in source.schema}
+        for batch in base._from(first, list(dict.fromkeys(names.values()))):
             yield {name: batch[old] for name, old in names.items()}
         return
     limit = min(BATCH_BYTES, max_bytes or BATCH_BYTES)
@@ -298,19 +279,6 @@ def only_fixed(source: Source, what: str, hint: str = "") -> None:
     for name, field in source.schema.items():
         if field.ragged:
             raise SchemaError(f"{name!r} is {field}: {what} has rows of one size{hint}")
-
-
-@contextmanager
-def damage_in(path: Path, *kinds: type[Exception]) -> Iterator[None]:
-    """What a library says about a damaged file, as a `FormatError` that names it."""
-    try:
-        yield
-    except StepwellError:
-        raise
-    except kinds as error:
-        if isinstance(error, OSError) and error.errno is not None:  # the system's, not the file's
-            raise
-        raise FormatError(f"cannot be read: {error}", path=str(path)) from error
 
 
 def contiguous(values: NDArray[Any]) -> memoryview:

@@ -14,8 +14,6 @@ from stepwell.files.extras import library
 from stepwell.formats.streams import Progress, in_order
 from stepwell.source import Field, Source
 
-__all__ = ["write"]
-
 _MOST_GIF_FPS = 50  # viewers play anything faster at ten a second
 _LOOP_FOR_EVER = b"!\xff\x0bNETSCAPE2.0\x03\x01\x00\x00\x00"
 _COLOURS = 256

@@ -18,6 +18,7 @@ from numpy.typing import DTypeLike
 from stepwell.errors import FormatError, SchemaError
 from stepwell.files import extras
 from stepwell.files.document import Document
+from stepwell.files.extras import damage_in
 from stepwell.files.npy import dtype_from_json
 from stepwell.files.regular import check_inside
 from stepwell.lazy import lazy
@@ -27,6 +28,7 @@ from stepwell.store import Progress, Report, Store
 SUFFIX = ".array_record"
 ABOUT = Document("stepwell.json", "arrayrecord", 1, indent=None)
 _PIECE_ROWS = 1024
+_DAMAGE = (ValueError, RuntimeError, IndexError)
 
 library = partial(extras.library, "array_record.python.array_record_module", "arrayrecord")
 
@@ -99,7 +101,7 @@ class ArrayRecordSource(Store):
         # One set for each process: a reader's file position must not be shared across fork.
         process = os.getpid()
         if process not in self._open:
-            self._open[process] = [_guard(file, _open_file, file) for file in self._files]
+            self._open[process] = [_open_file(file) for file in self._files]
         return self._open[process]
 
     def _fill(self, rows: Rows, out: Batch) -> None:
@@ -117,9 +119,10 @@ class ArrayRecordSource(Store):
         for k in np.unique(file_of):
             places = np.flatnonzero(file_of == k)
             wanted = (rows[places] - self._starts[k]).tolist()
-            for place, record in zip(
-                places, _guard(self._files[k], self._readers[k].read, wanted), strict=True
-            ):
+            reader = self._readers[k]
+            with damage_in(self._files[k], *_DAMAGE):
+                found = reader.read(wanted)
+            for place, record in zip(places, found, strict=True):
                 records[place] = record
         size = self._field.row_bytes
         for row, record in zip(rows, records, strict=True):
@@ -183,15 +186,9 @@ def _field_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Field:
 
 def _open_file(file: Path) -> Any:
     # Without read-ahead: random records are the point.
-    reader = library().ArrayRecordReader(str(file), "readahead_buffer_size:0,max_parallelism:0")
-    if not reader.ok():
-        reader.close()  # raises what is wrong
-    return reader
-
-
-def _guard(file: Path, call: Any, *args: Any) -> Any:
-    """Call the library; what it finds wrong with the file becomes a `FormatError`."""
-    try:
-        return call(*args)
-    except (ValueError, RuntimeError, IndexError) as error:
-        raise FormatError(f"ArrayRecord: {error}", path=str(file)) from error
+    options = "readahead_buffer_size:0,max_parallelism:0"
+    with damage_in(file, *_DAMAGE):
+        reader = library().ArrayRecordReader(str(file), options)
+        if not reader.ok():
+            reader.close()  # raises what is wrong
+        return reader
