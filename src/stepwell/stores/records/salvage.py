@@ -17,13 +17,13 @@ from stepwell.stores.records.journal import read_commits
 from stepwell.stores.records.layout import (
     CHUNKS,
     ENTRY,
+    Meta,
     chunk_name,
     chunk_numbers,
     codec_number,
     dictionary_name,
     read_dictionary,
 )
-from stepwell.stores.records.meta import Meta
 from stepwell.stores.records.tables import map_file
 from stepwell.stores.records.view import records_of
 from stepwell.stores.records.writer import RecordWriter

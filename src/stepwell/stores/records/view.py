@@ -22,11 +22,11 @@ from stepwell.stores.records.layout import (
     MAX_CHUNKS,
     META,
     TABLE_BLOCK,
+    Meta,
     chunk_numbers,
     load_dictionary,
     table_names,
 )
-from stepwell.stores.records.meta import Meta
 from stepwell.stores.records.tables import Entries, change_memory, map_file, own_copy
 
 _PATIENCE_S = 5.0

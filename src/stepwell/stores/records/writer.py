@@ -25,7 +25,7 @@ from stepwell.files.journal import Journal
 from stepwell.files.regular import check_inside
 from stepwell.source import Batch, Rows, Schema, Source, as_rows
 from stepwell.store import Progress
-from stepwell.stores.records.chunk import FrameWriter, OpenChunks
+from stepwell.stores.records.chunk import FrameWriter, OpenChunks, rebalance
 from stepwell.stores.records.control import boot_number, map_control, read_control
 from stepwell.stores.records.journal import FRAMING, Commit, read_commits
 from stepwell.stores.records.layout import (
@@ -35,14 +35,16 @@ from stepwell.stores.records.layout import (
     LOCK,
     META,
     FieldLike,
+    Meta,
     as_fields,
+    checked_attributes,
     chunk_name,
+    is_left_over,
     need_codec,
+    remove_left_over,
+    remove_stale,
     table_names,
 )
-from stepwell.stores.records.left_over import is_left_over, remove_left_over, remove_stale
-from stepwell.stores.records.meta import Meta, checked_attributes
-from stepwell.stores.records.rebalance import rebalance
 from stepwell.stores.records.tables import Entries, Staging, TableFile
 from stepwell.stores.records.values import as_values
 from stepwell.stores.records.view import View, mapped
@@ -267,8 +269,10 @@ class RecordWriter(Writer):
         opened = hasattr(self, "_frames")
         whole = opened and self._born and not self._failed and self._in_place
         with ExitStack() as last:  # all of it, whichever part fails
-            for file in (*self._tables, *([self._journal] if hasattr(self, "_journal") else [])):
-                last.callback(file.close)
+            if hasattr(self, "_journal"):
+                last.callback(self._journal.close)
+            for table in self._tables:
+                last.callback(table.close)
             if opened:
                 chunks = self._chunks
                 last.callback(lambda: chunks.close(cut=whole and not self._failed))
