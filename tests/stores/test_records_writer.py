@@ -20,36 +20,10 @@ from stepwell import (
 from stepwell.writer import Mode
 from tests.records import batch, contents, fields
 from tests.reference.records import read_store
-from tests.writer_contract import WriterContract, WriterKit, snapshot
+from tests.writer_contract import snapshot
 
 NAMES = ["x", "n", "tokens", "text", "blob"]
 MODES: tuple[Mode, ...] = ("x", "a")
-
-
-class Kit(WriterKit):
-    store = RecordReader
-    writer = RecordWriter
-
-    def open(self, path: Path, mode: Any = "x") -> RecordWriter:
-        made: Any = {"n": "<i8", "text": Field(str, compress="zstd")}
-        return RecordWriter(path, made, mode=mode, chunk_records=5, grow_bytes=4096)
-
-    def append(self, writer: RecordWriter, stamp: int) -> None:
-        writer.append({"n": [stamp, stamp], "text": [f"of {stamp} " * stamp] * 2})
-
-    def stamps(self, store: RecordReader) -> list[int]:
-        batch = store[:]
-        numbers: list[int] = batch["n"].tolist()
-        assert numbers[::2] == numbers[1::2]
-        assert batch["text"].to_list() == [f"of {stamp} " * stamp for stamp in numbers]
-        return numbers[::2]
-
-
-KIT = Kit()
-
-
-class TestWriter(WriterContract):
-    kit = KIT
 
 
 @pytest.fixture
