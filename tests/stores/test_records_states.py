@@ -99,18 +99,13 @@ class RecordMachine(RuleBasedStateMachine):
         return np.array(list(dict.fromkeys(chosen)), np.int64)
 
     @precondition(lambda self: self.writer is not None)
-    @rule(count=st.integers(0, 7), names=SOME)
+    @rule(count=st.integers(0, 7), names=st.just(NAMES) | SOME)
     def append(self, count: int, names: list[str]) -> None:
         assert self.writer is not None
         made, given = self.new(count, names)
         length = len(self.records)
         assert self.writer.append(given) == range(length, length + count)
         self.records += [{**dict.fromkeys(NAMES), **record} for record in made]
-
-    @precondition(lambda self: self.writer is not None)
-    @rule(count=st.integers(1, 7))
-    def append_whole(self, count: int) -> None:
-        self.append(count, NAMES)
 
     @precondition(lambda self: self.writer is not None)
     @rule(rows=ROWS, names=SOME)

@@ -181,8 +181,9 @@ class RecordColumn(Column):
         if found is not None:
             return found
         values = self.take(numbers)[self._name]
-        ragged = isinstance(values, Ragged)
-        return Ragged(values.values, values.offsets).to_list() if ragged else list(values)
+        if isinstance(values, Ragged):
+            return Ragged(values.values, values.offsets).to_list()
+        return [values[i, ...] for i in range(len(values))]
 
     def _mapped(self, rows: Rows) -> list[NDArray[Any]] | None:
         """Records as they lie in the files; None if some cannot be had so."""
