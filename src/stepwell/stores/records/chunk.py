@@ -151,7 +151,7 @@ class OpenChunks:
             del frames  # their memory is for the next ones
             made.append(entries.view(ENTRY).reshape(-1, stop - begin))
             begin = stop
-        return np.concatenate(made, axis=1)
+        return np.concatenate(made, axis=1) if len(made) > 1 else made[0]
 
     def sync(self) -> None:
         """Everything that was written is on the disk, and so are the names."""
@@ -227,8 +227,11 @@ class FrameWriter:
         given = [self._numbers[name] for name in values]
         if not len(numbers):
             return dict.fromkeys(given, np.empty(0, ENTRY))
-        bounds = (v.bounds(self._fields[name].row_bytes) for name, v in values.items())
-        ends = np.cumsum(sum(map(np.diff, bounds)) + 32 * len(given))
+        fixed = sum(self._fields[name].row_bytes for name, v in values.items() if v.ends is None)
+        ends = np.arange(1, len(numbers) + 1) * (fixed + 32 * len(given))
+        for each in values.values():
+            if each.ends is not None:
+                ends += each.ends[1:] - each.ends[0]
         alone = newest or int(ends[-1]) < _SLAB_BYTES // 8
         threads = 1 if alone else min(self._threads, len(numbers))
         cuts = [len(numbers) * k // threads for k in range(threads + 1)]
