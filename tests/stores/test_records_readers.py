@@ -180,9 +180,9 @@ except PermissionError:
         for name in files:
             os.chmod(Path(folder) / name, 0o444)
     try:
-        before = {file: file.read_bytes() for file in copy.rglob("*") if file.is_file()}
+        before = snapshot(copy)
         assert children.answer(script, copy) == "refused"
-        assert before == {file: file.read_bytes() for file in copy.rglob("*") if file.is_file()}
+        assert snapshot(copy) == before
     finally:
         for folder, _, _ in os.walk(quick_path):
             os.chmod(folder, 0o755)

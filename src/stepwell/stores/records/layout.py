@@ -57,14 +57,11 @@ def as_fields(given: Mapping[str, FieldLike]) -> dict[str, Field]:
     """
     if not isinstance(given, Mapping):
         raise TypeError(f"fields: expected a dict of names and dtypes, got {type(given).__name__}")
-    return checked(
-        {
-            name: field
-            if isinstance(field, Field)
-            else Field(*(field if isinstance(field, tuple) else (field,)))
-            for name, field in given.items()
-        }
-    )
+    fields = {}
+    for name, field in given.items():
+        parts = field if isinstance(field, tuple) else (field,)
+        fields[name] = field if isinstance(field, Field) else Field(*parts)
+    return checked(fields)
 
 
 def checked(fields: Mapping[str, Field]) -> dict[str, Field]:

@@ -94,8 +94,6 @@ def salvage(
 def _usable(frames: NDArray[Any], path: Path, meta: Meta) -> NDArray[np.bool]:
     """Which frames can be those of a record of this store."""
     fields = list(meta.fields.items())
-    if not len(frames):
-        return np.zeros(0, np.bool)
     fit = frames["field"] < len(fields)
     of = np.where(fit, frames["field"], 0)
     items = np.array([field.row_bytes for _, field in fields])[of]

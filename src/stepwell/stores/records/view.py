@@ -48,10 +48,6 @@ class Control(NamedTuple):
     of_this_boot: bool
     """Whether it was written since the machine started; else it says nothing."""
 
-    @property
-    def settled(self) -> bool:
-        return self.of_this_boot and self.sequence % 2 == 0
-
 
 @cache
 def boot_number() -> int:
@@ -147,7 +143,8 @@ def look(root: Path, *, checksums: bool, old: View | None = None, at: Meta | Non
         try:
             control = map_control(root)
             seen, before = read_control(control), control.tobytes()
-            known, odd = seen.settled and seen.commit >= meta.commit, seen.sequence % 2 == 1
+            odd = seen.sequence % 2 == 1
+            known = seen.of_this_boot and not odd and seen.commit >= meta.commit
             live = is_locked(root / LOCK)
             if live and not known and (odd or boot_number()):
                 # It opens the store, or is in the middle of a commit.
