@@ -259,82 +259,70 @@ def fields_of(meta: dict[str, Any]) -> list[Field]:
     return fields
 
 
-@dataclass
-class State:
-    """What meta.json says, and then what each commit of the journal makes of it."""
-
-    length: int
-    peak: int
-    first_chunk: int
-    next_chunk: int
-    unfull: list[Chunk]
-
-    def check(self) -> None:
-        need(self.length <= self.peak, f"length {self.length}, peak {self.peak}")
-        count = self.next_chunk - self.first_chunk
-        need(0 <= count <= 1 << 16, f"chunks from {self.first_chunk} to {self.next_chunk}")
-        numbers = [chunk.number for chunk in self.unfull]
-        need(len({*numbers}) == len(numbers), f"unfull: {numbers}")
-        for chunk in self.unfull:
-            need(self.first_chunk <= chunk.number < self.next_chunk, f"unfull: {numbers}")
-            need(chunk.end % 8 == 0, f"the next frame at {chunk.end}")
+def check(state: Commit, first_chunk: int) -> None:
+    """What meta.json says, and what each commit of the journal makes of it."""
+    need(state.length <= state.peak, f"length {state.length}, peak {state.peak}")
+    count = state.next_chunk - first_chunk
+    need(0 <= count <= 1 << 16, f"chunks from {first_chunk} to {state.next_chunk}")
+    numbers = [chunk.number for chunk in state.unfull]
+    need(len({*numbers}) == len(numbers), f"unfull: {numbers}")
+    for chunk in state.unfull:
+        need(first_chunk <= chunk.number < state.next_chunk, f"unfull: {numbers}")
+        need(chunk.end % 8 == 0, f"the next frame at {chunk.end}")
 
 
 def read_store(path: Path) -> Store:
     """The store as its last commit has it."""
     meta = read_meta(path)
-    fields = fields_of(meta)
-    chunks = meta["chunks"]
+    fields, chunks = fields_of(meta), meta["chunks"]
     need(isinstance(chunks["unfull"], list), "unfull")
     need(isinstance(meta["attributes"], dict), "attributes")
-    deletes = whole(meta["deletes"], "deletes")
     need(whole(chunks["size"], "size", 32) > 0, "chunks of no records")
-    state = State(
+    first_chunk = whole(chunks["first"], "first", 32)
+    generation = whole(meta["generation"], "generation", 32)
+    state = Commit(
+        whole(meta["commit"], "commit"),
         whole(meta["length"], "length", 59),
         whole(meta["peak"], "peak", 59),
-        whole(chunks["first"], "first", 32),
         whole(chunks["num"], "num", 32),
         [Chunk(whole(c[0], "id", 32), whole(c[1], "end"), whole(c[2], "records", 33))
          for c in chunks["unfull"] if isinstance(c, list) and len(c) == 3],
+        [],
+        whole(meta["deletes"], "deletes"),
     )  # fmt: skip
     need(len(state.unfull) == len(chunks["unfull"]), "unfull")
-    state.check()
-    generation, number = (
-        whole(meta["generation"], "generation", 32),
-        whole(meta["commit"], "commit"),
-    )
-    new = read_journal(path, len(fields), number)
+    check(state, first_chunk)
+    new = read_journal(path, len(fields), state.number)
     for commit in new:
-        for change in commit.changes:
-            end = change.first + len(change.appended)
+        ends = [change.first + len(change.appended) for change in commit.changes]
+        for change, end in zip(commit.changes, ends, strict=True):
             need(change.first <= state.peak or end == change.first, "a gap before new entries")
             need(commit.length <= max(state.peak, end), "records without entries")
-        ends = [change.first + len(change.appended) for change in commit.changes]
         need(commit.peak <= max(state.peak, *ends), f"peak {commit.peak}, entries up to {ends}")
         need(commit.next_chunk >= state.next_chunk, "fewer chunks than before")
-        state.length, state.peak = commit.length, commit.peak
-        state.next_chunk, state.unfull = commit.next_chunk, commit.unfull
-        state.check()
-    tables = [
-        read_table(path, field, generation, state, [commit.changes[position] for commit in new])
-        for position, field in enumerate(fields)
-    ]
+        check(commit, first_chunk)
+        state = commit
     store = Store(
         fields, [{} for _ in range(state.length)], meta["attributes"], {}, generation,
-        new[-1].number if new else number, state.peak, state.first_chunk,
-        chunks["size"], state.unfull, new[-1].deletes if new else deletes, meta["id"],
+        state.number, state.peak, first_chunk, chunks["size"], state.unfull, state.deletes,
+        meta["id"],
     )  # fmt: skip
-    for position, (field, table) in enumerate(zip(fields, tables, strict=True)):
+    for position, field in enumerate(fields):
+        changes = [commit.changes[position] for commit in new]
+        table = read_table(path, field, generation, state.length, changes)
         store.dictionaries |= read_dictionary(path, field)
-        known = store.dictionaries.get(field.name)
         for row, record in enumerate(store.records):
-            entry = table[row * ENTRY : (row + 1) * ENTRY]
-            record[field.name] = read_payload(path, state, entry, field, position, known)
+            offset, number, length = struct.unpack_from("<QII", table, row * ENTRY)
+            if offset:
+                need(first_chunk <= number < state.next_chunk, f"{field.name}: chunk {number}")
+                known = store.dictionaries.get(field.name)
+                payload = read_payload(path, number, offset, length, field, position, known)
+            record[field.name] = payload if offset else None
     return store
 
 
 def read_table(
-    path: Path, field: Field, generation: int, state: State, changes: list[Change]
+    path: Path, field: Field, generation: int, length: int, changes: list[Change]
 ) -> bytes:
     """The entries of a field: those of the file, then those of the journal."""
     file = path / table_name(field, generation)
@@ -344,9 +332,9 @@ def read_table(
     for change in changes:
         rows = range(change.first, change.first + len(change.appended))
         entries |= {**dict(zip(rows, change.appended, strict=True)), **dict(change.changed)}
-    more = len([row for row in entries if there <= row < state.length])
-    need(state.length <= there + more, f"{file.name}: {there} entries of {state.length}")
-    blocks = -(-state.length // BLOCK)
+    more = len([row for row in entries if there <= row < length])
+    need(length <= there + more, f"{file.name}: {there} entries of {length}")
+    blocks = -(-length // BLOCK)
     with file.open("rb") as opened:
         before = opened.read(blocks * BLOCK * ENTRY).ljust(blocks * BLOCK * ENTRY, b"\0")
     table = bytearray(before)
@@ -374,13 +362,15 @@ def read_dictionary(path: Path, field: Field) -> dict[str, bytes]:
 
 
 def read_payload(
-    path: Path, state: State, entry: bytes, field: Field, position: int, dictionary: bytes | None
-) -> bytes | None:
-    offset, number, length = struct.unpack("<QII", entry)
-    if offset == 0:
-        return None
+    path: Path,
+    number: int,
+    offset: int,
+    length: int,
+    field: Field,
+    position: int,
+    dictionary: bytes | None,
+) -> bytes:
     need(FRAME <= offset < 1 << 62 and offset % 8 == 0, f"{field.name}: a payload at {offset}")
-    need(state.first_chunk <= number < state.next_chunk, f"{field.name}: chunk {number}")
     with (path / "chunk" / f"{number}.zr").open("rb") as file:
         file.seek(offset - FRAME)
         head = file.read(FRAME)
@@ -483,14 +473,14 @@ def table_sums(table: bytes) -> bytes:
     return b"".join(struct.pack("<I", crc32c(block)) for block in blocks)
 
 
-def meta_of(store: Store, length: int, peak: int, number: int, state: State) -> dict[str, Any]:
+def meta_of(store: Store, state: Commit) -> dict[str, Any]:
     meta = {
         "format": "zrecord",
         "version": 1,
-        "length": length,
+        "length": state.length,
         "generation": store.generation,
-        "commit": number,
-        "peak": peak,
+        "commit": state.number,
+        "peak": state.peak,
         "deletes": store.deletes,
         "id": store.id,
         "chunks": {
@@ -527,7 +517,8 @@ def write_store(
         (path / f"{name}.dict").write_bytes(data)
     tables: list[list[bytes]] = [[] for _ in store.fields]
     chunk, number, held = b"", store.first_chunk, 0
-    states = []
+    states: list[tuple[int, list[Chunk]]] = [(store.first_chunk, [])]
+    """The next chunk and those with room, after so many records."""
     for row, record in enumerate(store.records):
         if held == store.chunk_records:
             (path / "chunk" / f"{number}.zr").write_bytes(chunk)
@@ -537,28 +528,24 @@ def write_store(
             table.append(entry)
         held += 1
         unfull = [Chunk(number, len(chunk), held)] if held < store.chunk_records else []
-        states.append(State(row + 1, 0, store.first_chunk, number + 1, unfull))
+        states.append((number + 1, unfull))
     if store.records:
         (path / "chunk" / f"{number}.zr").write_bytes(chunk)
     start = len(store.records) - sum(commits)
-    empty = State(0, 0, store.first_chunk, store.first_chunk, [])
-    state = states[start - 1] if start else empty
     peak = max(store.peak - sum(commits), start)
     for field, table in zip(store.fields, tables, strict=True):
         written = b"".join([*table[:start], *(peak - start) * table[:1]])
         (path / table_name(field, store.generation)).write_bytes(written)
         (path / table_name(field, store.generation, "sums")).write_bytes(table_sums(written))
-    meta = meta_of(store, start, peak, store.commit - len(commits), state)
+    before = store.commit - len(commits)
+    meta = meta_of(store, Commit(before, start, peak, *states[start], []))
     (path / "meta.json").write_text(json.dumps(meta, indent=1))
     journal = b""
-    for done, count in enumerate(commits):
-        state = states[start + count - 1] if start + count else empty
+    for this, count in enumerate(commits, before + 1):
         changes = [Change(start, table[start : start + count]) for table in tables]
         start += count
         peak = max(peak, start)
-        this = store.commit - len(commits) + done + 1
-        made = Commit(this, start, peak, state.next_chunk, state.unfull, changes)
-        journal += build_commit(made)
+        journal += build_commit(Commit(this, start, peak, *states[start], changes))
     (path / "journal.zr").write_bytes(journal)
 
 

@@ -46,6 +46,8 @@ class Sample(NamedTuple):
     files: Files
     states: list[list[Record]]
     """What each commit had."""
+    tables: Files
+    """Tables as they were at the last checkpoint."""
 
 
 def make(folder: Path, compress: Compress, *, closed: bool) -> Sample:
@@ -59,8 +61,11 @@ def make(folder: Path, compress: Compress, *, closed: bool) -> Sample:
 
     store.append(batch([3, 1, 2], NAMES))
     commit()
+    tables: Files = {}
     if not closed:  # some of it is in the tables alone
         store.close()
+        names = [f"{name}.{kind}" for name in NAMES for kind in ("offset", "sums")]
+        tables = {name: (path / name).read_bytes() for name in names}
         store = RecordWriter(path, mode="a")
     store.append(batch([4, 5], ["n", "text"]))
     store.update([0], batch([7], NAMES))
@@ -86,7 +91,7 @@ def make(folder: Path, compress: Compress, *, closed: bool) -> Sample:
     files["journal.zr"] = files["journal.zr"][: size + 16]
     shutil.rmtree(path)
     shutil.rmtree(there)
-    return Sample(files, states)
+    return Sample(files, states, tables)
 
 
 def with_a_dictionary(folder: Path) -> Sample:
@@ -98,13 +103,13 @@ def with_a_dictionary(folder: Path) -> Sample:
     names = ("meta.json", "text.offset", "text.sums", "text.dict", "chunk/0.zr", "journal.zr")
     files = {name: (folder / "made" / name).read_bytes() for name in names}
     shutil.rmtree(folder / "made")
-    return Sample(files, [records])
+    return Sample(files, [records], {})
 
 
 def restarted(sample: Sample) -> Sample:
     """Without what the machine knew before it was started again."""
     left = {name: data for name, data in sample.files.items() if name != "writer.lock"}
-    return Sample(left, sample.states)
+    return sample._replace(files=left)
 
 
 def put(path: Path, files: Files) -> Path:
@@ -194,26 +199,10 @@ def _replace(file: Path, data: bytes) -> None:
     file.write_bytes(data)
 
 
-def before_the_journal(sample: Sample) -> Files:
-    """Tables as they were at the last checkpoint."""
-    files = restarted(sample).files
-    length = json.loads(files["meta.json"])["peak"]
-    chunk = files["chunk/0.zr"]
-    assert length == 3
-    for position, name in enumerate(NAMES):
-        entries: list[bytes] = []
-        for offset, row, field, _, payload in frames(chunk, len(chunk)):
-            if field == position and len(entries) == row < length:
-                entries.append(struct.pack("<QII", offset, 0, len(payload)))
-        files[f"{name}.offset"] = b"".join(entries)
-        files[f"{name}.sums"] = table_sums(files[f"{name}.offset"])
-    return files
-
-
 def test_a_journal_cut_anywhere(quick_path: Path) -> None:
     """Power is lost while a commit is written: the tables do not have it yet."""
     sample = make(quick_path, "zstd", closed=False)
-    before, journal = before_the_journal(sample), sample.files["journal.zr"]
+    before, journal = {**restarted(sample).files, **sample.tables}, sample.files["journal.zr"]
     ends = [0]
     for commit in parse_journal(journal, len(NAMES)):
         ends.append(ends[-1] + len(build_commit(commit)))
@@ -230,7 +219,7 @@ def test_a_table_that_is_damaged_before_a_restart(quick_path: Path) -> None:
     """The entry of record 1 becomes that of record 2, and the block is summed again: only the
     number in the frame tells, and `verify` looks at it."""
     sample = make(quick_path, "raw", closed=False)
-    files = before_the_journal(sample)
+    files = {**restarted(sample).files, **sample.tables}
     table = files["n.offset"]
     files["n.offset"] = table[:ENTRY] + table[2 * ENTRY :] + table[2 * ENTRY :]
     files["journal.zr"] = build_commit(parse_journal(files["journal.zr"], len(NAMES))[0])
@@ -279,13 +268,11 @@ def cut(name: str, size: int) -> Damage:
 BAD_FIELD = {"name": "a.b", "dtype": "<i8", "shape": [], "compress": "raw"}
 DAMAGES: list[tuple[Damage, type[FormatError], str, str]] = [
     (write("meta.json", b""), FormatError, "not a meta.json", "meta.json"),
-    (write("meta.json", b"{}"), FormatError, "expected the format 'zrecord'", "meta.json"),
     (write("meta.json", b"\xff"), FormatError, "UnicodeDecodeError", "meta.json"),
     (write("meta.json", b"[" * 10**5), FormatError, "RecursionError", "meta.json"),
     (meta(version=2), VersionError, "expected version 1, got 2", "meta.json"),
     (meta(format="other"), FormatError, "expected the format 'zrecord'", "meta.json"),
     (meta(length="x"), FormatError, "expected a whole number .* got 'x'", "meta.json"),
-    (meta(length=-1), FormatError, "expected a whole number .* got -1", "meta.json"),
     (meta(length=7), FormatError, "7 records, and never more than 6", "meta.json"),
     (meta(length=7, peak=7), FormatError, "expected 7 entries, got 6", "n.offset"),
     (meta(num=0), FormatError, "no chunk can be", "meta.json"),
@@ -296,7 +283,6 @@ DAMAGES: list[tuple[Damage, type[FormatError], str, str]] = [
     (cut("n.sums", 1), ChecksumError, "checksum", "n.offset"),
     (write("chunk/0.zr", None), FormatError, "the chunk is missing", "chunk/0.zr"),
     (cut("chunk/0.zr", 30), FormatError, "expected at least .* bytes, got ", "chunk/0.zr"),
-    (cut("chunk/1.zr", 60), FormatError, "expected at least .* bytes, got ", "chunk/1.zr"),
     (write("chunk/0.zr", b""), FormatError, "expected at least .* bytes, got 0", "chunk/0.zr"),
 ]
 BROKEN: dict[type[FormatError], Any] = {
@@ -473,7 +459,11 @@ def test_numbers_that_lie(
 ) -> None:
     """Whatever is said, what is believed is what the reference believes, in little memory."""
     sample = make(quick_path, compress, closed=lies is not journal_lies)
-    files = before_the_journal(sample) if lies is journal_lies else restarted(sample).files
+    files = (
+        {**restarted(sample).files, **sample.tables}
+        if lies is journal_lies
+        else restarted(sample).files
+    )
 
     def judge() -> list[str]:
         if not SANITIZED:

@@ -6,7 +6,6 @@ import pickle
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -181,9 +180,9 @@ except PermissionError:
         for name in files:
             os.chmod(Path(folder) / name, 0o444)
     try:
-        before = {file: file.read_bytes() for file in copy.rglob("*") if file.is_file()}
+        before = snapshot(copy)
         assert children.answer(script, copy) == "refused"
-        assert before == {file: file.read_bytes() for file in copy.rglob("*") if file.is_file()}
+        assert snapshot(copy) == before
     finally:
         for folder, _, _ in os.walk(quick_path):
             os.chmod(folder, 0o755)
@@ -313,28 +312,3 @@ def test_pickled_at_the_commit_it_had(quick_path: Path) -> None:
         writer.rebalance()
     with pytest.raises(BusyError, match="has become shorter, and was rebalanced"):
         pickle.loads(sent)
-
-
-def test_threads_of_the_writer(quick_path: Path) -> None:
-    """Several threads append, commit and read through one writer. A forked child does not."""
-    store = RecordWriter(quick_path / "store", FIELDS, chunk_records=50)
-
-    def work(first: int) -> list[int]:
-        rng = np.random.default_rng(first)
-        for stamp in range(first, first + 30):
-            store.append(batch(np.array([stamp, stamp])))
-            if stamp % 7 == 0:
-                store.commit()
-            found = store.take(rng.integers(0, len(store), 20))
-            for number, text in zip(found["n"][:, 0].tolist(), found["text"], strict=True):
-                assert text == b"%d " % number * (number % 50 + 1)
-        return list(range(first, first + 30))
-
-    with ThreadPoolExecutor(4) as pool:
-        stamps = [stamp for part in pool.map(work, range(1000, 5000, 1000)) for stamp in part]
-    with pytest.raises(AssertionError, match="belongs to the process that this one was forked"):
-        children.in_fork(lambda: store.take([0]))
-    store.close()
-    reader = RecordReader.open(quick_path / "store")
-    assert sorted(reader["n"][:][:, 0].tolist()) == sorted(stamps * 2)
-    assert reader.verify().ok

@@ -20,36 +20,10 @@ from stepwell import (
 from stepwell.writer import Mode
 from tests.records import batch, contents, fields
 from tests.reference.records import read_store
-from tests.writer_contract import WriterContract, WriterKit, snapshot
+from tests.writer_contract import snapshot
 
 NAMES = ["x", "n", "tokens", "text", "blob"]
 MODES: tuple[Mode, ...] = ("x", "a")
-
-
-class Kit(WriterKit):
-    store = RecordReader
-    writer = RecordWriter
-
-    def open(self, path: Path, mode: Any = "x") -> RecordWriter:
-        made: Any = {"n": "<i8", "text": Field(str, compress="zstd")}
-        return RecordWriter(path, made, mode=mode, chunk_records=5, grow_bytes=4096)
-
-    def append(self, writer: RecordWriter, stamp: int) -> None:
-        writer.append({"n": [stamp, stamp], "text": [f"of {stamp} " * stamp] * 2})
-
-    def stamps(self, store: RecordReader) -> list[int]:
-        batch = store[:]
-        numbers: list[int] = batch["n"].tolist()
-        assert numbers[::2] == numbers[1::2]
-        assert batch["text"].to_list() == [f"of {stamp} " * stamp for stamp in numbers]
-        return numbers[::2]
-
-
-KIT = Kit()
-
-
-class TestWriter(WriterContract):
-    kit = KIT
 
 
 @pytest.fixture
@@ -80,25 +54,20 @@ def unchanged(
 X, N = np.zeros((2, 2), "f4"), np.zeros(2, "i8")
 BATCHES: list[tuple[Any, type[Exception], str]] = [
     ({"x": X, "n": np.zeros(3, "i8")}, SchemaError, r"equal lengths, got \{'x': 2, 'n': 3\}"),
-    ({"x": X, "text": ["a"]}, SchemaError, r"equal lengths, got \{'x': 2, 'text': 1\}"),
     ({"x": X, "y": X}, SchemaError, r"expected some of \['x', 'n', .*\], got \['x', 'y'\]"),
     ({}, SchemaError, r"expected some of .* got \[\]"),
     ([X, N], TypeError, "expected a dict of arrays or lists, got list"),
     ({"x": np.zeros((2, 3), "f4")}, SchemaError, "x: "),
-    ({"x": np.zeros(2, "f4")}, SchemaError, "x: "),
     ({"x": [[1, 2], [3]]}, (SchemaError, ValueError), "x: |inhomogeneous"),  # type: ignore[list-item]
     ({"x": 1.5}, SchemaError, "x: expected one value for each record, got float"),
     ({"n": np.array([0.5, 1])}, SchemaError, "n: "),
     ({"n": np.array([2**63, 1], "u8")}, SchemaError, "n: "),
     ({"n": ["1", "2"]}, SchemaError, "n: "),
-    ({"n": np.zeros((2, 1), "i8")}, SchemaError, "n: "),
     ({"tokens": np.zeros(2, "i4")}, SchemaError, r"tokens: record 0 of the batch: expected int32"),
     ({"tokens": [[1], [[2]]]}, SchemaError, "tokens: record 1 of the batch: expected int32"),
-    ({"tokens": [[1], [0.5]]}, SchemaError, "tokens: "),
     ({"tokens": [[1], [2**31]]}, SchemaError, "tokens: "),
     ({"tokens": Ragged(np.zeros(3, "i4"), np.array([0, 2, 4]))}, SchemaError, "offsets up to 4"),
     ({"tokens": Ragged(np.zeros(3, "i4"), np.array([0, 2, 1]))}, SchemaError, "do not ascend"),
-    ({"tokens": Ragged(np.zeros(3, "i4"), np.array([-1, 2]))}, SchemaError, "do not ascend"),
     ({"text": "ab"}, SchemaError, "text: expected one value for each record, got str"),
     ({"text": ["a", b"b"]}, SchemaError, "text: record 1 of the batch: expected str, got bytes"),
     ({"text": ["\ud800"]}, SchemaError, "text: record 0 of the batch is not text"),
@@ -131,23 +100,12 @@ def test_a_record_of_4_gib(store: RecordWriter, name: str) -> None:
         )
 
 
-def test_a_field_of_4_gib(quick_path: Path) -> None:
-    for dtype, shape in (("u1", (1 << 32,)), ("f8", (1 << 29,)), ("u1", (1 << 40, 1 << 40))):
-        with pytest.raises(ValueError, match="expected items of 1 byte to 4 GiB"):
-            RecordWriter(quick_path / "a", {"x": (dtype, shape)})
-
-
 # Rows.
 
 ROWS: list[tuple[Any, type[Exception], str]] = [
     ([6], IndexError, "row 6 is outside a source of 6 rows"),
-    ([0, -1], IndexError, "row -1 is outside a source of 6 rows"),
-    ([2**63], IndexError, "row 9223372036854775808 is outside"),
-    ([1, 1], ValueError, "record 1 is named more than once"),
     ([0, 3, 2, 3], ValueError, "record 3 is named more than once"),
     ([0.5], TypeError, "expected whole numbers"),
-    (["0"], TypeError, "expected whole numbers"),
-    ([[0]], ValueError, "one-dimensional"),
     (0, ValueError, "one-dimensional"),
     (np.ones(3, bool), IndexError, "expected a mask of 6 rows, got 3"),
 ]
@@ -210,15 +168,18 @@ def test_a_store_without_its_meta_is_not_taken_for_an_empty_folder(store: Record
 NO_FIELDS: list[tuple[Any, str]] = [
     ({}, "at least one field"),
     ({"a.b": "<i8"}, "'a.b' cannot name a field"),
-    ({"": "<i8"}, "'' cannot name a field"),
     ({"../a": "<i8"}, "cannot name a field"),
-    ({"ä": "<i8"}, "cannot name a field"),
     ({"n" * 64: "<i8"}, "cannot name a field"),
     ({"a": "<i8", "A": "<i8"}, "names differ only in case: a, A"),
     ({"a": "O"}, "expected a plain dtype"),
     ({"a": [("x", "<i8")]}, "expected a plain dtype"),
     ({"a": ("u1", (0,))}, "expected items of 1 byte"),
     ({"a": str, "b": ("u1", (-1,))}, "expected items of 1 byte"),
+    ({"a": ("f8", (1 << 29,))}, "expected items of 1 byte to 4 GiB"),
+    ({"a": ("u1", (1 << 40, 1 << 40))}, "expected items of 1 byte to 4 GiB"),
+    ({"a": Field("<i8", compress="lzf")}, "expected none, zstd, zstd-dict, lz4, gzip, got 'lzf'"),
+    ({"a": Field("<i8", compress="gzip", level=10)}, "level: gzip has 1 to 9, got 10"),
+    ({"a": Field("<i8", compress="lz4", level=1)}, "level: lz4 has none, got 1"),
 ]
 
 
@@ -285,12 +246,3 @@ def test_stores_of_before_take_every_field_for_optional(store: RecordWriter) -> 
 def test_a_loader_asks_for_the_reader(store: RecordWriter) -> None:
     with store, pytest.raises(TypeError, match=r"got a RecordWriter; RecordReader\.open gives one"):
         Loader(store, 2)
-
-
-def test_the_codecs_of_the_house(quick_path: Path) -> None:
-    for name in ("raw", "flate", "lzf"):
-        with pytest.raises(ValueError, match="expected none, zstd, zstd-dict, lz4, gzip, got"):
-            RecordWriter(quick_path / "a", {"x": Field(np.dtype("<i8"), compress=name)})
-    with pytest.raises(ValueError, match="level: gzip has 1 to 9, got 10"):
-        RecordWriter(quick_path / "a", {"x": Field(np.dtype("<i8"), compress="gzip", level=10)})
-    assert not (quick_path / "a").exists()

@@ -1,11 +1,12 @@
 """Values become frames at the end of chunks: packed by several threads, with dictionaries that are
-learned."""
+learned. A rebalance copies frames to new chunks."""
 
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -19,24 +20,29 @@ from stepwell.files.atomic import sync_path, write_all, write_file
 from stepwell.files.codecs import train_dictionary
 from stepwell.files.regular import check_inside, open_inside
 from stepwell.source import Rows
+from stepwell.store import Progress
 from stepwell.stores.records.layout import (
     CHUNKS,
     ENTRY,
+    FRAME_BYTES,
     MAX_CHUNKS,
+    ChunkState,
+    Meta,
     chunk_name,
     codec_number,
     dictionary_name,
     load_dictionary,
     packing_level,
+    table_names,
 )
-from stepwell.stores.records.meta import ChunkState, Meta
-from stepwell.stores.records.tables import Entries
+from stepwell.stores.records.tables import Change, Entries, TableFile
 from stepwell.stores.records.values import Values
 
 # For larger writes the system takes larger pages, and a virtual machine has given those that were
 # free for a while back to its host.
 _SLAB_BYTES = 1 << 20
 _SAMPLE_BYTES = 1 << 24
+_LOOK_ROWS = 1 << 16
 
 Make = Callable[[int, int, int, int], tuple[NDArray[np.uint8], NDArray[np.uint8]]]
 """Frames of the records from one to another, for a chunk and a place in it, and their entries."""
@@ -145,7 +151,7 @@ class OpenChunks:
             del frames  # their memory is for the next ones
             made.append(entries.view(ENTRY).reshape(-1, stop - begin))
             begin = stop
-        return np.concatenate(made, axis=1)
+        return np.concatenate(made, axis=1) if len(made) > 1 else made[0]
 
     def sync(self) -> None:
         """Everything that was written is on the disk, and so are the names."""
@@ -221,8 +227,11 @@ class FrameWriter:
         given = [self._numbers[name] for name in values]
         if not len(numbers):
             return dict.fromkeys(given, np.empty(0, ENTRY))
-        bounds = (v.bounds(self._fields[name].row_bytes) for name, v in values.items())
-        ends = np.cumsum(sum(map(np.diff, bounds)) + 32 * len(given))
+        fixed = sum(self._fields[name].row_bytes for name, v in values.items() if v.ends is None)
+        ends = np.arange(1, len(numbers) + 1) * (fixed + 32 * len(given))
+        for each in values.values():
+            if each.ends is not None:
+                ends += each.ends[1:] - each.ends[0]
         alone = newest or int(ends[-1]) < _SLAB_BYTES // 8
         threads = 1 if alone else min(self._threads, len(numbers))
         cuts = [len(numbers) * k // threads for k in range(threads + 1)]
@@ -276,12 +285,72 @@ class FrameWriter:
             ends = given.bounds(field.row_bytes)
             last = int(np.searchsorted(ends, ends[0] + _SAMPLE_BYTES, "right")) - 1
             samples = [given.data[a:b] for a, b in pairwise(ends[: last + 1]) if b > a]
+            if len(samples) < 16:
+                continue
             try:
-                made = train_dictionary(samples) if len(samples) >= 16 else None
+                made = train_dictionary(samples)
             except ValueError:
-                made = None
-            if made is None:
                 continue
             crc = _core.crc32c(np.frombuffer(made, np.uint8)).to_bytes(4, "little")
             write_file(self._root / dictionary_name(name), made + crc, follow=False)
             self._dictionaries[name] = load_dictionary(self._root, name, field)
+
+
+def rebalance(
+    root: Path, old: Meta, records: _core.Records, grow_bytes: int, progress: Progress | None
+) -> Meta:
+    """Write new files, and return the meta.json that will make them the store.
+
+    When it is stopped, by a full disk perhaps, it leaves nothing behind.
+    """
+    made = replace(
+        old,
+        generation=old.generation + 1,
+        peak=old.length,
+        first_chunk=old.next_chunk,
+        deletes=0,
+        unfull=(),
+    )
+
+    def copied(
+        rows: Rows, places: Entries, begin: int, end: int, chunk: int, position: int
+    ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        if progress is not None:
+            progress(int(rows[end - 1]) + 1, old.length)
+        flat = np.ascontiguousarray(places[:, begin:end]).view(np.uint8).reshape(-1)
+        return records.copy_frames(rows[begin:end], flat, rows[begin:end], chunk, position)
+
+    chunks = OpenChunks(root, made, grow_bytes)
+    names = [table_names(name, made.generation) for name in made.fields]
+    _remove(root, names)
+    try:
+        with ExitStack() as opened:
+            opened.callback(chunks.close, cut=True)
+            tables = []
+            for each in names:
+                tables.append(TableFile(root, *each))
+                opened.callback(tables[-1].close)
+            for at in range(0, old.length, _LOOK_ROWS):
+                rows = np.arange(at, min(at + _LOOK_ROWS, old.length), dtype=np.int64)
+                places = records.places(rows, range(len(names))).view(ENTRY).reshape(len(names), -1)
+                aligned = (places["length"].astype(np.int64) + 7) // 8 * 8 + FRAME_BYTES
+                ends = np.cumsum(np.where(places["offset"] > 0, aligned, 0).sum(0))
+                (chunk,), make = chunks.with_room(1), partial(copied, rows, places)
+                entries = chunks.put(chunk, ends, 0, len(rows), make)
+                for table, appended in zip(tables, entries, strict=True):
+                    table.change(Change(at, appended), at + len(rows))
+            chunks.sync()  # of all of them: the disk has been at work all the while
+            for table in tables:
+                table.cut(old.length)
+                table.sync()
+    except BaseException:
+        chunks.rollback()
+        _remove(root, names)
+        raise
+    sync_path(root)
+    return replace(made, next_chunk=chunks.next, unfull=chunks.unfull)
+
+
+def _remove(root: Path, names: list[tuple[str, str]]) -> None:
+    for name in (name for both in names for name in both):
+        (root / name).unlink(missing_ok=True)

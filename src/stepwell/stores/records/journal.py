@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from stepwell.errors import ChecksumError, FormatError
 from stepwell.files.journal import Framing
 from stepwell.files.regular import open_inside
-from stepwell.stores.records.layout import ENTRY, JOURNAL
-from stepwell.stores.records.meta import ChunkState, Meta
+from stepwell.stores.records.layout import ENTRY, JOURNAL, ChunkState, Meta
 from stepwell.stores.records.tables import Change
 
 FRAMING = Framing(b"ZRJL", whole=True)

@@ -1,20 +1,27 @@
-"""What is where in the directory of a record store; docs/formats/records.md has the bytes."""
+"""What is where in the directory of a record store, and what meta.json says that the store is;
+docs/formats/records.md has the bytes."""
 
+import json
 import os
 import re
+import shutil
+import stat
 from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, field as default, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from stepwell import _core
 from stepwell.errors import FormatError
+from stepwell.files.atomic import is_temporary, sweep
 from stepwell.files.codecs import CODECS
-from stepwell.files.document import whole_number
-from stepwell.files.regular import read_inside
+from stepwell.files.document import Document, whole_number
+from stepwell.files.regular import open_inside, read_inside
+from stepwell.lazy import lazy
 from stepwell.source import Field
 
 META = "meta.json"
@@ -35,6 +42,10 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}")
 _ON_DISK = {name: numbers.records for name, numbers in CODECS.items() if numbers.records}
 _FROM_DISK = {numbers[1]: name for name, numbers in _ON_DISK.items()}
 _MAX_DICTIONARY = 1 << 26
+_MAX_RECORDS = 1 << 58
+_MAX_ATTRIBUTES = 1 << 20
+_DOCUMENT = Document(META, "zrecord", 1, checksummed=True, max_bytes=1 << 24)
+_REPLACED = rf"{re.escape(META)}|.*\.dict"
 
 FieldLike = Field | DTypeLike | type | tuple[Any, ...]
 
@@ -46,14 +57,11 @@ def as_fields(given: Mapping[str, FieldLike]) -> dict[str, Field]:
     """
     if not isinstance(given, Mapping):
         raise TypeError(f"fields: expected a dict of names and dtypes, got {type(given).__name__}")
-    return checked(
-        {
-            name: field
-            if isinstance(field, Field)
-            else Field(*(field if isinstance(field, tuple) else (field,)))
-            for name, field in given.items()
-        }
-    )
+    fields = {}
+    for name, field in given.items():
+        parts = field if isinstance(field, tuple) else (field,)
+        fields[name] = field if isinstance(field, Field) else Field(*parts)
+    return checked(fields)
 
 
 def checked(fields: Mapping[str, Field]) -> dict[str, Field]:
@@ -180,3 +188,170 @@ def need_codec(field: Field) -> None:
     """Raise `ValueError` when this machine cannot pack or unpack so."""
     if not _core.has_codec(codec_number(field.compress)):
         raise ValueError(f"{field.compress} needs a library that this machine does not have")
+
+
+class ChunkState(NamedTuple):
+    """A chunk that can be written to."""
+
+    id: int
+    position: int
+    records: int
+
+
+@dataclass(frozen=True)
+class Meta:
+    fields: dict[str, Field]
+    chunk_records: int
+    length: int = 0
+    generation: int = 0
+    commit: int = 0
+    peak: int = 0
+    next_chunk: int = 0
+    first_chunk: int = 0
+    unfull: tuple[ChunkState, ...] = ()
+    deletes: int = 0
+    """Records deleted since the chunks of this generation were begun."""
+    store_id: str = ""
+    """Which store this is, whatever its path."""
+    attributes: dict[str, Any] = default(default_factory=dict)
+
+    @lazy
+    def numbers(self) -> dict[str, int]:
+        """What tables and frames call each field."""
+        return {name: number for number, name in enumerate(self.fields)}
+
+    @property
+    def moment(self) -> tuple[str, int, int, int]:
+        """Which commit of which store it is."""
+        return self.store_id, self.generation, self.commit, self.length
+
+    def write(self, root: Path) -> None:
+        _DOCUMENT.write(
+            root,
+            {
+                "length": self.length,
+                "generation": self.generation,
+                "commit": self.commit,
+                "peak": self.peak,
+                "deletes": self.deletes,
+                "id": self.store_id,
+                "chunks": {
+                    "num": self.next_chunk,
+                    "first": self.first_chunk,
+                    "size": self.chunk_records,
+                    "unfull": [list(state) for state in self.unfull],
+                },
+                "fields": [field_to_json(name, made) for name, made in self.fields.items()],
+                "attributes": self.attributes,
+            },
+        )
+
+    @classmethod
+    def read(cls, root: Path) -> "Meta":
+        """Raises `FileNotFoundError` when there is no store and `FormatError` for a damaged one."""
+        with _DOCUMENT.parsing(root) as text:
+            return cls._from_json(text)
+
+    @classmethod
+    def _from_json(cls, text: dict[str, Any]) -> "Meta":
+        chunks = text["chunks"]
+        length = whole_number(text["length"], _MAX_RECORDS)
+        fields = dict(field_from_json(each) for each in text["fields"])
+        if len(fields) < len(text["fields"]):
+            raise ValueError("expected fields of different names")
+        made = cls(
+            fields=checked(fields),
+            chunk_records=whole_number(chunks["size"], 1 << 32),
+            length=length,
+            generation=whole_number(text.get("generation", 0), 1 << 32),
+            commit=whole_number(text.get("commit", 0), 1 << 63),
+            peak=whole_number(text.get("peak", length), _MAX_RECORDS),
+            next_chunk=whole_number(chunks["num"], 1 << 32),
+            first_chunk=whole_number(chunks.get("first", 0), 1 << 32),
+            unfull=tuple(
+                ChunkState(
+                    whole_number(i, 1 << 32), whole_number(at, 1 << 62), whole_number(n, 1 << 33)
+                )
+                for i, at, n in chunks["unfull"]
+            ),
+            deletes=whole_number(text.get("deletes", 0), 1 << 63),
+            store_id=str(text.get("id", "")),
+            attributes=text.get("attributes", {}),
+        )
+        made.check()
+        if not isinstance(made.attributes, dict):
+            raise TypeError("attributes: expected an object")
+        return made
+
+    def check(self) -> None:
+        """Raise `ValueError` for numbers that contradict each other."""
+        if self.chunk_records < 1:
+            raise ValueError(f"chunks of {self.chunk_records} records")
+        if self.peak < self.length:
+            raise ValueError(f"{self.length} records, and never more than {self.peak}")
+        if not 0 <= self.next_chunk - self.first_chunk <= MAX_CHUNKS:
+            raise ValueError(f"chunks from {self.first_chunk} to {self.next_chunk}")
+        if len({state.id for state in self.unfull}) < len(self.unfull):
+            raise ValueError(f"a chunk twice: {[state.id for state in self.unfull]}")
+        for state in self.unfull:
+            if not self.first_chunk <= state.id < self.next_chunk or state.position % 8:
+                raise ValueError(f"no chunk can be {list(state)}")
+
+
+def checked_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Raises `TypeError` or `ValueError` for what JSON does not give back as it was."""
+    if not isinstance(attributes, dict):
+        raise TypeError(f"attributes: expected a dict, got {type(attributes).__name__}")
+    text = json.dumps(attributes, allow_nan=False)
+    if len(text) > _MAX_ATTRIBUTES:
+        raise ValueError(f"attributes: expected up to 1 MiB, got {len(text):,} bytes")
+    kept: dict[str, Any] = json.loads(text)
+    if kept != attributes:
+        raise ValueError("attributes: JSON has only text for keys, and lists for tuples")
+    return kept
+
+
+def is_left_over(path: Path) -> bool:
+    """Whether a writer that never committed may have left this.
+
+    Tables and journal stay empty until the first commit, which comes behind meta.json: a store
+    whose meta.json was lost is none.
+    """
+    about = path.lstat()
+    if path.name == CHUNKS:
+        return stat.S_ISDIR(about.st_mode) and all(p.suffix == ".zr" for p in path.iterdir())
+    ours = path.name == LOCK or path.suffix == ".dict" or is_temporary(path, _REPLACED)
+    empty = not about.st_size and (path.name == JOURNAL or path.suffix in (".offset", ".sums"))
+    return stat.S_ISREG(about.st_mode) and bool(ours or empty)
+
+
+def remove_left_over(root: Path) -> None:
+    """Empty a folder in which everything is left over, but for the lock, which is held by now."""
+    for path in root.iterdir():
+        if path.name == CHUNKS:
+            shutil.rmtree(path)
+        elif path.name != LOCK:
+            path.unlink()
+
+
+def remove_stale(root: Path, meta: Meta) -> None:
+    """Remove what a killed writer or a rebalance left in a store; what is not ours stays."""
+    names = "|".join(map(re.escape, meta.fields))
+    table = re.compile(rf"({names})(\.[1-9][0-9]*)?\.(offset|sums)")
+    keep = {file for name in meta.fields for file in table_names(name, meta.generation)}
+    # Tables before chunks: whoever misses a chunk knows by the table that it was a rebalance.
+    for path in root.iterdir():
+        if path.name not in keep and table.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+    for number in chunk_numbers(root):
+        if number < meta.first_chunk:
+            (root / chunk_name(number)).unlink(missing_ok=True)
+        elif number >= meta.next_chunk:
+            # Not removed: a reader may have it mapped, and must see what is written there next.
+            with suppress(FileNotFoundError):
+                file = open_inside(root, chunk_name(number), os.O_RDWR)
+                try:
+                    os.ftruncate(file, 0)
+                finally:
+                    os.close(file)
+    sweep(root, rf"{re.escape(META)}|({names})\.dict")

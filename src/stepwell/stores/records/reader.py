@@ -14,8 +14,15 @@ from stepwell import _core
 from stepwell.files.regular import bytes_on_disk
 from stepwell.source import Batch, Ragged, Rows, Schema, as_rows
 from stepwell.store import Description, Progress, Report, Store
-from stepwell.stores.records.layout import CHUNKS, JOURNAL, LOCK, META, chunk_name, chunk_numbers
-from stepwell.stores.records.meta import Meta
+from stepwell.stores.records.layout import (
+    CHUNKS,
+    JOURNAL,
+    LOCK,
+    META,
+    Meta,
+    chunk_name,
+    chunk_numbers,
+)
 from stepwell.stores.records.salvage import salvage
 from stepwell.stores.records.verify import verified
 from stepwell.stores.records.view import View, look
@@ -174,8 +181,9 @@ class RecordColumn(Column):
         if found is not None:
             return found
         values = self.take(numbers)[self._name]
-        ragged = isinstance(values, Ragged)
-        return Ragged(values.values, values.offsets).to_list() if ragged else list(values)
+        if isinstance(values, Ragged):
+            return Ragged(values.values, values.offsets).to_list()
+        return [values[i, ...] for i in range(len(values))]
 
     def _mapped(self, rows: Rows) -> list[NDArray[Any]] | None:
         """Records as they lie in the files; None if some cannot be had so."""

@@ -17,13 +17,13 @@ from stepwell.stores.records.journal import read_commits
 from stepwell.stores.records.layout import (
     CHUNKS,
     ENTRY,
+    Meta,
     chunk_name,
     chunk_numbers,
     codec_number,
     dictionary_name,
     read_dictionary,
 )
-from stepwell.stores.records.meta import Meta
 from stepwell.stores.records.tables import map_file
 from stepwell.stores.records.view import records_of
 from stepwell.stores.records.writer import RecordWriter
@@ -94,8 +94,6 @@ def salvage(
 def _usable(frames: NDArray[Any], path: Path, meta: Meta) -> NDArray[np.bool]:
     """Which frames can be those of a record of this store."""
     fields = list(meta.fields.items())
-    if not len(frames):
-        return np.zeros(0, np.bool)
     fit = frames["field"] < len(fields)
     of = np.where(fit, frames["field"], 0)
     items = np.array([field.row_bytes for _, field in fields])[of]

@@ -227,18 +227,14 @@ class Staging:
             self.deletes += 1
         self.touched |= len(rows) > 0
 
-    def overlay(self, field: int, rows: Rows, places: NDArray[np.uint8]) -> None:
-        """Put what was changed over entries of `rows`, 16 bytes each."""
-        changed, appended = self._changed[field], self._appended[field]
-        entries = places.reshape(-1, _SIZE)
-        behind = rows >= self.base
-        if behind.any():
-            table = np.frombuffer(bytes(appended), np.uint8).reshape(-1, _SIZE)
-            entries[behind] = table[rows[behind] - self.base]
-        if changed:
-            for i, row in enumerate(rows.tolist()):
-                if (entry := changed.get(row)) is not None:
-                    entries[i] = np.frombuffer(entry, np.uint8)
+    def overlay(self, field: int, rows: Rows, entries: Entries) -> None:
+        """Put what was changed over the entries of `rows`."""
+        behind, changed = rows >= self.base, self._changed[field]
+        appended = np.frombuffer(bytes(self._appended[field]), ENTRY)
+        entries[behind] = appended[rows[behind] - self.base]
+        for i, row in enumerate(rows.tolist() if changed else ()):
+            if (entry := changed.get(row)) is not None:
+                entries[i] = np.frombuffer(entry, ENTRY)[0]
 
     def changes(self) -> tuple[Change, ...]:
         return tuple(map(self._change, self._changed, self._appended))

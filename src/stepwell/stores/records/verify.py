@@ -9,11 +9,9 @@ import numpy as np
 from stepwell.errors import BusyError, FormatError
 from stepwell.source import Rows
 from stepwell.store import Progress, Report
-from stepwell.stores.records.control import read_control
-from stepwell.stores.records.layout import chunk_name
-from stepwell.stores.records.meta import Meta
+from stepwell.stores.records.layout import Meta, chunk_name
 from stepwell.stores.records.tables import Entries
-from stepwell.stores.records.view import View, look
+from stepwell.stores.records.view import View, look, read_control
 
 _ROWS = 1 << 14
 _MAX_PROBLEMS = 100

@@ -1,10 +1,13 @@
 """What a record store holds at one moment, mapped into memory. Looking never writes."""
 
+import mmap
 import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +15,8 @@ from numpy.typing import NDArray
 from stepwell import _core
 from stepwell.errors import BusyError, ChecksumError, FormatError
 from stepwell.files.lock import is_locked
+from stepwell.files.regular import open_inside
 from stepwell.source import Batch, Ragged, Rows
-from stepwell.stores.records.control import boot_number, map_control, read_control
 from stepwell.stores.records.journal import Commit, read_commits
 from stepwell.stores.records.layout import (
     CHUNKS,
@@ -22,16 +25,62 @@ from stepwell.stores.records.layout import (
     MAX_CHUNKS,
     META,
     TABLE_BLOCK,
+    Meta,
     chunk_numbers,
     load_dictionary,
     table_names,
 )
-from stepwell.stores.records.meta import Meta
 from stepwell.stores.records.tables import Entries, change_memory, map_file, own_copy
 
 _PATIENCE_S = 5.0
 _SETTLE_S = 0.25
 _NOTHING = np.empty(0, np.uint8)
+_CONTROL_BYTES = 64
+
+
+class Control(NamedTuple):
+    """What writer.lock says: how the writer tells readers of this machine what it has done."""
+
+    sequence: int
+    """Odd while entries are being changed."""
+    commit: int
+    length: int
+    of_this_boot: bool
+    """Whether it was written since the machine started; else it says nothing."""
+
+
+@cache
+def boot_number() -> int:
+    """Another number each time the machine starts; 0 where it has none."""
+    try:
+        text = Path("/proc/sys/kernel/random/boot_id").read_text()
+        return int(text.replace("-", "")[:16], 16)
+    except (OSError, ValueError):
+        return 0
+
+
+def map_control(root: Path, *, write: bool = False) -> NDArray[np.uint8]:
+    """The numbers of writer.lock; empty for a reader where there is no such file."""
+    try:
+        file = open_inside(root, LOCK, os.O_RDWR if write else os.O_RDONLY)
+    except FileNotFoundError:
+        return _NOTHING
+    try:
+        if os.fstat(file).st_size < _CONTROL_BYTES:
+            if not write:
+                return _NOTHING
+            os.pwrite(file, bytes(_CONTROL_BYTES), 0)  # not a hole: a full disk is reported here
+        access = mmap.ACCESS_WRITE if write else mmap.ACCESS_READ
+        return np.frombuffer(mmap.mmap(file, _CONTROL_BYTES, access=access), np.uint8)
+    finally:
+        os.close(file)
+
+
+def read_control(control: NDArray[np.uint8]) -> Control:
+    if not len(control):
+        return Control(0, 0, 0, False)
+    sequence, commit, length, boot = _core.read_control(control)
+    return Control(sequence, commit, length, boot == boot_number() != 0)
 
 
 @dataclass(frozen=True)
@@ -94,7 +143,8 @@ def look(root: Path, *, checksums: bool, old: View | None = None, at: Meta | Non
         try:
             control = map_control(root)
             seen, before = read_control(control), control.tobytes()
-            known, odd = seen.settled and seen.commit >= meta.commit, seen.sequence % 2 == 1
+            odd = seen.sequence % 2 == 1
+            known = seen.of_this_boot and not odd and seen.commit >= meta.commit
             live = is_locked(root / LOCK)
             if live and not known and (odd or boot_number()):
                 # It opens the store, or is in the middle of a commit.

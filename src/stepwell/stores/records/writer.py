@@ -25,8 +25,7 @@ from stepwell.files.journal import Journal
 from stepwell.files.regular import check_inside
 from stepwell.source import Batch, Rows, Schema, Source, as_rows
 from stepwell.store import Progress
-from stepwell.stores.records.chunk import FrameWriter, OpenChunks
-from stepwell.stores.records.control import boot_number, map_control, read_control
+from stepwell.stores.records.chunk import FrameWriter, OpenChunks, rebalance
 from stepwell.stores.records.journal import FRAMING, Commit, read_commits
 from stepwell.stores.records.layout import (
     CHUNKS,
@@ -35,17 +34,19 @@ from stepwell.stores.records.layout import (
     LOCK,
     META,
     FieldLike,
+    Meta,
     as_fields,
+    checked_attributes,
     chunk_name,
+    is_left_over,
     need_codec,
+    remove_left_over,
+    remove_stale,
     table_names,
 )
-from stepwell.stores.records.left_over import is_left_over, remove_left_over, remove_stale
-from stepwell.stores.records.meta import Meta, checked_attributes
-from stepwell.stores.records.rebalance import rebalance
 from stepwell.stores.records.tables import Entries, Staging, TableFile
 from stepwell.stores.records.values import as_values
-from stepwell.stores.records.view import View, mapped
+from stepwell.stores.records.view import View, boot_number, map_control, mapped, read_control
 from stepwell.writer import Mode, Writer, check_mode, exclusive
 
 GROW_BYTES = 1 << 30
@@ -267,8 +268,10 @@ class RecordWriter(Writer):
         opened = hasattr(self, "_frames")
         whole = opened and self._born and not self._failed and self._in_place
         with ExitStack() as last:  # all of it, whichever part fails
-            for file in (*self._tables, *([self._journal] if hasattr(self, "_journal") else [])):
-                last.callback(file.close)
+            if hasattr(self, "_journal"):
+                last.callback(self._journal.close)
+            for table in self._tables:
+                last.callback(table.close)
             if opened:
                 chunks = self._chunks
                 last.callback(lambda: chunks.close(cut=whole and not self._failed))
@@ -278,8 +281,7 @@ class RecordWriter(Writer):
                 self._journal.restart(cut=True)
                 for table in self._tables:
                     table.cut(self._meta.peak)
-            self._tables = []
-            self._view = None
+            self._tables, self._view = [], None
 
     # Below this line: for this package.
 
@@ -288,8 +290,6 @@ class RecordWriter(Writer):
         made = rebalance(self._root, meta, records, self._grow_bytes, progress)
         with self._at_risk():
             made.write(self._root)
-            for table in self._tables:
-                table.close()
             self._chunks.close(cut=False)
             self._meta = made
             self._journal.restart(cut=False)
@@ -324,7 +324,8 @@ class RecordWriter(Writer):
 
     def _open_tables(self) -> None:
         root, meta = self._root, self._meta
-        self._tables = []
+        while self._tables:
+            self._tables.pop().close()
         for name in meta.fields:
             names = table_names(name, meta.generation)
             path = root / names[0]
@@ -380,13 +381,12 @@ class RecordWriter(Writer):
         staging, view = self._staging, self._committed()
         if not staging.touched:
             return view.places(rows, names)
-        found = np.zeros((len(names), len(rows) * ENTRY.itemsize), np.uint8)
+        found = np.zeros((len(names), len(rows)), ENTRY)
         inside = rows < staging.base
-        entries: Entries = found.view(ENTRY)
-        entries[:, inside] = view.places(np.ascontiguousarray(rows[inside]), names)
-        for i, name in enumerate(names):
-            staging.overlay(view.meta.numbers[name], rows, found[i])
-        return entries
+        found[:, inside] = view.places(rows[inside], names)
+        for entries, name in zip(found, names, strict=True):
+            staging.overlay(view.meta.numbers[name], rows, entries)
+        return found
 
     def _rows(self, rows: ArrayLike) -> Rows:
         numbers = as_rows(rows, len(self))
