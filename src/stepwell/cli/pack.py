@@ -23,7 +23,7 @@ from stepwell.cli.console import (
     show,
     show_skipped,
 )
-from stepwell.game2048 import pack_runs, show as show_board
+from stepwell.game2048 import RunSteps, pack_runs, show as show_board
 from stepwell.stores.pack.verify import SAMPLE
 from stepwell.stores.pack.where import write_index
 
@@ -109,8 +109,7 @@ def validate(
     try:
         with _open(packfile) as opened, progress("validating") as on_progress:
             entries = len(opened)
-            sample = None if full else SAMPLE
-            problems = opened.verify(sample=sample, progress=on_progress).problems
+            problems = opened.verify(quick=not full, progress=on_progress).problems
     except sw.FormatError as error:
         problems = (error,)
     checked = entries if full else min(entries, SAMPLE)
@@ -175,13 +174,10 @@ def to_jsonl(
 
 @app.command()
 def to_parquet(packfile: PackOption, output: OutputOption, where: WhereOption = None) -> None:
-    """Write steps as a Parquet file (extra `parquet`); as an Arrow file if it is named .arrow."""
+    """Write steps as a Parquet or Arrow file (extra `parquet`); the name says which."""
     with _open(packfile, where) as opened, progress("writing") as on_progress:
-        arrow = output.suffix == ".arrow"
-        write = opened.to_arrow if arrow else opened.to_parquet
-        write(output, progress=on_progress)
-        steps = opened.stats.total_steps
-    say(f"{output}: {steps:,} steps, {output.stat().st_size:,} bytes")
+        made = sw.convert(RunSteps(opened), output, force=True, progress=on_progress)
+    say(f"{output}: {made.rows:,} steps, {made.target_bytes:,} bytes")
 
 
 @app.command()

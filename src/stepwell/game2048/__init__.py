@@ -35,7 +35,7 @@ from stepwell.game2048.dataset import (
 )
 from stepwell.game2048.decode import Decode, decode
 from stepwell.game2048.packing import PackReport, pack_runs
-from stepwell.game2048.payload import RunPayloads, RunStats
+from stepwell.game2048.payload import RunPayloads, RunStats, RunSteps
 from stepwell.game2048.player import Choice, choose, play, play_to
 from stepwell.game2048.run_files import MigrateReport, migrate_runs
 from stepwell.game2048.runs import Run, RunMeta
@@ -55,6 +55,7 @@ __all__ = [
     "RunMeta",
     "RunPayloads",
     "RunStats",
+    "RunSteps",
     "append_runs",
     "build_dataset",
     "choose",

@@ -7,7 +7,7 @@ it checks them when they are written, decodes them, and has their columns and th
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +17,7 @@ from stepwell.errors import SchemaError
 from stepwell.source import Batch, Field, Ragged, Rows, Schema
 from stepwell.stores.pack.stats import PackStats, Tally
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 _NOTHING: Mapping[Any, Any] = {}
-
-Lines = Callable[[NDArray[np.uint8], NDArray[Any], Rows, str], NDArray[np.uint8]]
-"""Text of the payloads at some entries of a file; the last two are what errors name."""
 
 
 class Column(NamedTuple):
@@ -77,9 +71,7 @@ class PayloadType(ABC):
     # Reading. A batch is what `decode` returns; the other methods are given it again.
 
     @abstractmethod
-    def decode(
-        self, at: "Payloads", *, threads: int = 1, heads_only: bool = False
-    ) -> Sequence[Any]:
+    def decode(self, at: Payloads, *, threads: int = 1, heads_only: bool = False) -> Sequence[Any]:
         """The items at these places, checked, in their order.
 
         Raises `FormatError` that names the file and the number of the entry.
@@ -97,18 +89,9 @@ class PayloadType(ABC):
         """What the statistics count of a batch."""
         raise SchemaError(f"{self.name} have no statistics")
 
-    # Exports.
-
-    def json_lines(self, **options: Any) -> Lines:
+    def json_lines(self, **options: Any) -> Callable[[Payloads], NDArray[np.uint8]]:
         """What makes lines of JSON; `options` are those of `PackReader.to_jsonl`."""
         raise SchemaError(f"{self.name} have no lines of JSON")
-
-    def arrow_schema(self) -> "pa.Schema":
-        raise SchemaError(f"{self.name} have no columns for Arrow")
-
-    def arrow_batch(self, batch: Any, numbers: Rows) -> "pa.RecordBatch":
-        """A batch as Arrow has it; `numbers` are those of its entries."""
-        raise SchemaError(f"{self.name} have no columns for Arrow")
 
 
 class RawBatch(Ragged):
@@ -135,7 +118,7 @@ class _Raw(PayloadType):
     def mask(self, kinds: NDArray[Any]) -> NDArray[np.bool]:
         return np.ones(len(kinds), np.bool)
 
-    def decode(self, at: "Payloads", *, threads: int = 1, heads_only: bool = False) -> RawBatch:
+    def decode(self, at: Payloads, *, threads: int = 1, heads_only: bool = False) -> RawBatch:
         where = at.entries.view(np.uint8)
         offsets, values = _core.copy_payloads(at.file, where, at.numbers, at.path, threads)
         return RawBatch(values, offsets.view(np.int64), at.entries["kind"])

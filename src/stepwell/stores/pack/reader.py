@@ -5,14 +5,14 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stepwell import _core
-from stepwell.errors import FormatError
-from stepwell.files.atomic import write_file
+from stepwell.errors import FormatError, SchemaError
+from stepwell.files.atomic import new_file, write_file
 from stepwell.files.codecs import CODECS
 from stepwell.files.regular import bytes_on_disk, open_regular
 from stepwell.lazy import lazy
@@ -20,18 +20,15 @@ from stepwell.ordered import in_order, thread_count
 from stepwell.sampler import Shuffle, split_runs
 from stepwell.source import Batch, Rows, Schema, as_rows
 from stepwell.store import Description, Progress, QueryTable, Report, Store
-from stepwell.stores.pack import export
 from stepwell.stores.pack.file import PackFile, slices
-from stepwell.stores.pack.layout import MAGIC
-from stepwell.stores.pack.payload import RAW, PayloadType, by_type, type_of
+from stepwell.stores.pack.layout import MAGIC, groups
+from stepwell.stores.pack.payload import RAW, Payloads, PayloadType, by_type, type_of
 from stepwell.stores.pack.stats import ShortStats, StatsBuilder, read_stats
-from stepwell.stores.pack.verify import SAMPLE, check_pack
+from stepwell.stores.pack.verify import check_pack
 from stepwell.stores.pack.where import PackRuns, query_runs, select_runs
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 _SCAN_ITEMS = 64  # decoded at a time by whatever goes through all of a pack
+_TEXT_BYTES = 1 << 18  # of payloads: keeps a thread busy for milliseconds, makes megabytes of text
 
 
 class _Kind(str):
@@ -286,8 +283,6 @@ class PackReader(Store):
         first, second = split_runs(len(self), fraction, seed)
         return self._with(self._numbers[first]), self._with(self._numbers[second])
 
-    # Exports.
-
     def to_jsonl(
         self,
         path: str | os.PathLike[str],
@@ -302,19 +297,30 @@ class PackReader(Store):
         The file appears when it is complete.
         """
         threads = thread_count(workers, "workers") if parallel else 1
-        export.to_jsonl(self, Path(path), threads, progress or _quiet, options)
+        if os.path.exists(path) and os.path.samefile(path, self._path):
+            raise ValueError(f"{path} is the pack itself")
+        text_of = self._only_type().json_lines(**options)
 
-    def to_parquet(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> None:
-        """Write a Parquet file, one row group after another (extra `parquet`)."""
-        export.to_parquet(self, Path(path), progress or _quiet)
+        def lines(rows: Rows) -> tuple[int, Any]:
+            numbers = self._numbers[rows]
+            try:
+                file, entries = self._opened.payloads(self._entries[rows], numbers, 1)
+                text = text_of(Payloads(file, entries, numbers, self.path))
+            except FormatError:
+                self._decode(rows, threads=1)  # knows which item to name, and where it is
+                raise
+            self._scanned(rows)
+            return len(rows), text
 
-    def to_arrow(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> None:
-        """Write an Arrow file, one batch after another (extra `parquet`)."""
-        export.to_arrow(self, Path(path), progress or _quiet)
-
-    def arrow_batches(self) -> "pa.RecordBatchReader":
-        """The pack as a stream of Arrow record batches (extra `parquet`)."""
-        return export.arrow_batches(self)
+        done = 0
+        with new_file(Path(path)) as out:
+            for items, text in in_order(
+                lines, self._text_chunks(), threads, ahead=None if threads > 1 else 0
+            ):
+                out.write(text.data)
+                done += items
+                if progress is not None:
+                    progress(done, len(self))
 
     # A store.
 
@@ -339,25 +345,13 @@ class PackReader(Store):
             facts,
         )
 
-    def verify(
-        self, *, quick: bool = False, sample: int | None = None, progress: Progress | None = None
-    ) -> Report:
-        """Read every entry, `sample` of them, or with `quick` a few, and report what is wrong.
-
-        Only when all are read, the checksum of all data, padding included, and the statistics
-        are checked too. Checksums are compared even when the pack was opened without.
-        """
-        self._check_open()
-        return check_pack(self, SAMPLE if quick and sample is None else sample, progress or _quiet)
-
     def _verified(self, quick: bool, progress: Progress) -> Report:
-        return self.verify(quick=quick, progress=progress)
+        return check_pack(self, quick, progress)
 
     # A source.
 
     def _fill(self, rows: Rows, out: Batch) -> None:
-        of = self._row_type
-        of.fill(self._decode(rows, of=of), out, of.schema)
+        self._fill_columns(rows, out, list(self.schema))
 
     def _fill_columns(self, rows: Rows, out: Batch, names: Sequence[str]) -> None:
         of = self._row_type
@@ -414,6 +408,24 @@ class PackReader(Store):
         kinds: NDArray[np.uint16] = (self._entries if len(self) else self._layout.index)["kind"]
         return kinds
 
+    def _only_type(self) -> PayloadType:
+        """The type of the items, when it is that of all entries."""
+        other = ~self._type.mask(self._kinds)
+        if other.any():
+            row = int(other.argmax())
+            raise SchemaError(
+                f"expected {self._type.name} only, got {self.kind(row)} as entry "
+                f"{self._numbers[row]} of {self._path}"
+            )
+        return self._type
+
+    def _text_chunks(self) -> Iterator[Rows]:
+        """Neighbouring entries that make a few megabytes of text, at least one."""
+        for rows in self._chunks(65_536):
+            entries = self._entries[rows]
+            sizes = np.maximum(entries["length"], entries["reserved"])
+            yield from (rows[part] for part in groups(sizes, _TEXT_BYTES))
+
     def _chunks(self, size: int) -> Iterator[Rows]:
         for at in range(0, len(self), size):
             yield np.arange(at, min(at + size, len(self)))
@@ -455,10 +467,6 @@ def _kind_name(kind: int) -> str:
 def _counted(values: NDArray[Any]) -> Iterator[tuple[int, int]]:
     found, times = np.unique(values, return_counts=True)
     return zip(found.tolist(), times.tolist(), strict=True)
-
-
-def _quiet(done: int, total: int) -> None:
-    """Nobody is told."""
 
 
 def _rebuild(
