@@ -148,7 +148,7 @@ def test_numbers_above_a_signed_word_in_a_list() -> None:
 @pytest.mark.parametrize("board", [-1, 2**64, [1, -5], np.array([3, -1]), [2**64, 1], -(2**70)])
 def test_boards_that_do_not_fit(board: Any) -> None:
     for function in (g.legal, g.score, g.highest_tile, g.exponents):
-        with pytest.raises(ValueError, match=r"board .* is not in 0\.\.18446744073709551615"):
+        with pytest.raises(ValueError, match="board: expected 0 to 18446744073709551615, got"):
             function(board)
     with pytest.raises(ValueError, match="board"):
         g.move(board, 0)
@@ -163,9 +163,9 @@ def test_boards_that_are_no_whole_numbers(board: Any) -> None:
 
 @pytest.mark.parametrize("move", [4, -1, 255, 256, 2**64, -(2**63)])
 def test_a_move_that_is_none_is_named(move: int) -> None:
-    with pytest.raises(ValueError, match=rf"move {move} is not in 0\.\.3"):
+    with pytest.raises(ValueError, match=f"move: expected 0 to 3, got {move}"):
         g.move(0x1332, move)
-    with pytest.raises(ValueError, match=rf"move {move} is not in 0\.\.3"):
+    with pytest.raises(ValueError, match=f"move: expected 0 to 3, got {move}"):
         g.move([0x1332] * 3, [0, move, 1])
 
 
@@ -177,7 +177,7 @@ def test_cells_that_are_not_sixteen(cells: Any) -> None:
 
 @pytest.mark.parametrize("exponent", [16, -1, 256])
 def test_exponents_that_cannot_be_stored(exponent: int) -> None:
-    with pytest.raises(ValueError, match=rf"exponent {exponent} is not in 0\.\.15"):
+    with pytest.raises(ValueError, match=f"exponent: expected 0 to 15, got {exponent}"):
         g.from_exponents([0] * 15 + [exponent])
 
 

@@ -331,10 +331,10 @@ def test_arguments_out_of_range(arguments: dict[str, Any], message: str, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["games", "depth", "seed", "first", "workers"])
-@pytest.mark.parametrize("value", [1.0, "1", True])
-def test_arguments_that_are_no_whole_numbers(name: str, value: Any) -> None:
-    with pytest.raises(TypeError, match=f"{name}: expected a whole number"):
-        g.play(**{"games": 1, **{name: value}})
+def test_arguments_that_are_no_whole_numbers(name: str) -> None:
+    wrong: dict[str, Any] = {"games": 1, name: 1.0}
+    with pytest.raises(TypeError, match=f"{name}: expected whole numbers, got 1.0"):
+        g.play(**wrong)
 
 
 def test_the_game_comes_when_it_is_asked_for() -> None:

@@ -219,7 +219,7 @@ def test_progress(pack: PackReader, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @cache
-def steps_of(payloads: tuple[bytes, ...]) -> Expected:
+def steps_of(payloads: tuple[bytes, ...]) -> dict[str, np.ndarray[Any, Any]]:
     """The steps of all runs, a column each."""
     columns = [columns_of(runs.decode(payload)) for payload in payloads]
     counts = [len(column["boards"]) for column in columns]
@@ -237,7 +237,7 @@ def steps_of(payloads: tuple[bytes, ...]) -> Expected:
 class TestSteps(SourceContract):
     @pytest.fixture
     def expected(self) -> Expected:
-        return steps_of(tuple(PAYLOADS[:8]))
+        return dict(steps_of(tuple(PAYLOADS[:8])))
 
     @pytest.fixture
     def source(self, pack: PackReader) -> RunSteps:
