@@ -154,8 +154,6 @@ def test_pack_options(a2pack: Command, folder: Path, target: Path) -> None:
             assert len(opened) == 42
             made[compress] = opened.stored_bytes
     assert made["zstd-dict"] < made["zstd"] < made["none"]
-    assert a2pack(*pack, "--index").code == 0
-    assert target.with_name(target.name + ".index").exists()
 
 
 @pytest.mark.parametrize(

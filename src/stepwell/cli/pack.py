@@ -25,7 +25,6 @@ from stepwell.cli.console import (
 )
 from stepwell.game2048 import RunSteps, pack_runs, show as show_board
 from stepwell.stores.pack.verify import SAMPLE
-from stepwell.stores.pack.where import write_index
 
 app = new_app("Pack recorded runs into one file, and read it.")
 
@@ -65,7 +64,6 @@ def pack(
     force: Annotated[
         bool, typer.Option("--force", help="Replace the output if it exists.")
     ] = False,
-    index: Annotated[bool, typer.Option("--index", help="Make the index of --where now.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Pack every .a2run2 and .a2run file below a directory into one file."""
@@ -81,9 +79,6 @@ def pack(
             replace=force,
             progress=on_progress,
         )
-    if index:
-        with sw.PackReader.open(output) as made:
-            write_index(made)
     show_skipped(report.skipped)
     facts = {
         "packfile": str(output),

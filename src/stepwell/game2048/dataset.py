@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.errors import FormatError
-from stepwell.files.atomic import publish_tree, temporary_name
-from stepwell.game2048.run_files import RunsReport, find_runs
+from stepwell.game2048.run_files import RunsReport, attempt, find_runs
 from stepwell.game2048.runs import Run
 from stepwell.ordered import in_order, thread_count
 from stepwell.store import Progress
 from stepwell.stores.pack import PackReader
 from stepwell.stores.steps import RunColumn, StepReader, StepWriter
+from stepwell.writer import Mode
 
 STEP = np.dtype(
     [
@@ -43,7 +43,6 @@ RUN_COLUMNS = {
 """What is known of each game. A final board is kept in the 64 bits of a signed number."""
 
 _MAX_STEPS = 65_535
-_SHARD_BYTES = 1 << 30
 _CHUNK_RUNS = 32
 
 Runs = str | os.PathLike[str] | PackReader
@@ -84,53 +83,39 @@ def build_dataset(
     runs: Runs,
     out: str | os.PathLike[str],
     *,
+    mode: Mode = "x",
     shard_bytes: int | None = None,
     skip_bad: bool = False,
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> BuildReport:
-    """Make a step dataset of all runs; `out` appears when it is complete.
+    """Make a step dataset of all runs, or with mode "a" add them to one: all in one commit.
 
     A run that does not decode or cannot be rows stops it with an error that names the run, or
-    is left out and listed when `skip_bad` is True. Rows are spread over files of
-    `shard_bytes`, by default only when they would not fit well into this machine's memory.
+    is left out and listed when `skip_bad` is True. Rows of a new dataset are spread over files of
+    `shard_bytes`, if it is given.
     """
-    report = BuildReport(Path(out))
-    source = _open(runs)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if shard_bytes is None and source.max_steps * STEP.itemsize > memory // 2:
-        shard_bytes = _SHARD_BYTES
-    if report.path.exists():
-        raise FileExistsError(f"{out} exists already; expected a path for a new dataset")
+    report, source, workers = BuildReport(Path(out)), _open(runs), thread_count(threads)
     if shard_bytes is not None and shard_bytes < STEP.itemsize:
         raise ValueError(f"shard_bytes must be at least {STEP.itemsize}, got {shard_bytes}")
-    beside, shard_rows = temporary_name(report.path), (shard_bytes or 0) // STEP.itemsize
-    with (
-        publish_tree(beside, report.path),
-        StepWriter(beside, STEP, RUN_COLUMNS, shard_rows=shard_rows) as writer,
-    ):
-        _append(writer, source, report, skip_bad, threads, progress)
+    new = mode != "a" or not StepReader.recognizes(report.path)
+    columns, shard_rows = RUN_COLUMNS, (shard_bytes or 0) // STEP.itemsize
+    with StepWriter(
+        out, STEP, columns if new else None, mode=mode, shard_rows=shard_rows if new else None
+    ) as writer:
+        _append(writer, source, report, skip_bad, workers, progress)
         if not report.runs:
             raise FormatError(f"none of {len(source.names)} runs can be rows", path=str(runs))
     return report
 
 
 def append_runs(
-    dataset: str | os.PathLike[str],
-    runs: Runs,
-    *,
-    skip_bad: bool = False,
-    threads: int | None = None,
-    progress: Progress | None = None,
+    dataset: str | os.PathLike[str], runs: Runs, *, skip_bad: bool = False, **options: Any
 ) -> BuildReport:
-    """Add all runs to a step dataset in one commit: all of them, or none."""
-    report = BuildReport(Path(dataset))
-    source = _open(runs)
-    if not (report.path / "metadata.db").exists():
-        raise FileNotFoundError(f"no step dataset at {report.path}; it has to be built first")
-    with StepWriter(dataset, STEP, mode="a") as writer:
-        _append(writer, source, report, skip_bad, threads, progress)
-    return report
+    """Add all runs to a step dataset that is there; options are those of `build_dataset`."""
+    if not StepReader.recognizes(Path(dataset)):
+        raise FileNotFoundError(f"no step dataset at {dataset}; it has to be built first")
+    return build_dataset(runs, dataset, mode="a", skip_bad=skip_bad, **options)
 
 
 def filter_by_score(steps: StepReader, min_score: int, max_score: int | None = None) -> StepReader:
@@ -144,24 +129,17 @@ class _Source(NamedTuple):
     """Runs by name, and a function that loads some of them."""
 
     names: Sequence[str]
-    max_steps: int
     load: Callable[[range], list[Run]]
 
 
 def _open(runs: Runs) -> _Source:
     if not isinstance(runs, PackReader) and Path(runs).is_dir():
-        found = find_runs(runs)
-        root = Path(runs)
-        names = [_text(path.relative_to(root)) for path, _ in found]
-        steps = sum(size for _, size in found) // 3
-        return _Source(names, steps, lambda numbers: [Run.load(found[i][0]) for i in numbers])
+        paths = [path for path, _ in find_runs(runs)]
+        names = [_text(path.relative_to(runs)) for path in paths]
+        return _Source(names, lambda numbers: [Run.load(paths[i]) for i in numbers])
     pack = runs if isinstance(runs, PackReader) else PackReader.open(runs)
     names = [f"{_text(os.path.basename(pack.path))}#{number}" for number in pack.numbers]
-    try:
-        steps = pack.stats.total_steps
-    except FormatError:  # of a part they are counted, and a run that is damaged has its turn later
-        steps = pack.stored_bytes // 3
-    return _Source(names, steps, lambda numbers: pack.decode_batch(numbers, workers=1))
+    return _Source(names, lambda numbers: pack.decode_batch(numbers, workers=1))
 
 
 def _text(name: str | os.PathLike[str]) -> str:
@@ -174,42 +152,44 @@ def _append(
     source: _Source,
     report: BuildReport,
     skip_bad: bool,
-    threads: int | None,
+    threads: int,
     progress: Progress | None,
 ) -> None:
-    count = len(source.names)
+    count, done = len(source.names), 0
     known = writer._columns  # a dataset of the original program has fewer
     chunks = (range(i, min(i + _CHUNK_RUNS, count)) for i in range(0, count, _CHUNK_RUNS))
-    prepare = partial(_prepare, source)
-    for chunk in in_order(prepare, chunks, thread_count(threads)):
-        for number, found, about in chunk:
-            name = source.names[number]
+    for chunk in in_order(partial(_prepare, source), chunks, threads):
+        for name, found in zip(source.names[done : done + len(chunk)], chunk, strict=True):
             if isinstance(found, Exception):
-                if not skip_bad:
-                    found.add_note(f"in run {name}")
-                    raise _named(found, name)
-                report.skipped.append((name, str(found)))
+                report.skip(name, found, skip_bad)
                 continue
-            columns = {**about, "source": name}
-            writer.append(found, **{key: columns[key] for key in known if key in columns})
+            rows, columns = found[0], {**found[1], "source": name}
+            writer.append(rows, **{key: columns[key] for key in known if key in columns})
             report.runs += 1
-            report.steps += len(found)
+            report.steps += len(rows)
+        done += len(chunk)
         if progress is not None:
-            progress(number + 1, count)
+            progress(done, count)
 
 
-_Ready = tuple[int, NDArray[Any] | Exception, dict[str, Any]]
-"""A run by number: its rows and columns, or what is wrong with it."""
+Ready = tuple[NDArray[Any], dict[str, Any]]
+"""The rows of a run, and what the database is told of it."""
 
 
-def _prepare(source: _Source, numbers: range) -> list[_Ready]:
-    try:
-        runs = zip(numbers, source.load(numbers), strict=True)
-        return [(number, to_steps(run), _columns(run)) for number, run in runs]
-    except (FormatError, OSError) as error:
-        if len(numbers) == 1:
-            return [(numbers[0], error, {})]
+def _prepare(source: _Source, numbers: range) -> list[Ready | Exception]:
+    """Runs, or what is wrong with each."""
+
+    def work() -> list[Ready | Exception]:
+        return [(to_steps(run), _columns(run)) for run in source.load(numbers)]
+
+    made = attempt(work)
+    if not isinstance(made, Exception):
+        return made
+    if len(numbers) > 1:
         return [each for i in numbers for each in _prepare(source, range(i, i + 1))]
+    if isinstance(made, FormatError) and made.path is None:
+        made.path = source.names[numbers[0]]
+    return [made]
 
 
 def _columns(run: Run) -> dict[str, Any]:
@@ -219,17 +199,7 @@ def _columns(run: Run) -> dict[str, Any]:
         if getattr(meta, name) >= 1 << 63:
             raise FormatError(f"{name} {getattr(meta, name)} is beyond the numbers of SQLite")
     return {
-        "max_score": meta.max_score,
-        "highest_tile": meta.highest_tile,
-        "engine": meta.engine,
+        **meta._asdict(),
         "start_time": meta.start_unix_s,
-        "elapsed_s": meta.elapsed_s,
         "final_board": run.final_board - (1 << 64) * (run.final_board >> 63),
     }
-
-
-def _named(problem: Exception, name: str) -> Exception:
-    """The same error, with the run it is about in its words."""
-    if isinstance(problem, FormatError) and problem.path is None:
-        return type(problem)(f"{name}: {problem.args[0]}", offset=problem.offset)
-    return problem

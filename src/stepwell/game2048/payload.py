@@ -18,7 +18,7 @@ from stepwell import _core
 from stepwell.game2048.runs import Run, RunBatch
 from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source
 from stepwell.stores.pack import PackReader
-from stepwell.stores.pack.payload import Column, Payloads, PayloadType
+from stepwell.stores.pack.payload import Payloads, PayloadType
 from stepwell.stores.pack.stats import ShortStats, Tally
 
 _TEXT = Field(np.uint8, kind="str")
@@ -58,13 +58,13 @@ class RunPayloads(PayloadType):
     suffixes: ClassVar[Mapping[int, str]] = {1: ".a2run", 2: ".a2run2"}
     schema: ClassVar[Schema] = {**_PER_STEP, **_PER_RUN, "engine": _TEXT}
     head_fields = frozenset({"engine", *_PER_RUN} - {"final_board"})
-    columns: ClassVar[Mapping[str, Column]] = {
-        "steps": Column("INTEGER NOT NULL", indexed=True),
-        "start_unix_s": Column("INTEGER NOT NULL", indexed=True),
-        "elapsed_s": Column("REAL"),
-        "max_score": Column("INTEGER NOT NULL", indexed=True),
-        "highest_tile": Column("INTEGER NOT NULL", indexed=True),
-        "engine": Column("TEXT", indexed=True),
+    columns: ClassVar[Mapping[str, str]] = {
+        "steps": "INTEGER NOT NULL",
+        "start_unix_s": "INTEGER NOT NULL",
+        "elapsed_s": "REAL",
+        "max_score": "INTEGER NOT NULL",
+        "highest_tile": "INTEGER NOT NULL",
+        "engine": "TEXT",
     }
     stats = RunStats
 

@@ -7,6 +7,7 @@ it checks them when they are written, decodes them, and has their columns and th
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -18,13 +19,6 @@ from stepwell.source import Batch, Field, Ragged, Rows, Schema
 from stepwell.stores.pack.stats import PackStats, Tally
 
 _NOTHING: Mapping[Any, Any] = {}
-
-
-class Column(NamedTuple):
-    """A column of `where`, as SQL declares it."""
-
-    sql: str
-    indexed: bool = False
 
 
 class Payloads(NamedTuple):
@@ -49,8 +43,8 @@ class PayloadType(ABC):
     """The fields of a row."""
     head_fields: ClassVar[frozenset[str]] = frozenset()
     """Those that a batch has which was decoded with `heads_only`."""
-    columns: ClassVar[Mapping[str, Column]] = _NOTHING
-    """Columns of `where`, beside the number and the kind of an entry."""
+    columns: ClassVar[Mapping[str, str]] = _NOTHING
+    """Columns of `where`, as SQL declares them, beside the number and the kind of an entry."""
     stats: ClassVar[type[Any]] = PackStats
     """A dataclass with the fields of `ShortStats` and two tallies of its own."""
 
@@ -133,8 +127,7 @@ class _Raw(PayloadType):
 
 RAW = _Raw()
 
-_make: Callable[[], tuple[PayloadType, ...]] = tuple
-_types: tuple[PayloadType, ...] | None = None
+_known: Callable[[], tuple[PayloadType, ...]] = tuple
 
 
 def set_payload_types(make: Callable[[], tuple[PayloadType, ...]]) -> None:
@@ -142,16 +135,13 @@ def set_payload_types(make: Callable[[], tuple[PayloadType, ...]]) -> None:
 
     It is called when the first pack is used: what knows of a type need not be imported before.
     """
-    global _make, _types
-    _make, _types = make, None
+    global _known
+    _known = cache(make)
 
 
 def payload_types() -> tuple[PayloadType, ...]:
     """The types that packs know, `RAW` aside."""
-    global _types
-    if _types is None:
-        _types = _make()
-    return _types
+    return _known()
 
 
 def type_of(kinds: NDArray[Any]) -> PayloadType:
