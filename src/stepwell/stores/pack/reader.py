@@ -23,7 +23,7 @@ from stepwell.store import Description, Progress, QueryTable, Report, Store
 from stepwell.stores.pack.file import PackFile, slices
 from stepwell.stores.pack.layout import MAGIC, groups
 from stepwell.stores.pack.payload import RAW, Payloads, PayloadType, by_type, type_of
-from stepwell.stores.pack.stats import ShortStats, StatsBuilder, read_stats
+from stepwell.stores.pack.stats import StatsBuilder, Values, read_stats
 from stepwell.stores.pack.verify import check_pack
 from stepwell.stores.pack.where import PackRuns, query_runs, select_runs
 
@@ -139,22 +139,15 @@ class PackReader(Store):
     @lazy
     def stats(self) -> Any:
         """Statistics, in the class of the payload type: from the file if there, else counted."""
-        if self._is_whole and self._layout.stats is not None:
-            found = self._stored_stats()
-            if isinstance(found, self._type.stats):
-                return found
-        return self._count_stats()
+        found = self._stored_stats() if self._is_whole and self._layout.stats is not None else []
+        return self._type.stats(*(found if len(found) == 10 else self._count_stats()))
 
-    def _stored_stats(self) -> ShortStats:
-        assert self._layout.stats is not None
-        return read_stats(
-            self._layout.stats,
-            self._type.stats,
-            path=str(self._path),
-            offset=self._layout.data_end + 4,
-        )
+    def _stored_stats(self) -> Values:
+        layout = self._layout
+        assert layout.stats is not None
+        return read_stats(layout.stats, path=self.path, offset=layout.data_end + 4)
 
-    def _count_stats(self) -> ShortStats:
+    def _count_stats(self) -> Values:
         builder = StatsBuilder()
         for rows in self._chunks(256):
             batches = (
@@ -163,7 +156,7 @@ class PackReader(Store):
             )
             builder.add(len(rows), batches)
             self._scanned(rows)
-        return builder.finish(self._type.stats)
+        return builder.finish()
 
     # Items: what the payload type makes of payloads. Those of raw payloads are bytes.
 

@@ -1,5 +1,6 @@
 """Everything that can be wrong with a pack whose structure is right, looked for."""
 
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -112,13 +113,13 @@ def _broken_stats(pack: "PackReader") -> list[FormatError]:
         stored = pack._stored_stats()
     except FormatError as error:
         return [error]
-    counted = pack._count_stats()
+    names = (field.name for field in fields(pack._type.stats))
     return [
         FormatError(
-            f"statistics: expected {name} {getattr(counted, name)}, got {value}",
-            path=str(pack.path),
+            f"statistics: expected {name} {expected}, got {value}",
+            path=pack.path,
             offset=pack._opened.layout.data_end + 4,
         )
-        for name, value in vars(stored).items()
-        if value != getattr(counted, name)
+        for name, value, expected in zip(names, stored, pack._count_stats(), strict=False)
+        if value != expected
     ]
