@@ -127,7 +127,7 @@ def test_what_is_no_payload(target: Path, payload: Any) -> None:
     with sw.PackWriter(target) as writer:
         writer.append(V1)
         for kind in (None, 16):
-            with pytest.raises(TypeError):
+            with pytest.raises(TypeError, match="payload: expected bytes or runs, got"):
                 writer.append(payload, kind)
         assert len(writer) == 1
     assert target.read_bytes() == expected([(V1, 1)])

@@ -1,11 +1,11 @@
 """Step datasets of recorded games (docs/formats/steps.md)."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,7 @@ _CHUNK_RUNS = 32
 
 Runs = str | os.PathLike[str] | PackReader
 """A directory of run files, a pack, or the path of one."""
+Load = Callable[[range], list[Run]]
 
 
 @dataclass
@@ -95,17 +96,35 @@ def build_dataset(
     is left out and listed when `skip_bad` is True. Rows of a new dataset are spread over files of
     `shard_bytes`, if it is given.
     """
-    report, source, workers = BuildReport(Path(out)), _open(runs), thread_count(threads)
+    report, (names, load) = BuildReport(Path(out)), _open(runs)
     if shard_bytes is not None and shard_bytes < STEP.itemsize:
         raise ValueError(f"shard_bytes must be at least {STEP.itemsize}, got {shard_bytes}")
+    starts = range(0, len(names), _CHUNK_RUNS)
+    chunks = (range(i, min(i + _CHUNK_RUNS, len(names))) for i in starts)
+    prepared = in_order(partial(_prepare, load), chunks, thread_count(threads))
     new = mode != "a" or not StepReader.recognizes(report.path)
     columns, shard_rows = RUN_COLUMNS, (shard_bytes or 0) // STEP.itemsize
     with StepWriter(
         out, STEP, columns if new else None, mode=mode, shard_rows=shard_rows if new else None
     ) as writer:
-        _append(writer, source, report, skip_bad, workers, progress)
+        done = 0
+        for chunk in prepared:
+            for name, found in zip(names[done : done + len(chunk)], chunk, strict=True):
+                if isinstance(found, Exception):
+                    if isinstance(found, FormatError) and found.path is None:
+                        found.path = name
+                    report.skip(name, found, skip_bad)
+                    continue
+                rows, known = found[0], {**found[1], "source": name}
+                # A dataset of the original program has fewer columns.
+                writer.append(rows, **{key: known[key] for key in writer._columns if key in known})
+                report.runs += 1
+                report.steps += len(rows)
+            done += len(chunk)
+            if progress is not None:
+                progress(done, len(names))
         if not report.runs:
-            raise FormatError(f"none of {len(source.names)} runs can be rows", path=str(runs))
+            raise FormatError(f"none of {len(names)} runs can be rows", path=str(runs))
     return report
 
 
@@ -125,21 +144,15 @@ def filter_by_score(steps: StepReader, min_score: int, max_score: int | None = N
     return steps.where("max_score BETWEEN ? AND ?", min_score, max_score)
 
 
-class _Source(NamedTuple):
-    """Runs by name, and a function that loads some of them."""
-
-    names: Sequence[str]
-    load: Callable[[range], list[Run]]
-
-
-def _open(runs: Runs) -> _Source:
+def _open(runs: Runs) -> tuple[list[str], Load]:
+    """The names of runs, and a function that loads some of them."""
     if not isinstance(runs, PackReader) and Path(runs).is_dir():
         paths = [path for path, _ in find_runs(runs)]
         names = [_text(path.relative_to(runs)) for path in paths]
-        return _Source(names, lambda numbers: [Run.load(paths[i]) for i in numbers])
+        return names, lambda numbers: [Run.load(paths[i]) for i in numbers]
     pack = runs if isinstance(runs, PackReader) else PackReader.open(runs)
     names = [f"{_text(os.path.basename(pack.path))}#{number}" for number in pack.numbers]
-    return _Source(names, lambda numbers: pack.decode_batch(numbers, workers=1))
+    return names, lambda numbers: pack.decode_batch(numbers, workers=1)
 
 
 def _text(name: str | os.PathLike[str]) -> str:
@@ -147,49 +160,22 @@ def _text(name: str | os.PathLike[str]) -> str:
     return os.fsencode(name).decode(errors="backslashreplace")
 
 
-def _append(
-    writer: StepWriter,
-    source: _Source,
-    report: BuildReport,
-    skip_bad: bool,
-    threads: int,
-    progress: Progress | None,
-) -> None:
-    count, done = len(source.names), 0
-    known = writer._columns  # a dataset of the original program has fewer
-    chunks = (range(i, min(i + _CHUNK_RUNS, count)) for i in range(0, count, _CHUNK_RUNS))
-    for chunk in in_order(partial(_prepare, source), chunks, threads):
-        for name, found in zip(source.names[done : done + len(chunk)], chunk, strict=True):
-            if isinstance(found, Exception):
-                report.skip(name, found, skip_bad)
-                continue
-            rows, columns = found[0], {**found[1], "source": name}
-            writer.append(rows, **{key: columns[key] for key in known if key in columns})
-            report.runs += 1
-            report.steps += len(rows)
-        done += len(chunk)
-        if progress is not None:
-            progress(done, count)
-
-
 Ready = tuple[NDArray[Any], dict[str, Any]]
 """The rows of a run, and what the database is told of it."""
 
 
-def _prepare(source: _Source, numbers: range) -> list[Ready | Exception]:
+def _prepare(load: Load, numbers: range) -> list[Ready | Exception]:
     """Runs, or what is wrong with each."""
 
     def work() -> list[Ready | Exception]:
-        return [(to_steps(run), _columns(run)) for run in source.load(numbers)]
+        return [(to_steps(run), _columns(run)) for run in load(numbers)]
 
     made = attempt(work)
     if not isinstance(made, Exception):
         return made
-    if len(numbers) > 1:
-        return [each for i in numbers for each in _prepare(source, range(i, i + 1))]
-    if isinstance(made, FormatError) and made.path is None:
-        made.path = source.names[numbers[0]]
-    return [made]
+    if len(numbers) == 1:
+        return [made]
+    return [each for i in numbers for each in _prepare(load, range(i, i + 1))]
 
 
 def _columns(run: Run) -> dict[str, Any]:

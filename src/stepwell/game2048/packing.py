@@ -15,7 +15,7 @@ from stepwell.game2048.runs import Run
 from stepwell.ordered import in_order, thread_count
 from stepwell.store import Progress
 from stepwell.stores.pack.layout import groups
-from stepwell.stores.pack.writer import Compress, PackWriter, Prepared, Preparer, room_for
+from stepwell.stores.pack.writer import TRAIN_BYTES, Compress, PackWriter, Prepared, room_for
 
 _CHUNK_FILES = 256
 _CHUNK_BYTES = 1 << 20  # small enough to stay in the caches from the read to the write
@@ -82,12 +82,12 @@ def _load_all(writer: PackWriter, files: Files, threads: int) -> Iterator[tuple[
     rooms = np.maximum(rooms, _CHUNK_BYTES // _CHUNK_FILES)
     waiting = (files[part] for part in groups(rooms, _CHUNK_BYTES))
     samples: list[Chunk] = []
-    wanted = writer.sample_bytes
+    wanted = TRAIN_BYTES if writer.needs_samples else 0
     while wanted > 0 and (some := next(waiting, None)):
         samples.append(_only_runs(_read(some)))
         wanted -= sum(map(len, _payloads(samples[-1])))
-    preparer = writer.preparer([payload for chunk in samples for payload in _payloads(chunk)])
-    prepare = partial(_prepare, preparer)
+    writer.train([payload for chunk in samples for payload in _payloads(chunk)])
+    prepare = partial(_prepare, writer)
     yield from map(prepare, samples)
     yield from in_order(lambda some: prepare(_read(some)), waiting, threads)
 
@@ -110,11 +110,11 @@ def _only_runs(chunk: Chunk) -> Chunk:
     return [(path, look(path, found)) for path, found in chunk]
 
 
-def _prepare(preparer: Preparer, chunk: Chunk) -> tuple[Chunk, Prepared]:
+def _prepare(writer: PackWriter, chunk: Chunk) -> tuple[Chunk, Prepared]:
     """Make entries of files."""
     payloads = _payloads(chunk)
     try:
         kinds = [_core.run_kind(np.frombuffer(payload, np.uint8)) for payload in payloads]
-        return chunk, preparer.prepare(payloads, kinds)
+        return chunk, writer.prepare(payloads, kinds)
     except FormatError:  # one of them is no run; which one is worth a second look
-        return _prepare(preparer, _only_runs(chunk))
+        return _prepare(writer, _only_runs(chunk))

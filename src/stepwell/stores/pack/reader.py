@@ -3,6 +3,7 @@
 import operator
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ from stepwell import _core
 from stepwell.errors import FormatError, SchemaError
 from stepwell.files.atomic import new_file, write_file
 from stepwell.files.codecs import CODECS
-from stepwell.files.regular import bytes_on_disk, open_regular
+from stepwell.files.regular import open_regular
 from stepwell.lazy import lazy
 from stepwell.ordered import in_order, thread_count
 from stepwell.sampler import Shuffle, split_runs
@@ -70,7 +71,7 @@ class PackReader(Store):
 
     def __init__(self, path: str | os.PathLike[str], *, checksums: bool = True) -> None:
         self._checksums = checksums
-        self._file: PackFile | None = PackFile(Path(path), checksums)
+        self._file: PackFile | None = PackFile(Path(path))
         self._path = self._file.path
         self._layout = self._file.layout
         self._numbers: Rows = np.arange(len(self._layout.index), dtype=np.int64)
@@ -224,8 +225,7 @@ class PackReader(Store):
         if entries["flags"].any():
             plain, places = file.unpacked(entries, numbers, _core.usable_cores())
             return slices(plain.data, places)
-        if self._checksums:
-            file.check_checksums(entries, numbers, _core.usable_cores())
+        file.check_checksums(entries, numbers, _core.usable_cores())
         return slices(memoryview(file.memory), entries)
 
     def extract(self, indices: ArrayLike, directory: str | os.PathLike[str]) -> list[Path]:
@@ -327,16 +327,10 @@ class PackReader(Store):
             "kinds": {_kind_name(kind): n for kind, n in _counted(entries["kind"])},
             "codecs": {codecs[flag]: n for flag, n in _counted(entries["flags"])},
         }
-        return Description(
-            str(self.kind),
-            self.path,
-            len(self),
-            bytes_on_disk(self._path),
-            self.schema,
-            None if runs is None else len(runs),
-            () if runs is None else tuple(runs.columns),
-            facts,
+        known: dict[str, Any] = (
+            {} if runs is None else {"runs": len(runs), "columns": tuple(runs.columns)}
         )
+        return replace(super()._description(), kind=str(self.kind), facts=facts, **known)
 
     def _verified(self, quick: bool, progress: Progress) -> Report:
         return check_pack(self, quick, progress)
@@ -373,7 +367,13 @@ class PackReader(Store):
 
     @lazy
     def _entries(self) -> NDArray[Any]:
-        return self._layout.index if self._is_whole else self._layout.index[self._numbers]
+        """Of the index, with the checksums that are to be compared."""
+        index = self._layout.index
+        if self._is_whole and self._checksums:
+            return index
+        entries = index[self._numbers]
+        entries["crc32c"] *= np.uint32(self._checksums)
+        return entries
 
     @lazy
     def _places(self) -> tuple[memoryview, memoryview, memoryview]:
@@ -383,7 +383,7 @@ class PackReader(Store):
         """
         begins = self._entries["offset"].astype(np.int64)
         ends = begins + self._entries["length"]
-        checksums = self._entries["crc32c"] * np.uint32(self._checksums)
+        checksums = self._entries["crc32c"].copy()
         return np.where(self._entries["flags"] == 0, begins, -1).data, ends.data, checksums.data
 
     @lazy

@@ -1,5 +1,6 @@
 """What a pack holds, in numbers, and the block that keeps them."""
 
+import struct
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError
-from stepwell.files.postcard import PostcardReader, PostcardWriter
+from stepwell.files.postcard import PostcardReader, string, varint
 
 
 @dataclass(frozen=True)
@@ -57,15 +58,15 @@ _BITS = (64, 64, 32, 32, 0, 32, 32, 32)
 def stats_block(values: Values) -> bytes:
     """Statistics as they stand in a file, with their checksum."""
     *short, numbers, names = values
-    out = PostcardWriter()
-    for bits, value in zip(_BITS, short, strict=True):
-        out.varint(value) if bits else out.float64(value)
-    for tally, write in ((numbers, out.varint), (names, out.string)):
-        out.varint(len(tally))
-        for key, times in tally.items():
-            write(key)
-            out.varint(times)
-    return bytes(out.data + _checksum(out.data))
+    parts = [
+        varint(value) if bits else struct.pack("<d", value)
+        for bits, value in zip(_BITS, short, strict=True)
+    ]
+    for tally, encoded in ((numbers, varint), (names, string)):
+        parts.append(varint(len(tally)))
+        parts += [encoded(key) + varint(times) for key, times in tally.items()]
+    block = b"".join(parts)
+    return block + _checksum(block)
 
 
 def read_stats(block: bytes, *, path: str, offset: int) -> Values:
@@ -125,5 +126,5 @@ class StatsBuilder:
         return [*short, numbers, names]
 
 
-def _checksum(data: bytes | bytearray) -> bytes:
+def _checksum(data: bytes) -> bytes:
     return _core.crc32c(np.frombuffer(data, np.uint8)).to_bytes(4, "little")

@@ -37,24 +37,26 @@ def check_pack(pack: "PackReader", quick: bool, progress: Progress) -> Report:
         problems += _broken_entries(pack, part)
         pack._scanned(part)
         progress(at + len(part), len(rows))
-    checked = ["header, index, footer and dictionary, when it was opened"]
-    checked.append(f"checksums and contents of {len(rows):,} of {len(pack):,} entries")
+    checked = [
+        "header, index, footer and dictionary, when it was opened",
+        f"checksums and contents of {len(rows):,} of {len(pack):,} entries",
+    ]
     unchecked = []
-    if not quick and pack._is_whole:
-        file = pack._opened
-        problems += [*_broken_data(file), *_broken_padding(file)]
+    if quick or not pack._is_whole:
+        unchecked.append("padding, statistics and the checksum of all data: not all was read")
+    else:
+        layout = pack._layout
+        problems += [*_broken_data(pack._opened), *_broken_padding(pack._opened)]
         checked.append("padding")
-        has_checksum, has_stats = file.layout.data_crc != 0, file.layout.stats is not None
-        if has_stats and not problems:
+        if layout.data_crc:
+            checked.append("checksum of all data")
+        else:
+            unchecked.append("checksum of all data: the pack has none")
+        if layout.stats is not None and problems:
+            unchecked.append("statistics: not all entries can be counted")
+        elif layout.stats is not None:
             problems += _broken_stats(pack)
             checked.append("statistics")
-        elif has_stats:
-            unchecked.append("statistics: not all entries can be counted")
-        (checked if has_checksum else unchecked).append(
-            "checksum of all data" + ("" if has_checksum else ": the pack has none")
-        )
-    else:
-        unchecked.append("padding, statistics and the checksum of all data: not all was read")
     if not len(rows):
         progress(0, 0)
     return Report(pack.kind, pack.path, tuple(problems), tuple(checked), tuple(unchecked))
@@ -62,7 +64,8 @@ def check_pack(pack: "PackReader", quick: bool, progress: Progress) -> Report:
 
 def _broken_entries(pack: "PackReader", rows: Rows) -> list[FormatError]:
     file, threads = pack._opened, _core.usable_cores()
-    entries, numbers = pack._entries[rows], pack._numbers[rows]
+    numbers = pack._numbers[rows]
+    entries = file.layout.index[numbers]
     raw = np.ones(len(entries), np.bool)
     try:
         file.check_checksums(entries, numbers, threads)
