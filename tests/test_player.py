@@ -170,10 +170,9 @@ def test_values_are_scaled_by_the_rule_and_the_last_maximum_is_chosen(
 )
 def test_rules_for_boards_that_decide_little(board: int, legal: int, values: list[float]) -> None:
     for depth in (1, 2, 3):
-        choice = g.choose(board, depth)
-        assert choice.legal == legal
-        np.testing.assert_array_equal(choice.values, np.array(values, np.float32))
-        assert choice.move == max(m for m in range(4) if legal >> m & 1)
+        move, given, mask, _ = _core.choose(board, depth)
+        assert (mask, list(given)) == (legal, values)
+        assert move == max(m for m in range(4) if legal >> m & 1)
 
 
 # What the player computes.
@@ -237,18 +236,6 @@ def test_deeper_players_play_better() -> None:
     tiles = [run.meta.highest_tile for run in g.play(20, depth=1, seed=2)]
     assert scores[2] > 1.5 * scores[1]
     assert np.mean(np.array(tiles) >= 512) > 0.9
-
-
-def test_choose() -> None:
-    choice = g.choose(np.uint64(0x1332))
-    assert choice.move == g.choose(0x1332, depth=2).move
-    assert choice.values.dtype == np.float32
-    assert choice.values[choice.move] == choice.values.max()
-    assert choice.legal == g.legal(0x1332)
-    with pytest.raises(ValueError, match="0x1212212112122121 has no legal move"):
-        g.choose(0x1212212112122121)
-    with pytest.raises(ValueError, match="0x0000000000000000 has no legal move"):
-        g.choose(0)
 
 
 # Games as files.

@@ -3,7 +3,6 @@
 from stepwell import game2048
 
 game2048.move(board, game2048.LEFT)             boards, one or millions
-game2048.choose(board, depth=3).move            what the player would do
 for run in game2048.play(100, seed=1): ...      whole games, the same on every machine
 game2048.play_to("runs", 5000, seed=1)          the same as .a2run2 files
 game2048.Run.load("game.a2run2")                one of them
@@ -36,7 +35,7 @@ from stepwell.game2048.dataset import (
 from stepwell.game2048.decode import Decode, decode
 from stepwell.game2048.packing import PackReport, pack_runs
 from stepwell.game2048.payload import RunPayloads, RunStats, RunSteps
-from stepwell.game2048.player import Choice, choose, play, play_to
+from stepwell.game2048.player import play, play_to
 from stepwell.game2048.run_files import MigrateReport, migrate_runs
 from stepwell.game2048.runs import Run, RunMeta
 
@@ -47,7 +46,6 @@ __all__ = [
     "STEP",
     "UP",
     "BuildReport",
-    "Choice",
     "Decode",
     "MigrateReport",
     "PackReport",
@@ -58,7 +56,6 @@ __all__ = [
     "RunSteps",
     "append_runs",
     "build_dataset",
-    "choose",
     "decode",
     "exponents",
     "filter_by_score",

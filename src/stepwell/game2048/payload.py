@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell import _core
-from stepwell.game2048.runs import Run, RunBatch
+from stepwell.game2048.runs import RECORD, Run, RunBatch, RunMeta
 from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source
 from stepwell.stores.pack import PackReader
 from stepwell.stores.pack.payload import Payloads, PayloadType
@@ -31,12 +31,8 @@ _PER_STEP = {
 }
 _SINGULAR = {"boards": "board", "moves": "move"}
 _PER_RUN = {
-    "final_board": Field(np.uint64),
-    "steps": Field(np.uint32),
-    "start_unix_s": Field(np.uint64),
-    "elapsed_s": Field(np.float32),
-    "max_score": Field(np.uint64),
-    "highest_tile": Field(np.uint32),
+    name: Field(RECORD[name])
+    for name in ("final_board", *(n for n in RunMeta._fields if n != "engine"))
 }
 
 

@@ -1,5 +1,9 @@
 """An expectimax player of 2048, and games that are the same on every machine.
 
+The player makes the move with the largest expected value, of equal ones the last. A run records
+the values of up, down, left and right: 0 for the worst legal move, just below 1 for the best, 0.5
+where all are equal; a move that is alone has the best, an illegal one 0.
+
 A game is a function of depth, seed and number: `play(10, seed=1)` gives the first ten games of
 seed 1, and game 7 of it is the same in every order, on any number of cores, in every release.
 `depth` is how many own moves the player looks ahead, each with the average over every tile
@@ -13,13 +17,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TypeVar
 
 from stepwell import _core
-from stepwell.game2048.board import Number, whole
+from stepwell.game2048.board import whole
 from stepwell.game2048.runs import Run
 from stepwell.ordered import in_order
 
@@ -27,33 +28,6 @@ DEEPEST = 6
 """The most own moves the player looks ahead."""
 
 R = TypeVar("R")
-
-
-class Choice(NamedTuple):
-    """What the player does on a board, and why."""
-
-    move: int
-    """The legal move with the largest value; of equal ones the last."""
-    values: NDArray[np.float32]
-    """Of up, down, left, right: 0 for the worst legal move, just below 1 for the best.
-
-    A move that is alone has the best value, moves that are all equal have 0.5, and an illegal
-    one has 0. These are the values a run records.
-    """
-    legal: int
-    """Bit `m` is set where move `m` changes the board."""
-
-
-def choose(board: Number, depth: int = 2) -> Choice:
-    """Return the player's move on a board, with the value of each move.
-
-    Raises `ValueError` when no move is legal, or `depth` is not 1 to 6.
-    """
-    number = _one("board", board)
-    move, values, legal, _ = _core.choose(number, _one("depth", depth, 1, DEEPEST))
-    if not legal:
-        raise ValueError(f"board {number:#018x} has no legal move")
-    return Choice(move, np.array(values, np.float32), legal)
 
 
 def play(
@@ -131,5 +105,5 @@ def _game(depth: int, seed: int, clock: bool) -> Callable[[int], Run]:
     return one
 
 
-def _one(name: str, value: Number, min_value: int = 0, max_value: int = 2**64 - 1) -> int:
+def _one(name: str, value: int, min_value: int = 0, max_value: int = 2**64 - 1) -> int:
     return operator.index(whole(name, value, min_value=min_value, max_value=max_value))

@@ -24,7 +24,7 @@ from stepwell.game2048.board import highest_tile as highest_tile_of, score, whol
 from stepwell.stores.pack.layout import ENTRY
 from stepwell.stores.pack.payload import Payloads
 
-_RECORD = np.dtype(
+RECORD = np.dtype(
     [
         ("start_unix_s", "<u8"),
         ("max_score", "<u8"),
@@ -68,7 +68,7 @@ class RunBatch(Sequence["Run"]):
         block: NDArray[np.uint8],
     ) -> None:
         total = int(offsets[-1])
-        self.records = records.view(_RECORD)
+        self.records = records.view(RECORD)
         self.offsets = offsets
         self.engine_offsets = engine_offsets
         self.boards = np.ndarray(total, np.uint64, block, layout[0])

@@ -74,9 +74,9 @@ class PackWriter(Writer):
     _data_crc: int
     _end_at: int
     _stats: StatsBuilder
+    _dictionary: bytes | None
     _packer: Packer | None
     """None until a dictionary is trained."""
-    _dictionary: bytes | None
 
     def __init__(
         self,
