@@ -168,26 +168,6 @@ def test_a_file_that_is_no_run_stops_it_and_is_named(
     assert names(target.parent) == []
 
 
-@pytest.mark.parametrize("where", ["first", "middle", "last"])
-def test_a_file_that_is_no_run_is_left_out_and_listed(
-    folder: Path, target: Path, bad: Change, where: str
-) -> None:
-    count = 8
-    fill(folder, {f"{i:03}.a2run": GAMES[i % 40] for i in range(count)})
-    name = {"first": "0.a2run2", "middle": "003x.a2run2", "last": "999.a2run2"}[where]
-    bad(folder / name)
-    reported = []
-    report = game2048.pack_runs(
-        folder, target, skip_bad=True, progress=lambda *progress: reported.append(progress)
-    )
-    assert target.read_bytes() == expected_of([GAMES[i % 40] for i in range(count)])
-    assert report.packed == count
-    ((path, reason),) = report.skipped
-    assert path == folder / name
-    assert reason
-    assert reported[-1] == (count + 1, count + 1)
-
-
 def test_many_bad_files_leave_no_trace(folder: Path, target: Path, tmp_path: Path) -> None:
     """Also when whole chunks of them come first, between and last."""
     chance = random.Random(3)
@@ -228,8 +208,9 @@ def test_directories_without_runs(folder: Path, target: Path) -> None:
     fill(folder, {"sub/notes.txt": b""})
     with pytest.raises(FileNotFoundError, match="no "):
         game2048.pack_runs(folder, target)
-    with pytest.raises(FileNotFoundError, match="absent"):
-        game2048.pack_runs(folder / "absent", target)
+    for read in (game2048.pack_runs, migrate_runs):
+        with pytest.raises(FileNotFoundError, match="absent"):
+            read(folder / "absent", target)
     with pytest.raises(NotADirectoryError):
         game2048.pack_runs(folder / "sub" / "notes.txt", target)
     assert names(target.parent) == []
@@ -450,22 +431,15 @@ def test_migrate_one_file(folder: Path, out: Path) -> None:
     assert contents(out) == {"a.a2run2": as_v2(V1), "b.a2run2": as_v2(V1)}
 
 
-def test_migrate_where_the_runs_are(folder: Path) -> None:
+@pytest.mark.parametrize("where", [".", "new"])
+def test_migrate_inside_the_folder(folder: Path, where: str) -> None:
     fill(folder, {"a.a2run": V1, "s/b.a2run": GAMES[0], "c.a2run2": V2})
-    after = {"a.a2run2": as_v2(V1), "s/b.a2run2": as_v2(GAMES[0])} | contents(folder)
-    assert migrate_runs(folder, folder).migrated == 2
-    assert contents(folder) == after
-    report = migrate_runs(folder, folder)  # the same call again
-    assert (report.migrated, report.copied, report.there) == (0, 0, 5)
-    assert contents(folder) == after
-
-
-def test_migrate_into_a_folder_below(folder: Path) -> None:
-    fill(folder, {"a.a2run": V1, "c.a2run2": V2})
-    after = {"new/a.a2run2": as_v2(V1), "new/c.a2run2": V2} | contents(folder)
-    for _ in range(2):
-        migrate_runs(folder, folder / "new")
+    made = {"a.a2run2": as_v2(V1), "s/b.a2run2": as_v2(GAMES[0]), "c.a2run2": V2}
+    after = contents(folder) | {os.path.normpath(f"{where}/{name}"): made[name] for name in made}
+    for _ in range(2):  # what the first call has made is no source of the second
+        report = migrate_runs(folder, folder / where)
         assert contents(folder) == after
+    assert (report.migrated, report.copied) == (0, 0)
 
 
 def test_migrate_and_files_that_are_no_runs(folder: Path, out: Path, bad: Change) -> None:
@@ -496,11 +470,3 @@ def test_migrate_that_is_interrupted_continues(folder: Path, out: Path) -> None:
     report = migrate_runs(folder, out)
     assert (report.migrated, report.there) == (13, 7)
     assert contents(out) == {f"{i:02}.a2run2": as_v2(GAMES[i]) for i in range(20)}
-
-
-def test_migrate_nothing(folder: Path, out: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        migrate_runs(folder, out)
-    with pytest.raises(FileNotFoundError):
-        migrate_runs(folder / "absent", out)
-    assert not out.exists()

@@ -207,11 +207,6 @@ def test_payloads_that_are_not_runs_are_not_asked(tmp_path: Path) -> None:
     assert len(packed.where("steps = 3").decode(0)) == 3
 
 
-def test_compressed(tmp_path: Path) -> None:
-    packed = PackReader.open(packs.write(tmp_path / "p", PAYLOADS, compress="zstd"))
-    assert numbers(packed.where("steps > 4")) == [row.run for row in ROWS if row.steps > 4]
-
-
 def test_floats_that_sql_has_not(tmp_path: Path) -> None:
     metas = [
         replace(METAS[0], elapsed_s=value, steps=0) for value in (float("nan"), float("inf"), 1.0)
