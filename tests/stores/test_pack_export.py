@@ -322,22 +322,19 @@ def test_an_export_never_replaces_its_pack(pack: PackReader, tmp_path: Path) -> 
     assert link.is_symlink()
 
 
-def test_an_export_follows_a_link(pack: PackReader, tmp_path: Path) -> None:
+def test_an_export_writes_through_links_and_pipes(pack: PackReader, tmp_path: Path) -> None:
     pack.to_jsonl(tmp_path / "plain.jsonl")
-    (tmp_path / "link.jsonl").symlink_to(tmp_path / "real.jsonl")
-    pack.to_jsonl(tmp_path / "link.jsonl")
-    assert (tmp_path / "link.jsonl").is_symlink()
-    assert (tmp_path / "real.jsonl").read_bytes() == (tmp_path / "plain.jsonl").read_bytes()
-
-
-def test_an_export_writes_to_what_is_no_file(pack: PackReader, tmp_path: Path) -> None:
-    pack.to_jsonl(tmp_path / "plain.jsonl")
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
+    plain = (tmp_path / "plain.jsonl").read_bytes()
+    link, pipe = tmp_path / "link.jsonl", tmp_path / "pipe"
+    link.symlink_to(tmp_path / "real.jsonl")
+    pack.to_jsonl(link)
+    assert link.is_symlink()
+    assert (tmp_path / "real.jsonl").read_bytes() == plain
+    os.mkfifo(pipe)
     got: list[bytes] = []
-    reader = threading.Thread(target=lambda: got.append(fifo.read_bytes()))
-    reader.start()
-    pack.to_jsonl(fifo)
-    reader.join()
-    assert got == [(tmp_path / "plain.jsonl").read_bytes()]
-    assert fifo.is_fifo()
+    other = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
+    other.start()
+    pack.to_jsonl(pipe)
+    other.join()
+    assert got == [plain]
+    assert pipe.is_fifo()

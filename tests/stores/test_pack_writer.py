@@ -245,11 +245,6 @@ def test_what_does_not_shrink_is_stored_as_it_is(target: Path, compress: Any) ->
         assert pack.version == 1
 
 
-@pytest.mark.parametrize("level", [1, 22])
-def test_levels(target: Path, level: int) -> None:
-    write(target, [(data, 1) for data in GAMES[:3]], compress="zstd", level=level)
-
-
 @pytest.mark.parametrize("count", [1, 3])
 def test_too_few_payloads_for_a_dictionary(target: Path, count: int) -> None:
     writer = sw.PackWriter(target, compress="zstd-dict")
@@ -397,18 +392,6 @@ def test_what_a_killed_writer_left_is_taken_over(target: Path) -> None:
     with pytest.raises(sw.FormatError, match="expected a regular file, got a link"):
         sw.PackWriter(target)
     assert names(target.parent) == [left.name]
-
-
-def test_a_process_that_ends_leaves_nothing(target: Path) -> None:
-    script = """
-import sys
-import stepwell as sw
-writer = sw.PackWriter(sys.argv[1])
-writer.append(b"x", 16)
-print(len(writer))
-"""
-    assert children.answer(script, target) == "1"
-    assert names(target.parent) == []
 
 
 def test_a_pack_is_written_through_a_link(target: Path) -> None:

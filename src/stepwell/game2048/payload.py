@@ -71,7 +71,7 @@ class RunPayloads(PayloadType):
         return _core.run_kind(np.frombuffer(payload, np.uint8))
 
     def decode(self, at: Payloads, *, threads: int = 1, heads_only: bool = False) -> RunBatch:
-        return RunBatch.decode(at, threads=threads, heads_only=heads_only)
+        return RunBatch(at, threads=threads, heads_only=heads_only)
 
     def fill(self, batch: RunBatch, out: Batch, names: Iterable[str]) -> None:
         for name in names:

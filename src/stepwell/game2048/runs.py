@@ -59,27 +59,7 @@ class RunBatch(Sequence["Run"]):
         *("moves", "offsets", "records"),
     )
 
-    def __init__(
-        self,
-        records: NDArray[Any],
-        offsets: NDArray[np.int64],
-        engine_offsets: NDArray[np.int64],
-        layout: Sequence[int],
-        block: NDArray[np.uint8],
-    ) -> None:
-        total = int(offsets[-1])
-        self.records = records.view(RECORD)
-        self.offsets = offsets
-        self.engine_offsets = engine_offsets
-        self.boards = np.ndarray(total, np.uint64, block, layout[0])
-        self.ev_values = np.ndarray((total, 4), np.float32, block, layout[1])
-        self.moves = np.ndarray(total, np.uint8, block, layout[2])
-        self.ev_legal = np.ndarray(total, np.uint8, block, layout[3])
-        self.has_branches = np.ndarray(total, np.bool, block, layout[4])
-        self.engines = np.ndarray(layout[6] - layout[5], np.uint8, block, layout[5])
-
-    @classmethod
-    def decode(cls, at: Payloads, *, threads: int = 1, heads_only: bool = False) -> Self:
+    def __init__(self, at: Payloads, *, threads: int = 1, heads_only: bool = False) -> None:
         """Decode payloads, in their order, without the GIL.
 
         A negative number is not named in errors. With `heads_only` there are no steps, and final
@@ -89,7 +69,16 @@ class RunBatch(Sequence["Run"]):
         records, offsets, engine_offsets, layout, block = read(
             at.file, at.entries.view(np.uint8), at.numbers, at.path, threads
         )
-        return cls(records, offsets.view(np.int64), engine_offsets.view(np.int64), layout, block)
+        self.records = records.view(RECORD)
+        self.offsets = offsets.view(np.int64)
+        self.engine_offsets = engine_offsets.view(np.int64)
+        total = int(self.offsets[-1])
+        self.boards = np.ndarray(total, np.uint64, block, layout[0])
+        self.ev_values = np.ndarray((total, 4), np.float32, block, layout[1])
+        self.moves = np.ndarray(total, np.uint8, block, layout[2])
+        self.ev_legal = np.ndarray(total, np.uint8, block, layout[3])
+        self.has_branches = np.ndarray(total, np.bool, block, layout[4])
+        self.engines = np.ndarray(layout[6] - layout[5], np.uint8, block, layout[5])
 
     def __len__(self) -> int:
         return len(self.records)
@@ -193,7 +182,7 @@ class Run:
             raise ValueError(f"a run has fewer than 2**32 bytes, got {len(data)}")
         entry["length"], entry["kind"] = len(data), _core.run_kind(data)
         where = "" if path is None else os.fspath(path)
-        batch = RunBatch.decode(Payloads(data, entry, np.array([-1]), where))
+        batch = RunBatch(Payloads(data, entry, np.array([-1]), where))
         return cls._of(batch, 0)
 
     @classmethod

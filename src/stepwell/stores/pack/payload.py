@@ -92,12 +92,7 @@ class RawBatch(Ragged):
     """Payloads one after another, without a meaning; an item is `bytes`."""
 
     __slots__ = ("kinds",)
-
-    def __init__(
-        self, values: NDArray[Any], offsets: NDArray[np.int64], kinds: NDArray[np.uint16]
-    ) -> None:
-        super().__init__(values, offsets, "bytes")
-        self.kinds = kinds
+    kinds: NDArray[np.uint16]
 
 
 class _Raw(PayloadType):
@@ -115,7 +110,9 @@ class _Raw(PayloadType):
     def decode(self, at: Payloads, *, threads: int = 1, heads_only: bool = False) -> RawBatch:
         where = at.entries.view(np.uint8)
         offsets, values = _core.copy_payloads(at.file, where, at.numbers, at.path, threads)
-        return RawBatch(values, offsets.view(np.int64), at.entries["kind"])
+        batch = RawBatch(values, offsets.view(np.int64), "bytes")
+        batch.kinds = at.entries["kind"]
+        return batch
 
     def fill(self, batch: RawBatch, out: Batch, names: Iterable[str]) -> None:
         for name in names:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -150,13 +151,7 @@ class PackReader(Store):
 
     def _count_stats(self) -> Values:
         builder = StatsBuilder()
-        for rows in self._chunks(256):
-            batches = (
-                known.tally(self._decode(rows[mask], of=known, heads_only=True))
-                for known, mask in by_type(self._entries["kind"][rows])
-            )
-            builder.add(len(rows), batches)
-            self._scanned(rows)
+        builder.add(len(self), (known.tally(batch) for _, known, batch in self._heads()))
         return builder.finish()
 
     # Items: what the payload type makes of payloads. Those of raw payloads are bytes.
@@ -178,10 +173,7 @@ class PackReader(Store):
 
     def iter_indices(self, indices: ArrayLike) -> Iterator[Any]:
         """These items one by one, decoded ahead of the loop."""
-        rows = self._rows(indices)
-        batches = [rows[at : at + _SCAN_ITEMS] for at in range(0, len(rows), _SCAN_ITEMS)]
-        for batch in in_order(self._decode, batches, 1, ahead=2):
-            yield from batch
+        return chain.from_iterable(self._batches(self._rows(indices), _SCAN_ITEMS, None))
 
     def iter_batches(
         self,
@@ -202,9 +194,7 @@ class PackReader(Store):
         if shuffle and len(self):
             chosen = int.from_bytes(os.urandom(7)) if seed is None else seed
             rows = Shuffle(chosen).order(len(self)).rows(0, 0, len(self))
-        batches = (rows[at : at + batch_size] for at in range(0, len(rows), batch_size))
-        decode = partial(self._decode, threads=threads)
-        return (list(batch) for batch in in_order(decode, batches, 1, ahead=2))
+        return map(list, self._batches(rows, batch_size, threads))
 
     # Bytes.
 
@@ -418,6 +408,18 @@ class PackReader(Store):
             entries = self._entries[rows]
             sizes = np.maximum(entries["length"], entries["reserved"])
             yield from (rows[part] for part in groups(sizes, _TEXT_BYTES))
+
+    def _batches(self, rows: Rows, size: int, threads: int | None) -> Iterator[Sequence[Any]]:
+        """Items decoded ahead of a loop."""
+        parts = (rows[at : at + size] for at in range(0, len(rows), size))
+        return in_order(partial(self._decode, threads=threads), parts, 1, ahead=2)
+
+    def _heads(self) -> Iterator[tuple[Rows, PayloadType, Any]]:
+        """All items of known types, some at a time, without what is behind their heads."""
+        for rows in self._chunks(256):
+            for known, mask in by_type(self._entries["kind"][rows]):
+                yield rows[mask], known, self._decode(rows[mask], of=known, heads_only=True)
+            self._scanned(rows)
 
     def _chunks(self, size: int) -> Iterator[Rows]:
         for at in range(0, len(self), size):

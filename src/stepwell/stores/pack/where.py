@@ -152,15 +152,11 @@ def _made(pack: "PackReader") -> bytes:
 
 
 def _rows(pack: "PackReader") -> Iterator[tuple[Any, ...]]:
-    known = pack._type
-    for rows in pack._chunks(256):
-        kinds = pack._entries["kind"][rows]
-        mask = known.mask(kinds)
-        batch = pack._decode(rows[mask], heads_only=True)
-        numbers = zip(rows[mask].tolist(), kinds[mask].tolist(), strict=True)
-        for number, values in zip(numbers, known.rows(batch), strict=True):
-            yield (*number, *values)
-        pack._scanned(rows)
+    for rows, known, batch in pack._heads():
+        if known is pack._type:
+            kinds = pack._entries["kind"][rows].tolist()
+            for number, kind, values in zip(rows.tolist(), kinds, known.rows(batch), strict=True):
+                yield (number, kind, *values)
 
 
 def _columns(pack: "PackReader") -> dict[str, str]:
