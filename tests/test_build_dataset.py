@@ -155,21 +155,18 @@ def test_filter_by_score(files: Path, runs: list[Run], tmp_path: Path) -> None:
         assert part.runs["id"].tolist() == np.flatnonzero(want).tolist()
 
 
-def test_a_part_of_a_pack(pack: Path, runs: list[Run], tmp_path: Path) -> None:
+def test_sources(pack: Path, runs: list[Run], tmp_path: Path) -> None:
     part = PackReader.open(pack).where("steps BETWEEN 20 AND 60")
     wanted = [i for i, run in enumerate(runs) if 20 <= len(run) <= 60]
     assert build_dataset(part, tmp_path / "out").runs == len(wanted) == 41
     assert_rows(tmp_path / "out", [runs[i] for i in wanted])
-    # The source is the run's number in the whole pack.
+    # Of a pack, the run's number in the whole one; of files, their names below the folder.
     sources = StepReader.open(tmp_path / "out").runs["source"].tolist()
     assert sources == [f"runs.a2pack#{i}" for i in wanted]
-
-
-def test_sources_of_files_are_relative(runs: list[Run], tmp_path: Path) -> None:
     save_all(tmp_path / "runs", runs[:2])
     save_all(tmp_path / "runs" / "below", runs[2:3])
-    build_dataset(tmp_path / "runs", tmp_path / "out")
-    sources = StepReader.open(tmp_path / "out").runs["source"].tolist()
+    build_dataset(tmp_path / "runs", tmp_path / "more")
+    sources = StepReader.open(tmp_path / "more").runs["source"].tolist()
     assert sources == ["0000.a2run2", "0001.a2run2", "below/0000.a2run2"]
 
 
@@ -235,10 +232,11 @@ def test_a_dataset_of_the_original_program_is_appended_to(files: Path, tmp_path:
 
 
 def bad_files(directory: Path) -> dict[str, str]:
-    """Three good runs with four bad ones between; what is said of each of the bad."""
+    """Four good runs with five bad ones between; what is said of each of the bad."""
     directory.mkdir()
     for i in (0, 2, 6):
         odd_run(seed=i).save(directory / f"{i}.a2run2")
+    long_run(65_535).save(directory / "0x.a2run2")  # the longest that fits
     long_run(65_536).save(directory / "1.a2run2")
     without_branches().save(directory / "3.a2run2")
     damaged = odd_run(seed=4).to_bytes()
@@ -259,8 +257,11 @@ def bad_files(directory: Path) -> dict[str, str]:
 def test_bad_runs_are_skipped_by_name(tmp_path: Path) -> None:
     said = bad_files(tmp_path / "runs")
     report = build_dataset(tmp_path / "runs", tmp_path / "out", skip_bad=True)
-    assert_rows(tmp_path / "out", [odd_run(seed=i) for i in (0, 2, 6)])
-    assert (report.runs, report.steps) == (3, 120)
+    good = [odd_run(seed=0), long_run(65_535), odd_run(seed=2), odd_run(seed=6)]
+    assert [len(run) for run in good] == StepReader.open(tmp_path / "out").runs[
+        "num_steps"
+    ].tolist()
+    assert (report.runs, report.steps) == (4, 65_655)
     assert [name for name, _ in report.skipped] == list(said)
     for name, reason in report.skipped:
         assert said[name] in reason
@@ -278,12 +279,6 @@ def test_a_bad_run_stops_it_by_name(tmp_path: Path) -> None:
         assert name in str(caught.value)
         assert words.replace(f"{tmp_path}/all", str(alone)) in str(caught.value)
         assert len(StepReader.open(tmp_path / "out")) == 0
-
-
-def test_the_longest_run_fits(tmp_path: Path) -> None:
-    build_dataset(save_all(tmp_path / "runs", [long_run(65_535)]), tmp_path / "out")
-    last = StepReader.open(tmp_path / "out").take([65_534])
-    assert last["step_index"][0] == 65_534
 
 
 @pytest.mark.parametrize("part", [False, True])

@@ -132,18 +132,6 @@ def test_turning_and_moving_is_moving_and_turning(symmetry: int, move: int) -> N
     np.testing.assert_array_equal(turned(g.move(boards, move)), g.move(turned(boards), became))
 
 
-@pytest.mark.parametrize("symmetry", range(SYMMETRIES))
-def test_a_turned_game_is_legal_where_the_board_says(symmetry: int) -> None:
-    run = next(g.play(1, depth=1, seed=3))
-    got = g.decode(as_batch(g.to_steps(run)), symmetries=symmetry)
-    bits = g.legal(g.from_exponents(got["board"]))
-    np.testing.assert_array_equal(got["ev_legal"], bits[:, None] >> np.arange(4) & 1)
-    # The chosen move is still the one with the value 1, and no other is better.
-    chosen = got["ev_values"][np.arange(len(run)), got["move"]]
-    assert (chosen == 1).all()
-    assert (got["ev_values"] <= 1).all()
-
-
 def test_windows_are_decoded_step_by_step() -> None:
     batch = as_batch(random_steps(60))
     windows = {name: values.reshape(12, 5, *values.shape[1:]) for name, values in batch.items()}

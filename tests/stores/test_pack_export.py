@@ -183,6 +183,7 @@ def test_only_runs_are_exported(tmp_path: Path) -> None:
             export()
     assert os.listdir(tmp_path) == ["p"]
     assert written(packed.where("kind = 2"), tmp_path / "out") == lines_of([RUN_V2])
+    assert written(packed.where("kind = 1"), tmp_path / "out") == b""
 
 
 def test_a_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

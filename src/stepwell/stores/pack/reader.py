@@ -393,7 +393,7 @@ class PackReader(Store):
 
     def _only_type(self) -> PayloadType:
         """The type of the items, when it is that of all entries."""
-        other = ~self._type.mask(self._kinds)
+        other = ~self._type.mask(self._entries["kind"])
         if other.any():
             row = int(other.argmax())
             raise SchemaError(

@@ -208,7 +208,7 @@ class PackWriter(Writer):
 
     @exclusive
     def append_prepared(self, made: Prepared) -> None:
-        """Add what a preparer has made."""
+        """Add what `prepare` has made."""
         with self._changing():
             self._write(made)
 
