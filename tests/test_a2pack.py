@@ -15,9 +15,7 @@ import stepwell as sw
 from stepwell import cli, game2048
 from stepwell.cli import pack as pack_cli
 from tests.reference import pack as page, runs
-
-V1 = runs.file_of("runs.md", "run-v1")
-V2 = runs.file_of("runs.md", "run-v2")
+from tests.runs import RUN_V1 as V1, RUN_V2 as V2
 
 
 class Done(NamedTuple):

@@ -14,7 +14,6 @@ from stepwell.game2048.player import DEEPEST
 from stepwell.game2048.runs import Run
 from tests import children
 from tests.reference import runs
-from tests.reference.runs import BEST
 
 LOST = -8 * 200_000 * 256  # what a board without a legal move is worth
 
@@ -137,21 +136,6 @@ def test_values_are_scaled_by_the_rule_and_the_last_maximum_is_chosen(
         assert move == runs.choose(branches)
         assert values.tolist() == [value or 0 for value in runs.normalise(branches)]
         assert all(expected[m] == 0 for m in range(4) if not legal >> m & 1)
-
-
-@pytest.mark.parametrize(
-    ("board", "legal", "values"),
-    [
-        (0x0000_0000_0000_0001, 0b0101, [0.5, 0, 0.5, 0]),  # mirror images
-        (0x0123_0345_0456_0567, 0b0100, [0, 0, BEST, 0]),  # one legal move
-        (0x1000_0000_0000_0000, 0b1010, [0, 0.5, 0, 0.5]),
-    ],
-)
-def test_rules_for_boards_that_decide_little(board: int, legal: int, values: list[float]) -> None:
-    for depth in (1, 2, 3):
-        move, given, mask, _ = _core.choose(board, depth)
-        assert (mask, list(given)) == (legal, values)
-        assert move == max(m for m in range(4) if legal >> m & 1)
 
 
 # What the player computes.

@@ -3,8 +3,6 @@
 import copy
 import os
 import pickle
-import resource
-import signal
 import struct
 from pathlib import Path
 from random import Random
@@ -16,7 +14,6 @@ from hypothesis import given
 
 from stepwell import FormatError, SchemaError, StepwellError, game2048
 from stepwell.game2048 import RunMeta
-from tests import children
 from tests.reference import runs
 from tests.reference.runs import (
     Run,
@@ -310,28 +307,3 @@ def test_load_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(StepwellError, match="regular file"):
         game2048.Run.load(tmp_path / "pipe")
-
-
-def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "game.a2run"
-    game2048.Run.from_bytes(RUN_V1).save(path, 1)
-    with pytest.raises(ValueError, match="65,535"):
-        game2048.Run([], [], 0, engine="x" * 70_000).save(path, 1)
-
-    def full_disk() -> str:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (50, 50))
-        with pytest.raises(OSError) as info:
-            game2048.Run.from_bytes(RUN_V2).save(path)
-        return type(info.value).__name__
-
-    assert children.in_fork(full_disk) == "OSError"
-    assert path.read_bytes() == RUN_V1
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    with pytest.raises(OSError):
-        game2048.Run.from_bytes(RUN_V2).save(folder)
-    with pytest.raises(FileNotFoundError):
-        game2048.Run.from_bytes(RUN_V2).save(tmp_path / "no" / "folder")
-    assert sorted(os.listdir(tmp_path)) == ["folder", "game.a2run"]
-    assert os.listdir(folder) == []

@@ -231,15 +231,6 @@ def test_parts_count_their_own(pack: PackReader) -> None:
     assert [len(half) for half in empty.split(0.5)] == [0, 0]
 
 
-def test_fingerprints(path: Path, tmp_path: Path) -> None:
-    packed = PackReader.open(path)
-    assert PackReader.open(path).fingerprint == packed.fingerprint
-    parts = [*packed.split(0.5), *packed.split(0.5, seed=1), packed.where("run < 75")]
-    assert len({packed.fingerprint, *(part.fingerprint for part in parts)}) == 6
-    other = packs.write(tmp_path / "other", PAYLOADS[:-1] + PAYLOADS[:1])
-    assert PackReader.open(other).fingerprint != packed.fingerprint
-
-
 # Closing.
 
 
