@@ -198,7 +198,7 @@ class PackWriter(Writer):
         entries = np.zeros(len(payloads), ENTRY)
         entries["offset"], entries["length"] = np.cumsum(padded) - padded, lengths
         entries["kind"] = kinds
-        image = _core.shared_blocks().take(int(padded.sum() - (padded - lengths)[-1:].sum()))
+        image = _core.shared_blocks().take(int(padded[:-1].sum() + lengths[-1:].sum()))
         end = 0
         for begin, payload in zip(entries["offset"].tolist(), payloads, strict=True):
             image[end:begin] = 0
