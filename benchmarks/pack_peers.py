@@ -147,7 +147,7 @@ def _decoding(payloads: Sequence[bytes]) -> Iterator[Candidate]:
     threads = _core.usable_cores()
 
     def decode(rows: NDArray[np.int64]) -> object:
-        return RunBatch.decode(Payloads(file, entries[rows], rows), threads=threads)
+        return RunBatch(Payloads(file, entries[rows], rows), threads=threads)
 
     first = np.arange(0, len(payloads))
 

@@ -15,9 +15,7 @@ import stepwell as sw
 from stepwell import cli, game2048
 from stepwell.cli import pack as pack_cli
 from tests.reference import pack as page, runs
-
-V1 = runs.file_of("runs.md", "run-v1")
-V2 = runs.file_of("runs.md", "run-v2")
+from tests.runs import RUN_V1 as V1, RUN_V2 as V2
 
 
 class Done(NamedTuple):
@@ -49,17 +47,10 @@ def stepwell(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str])
     return _command(cli.main, monkeypatch, capfd)
 
 
-@pytest.fixture(params=["a2pack", "stepwell pack"])
-def a2pack(
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> Command:
-    """The command `a2pack`, in this process, by both of its names."""
-    if request.param == "a2pack":
-        return _command(pack_cli.main, monkeypatch, capfd)
-    whole = _command(cli.main, monkeypatch, capfd)
-    return lambda *args: whole("pack", *args)
+@pytest.fixture
+def a2pack(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    """The command `a2pack`, in this process."""
+    return _command(pack_cli.main, monkeypatch, capfd)
 
 
 def _command(
@@ -119,8 +110,10 @@ def raw(target: Path) -> Path:
 # pack
 
 
-def test_pack(a2pack: Command, folder: Path, target: Path) -> None:
-    done = a2pack("pack", "--input", folder, "--output", target, "--align", 64)
+def test_pack(a2pack: Command, stepwell: Command, folder: Path, target: Path) -> None:
+    pack = ("pack", "--input", folder, "--output", target, "--align", 64)
+    assert stepwell("pack", *pack).code == 0  # by its other name
+    done = a2pack(*pack, "--force")
     assert (done.code, done.err) == (0, "")
     assert target.read_bytes() == runs.file_of("pack.md", "pack-v1")
     for line in (f"packfile     {target}", "runs         2", "pack_bytes   453"):
@@ -143,26 +136,17 @@ def test_pack_does_not_replace_unless_forced(a2pack: Command, folder: Path, targ
 
 
 def test_pack_options(a2pack: Command, folder: Path, target: Path) -> None:
-    for i in range(40):
-        (folder / f"c{i}.a2run2").write_bytes(V2)
-    pack = ("pack", "--input", folder, "--output", target, "--force", "--workers", 3)
-    made = {}
-    for compress in ("none", "zstd", "lz4", "zstd-dict"):
-        assert a2pack(*pack, "--compress", compress, "--level", 5).code == 0
-        with sw.PackReader.open(target) as opened:
-            assert opened.verify().ok
-            assert len(opened) == 42
-            made[compress] = opened.stored_bytes
-    assert made["zstd-dict"] < made["zstd"] < made["none"]
-    assert a2pack(*pack, "--index").code == 0
-    assert target.with_name(target.name + ".index").exists()
+    (folder / "b.a2run2").write_bytes(game2048.Run([7] * 99, [0] * 99, 7).to_bytes())
+    pack = ("pack", "--input", folder, "--output", target, "--workers", 3)
+    assert a2pack(*pack, "--compress", "zstd", "--level", 5).code == 0
+    with sw.PackReader.open(target) as opened:
+        assert (len(opened), opened.version) == (2, 2)
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        *(["--align", "100"], ["--align", "0"], ["--compress", "gzip"], ["--level", "0"]),
-        *(["--level", "23"], ["--workers", "0"], ["--frob"]),
+        *(["--align", "100"], ["--compress", "gzip"], ["--level", "0"], ["--workers", "0"]),
     ],
     ids=str,
 )
@@ -189,17 +173,12 @@ def test_pack_and_files_that_are_no_runs(a2pack: Command, folder: Path, target: 
     assert json.loads(done.out)["skipped"] == 1
 
 
-def test_pack_nothing(a2pack: Command, tmp_path: Path, target: Path) -> None:
-    a2pack("pack", "--input", tmp_path, "--output", target).fails(1, "no .a2run or .a2run2 file")
-    absent = tmp_path / "absent"
-    a2pack("pack", "--input", absent, "--output", target).fails(1, str(absent))
-
-
 def test_a_folder_for_the_output_that_is_not_there(
     a2pack: Command, folder: Path, games: Path, tmp_path: Path
 ) -> None:
     where = tmp_path / "absent" / "out"
     a2pack("pack", "--input", folder, "--output", where).fails(1, f"'{where}'")
+    a2pack("pack", "--input", where, "--output", games).fails(1, str(where))
     a2pack("to-jsonl", "--packfile", games, "--output", where).fails(1, f"'{where}'")
     a2pack("to-jsonl", "--packfile", games, "--output", "/").fails(1, "Is a directory: '/'")
 
@@ -250,16 +229,14 @@ def test_validate_lists_what_is_broken(a2pack: Command, games: Path) -> None:
 
 
 def test_validate_what_does_not_even_open(a2pack: Command, games: Path) -> None:
-    whole = games.read_bytes()
-    for damaged in (b"", b"garbage", whole[:-1], whole[:40] + b"x" + whole[41:]):
-        games.write_bytes(damaged)
-        done = a2pack("validate", "--packfile", games)
-        assert (done.code, done.out) == (2, f"INVALID: {games} (1 problem)\n")
-        assert done.err.count("\n") == 1
-        assert str(games) in done.err
-        facts = a2pack("validate", "--packfile", games, "--json")
-        assert (facts.code, facts.err) == (2, "")
-        assert not json.loads(facts.out)["ok"]
+    games.write_bytes(games.read_bytes()[:-1])
+    done = a2pack("validate", "--packfile", games)
+    assert (done.code, done.out) == (2, f"INVALID: {games} (1 problem)\n")
+    assert done.err.count("\n") == 1
+    assert str(games) in done.err
+    facts = a2pack("validate", "--packfile", games, "--json")
+    assert (facts.code, facts.err) == (2, "")
+    assert not json.loads(facts.out)["ok"]
 
 
 @pytest.mark.parametrize(
@@ -372,15 +349,6 @@ def test_to_jsonl_refuses(a2pack: Command, games: Path, tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_only_runs_have_lines(a2pack: Command, raw: Path, tmp_path: Path) -> None:
-    for command in ("to-jsonl", "to-parquet"):
-        out = tmp_path / "out"
-        a2pack(command, "--packfile", raw, "--output", out).fails(
-            1, "expected runs only, got raw:77"
-        )
-        assert not out.exists()
-
-
 def test_to_parquet(a2pack: Command, games: Path, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     ipc = pytest.importorskip("pyarrow.ipc")
@@ -406,27 +374,18 @@ def test_extract(a2pack: Command, games: Path, tmp_path: Path) -> None:
     assert (first.read_bytes(), second.read_bytes()) == (V1, V2)
 
 
-def test_extract_other_payloads(a2pack: Command, raw: Path, tmp_path: Path) -> None:
-    a2pack("extract", "--packfile", raw, "--indices", "1", "--output", tmp_path)
-    assert (tmp_path / "run-000001.bin").read_bytes() == b"hello"
-
-
-@pytest.mark.parametrize("indices", ["", "x", "1,x", "1-2", "0,,1", "1.5", "9" * 30])
+@pytest.mark.parametrize("indices", ["", "1,x", "0,,1", "9" * 30])
 def test_extract_refuses(a2pack: Command, games: Path, tmp_path: Path, indices: str) -> None:
     out = tmp_path / "out"
     a2pack("extract", "--packfile", games, "--indices", indices, "--output", out).fails(2, "")
     assert not out.exists() or not list(out.iterdir())
 
 
-@pytest.mark.parametrize("index", [2, -1, 10**12])
-def test_an_entry_that_is_not_there(
-    a2pack: Command, games: Path, tmp_path: Path, index: int
-) -> None:
-    text = f"row {index} is outside a source of 2 rows"
-    a2pack("inspect", "--packfile", games, "--index", index).fails(2, text)
-    out = tmp_path / "out"
+def test_an_entry_that_is_not_there(a2pack: Command, games: Path, tmp_path: Path) -> None:
+    text, out = "row 2 is outside a source of 2 rows", tmp_path / "out"
+    a2pack("inspect", "--packfile", games, "--index", 2).fails(2, text)
     extract = ("extract", "--packfile", games, "--output", out)
-    a2pack(*extract, "--indices", f"0,{index}").fails(2, text)
+    a2pack(*extract, "--indices", "0,2").fails(2, text)
     assert not out.exists()
 
 
@@ -460,14 +419,15 @@ def test_inspect_a_time_that_is_none(a2pack: Command, target: Path) -> None:
     assert "nan" in a2pack("inspect", "--packfile", target, "--index", 0).out
 
 
-def test_inspect_other_payloads(a2pack: Command, raw: Path) -> None:
-    assert a2pack("inspect", "--packfile", raw, "--index", 1, "--json").json() == {
-        "packfile": str(raw),
-        "index": 1,
-        "kind": "raw:77",
-        "bytes": 5,
-    }
-    assert "raw:77" in a2pack("inspect", "--packfile", raw, "--index", 1).out
+def test_other_payloads(a2pack: Command, raw: Path, tmp_path: Path) -> None:
+    facts = {"packfile": str(raw), "index": 1, "kind": "raw:77", "bytes": 5}
+    assert a2pack("inspect", "--packfile", raw, "--index", 1, "--json").json() == facts
+    a2pack("extract", "--packfile", raw, "--indices", "1", "--output", tmp_path)
+    assert (tmp_path / "run-000001.bin").read_bytes() == b"hello"
+    for command in ("to-jsonl", "to-parquet"):
+        refused = a2pack(command, "--packfile", raw, "--output", tmp_path / "out")
+        refused.fails(1, "expected runs only, got raw:77")
+        assert not (tmp_path / "out").exists()
 
 
 # play, migrate
@@ -488,13 +448,6 @@ def test_play(stepwell: Command, tmp_path: Path) -> None:
     assert (done.code, done.err) == (0, "")
     assert {path.name: path.read_bytes() for path in (tmp_path / "b").iterdir()} == made
 
-    first = sorted((tmp_path / "b").iterdir())[0]
-    stamp = first.stat().st_mtime_ns
-    sorted((tmp_path / "b").iterdir())[1].unlink()
-    assert stepwell(*play, "--out", tmp_path / "b").code == 0  # continues
-    assert {path.name: path.read_bytes() for path in (tmp_path / "b").iterdir()} == made
-    assert first.stat().st_mtime_ns == stamp
-
 
 @pytest.mark.parametrize(
     "options", [["--games", "0"], ["--depth", "7"], ["--seed", str(2**64)], ["--workers", "0"]]
@@ -513,16 +466,11 @@ def test_migrate(stepwell: Command, folder: Path, tmp_path: Path) -> None:
     facts = stepwell("2048", "migrate", folder, new, "--json").json()
     assert facts == {"migrated": 1, "copied": 1, "there": 0, "skipped": 0}
     assert (new / "a.a2run2").read_bytes() == runs.encode_v2(runs.decode_v1(V1))
-    done = stepwell("2048", "migrate", folder, new)
-    assert done == (0, "migrated  0\ncopied    0\nthere     2\nskipped   0\n", "")
     (folder / "c.a2run").write_bytes(b"garbage")
     stepwell("2048", "migrate", folder, new).fails(1, str(folder / "c.a2run"))
     done = stepwell("2048", "migrate", folder, new, "--skip-bad")
     assert done.code == 0
     assert done.err.startswith(f"skipped: {folder / 'c.a2run'}: ")
-    (new / "a.a2run2").write_bytes(b"precious")
-    stepwell("2048", "migrate", folder, new).fails(1, "exists and is not what")
-    stepwell("2048", "migrate", tmp_path / "absent", new).fails(1, "absent")
 
 
 # All of them.

@@ -27,33 +27,17 @@ VECTORS = [
 ]
 
 
-def test_the_page_has_all_vectors() -> None:
+def test_vectors() -> None:
     assert len(VECTORS) == 7
-    assert {move for _, move, _ in VECTORS} == set(range(4))
-
-
-@pytest.mark.parametrize(("board", "move", "after"), VECTORS)
-def test_vectors(board: int, move: int, after: int) -> None:
-    assert g.move(board, move) == after
-    assert rules.slide(board, move) == after
-
-
-def test_moves_have_the_numbers_of_the_formats() -> None:
-    assert (g.UP, g.DOWN, g.LEFT, g.RIGHT) == (0, 1, 2, 3)
-
-
-@given(ANY, st.integers(0, 3))
-def test_moves_follow_the_rules(board: int, move: int) -> None:
-    assert g.move(board, move) == rules.slide(board, move)
+    assert {move for _, move, _ in VECTORS} == {g.UP, g.DOWN, g.LEFT, g.RIGHT} == set(range(4))
+    for board, move, after in VECTORS:
+        assert g.move(board, move) == rules.slide(board, move) == after
 
 
 @given(ANY)
-def test_a_move_is_legal_when_the_board_changes(board: int) -> None:
+def test_boards_follow_the_rules(board: int) -> None:
+    assert [g.move(board, move) for move in range(4)] == [rules.slide(board, m) for m in range(4)]
     assert g.legal(board) == rules.legal(board)
-
-
-@given(ANY)
-def test_score_and_highest_tile(board: int) -> None:
     assert g.score(board) == rules.score(board)
     assert g.highest_tile(board) == rules.highest_tile(board)
 
@@ -148,7 +132,7 @@ def test_numbers_above_a_signed_word_in_a_list() -> None:
 @pytest.mark.parametrize("board", [-1, 2**64, [1, -5], np.array([3, -1]), [2**64, 1], -(2**70)])
 def test_boards_that_do_not_fit(board: Any) -> None:
     for function in (g.legal, g.score, g.highest_tile, g.exponents):
-        with pytest.raises(ValueError, match=r"board .* is not in 0\.\.18446744073709551615"):
+        with pytest.raises(ValueError, match="board: expected 0 to 18446744073709551615, got"):
             function(board)
     with pytest.raises(ValueError, match="board"):
         g.move(board, 0)
@@ -163,9 +147,9 @@ def test_boards_that_are_no_whole_numbers(board: Any) -> None:
 
 @pytest.mark.parametrize("move", [4, -1, 255, 256, 2**64, -(2**63)])
 def test_a_move_that_is_none_is_named(move: int) -> None:
-    with pytest.raises(ValueError, match=rf"move {move} is not in 0\.\.3"):
+    with pytest.raises(ValueError, match=f"move: expected 0 to 3, got {move}"):
         g.move(0x1332, move)
-    with pytest.raises(ValueError, match=rf"move {move} is not in 0\.\.3"):
+    with pytest.raises(ValueError, match=f"move: expected 0 to 3, got {move}"):
         g.move([0x1332] * 3, [0, move, 1])
 
 
@@ -177,7 +161,7 @@ def test_cells_that_are_not_sixteen(cells: Any) -> None:
 
 @pytest.mark.parametrize("exponent", [16, -1, 256])
 def test_exponents_that_cannot_be_stored(exponent: int) -> None:
-    with pytest.raises(ValueError, match=rf"exponent {exponent} is not in 0\.\.15"):
+    with pytest.raises(ValueError, match=f"exponent: expected 0 to 15, got {exponent}"):
         g.from_exponents([0] * 15 + [exponent])
 
 

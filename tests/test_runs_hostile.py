@@ -135,33 +135,6 @@ def test_the_byte_of_an_optional_is_no_varint(offset: int) -> None:
     assert verdict(wide) == "refused"
 
 
-def test_v1_says_that_its_sum_is_wrong() -> None:
-    for offset in (0, 4, 5, 6, 10, 34, 36, 50, 71, 73):
-        with pytest.raises(BrokenChecksum):
-            runs.decode_v1(RUN_V1[:offset] + b"\xff" + RUN_V1[offset + 1 :])
-    for size in range(4, len(RUN_V1)):
-        with pytest.raises(BrokenChecksum):
-            runs.decode_v1(RUN_V1[:size])
-
-
-@pytest.mark.parametrize(
-    ("offset", "new"),
-    [
-        (0, b"\2"),  # meta.steps is not the list's length
-        (14, b"\2"),  # engine: no option
-        (16, b"\xff"),  # engine: no UTF-8
-        (30, b"\2"),  # the list is not as long as meta.steps
-        (40, b"\4"),  # no move
-        (41, b"\2"),  # branches: no option
-        (42, b"\2"),  # no branch
-    ],
-)
-def test_v2_is_refused_where_it_is_wrong(offset: int, new: bytes) -> None:
-    with pytest.raises(Broken) as info:
-        runs.decode_v2(RUN_V2[:offset] + new + RUN_V2[offset + 1 :])
-    assert info.value.offset == (offset or 30)
-
-
 HUGE = [2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 3, 2**64 - 1, 2**64, 2**69, 2**70 - 1]
 
 
@@ -185,12 +158,3 @@ def test_huge_counts_are_refused_without_memory() -> None:
 
     refused = children.in_fork(work)
     assert refused >= len(HUGE) * 10  # scores and boards may be huge
-
-
-def test_which_of_the_two() -> None:
-    for start in (b"", b"A", b"A2T1", b"A2T1\2", b"a2t1\1"):
-        with pytest.raises(FormatError) as info:
-            game2048.Run.from_bytes(start)
-        assert type(info.value) is FormatError
-    with pytest.raises(FormatError):
-        game2048.Run.from_bytes(b"A2T1\1")

@@ -83,8 +83,6 @@ def test_verify_names_every_broken_run(broken: Path) -> None:
         assert named[:3] == ["entry 66", "entry 70", "entry 90"]
         assert set(named[3:]) == {"data"}
         assert all(problem.path == str(broken) for problem in problems)
-    some = PackReader.open(broken).verify(sample=149).problems
-    assert 2 <= len(some) <= 3
 
 
 def test_the_loader_can_leave_broken_runs_out(broken: Path) -> None:

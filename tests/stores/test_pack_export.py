@@ -1,9 +1,11 @@
-"""Packs as JSON lines, Parquet and Arrow: what others read is what is in the pack."""
+"""Packs as JSON lines, and their steps as rows: what others read is what is in the pack."""
 
 import json
 import os
 import threading
 from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,10 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stepwell import ChecksumError, PackReader, SchemaError
-from stepwell.game2048 import Run
-from stepwell.stores.pack import export
+from stepwell import ChecksumError, PackReader, SchemaError, convert
+from stepwell.game2048 import Run, RunSteps
+from stepwell.stores.pack import reader
 from tests import packs, scaled
+from tests.contract import Expected, SourceContract
 from tests.reference import runs
 from tests.reference.pack import Number, read_pack, run_line, step_lines
 from tests.runs import RUN_V1, RUN_V2, any_runs, columns_of, random_payloads
@@ -134,7 +137,7 @@ def test_threads_change_nothing(
     pack: PackReader, tmp_path: Path, steps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     want = lines_of(PAYLOADS, steps=steps)
-    monkeypatch.setattr(export, "_TEXT_CHUNK_BYTES", 300)  # many chunks out of a small pack
+    monkeypatch.setattr(reader, "_TEXT_BYTES", 300)  # many chunks out of a small pack
     assert written(pack, tmp_path / "serial", parallel=False, steps=steps) == want
     for workers in (1, 3, 8, None):
         assert written(pack, tmp_path / "out", workers=workers, steps=steps) == want
@@ -175,13 +178,12 @@ def test_mistakes(pack: PackReader, tmp_path: Path) -> None:
 
 def test_only_runs_are_exported(tmp_path: Path) -> None:
     packed = PackReader.open(packs.write(tmp_path / "p", [RUN_V2, b"hello"], [2, 16]))
-    for export_to in (packed.to_jsonl, packed.to_parquet, packed.to_arrow):
+    for export in (lambda: packed.to_jsonl(tmp_path / "out"), lambda: RunSteps(packed)):
         with pytest.raises(SchemaError, match="expected runs only, got raw:16 as entry 1"):
-            export_to(tmp_path / "out")
-    with pytest.raises(SchemaError, match="expected runs only, got raw:16 as entry 1"):
-        packed.arrow_batches().read_all()
+            export()
     assert os.listdir(tmp_path) == ["p"]
     assert written(packed.where("kind = 2"), tmp_path / "out") == lines_of([RUN_V2])
+    assert written(packed.where("kind = 1"), tmp_path / "out") == b""
 
 
 def test_a_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,43 +191,36 @@ def test_a_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Monke
     data = bytearray(path.read_bytes())
     data[read_pack(bytes(data)).offsets[70]] ^= 1
     path.write_bytes(data)
-    monkeypatch.setattr(export, "_TEXT_CHUNK_BYTES", 300)
-    monkeypatch.setattr(export, "_ROW_GROUP_BYTES", 300)
-    packed = PackReader.open(path)
+    monkeypatch.setattr(reader, "_TEXT_BYTES", 300)
     out = tmp_path / "out"
     out.write_bytes(b"old")
-    for export_to in (packed.to_jsonl, packed.to_parquet, packed.to_arrow):
-        with pytest.raises(ChecksumError, match="entry 70: "):
-            export_to(out)
-        assert out.read_bytes() == b"old"
+    with pytest.raises(ChecksumError, match="entry 70: "):
+        PackReader.open(path).to_jsonl(out)
 
     def stop(done: int, of: int) -> None:
         if done > 20:
             raise KeyboardInterrupt
 
-    good = PackReader.open(packs.write(tmp_path / "q", PAYLOADS))
-    for stopped in (good.to_jsonl, good.to_parquet, good.to_arrow):
-        with pytest.raises(KeyboardInterrupt):
-            stopped(out, progress=stop)
-        assert out.read_bytes() == b"old"
+    with pytest.raises(KeyboardInterrupt):
+        PackReader.open(packs.write(tmp_path / "q", PAYLOADS)).to_jsonl(out, progress=stop)
+    assert out.read_bytes() == b"old"
     assert sorted(os.listdir(tmp_path)) == ["out", "p", "q"]
 
 
 def test_progress(pack: PackReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "_TEXT_CHUNK_BYTES", 900)
-    monkeypatch.setattr(export, "_ROW_GROUP_BYTES", 900)
-    for export_to in (pack.to_jsonl, pack.to_parquet, pack.to_arrow):
-        seen: list[tuple[int, int]] = []
-        export_to(tmp_path / "out", progress=lambda *now, seen=seen: seen.append(now))
-        assert seen[-1] == (90, 90)
-        assert len(seen) > 5
-        assert seen == sorted(seen)
+    monkeypatch.setattr(reader, "_TEXT_BYTES", 900)
+    seen: list[tuple[int, int]] = []
+    pack.to_jsonl(tmp_path / "out", progress=lambda *now: seen.append(now))
+    assert seen[-1] == (90, 90)
+    assert len(seen) > 5
+    assert seen == sorted(seen)
 
 
-# Tables.
+# Steps as rows.
 
 
-def table_of(payloads: Sequence[bytes]) -> dict[str, np.ndarray[Any, Any]]:
+@cache
+def steps_of(payloads: tuple[bytes, ...]) -> dict[str, np.ndarray[Any, Any]]:
     """The steps of all runs, a column each."""
     columns = [columns_of(runs.decode(payload)) for payload in payloads]
     counts = [len(column["boards"]) for column in columns]
@@ -240,38 +235,46 @@ def table_of(payloads: Sequence[bytes]) -> dict[str, np.ndarray[Any, Any]]:
     }
 
 
-def assert_table(table: pa.Table, want: dict[str, np.ndarray[Any, Any]]) -> None:
+class TestSteps(SourceContract):
+    @pytest.fixture
+    def expected(self) -> Expected:
+        return dict(steps_of(tuple(PAYLOADS[:8])))
+
+    @pytest.fixture
+    def source(self, pack: PackReader) -> RunSteps:
+        return RunSteps(pack.where("run < 8"))
+
+    def runs(self, expected: Expected) -> list[range]:
+        bounds = np.searchsorted(expected["run_idx"], range(9)).tolist()
+        return [range(begin, end) for begin, end in pairwise(bounds)]
+
+
+@pytest.mark.parametrize("name", ["steps.parquet", "steps.arrow"])
+def test_parquet_and_arrow(pack: PackReader, tmp_path: Path, name: str) -> None:
+    part = pack.where("run >= 40")
+    convert(RunSteps(part), tmp_path / name)
+    want = steps_of(tuple(PAYLOADS))
+    if name == "steps.parquet":
+        table = pq.read_table(tmp_path / name)
+    else:
+        with pa.memory_map(str(tmp_path / name)) as file:
+            table = pa.ipc.open_file(file).read_all()
     assert table.column_names == list(want)
-    for name, column in want.items():
-        found = table[name].combine_chunks()
-        if name == "ev_values":
+    for field, column in want.items():
+        found = table[field].combine_chunks()
+        if field == "ev_values":
             assert found.type == pa.list_(pa.field("item", pa.float32(), nullable=False), 4)
             found = found.flatten()
         array = found.to_numpy(zero_copy_only=False)
         assert array.dtype == column.dtype
-        assert array.tobytes() == column.tobytes()
-
-
-@pytest.mark.parametrize("group_bytes", [400, 1 << 24])
-def test_parquet_and_arrow(
-    pack: PackReader, tmp_path: Path, group_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(export, "_ROW_GROUP_BYTES", group_bytes)
-    want = table_of(PAYLOADS)
-    pack.to_parquet(tmp_path / "p.parquet")
-    assert_table(pq.read_table(tmp_path / "p.parquet"), want)
-    groups = pq.ParquetFile(tmp_path / "p.parquet").num_row_groups
-    assert groups == 1 if group_bytes > 400 else groups > 10
-    pack.to_arrow(tmp_path / "p.arrow")
-    with pa.memory_map(str(tmp_path / "p.arrow")) as file:
-        assert_table(pa.ipc.open_file(file).read_all(), want)
-    assert_table(pack.arrow_batches().read_all(), want)
-    nothing = {name: column[:0] for name, column in want.items()}
-    assert_table(pack.where("run < 0").arrow_batches().read_all(), nothing)
+        assert array.tobytes() == column[want["run_idx"] >= 40].tobytes()
+    assert len(RunSteps(pack.where("run < 0"))) == 0
+    with pytest.raises(ValueError, match="is the source itself"):
+        convert(RunSteps(pack), pack.path, to="parquet", force=True)
 
 
 def test_duckdb_reads_all_of_it(pack: PackReader, tmp_path: Path) -> None:
-    pack.to_parquet(tmp_path / "steps.parquet")
+    convert(RunSteps(pack), tmp_path / "steps.parquet")
     pack.to_jsonl(tmp_path / "runs.jsonl", boards="hex")
     pack.to_jsonl(tmp_path / "steps.jsonl", steps=True)
     decoded = [runs.decode(payload) for payload in PAYLOADS]
@@ -314,29 +317,25 @@ def test_an_export_never_replaces_its_pack(pack: PackReader, tmp_path: Path) -> 
     link.symlink_to(pack.path)
     before = Path(pack.path).read_bytes()
     for target in (pack.path, link):
-        for write in (pack.to_jsonl, pack.to_parquet, pack.to_arrow):
-            with pytest.raises(ValueError, match="is the pack itself"):
-                write(target)
+        with pytest.raises(ValueError, match="is the pack itself"):
+            pack.to_jsonl(target)
     assert Path(pack.path).read_bytes() == before
     assert link.is_symlink()
 
 
-def test_an_export_follows_a_link(pack: PackReader, tmp_path: Path) -> None:
+def test_an_export_writes_through_links_and_pipes(pack: PackReader, tmp_path: Path) -> None:
     pack.to_jsonl(tmp_path / "plain.jsonl")
-    (tmp_path / "link.jsonl").symlink_to(tmp_path / "real.jsonl")
-    pack.to_jsonl(tmp_path / "link.jsonl")
-    assert (tmp_path / "link.jsonl").is_symlink()
-    assert (tmp_path / "real.jsonl").read_bytes() == (tmp_path / "plain.jsonl").read_bytes()
-
-
-def test_an_export_writes_to_what_is_no_file(pack: PackReader, tmp_path: Path) -> None:
-    pack.to_jsonl(tmp_path / "plain.jsonl")
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
+    plain = (tmp_path / "plain.jsonl").read_bytes()
+    link, pipe = tmp_path / "link.jsonl", tmp_path / "pipe"
+    link.symlink_to(tmp_path / "real.jsonl")
+    pack.to_jsonl(link)
+    assert link.is_symlink()
+    assert (tmp_path / "real.jsonl").read_bytes() == plain
+    os.mkfifo(pipe)
     got: list[bytes] = []
-    reader = threading.Thread(target=lambda: got.append(fifo.read_bytes()))
-    reader.start()
-    pack.to_jsonl(fifo)
-    reader.join()
-    assert got == [(tmp_path / "plain.jsonl").read_bytes()]
-    assert fifo.is_fifo()
+    other = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
+    other.start()
+    pack.to_jsonl(pipe)
+    other.join()
+    assert got == [plain]
+    assert pipe.is_fifo()

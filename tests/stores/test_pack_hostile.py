@@ -170,6 +170,17 @@ def with_stats(block: bytes) -> bytes:
     return summed(data[:-32] + struct.pack("<I", len(block)) + block + tail)
 
 
+def gaps() -> Iterator[bytes]:
+    """Bytes that no part explains: behind the index, between payloads, before the footer."""
+    tight = write_pack([Entry(16, bytes(size)) for size in (8, 4, 8)], 4)
+    for at, moved in [(124, (0, 1, 2)), (132, (1, 2)), (136, (2,)), (144, ())]:
+        data = bytearray(tight[:at] + bytes(4) + tight[at:])
+        for i in moved:
+            data[ENTRY_0 + 32 * i] += 4
+        data[-32] += 4 * bool(moved)
+        yield summed(bytes(data))
+
+
 def flipped(data: bytes, *places: int) -> bytes:
     broken = bytearray(data)
     for place in places:
@@ -194,6 +205,8 @@ def lies() -> Iterator[tuple[str, Lie]]:
     inside = "entry 1: offset 128 lies inside"
     yield "swapped", Lie(summed(page[:28] + page[60:92] + page[28:60] + page[92:]), inside)
     yield "twice", Lie(summed(page[:60] + page[28:60] + page[92:]), inside)
+    for number, data in enumerate(gaps()):
+        yield f"gap {number}", Lie(data, r"not aligned to 4|expected the footer, got 4 other")
     start = codecs.index(WORDS)
     cut = changed(changed(codecs, 12, b"\0"), ENTRY_0 + 14, b"\3")[: start - 8] + codecs[-32:]
     yield "no dictionary", Lie(cut, "entry 0: needs a dictionary")

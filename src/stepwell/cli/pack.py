@@ -23,9 +23,8 @@ from stepwell.cli.console import (
     show,
     show_skipped,
 )
-from stepwell.game2048 import pack_runs, show as show_board
+from stepwell.game2048 import RunSteps, pack_runs, show as show_board
 from stepwell.stores.pack.verify import SAMPLE
-from stepwell.stores.pack.where import write_index
 
 app = new_app("Pack recorded runs into one file, and read it.")
 
@@ -65,7 +64,6 @@ def pack(
     force: Annotated[
         bool, typer.Option("--force", help="Replace the output if it exists.")
     ] = False,
-    index: Annotated[bool, typer.Option("--index", help="Make the index of --where now.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Pack every .a2run2 and .a2run file below a directory into one file."""
@@ -81,9 +79,6 @@ def pack(
             replace=force,
             progress=on_progress,
         )
-    if index:
-        with sw.PackReader.open(output) as made:
-            write_index(made)
     show_skipped(report.skipped)
     facts = {
         "packfile": str(output),
@@ -109,8 +104,7 @@ def validate(
     try:
         with _open(packfile) as opened, progress("validating") as on_progress:
             entries = len(opened)
-            sample = None if full else SAMPLE
-            problems = opened.verify(sample=sample, progress=on_progress).problems
+            problems = opened.verify(quick=not full, progress=on_progress).problems
     except sw.FormatError as error:
         problems = (error,)
     checked = entries if full else min(entries, SAMPLE)
@@ -175,13 +169,10 @@ def to_jsonl(
 
 @app.command()
 def to_parquet(packfile: PackOption, output: OutputOption, where: WhereOption = None) -> None:
-    """Write steps as a Parquet file (extra `parquet`); as an Arrow file if it is named .arrow."""
+    """Write steps as a Parquet or Arrow file (extra `parquet`); the name says which."""
     with _open(packfile, where) as opened, progress("writing") as on_progress:
-        arrow = output.suffix == ".arrow"
-        write = opened.to_arrow if arrow else opened.to_parquet
-        write(output, progress=on_progress)
-        steps = opened.stats.total_steps
-    say(f"{output}: {steps:,} steps, {output.stat().st_size:,} bytes")
+        made = sw.convert(RunSteps(opened), output, force=True, progress=on_progress)
+    say(f"{output}: {made.rows:,} steps, {made.target_bytes:,} bytes")
 
 
 @app.command()

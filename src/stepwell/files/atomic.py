@@ -4,7 +4,6 @@ import errno
 import os
 import re
 import secrets
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -105,17 +104,6 @@ def publish(beside: Path, target: Path) -> None:
         sync_path(path)
     beside.rename(target)
     sync_path(target.parent)
-
-
-@contextmanager
-def publish_tree(beside: Path, target: Path) -> Iterator[None]:
-    """What the block puts into the folder `beside` becomes `target`, whole, or disappears."""
-    try:
-        yield
-        publish(beside, target)
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise
 
 
 def sync_path(path: Path) -> None:

@@ -4,25 +4,17 @@ import struct
 from typing import Any
 
 
-class PostcardWriter:
-    """Appends values to `data`."""
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
 
-    def __init__(self) -> None:
-        self.data = bytearray()
 
-    def varint(self, value: int) -> None:
-        while value >= 0x80:
-            self.data.append(value & 0x7F | 0x80)
-            value >>= 7
-        self.data.append(value)
-
-    def float64(self, value: float) -> None:
-        self.data += struct.pack("<d", value)
-
-    def string(self, text: str) -> None:
-        encoded = text.encode()
-        self.varint(len(encoded))
-        self.data += encoded
+def string(text: str) -> bytes:
+    encoded = text.encode()
+    return varint(len(encoded)) + encoded
 
 
 class PostcardReader:

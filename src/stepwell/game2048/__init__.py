@@ -3,7 +3,6 @@
 from stepwell import game2048
 
 game2048.move(board, game2048.LEFT)             boards, one or millions
-game2048.choose(board, depth=3).move            what the player would do
 for run in game2048.play(100, seed=1): ...      whole games, the same on every machine
 game2048.play_to("runs", 5000, seed=1)          the same as .a2run2 files
 game2048.Run.load("game.a2run2")                one of them
@@ -27,8 +26,8 @@ from stepwell.game2048.board import (
 )
 from stepwell.game2048.decode import Decode, decode
 from stepwell.game2048.packing import PackReport, pack_runs
-from stepwell.game2048.payload import RunPayloads, RunStats
-from stepwell.game2048.player import Choice, choose, play, play_to
+from stepwell.game2048.payload import RunPayloads, RunStats, RunSteps
+from stepwell.game2048.player import play, play_to
 from stepwell.game2048.run_files import MigrateReport, migrate_runs
 from stepwell.game2048.runs import Run, RunMeta
 from stepwell.game2048.training import STEP, GameSteps, filter_by_score
@@ -39,7 +38,6 @@ __all__ = [
     "RIGHT",
     "STEP",
     "UP",
-    "Choice",
     "Decode",
     "GameSteps",
     "MigrateReport",
@@ -48,7 +46,7 @@ __all__ = [
     "RunMeta",
     "RunPayloads",
     "RunStats",
-    "choose",
+    "RunSteps",
     "decode",
     "exponents",
     "filter_by_score",

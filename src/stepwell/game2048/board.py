@@ -36,7 +36,7 @@ def move(boards: ArrayLike, moves: ArrayLike) -> int | Boards:
     naming a move that is not 0 to 3.
     """
     each, directions = np.broadcast_arrays(
-        _whole(boards, np.uint64, "board"), _whole(moves, np.uint8, "move", max_value=3)
+        whole("board", boards), whole("move", moves, np.uint8, max_value=3)
     )
     out = np.empty(each.shape, np.uint64)
     _core.move_boards(_flat(each), _flat(directions), out.reshape(-1))
@@ -76,7 +76,7 @@ def highest_tile(boards: ArrayLike) -> int | NDArray[np.uint32]:
 
 def exponents(boards: ArrayLike) -> NDArray[np.uint8]:
     """Return the 16 exponents of each board, top left first, along a new last axis."""
-    each = _whole(boards, np.uint64, "board")
+    each = whole("board", boards)
     out = np.empty((*each.shape, 16), np.uint8)
     _core.boards_to_exponents(_flat(each), out.reshape(-1))
     return out
@@ -87,7 +87,7 @@ def from_exponents(cells: ArrayLike) -> Any:
 
     Raises `ValueError` when the last axis is not 16 long, or naming an exponent above 15.
     """
-    each = _whole(cells, np.uint8, "exponent", max_value=15)
+    each = whole("exponent", cells, np.uint8, max_value=15)
     if each.shape[-1:] != (16,):
         raise ValueError(f"cells: expected 16 along the last axis, got shape {each.shape}")
     out = np.empty(each.shape[:-1], np.uint64)
@@ -115,7 +115,7 @@ def _of_each(
     fill: Callable[[NDArray[Any], NDArray[Any]], None], boards: ArrayLike, dtype: type[T]
 ) -> int | NDArray[T]:
     """A number for each board."""
-    each = _whole(boards, np.uint64, "board")
+    each = whole("board", boards)
     out = np.empty(each.shape, dtype)
     fill(_flat(each), out.reshape(-1))
     return out if out.ndim else int(out)
@@ -125,20 +125,28 @@ def _flat(array: NDArray[T]) -> NDArray[T]:
     return np.require(array, requirements=["C", "A"]).reshape(-1)
 
 
-def _whole(
-    values: ArrayLike, dtype: type[T], what: str, *, max_value: int = 2**64 - 1
-) -> NDArray[T]:
-    """The values as unsigned numbers: refused, never wrapped or rounded, where they are not."""
-    given: NDArray[Any] = np.asarray(values)
-    if not isinstance(values, np.ndarray | np.generic) and given.dtype.kind in "fO":
-        # Python's numbers above 2**63 beside smaller ones, or no numbers of ours at all.
-        given = np.asarray(values, dtype=object)
-        for value in given.flat:
+def whole(
+    name: str,
+    given: ArrayLike,
+    dtype: type[np.unsignedinteger[Any]] = np.uint64,
+    *,
+    min_value: int = 0,
+    max_value: int | None = None,
+) -> NDArray[Any]:
+    """Whole numbers of any shape as unsigned ones: refused, never wrapped or rounded.
+
+    Raises `TypeError` for other values, `ValueError` for numbers out of range.
+    """
+    values: NDArray[Any] = np.asarray(given)
+    if values.dtype.kind == "O" or (values.dtype.kind == "f" and not hasattr(given, "dtype")):
+        values = np.asarray(given, object)  # NumPy makes floats of whole numbers around 2**63
+        for value in values.flat:
             if isinstance(value, bool | np.bool) or not isinstance(value, int | np.integer):
-                raise TypeError(f"{what}: expected whole numbers, got {value!r}")
-    elif given.dtype.kind not in "iu":
-        raise TypeError(f"{what}: expected whole numbers, got {given.dtype}")
-    if given.size and (int(given.min()) < 0 or int(given.max()) > max_value):
-        outside = next(int(v) for v in given.flat if not 0 <= int(v) <= max_value)
-        raise ValueError(f"{what} {outside} is not in 0..{max_value}")
-    return given.astype(dtype, copy=False)
+                raise TypeError(f"{name}: expected whole numbers, got {value!r}")
+    elif values.dtype.kind not in "iu":
+        raise TypeError(f"{name}: expected whole numbers, got {values.dtype}")
+    highest = np.iinfo(dtype).max if max_value is None else max_value
+    if values.size and (int(values.min()) < min_value or int(values.max()) > highest):
+        outside = next(int(v) for v in values.flat if not min_value <= int(v) <= highest)
+        raise ValueError(f"{name}: expected {min_value} to {highest}, got {outside}")
+    return values.astype(dtype, copy=False)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stepwell import _core
+from stepwell.game2048.board import whole
 from stepwell.source import Batch
 
 SYMMETRIES = 8
@@ -42,14 +43,10 @@ def decode(
     shape = packed.shape
     turns = np.empty(0, np.uint8)
     if symmetries is not None:
-        given = np.asarray(symmetries)
-        if given.dtype.kind not in "iu" or given.shape not in ((), shape):
-            raise TypeError(
-                f"symmetries: expected a whole number or {shape}, got {given.dtype} {given.shape}"
-            )
-        if given.size and not 0 <= given.min() <= given.max() < SYMMETRIES:
-            raise ValueError(f"symmetries: expected 0 to 7, got {given.min()} to {given.max()}")
-        turns = np.ascontiguousarray(np.broadcast_to(given, shape), np.uint8)
+        turns = whole("symmetries", symmetries, np.uint8, max_value=SYMMETRIES - 1)
+        if turns.shape not in ((), shape):
+            raise ValueError(f"symmetries: expected one or {shape}, got {turns.shape}")
+        turns = np.ascontiguousarray(np.broadcast_to(turns, shape))
     cells = np.empty((*shape, 16) if boards == "exponents" else 0, np.uint8)
     one_hot = np.empty((*shape, 16, 16) if boards == "one_hot" else 0, np.float32)
     moves = np.empty(shape, np.uint8)

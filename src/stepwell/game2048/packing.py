@@ -5,18 +5,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from stepwell import _core
 from stepwell.errors import FormatError
-from stepwell.game2048.run_files import Files, RunsReport, find_runs, read_run
+from stepwell.game2048.run_files import Files, RunsReport, attempt, find_runs, read_run
 from stepwell.game2048.runs import Run
 from stepwell.ordered import in_order, thread_count
 from stepwell.store import Progress
 from stepwell.stores.pack.layout import groups
-from stepwell.stores.pack.writer import Compress, PackWriter, Prepared, Preparer, room_for
+from stepwell.stores.pack.writer import TRAIN_BYTES, Compress, PackWriter, Prepared, room_for
 
 _CHUNK_FILES = 256
 _CHUNK_BYTES = 1 << 20  # small enough to stay in the caches from the read to the write
@@ -57,14 +56,14 @@ def pack_runs(
         output, align=align, compress=compress, level=level, expect=len(files), _replace=replace
     )
     with writer:
-        for chunk, made in _load_all(writer, files, skip_bad, threads):
+        for chunk, made in _load_all(writer, files, threads):
+            for path, found in chunk:
+                if isinstance(found, Exception):
+                    report.skip(path, found, skip_bad)
+                else:
+                    report.packed += 1
+                    report.bytes += len(found)
             writer.append_prepared(made)
-            payloads = chunk.payloads
-            report.packed += len(payloads)
-            report.bytes += sum(map(len, payloads))
-            for (path, _), each in zip(chunk.files, chunk.found, strict=True):
-                if isinstance(each, str):
-                    report.skipped.append((path, each))
             if progress is not None:
                 progress(report.packed + len(report.skipped), len(files))
         if not report.packed:
@@ -73,67 +72,49 @@ def pack_runs(
     return report
 
 
-class _Chunk(NamedTuple):
-    """Some files, and of each its bytes or what is wrong with it."""
-
-    files: Files
-    found: list[bytes | str]
-
-    @property
-    def payloads(self) -> list[bytes]:
-        return [each for each in self.found if isinstance(each, bytes)]
+Chunk = list[tuple[Path, bytes | Exception]]
+"""Some files, and of each its bytes or what is wrong with it."""
 
 
-def _load_all(
-    writer: PackWriter, files: Files, skip_bad: bool, threads: int
-) -> Iterator[tuple[_Chunk, Prepared]]:
+def _load_all(writer: PackWriter, files: Files, threads: int) -> Iterator[tuple[Chunk, Prepared]]:
     """Chunks read and prepared, a few at a time; a dictionary is trained on the first."""
     rooms = room_for([size for _, size in files], writer.align)
     rooms = np.maximum(rooms, _CHUNK_BYTES // _CHUNK_FILES)
     waiting = (files[part] for part in groups(rooms, _CHUNK_BYTES))
-    samples: list[_Chunk] = []
-    wanted = writer.sample_bytes
+    samples: list[Chunk] = []
+    wanted = TRAIN_BYTES if writer.needs_samples else 0
     while wanted > 0 and (some := next(waiting, None)):
-        samples.append(_only_runs(_read(some, skip_bad), skip_bad))
-        wanted -= sum(map(len, samples[-1].payloads))
-    preparer = writer.preparer([payload for chunk in samples for payload in chunk.payloads])
-    prepare = partial(_prepare, preparer=preparer, skip_bad=skip_bad)
+        samples.append(_only_runs(_read(some)))
+        wanted -= sum(map(len, _payloads(samples[-1])))
+    writer.train([payload for chunk in samples for payload in _payloads(chunk)])
+    prepare = partial(_prepare, writer)
     yield from map(prepare, samples)
-    yield from in_order(lambda some: prepare(_read(some, skip_bad)), waiting, threads)
+    yield from in_order(lambda some: prepare(_read(some)), waiting, threads)
 
 
-def _read(files: Files, skip_bad: bool) -> _Chunk:
-    """Read each file once; what cannot be read raises or is set aside."""
-    found: list[bytes | str] = []
-    for path, size in files:
-        try:
-            found.append(read_run(path, size))
-        except (FormatError, OSError) as error:
-            if not skip_bad:
-                raise
-            found.append(str(error))
-    return _Chunk(files, found)
+def _read(files: Files) -> Chunk:
+    return [(path, attempt(read_run, path, size)) for path, size in files]
 
 
-def _only_runs(chunk: _Chunk, skip_bad: bool) -> _Chunk:
-    """Look at each payload; what is not a run raises or is set aside."""
-    found = chunk.found.copy()
-    for i, payload in enumerate(found):
-        try:
-            if isinstance(payload, bytes):
-                Run.from_bytes(payload, path=chunk.files[i][0])
-        except FormatError as error:
-            if not skip_bad:
-                raise
-            found[i] = str(error)
-    return _Chunk(chunk.files, found)
+def _payloads(chunk: Chunk) -> list[bytes]:
+    return [found for _, found in chunk if isinstance(found, bytes)]
 
 
-def _prepare(chunk: _Chunk, preparer: Preparer, skip_bad: bool) -> tuple[_Chunk, Prepared]:
-    """Make entries of files; what is not a run raises or is set aside."""
-    payloads = chunk.payloads
+def _only_runs(chunk: Chunk) -> Chunk:
+    """The same chunk with an error in the place of what is not a run."""
+
+    def look(path: Path, found: bytes | Exception) -> bytes | Exception:
+        run = attempt(Run.from_bytes, found, path=path) if isinstance(found, bytes) else found
+        return run if isinstance(run, Exception) else found
+
+    return [(path, look(path, found)) for path, found in chunk]
+
+
+def _prepare(writer: PackWriter, chunk: Chunk) -> tuple[Chunk, Prepared]:
+    """Make entries of files."""
+    payloads = _payloads(chunk)
     try:
         kinds = [_core.run_kind(np.frombuffer(payload, np.uint8)) for payload in payloads]
-        return chunk, preparer.prepare(payloads, kinds)
+        return chunk, writer.prepare(payloads, kinds)
     except FormatError:  # one of them is no run; which one is worth a second look
-        return _prepare(_only_runs(chunk, skip_bad), preparer, skip_bad)
+        return _prepare(writer, _only_runs(chunk))

@@ -3,41 +3,36 @@
 `PackReader.where` has the columns `steps`, `start_unix_s`, `elapsed_s`, `max_score`,
 `highest_tile` and `engine`. `PackReader.to_jsonl` takes `steps=True` for a line for each step
 instead of one for each run, and `boards="hex"` for boards of runs as strings, for readers that
-make doubles of numbers. Parquet and Arrow files have a row for each step.
+make doubles of numbers. `RunSteps` has a row for each step, for Parquet, Arrow and loaders.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepwell import _core
-from stepwell.game2048.runs import Run, RunBatch
-from stepwell.source import Batch, Field, Ragged, Rows, Schema
-from stepwell.stores.pack.payload import Column, Lines, Payloads, PayloadType
+from stepwell.game2048.runs import RECORD, Run, RunBatch, RunMeta
+from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source
+from stepwell.stores.pack import PackReader
+from stepwell.stores.pack.payload import Payloads, PayloadType
 from stepwell.stores.pack.stats import ShortStats, Tally
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-_TEXT = Field(np.dtype(np.uint8), kind="str")
+_TEXT = Field(np.uint8, kind="str")
 _PER_STEP = {
-    "boards": Field(np.dtype(np.uint64), ragged=True),
-    "moves": Field(np.dtype(np.uint8), ragged=True),
-    "ev_legal": Field(np.dtype(np.uint8), ragged=True),
-    "ev_values": Field(np.dtype(np.float32), (4,), ragged=True),
-    "has_branches": Field(np.dtype(np.bool), ragged=True),
+    "boards": Field(np.uint64, ragged=True),
+    "moves": Field(np.uint8, ragged=True),
+    "ev_legal": Field(np.uint8, ragged=True),
+    "ev_values": Field(np.float32, (4,), ragged=True),
+    "has_branches": Field(np.bool, ragged=True),
 }
+_SINGULAR = {"boards": "board", "moves": "move"}
 _PER_RUN = {
-    "final_board": Field(np.dtype(np.uint64)),
-    "steps": Field(np.dtype(np.uint32)),
-    "start_unix_s": Field(np.dtype(np.uint64)),
-    "elapsed_s": Field(np.dtype(np.float32)),
-    "max_score": Field(np.dtype(np.uint64)),
-    "highest_tile": Field(np.dtype(np.uint32)),
+    name: Field(RECORD[name])
+    for name in ("final_board", *(n for n in RunMeta._fields if n != "engine"))
 }
 
 
@@ -59,13 +54,13 @@ class RunPayloads(PayloadType):
     suffixes: ClassVar[Mapping[int, str]] = {1: ".a2run", 2: ".a2run2"}
     schema: ClassVar[Schema] = {**_PER_STEP, **_PER_RUN, "engine": _TEXT}
     head_fields = frozenset({"engine", *_PER_RUN} - {"final_board"})
-    columns: ClassVar[Mapping[str, Column]] = {
-        "steps": Column("INTEGER NOT NULL", indexed=True),
-        "start_unix_s": Column("INTEGER NOT NULL", indexed=True),
-        "elapsed_s": Column("REAL"),
-        "max_score": Column("INTEGER NOT NULL", indexed=True),
-        "highest_tile": Column("INTEGER NOT NULL", indexed=True),
-        "engine": Column("TEXT", indexed=True),
+    columns: ClassVar[Mapping[str, str]] = {
+        "steps": "INTEGER NOT NULL",
+        "start_unix_s": "INTEGER NOT NULL",
+        "elapsed_s": "REAL",
+        "max_score": "INTEGER NOT NULL",
+        "highest_tile": "INTEGER NOT NULL",
+        "engine": "TEXT",
     }
     stats = RunStats
 
@@ -76,7 +71,7 @@ class RunPayloads(PayloadType):
         return _core.run_kind(np.frombuffer(payload, np.uint8))
 
     def decode(self, at: Payloads, *, threads: int = 1, heads_only: bool = False) -> RunBatch:
-        return RunBatch.decode(at, threads=threads, heads_only=heads_only)
+        return RunBatch(at, threads=threads, heads_only=heads_only)
 
     def fill(self, batch: RunBatch, out: Batch, names: Iterable[str]) -> None:
         for name in names:
@@ -101,52 +96,49 @@ class RunPayloads(PayloadType):
             [letters[begin:end].decode() for begin, end in pairwise(offsets)],
         )
 
-    def json_lines(self, *, steps: bool = False, boards: str = "number", **options: Any) -> Lines:
+    def json_lines(
+        self, *, steps: bool = False, boards: str = "number", **options: Any
+    ) -> Callable[[Payloads], NDArray[np.uint8]]:
         if options:
             raise TypeError(f"runs: expected the options steps and boards, got {sorted(options)}")
         if boards not in ("number", "hex"):
             raise ValueError(f"boards: expected 'number' or 'hex', got {boards!r}")
-        hexadecimal = boards == "hex"
-
-        def lines(
-            file: NDArray[np.uint8], entries: NDArray[Any], numbers: Rows, path: str
-        ) -> NDArray[np.uint8]:
-            return _core.to_jsonl(file, entries.view(np.uint8), numbers, path, steps, hexadecimal)
-
-        return lines
-
-    def arrow_schema(self) -> "pa.Schema":
-        import pyarrow as pa
-
-        columns = {
-            "run_idx": pa.int64(),
-            "step_idx": pa.uint32(),
-            "board": pa.uint64(),
-            "move": pa.uint8(),
-            "ev_legal": pa.uint8(),
-            "ev_values": pa.list_(pa.field("item", pa.float32(), nullable=False), 4),
-            "has_branches": pa.bool_(),
-        }
-        return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns.items()])
-
-    def arrow_batch(self, batch: RunBatch, numbers: Rows) -> "pa.RecordBatch":
-        import pyarrow as pa
-
-        schema, lengths = self.arrow_schema(), np.diff(batch.offsets)
-        within = np.arange(len(batch.boards)) - np.repeat(batch.offsets[:-1], lengths)
-        values = pa.array(batch.ev_values.reshape(-1))
-        return pa.record_batch(
-            [
-                pa.array(np.repeat(numbers, lengths)),
-                pa.array(within.astype(np.uint32)),
-                pa.array(batch.boards),
-                pa.array(batch.moves),
-                pa.array(batch.ev_legal),
-                pa.FixedSizeListArray.from_arrays(values, type=schema.field("ev_values").type),
-                pa.array(batch.has_branches),
-            ],
-            schema=schema,
+        return lambda at: _core.to_jsonl(
+            at.file, at.entries.view(np.uint8), at.numbers, at.path, steps, boards == "hex"
         )
+
+
+class RunSteps(Source):
+    """The steps of the runs of a pack as rows: `convert(RunSteps(pack), "steps.parquet")`."""
+
+    def __init__(self, pack: PackReader) -> None:
+        pack._only_type()
+        self._pack = pack
+        self._ends = np.cumsum(pack["steps"][:], dtype=np.int64)
+
+    schema: ClassVar[Schema] = {
+        "run_idx": Field(np.int64),
+        "step_idx": Field(np.uint32),
+        **{_SINGULAR.get(n, n): Field(f.dtype, f.shape) for n, f in _PER_STEP.items()},
+    }
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    @property
+    def path(self) -> str:
+        return self._pack.path
+
+    def _runs(self) -> tuple[Rows, Rows]:
+        counts = np.diff(self._ends, prepend=0)
+        return self._ends - counts, counts
+
+    def _fill(self, rows: Rows, out: Batch) -> None:
+        runs, run = np.unique(np.searchsorted(self._ends, rows, "right"), return_inverse=True)
+        within = rows - self._runs()[0][runs][run]
+        out["run_idx"][...], out["step_idx"][...] = self._pack.numbers[runs][run], within
+        for name, steps in self._pack.columns(list(_PER_STEP)).take(runs).items():
+            out[_SINGULAR.get(name, name)][...] = steps.values[steps.offsets[run] + within]
 
 
 def _sqlite(number: int) -> int | float:

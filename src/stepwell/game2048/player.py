@@ -1,5 +1,9 @@
 """An expectimax player of 2048, and games that are the same on every machine.
 
+The player makes the move with the largest expected value, of equal ones the last. A run records
+the values of up, down, left and right: 0 for the worst legal move, just below 1 for the best, 0.5
+where all are equal; a move that is alone has the best, an illegal one 0.
+
 A game is a function of depth, seed and number: `play(10, seed=1)` gives the first ten games of
 seed 1, and game 7 of it is the same in every order, on any number of cores, in every release.
 `depth` is how many own moves the player looks ahead, each with the average over every tile
@@ -7,49 +11,23 @@ that may follow: 1 is quickest, 2 reaches 2048 in most games, each further one t
 twenty times longer.
 """
 
+import operator
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TypeVar
 
 from stepwell import _core
-from stepwell.game2048.board import Number
+from stepwell.game2048.board import whole
 from stepwell.game2048.runs import Run
 from stepwell.ordered import in_order
 
 DEEPEST = 6
 """The most own moves the player looks ahead."""
 
-
-class Choice(NamedTuple):
-    """What the player does on a board, and why."""
-
-    move: int
-    """The legal move with the largest value; of equal ones the last."""
-    values: NDArray[np.float32]
-    """Of up, down, left, right: 0 for the worst legal move, just below 1 for the best.
-
-    A move that is alone has the best value, moves that are all equal have 0.5, and an illegal
-    one has 0. These are the values a run records.
-    """
-    legal: int
-    """Bit `m` is set where move `m` changes the board."""
-
-
-def choose(board: Number, depth: int = 2) -> Choice:
-    """Return the player's move on a board, with the value of each move.
-
-    Raises `ValueError` when no move is legal, or `depth` is not 1 to 6.
-    """
-    number = _whole("board", board, 0, 2**64 - 1)
-    move, values, legal, _ = _core.choose(number, _depth(depth))
-    if not legal:
-        raise ValueError(f"board {number:#018x} has no legal move")
-    return Choice(move, np.array(values, np.float32), legal)
+R = TypeVar("R")
 
 
 def play(
@@ -67,10 +45,9 @@ def play(
     that is left waits for those that have begun. With `clock` a run says when it was played and
     how long that took; without, equal arguments give equal bytes.
     """
-    numbers = _numbers(games, first)
-    one = _game(depth, seed, clock)
-    threads = _workers(workers)
-    return in_order(one, numbers, threads, ahead=2 * threads)
+    games = _one("games", games, max_value=2**63)
+    first = _one("first", first, max_value=2**64 - games)
+    return _ahead(_game(depth, seed, clock), range(first, first + games), workers)
 
 
 def play_to(
@@ -90,30 +67,26 @@ def play_to(
     is there already and after each further game.
     """
     folder = Path(directory)
-    numbers = _numbers(games, 0)
+    numbers = range(_one("games", games, max_value=2**63))
     one = _game(depth, seed, clock)
-    threads = _workers(workers)
     paths = [folder / f"depth{depth}-seed{seed}-{number:06}.a2run2" for number in numbers]
     missing = [number for number in numbers if not paths[number].exists()]
+    written = _ahead(lambda number: one(number).save(paths[number]), missing, workers)
     folder.mkdir(parents=True, exist_ok=True)
-
-    def write(number: int) -> None:
-        one(number).save(paths[number])
-
-    done = games - len(missing)
-    if on_game is not None and done:
-        on_game(done, games)
-    for _ in in_order(write, missing, threads, ahead=2 * threads):
-        done += 1
-        if on_game is not None:
+    for done, _ in enumerate(chain([None], written), games - len(missing)):
+        if on_game is not None and done:
             on_game(done, games)
     return paths
 
 
+def _ahead(work: Callable[[int], R], numbers: Iterable[int], workers: int | None) -> Iterator[R]:
+    threads = _core.usable_cores() if workers is None else _one("workers", workers, 1, 1024)
+    return in_order(work, numbers, threads, ahead=2 * threads)
+
+
 def _game(depth: int, seed: int, clock: bool) -> Callable[[int], Run]:
     """A function that plays the game of a number, on whichever thread calls it."""
-    depth = _depth(depth)
-    seed = _whole("seed", seed, 0, 2**64 - 1)
+    depth, seed = _one("depth", depth, 1, DEEPEST), _one("seed", seed)
 
     def one(number: int) -> Run:
         start, begin = time.time(), time.perf_counter()
@@ -132,23 +105,5 @@ def _game(depth: int, seed: int, clock: bool) -> Callable[[int], Run]:
     return one
 
 
-def _numbers(games: int, first: int) -> range:
-    games = _whole("games", games, 0, 2**63)
-    first = _whole("first", first, 0, 2**64 - games)
-    return range(first, first + games)
-
-
-def _depth(depth: int) -> int:
-    return _whole("depth", depth, 1, DEEPEST)
-
-
-def _workers(workers: int | None) -> int:
-    return _core.usable_cores() if workers is None else _whole("workers", workers, 1, 1024)
-
-
-def _whole(name: str, value: Any, min_value: int, max_value: int) -> int:
-    if not isinstance(value, int | np.integer) or isinstance(value, bool):
-        raise TypeError(f"{name}: expected a whole number, got {value!r}")
-    if not min_value <= int(value) <= max_value:
-        raise ValueError(f"{name}: expected {min_value} to {max_value}, got {value}")
-    return int(value)
+def _one(name: str, value: int, min_value: int = 0, max_value: int = 2**64 - 1) -> int:
+    return operator.index(whole(name, value, min_value=min_value, max_value=max_value))

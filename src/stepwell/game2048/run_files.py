@@ -1,15 +1,18 @@
 """Directories of run files: finding them, and turning old ones into new ones."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from stepwell.errors import FormatError
 from stepwell.files.atomic import write_file
 from stepwell.files.regular import open_named
 from stepwell.game2048.runs import Run
 from stepwell.store import Progress
+
+R = TypeVar("R")
 
 SUFFIXES = (".a2run", ".a2run2")
 
@@ -72,12 +75,26 @@ def read_run(path: Path, size: int) -> bytes:
     return data
 
 
+def attempt(work: Callable[..., R], *args: Any, **options: Any) -> R | Exception:
+    """What a call returns, or the error that says what is wrong with a run or its file."""
+    try:
+        return work(*args, **options)
+    except (FormatError, OSError) as error:
+        return error
+
+
 @dataclass
 class RunsReport:
     """What became of runs: of those that were left out, and why."""
 
     skipped: list[tuple[Any, str]] = field(default_factory=list, kw_only=True)
     """Files or names of runs that were left out, each with the reason."""
+
+    def skip(self, name: Any, error: Exception, skip_bad: bool) -> None:
+        """Leave a run out, or raise what is wrong with it."""
+        if not skip_bad:
+            raise error
+        self.skipped.append((name, str(error)))
 
 
 @dataclass
@@ -119,28 +136,26 @@ def migrate_runs(
         if other != path:
             raise FileExistsError(f"{other} and {path} would both become {new}")
     report = MigrateReport()
-    for done, (path, new) in enumerate(pairs):
-        if progress is not None and done:
-            progress(done, len(pairs))
-        try:
-            payload = read_run(path, path.stat().st_size)
-            migrated = Run.from_bytes(payload, path=path).to_bytes()
-        except (FormatError, OSError) as error:
-            if not skip_bad:
-                raise
-            report.skipped.append((path, str(error)))
-            continue
-        is_v1 = payload.startswith(b"A2T1")
-        data = migrated if is_v1 else payload
-        if new.exists():
-            if new.read_bytes() != data:
+    for done, (path, new) in enumerate(pairs, 1):
+        found = attempt(_both, path)
+        if isinstance(found, Exception):
+            report.skip(path, found, skip_bad)
+        elif new.exists():
+            if new.read_bytes() != found[1]:
                 raise FileExistsError(f"{new} exists and is not what {path} would become")
             report.there += 1
         else:
             new.parent.mkdir(parents=True, exist_ok=True)
-            write_file(new, data)
-            report.migrated += is_v1
-            report.copied += not is_v1
-    if progress is not None:
-        progress(len(pairs), len(pairs))
+            write_file(new, found[1])
+            report.migrated += found[0] != found[1]
+            report.copied += found[0] == found[1]
+        if progress is not None:
+            progress(done, len(pairs))
     return report
+
+
+def _both(path: Path) -> tuple[bytes, bytes]:
+    """The bytes of a run, and those of the same run as v2."""
+    payload = read_run(path, path.stat().st_size)
+    run = Run.from_bytes(payload, path=path)
+    return payload, run.to_bytes() if payload.startswith(b"A2T1") else payload

@@ -8,9 +8,8 @@ Many runs are decoded at once into a `RunBatch`: one array per column, one run a
 other. A `Run` is a row of such a batch and costs next to nothing until it is looked at.
 """
 
-import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -21,10 +20,11 @@ from stepwell import _core
 from stepwell.errors import SchemaError
 from stepwell.files.atomic import write_file
 from stepwell.files.regular import open_regular
+from stepwell.game2048.board import highest_tile as highest_tile_of, score, whole
 from stepwell.stores.pack.layout import ENTRY
 from stepwell.stores.pack.payload import Payloads
 
-_RECORD = np.dtype(
+RECORD = np.dtype(
     [
         ("start_unix_s", "<u8"),
         ("max_score", "<u8"),
@@ -59,27 +59,7 @@ class RunBatch(Sequence["Run"]):
         *("moves", "offsets", "records"),
     )
 
-    def __init__(
-        self,
-        records: NDArray[Any],
-        offsets: NDArray[np.int64],
-        engine_offsets: NDArray[np.int64],
-        layout: Sequence[int],
-        block: NDArray[np.uint8],
-    ) -> None:
-        total = int(offsets[-1])
-        self.records = records.view(_RECORD)
-        self.offsets = offsets
-        self.engine_offsets = engine_offsets
-        self.boards = np.ndarray(total, np.uint64, block, layout[0])
-        self.ev_values = np.ndarray((total, 4), np.float32, block, layout[1])
-        self.moves = np.ndarray(total, np.uint8, block, layout[2])
-        self.ev_legal = np.ndarray(total, np.uint8, block, layout[3])
-        self.has_branches = np.ndarray(total, np.bool, block, layout[4])
-        self.engines = np.ndarray(layout[6] - layout[5], np.uint8, block, layout[5])
-
-    @classmethod
-    def decode(cls, at: Payloads, *, threads: int = 1, heads_only: bool = False) -> Self:
+    def __init__(self, at: Payloads, *, threads: int = 1, heads_only: bool = False) -> None:
         """Decode payloads, in their order, without the GIL.
 
         A negative number is not named in errors. With `heads_only` there are no steps, and final
@@ -89,7 +69,16 @@ class RunBatch(Sequence["Run"]):
         records, offsets, engine_offsets, layout, block = read(
             at.file, at.entries.view(np.uint8), at.numbers, at.path, threads
         )
-        return cls(records, offsets.view(np.int64), engine_offsets.view(np.int64), layout, block)
+        self.records = records.view(RECORD)
+        self.offsets = offsets.view(np.int64)
+        self.engine_offsets = engine_offsets.view(np.int64)
+        total = int(self.offsets[-1])
+        self.boards = np.ndarray(total, np.uint64, block, layout[0])
+        self.ev_values = np.ndarray((total, 4), np.float32, block, layout[1])
+        self.moves = np.ndarray(total, np.uint8, block, layout[2])
+        self.ev_legal = np.ndarray(total, np.uint8, block, layout[3])
+        self.has_branches = np.ndarray(total, np.bool, block, layout[4])
+        self.engines = np.ndarray(layout[6] - layout[5], np.uint8, block, layout[5])
 
     @classmethod
     def from_bytes(
@@ -109,10 +98,8 @@ class RunBatch(Sequence["Run"]):
         entries["offset"] = np.cumsum(lengths) - lengths
         data = views[0] if len(views) == 1 else np.concatenate([np.empty(0, np.uint8), *views])
         numbers = np.full(len(views), -1)
-        return cls.decode(
-            Payloads(data, entries, numbers, "" if path is None else os.fspath(path)),
-            threads=threads,
-        )
+        where = "" if path is None else os.fspath(path)
+        return cls(Payloads(data, entries, numbers, where), threads=threads)
 
     def __len__(self) -> int:
         return len(self.records)
@@ -121,9 +108,6 @@ class RunBatch(Sequence["Run"]):
         if isinstance(i, slice):
             return [Run._of(self, k) for k in range(*i.indices(len(self)))]
         return Run._of(self, range(len(self))[i])
-
-    def __iter__(self) -> Iterator["Run"]:
-        return (Run._of(self, i) for i in range(len(self)))
 
     def meta(self, i: int) -> RunMeta:
         """The numbers and the engine of run `i`, as Python's own."""
@@ -166,35 +150,35 @@ class Run:
     ) -> None:
         if (ev_values is None) != (ev_legal is None):
             raise ValueError("give both ev_values and ev_legal, or neither")
-        known = ev_values is not None if has_branches is None else has_branches
-        steps = len(np.asarray(boards))
-        columns = {
-            "boards": _column("boards", boards, np.uint64, (steps,)),
-            "moves": _column("moves", moves, np.uint8, (steps,)),
-            "has_branches": _column("has_branches", known, np.bool, (steps,)),
-            "ev_legal": _column(
-                "ev_legal", 0 if ev_legal is None else ev_legal, np.uint8, (steps,)
-            ),
-            "ev_values": _column(
-                "ev_values", 0 if ev_values is None else ev_values, np.float32, (steps, 4)
-            ),
-        }
-        if columns["ev_legal"].max(initial=0) > 15:
-            raise SchemaError(f"ev_legal: expected 0 to 15, got {columns['ev_legal'].max()}")
         if not isinstance(engine, str | None):
             raise TypeError(f"engine: expected a string or None, got {type(engine).__name__}")
-        final_board = operator.index(final_board)
-        exponents = [final_board >> shift & 15 for shift in range(0, 64, 4)]
-        if max_score is None:
-            max_score = sum((e - 1) << e for e in exponents if e >= 2)
+        known = np.asarray(ev_values is not None if has_branches is None else has_branches)
+        if known.dtype != np.bool:
+            raise SchemaError(f"has_branches: expected True or False, got {known.dtype}")
+        legal = 0 if ev_legal is None else ev_legal
+        steps = (len(np.asarray(boards)),)
+        columns = {
+            "boards": _shaped("boards", whole("boards", boards), steps),
+            "ev_values": _floats("ev_values", 0 if ev_values is None else ev_values, (*steps, 4)),
+            "moves": _shaped("moves", whole("moves", moves, np.uint8), steps),
+            "ev_legal": _shaped(
+                "ev_legal", whole("ev_legal", legal, np.uint8, max_value=15), steps
+            ),
+            "has_branches": _shaped("has_branches", known, steps),
+        }
+        final = int(whole("final_board", final_board))
+        points = score(final) if max_score is None else int(whole("max_score", max_score))
         if highest_tile is None:
-            highest_tile = 1 << max(exponents) if any(exponents) else 0
+            highest_tile = highest_tile_of(final)
         # Encoding checks everything a run has to be, and decoding makes the columns.
-        text = None if engine is None else engine.encode()
-        elapsed = _column("elapsed_s", elapsed_s, np.float32, ())[()]
-        payload = _encode(
-            2, (start_unix_s, elapsed, max_score, highest_tile), text, columns, final_board
+        numbers = (
+            int(whole("start_unix_s", start_unix_s)),
+            _floats("elapsed_s", elapsed_s, ())[()],
+            points,
+            int(whole("highest_tile", highest_tile, np.uint32)),
         )
+        text = None if engine is None else engine.encode()
+        payload = _encode(2, numbers, text, columns, final)
         made = Run.from_bytes(payload)
         self._batch, self._i = made._batch, made._i
 
@@ -313,46 +297,32 @@ def _encode(
     columns: dict[str, NDArray[Any]],
     final_board: int,
 ) -> bytes:
-    start, elapsed, score, tile = numbers
-    for name, number, bits in (
-        *(("start_unix_s", start, 64), ("max_score", score, 64)),
-        *(("highest_tile", tile, 32), ("final_board", final_board, 64)),
-    ):
-        if not 0 <= operator.index(number) < 2**bits:
-            raise SchemaError(f"{name}: expected 0 to 2**{bits} - 1, got {number}")
-    arrays = {name: np.require(columns[name], requirements=["C", "A"]) for name in _COLUMNS}
+    start, elapsed, points, tile = numbers
+    arrays = [np.require(columns[name], requirements=["C", "A"]) for name in _COLUMNS]
+    boards, values, moves, legal, known = arrays
     return _core.encode_run(
         version,
         # The bits of a float: as a number, a signalling NaN would become a quiet one.
-        (start, int(np.float32(elapsed).view(np.uint32)), score, tile),
+        (start, int(np.float32(elapsed).view(np.uint32)), points, tile),
         engine,
-        arrays["boards"],
-        arrays["ev_values"].reshape(-1),
-        arrays["moves"],
-        arrays["ev_legal"],
-        arrays["has_branches"].view(np.uint8),
+        boards,
+        values.reshape(-1),
+        moves,
+        legal,
+        known.view(np.uint8),
         final_board,
     )
 
 
-def _column(name: str, given: ArrayLike, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
-    """The values as an array of this type and shape; none may change on the way."""
+def _floats(name: str, given: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.float32]:
     values = np.asarray(given)
-    if values.dtype.kind == "f" and np.dtype(dtype).kind == "u" and not hasattr(given, "dtype"):
-        values = np.asarray(given, object)  # NumPy makes floats of whole numbers around 2**63
-    if values.ndim == 0:
-        values = np.full(shape, values)
-    if values.shape != shape:
-        raise SchemaError(f"{name}: expected shape {shape}, got {values.shape}")
-    want = np.dtype(dtype)
-    if want.kind == "u" and values.size:
-        whole = values.dtype.kind in "iu" or (
-            values.dtype.kind == "O" and all(hasattr(value, "__index__") for value in values.flat)
-        )
-        if not whole or values.min() < 0 or values.max() > np.iinfo(want).max:
-            raise SchemaError(f"{name}: expected whole numbers of {want}, got {values.dtype}")
-    elif want.kind == "b" and values.dtype.kind != "b":
-        raise SchemaError(f"{name}: expected True or False, got {values.dtype}")
-    elif want.kind == "f" and values.dtype.kind not in "fiu":
+    if values.dtype.kind not in "fiu":
         raise SchemaError(f"{name}: expected numbers, got {values.dtype}")
-    return values.astype(want, copy=False)
+    return _shaped(name, values, shape).astype(np.float32, copy=False)
+
+
+def _shaped(name: str, values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """The values, of which a single one stands for all."""
+    if values.ndim and values.shape != shape:
+        raise SchemaError(f"{name}: expected shape {shape}, got {values.shape}")
+    return values if values.ndim else np.full(shape, values)

@@ -22,12 +22,11 @@ from stepwell.stores.pack.payload import Payloads, PayloadType
 class PackFile:
     """Bytes of a pack whose structure was checked. It is unmapped with the last use of it.
 
-    `entries` are rows of the index, `numbers` what their entries are called in errors. Of
-    several that are broken the first is named, however many threads look.
+    `entries` are rows of the index, whose checksums are compared unless they are 0; `numbers` is
+    what errors call them. Of several that are broken the first is named, however many threads look.
     """
 
-    def __init__(self, path: Path, checksums: bool) -> None:
-        self.checksums = checksums
+    def __init__(self, path: Path) -> None:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
@@ -73,11 +72,7 @@ class PackFile:
         """
         if entries["flags"].any():
             return self.unpacked(entries, numbers, threads)
-        if self.checksums:
-            return self.data, entries
-        unchecked = entries.copy()
-        unchecked["crc32c"] = 0
-        return self.data, unchecked
+        return self.data, entries
 
     def decode(
         self,
@@ -111,8 +106,7 @@ class PackFile:
         self, entries: NDArray[Any], numbers: Rows, threads: int
     ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
         """Payloads unpacked into one array, and entries that point into it."""
-        if self.checksums:
-            self.check_checksums(entries, numbers, threads)
+        self.check_checksums(entries, numbers, threads)
         lengths = np.where(entries["flags"] == Codec.NONE, entries["length"], entries["reserved"])
         plain = np.zeros(len(entries), ENTRY)
         plain["length"], plain["kind"] = lengths, entries["kind"]

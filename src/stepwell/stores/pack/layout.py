@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,8 @@ ENTRY = np.dtype(
 )
 """Where a payload is: an entry of a pack's index, and how the core is told."""
 
+N = TypeVar("N", int, NDArray[np.int64])
+
 _HEADER = struct.Struct("<8sIIQ")
 _FOOTER = struct.Struct("<QIIQ")
 _FOOTER_BYTES = 32
@@ -41,7 +43,7 @@ _FOOTER_BYTES = 32
 _MAX_UNPACKED = {Codec.ZSTD: (1 << 17) // 4, Codec.LZ4: 255, Codec.ZSTD_DICT: (1 << 17) // 4}
 
 
-def align_up(offset: int, align: int) -> int:
+def align_up(offset: N, align: int) -> N:
     return -(-offset // align) * align
 
 
@@ -86,9 +88,21 @@ class Layout:
         data_end, index_crc, data_crc, stats_offset = check.footer(index)
         check.entries(index, version, data_end)
         data_start = int(index["offset"][0])
-        stats, end = check.stats(stats_offset, data_end)
-        dictionary, end = check.dictionary(end) if flags & HAS_DICTIONARY else (None, end)
-        check.end(end)
+        end, stats, dictionary = data_end, None, None
+        if stats_offset:
+            if stats_offset != data_end:
+                raise check.refuse(
+                    f"expected statistics at {data_end}, behind the data, got {stats_offset}",
+                    check.footer_at + 16,
+                )
+            stats, end = check.block(data_end, 4, "statistics")
+        if flags & HAS_DICTIONARY:
+            at = end
+            dictionary, end = check.block(at, 8, "dictionary")
+            check.check_crc("dictionary", at + 8, end, at + 4)
+        if end != check.footer_at:
+            left = check.footer_at - end
+            raise check.refuse(f"expected the footer, got {left} other bytes", end)
         coded = index["flags"] == Codec.ZSTD_DICT
         if coded.any() and dictionary is None:
             check.refuse_entry(int(coded.argmax()), "flags", "needs a dictionary, there is none")
@@ -101,7 +115,7 @@ class _Checker:
     def __init__(self, file: NDArray[np.uint8], path: str) -> None:
         self._file = file
         self._path = path
-        self._footer_at = len(file) - _FOOTER_BYTES
+        self.footer_at = len(file) - _FOOTER_BYTES
 
     def refuse(self, message: str, offset: int) -> FormatError:
         return FormatError(message, path=self._path, offset=offset)
@@ -138,13 +152,13 @@ class _Checker:
             raise VersionError(
                 f"version {version} with unknown flags {flags:#x}", path=self._path, offset=12
             )
-        room = (self._footer_at - INDEX_AT) // ENTRY.itemsize
+        room = (self.footer_at - INDEX_AT) // ENTRY.itemsize
         if not 1 <= count <= room:
             raise self.refuse(f"expected 1 to {room} entries, as many as fit, got {count}", 16)
         return version, flags, count
 
     def footer(self, index: NDArray[Any]) -> tuple[int, int, int, int]:
-        at = self._footer_at
+        at = self.footer_at
         raw = self._file[at:].tobytes()
         self.check_crc("footer", at, at + 24, at + 24)
         if any(raw[28:]):
@@ -162,18 +176,18 @@ class _Checker:
                 self.refuse_entry(i, field, message.format(index[field][i], i=i))
 
         refuse_where(
-            index["offset"] > np.uint64(self._footer_at), "offset", "offset {} lies behind the data"
+            index["offset"] > np.uint64(self.footer_at), "offset", "offset {} lies behind the data"
         )
         begins = index["offset"].astype(np.int64)
         ends = begins + index["length"]
-        refuse_where(ends > self._footer_at, "length", "length {} reaches behind the data")
+        refuse_where(ends > self.footer_at, "length", "length {} reaches behind the data")
         before = np.concatenate([[INDEX_AT + index.nbytes], ends[:-1]])
         refuse_where(begins < before, "offset", "offset {} lies inside what comes before it")
         if data_end != ends[-1]:
             raise self.refuse(
                 f"expected the data to end at {ends[-1]}, where the last entry does, "
                 f"got {data_end}",
-                self._footer_at,
+                self.footer_at,
             )
         step = np.gcd.reduce(begins)
         refuse_where(begins - before >= step, "offset", f"offset {{}} is not aligned to {step}")
@@ -191,33 +205,14 @@ class _Checker:
             bad = (index["flags"] == codec) & (unpacked > max_bytes)
             refuse_where(bad, "reserved", f"no {codec.name.lower()} payload unpacks to {{}} bytes")
 
-    def stats(self, stats_offset: int, data_end: int) -> tuple[bytes | None, int]:
-        if stats_offset == 0:
-            return None, data_end
-        if stats_offset != data_end:
-            raise self.refuse(
-                f"expected statistics at {data_end}, behind the data, got {stats_offset}",
-                self._footer_at + 16,
-            )
-        return self.block(stats_offset, 4, "statistics")
-
-    def dictionary(self, at: int) -> tuple[bytes, int]:
-        dictionary, end = self.block(at, 8, "dictionary")
-        self.check_crc("dictionary", at + 8, end, at + 4)
-        return dictionary, end
-
     def block(self, at: int, head: int, what: str) -> tuple[bytes, int]:
         """A block that begins with its length; what follows its head, and where it ends."""
-        room = self._footer_at - at - head
+        room = self.footer_at - at - head
         length = int.from_bytes(self._file[at : at + 4].tobytes(), "little")
         if room < 0 or length > room:
             raise self.refuse(f"{what}: {length} bytes do not fit into {max(room, 0)}", at)
         begin = at + head
         return self._file[begin : begin + length].tobytes(), begin + length
-
-    def end(self, at: int) -> None:
-        if at != self._footer_at:
-            raise self.refuse(f"expected the footer, got {self._footer_at - at} other bytes", at)
 
 
 def _checksum(data: bytes) -> int:

@@ -7,7 +7,8 @@ it checks them when they are written, decodes them, and has their columns and th
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from functools import cache
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,20 +18,7 @@ from stepwell.errors import SchemaError
 from stepwell.source import Batch, Field, Ragged, Rows, Schema
 from stepwell.stores.pack.stats import PackStats, Tally
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 _NOTHING: Mapping[Any, Any] = {}
-
-Lines = Callable[[NDArray[np.uint8], NDArray[Any], Rows, str], NDArray[np.uint8]]
-"""Text of the payloads at some entries of a file; the last two are what errors name."""
-
-
-class Column(NamedTuple):
-    """A column of `where`, as SQL declares it."""
-
-    sql: str
-    indexed: bool = False
 
 
 class Payloads(NamedTuple):
@@ -55,8 +43,8 @@ class PayloadType(ABC):
     """The fields of a row."""
     head_fields: ClassVar[frozenset[str]] = frozenset()
     """Those that a batch has which was decoded with `heads_only`."""
-    columns: ClassVar[Mapping[str, Column]] = _NOTHING
-    """Columns of `where`, beside the number and the kind of an entry."""
+    columns: ClassVar[Mapping[str, str]] = _NOTHING
+    """Columns of `where`, as SQL declares them, beside the number and the kind of an entry."""
     stats: ClassVar[type[Any]] = PackStats
     """A dataclass with the fields of `ShortStats` and two tallies of its own."""
 
@@ -77,9 +65,7 @@ class PayloadType(ABC):
     # Reading. A batch is what `decode` returns; the other methods are given it again.
 
     @abstractmethod
-    def decode(
-        self, at: "Payloads", *, threads: int = 1, heads_only: bool = False
-    ) -> Sequence[Any]:
+    def decode(self, at: Payloads, *, threads: int = 1, heads_only: bool = False) -> Sequence[Any]:
         """The items at these places, checked, in their order.
 
         Raises `FormatError` that names the file and the number of the entry.
@@ -97,30 +83,16 @@ class PayloadType(ABC):
         """What the statistics count of a batch."""
         raise SchemaError(f"{self.name} have no statistics")
 
-    # Exports.
-
-    def json_lines(self, **options: Any) -> Lines:
+    def json_lines(self, **options: Any) -> Callable[[Payloads], NDArray[np.uint8]]:
         """What makes lines of JSON; `options` are those of `PackReader.to_jsonl`."""
         raise SchemaError(f"{self.name} have no lines of JSON")
-
-    def arrow_schema(self) -> "pa.Schema":
-        raise SchemaError(f"{self.name} have no columns for Arrow")
-
-    def arrow_batch(self, batch: Any, numbers: Rows) -> "pa.RecordBatch":
-        """A batch as Arrow has it; `numbers` are those of its entries."""
-        raise SchemaError(f"{self.name} have no columns for Arrow")
 
 
 class RawBatch(Ragged):
     """Payloads one after another, without a meaning; an item is `bytes`."""
 
     __slots__ = ("kinds",)
-
-    def __init__(
-        self, values: NDArray[Any], offsets: NDArray[np.int64], kinds: NDArray[np.uint16]
-    ) -> None:
-        super().__init__(values, offsets, "bytes")
-        self.kinds = kinds
+    kinds: NDArray[np.uint16]
 
 
 class _Raw(PayloadType):
@@ -135,10 +107,12 @@ class _Raw(PayloadType):
     def mask(self, kinds: NDArray[Any]) -> NDArray[np.bool]:
         return np.ones(len(kinds), np.bool)
 
-    def decode(self, at: "Payloads", *, threads: int = 1, heads_only: bool = False) -> RawBatch:
+    def decode(self, at: Payloads, *, threads: int = 1, heads_only: bool = False) -> RawBatch:
         where = at.entries.view(np.uint8)
         offsets, values = _core.copy_payloads(at.file, where, at.numbers, at.path, threads)
-        return RawBatch(values, offsets.view(np.int64), at.entries["kind"])
+        batch = RawBatch(values, offsets.view(np.int64), "bytes")
+        batch.kinds = at.entries["kind"]
+        return batch
 
     def fill(self, batch: RawBatch, out: Batch, names: Iterable[str]) -> None:
         for name in names:
@@ -150,8 +124,7 @@ class _Raw(PayloadType):
 
 RAW = _Raw()
 
-_make: Callable[[], tuple[PayloadType, ...]] = tuple
-_types: tuple[PayloadType, ...] | None = None
+_known: Callable[[], tuple[PayloadType, ...]] = tuple
 
 
 def set_payload_types(make: Callable[[], tuple[PayloadType, ...]]) -> None:
@@ -159,16 +132,13 @@ def set_payload_types(make: Callable[[], tuple[PayloadType, ...]]) -> None:
 
     It is called when the first pack is used: what knows of a type need not be imported before.
     """
-    global _make, _types
-    _make, _types = make, None
+    global _known
+    _known = cache(make)
 
 
 def payload_types() -> tuple[PayloadType, ...]:
     """The types that packs know, `RAW` aside."""
-    global _types
-    if _types is None:
-        _types = _make()
-    return _types
+    return _known()
 
 
 def type_of(kinds: NDArray[Any]) -> PayloadType:

@@ -3,35 +3,34 @@
 import operator
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stepwell import _core
-from stepwell.errors import FormatError
-from stepwell.files.atomic import write_file
+from stepwell.errors import FormatError, SchemaError
+from stepwell.files.atomic import new_file, write_file
 from stepwell.files.codecs import CODECS
-from stepwell.files.regular import bytes_on_disk, open_regular
+from stepwell.files.regular import open_regular
 from stepwell.lazy import lazy
 from stepwell.ordered import in_order, thread_count
 from stepwell.sampler import Shuffle, split_runs
 from stepwell.source import Batch, Rows, Schema, as_rows
 from stepwell.store import Description, Progress, QueryTable, Report, Store
-from stepwell.stores.pack import export
 from stepwell.stores.pack.file import PackFile, slices
-from stepwell.stores.pack.layout import MAGIC
-from stepwell.stores.pack.payload import RAW, PayloadType, by_type, type_of
-from stepwell.stores.pack.stats import ShortStats, StatsBuilder, read_stats
-from stepwell.stores.pack.verify import SAMPLE, check_pack
+from stepwell.stores.pack.layout import MAGIC, groups
+from stepwell.stores.pack.payload import RAW, Payloads, PayloadType, by_type, type_of
+from stepwell.stores.pack.stats import StatsBuilder, Values, read_stats
+from stepwell.stores.pack.verify import check_pack
 from stepwell.stores.pack.where import PackRuns, query_runs, select_runs
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 _SCAN_ITEMS = 64  # decoded at a time by whatever goes through all of a pack
+_TEXT_BYTES = 1 << 18  # of payloads: keeps a thread busy for milliseconds, makes megabytes of text
 
 
 class _Kind(str):
@@ -73,7 +72,7 @@ class PackReader(Store):
 
     def __init__(self, path: str | os.PathLike[str], *, checksums: bool = True) -> None:
         self._checksums = checksums
-        self._file: PackFile | None = PackFile(Path(path), checksums)
+        self._file: PackFile | None = PackFile(Path(path))
         self._path = self._file.path
         self._layout = self._file.layout
         self._numbers: Rows = np.arange(len(self._layout.index), dtype=np.int64)
@@ -142,31 +141,18 @@ class PackReader(Store):
     @lazy
     def stats(self) -> Any:
         """Statistics, in the class of the payload type: from the file if there, else counted."""
-        if self._is_whole and self._layout.stats is not None:
-            found = self._stored_stats()
-            if isinstance(found, self._type.stats):
-                return found
-        return self._count_stats()
+        found = self._stored_stats() if self._is_whole and self._layout.stats is not None else []
+        return self._type.stats(*(found if len(found) == 10 else self._count_stats()))
 
-    def _stored_stats(self) -> ShortStats:
-        assert self._layout.stats is not None
-        return read_stats(
-            self._layout.stats,
-            self._type.stats,
-            path=str(self._path),
-            offset=self._layout.data_end + 4,
-        )
+    def _stored_stats(self) -> Values:
+        layout = self._layout
+        assert layout.stats is not None
+        return read_stats(layout.stats, path=self.path, offset=layout.data_end + 4)
 
-    def _count_stats(self) -> ShortStats:
+    def _count_stats(self) -> Values:
         builder = StatsBuilder()
-        for rows in self._chunks(256):
-            batches = (
-                known.tally(self._decode(rows[mask], of=known, heads_only=True))
-                for known, mask in by_type(self._entries["kind"][rows])
-            )
-            builder.add(len(rows), batches)
-            self._scanned(rows)
-        return builder.finish(self._type.stats)
+        builder.add(len(self), (known.tally(batch) for _, known, batch in self._heads()))
+        return builder.finish()
 
     # Items: what the payload type makes of payloads. Those of raw payloads are bytes.
 
@@ -187,10 +173,7 @@ class PackReader(Store):
 
     def iter_indices(self, indices: ArrayLike) -> Iterator[Any]:
         """These items one by one, decoded ahead of the loop."""
-        rows = self._rows(indices)
-        batches = [rows[at : at + _SCAN_ITEMS] for at in range(0, len(rows), _SCAN_ITEMS)]
-        for batch in in_order(self._decode, batches, 1, ahead=2):
-            yield from batch
+        return chain.from_iterable(self._batches(self._rows(indices), _SCAN_ITEMS, None))
 
     def iter_batches(
         self,
@@ -211,9 +194,7 @@ class PackReader(Store):
         if shuffle and len(self):
             chosen = int.from_bytes(os.urandom(7)) if seed is None else seed
             rows = Shuffle(chosen).order(len(self)).rows(0, 0, len(self))
-        batches = (rows[at : at + batch_size] for at in range(0, len(rows), batch_size))
-        decode = partial(self._decode, threads=threads)
-        return (list(batch) for batch in in_order(decode, batches, 1, ahead=2))
+        return map(list, self._batches(rows, batch_size, threads))
 
     # Bytes.
 
@@ -234,8 +215,7 @@ class PackReader(Store):
         if entries["flags"].any():
             plain, places = file.unpacked(entries, numbers, _core.usable_cores())
             return slices(plain.data, places)
-        if self._checksums:
-            file.check_checksums(entries, numbers, _core.usable_cores())
+        file.check_checksums(entries, numbers, _core.usable_cores())
         return slices(memoryview(file.memory), entries)
 
     def extract(self, indices: ArrayLike, directory: str | os.PathLike[str]) -> list[Path]:
@@ -286,8 +266,6 @@ class PackReader(Store):
         first, second = split_runs(len(self), fraction, seed)
         return self._with(self._numbers[first]), self._with(self._numbers[second])
 
-    # Exports.
-
     def to_jsonl(
         self,
         path: str | os.PathLike[str],
@@ -302,19 +280,30 @@ class PackReader(Store):
         The file appears when it is complete.
         """
         threads = thread_count(workers, "workers") if parallel else 1
-        export.to_jsonl(self, Path(path), threads, progress or _quiet, options)
+        if os.path.exists(path) and os.path.samefile(path, self._path):
+            raise ValueError(f"{path} is the pack itself")
+        text_of = self._only_type().json_lines(**options)
 
-    def to_parquet(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> None:
-        """Write a Parquet file, one row group after another (extra `parquet`)."""
-        export.to_parquet(self, Path(path), progress or _quiet)
+        def lines(rows: Rows) -> tuple[int, Any]:
+            numbers = self._numbers[rows]
+            try:
+                file, entries = self._opened.payloads(self._entries[rows], numbers, 1)
+                text = text_of(Payloads(file, entries, numbers, self.path))
+            except FormatError:
+                self._decode(rows, threads=1)  # knows which item to name, and where it is
+                raise
+            self._scanned(rows)
+            return len(rows), text
 
-    def to_arrow(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> None:
-        """Write an Arrow file, one batch after another (extra `parquet`)."""
-        export.to_arrow(self, Path(path), progress or _quiet)
-
-    def arrow_batches(self) -> "pa.RecordBatchReader":
-        """The pack as a stream of Arrow record batches (extra `parquet`)."""
-        return export.arrow_batches(self)
+        done = 0
+        with new_file(Path(path)) as out:
+            for items, text in in_order(
+                lines, self._text_chunks(), threads, ahead=None if threads > 1 else 0
+            ):
+                out.write(text.data)
+                done += items
+                if progress is not None:
+                    progress(done, len(self))
 
     # A store.
 
@@ -328,36 +317,18 @@ class PackReader(Store):
             "kinds": {_kind_name(kind): n for kind, n in _counted(entries["kind"])},
             "codecs": {codecs[flag]: n for flag, n in _counted(entries["flags"])},
         }
-        return Description(
-            str(self.kind),
-            self.path,
-            len(self),
-            bytes_on_disk(self._path),
-            self.schema,
-            None if runs is None else len(runs),
-            () if runs is None else tuple(runs.columns),
-            facts,
+        known: dict[str, Any] = (
+            {} if runs is None else {"runs": len(runs), "columns": tuple(runs.columns)}
         )
-
-    def verify(
-        self, *, quick: bool = False, sample: int | None = None, progress: Progress | None = None
-    ) -> Report:
-        """Read every entry, `sample` of them, or with `quick` a few, and report what is wrong.
-
-        Only when all are read, the checksum of all data, padding included, and the statistics
-        are checked too. Checksums are compared even when the pack was opened without.
-        """
-        self._check_open()
-        return check_pack(self, SAMPLE if quick and sample is None else sample, progress or _quiet)
+        return replace(super()._description(), kind=str(self.kind), facts=facts, **known)
 
     def _verified(self, quick: bool, progress: Progress) -> Report:
-        return self.verify(quick=quick, progress=progress)
+        return check_pack(self, quick, progress)
 
     # A source.
 
     def _fill(self, rows: Rows, out: Batch) -> None:
-        of = self._row_type
-        of.fill(self._decode(rows, of=of), out, of.schema)
+        self._fill_columns(rows, out, list(self.schema))
 
     def _fill_columns(self, rows: Rows, out: Batch, names: Sequence[str]) -> None:
         of = self._row_type
@@ -386,7 +357,13 @@ class PackReader(Store):
 
     @lazy
     def _entries(self) -> NDArray[Any]:
-        return self._layout.index if self._is_whole else self._layout.index[self._numbers]
+        """Of the index, with the checksums that are to be compared."""
+        index = self._layout.index
+        if self._is_whole and self._checksums:
+            return index
+        entries = index[self._numbers]
+        entries["crc32c"] *= np.uint32(self._checksums)
+        return entries
 
     @lazy
     def _places(self) -> tuple[memoryview, memoryview, memoryview]:
@@ -396,7 +373,7 @@ class PackReader(Store):
         """
         begins = self._entries["offset"].astype(np.int64)
         ends = begins + self._entries["length"]
-        checksums = self._entries["crc32c"] * np.uint32(self._checksums)
+        checksums = self._entries["crc32c"].copy()
         return np.where(self._entries["flags"] == 0, begins, -1).data, ends.data, checksums.data
 
     @lazy
@@ -413,6 +390,36 @@ class PackReader(Store):
     def _kinds(self) -> NDArray[np.uint16]:
         kinds: NDArray[np.uint16] = (self._entries if len(self) else self._layout.index)["kind"]
         return kinds
+
+    def _only_type(self) -> PayloadType:
+        """The type of the items, when it is that of all entries."""
+        other = ~self._type.mask(self._entries["kind"])
+        if other.any():
+            row = int(other.argmax())
+            raise SchemaError(
+                f"expected {self._type.name} only, got {self.kind(row)} as entry "
+                f"{self._numbers[row]} of {self._path}"
+            )
+        return self._type
+
+    def _text_chunks(self) -> Iterator[Rows]:
+        """Neighbouring entries that make a few megabytes of text, at least one."""
+        for rows in self._chunks(65_536):
+            entries = self._entries[rows]
+            sizes = np.maximum(entries["length"], entries["reserved"])
+            yield from (rows[part] for part in groups(sizes, _TEXT_BYTES))
+
+    def _batches(self, rows: Rows, size: int, threads: int | None) -> Iterator[Sequence[Any]]:
+        """Items decoded ahead of a loop."""
+        parts = (rows[at : at + size] for at in range(0, len(rows), size))
+        return in_order(partial(self._decode, threads=threads), parts, 1, ahead=2)
+
+    def _heads(self) -> Iterator[tuple[Rows, PayloadType, Any]]:
+        """All items of known types, some at a time, without what is behind their heads."""
+        for rows in self._chunks(256):
+            for known, mask in by_type(self._entries["kind"][rows]):
+                yield rows[mask], known, self._decode(rows[mask], of=known, heads_only=True)
+            self._scanned(rows)
 
     def _chunks(self, size: int) -> Iterator[Rows]:
         for at in range(0, len(self), size):
@@ -455,10 +462,6 @@ def _kind_name(kind: int) -> str:
 def _counted(values: NDArray[Any]) -> Iterator[tuple[int, int]]:
     found, times = np.unique(values, return_counts=True)
     return zip(found.tolist(), times.tolist(), strict=True)
-
-
-def _quiet(done: int, total: int) -> None:
-    """Nobody is told."""
 
 
 def _rebuild(

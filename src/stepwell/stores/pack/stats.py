@@ -1,5 +1,6 @@
 """What a pack holds, in numbers, and the block that keeps them."""
 
+import struct
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError
-from stepwell.files.postcard import PostcardReader, PostcardWriter
+from stepwell.files.postcard import PostcardReader, string, varint
 
 
 @dataclass(frozen=True)
@@ -47,67 +48,51 @@ class Tally(NamedTuple):
     names: Iterable[str]
 
 
-def stats_block(stats: ShortStats) -> bytes:
-    """Statistics as they stand in a file, with their checksum; those of any payload type."""
-    count, total, shortest, longest, mean, p50, p90, p99, numbers, names = vars(stats).values()
-    out = PostcardWriter()
-    for number in (count, total, shortest, longest):
-        out.varint(number)
-    out.float64(mean)
-    for number in (p50, p90, p99):
-        out.varint(number)
-    out.varint(len(numbers))
-    for number, times in sorted(numbers.items()):
-        out.varint(number)
-        out.varint(times)
-    out.varint(len(names))
-    for name, times in sorted(names.items(), key=_by_bytes):
-        out.string(name)
-        out.varint(times)
-    return bytes(out.data + _checksum(out.data).to_bytes(4, "little"))
+Values = list[Any]
+"""Those of the fields, in order; the first eight where no checksum covers the tallies."""
+
+_BITS = (64, 64, 32, 32, 0, 32, 32, 32)
+"""Of the first eight; 0 is a float."""
 
 
-def read_stats(block: bytes, cls: type[Any], *, path: str, offset: int) -> ShortStats:
-    """Statistics of the class, or `ShortStats` where no checksum covers the tallies.
+def stats_block(values: Values) -> bytes:
+    """Statistics as they stand in a file, with their checksum."""
+    *short, numbers, names = values
+    parts = [
+        varint(value) if bits else struct.pack("<d", value)
+        for bits, value in zip(_BITS, short, strict=True)
+    ]
+    for tally, encoded in ((numbers, varint), (names, string)):
+        parts.append(varint(len(tally)))
+        parts += [encoded(key) + varint(times) for key, times in tally.items()]
+    block = b"".join(parts)
+    return block + _checksum(block)
 
-    The latter are good for comparing only.
-    """
+
+def read_stats(block: bytes, *, path: str, offset: int) -> Values:
     data = PostcardReader(block)
     try:
-        short = ShortStats(
-            data.varint(64),
-            data.varint(64),
-            data.varint(32),
-            data.varint(32),
-            data.float64(),
-            data.varint(32),
-            data.varint(32),
-            data.varint(32),
-        )
+        short: Values = [data.varint(bits) if bits else data.float64() for bits in _BITS]
         if not data.left:
             return short
         numbers = {data.varint(32): data.varint(64) for _ in range(data.varint(64))}
         names = {data.string(): data.varint(64) for _ in range(data.varint(64))}
         if not data.left:
             return short
-        if data.left == 4:
-            expected = int.from_bytes(data.take(4), "little")
-            found = _checksum(block[: data.at - 4])
-            if expected != found:
-                raise ChecksumError(
-                    f"statistics: expected CRC32C {expected:08x}, got {found:08x}",
-                    path=path,
-                    offset=offset,
-                )
+        found = _checksum(block[: data.at])
+        expected = data.take(4)
         if data.left:
             raise ValueError(f"expected the end, got {data.left} more bytes")
-    except FormatError:
-        raise
     except ValueError as error:
         at = offset + data.at
         raise FormatError(f"statistics: {error}", path=path, offset=at) from None
-    whole: ShortStats = cls(*vars(short).values(), numbers, names)
-    return whole
+    if expected != found:
+        raise ChecksumError(
+            f"statistics: expected CRC32C {expected[::-1].hex()}, got {found[::-1].hex()}",
+            path=path,
+            offset=offset,
+        )
+    return [*short, numbers, names]
 
 
 class StatsBuilder:
@@ -127,34 +112,19 @@ class StatsBuilder:
             self._numbers.update(tally.numbers)
             self._names.update(tally.names)
 
-    def finish(self, cls: type[Any] = PackStats) -> ShortStats:
+    def finish(self) -> Values:
         lengths = np.sort(np.concatenate([np.empty(0, np.uint32), *self._lengths]))
-        items = len(lengths)
-
-        def quantile(q: float) -> int:
-            # Half away from zero, as the format says; Python rounds half to even.
-            return int(lengths[int(np.floor(q * (items - 1) + 0.5))]) if items else 0
-
-        total = int(lengths.sum(dtype=np.uint64))
-        short = ShortStats(
-            self._count,
-            total,
-            int(lengths[0]) if items else 0,
-            int(lengths[-1]) if items else 0,
-            total / items if items else 0.0,
-            quantile(0.5),
-            quantile(0.9),
-            quantile(0.99),
-        )
         numbers = dict(sorted(self._numbers.items()))
-        names = dict(sorted(self._names.items(), key=_by_bytes))
-        whole: ShortStats = cls(*vars(short).values(), numbers, names)
-        return whole
+        names = dict(sorted(self._names.items(), key=lambda item: item[0].encode()))
+        items, total = len(lengths), int(lengths.sum(dtype=np.uint64))
+        if not items:
+            return [self._count, 0, 0, 0, 0.0, 0, 0, 0, numbers, names]
+        # Half away from zero, as the format says; Python rounds half to even.
+        places = [0, -1, *(int(np.floor(q * (items - 1) + 0.5)) for q in (0.5, 0.9, 0.99))]
+        shortest, longest, *quantiles = lengths[places].tolist()
+        short = [self._count, total, shortest, longest, total / items, *quantiles]
+        return [*short, numbers, names]
 
 
-def _by_bytes(item: tuple[str, Any]) -> bytes:
-    return item[0].encode()
-
-
-def _checksum(data: bytes | bytearray) -> int:
-    return _core.crc32c(np.frombuffer(data, np.uint8))
+def _checksum(data: bytes) -> bytes:
+    return _core.crc32c(np.frombuffer(data, np.uint8)).to_bytes(4, "little")

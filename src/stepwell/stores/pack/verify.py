@@ -1,5 +1,6 @@
 """Everything that can be wrong with a pack whose structure is right, looked for."""
 
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,35 +23,40 @@ _AT_ONCE = 64
 _CHECKSUM_BYTES = 1 << 26
 
 
-def check_pack(pack: "PackReader", sample: int | None, progress: Progress) -> Report:
-    """Read entries, all or `sample` of them; of a whole pack everything else too."""
+def check_pack(pack: "PackReader", quick: bool, progress: Progress) -> Report:
+    """Read entries, all or some of them; of a whole pack everything else too.
+
+    Checksums are compared even when the pack was opened without.
+    """
     rows: Rows = np.arange(len(pack))
-    if sample is not None and sample < len(pack):
-        rows = np.sort(Shuffle(0).order(len(pack)).rows(0, 0, sample))
+    if quick and len(pack) > SAMPLE:
+        rows = np.sort(Shuffle(0).order(len(pack)).rows(0, 0, SAMPLE))
     problems: list[FormatError] = []
     for at in range(0, len(rows), _AT_ONCE):
         part = rows[at : at + _AT_ONCE]
         problems += _broken_entries(pack, part)
         pack._scanned(part)
         progress(at + len(part), len(rows))
-    checked = ["header, index, footer and dictionary, when it was opened"]
-    checked.append(f"checksums and contents of {len(rows):,} of {len(pack):,} entries")
+    checked = [
+        "header, index, footer and dictionary, when it was opened",
+        f"checksums and contents of {len(rows):,} of {len(pack):,} entries",
+    ]
     unchecked = []
-    if sample is None and pack._is_whole:
-        file = pack._opened
-        problems += [*_broken_data(file), *_broken_padding(file)]
+    if quick or not pack._is_whole:
+        unchecked.append("padding, statistics and the checksum of all data: not all was read")
+    else:
+        layout = pack._layout
+        problems += [*_broken_data(pack._opened), *_broken_padding(pack._opened)]
         checked.append("padding")
-        has_checksum, has_stats = file.layout.data_crc != 0, file.layout.stats is not None
-        if has_stats and not problems:
+        if layout.data_crc:
+            checked.append("checksum of all data")
+        else:
+            unchecked.append("checksum of all data: the pack has none")
+        if layout.stats is not None and problems:
+            unchecked.append("statistics: not all entries can be counted")
+        elif layout.stats is not None:
             problems += _broken_stats(pack)
             checked.append("statistics")
-        elif has_stats:
-            unchecked.append("statistics: not all entries can be counted")
-        (checked if has_checksum else unchecked).append(
-            "checksum of all data" + ("" if has_checksum else ": the pack has none")
-        )
-    else:
-        unchecked.append("padding, statistics and the checksum of all data: not all was read")
     if not len(rows):
         progress(0, 0)
     return Report(pack.kind, pack.path, tuple(problems), tuple(checked), tuple(unchecked))
@@ -58,7 +64,8 @@ def check_pack(pack: "PackReader", sample: int | None, progress: Progress) -> Re
 
 def _broken_entries(pack: "PackReader", rows: Rows) -> list[FormatError]:
     file, threads = pack._opened, _core.usable_cores()
-    entries, numbers = pack._entries[rows], pack._numbers[rows]
+    numbers = pack._numbers[rows]
+    entries = file.layout.index[numbers]
     raw = np.ones(len(entries), np.bool)
     try:
         file.check_checksums(entries, numbers, threads)
@@ -109,13 +116,13 @@ def _broken_stats(pack: "PackReader") -> list[FormatError]:
         stored = pack._stored_stats()
     except FormatError as error:
         return [error]
-    counted = pack._count_stats()
+    names = (field.name for field in fields(pack._type.stats))
     return [
         FormatError(
-            f"statistics: expected {name} {getattr(counted, name)}, got {value}",
-            path=str(pack.path),
+            f"statistics: expected {name} {expected}, got {value}",
+            path=pack.path,
             offset=pack._opened.layout.data_end + 4,
         )
-        for name, value in vars(stored).items()
-        if value != getattr(counted, name)
+        for name, value, expected in zip(names, stored, pack._count_stats(), strict=False)
+        if value != expected
     ]

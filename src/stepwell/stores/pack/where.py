@@ -22,14 +22,13 @@ from stepwell.files.atomic import sweep, write_file
 from stepwell.files.regular import check_inside, open_inside
 from stepwell.source import Rows
 from stepwell.store import QueryTable, Runs
-from stepwell.stores.pack.payload import Column
 
 if TYPE_CHECKING:
     from stepwell.stores.pack.reader import PackReader
 
 VERSION = 2
 
-_COLUMNS = {"run": Column("INTEGER PRIMARY KEY"), "kind": Column("INTEGER NOT NULL")}
+_COLUMNS = {"run": "INTEGER PRIMARY KEY", "kind": "INTEGER NOT NULL"}
 """Of every payload type; its own follow."""
 _CHECKSUM = slice(60, 64)  # `user_version`, a number of the user's in the header of a database
 
@@ -57,13 +56,8 @@ class PackRuns(Runs):
         return np.ones(len(self._rows), np.int64)
 
     def _select(self, names: Sequence[str], wanted: range) -> list[tuple[Any, ...]]:
-        if not len(wanted):
-            return []
-        numbers = self._pack._numbers[self._rows[wanted.start : wanted.stop]]
-        sql = f"SELECT run, {', '.join(names)} FROM runs WHERE run BETWEEN ? AND ? ORDER BY run"
-        chosen = set(numbers.tolist())
-        found = query_runs(self._pack, sql, (numbers[0], numbers[-1]))
-        return [row[1:] for row in found.rows if row[0] in chosen]
+        sql = f"SELECT {', '.join(names)} FROM runs ORDER BY run LIMIT ? OFFSET ?"
+        return query_runs(self._pack, sql, (len(wanted), wanted.start)).rows
 
 
 def index_path(pack: str | os.PathLike[str]) -> Path:
@@ -84,12 +78,6 @@ def query_runs(pack: "PackReader", sql: str, values: Sequence[Any]) -> QueryTabl
         if not pack._is_whole:
             catalog.show_only(database, "runs", "run", pack._numbers.tolist())
         return QueryTable(*catalog.query(database, sql, values))
-
-
-def write_index(pack: "PackReader") -> Path:
-    """Make the index of a pack, or make it again, and return its path."""
-    _keep(pack, _made(pack))
-    return index_path(pack.path)
 
 
 @contextmanager
@@ -150,7 +138,7 @@ def _identity(pack: "PackReader") -> dict[str, int]:
 
 def _made(pack: "PackReader") -> bytes:
     columns = _columns(pack)
-    declared = ", ".join(f"{name} {column.sql}" for name, column in columns.items())
+    declared = ", ".join(f"{name} {sql}" for name, sql in columns.items())
     marks = ", ".join("?" * len(columns))
     with _memory() as database:
         database.execute("BEGIN")
@@ -158,24 +146,18 @@ def _made(pack: "PackReader") -> bytes:
         database.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL)")
         database.executemany(f"INSERT INTO runs VALUES ({marks})", _rows(pack))
         database.executemany("INSERT INTO meta VALUES (?, ?)", _identity(pack).items())
-        for name in (name for name, column in columns.items() if column.indexed):
-            database.execute(f"CREATE INDEX runs_by_{name} ON runs ({name})")
         database.execute("COMMIT")
         data = database.serialize()
     return data[: _CHECKSUM.start] + _checksum(data) + data[_CHECKSUM.stop :]
 
 
 def _rows(pack: "PackReader") -> Iterator[tuple[Any, ...]]:
-    known = pack._type
-    for rows in pack._chunks(256):
-        kinds = pack._entries["kind"][rows]
-        mask = known.mask(kinds)
-        batch = pack._decode(rows[mask], heads_only=True)
-        numbers = zip(rows[mask].tolist(), kinds[mask].tolist(), strict=True)
-        for number, values in zip(numbers, known.rows(batch), strict=True):
-            yield (*number, *values)
-        pack._scanned(rows)
+    for rows, known, batch in pack._heads():
+        if known is pack._type:
+            kinds = pack._entries["kind"][rows].tolist()
+            for number, kind, values in zip(rows.tolist(), kinds, known.rows(batch), strict=True):
+                yield (number, kind, *values)
 
 
-def _columns(pack: "PackReader") -> dict[str, Column]:
+def _columns(pack: "PackReader") -> dict[str, str]:
     return _COLUMNS | dict(pack._type.columns)

@@ -35,14 +35,14 @@ Compress = Literal["none", "zstd", "lz4", "zstd-dict"]
 
 _FLUSH_BYTES = 1 << 21
 _MOVE_BYTES = 1 << 23
-_TRAIN_BYTES = 1 << 23  # a dictionary learns from the first payloads
+TRAIN_BYTES = 1 << 23  # a dictionary learns from the first payloads
 _MAX_ALIGN = 1 << 30
 _MIN_ROOM = 64  # what an entry costs in memory, however small its payload
 
 
 def room_for(lengths: ArrayLike, align: int) -> NDArray[np.int64]:
     """Memory that payloads take up until they are written, their padding included."""
-    return np.maximum(-(-np.asarray(lengths, np.int64) // align) * align, _MIN_ROOM)
+    return np.maximum(align_up(np.asarray(lengths, np.int64), align), _MIN_ROOM)
 
 
 class Prepared(NamedTuple):
@@ -52,57 +52,6 @@ class Prepared(NamedTuple):
     entries: NDArray[Any]
     tallies: list[Tally]
     """What the statistics count of them."""
-
-
-class Preparer:
-    """Turns payloads into what is written; knows no file and is safe from any thread."""
-
-    def __init__(self, align: int, packer: Packer, codec: Codec) -> None:
-        self.align = align
-        self._packer = packer
-        self._codec = codec
-
-    def prepare(self, payloads: Sequence[Any], kinds: Sequence[int], first: int = 0) -> Prepared:
-        """Check that payloads of a known type decode, compress, and compute checksums.
-
-        Raises `FormatError` for one that does not decode; it names the entry, counted from
-        `first`.
-        """
-        image, entries = self._laid_out(payloads, kinds)
-        numbers = np.arange(first, first + len(entries))
-        tallies = [
-            known.tally(known.decode(Payloads(image, entries[mask], numbers[mask])))
-            for known, mask in by_type(entries["kind"])
-        ]
-        if self._codec is not Codec.NONE:
-            packed = [self._packer.pack(payload) for payload in payloads]
-            smaller = np.array([each is not None for each in packed], bool)
-            sizes = entries["length"][smaller]
-            stored = [p if s is None else s for p, s in zip(payloads, packed, strict=True)]
-            image, entries = self._laid_out(stored, kinds)
-            entries["flags"][smaller], entries["reserved"][smaller] = self._codec, sizes
-        checksums = _core.sums_of(image, entries.view(np.uint8), numbers, "")
-        entries["crc32c"] = checksums.view(np.uint32)
-        return Prepared(image, entries, tallies)
-
-    def _laid_out(
-        self, payloads: Sequence[Any], kinds: Sequence[int]
-    ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-        """Payloads in memory, zeros between them, and entries that say where each is."""
-        entries = np.zeros(len(payloads), ENTRY)
-        begins, end = [], 0
-        for payload in payloads:
-            begins.append(align_up(end, self.align))
-            end = begins[-1] + len(payload)
-        entries["offset"], entries["kind"] = begins, kinds
-        entries["length"] = [len(payload) for payload in payloads]
-        image = _core.shared_blocks().take(end)
-        end = 0
-        for begin, payload in zip(begins, payloads, strict=True):
-            image[end:begin] = 0
-            end = begin + len(payload)
-            image[begin:end] = np.frombuffer(payload, np.uint8)
-        return image, entries
 
 
 class PackWriter(Writer):
@@ -125,8 +74,9 @@ class PackWriter(Writer):
     _data_crc: int
     _end_at: int
     _stats: StatsBuilder
-    _preparer: Preparer | None
     _dictionary: bytes | None
+    _packer: Packer | None
+    """None until a dictionary is trained."""
 
     def __init__(
         self,
@@ -150,9 +100,9 @@ class PackWriter(Writer):
             raise ValueError(f"expect: expected 0 or more entries, got {expect}")
         self.align = align
         self._codec, self._level = Codec(CODECS[compress].pack or 0), level
-        self._first_preparer: Preparer | None = None
+        self._first_packer = None
         if self._codec is not Codec.ZSTD_DICT:
-            self._first_preparer = Preparer(align, Packer(self._codec, level), self._codec)
+            self._first_packer = Packer(self._codec, level)
         self._root = Path(os.path.realpath(path))  # through a link, to what it names
         self._replaces = _replace
         self._refuse_existing()
@@ -187,9 +137,9 @@ class PackWriter(Writer):
             raise ValueError(f"a payload has fewer than 2**32 bytes, got {size}")
         self._pending.append((data, kind))
         number = self._written + len(self._pending) - 1
-        if self._preparer is None:
+        if self._packer is None:
             self._pending_bytes += size
-            full = self._pending_bytes >= _TRAIN_BYTES
+            full = self._pending_bytes >= TRAIN_BYTES
         else:
             self._pending_bytes += max(size + -size % self.align, _MIN_ROOM)
             full = self._pending_bytes >= _FLUSH_BYTES
@@ -205,22 +155,60 @@ class PackWriter(Writer):
     # Below this line: for this package.
 
     @property
-    def sample_bytes(self) -> int:
-        """How much of the first payloads `preparer` needs to see; 0 without a dictionary."""
-        return 0 if self._preparer else _TRAIN_BYTES
+    def needs_samples(self) -> bool:
+        """Whether there is to be a dictionary, and is none yet."""
+        return self._packer is None
 
-    def preparer(self, samples: Sequence[Any]) -> Preparer:
-        """What prepares entries for this pack; a dictionary is trained on the first `samples`."""
-        if self._preparer is None:
+    def train(self, samples: Sequence[Any]) -> None:
+        """Train the dictionary on the first payloads, if it is needed."""
+        if self._packer is None:
             ends = np.cumsum([len(sample) for sample in samples])
-            self._dictionary = train_dictionary(samples[: int((ends < _TRAIN_BYTES).sum()) + 1])
-            packer = Packer(self._codec, self._level, self._dictionary)
-            self._preparer = Preparer(self.align, packer, self._codec)
-        return self._preparer
+            self._dictionary = train_dictionary(samples[: int((ends < TRAIN_BYTES).sum()) + 1])
+            self._packer = Packer(self._codec, self._level, self._dictionary)
+
+    def prepare(self, payloads: Sequence[Any], kinds: Sequence[int], first: int = 0) -> Prepared:
+        """Check that payloads of a known type decode, compress, and compute checksums.
+
+        Safe from any thread. Raises `FormatError` for one that does not decode; it names the
+        entry, counted from `first`.
+        """
+        image, entries = self._laid_out(payloads, kinds)
+        numbers = np.arange(first, first + len(entries))
+        tallies = [
+            known.tally(known.decode(Payloads(image, entries[mask], numbers[mask])))
+            for known, mask in by_type(entries["kind"])
+        ]
+        if self._packer is not None and self._codec is not Codec.NONE:
+            packed = [self._packer.pack(payload) for payload in payloads]
+            smaller = np.array([each is not None for each in packed], bool)
+            sizes = entries["length"][smaller]
+            stored = [p if s is None else s for p, s in zip(payloads, packed, strict=True)]
+            image, entries = self._laid_out(stored, kinds)
+            entries["flags"][smaller], entries["reserved"][smaller] = self._codec, sizes
+        checksums = _core.sums_of(image, entries.view(np.uint8), numbers, "")
+        entries["crc32c"] = checksums.view(np.uint32)
+        return Prepared(image, entries, tallies)
+
+    def _laid_out(
+        self, payloads: Sequence[Any], kinds: Sequence[int]
+    ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+        """Payloads in memory, zeros between them, and entries that say where each is."""
+        lengths = np.array([len(payload) for payload in payloads], np.int64)
+        padded = align_up(lengths, self.align)
+        entries = np.zeros(len(payloads), ENTRY)
+        entries["offset"], entries["length"] = np.cumsum(padded) - padded, lengths
+        entries["kind"] = kinds
+        image = _core.shared_blocks().take(int(padded[:-1].sum() + lengths[-1:].sum()))
+        end = 0
+        for begin, payload in zip(entries["offset"].tolist(), payloads, strict=True):
+            image[end:begin] = 0
+            end = begin + len(payload)
+            image[begin:end] = np.frombuffer(payload, np.uint8)
+        return image, entries
 
     @exclusive
     def append_prepared(self, made: Prepared) -> None:
-        """Add what a preparer has made."""
+        """Add what `prepare` has made."""
         with self._changing():
             self._write(made)
 
@@ -230,11 +218,11 @@ class PackWriter(Writer):
             return
         with self._changing():
             pending, self._pending, self._pending_bytes = self._pending, [], 0
-            preparer = self.preparer([payload for payload, _ in pending])
+            self.train([payload for payload, _ in pending])
             for part in groups(room_for([len(p) for p, _ in pending], self.align), _FLUSH_BYTES):
                 payloads, kinds = zip(*pending[part], strict=True)
                 try:
-                    made = preparer.prepare(payloads, kinds, self._written)
+                    made = self.prepare(payloads, kinds, self._written)
                 except FormatError as error:
                     error.add_note(f"in a pack for {self._root}")
                     raise
@@ -317,7 +305,7 @@ class PackWriter(Writer):
         self._start = self._end_at = self._first_start
         self._stats = StatsBuilder()
         self._dictionary = None
-        self._preparer = self._first_preparer
+        self._packer = self._first_packer
 
     def _release(self) -> None:
         if not self._finished and self._in_place:
@@ -352,9 +340,8 @@ def _lock_beside(target: Path) -> WriterLock:
 
 def _encoded(payload: Any, kind: int | None) -> tuple[bytes, int]:
     """What is stored of something that was appended, and the kind of it."""
-    if isinstance(payload, bytes):
-        data = payload
-    else:
+    data: Any = payload
+    if not isinstance(payload, bytes):
         for known in payload_types():
             made = known.encode(payload)
             if made is not None:
@@ -362,13 +349,17 @@ def _encoded(payload: Any, kind: int | None) -> tuple[bytes, int]:
                     what = type(payload).__name__
                     raise ValueError(f"kind: a {what} is stored as kind {made[1]}, got {kind}")
                 return made
-        data = bytes(memoryview(payload))  # of a number, bytes() would make that many zeros
+        try:
+            data = bytes(memoryview(payload))  # of a number, bytes() would make that many zeros
+        except TypeError:
+            names = " or ".join(["bytes", *(known.name for known in payload_types())])
+            raise TypeError(f"payload: expected {names}, got {payload!r:.80}") from None
     if kind is None:
         kind = next((k for known in payload_types() if (k := known.kind_of(data))), None)
     number = 0 if kind is None else operator.index(kind)
-    if not FIRST_RAW_KIND <= number < 2**16:
-        typed = [str(number) for known in payload_types() for number in known.kinds]
-        if str(number) not in typed:
-            expected = [*filter(None, [", ".join(typed)]), f"{FIRST_RAW_KIND} to 65535"]
-            raise ValueError(f"kind: expected {' or '.join(expected)}, got {kind}")
+    typed = [number for known in payload_types() for number in known.kinds]
+    if number not in typed and not FIRST_RAW_KIND <= number < 2**16:
+        listed = [", ".join(map(str, typed))] if typed else []
+        expected = " or ".join([*listed, f"{FIRST_RAW_KIND} to 65535"])
+        raise ValueError(f"kind: expected {expected}, got {kind}")
     return data, number
