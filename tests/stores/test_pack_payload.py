@@ -144,7 +144,6 @@ def test_raw_payloads_are_bytes(tmp_path: Path) -> None:
     assert (pack.stats.count, pack.stats.total_steps) == (3, 0)
     with pytest.raises(ValueError, match="no runs"):
         pack.where("1")
-    assert not (tmp_path / "p.index").exists()
 
 
 def test_runs_are_known_without_an_import_of_the_game(tmp_path: Path) -> None:

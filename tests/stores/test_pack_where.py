@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,8 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from stepwell import ChecksumError, PackReader
-from stepwell.stores.pack.where import index_path
-from tests import packs, scaled
+from tests import packs
 from tests.packs import reference_pack
 from tests.reference import runs
 from tests.runs import RUN_V1, RUN_V2, random_run
@@ -177,38 +175,29 @@ def test_floats_that_sql_has_not(tmp_path: Path) -> None:
     assert numbers(packed.where("elapsed_s > 5")) == [1]
 
 
-# The index beside the pack.
+# The table.
 
 
-def test_it_is_made_once_and_used(path: Path) -> None:
-    beside = index_path(path)
-    assert beside == path.with_name("p.a2pack.index")
-    assert not beside.exists()
-    assert len(PackReader.open(path).where("1")) == 60
-    made = beside.stat()
-    with sqlite3.connect(f"{beside.as_uri()}?mode=ro", uri=True) as database:
-        query = f"SELECT {COLUMNS} FROM runs ORDER BY run"
-        assert len(database.execute(query).fetchall()) == 60
-    database.close()
-    assert len(PackReader.open(path).where("steps > 4").where("steps > 5")) > 0
-    assert (beside.stat().st_ino, beside.stat().st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
-    beside.unlink()
-    assert len(PackReader.open(path).where("1")) == 60
-    assert sorted(os.listdir(path.parent)) == ["p.a2pack", "p.a2pack.index"]
+def test_it_is_made_once_and_nothing_is_written(path: Path) -> None:
+    packed = PackReader.open(path)
+    assert len(packed.where("1")) == 60
+    made = packed._opened.table
+    assert len(packed.where("steps > 4").where("steps > 5")) > 0
+    assert packed._opened.table is made
+    assert os.listdir(path.parent) == ["p.a2pack"]
 
 
-def test_it_is_made_again_for_another_pack(path: Path) -> None:
+def test_another_pack_at_the_same_path(path: Path) -> None:
     old = PackReader.open(path)
     assert len(old.where("1")) == 60
     packs.write(path, PAYLOADS[::-1], align=1)
     steps = [row.run for row in ROWS if row.steps > 4]
     assert numbers(PackReader.open(path).where("steps > 4")) == sorted(59 - run for run in steps)
     assert numbers(old.where("steps > 4")) == steps  # the file it has open is still the old one
-    assert numbers(PackReader.open(path).where("steps > 4")) == sorted(59 - run for run in steps)
 
 
 @pytest.mark.parametrize("data_crc", [True, False])
-def test_it_is_made_again_for_runs_with_equal_checksums(tmp_path: Path, data_crc: bool) -> None:
+def test_runs_with_equal_checksums(tmp_path: Path, data_crc: bool) -> None:
     path = tmp_path / "p.a2pack"
     run, seen = runs.decode(RUN_V1), set()
     for place in range(3):
@@ -220,64 +209,6 @@ def test_it_is_made_again_for_runs_with_equal_checksums(tmp_path: Path, data_crc
     assert len(seen) == 3  # every v1 run has the same CRC, and leaves that of all data the same
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        *("DROP TABLE runs", "DROP TABLE meta", "DELETE FROM meta", "UPDATE meta SET value = 1"),
-        *("DELETE FROM runs WHERE run = 5", "UPDATE runs SET steps = 5"),
-    ],
-)
-def test_one_that_is_not_ours_is_made_again(path: Path, change: str) -> None:
-    packed = PackReader.open(path)
-    assert len(packed.where("1")) == 60
-    with sqlite3.connect(index_path(path)) as database:
-        database.execute(change)
-    database.close()
-    assert len(packed.where("1")) == 60
-    assert numbers(packed.where("steps > 4")) == [row.run for row in ROWS if row.steps > 4]
-
-
-def test_damage_never_changes_the_answer(path: Path) -> None:
-    beside = index_path(path)
-    packed = PackReader.open(path)
-    want = [row.run for row in ROWS if row.max_score > 1000]
-    assert numbers(packed.where("max_score > 1000")) == want
-    whole = beside.read_bytes()
-    cuts = [*range(0, 120, 7), *range(120, len(whole), len(whole) // scaled(40, 5))]
-    junk = [b"junk", bytes(4096), os.urandom(9000), whole + whole]
-    for other in (*(whole[:size] for size in cuts), *junk):
-        beside.write_bytes(other)
-        assert numbers(packed.where("max_score > 1000")) == want, len(other)
-    for page in range(len(whole) // 4096):
-        beside.write_bytes(whole[: 4096 * page] + bytes(4096) + whole[4096 * (page + 1) :])
-        assert numbers(packed.where("max_score > 1000")) == want, page
-    random = Random(8)
-    for place in (*range(100), *random.sample(range(len(whole)), scaled(100))):
-        data = bytearray(whole)
-        data[place] ^= 1 << random.randrange(8)
-        beside.write_bytes(data)
-        assert numbers(packed.where("max_score > 1000")) == want, place
-
-
-def test_where_nothing_can_be_written(path: Path) -> None:
-    index_path(path).mkdir()  # root may write anywhere, but not over a directory
-    packed = PackReader.open(path)
-    for _ in range(2):
-        assert numbers(packed.where("steps > 4")) == [row.run for row in ROWS if row.steps > 4]
-    assert sorted(os.listdir(path.parent)) == ["p.a2pack", "p.a2pack.index"]
-    assert os.listdir(index_path(path)) == []
-    index_path(path).rmdir()
-    os.mkfifo(index_path(path))  # would be waited for
-    assert len(packed.where("1")) == 60
-
-
-def test_names_with_odd_characters(tmp_path: Path) -> None:
-    for name in ("a b", "100%", "q?mode=memory", "h#1", "d&'\"", "\u00e9"):
-        packed = PackReader.open(packs.write(tmp_path / name, [RUN_V1, RUN_V2]))
-        assert numbers(packed.where("steps = 3")) == [1]
-        assert index_path(packed.path).exists()
-
-
 def test_a_broken_run_is_named(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-300] ^= 1
@@ -286,8 +217,6 @@ def test_a_broken_run_is_named(path: Path) -> None:
     (problem, *_) = PackReader.open(broken).verify().problems
     with pytest.raises(ChecksumError, match=str(problem).split(":")[0]):
         PackReader.open(broken).where("1")
-    assert os.listdir(path.parent).count("broken.a2pack.index") == 0
-    assert len(os.listdir(path.parent)) == 2
 
 
 # The table of runs.
@@ -330,5 +259,4 @@ def test_a_pack_is_found_again_from_another_folder(
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert len(opened.where("1")) == 60
     assert list((tmp_path / "elsewhere").iterdir()) == []
-    assert index_path(path).exists()
     assert len(pickle.loads(pickle.dumps(opened))) == 60

@@ -83,8 +83,7 @@ class RunPayloads(PayloadType):
                 out[name] = Ragged(batch.engines, batch.engine_offsets, "str")
 
     def rows(self, batch: RunBatch) -> Iterator[tuple[Any, ...]]:
-        for i in range(len(batch)):
-            meta = batch.meta(i)
+        for meta in batch.metas():
             start, score = _sqlite(meta.start_unix_s), _sqlite(meta.max_score)
             yield meta.steps, start, meta.elapsed_s, score, meta.highest_tile, meta.engine
 

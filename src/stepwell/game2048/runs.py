@@ -10,6 +10,7 @@ other. A `Run` is a row of such a batch and costs next to nothing until it is lo
 
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -109,15 +110,18 @@ class RunBatch(Sequence["Run"]):
             return [Run._of(self, k) for k in range(*i.indices(len(self)))]
         return Run._of(self, range(len(self))[i])
 
-    def meta(self, i: int) -> RunMeta:
-        """The numbers and the engine of run `i`, as Python's own."""
-        record = self.records[i]
-        engine = None
-        if record["has_engine"]:
-            letters = self.engines[self.engine_offsets[i] : self.engine_offsets[i + 1]]
-            engine = letters.tobytes().decode()
-        numbers = {name: record[name].item() for name in RunMeta._fields if name != "engine"}
-        return RunMeta(**numbers, engine=engine)
+    def metas(self, begin: int = 0, end: int | None = None) -> list[RunMeta]:
+        """The numbers and the engines of some runs, or of all, as Python's own."""
+        records = self.records[begin:end]
+        offsets = self.engine_offsets[begin : begin + len(records) + 1].tolist()
+        engines = [
+            self.engines[first:last].tobytes().decode() if known else None
+            for (first, last), known in zip(
+                pairwise(offsets), records["has_engine"].tolist(), strict=True
+            )
+        ]
+        numbers = [records[name].tolist() for name in RunMeta._fields if name != "engine"]
+        return [RunMeta(*values) for values in zip(*numbers, engines, strict=True)]
 
 
 class Run:
@@ -222,7 +226,7 @@ class Run:
 
     @property
     def meta(self) -> RunMeta:
-        return self._batch.meta(self._i)
+        return self._batch.metas(self._i, self._i + 1)[0]
 
     @property
     def boards(self) -> NDArray[np.uint64]:

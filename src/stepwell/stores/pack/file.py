@@ -33,6 +33,8 @@ class PackFile:
         self.data: NDArray[np.uint8] = np.frombuffer(self.memory, np.uint8)
         self.layout = Layout.read(self.data, str(path))
         self.path = path.absolute()  # wherever the process goes later
+        self.table: bytes | None = None
+        """The database of `where`, once it was asked for."""
 
     @lazy
     def content_checksum(self) -> int:

@@ -243,8 +243,8 @@ class PackReader(Store):
         """The items for which an SQL condition holds: `where("steps >= ?", 100)`.
 
         Columns are `run` (the number of an entry), `kind`, and those of the payload type. They
-        are kept in an index beside the pack, made when it is first needed. Raises `ValueError`
-        for raw payloads.
+        are read from the heads of all items when they are first needed. Raises `ValueError` for
+        raw payloads.
         """
         if self.runs is None:
             super().where(condition)

@@ -1,36 +1,24 @@
-"""The index beside a pack: what payloads say about themselves, in a table that SQL can query.
+"""What the payloads of a pack say about themselves, as a table in memory that SQL can query.
 
-It is derived from the pack and may be deleted at any time. It carries the pack's size and
-a checksum of its content, and one of itself; when one of them differs it is made again. It is
-read into memory whole: SQLite notices few sorts of damage, and would answer from the rest.
+It is made of their heads when it is first asked, once for each opened file.
 """
 
-import os
-import re
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
-from pathlib import Path
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepwell import _core
-from stepwell.errors import FormatError
 from stepwell.files import catalog
-from stepwell.files.atomic import sweep, write_file
-from stepwell.files.regular import check_inside, open_inside
 from stepwell.source import Rows
 from stepwell.store import QueryTable, Runs
 
 if TYPE_CHECKING:
     from stepwell.stores.pack.reader import PackReader
 
-VERSION = 2
-
 _COLUMNS = {"run": "INTEGER PRIMARY KEY", "kind": "INTEGER NOT NULL"}
 """Of every payload type; its own follow."""
-_CHECKSUM = slice(60, 64)  # `user_version`, a number of the user's in the header of a database
 
 
 class PackRuns(Runs):
@@ -60,11 +48,6 @@ class PackRuns(Runs):
         return query_runs(self._pack, sql, (len(wanted), wanted.start)).rows
 
 
-def index_path(pack: str | os.PathLike[str]) -> Path:
-    """Where the index of a pack is kept."""
-    return Path(f"{os.fspath(pack)}.index")
-
-
 def select_runs(pack: "PackReader", condition: str, values: Sequence[Any]) -> Rows:
     """Return the numbers of the runs of the whole pack for which `condition` holds, ascending."""
     with _opened(pack) as database:
@@ -82,14 +65,11 @@ def query_runs(pack: "PackReader", sql: str, values: Sequence[Any]) -> QueryTabl
 
 @contextmanager
 def _opened(pack: "PackReader") -> Iterator[sqlite3.Connection]:
-    """The table of a pack: from its index if that is of this pack, else made, and kept as such."""
-    pack = pack._whole()
+    file = pack._opened
+    if file.table is None:
+        file.table = _made(pack._whole())
     with _memory() as database:
-        if not _load(pack, database):
-            data = _made(pack)
-            with suppress(OSError, FormatError):  # a folder that is not ours to write to
-                _keep(pack, data)
-            database.deserialize(data)
+        database.deserialize(file.table)
         yield database
 
 
@@ -99,43 +79,6 @@ def _memory() -> Iterator[sqlite3.Connection]:
         yield database
 
 
-def _load(pack: "PackReader", database: sqlite3.Connection) -> bool:
-    """Read an index; return whether it is whole and that of this pack."""
-    path = index_path(pack.path)
-    try:
-        with os.fdopen(open_inside(path.parent, path.name), "rb") as file:
-            data = file.read()
-        if len(data) < _CHECKSUM.stop or data[_CHECKSUM] != _checksum(data):
-            return False
-        database.deserialize(data)
-        return dict(database.execute("SELECT key, value FROM meta")) == _identity(pack)
-    except (OSError, FormatError, sqlite3.Error):
-        return False
-
-
-def _keep(pack: "PackReader", data: bytes) -> None:
-    target = index_path(pack.path)
-    check_inside(target.parent, target.name)
-    sweep(target.parent, re.escape(target.name))
-    write_file(target, data, follow=False)
-
-
-def _checksum(database: bytes) -> bytes:
-    """The CRC32C of a database, its own place taken as zeros."""
-    found = 0
-    for part in (database[: _CHECKSUM.start], bytes(4), memoryview(database)[_CHECKSUM.stop :]):
-        found = _core.crc32c(np.frombuffer(part, np.uint8), found)
-    return found.to_bytes(4, "big")
-
-
-def _identity(pack: "PackReader") -> dict[str, int]:
-    return {
-        "version": VERSION,
-        "pack_bytes": len(pack._opened.data),
-        "pack_sum": pack._opened.content_checksum,
-    }
-
-
 def _made(pack: "PackReader") -> bytes:
     columns = _columns(pack)
     declared = ", ".join(f"{name} {sql}" for name, sql in columns.items())
@@ -143,12 +86,9 @@ def _made(pack: "PackReader") -> bytes:
     with _memory() as database:
         database.execute("BEGIN")
         database.execute(f"CREATE TABLE runs ({declared})")
-        database.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL)")
         database.executemany(f"INSERT INTO runs VALUES ({marks})", _rows(pack))
-        database.executemany("INSERT INTO meta VALUES (?, ?)", _identity(pack).items())
         database.execute("COMMIT")
-        data = database.serialize()
-    return data[: _CHECKSUM.start] + _checksum(data) + data[_CHECKSUM.stop :]
+        return database.serialize()
 
 
 def _rows(pack: "PackReader") -> Iterator[tuple[Any, ...]]:
