@@ -192,8 +192,7 @@ def _check(batch: RunBatch) -> None:
 def _columns(batch: RunBatch) -> Iterator[tuple[Any, ...]]:
     """The length of each run, and what the database of a dataset is told of it."""
     boards = batch.records["final_board"].view(np.int64)
-    for i, board in enumerate(boards.tolist()):
-        meta = batch.meta(i)
+    for meta, board in zip(batch.metas(), boards.tolist(), strict=True):
         numbers = (meta.start_unix_s, meta.elapsed_s, board)
         yield meta.steps, meta.max_score, meta.highest_tile, meta.engine, *numbers
 
