@@ -61,19 +61,6 @@ def check_episode(
     assert found.frame_steps.tolist() == shown
     for i, step_index in enumerate(shown):
         same(found.frames[i], expected["frames"][step_index])
-    source = reader.where("episode_id = ?", episode.episode_id)
-    rows = source[:]
-    for name in source.schema:
-        if name.startswith("next_observation"):
-            path = name.split("/")[1:]
-            for i in range(len(steps)):
-                same(rows[name][i], leaf(seen[i + 1], path))
-
-
-def leaf(tree: Any, path: list[str]) -> Any:
-    for key in path:
-        tree = tree[int(key[1:-1])] if key.startswith("(") else tree[key]
-    return tree
 
 
 def same(found: Any, expected: Any) -> None:

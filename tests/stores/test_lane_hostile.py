@@ -49,10 +49,11 @@ LARGE = [0x7FFFFFFF, 0x80000000, 0xFFFFFFF0, 0xFFFFFFFF]
         *((28, height, FormatError) for height in (0, 9, *LARGE)),
         *((32, channels, FormatError) for channels in (0, 2, 3, *LARGE)),
         *((36, crc, VersionError) for crc in (0, 1, 0xFFFFFFFF)),
+        *((40, head, FormatError) for head in ((1 << 62) + 1, 1 << 63, (1 << 64) - 1)),
     ],
 )
 def test_headers_that_are_wrong(run_id: str, at: int, value: int, error: type[FormatError]) -> None:
-    data = changed(at, value)
+    data = changed(at, value, 8 if at == 40 else 4)
     with pytest.raises(reference.Broken):
         reference.read_segment(data)
     path_of(run_id).write_bytes(data)
@@ -94,13 +95,6 @@ def test_segments_that_are_being_made(run_id: str) -> None:
         path_of(run_id).write_bytes(bytes(size))
         with pytest.raises(FileNotFoundError):
             LaneReader(run_id)
-
-
-@pytest.mark.parametrize("head", [(1 << 62) + 1, 1 << 63, (1 << 64) - 1])
-def test_heads_that_are_wrong(run_id: str, head: int) -> None:
-    path_of(run_id).write_bytes(changed(40, head, 8))
-    with pytest.raises(FormatError, match=r"2\^62"):
-        LaneReader(run_id)
 
 
 def test_heads_that_promise_too_much_or_too_little(run_id: str) -> None:

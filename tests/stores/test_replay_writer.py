@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 
 import stepwell as sw
 from stepwell import BusyError, SchemaError
-from stepwell.replay import FrameResolver, ReplayReader, ReplayWriter
+from stepwell.replay import FrameResolver, LaneReader, LaneWriter, ReplayReader, ReplayWriter
 from stepwell.stores.replay.disk import RunDisk
 from tests import children
 from tests.reference.replay import read_store
@@ -161,6 +162,15 @@ def test_numbers_become_those_of_before_where_nothing_is_lost(
     assert_tree(found, np.array(actions))
 
 
+def test_more_arrays_than_a_page_can_name(quick_path: Path) -> None:
+    """The directory before the HDF5 is as long as it has to be."""
+    seen = {f"sensor {i:03} {'x' * 100}": np.full(2, i) for i in range(200)}
+    with ReplayWriter(quick_path, "run") as writer:
+        writer.record_step(reward=0, observation=seen)
+    with ReplayReader.open(quick_path) as reader:
+        assert_tree(reader.resolver.resolve("h5://run/observations/0", missing="raise"), seen)
+
+
 def test_the_order_of_keys_does_not_matter(quick_path: Path) -> None:
     one, two = np.zeros(3), np.ones(4)
     with ReplayWriter(quick_path, "run") as writer:
@@ -223,11 +233,17 @@ def test_info_of_any_kind(quick_path: Path) -> None:
     "run_id", ["", "a/b", "../a", "a.b", ".", "x" * 129, "x" * 300, "ä", "a b", "a\n", "a\0"]
 )
 def test_names_of_runs(tmp_path: Path, run_id: str) -> None:
-    with pytest.raises(ValueError, match="run_id: expected 1 to 128 letters"):
-        ReplayWriter(tmp_path, run_id)
     wrong: Any = 3
-    with pytest.raises(TypeError, match="run_id: expected text, got int"):
-        ReplayWriter(tmp_path, wrong)
+    makes: list[Callable[[str], object]] = [
+        lambda name: ReplayWriter(tmp_path, name),
+        lambda name: LaneWriter(name, (2, 2)),
+        LaneReader,
+    ]
+    for make in makes:
+        with pytest.raises(ValueError, match="run_id: expected 1 to 128 letters"):
+            make(run_id)
+        with pytest.raises(TypeError, match="run_id: expected text, got int"):
+            make(wrong)
     assert list(tmp_path.rglob("*")) == []
 
 

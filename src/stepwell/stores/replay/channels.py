@@ -4,6 +4,7 @@ An observation may be a dict or a tuple, nested; each of its arrays is then a ch
 `observations/camera/left`, and all have the same number of rows.
 """
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,16 @@ from stepwell.source import Field
 
 __all__ = [
     *("ACTIONS", "FRAMES", "KINDS", "OBSERVATIONS"),
-    *("Channel", "Tree", "as_number", "assemble", "count_rows", "field_from_json", "leaves"),
+    *(
+        "Channel",
+        "Tree",
+        "as_json",
+        "as_number",
+        "assemble",
+        "count_rows",
+        "field_from_json",
+        "leaves",
+    ),
 ]
 
 KINDS = FRAMES, OBSERVATIONS, ACTIONS = "frames", "observations", "actions"
@@ -125,6 +135,16 @@ def field_from_json(stated: Any) -> Field:
 def count_rows(channels: Iterable[Channel], rows: Mapping[str, int], kind: str) -> int:
     """How many rows of a kind there are; all channels of one have the same."""
     return next((rows.get(c.name, 0) for c in channels if c.kind == kind), 0)
+
+
+def as_json(name: str, given: Mapping[str, Any], encoder: json.JSONEncoder) -> bytes:
+    """A mapping as JSON. Raises `TypeError`, by its name, for what JSON cannot say."""
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{name}: expected a mapping, got {type(given).__name__}")
+    try:
+        return encoder.encode(dict(given)).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"{name}: {error}") from None
 
 
 def as_number(array: Any) -> int | float | None:

@@ -26,7 +26,6 @@ _MAX_MESSAGES = 1 << 16  # bytes
 _SIZES = (32, 4, 16, 4, 10)  # of every such array that HDF5 makes for a dataset
 _EXTENSIBLE_ARRAY = 4
 _MAX_ADDRESS = 1 << 62
-_PLACE = np.dtype([("address", "<u8"), ("length", "<u8"), ("mask", "<u4")])
 
 
 class Places(NamedTuple):
@@ -57,7 +56,7 @@ class ChunkIndex:
         self._length_at = -1
         self._ready = False
         # What was read of the array, block behind block as they were met.
-        self._places = np.zeros(0, _PLACE)
+        self._places = np.zeros((0, 3), "<u8")  # addresses, lengths, masks
         self._used = 0
 
     def find(self, chunks: Rows) -> Places:
@@ -72,12 +71,14 @@ class ChunkIndex:
             self._load(number)
         at = self._begins[block] + within
         # A chunk that was not there when its block was read may be there now.
-        there = _written(self._places["address"][at])
-        for number in set(np.unique(block[~there]).tolist()) - fresh:
-            self._load(number)
-        found = self._places[at]
-        addresses, lengths = found["address"], found["length"]
+        addresses, lengths, masks = self._places.take(at, 0).T
         there = _written(addresses)
+        absent = set(block[~there].tolist()) - fresh
+        if absent:
+            for number in absent:
+                self._load(number)
+            addresses, lengths, masks = self._places.take(at, 0).T
+            there = _written(addresses)
         if (addresses[there] >= _MAX_ADDRESS).any():
             raise self._damaged("a chunk at an impossible address", self._address)
         if (lengths[there] >= 1 << 32).any():
@@ -85,7 +86,7 @@ class ChunkIndex:
         return Places(
             np.where(there, addresses + np.uint64(self._base), np.uint64(0)),
             np.where(there, lengths, 0).astype(np.uint32),
-            np.where(there, found["mask"], np.uint32(0)),
+            np.where(there, masks, 0).astype(np.uint32),
         )
 
     def _begun(self) -> bool:
@@ -148,7 +149,7 @@ class ChunkIndex:
         if begin < 0:
             begin, self._used = self._used, self._used + size
             if self._used > len(self._places):
-                grown = np.zeros(max(2 * len(self._places), self._used), _PLACE)
+                grown = np.zeros((max(2 * len(self._places), self._used), 3), "<u8")
                 grown[:begin] = self._places[:begin]
                 self._places = grown
             self._begins[block] = begin
@@ -158,9 +159,9 @@ class ChunkIndex:
         if self._filtered:
             width = self._element - 12
             stored[:, 8 : 8 + width] = elements[:, 8 : 8 + width]
-            stored[:, 16:] = elements[:, 8 + width :]
+            stored[:, 16:20] = elements[:, 8 + width :]
         else:
-            places["length"] = self._chunk_bytes
+            places[:, 1] = self._chunk_bytes
 
     # The blocks.
 

@@ -9,7 +9,6 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
-from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -121,11 +120,7 @@ class Episode:
     def of(cls, row: Sequence[Any], path: Path) -> "Episode":
         """The episode of a row of the database at `path`."""
         values = dict(zip(EPISODE_COLUMNS, row, strict=True))
-        for name in ("number", "steps", "dropped"):
-            if not isinstance(values[name], int):
-                raise FormatError(
-                    f"{row[0]!r}: {name}: expected a number, got {values[name]!r}", path=str(path)
-                )
+        _check_counts(row[0], {name: values[name] for name in ("number", "steps", "dropped")}, path)
         for name in ("ended", "terminated", "truncated"):
             values[name] = bool(values[name])
         return cls(**values)
@@ -154,6 +149,12 @@ _STEP_VALUES = 12
 _ROWS_AT_ONCE = 256  # SQLite gives the interpreter back once a statement, not once a row
 
 
+def _check_counts(of: Any, counts: Mapping[str, Any], path: Path) -> None:
+    for name, count in counts.items():
+        if not isinstance(count, int) or count < 0:
+            raise FormatError(f"{of!r}: {name}: expected a count, got {count!r}", path=str(path))
+
+
 def all_episodes(database: sqlite3.Connection) -> sqlite3.Cursor:
     """The rows of all episodes as they began, each with its id behind its columns."""
     columns = ", ".join(EPISODE_COLUMNS)
@@ -168,14 +169,8 @@ def iso_times(seconds: Sequence[str | float]) -> list[str]:
     """Moments as the database has them: UTC, to the microsecond, or the text that was given."""
     if any(isinstance(moment, str) for moment in seconds):
         return [m if isinstance(m, str) else iso_times([m])[0] for m in seconds]
-    texts: list[str] = []
-    prefix, second = "", None
-    for moment in np.rint(np.array(seconds) * 1e6).astype(np.int64).tolist():
-        whole, micros = divmod(moment, 1_000_000)
-        if whole != second:
-            prefix, second = datetime.fromtimestamp(whole, UTC).isoformat()[:-6], whole
-        texts.append(f"{prefix}.{micros:06d}+00:00")
-    return texts
+    moments = np.rint(np.array(seconds) * 1e6).astype(np.int64).view("M8[us]")
+    return [f"{text}+00:00" for text in np.datetime_as_string(moments).tolist()]
 
 
 def iso_time(seconds: str | float) -> str:
@@ -229,11 +224,8 @@ def _run_row(row: Sequence[Any], path: Path) -> RunRow:
     except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise FormatError(f"run {row[0]!r}: {error}", path=str(path)) from None
     values = dict(zip(_RUN_COLUMNS, row, strict=True))
-    for name, count in [*counted.items(), *((name, values[name]) for name in _COUNTS)]:
-        if not isinstance(count, int) or count < 0:
-            raise FormatError(
-                f"run {row[0]!r}: {name}: expected a number of rows, got {count!r}", path=str(path)
-            )
+    _check_counts(row[0], counted, path)
+    _check_counts(row[0], {name: values[name] for name in _COUNTS}, path)
     return RunRow(**{**values, "channels": made, "rows": counted})
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from stepwell.errors import FormatError
 from stepwell.source import Field, Rows
 from stepwell.stores.replay.hdf5 import open_for_reading, row_of, translated
+from stepwell.stores.replay.rows import check_rows
 
 __all__ = ["ForeignFile"]
 
@@ -56,11 +57,7 @@ class ForeignFile:
     def read(self, name: str, rows: Rows, out: NDArray[Any] | None = None) -> NDArray[Any]:
         with self._opened() as file:
             dataset = self._dataset(file, name)
-            if len(rows) and (rows.min() < 0 or rows.max() >= dataset.shape[0]):
-                raise IndexError(
-                    f"rows {rows.min():,} to {rows.max():,} of {name} are not all among its "
-                    f"{dataset.shape[0]:,} - at {self.path}"
-                )
+            check_rows(rows, dataset.shape[0], name, self.path)
             wanted, inverse = np.unique(rows, return_inverse=True)
             with translated(self.path):
                 values: NDArray[Any] = dataset[wanted][inverse]

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from stepwell import _core
 from stepwell.errors import FormatError, SchemaError, VersionError
 from stepwell.source import Closing
+from stepwell.stores.replay.channels import as_json
 from stepwell.stores.replay.refs import check_run_id
 
 __all__ = ["LaneFrame", "LaneInfo", "LaneReader", "LaneWriter", "lanes"]
@@ -35,6 +36,7 @@ _BY_CRC = {zlib.crc32(name.encode()): name for name in CHANNELS}
 _APPEARS_S = 0.005  # how often a reader looks for a lane that is not there yet
 _LOOKS_S = 0.05  # how often one that waits looks whether the writer lives
 _TRIES = 100
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,10 +87,8 @@ class LaneWriter(Closing):
     ) -> None:
         name = PREFIX + check_run_id(run_id)
         self.run_id = run_id
-        self.shape = _full_shape(shape)
-        """Height, width and channels of a frame."""
+        self.shape, self.pixel_format = _checked(shape, pixel_format)
         height, width, channels = self.shape
-        self.pixel_format = _checked_format(pixel_format, channels)
         for what, value, least in (
             ("capacity", capacity, 1),
             ("metadata_bytes", metadata_bytes, 0),
@@ -123,7 +123,7 @@ class LaneWriter(Closing):
             raise SchemaError(f"expected frames of uint8, got {pixels.dtype}")
         if pixels.shape != self.shape and (*pixels.shape, 1) != self.shape:
             raise SchemaError(f"expected a frame of shape {self.shape}, got {pixels.shape}")
-        text = metadata if isinstance(metadata, bytes) else _as_json(metadata)
+        text = metadata if isinstance(metadata, bytes) else as_json("metadata", metadata, _ENCODER)
         if len(text) > self._room:
             raise SchemaError(f"expected at most {self._room} bytes of metadata, got {len(text)}")
         return self._lane.publish(
@@ -299,21 +299,19 @@ def lanes() -> list[LaneInfo]:
     return found
 
 
-def _full_shape(shape: Sequence[int]) -> tuple[int, int, int]:
+def _checked(shape: Sequence[int], name: str | None) -> tuple[tuple[int, int, int], str]:
+    """Height, width and channels of a frame, and what the channels are."""
     full = tuple(shape) if len(shape) == 3 else (*shape, 1)
     if len(full) != 3 or not all(0 < side < 1 << 32 for side in full):
         raise ValueError(f"expected a shape of (height, width[, channels]), got {tuple(shape)}")
     height, width, channels = full
-    return height, width, channels
-
-
-def _checked_format(name: str | None, channels: int) -> str:
     name = _BY_CHANNELS.get(channels, "") if name is None else name
-    if name not in CHANNELS:
-        raise ValueError(f"expected a pixel format of {', '.join(CHANNELS)}, got {name!r}")
-    if CHANNELS[name] != channels:
-        raise ValueError(f"expected {CHANNELS[name]} channels for {name}, got {channels}")
-    return name
+    if CHANNELS.get(name) != channels:
+        known = ", ".join(f"{each} ({count})" for each, count in CHANNELS.items())
+        raise ValueError(
+            f"expected a pixel format of {known}, got {name!r} for {channels} channels"
+        )
+    return (height, width, channels), name
 
 
 def _opened(name: str) -> _core.LaneReader | None:
@@ -330,12 +328,3 @@ def _opened(name: str) -> _core.LaneReader | None:
         what = f"expected {CHANNELS[known]} channels for {known}, got {lane.shape[2]}"
         raise FormatError(what, path=lane.path, offset=32)
     return lane
-
-
-def _as_json(metadata: Mapping[str, Any]) -> bytes:
-    if not isinstance(metadata, Mapping):
-        raise TypeError(f"expected metadata of bytes or a mapping, got {type(metadata).__name__}")
-    try:
-        return json.dumps(dict(metadata), separators=(",", ":"), ensure_ascii=False).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"metadata: {error}") from None

@@ -21,7 +21,7 @@ from stepwell.stores.replay.chunk_index import ChunkIndex, Places
 from stepwell.stores.replay.directory import DatasetEntry, Directory, is_ours
 from stepwell.stores.replay.layout import CHECKSUM, CHECKSUMS, RAW, STEP_COLUMNS, STEPS, ZSTD
 
-__all__ = ["ArrayRows", "RunFile", "open_rows"]
+__all__ = ["ArrayRows", "RunFile", "check_rows", "open_rows"]
 
 _POOLED_FROM = 1 << 21
 _BOTH_LEFT_OUT = 3  # the mask of a chunk that is as it is where there are two filters
@@ -37,6 +37,15 @@ class ArrayRows(Protocol):
     def length(self, name: str) -> int: ...
     def read(self, name: str, rows: Rows, out: NDArray[Any] | None = None) -> NDArray[Any]: ...
     def close(self) -> None: ...
+
+
+def check_rows(rows: Rows, length: int, name: str, path: Path) -> None:
+    """Raise `IndexError` unless all of these rows are among those of a dataset."""
+    if len(rows) and (rows.min() < 0 or rows.max() >= length):
+        first, last = rows.min(), rows.max()
+        raise IndexError(
+            f"{name}: expected rows below {length:,}, got {first:,} to {last:,} - at {path}"
+        )
 
 
 def open_rows(root: Path, name: str, run_id: str | None = None) -> ArrayRows:
@@ -174,14 +183,8 @@ class RunFile:
 
     def _find(self, name: str, rows: Rows) -> tuple[DatasetEntry, Places]:
         """The places of rows, each of them there."""
-        if len(rows) and rows.min() < 0:
-            raise IndexError(f"row {rows.min()} of {name} - at {self.path}")
         entry, index = self._dataset(name)
-        length = index.rows()
-        if len(rows) and rows.max() >= length:
-            raise IndexError(
-                f"row {rows.max():,} of {name} is outside its {length:,} rows - at {self.path}"
-            )
+        check_rows(rows, index.rows(), name, self.path)
         places = index.find(rows // entry.chunk_rows)
         missing = np.flatnonzero(places.offsets == 0)
         if len(missing):

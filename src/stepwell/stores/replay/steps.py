@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from stepwell.errors import SchemaError
 from stepwell.source import Field, Rows
-from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Channel
+from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS
 from stepwell.stores.replay.database import Episode, RunRow
 from stepwell.stores.replay.resolver import FrameResolver
 
@@ -120,7 +120,7 @@ def common_fields(runs: Sequence[RunRow], options: StepOptions) -> dict[str, Fie
     Raises `SchemaError`, naming them, when two runs recorded unlike arrays.
     """
     kinds = (OBSERVATIONS, ACTIONS, FRAMES) if options.frames else (OBSERVATIONS, ACTIONS)
-    found = [_fields(run.channels, kinds) for run in runs]
+    found = [{field_name(c.name): c.field for c in run.channels if c.kind in kinds} for run in runs]
     for run, fields in zip(runs[1:], found[1:], strict=True):
         if fields != found[0]:
             raise SchemaError(
@@ -137,10 +137,6 @@ def common_fields(runs: Sequence[RunRow], options: StepOptions) -> dict[str, Fie
     if options.n_step > 1:
         made["discount"] = Field(np.dtype(np.float64))
     return made
-
-
-def _fields(channels: Iterable[Channel], kinds: Sequence[str]) -> dict[str, Field]:
-    return {field_name(c.name): c.field for c in channels if c.kind in kinds}
 
 
 def _words(fields: Mapping[str, Field]) -> str:

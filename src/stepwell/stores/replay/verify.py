@@ -260,7 +260,7 @@ class _Run:
         rows = []
         columns = (places.tolist(), rewards.tolist(), dones.tolist())
         for (_, index, frame, seen, acted), reward, done in zip(*columns, strict=True):
-            action: str | int | float | None = None
+            action: Any = None
             if actions is not None and 0 <= acted < len(actions):
                 action = as_number(actions[acted])
             action = ref(ACTIONS, acted) if action is None else action

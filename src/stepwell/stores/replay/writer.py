@@ -24,6 +24,7 @@ from stepwell.stores.replay.channels import (
     OBSERVATIONS,
     Channel,
     Tree,
+    as_json,
     as_number,
     leaves,
 )
@@ -149,7 +150,7 @@ class ReplayWriter(Writer):
         number = float(reward)
         if not math.isfinite(number):
             raise ValueError(f"reward: expected a finite number, got {number}")
-        text = _json(info) if info else None
+        text = as_json("info", info, _ENCODER) if info else None
         if agent_id is not None:
             _check_text("agent_id", agent_id)
         ended, cut = 1 if terminated else 0, 1 if truncated else 0
@@ -274,7 +275,7 @@ class ReplayWriter(Writer):
     # What `Writer` asks for. Whoever waits for the thread must not hold the lock meanwhile.
 
     def _commit(self) -> None:
-        self._turn()
+        self._turn()  # raises where nobody may wait
         self._pipeline.commit()
 
     def _rollback(self) -> None:
@@ -288,7 +289,7 @@ class ReplayWriter(Writer):
                     self._put_ending(stream, (), 0, 0, agent_id, time.time())
 
     def _release(self) -> None:
-        self._turn()
+        self._turn()  # as above
         try:
             self._pipeline.close()
         finally:
@@ -458,15 +459,6 @@ def _number(acted: _Arrays) -> int | float | None:
     if inlet.shape or inlet.channel.name != ACTIONS:
         return None
     return as_number(array)
-
-
-def _json(info: Mapping[str, Any]) -> bytes:
-    if not isinstance(info, Mapping):
-        raise TypeError(f"info: expected a dict, got {type(info).__name__}")
-    try:
-        return _ENCODER.encode(dict(info)).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"info: {error}") from None
 
 
 def _described(value: Any) -> Any:
