@@ -88,23 +88,18 @@ def test_batches_are_those_of_the_page(
 
 
 @pytest.mark.parametrize("kind", reference.KINDS)
-def test_a_large_batch_is_converted_by_all_cores(tmp_path: Path, kind: str) -> None:
-    rows = build(tmp_path, [1500], kind, width=131)  # pieces that do not divide evenly
-    for dtype in (np.float64, np.float32):
-        (batch,) = ShardReader.open(tmp_path).batches(1500, dtype)
-        assert_same(batch.rows, rows)
-
-
 @pytest.mark.parametrize("window_bytes", [1, 1 << 24])
-def test_batches_are_made_ahead(tmp_path: Path, window_bytes: int) -> None:
-    rows = build(tmp_path, [3000, 0, 1, 2500], width=131)
-    kept = []
-    for batch in ShardReader.open(tmp_path).batches(700, window_bytes=window_bytes):
-        assert_same(batch.rows, rows[batch.row_ids])
-        batch.rows[...] *= 1  # they belong to the caller
-        kept.append(batch.rows)
-    assert [len(batch) for batch in kept] == [700, 700, 700, 700, 200, 1, 700, 700, 700, 400]
-    assert_same(np.concatenate(kept), rows)
+def test_batches_are_made_ahead(tmp_path: Path, kind: str, window_bytes: int) -> None:
+    """By all cores, in pieces that do not divide evenly."""
+    rows = build(tmp_path, [3000, 0, 1, 2500], kind, width=131)
+    for size, dtype in ((700, "f8"), (1500, "f8"), (1500, "f4")):
+        kept = []
+        for batch in ShardReader.open(tmp_path).batches(size, dtype, window_bytes):
+            assert_same(batch.rows, rows[batch.row_ids])
+            if dtype == "f8":
+                batch.rows[...] *= 1  # they belong to the caller
+            kept.append(batch.rows)
+        assert_same(np.concatenate(kept), rows)
 
 
 def test_batches_begin_again_each_time(tmp_path: Path) -> None:
@@ -121,11 +116,8 @@ def test_batches_begin_again_each_time(tmp_path: Path) -> None:
 
 
 def test_no_number_means_up_to_1024(tmp_path: Path) -> None:
-    build(tmp_path / "many", [1500, 10, 1024], width=1)
-    sizes = [len(batch.rows) for batch in ShardReader.open(tmp_path / "many").batches()]
-    assert sizes == [1024, 476, 10, 1024]
-    build(tmp_path / "few", [9, 3], width=1)
-    assert [len(b.rows) for b in ShardReader.open(tmp_path / "few").batches()] == [9, 3]
+    build(tmp_path, [1500, 10, 1024], width=1)
+    assert [len(b.rows) for b in ShardReader.open(tmp_path).batches()] == [1024, 476, 10, 1024]
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16"])

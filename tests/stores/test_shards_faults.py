@@ -15,7 +15,7 @@ from stepwell.files import remote
 from tests import children
 from tests.buckets import KEYS, Bucket
 from tests.proxy import Answer, Fault, Proxy, changed, cut, dropped, short, status, times
-from tests.shards import assert_same, build
+from tests.shards import Floats, assert_same, build
 
 COUNTS = [400, 0, 300]
 WIDTH = 64
@@ -30,7 +30,7 @@ FAULTS: dict[str, Fault] = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def rows(tmp_path_factory: pytest.TempPathFactory, server: Bucket) -> NDArray[np.float32]:
+def rows(tmp_path_factory: pytest.TempPathFactory, server: Bucket) -> Floats:
     """A corpus: `sums`, and `sums-bare` without a list."""
     return server.corpus(tmp_path_factory.mktemp("faults"), "sums", COUNTS, WIDTH)
 
@@ -45,9 +45,7 @@ def everything(reader: ShardReader) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("name", ["sums", "sums-bare"])
 @pytest.mark.parametrize("kind", ["500", "503", "cut", "short", "dropped"])
-def test_what_passes_is_tried_again(
-    s3: Bucket, rows: NDArray[np.float32], name: str, kind: str
-) -> None:
+def test_what_passes_is_tried_again(s3: Bucket, rows: Floats, name: str, kind: str) -> None:
     fault = FAULTS[kind]
     if (name, kind) != ("sums", "short"):  # a list that is short is no list, for all one can know
         s3.proxy.fault = times(2, fault)
@@ -58,7 +56,7 @@ def test_what_passes_is_tried_again(
     assert_same(reader.take([699, 3, 500])["data"], rows[[699, 3, 500]])
 
 
-def test_a_loader_goes_on(s3: Bucket, rows: NDArray[np.float32]) -> None:
+def test_a_loader_goes_on(s3: Bucket, rows: Floats) -> None:
     reader = s3.open("sums")
     s3.proxy.fault = times(2, cut, of=".shard")
     assert sum(len(batch["data"]) for batch in Loader(reader, 350, threads=2)) == len(rows)
@@ -66,7 +64,7 @@ def test_a_loader_goes_on(s3: Bucket, rows: NDArray[np.float32]) -> None:
     assert reader.verify().ok
 
 
-def test_a_connection_that_is_slow(s3: Bucket, rows: NDArray[np.float32]) -> None:
+def test_a_connection_that_is_slow(s3: Bucket, rows: Floats) -> None:
     s3.proxy.latency_s = 0.02
     assert_same(everything(s3.open("sums")), rows)
 

@@ -180,23 +180,17 @@ class ShardReader(Store):
 
     def _description(self) -> Description:
         shards = self._shards
-        surplus = [number for number in range(len(shards.shards)) if shards.surplus(number)]
+        longer = (shards.where(i) for i in range(len(shards.shards)) if shards.surplus(i))
+        health = next((f"bytes behind the last row of {where}" for where in longer), "fine")
         facts = {
             "shards": len(shards.shards),
             "width": self._width,
             "dtype": self._stored_kind,
             "checksums": sum(shard.crc32c is not None for shard in shards.shards),
         }
+        size = shards.stored_bytes
         return Description(
-            self.kind,
-            self.path,
-            len(self),
-            shards.stored_bytes,
-            self.schema,
-            facts=facts,
-            health=f"bytes behind the last row of {shards.where(surplus[0])}"
-            if surplus
-            else "fine",
+            self.kind, self.path, len(self), size, self.schema, facts=facts, health=health
         )
 
     # In order.
@@ -291,11 +285,10 @@ class ShardReader(Store):
         problems: list[FormatError] = []
         done, total = 0, sum(shard.payload_bytes for shard in shards.shards)
         for number, shard in enumerate(shards.shards):
+            where, end = shards.where(number), HEADER_BYTES + shard.payload_bytes
             if surplus := shards.surplus(number):
-                problems.append(
-                    FormatError(f"{surplus} bytes behind the last row", path=shards.where(number),
-                                offset=HEADER_BYTES + shard.payload_bytes)
-                )  # fmt: skip
+                message = f"{surplus} bytes behind the last row"
+                problems.append(FormatError(message, path=where, offset=end))
             try:
                 crc = 0
                 for data in () if quick else shards.payload(number):
@@ -304,25 +297,25 @@ class ShardReader(Store):
                     progress(done, total)
                 shards.check_whole(number)
                 if not quick:
-                    check_crc(shard, crc, shards.where(number))
+                    check_crc(shard, crc, where)
             except FormatError as error:
                 problems.append(error)
         if done < total or not total:
             progress(total, total)
-        every = f"{len(shards.shards)} shards have a header, and all of their {len(self):,} rows"
+        count = len(shards.shards)
+        checked = [f"{count} shards have a header, and all of their {len(self):,} rows"]
         bare = [shard.name for shard in shards.shards if shard.crc32c is None]
+        unchecked = []
         if quick:
-            checked, unchecked = [every], ["the values: a quick check does not read them"]
+            unchecked.append("the values: a quick check does not read them")
         else:
-            with_checksum = len(shards.shards) - len(bare)
-            read = f"every value was read; {with_checksum} shards match their checksums"
-            checked, unchecked = [every, read if not problems else "every value was read"], []
+            match = f"; {count - len(bare)} shards match their checksums"
+            checked.append("every value was read" + ("" if problems else match))
             if bare:
-                more = ", …" if len(bare) > 3 else ""
-                unchecked = [
-                    f"the values of {len(bare)} shards without a checksum in {LIST.name}: "
-                    f"{', '.join(bare[:3])}{more}"
-                ]
+                names = ", ".join([*bare[:3], *(["…"] if len(bare) > 3 else [])])
+                unchecked.append(
+                    f"the values of {len(bare)} shards without a checksum in {LIST.name}: {names}"
+                )
         return Report(self.kind, self.path, tuple(problems), tuple(checked), tuple(unchecked))
 
     # A source.
