@@ -42,22 +42,6 @@ class TestShards(SourceContract):
         return ShardReader.open(corpora / kind)
 
 
-@pytest.mark.parametrize("kind", reference.KINDS)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_take_in_another_dtype(tmp_path: Path, kind: str, dtype: Any) -> None:
-    rows = build(tmp_path, kind=kind)
-    reader = ShardReader.open(tmp_path, dtype=dtype)
-    assert reader.schema["data"].dtype == reader.dtype == np.dtype(dtype)
-    chosen = np.random.default_rng(0).integers(0, len(rows), 3000)
-    assert_same(reader.take(chosen)["data"], rows[chosen])
-    copy = pickle.loads(pickle.dumps(reader))
-    assert copy.dtype == dtype
-    assert_same(copy[:]["data"], rows)
-    out = np.ndarray((3000, WIDTH), dtype, bytearray(3000 * WIDTH * 8 + 3), 3)  # at an odd place
-    assert reader.take(chosen, {"data": out})["data"] is out
-    assert_same(out, rows[chosen])
-
-
 # In order.
 
 
@@ -235,8 +219,6 @@ def test_what_open_refuses(tmp_path: Path) -> None:
     build(tmp_path)
     with pytest.raises(TypeError, match="connections: only for what is in a bucket"):
         ShardReader.open(tmp_path, connections=4)
-    with pytest.raises(ValueError, match="dtype: expected"):
-        ShardReader.open(tmp_path, dtype="f2")
     with pytest.raises(FileNotFoundError):
         ShardReader.open(tmp_path / "absent")
     with pytest.raises(TypeError, match="expected paths, or one URL"):

@@ -45,7 +45,7 @@ class ShardReader(Store):
         for batch in Loader(acts, 4096):            shuffled; batch["data"]
 
     `take` and the loader give rows in the stored dtype (bfloat16, which NumPy does not have, as
-    float32), or in `dtype`. The files may be larger than memory: `batches` keeps a window of them.
+    float32). The files may be larger than memory: `batches` keeps a window of them.
     """
 
     kind = "shards"
@@ -55,7 +55,6 @@ class ShardReader(Store):
         self,
         where: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | Any,
         *,
-        dtype: DTypeLike | None = None,
         _seen: list[Shard] | None = None,
         **options: Any,
     ) -> None:
@@ -77,10 +76,8 @@ class ShardReader(Store):
         _check_known(_seen or (), self._shards)
         first = self._shards.shards[0]
         self._width, self._stored_kind = first.width, first.kind
-        self._stored = stored = _stored_dtype(first.kind)
-        self._dtype = (stored or np.dtype(np.float32)) if dtype is None else np.dtype(dtype)
-        if not self._gives(self._dtype):
-            raise ValueError(f"dtype: expected float32, float64 or the stored one, got {dtype}")
+        self._stored = first.dtype
+        self._dtype = first.dtype or np.dtype(np.float32)
         self._length = int(self._shards.starts[-1])
         if isinstance(self._where, list):
             self._path = os.path.commonpath([os.path.abspath(path) for path in self._where])
@@ -111,8 +108,7 @@ class ShardReader(Store):
 
     def __reduce__(self) -> tuple[Any, ...]:
         seen = None if isinstance(self._where, list) else self.shards
-        again = partial(type(self), dtype=self._dtype, _seen=seen, **self._options)
-        return again, (self._where,)
+        return partial(type(self), _seen=seen, **self._options), (self._where,)
 
     # What it is.
 
@@ -321,8 +317,7 @@ class ShardReader(Store):
     # A source.
 
     def _native(self, names: Sequence[str]) -> _core.Reader | None:
-        self._check_open()
-        return self._shards.reader() if self._is_stored(self._dtype) else None
+        return self._shards.reader() if self._stored is not None else None
 
     def _fill(self, rows: Rows, out: Batch) -> None:
         self._convert(self._shards.rows(rows), out["data"], self.path, 0)
@@ -356,10 +351,6 @@ class ShardReader(Store):
             return
         doubles = rows.dtype == np.float64
         _core.upcast(KINDS.index(self._stored_kind), data, flat, doubles, self._cores, where, at)
-
-
-def _stored_dtype(kind: str) -> np.dtype[Any] | None:
-    return None if kind == "bfloat16" else np.dtype(f"<f{4 if kind == 'float32' else 2}")
 
 
 def _last_of(shards: Corpus, number: int, rows: NDArray[Any]) -> NDArray[Any]:
