@@ -719,6 +719,17 @@ class WriterContract(WritingContract):
             with pickle.loads(pickle.dumps(store)) as other:
                 assert kit.stamps(other) == [1, 2]
 
+    def test_a_reader_stays_where_it_was_opened(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.filled(path)
+        monkeypatch.chdir(path.parent)
+        with self.kit.store.open(path.name) as store:
+            monkeypatch.chdir("/")
+            with pickle.loads(pickle.dumps(store)) as again:
+                assert self.kit.stamps(store) == self.kit.stamps(again) == [1, 2, 3]
+            assert store.verify().ok
+
     # What a store says about itself.
 
     def test_reading_never_writes(self, path: Path) -> None:

@@ -61,19 +61,6 @@ def test_a_dataset_that_grew_is_the_same_one(tmp_path: Path) -> None:
         assert len(dataset.runs) == runs + 40
 
 
-def test_a_dataset_is_found_again_from_another_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    build(tmp_path / "v", 3)
-    dataset = StepReader.open("v")
-    (tmp_path / "sub").mkdir()
-    monkeypatch.chdir(tmp_path / "sub")
-    assert len(dataset.where("s = 1")) == 4
-    assert len(pickle.loads(pickle.dumps(dataset))) == 12
-    assert dataset.verify().ok
-
-
 # Interruptions.
 
 
