@@ -264,6 +264,7 @@ def test_columns_of_every_kind(quick_path: Path) -> None:
     [
         ({"a b": int}, "cannot name"),
         ({"": int}, "cannot name"),
+        ({1: int}, "cannot name"),
         ({'x"y': int}, "cannot name"),
         ({"ID": int}, "cannot name"),
         ({"num_steps": int}, "cannot name"),
@@ -272,7 +273,7 @@ def test_columns_of_every_kind(quick_path: Path) -> None:
         ({"a": complex}, "one of int, float, str, bytes"),
     ],
 )
-def test_columns_that_cannot_be(quick_path: Path, names: dict[str, type], message: str) -> None:
+def test_columns_that_cannot_be(quick_path: Path, names: dict[Any, type], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         StepWriter(quick_path / "a", PLAIN, names)
     with pytest.raises(TypeError, match="columns: expected a dict of names and types"):

@@ -20,7 +20,7 @@ LIST = Document("shards.json", "stepwell-shards", 1)
 KINDS = ("float32", "float16", "bfloat16")
 """What the dtype tags 0, 1 and 2 mean. NumPy has no bfloat16."""
 _SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
-_DTYPES = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2")}
+_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2")}
 _MAX_BYTES = 1 << 62
 
 

@@ -75,8 +75,7 @@ class ShardReader(Store):
         self._shards = self._found(None if _seen is None else [shard.name for shard in _seen])
         _check_known(_seen or (), self._shards)
         first = self._shards.shards[0]
-        self._width, self._stored_kind = first.width, first.kind
-        self._stored = first.dtype
+        self._width, self._stored_kind, self._stored = first.width, first.kind, first.dtype
         self._dtype = first.dtype or np.dtype(np.float32)
         self._length = int(self._shards.starts[-1])
         if isinstance(self._where, list):
@@ -398,7 +397,7 @@ class Subsample(Select):
         self.fraction = fraction
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self._base, self.fraction)  # not a number for each row
+        return ShardReader.subsample, (self._base, self.fraction)  # not a number for each row
 
     @property
     def row_ids(self) -> Rows:
@@ -410,7 +409,3 @@ class Subsample(Select):
     def weight(self) -> float:
         """How many rows of the corpus each of these stands for."""
         return 1 / self.fraction
-
-
-def _again(base: ShardReader, fraction: float) -> Subsample:
-    return base.subsample(fraction)
