@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from tests.reference import shards as reference
 from tests.reference.shards import KINDS
 
+Floats = NDArray[np.float32]
+
 COUNTS = [17, 0, 1, 30, 9]
 WIDTH = 5
 ODD = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0]

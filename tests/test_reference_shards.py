@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import stepwell as sw
 from stepwell import RowState, ShardReader, ShardWriter
 from stepwell.stores.shards.reader import splitmix64
 from tests import ROOT
@@ -126,16 +125,3 @@ def test_a_state_is_what_the_page_says(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "a").iterdir()} == {
         *("state.json", "values", "there", "journal", "writer.lock")
     }
-
-
-def test_errors_are_those_of_the_page(tmp_path: Path) -> None:
-    (tmp_path / "a.shard").write_bytes(reference.header(0, 1, 7))
-    with pytest.raises(sw.VersionError) as caught:
-        ShardReader.open(tmp_path)
-    build(tmp_path / "b", [2, 3], sums=True)
-    (tmp_path / "b" / "000000.shard").unlink()
-    with pytest.raises(sw.FormatError, match="is listed"):
-        ShardReader.open(tmp_path / "b")
-    with pytest.raises(reference.Broken, match="is listed"):
-        reference.check_folder(tmp_path / "b")
-    assert (caught.value.path, caught.value.offset) == (str(tmp_path / "a.shard"), 24)

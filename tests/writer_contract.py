@@ -37,7 +37,7 @@ from stepwell.stores import STORES
 from stepwell.writer import Writer
 from tests.children import in_fork
 from tests.crash.disk import recorded
-from tests.crash.faults import Kind, fault
+from tests.crash.faults import Kind, fault, on_a_small_disk
 from tests.crash.kills import KILLS, Victims
 
 __all__ = ["WriterContract", "WriterKit", "WritingContract", "snapshot"]
@@ -58,6 +58,9 @@ class WriterKit(ABC):
     """Before its first commit there is a store, and what was appended survives a kill."""
     recordable: ClassVar[bool] = True
     """Everything it writes goes through functions of `os` (not SQLite, HDF5 or memory)."""
+
+    small_disk: ClassVar[str] = ""
+    """Of a size that it fills with commits; others have a test of their own."""
 
     @abstractmethod
     def open(self, path: Path, mode: Any = "x") -> Writer:
@@ -136,6 +139,15 @@ def _files(path: Path) -> list[Path]:
     return [each for each in sorted(path.rglob("*")) if each.is_file() and not each.is_symlink()]
 
 
+def _open_below(path: Path) -> list[str]:
+    """Files below a path that this process has open."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+    return [each for each in found if each.startswith(str(path))]
+
+
 def _apart(call: Callable[[], Any]) -> Any:
     """What a call returns in a forked child that leaves as if it was killed."""
     context = multiprocessing.get_context("fork")
@@ -170,6 +182,28 @@ def _alarm(seconds: int = 30) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+FULL = """
+import errno, importlib, sys
+from itertools import count
+from pathlib import Path
+kit = importlib.import_module(sys.argv[2]).KIT
+path = Path(sys.argv[1]) / kit.name
+done = 0
+try:
+    with kit.open(path) as writer:
+        for stamp in count(1):
+            kit.append(writer, stamp)
+            writer.commit()
+            done = stamp
+except OSError as error:
+    assert error.errno == errno.ENOSPC, repr(error)
+there = kit.read(path)
+assert there == list(range(1, len(there) + 1))
+assert len(there) in (done, done + 1) and done > 5, (done, there)
+print("full")
+"""
 
 
 class WritingContract:
@@ -251,14 +285,12 @@ class WritingContract:
 
     def test_a_forgotten_writer_lets_go(self, path: Path) -> None:
         kit = self.kit
-        gc.collect()
-        before = len(os.listdir("/proc/self/fd"))
         writer = kit.open(path, "x")
         kit.append(writer, 1)
         if kit.has_rollback:
             del writer
             gc.collect()
-            assert len(os.listdir("/proc/self/fd")) == before
+            assert _open_below(path.parent) == []
             assert kit.read(path) == []
             self.filled(path, 1)
         else:
@@ -417,7 +449,8 @@ class WritingContract:
 
     # Where it is written.
 
-    def test_a_folder_that_is_moved_away(self, path: Path) -> None:
+    @pytest.mark.parametrize("replaced", [False, True])
+    def test_a_folder_that_is_moved_away(self, path: Path, replaced: bool) -> None:
         kit = self.kit
         if kit.one_commit:
             return  # a single file: there is no folder to move
@@ -427,12 +460,15 @@ class WritingContract:
         kit.append(writer, 2)
         moved = path.with_name("moved")
         path.rename(moved)
+        if replaced:
+            self.filled(path, 1, 2, 3)
         with pytest.raises((sw.BusyError, OSError)):
             writer.commit()
         with contextlib.suppress(OSError, ValueError):
             writer.close()
         assert kit.read(moved) == ([1, 2] if kit.is_there_at_once else [1])
-        assert not path.exists()
+        assert path.exists() == replaced
+        assert kit.read(path) == [1, 2, 3][: 3 * replaced]
 
     def test_a_writer_stays_where_it_was_opened(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
@@ -626,6 +662,12 @@ class WriterContract(WritingContract):
         self.filled(path, 1)
         assert kit.read(path) == [1]
 
+    def test_a_disk_that_is_really_full(self, tmp_path: Path) -> None:
+        kit = self.kit
+        if kit.small_disk:
+            found = on_a_small_disk(tmp_path, kit.small_disk, FULL, type(kit).__module__)
+            assert found == "full\n"
+
     # Readers beside a writer.
 
     def test_a_healthy_store_beside_a_busy_writer_is_healthy(self, path: Path) -> None:
@@ -676,6 +718,17 @@ class WriterContract(WritingContract):
             assert store.refresh() is False
             with pickle.loads(pickle.dumps(store)) as other:
                 assert kit.stamps(other) == [1, 2]
+
+    def test_a_reader_stays_where_it_was_opened(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.filled(path)
+        monkeypatch.chdir(path.parent)
+        with self.kit.store.open(path.name) as store:
+            monkeypatch.chdir("/")
+            with pickle.loads(pickle.dumps(store)) as again:
+                assert self.kit.stamps(store) == self.kit.stamps(again) == [1, 2, 3]
+            assert store.verify().ok
 
     # What a store says about itself.
 

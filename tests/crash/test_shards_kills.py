@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from stepwell import FormatError, ShardReader, ShardWriter
 from tests.crash.disk import recorded
-from tests.crash.faults import Kind, fault, on_a_small_disk
+from tests.crash.faults import Kind, fault
 from tests.reference import shards as reference
 
 WIDTH = 3
@@ -130,30 +130,3 @@ def test_a_commit_that_failed(quick_path: Path) -> None:
     assert rows_in(path) == 5
     grow(path, 20)
     assert rows_in(path) == 20
-
-
-FULL = """
-import errno, sys
-from pathlib import Path
-import numpy as np
-from stepwell import ShardReader, ShardWriter
-path = Path(sys.argv[1]) / "acts"
-try:
-    with ShardWriter(path, 100, shard_bytes=40_000) as writer:
-        for i in range(10_000):
-            writer.append(np.full((7, 100), i, "f4"))
-except OSError as error:
-    assert error.errno == errno.ENOSPC, repr(error)
-else:
-    raise SystemExit("there was room")
-reader = ShardReader.open(path)
-assert len(reader) == writer.rows > 300
-assert reader.verify().ok
-assert reader[:]["data"][:, 0].tolist() == [i // 7 for i in range(len(reader))]
-assert not list(path.glob(".*.tmp"))
-print("full")
-"""
-
-
-def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
-    assert on_a_small_disk(tmp_path, "512k", FULL) == "full\n"

@@ -15,7 +15,7 @@ from stepwell.files.npy import header_bytes
 from stepwell.stores.steps import writer as writer_module
 from tests.contract import assert_batch
 from tests.crash.disk import Acknowledged, Crash, Disk, recorded
-from tests.crash.faults import Kind, fault, on_a_small_disk
+from tests.crash.faults import Kind, fault
 from tests.steps import COLUMNS, STEP, build, columns, fields, rows_of, rows_of_all
 
 SHARD_ROWS = 16
@@ -145,34 +145,3 @@ def test_a_run_that_could_not_be_written_is_not_there(
             assert writer.append(rows_of(run, steps), **columns(run)) == run
     assert_batch(StepReader.open(quick_path / "steps")[:], fields(rows_of_all(LENGTHS)))
     assert StepReader.open(quick_path / "steps").verify().ok
-
-
-FULL = """
-import errno, sys
-from pathlib import Path
-import numpy as np
-from stepwell import StepReader, StepWriter
-path = Path(sys.argv[1]) / "steps"
-dtype = np.dtype([("x", "u1", (1000,)), ("run_id", "<u4")])
-acknowledged = 0
-try:
-    with StepWriter(path, dtype, {"text": str}) as writer:
-        for run in range(10_000):
-            writer.append(np.zeros(run % 3, dtype), text="long " * 300)
-            writer.commit()
-            acknowledged = run + 1
-except OSError as error:
-    assert error.errno == errno.ENOSPC, repr(error)
-else:
-    raise SystemExit("there was room")
-dataset = StepReader.open(path, memory="map")
-assert len(dataset.runs) in (acknowledged, acknowledged + 1), (len(dataset.runs), acknowledged)
-assert dataset[:]["run_id"].tolist() == [r for r in range(len(dataset.runs)) for _ in range(r % 3)]
-assert dataset.verify().ok
-assert 5 < len(np.load(path / "steps.npy")) <= len(dataset)
-print("full")
-"""
-
-
-def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
-    assert on_a_small_disk(tmp_path, "512k", FULL) == "full\n"

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import obstore
 import pytest
-from numpy.typing import NDArray
 from obstore.store import MemoryStore
 
 from stepwell import ChecksumError, FetchError, FormatError, Loader, ShardReader
@@ -17,7 +16,7 @@ from tests.buckets import Bucket, bucket
 from tests.contract import assert_array
 from tests.proxy import changed, cut, status, times
 from tests.reference import shards as reference
-from tests.shards import assert_same, build
+from tests.shards import Floats, assert_same, build
 
 COUNTS = [100, 0, 60, 80]
 WIDTH = 16
@@ -25,7 +24,7 @@ SHARD_BYTES = 32 + 100 * WIDTH * 4
 
 
 @pytest.fixture(scope="module", autouse=True)
-def rows(tmp_path_factory: pytest.TempPathFactory, server: Bucket) -> NDArray[np.float32]:
+def rows(tmp_path_factory: pytest.TempPathFactory, server: Bucket) -> Floats:
     """A corpus: `cached`, and `cached-bare` without a list."""
     return server.corpus(tmp_path_factory.mktemp("cache"), "cached", COUNTS, WIDTH)
 
@@ -35,7 +34,7 @@ def kept(cache: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", ["cached", "cached-bare"])
-def test_fetched_once(s3: Bucket, rows: NDArray[np.float32], tmp_path: Path, name: str) -> None:
+def test_fetched_once(s3: Bucket, rows: Floats, tmp_path: Path, name: str) -> None:
     chosen = np.random.default_rng(0).integers(0, len(rows), 500)
     reader = s3.open(name, cache=tmp_path / "c")
     s3.proxy.requests.clear()
@@ -50,9 +49,7 @@ def test_fetched_once(s3: Bucket, rows: NDArray[np.float32], tmp_path: Path, nam
     assert sum(kept(tmp_path / "c").values()) == 3 * 32 + rows.nbytes
 
 
-def test_batches_come_from_what_is_there(
-    s3: Bucket, rows: NDArray[np.float32], tmp_path: Path
-) -> None:
+def test_batches_come_from_what_is_there(s3: Bucket, rows: Floats, tmp_path: Path) -> None:
     reader = s3.open("cached", cache=tmp_path / "c")
     reader.take([0, 200])
     s3.proxy.forget()
@@ -67,9 +64,7 @@ def test_batches_come_from_what_is_there(
 
 
 @pytest.mark.parametrize("shards", [0, 1, 2])
-def test_no_more_than_asked_for(
-    s3: Bucket, rows: NDArray[np.float32], tmp_path: Path, shards: int
-) -> None:
+def test_no_more_than_asked_for(s3: Bucket, rows: Floats, tmp_path: Path, shards: int) -> None:
     with pytest.raises(ValueError, match="cache_bytes: expected at least 0"):
         s3.open("cached", cache=tmp_path, cache_bytes=-1)
     most = shards * SHARD_BYTES or 100
@@ -82,7 +77,7 @@ def test_no_more_than_asked_for(
     assert bool(kept(tmp_path / "c")) == bool(shards)
 
 
-def test_corpora_share_the_room(s3: Bucket, rows: NDArray[np.float32], tmp_path: Path) -> None:
+def test_corpora_share_the_room(s3: Bucket, rows: Floats, tmp_path: Path) -> None:
     """And no file is touched that is not of a cache."""
     mine = tmp_path / "c" / "mine"
     build(mine, [1000])
@@ -108,7 +103,7 @@ def test_what_a_kill_left_is_removed(s3: Bucket, tmp_path: Path) -> None:
     assert young.exists()  # someone may be writing it
 
 
-def test_a_kept_shard_that_is_cut(s3: Bucket, rows: NDArray[np.float32], tmp_path: Path) -> None:
+def test_a_kept_shard_that_is_cut(s3: Bucket, rows: Floats, tmp_path: Path) -> None:
     reader = s3.open("cached", cache=tmp_path)
     for ask in (lambda: reader.take([99])["data"], lambda: next(reader.batches()).rows[99:100]):
         reader.take([0])
@@ -119,7 +114,7 @@ def test_a_kept_shard_that_is_cut(s3: Bucket, rows: NDArray[np.float32], tmp_pat
 
 @pytest.mark.parametrize("opened", ["before", "after"])
 def test_a_kept_shard_that_becomes_a_link(
-    s3: Bucket, rows: NDArray[np.float32], tmp_path: Path, opened: str
+    s3: Bucket, rows: Floats, tmp_path: Path, opened: str
 ) -> None:
     """What it leads to is neither read, nor written through, nor touched."""
     reader = s3.open("cached", cache=tmp_path / "c")
@@ -138,7 +133,7 @@ def test_a_kept_shard_that_becomes_a_link(
 
 
 def test_a_cache_that_is_read_only(
-    s3: Bucket, rows: NDArray[np.float32], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3: Bucket, rows: Floats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s3.open("cached", cache=tmp_path)[:]
 
@@ -150,7 +145,7 @@ def test_a_cache_that_is_read_only(
 
 
 def test_a_disk_that_is_full(
-    s3: Bucket, rows: NDArray[np.float32], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3: Bucket, rows: Floats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = s3.open("cached", cache=tmp_path)
 
@@ -182,9 +177,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_what_is_damaged_is_replaced(
-    s3: Bucket, rows: NDArray[np.float32], tmp_path: Path, how: str
-) -> None:
+def test_what_is_damaged_is_replaced(s3: Bucket, rows: Floats, tmp_path: Path, how: str) -> None:
     s3.open("cached", cache=tmp_path).take([0, 100])
     (path,) = tmp_path.rglob("000000.shard")
     whole = path.read_bytes()
@@ -193,7 +186,7 @@ def test_what_is_damaged_is_replaced(
     assert path.read_bytes() == whole
 
 
-def test_other_bytes_are_not_kept(s3: Bucket, rows: NDArray[np.float32], tmp_path: Path) -> None:
+def test_other_bytes_are_not_kept(s3: Bucket, rows: Floats, tmp_path: Path) -> None:
     s3.proxy.fault = times(1, changed, of="000000.shard")
     assert_same(s3.open("cached", cache=tmp_path / "a").take([5])["data"], rows[[5]])
     s3.proxy.fault = times(None, changed, of="000000.shard")
@@ -207,7 +200,7 @@ def test_other_bytes_are_not_kept(s3: Bucket, rows: NDArray[np.float32], tmp_pat
     assert_same(reader.take([5])["data"], rows[[5]])
 
 
-def test_faults_on_the_way(s3: Bucket, rows: NDArray[np.float32], tmp_path: Path) -> None:
+def test_faults_on_the_way(s3: Bucket, rows: Floats, tmp_path: Path) -> None:
     s3.proxy.fault = times(2, cut, of="000000.shard")
     assert_same(s3.open("cached", cache=tmp_path / "a").take([5])["data"], rows[[5]])
     reader = s3.open("cached", cache=tmp_path / "b")
@@ -245,11 +238,7 @@ def test_corpora_of_the_same_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("named", ["in the call", "in the environment"])
 def test_the_same_url_of_another_server(
-    s3: Bucket,
-    rows: NDArray[np.float32],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    named: str,
+    s3: Bucket, rows: Floats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
 ) -> None:
     assert_same(s3.open("cached-bare", cache=tmp_path / "c")[:]["data"], rows)
     with bucket() as other:  # the same objects, which nobody knows here
@@ -263,7 +252,7 @@ def test_the_same_url_of_another_server(
         assert len({r.end for r in other.proxy.asked_for("000000.shard")}) == 2
 
 
-def test_threads_and_little_room(s3: Bucket, rows: NDArray[np.float32], tmp_path: Path) -> None:
+def test_threads_and_little_room(s3: Bucket, rows: Floats, tmp_path: Path) -> None:
     readers = [s3.open("cached", cache=tmp_path / "c", cache_bytes=SHARD_BYTES) for _ in range(2)]
 
     def work(number: int) -> None:

@@ -120,7 +120,7 @@ HOSTILE: dict[str, Case] = {
 
 @pytest.mark.parametrize("name", HOSTILE, ids=str)
 def test_hostile(quick_path: Path, name: str) -> None:
-    """Reader and writer refuse it in the same words, which name it."""
+    """Readers, of buckets too, and writers refuse it in the same words, which name it."""
     case = HOSTILE[name]
     files = {SHARD: WHOLE, **case.files}
     for file, data in files.items():
@@ -133,6 +133,11 @@ def test_hostile(quick_path: Path, name: str) -> None:
     assert caught.value.path == str(quick_path / case.at)
     assert caught.value.offset == case.offset
     assert sorted(os.listdir(quick_path)) == before
+    if case.at == SHARD:
+        with pytest.raises(case.kind, match=case.message) as caught:
+            ShardReader.open(f"file://{quick_path}")
+        assert caught.value.path == f"file://{quick_path / SHARD}"
+        assert caught.value.offset == case.offset
     if not case.writer:
         return
     with pytest.raises(case.kind, match=case.message) as caught:
@@ -213,11 +218,13 @@ def test_bytes_behind_the_last_row(path: Path) -> None:
     reader = ShardReader.open(path)
     assert_same(reader[:]["data"], ROWS)
     assert_same(np.concatenate([batch.rows for batch in reader.batches(3)]), ROWS)
-    assert reader.describe().health == f"bytes behind the last row of {path}"
-    for quick in (False, True):
-        (problem,) = reader.verify(quick=quick).problems
-        assert "4 bytes behind the last row" in str(problem)
-        assert (problem.path, problem.offset) == (str(path), len(WHOLE))
+    far = ShardReader.open(f"file://{path.parent}")
+    for there, where in ((reader, str(path)), (far, f"file://{path}")):
+        assert there.describe().health == f"bytes behind the last row of {where}"
+        for quick in (False, True):
+            (problem,) = there.verify(quick=quick).problems
+            assert "4 bytes behind the last row" in str(problem)
+            assert (problem.path, problem.offset) == (where, len(WHOLE))
 
 
 # shards.json.

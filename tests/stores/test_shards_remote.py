@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from obstore.store import LocalStore, MemoryStore
 
-from stepwell import FetchError, FormatError, Loader, ShardReader, ShardWriter
+from stepwell import FetchError, Loader, ShardReader, ShardWriter
 from stepwell.source import Source
 from tests import children, scaled
 from tests.buckets import Bucket
@@ -225,34 +225,6 @@ def test_a_list_decides_what_belongs(s3: Bucket, tmp_path: Path) -> None:
     (tmp_path / "a" / "000002.shard").write_bytes((tmp_path / "b" / "000000.shard").read_bytes())
     s3.upload(tmp_path / "a", "decides")
     assert_same(s3.open("decides")[:]["data"], rows)
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "header of 32 bytes, got 0"),
-        (b"GAMSAE0", "header of 32 bytes, got 7"),
-        (reference.header(1, 1, 0), "expected 36 bytes, the file has 32"),
-        (reference.header(0, 1, 0), "expected a corpus with rows"),
-        (b"PK" + bytes(62), "expected b'GAMSAE01'"),
-    ],
-)
-def test_headers_in_a_bucket(data: bytes, message: str) -> None:
-    store = MemoryStore()
-    obstore.put(store, "a.shard", data)
-    with pytest.raises(FormatError, match=message) as caught:
-        ShardReader(store)
-    assert str(caught.value.path).endswith("a.shard")
-
-
-def test_bytes_behind_the_last_row(s3: Bucket, tmp_path: Path) -> None:
-    build(tmp_path, [3])
-    with (tmp_path / "000000.shard").open("ab") as file:
-        file.write(b"more")
-    s3.upload(tmp_path, "surplus")
-    (problem,) = s3.open("surplus").verify().problems
-    assert "4 bytes behind the last row" in str(problem)
-    assert problem.path == s3.url("surplus/000000.shard")
 
 
 # News.

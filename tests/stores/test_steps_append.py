@@ -140,7 +140,7 @@ def test_the_original_program_s(quick_path: Path) -> None:
     assert np.load(quick_path / "a" / "steps.npy").tobytes() == rows_of_all().tobytes()
 
 
-@pytest.mark.parametrize("room", [0, 1, 2])
+@pytest.mark.parametrize("room", [0, 1])
 def test_a_header_without_room(quick_path: Path, room: int) -> None:
     """Some programs leave none: the number of rows can grow only by so many digits."""
     path = quick_path / "a"
@@ -150,20 +150,13 @@ def test_a_header_without_room(quick_path: Path, room: int) -> None:
     (path / "steps.npy").write_bytes(header + rows.tobytes())
     most = 10 ** (room + 1) - 1
     with StepWriter(path, mode="a") as writer:
-        for run in range(1, most - 5 + 1):
-            if run > 15:
-                break
-            writer.append(rows_of(run, 1), max_score=0)
-        if room < 2:
-            if room == 1:
-                writer.append(rows_of(16, most - len(writer)), max_score=0)
-            with pytest.raises(FormatError, match=f"no room for more than {most} rows") as caught:
-                writer.append(rows_of(17, 1), max_score=0)
-            assert caught.value.path == str(path / "steps.npy")
-            assert len(writer) == most
-    dataset = StepReader.open(path)
-    assert len(np.load(path / "steps.npy")) == len(dataset)
-    assert dataset.verify().ok
+        writer.append(rows_of(1, most - 5), max_score=0)
+        with pytest.raises(FormatError, match=f"no room for more than {most} rows") as caught:
+            writer.append(rows_of(2, 1), max_score=0)
+        assert caught.value.path == str(path / "steps.npy")
+        assert len(writer) == most
+    assert len(np.load(path / "steps.npy")) == most
+    assert StepReader.open(path).verify().ok
 
 
 def test_a_header_of_another_version(quick_path: Path) -> None:

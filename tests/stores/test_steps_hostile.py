@@ -40,12 +40,12 @@ def sql(text: str, *values: Any) -> Callable[[Path], None]:
     return change
 
 
-def meta(key: str, value: Any) -> Callable[[Path], None]:
+def meta(key: str, value: Any) -> Callable[[Path], Any]:
     return sql("UPDATE meta SET value = ? WHERE key = ?", value, key)
 
 
-def content(data: bytes) -> Callable[[Path], None]:
-    return lambda path: (path / "metadata.db").write_bytes(data) and None
+def content(data: bytes) -> Callable[[Path], Any]:
+    return lambda path: (path / "metadata.db").write_bytes(data)
 
 
 def array(data: Any, *, known: bool = True) -> Callable[[Path], None]:
@@ -110,7 +110,7 @@ def fewer_than_none(path: Path) -> None:
     ],
 )
 def test_refused(
-    path: Path, change: Callable[[Path], None], message: str, kind: type[Exception]
+    path: Path, change: Callable[[Path], Any], message: str, kind: type[Exception]
 ) -> None:
     """Readers and writers refuse a dataset in the same words, and change nothing."""
     change(path)

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 import stepwell as sw
-from stepwell import BusyError, FormatError, PackReader, SchemaError, StepReader, StepWriter
+from stepwell import FormatError, PackReader, StepReader, StepWriter
 from stepwell.game2048 import play_to
 from stepwell.store import Store
 from tests import children, packs, scaled
@@ -26,32 +25,6 @@ def build(path: Path, runs: int, first: float = 0, length: int = 4) -> StepReade
         for run in range(runs):
             writer.append({"x": np.full(length, first + run, "f4")}, s=int(first) + run)
     return StepReader.open(path)
-
-
-# A writer whose dataset is not where it was.
-
-
-@pytest.mark.parametrize("change", ["removed", "replaced", "lock removed"])
-def test_a_dataset_that_is_taken_away_from_its_writer(tmp_path: Path, change: str) -> None:
-    path = tmp_path / "v"
-    build(path, 3)
-    writer = StepWriter(path, mode="a")
-    writer.append({"x": np.zeros(5, "f4")}, s=9)
-    if change == "lock removed":
-        (path / "writer.lock").unlink()
-    else:
-        path.rename(tmp_path / "before")
-    if change == "removed":
-        shutil.rmtree(tmp_path / "before")
-    if change == "replaced":
-        build(path, 7)
-    with pytest.raises(BusyError, match="moved or replaced"):
-        writer.commit()
-    with pytest.raises(BusyError, match="moved or replaced"):
-        writer.close()
-    if change == "replaced":
-        assert len(StepReader.open(path).runs) == 7
-        assert StepReader.open(path).verify().ok
 
 
 # A reader whose dataset is another one now.
@@ -86,19 +59,6 @@ def test_a_dataset_that_grew_is_the_same_one(tmp_path: Path) -> None:
         assert dataset.refresh()
         assert len(dataset) == 4 * runs + 80
         assert len(dataset.runs) == runs + 40
-
-
-def test_a_dataset_is_found_again_from_another_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    build(tmp_path / "v", 3)
-    dataset = StepReader.open("v")
-    (tmp_path / "sub").mkdir()
-    monkeypatch.chdir(tmp_path / "sub")
-    assert len(dataset.where("s = 1")) == 4
-    assert len(pickle.loads(pickle.dumps(dataset))) == 12
-    assert dataset.verify().ok
 
 
 # Interruptions.
@@ -191,22 +151,6 @@ def test_headers_and_sums_are_never_ahead(tmp_path: Path) -> None:
     (path / "steps.npy").write_bytes(data)
     (problem,) = StepReader.open(path).verify().problems
     assert "header: expected at most 12 rows, got 99" in str(problem)
-
-
-def test_values_that_would_change_are_refused(tmp_path: Path) -> None:
-    dtype = np.dtype([("f", "<f4"), ("t", "<M8[ns]")])
-    times = np.zeros(2, "M8[ns]")
-    with StepWriter(tmp_path / "v", dtype) as writer:
-        for rows in (
-            {"f": np.array([1.0, 1e300]), "t": times},
-            {"f": np.zeros(2), "t": np.array(["2000-01-01", "3000-01-01"], "M8[s]")},
-        ):
-            with pytest.raises(SchemaError, match="fit"):
-                writer.append(rows)
-        with pytest.raises(TypeError, match="mask"):
-            writer.append({"f": np.ma.masked_array([1.0, 2.0], [False, True]), "t": times})
-        writer.append({"f": np.array([np.inf, np.nan]), "t": times})
-    assert len(StepReader.open(tmp_path / "v")) == 2
 
 
 def test_runs_in_files_with_odd_names(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ class Kit(WriterKit):
     store = StepReader
     writer = StepWriter
     recordable = False  # SQLite writes by itself; test_steps_kills has power cuts around it
+    small_disk = "512k"
     shard_rows: ClassVar[int | None] = None
 
     def open(self, path: Path, mode: Any = "x") -> StepWriter:
@@ -179,15 +180,29 @@ def test_rows_of_another_kind(quick_path: Path, rows: Any, message: str) -> None
     assert len(StepReader.open(quick_path / "a")) == 6
 
 
-def test_text_that_does_not_fit(quick_path: Path) -> None:
-    with StepWriter(quick_path / "a", [("s", "S2"), ("n", [("a", "i4")])]) as writer:
-        nested = np.zeros(1, [("a", "i4")])
-        with pytest.raises(SchemaError, match=r"s: .*abc.* does not fit"):
-            writer.append({"s": [b"abc"], "n": nested})
-        for wrong in ([5], ["ab"], [b"ab"]):
-            with pytest.raises(SchemaError):
-                writer.append({"s": wrong, "n": np.zeros(1, [("b", "f4")])})
-        writer.append({"s": [b"ab"], "n": nested})
+OTHERS = np.dtype([("s", "S2"), ("n", [("a", "i4")]), ("t", "<M8[ns]"), ("f", "<f4")])
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("s", [b"abc"], r"s: .*abc.* does not fit"),
+        ("s", [5], "s: expected"),
+        ("s", ["ab"], "s: expected"),
+        ("n", np.zeros(1, [("b", "f4")]), "n: expected"),
+        ("t", np.array(["3000-01-01"], "M8[s]"), "t: not every .* fits"),
+        ("f", [1e300], "f: .*1e.300.* does not fit"),
+    ],
+)
+def test_values_that_would_change(quick_path: Path, name: str, values: Any, message: str) -> None:
+    rows = fields(np.zeros(1, OTHERS))
+    with StepWriter(quick_path / "a", OTHERS) as writer:
+        with pytest.raises(SchemaError, match=message):
+            writer.append({**rows, name: values})
+        with pytest.raises(TypeError, match="mask"):
+            writer.append({**rows, "f": np.ma.masked_array([1.0], [True])})
+        writer.append({**rows, "f": [np.inf]})
+    assert len(StepReader.open(quick_path / "a")) == 1
 
 
 @pytest.mark.parametrize(
@@ -249,6 +264,7 @@ def test_columns_of_every_kind(quick_path: Path) -> None:
     [
         ({"a b": int}, "cannot name"),
         ({"": int}, "cannot name"),
+        ({1: int}, "cannot name"),
         ({'x"y': int}, "cannot name"),
         ({"ID": int}, "cannot name"),
         ({"num_steps": int}, "cannot name"),
@@ -257,7 +273,7 @@ def test_columns_of_every_kind(quick_path: Path) -> None:
         ({"a": complex}, "one of int, float, str, bytes"),
     ],
 )
-def test_columns_that_cannot_be(quick_path: Path, names: dict[str, type], message: str) -> None:
+def test_columns_that_cannot_be(quick_path: Path, names: dict[Any, type], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         StepWriter(quick_path / "a", PLAIN, names)
     with pytest.raises(TypeError, match="columns: expected a dict of names and types"):

@@ -28,18 +28,15 @@ _ENDPOINTS = {
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
 _KEYS = {
-    ("s3",): "expected AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment (what is in "
+    "s3": "expected AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment (what is in "
     "~/.aws is not read), access_key_id= and secret_access_key=, or credential_provider=; of a "
     "public bucket AWS_SKIP_SIGNATURE=true or skip_signature=True",
-    ("gs",): "expected GOOGLE_APPLICATION_CREDENTIALS in the environment, service_account_path= or "
+    "gs": "expected GOOGLE_APPLICATION_CREDENTIALS in the environment, service_account_path= or "
     "credential_provider=; of a public bucket GOOGLE_SKIP_SIGNATURE=true or skip_signature=True",
-    (
-        "az",
-        "abfs",
-        "adl",
-    ): "expected AZURE_STORAGE_ACCOUNT_KEY in the environment, account_key=, sas_key= or "
+    "a": "expected AZURE_STORAGE_ACCOUNT_KEY in the environment, account_key=, sas_key= or "
     "credential_provider=; of a public container AZURE_SKIP_SIGNATURE=true or skip_signature=True",
 }
+"""How to sign, by how a URL begins; Azure has az, abfs and adl."""
 
 
 def is_url(where: object) -> bool:
@@ -171,16 +168,6 @@ class RemoteFiles:
     def _tried(self, work: Callable[[Any], T], url: str) -> T:
         """What `work` returns for a store, in the end."""
         obstore = _obstore()
-        final = (
-            obstore.exceptions.NotFoundError,
-            obstore.exceptions.PermissionDeniedError,
-            obstore.exceptions.UnauthenticatedError,
-            obstore.exceptions.NotSupportedError,
-            obstore.exceptions.InvalidPathError,
-            FileNotFoundError,
-            NotImplementedError,
-            ValueError,
-        )
         begin, pause, spent_s = time.monotonic(), _PAUSE_S, 0.0
         # Whoever has no keys is to know soon, even where the service of the machine is silent.
         left_s = self._deadline_s if self._answered else min(_KEYLESS_S, self._deadline_s)
@@ -201,12 +188,11 @@ class RemoteFiles:
                 self._answered |= isinstance(error, obstore.exceptions.NotFoundError)
                 keyless = not self._answered and _KEYLESS.search(str(error)) is not None
                 limit_s = min(_KEYLESS_S / 2, self._deadline_s) if keyless else self._deadline_s
-                passing = not isinstance(error, final) or isinstance(error, _Short)
-                refused = not keyless and _is_refusal(error)
-                if not passing or refused or spent_s + pause > limit_s:
+                if not _may_pass(error, keyless) or spent_s + pause > limit_s:
                     message = _first_line(error)
                     if keyless:
-                        message = f"no credentials: {_how_to_sign(self.url)} ({message})"
+                        known = (text for name, text in _KEYS.items() if self.url.startswith(name))
+                        message = f"no credentials: {next(known, 'the store has none')} ({message})"
                     raise FetchError(message, url=url) from error
             time.sleep(pause)
             left_s = self._deadline_s - spent_s - pause
@@ -217,13 +203,21 @@ class _Short(OSError):
     """A response that ended early."""
 
 
-def _is_refusal(error: Exception) -> bool:
-    """What no time will help: a request that is wrong, a bucket that does not exist."""
-    text = str(error)
+def _may_pass(error: Exception, keyless: bool) -> bool:
+    """Whether time may help: not a request that is wrong, nor a bucket that does not exist."""
+    known = _obstore().exceptions
+    final = (
+        *(known.NotFoundError, known.PermissionDeniedError, known.UnauthenticatedError),
+        *(known.NotSupportedError, known.InvalidPathError),
+        *(FileNotFoundError, NotImplementedError, ValueError),
+    )
+    if isinstance(error, final):
+        return False
+    text = "" if keyless else str(error)
     if any(word in text for word in ("NoSuchBucket", "AccessDenied", "404 Not", "builder error")):
-        return True
+        return False
     status = _STATUS.search(text)
-    return status is not None and status[1] not in ("408", "425", "429")
+    return status is None or status[1] in ("408", "425", "429")
 
 
 def _endpoint(url: str, options: Mapping[str, Any]) -> str:
@@ -235,13 +229,6 @@ def _endpoint(url: str, options: Mapping[str, Any]) -> str:
         if url.startswith(scheme):
             return next((os.environ[name] for name in names if os.environ.get(name)), "")
     return ""
-
-
-def _how_to_sign(url: str) -> str:
-    for schemes, text in _KEYS.items():
-        if url.startswith(schemes):
-            return text
-    return "the store has none"
 
 
 def _first_line(error: Exception) -> str:

@@ -20,6 +20,7 @@ LIST = Document("shards.json", "stepwell-shards", 1)
 KINDS = ("float32", "float16", "bfloat16")
 """What the dtype tags 0, 1 and 2 mean. NumPy has no bfloat16."""
 _SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2")}
 _MAX_BYTES = 1 << 62
 
 
@@ -33,6 +34,11 @@ class Shard:
     kind: str
     crc32c: int | None = None
     """Of the payload, where a manifest has it."""
+
+    @property
+    def dtype(self) -> np.dtype[Any] | None:
+        """None of bfloat16, which NumPy does not have."""
+        return _DTYPES.get(self.kind)
 
     @property
     def row_bytes(self) -> int:

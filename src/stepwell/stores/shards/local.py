@@ -125,9 +125,7 @@ class _Mapped:
     shard: Shard
     path: Path
     memory: NDArray[np.uint8]
-    """The whole file."""
-    size: int
-    """Of the file, which may be longer than its header says."""
+    """The whole file, which may be longer than its header says."""
     identity: tuple[int, int]
     """Its device and number there: another file may get its name."""
 
@@ -175,7 +173,7 @@ class LocalShards(Corpus):
 
     def surplus(self, number: int) -> int:
         file = self._files[number]
-        return file.size - HEADER_BYTES - file.shard.payload_bytes
+        return len(file.memory) - HEADER_BYTES - file.shard.payload_bytes
 
     def reader(self) -> _core.Reader:
         """All rows as they are stored, in any order; a file that was cut is an error."""
@@ -193,9 +191,9 @@ class LocalShards(Corpus):
 
     def copied(self, number: int, begin: int, end: int) -> NDArray[np.uint8]:
         """Bytes `begin` to `end` of the rows of a shard; an error if its file was cut."""
-        file = self._files[number]
-        whole = _core.guarded_reader(file.memory, HEADER_BYTES + begin, 1, end - begin, file.path)
-        return whole.take(np.zeros(1, np.int64))[: end - begin]
+        at, memory = HEADER_BYTES + begin, self._files[number].memory
+        copy = whole(memory[at : HEADER_BYTES + end], self.where(number), at)
+        return copy.take(np.zeros(1, np.int64))[: end - begin]
 
     def is_cut(self, number: int) -> bool:
         """Whether the file at the path has become shorter; one that is gone is not."""
@@ -204,13 +202,13 @@ class LocalShards(Corpus):
             found = os.stat(file.path)
         except FileNotFoundError:
             return False
-        return (found.st_dev, found.st_ino) == file.identity and found.st_size < file.size
+        return (found.st_dev, found.st_ino) == file.identity and found.st_size < len(file.memory)
 
     def check_whole(self, number: int) -> None:
         """What is behind the end of a file in its last page is read as zeros, without an error."""
         if self.is_cut(number):
-            path = self._files[number].path
-            raise FormatError("the file has become shorter since it was opened", path=str(path))
+            message = "the file has become shorter since it was opened"
+            raise FormatError(message, path=self.where(number))
 
     def parts(
         self, numbers: Sequence[int], step: int, window_bytes: int
@@ -257,4 +255,4 @@ def _mapped(path: Path, *, inside: bool) -> _Mapped:
         shard = parse_header(file.read(HEADER_BYTES), path.name, str(path), size)
         # Not Python's mmap, which keeps a descriptor for each of a thousand shards.
         memory = _core.map_file(file.fileno(), size, path)
-    return _Mapped(shard, path, memory, size, (found.st_dev, found.st_ino))
+    return _Mapped(shard, path, memory, (found.st_dev, found.st_ino))

@@ -45,7 +45,7 @@ class ShardReader(Store):
         for batch in Loader(acts, 4096):            shuffled; batch["data"]
 
     `take` and the loader give rows in the stored dtype (bfloat16, which NumPy does not have, as
-    float32), or in `dtype`. The files may be larger than memory: `batches` keeps a window of them.
+    float32). The files may be larger than memory: `batches` keeps a window of them.
     """
 
     kind = "shards"
@@ -55,7 +55,6 @@ class ShardReader(Store):
         self,
         where: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | Any,
         *,
-        dtype: DTypeLike | None = None,
         _seen: list[Shard] | None = None,
         **options: Any,
     ) -> None:
@@ -76,11 +75,8 @@ class ShardReader(Store):
         self._shards = self._found(None if _seen is None else [shard.name for shard in _seen])
         _check_known(_seen or (), self._shards)
         first = self._shards.shards[0]
-        self._width, self._stored_kind = first.width, first.kind
-        self._stored = stored = _stored_dtype(first.kind)
-        self._dtype = (stored or np.dtype(np.float32)) if dtype is None else np.dtype(dtype)
-        if not self._gives(self._dtype):
-            raise ValueError(f"dtype: expected float32, float64 or the stored one, got {dtype}")
+        self._width, self._stored_kind, self._stored = first.width, first.kind, first.dtype
+        self._dtype = first.dtype or np.dtype(np.float32)
         self._length = int(self._shards.starts[-1])
         if isinstance(self._where, list):
             self._path = os.path.commonpath([os.path.abspath(path) for path in self._where])
@@ -111,8 +107,7 @@ class ShardReader(Store):
 
     def __reduce__(self) -> tuple[Any, ...]:
         seen = None if isinstance(self._where, list) else self.shards
-        again = partial(type(self), dtype=self._dtype, _seen=seen, **self._options)
-        return again, (self._where,)
+        return partial(type(self), _seen=seen, **self._options), (self._where,)
 
     # What it is.
 
@@ -127,6 +122,11 @@ class ShardReader(Store):
 
     def __len__(self) -> int:
         return self._length
+
+    @property
+    def total_rows(self) -> int:
+        """The number of rows, as `len`."""
+        return len(self)
 
     @property
     def width(self) -> int:
@@ -180,23 +180,17 @@ class ShardReader(Store):
 
     def _description(self) -> Description:
         shards = self._shards
-        surplus = [number for number in range(len(shards.shards)) if shards.surplus(number)]
+        longer = (shards.where(i) for i in range(len(shards.shards)) if shards.surplus(i))
+        health = next((f"bytes behind the last row of {where}" for where in longer), "fine")
         facts = {
             "shards": len(shards.shards),
             "width": self._width,
             "dtype": self._stored_kind,
             "checksums": sum(shard.crc32c is not None for shard in shards.shards),
         }
+        size = shards.stored_bytes
         return Description(
-            self.kind,
-            self.path,
-            len(self),
-            shards.stored_bytes,
-            self.schema,
-            facts=facts,
-            health=f"bytes behind the last row of {shards.where(surplus[0])}"
-            if surplus
-            else "fine",
+            self.kind, self.path, len(self), size, self.schema, facts=facts, health=health
         )
 
     # In order.
@@ -291,11 +285,10 @@ class ShardReader(Store):
         problems: list[FormatError] = []
         done, total = 0, sum(shard.payload_bytes for shard in shards.shards)
         for number, shard in enumerate(shards.shards):
+            where, end = shards.where(number), HEADER_BYTES + shard.payload_bytes
             if surplus := shards.surplus(number):
-                problems.append(
-                    FormatError(f"{surplus} bytes behind the last row", path=shards.where(number),
-                                offset=HEADER_BYTES + shard.payload_bytes)
-                )  # fmt: skip
+                message = f"{surplus} bytes behind the last row"
+                problems.append(FormatError(message, path=where, offset=end))
             try:
                 crc = 0
                 for data in () if quick else shards.payload(number):
@@ -304,32 +297,31 @@ class ShardReader(Store):
                     progress(done, total)
                 shards.check_whole(number)
                 if not quick:
-                    check_crc(shard, crc, shards.where(number))
+                    check_crc(shard, crc, where)
             except FormatError as error:
                 problems.append(error)
         if done < total or not total:
             progress(total, total)
-        every = f"{len(shards.shards)} shards have a header, and all of their {len(self):,} rows"
+        count = len(shards.shards)
+        checked = [f"{count} shards have a header, and all of their {len(self):,} rows"]
         bare = [shard.name for shard in shards.shards if shard.crc32c is None]
+        unchecked = []
         if quick:
-            checked, unchecked = [every], ["the values: a quick check does not read them"]
+            unchecked.append("the values: a quick check does not read them")
         else:
-            with_checksum = len(shards.shards) - len(bare)
-            read = f"every value was read; {with_checksum} shards match their checksums"
-            checked, unchecked = [every, read if not problems else "every value was read"], []
+            match = f"; {count - len(bare)} shards match their checksums"
+            checked.append("every value was read" + ("" if problems else match))
             if bare:
-                more = ", …" if len(bare) > 3 else ""
-                unchecked = [
-                    f"the values of {len(bare)} shards without a checksum in {LIST.name}: "
-                    f"{', '.join(bare[:3])}{more}"
-                ]
+                names = ", ".join([*bare[:3], *(["…"] if len(bare) > 3 else [])])
+                unchecked.append(
+                    f"the values of {len(bare)} shards without a checksum in {LIST.name}: {names}"
+                )
         return Report(self.kind, self.path, tuple(problems), tuple(checked), tuple(unchecked))
 
     # A source.
 
     def _native(self, names: Sequence[str]) -> _core.Reader | None:
-        self._check_open()
-        return self._shards.reader() if self._is_stored(self._dtype) else None
+        return self._shards.reader() if self._stored is not None else None
 
     def _fill(self, rows: Rows, out: Batch) -> None:
         self._convert(self._shards.rows(rows), out["data"], self.path, 0)
@@ -363,10 +355,6 @@ class ShardReader(Store):
             return
         doubles = rows.dtype == np.float64
         _core.upcast(KINDS.index(self._stored_kind), data, flat, doubles, self._cores, where, at)
-
-
-def _stored_dtype(kind: str) -> np.dtype[Any] | None:
-    return None if kind == "bfloat16" else np.dtype(f"<f{4 if kind == 'float32' else 2}")
 
 
 def _last_of(shards: Corpus, number: int, rows: NDArray[Any]) -> NDArray[Any]:
@@ -414,7 +402,7 @@ class Subsample(Select):
         self.fraction = fraction
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self._base, self.fraction)  # not a number for each row
+        return ShardReader.subsample, (self._base, self.fraction)  # not a number for each row
 
     @property
     def row_ids(self) -> Rows:
@@ -426,7 +414,3 @@ class Subsample(Select):
     def weight(self) -> float:
         """How many rows of the corpus each of these stands for."""
         return 1 / self.fraction
-
-
-def _again(base: ShardReader, fraction: float) -> Subsample:
-    return base.subsample(fraction)

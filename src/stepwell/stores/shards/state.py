@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from stepwell import _core
 from stepwell.errors import FormatError, SchemaError
 from stepwell.files.atomic import is_temporary, sweep, sync_path
 from stepwell.files.document import Document, whole_number
@@ -18,7 +19,7 @@ from stepwell.files.journal import Framing, Journal
 from stepwell.files.npy import dtype_from_json, dtype_to_json
 from stepwell.files.regular import open_inside
 from stepwell.fit import fit_into
-from stepwell.source import Rows, is_masked
+from stepwell.source import Rows, as_rows, is_masked
 from stepwell.writer import Mode, Writer, exclusive
 
 META = Document("state.json", "stepwell-rowstate", 1, indent=None)
@@ -26,7 +27,6 @@ FRAMING = Framing(b"RST1", whole=False)
 VALUES, THERE, JOURNAL, LOCK = "values", "there", "journal", "writer.lock"
 _JOURNAL_BYTES = 1 << 24
 _MAX_ROWS = 1 << 48
-_MANY_ROWS = 1 << 20
 _PIECE_BYTES = 1 << 20
 
 
@@ -94,14 +94,11 @@ class RowState(Writer):
 
     def put(self, row_ids: ArrayLike, values: ArrayLike) -> None:
         """Keep a vector for each of these rows, in place of what there was; all or none."""
-        ids = self._ids(row_ids)
+        ids = _as_ids(row_ids)
         if is_masked(values):
             raise TypeError("a masked array would lose its mask; fill it first")
-        given = np.asarray(values)
         made = np.zeros((len(ids), self._width), self._dtype)
-        if given.shape != made.shape:
-            raise SchemaError(f"expected {made.shape} values, got {given.shape}")
-        fit_into("values", given, made)
+        fit_into("values", np.asarray(values), made)
         # numpy.unique takes ten times as long.
         rising = ids if (ids[1:] > ids[:-1]).all() else np.sort(ids)
         if (rising[1:] == rising[:-1]).any():
@@ -126,7 +123,7 @@ class RowState(Writer):
     @exclusive
     def get(self, row_ids: ArrayLike) -> NDArray[Any]:
         """What was kept for these rows; zeros for those without."""
-        ids = self._ids(row_ids)
+        ids = _as_ids(row_ids)
         inside = ids < len(self._values)
         known = ids if inside.all() else ids[inside]
         found = np.asarray(self._values[known])
@@ -142,7 +139,7 @@ class RowState(Writer):
     @exclusive
     def present(self, row_ids: ArrayLike) -> NDArray[np.bool]:
         """Which of these rows have something."""
-        ids = self._ids(row_ids)
+        ids = _as_ids(row_ids)
         found = ids < len(self._there)
         known = ids[found]
         found[found] = (self._there[known] != 0) | (self._late.places(known) >= 0)
@@ -223,12 +220,9 @@ class RowState(Writer):
             self._values = np.zeros((0, self._width), self._dtype)
             self._there = np.zeros(0, np.uint8)
             return
-        values, there = (
-            mmap.mmap(self._files[VALUES], rows * size),
-            mmap.mmap(self._files[THERE], rows),
-        )
-        self._values = np.frombuffer(values, self._dtype).reshape(rows, self._width)
-        self._there = np.frombuffer(there, np.uint8)
+        values = np.frombuffer(mmap.mmap(self._files[VALUES], rows * size), self._dtype)
+        self._values = values.reshape(rows, self._width)
+        self._there = np.frombuffer(mmap.mmap(self._files[THERE], rows), np.uint8)
 
     def _check_values(self) -> None:
         """Raise `FormatError` if there are rows without values: someone cut the file."""
@@ -315,13 +309,12 @@ class RowState(Writer):
             self._late.clear()
             self._committed = 0
 
-    def _ids(self, row_ids: ArrayLike) -> Rows:
-        ids = np.asarray(row_ids)
-        if ids.ndim != 1 or (ids.dtype.kind not in "iu" and len(ids)):
-            raise TypeError(f"expected row ids, got {ids.dtype} {ids.shape}")
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < _MAX_ROWS:
-            raise IndexError(f"row ids from {ids.min()} to {ids.max()}")
-        return ids.astype(np.int64)
+
+def _as_ids(row_ids: ArrayLike) -> Rows:
+    """Row ids as a source takes them, any that a state may have."""
+    ids = as_rows(row_ids, _MAX_ROWS)
+    _core.check_rows(ids, _MAX_ROWS)
+    return ids
 
 
 class _Late:
@@ -367,9 +360,6 @@ class _Late:
         return self.ids[counts], self.values[: self._count][counts]
 
     def clear(self) -> None:
-        if len(self._slots) > _MANY_ROWS:
-            self._slots = np.zeros(len(self._slots), np.int32)  # gives the old pages back
-        else:
-            self._slots[self.ids] = 0
+        self._slots = np.zeros(len(self._slots), np.int32)  # gives the old pages back
         self._count = 0
         self._ids, self.values = self._ids[:0], self.values[:0]

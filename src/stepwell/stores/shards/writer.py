@@ -76,21 +76,15 @@ class ShardWriter(Writer):
         self._begin(root, LOCK, mode)
         with self._opening():
             self._shards = self._found()
-            there = self._shards[0] if self._shards else None
-            if width is None and there is None:
+            like = self._shards[0] if self._shards else Shard("", 0, width or 0, kind or KINDS[0])
+            if not like.width:
                 raise ValueError("a new corpus needs a width")
-            if there is not None:
-                if width is not None and width != there.width:
-                    raise SchemaError(f"expected rows of {there.width} values, got {width}")
-                if kind is not None and kind != there.kind:
-                    raise SchemaError(f"expected rows of {there.kind}, got {kind}")
-                kind, width = there.kind, there.width
-            kind = kind or KINDS[0]
-            assert width is not None
-            self._width, self._kind = width, kind
-            self._stored = np.dtype("<f4" if kind == "float32" else "<f2")
-            self._row_bytes = Shard("", 0, width, kind).row_bytes
-            self._shard_rows = max(shard_bytes // self._row_bytes, 1)
+            if width not in (None, like.width):
+                raise SchemaError(f"expected rows of {like.width} values, got {width}")
+            if kind not in (None, like.kind):
+                raise SchemaError(f"expected rows of {like.kind}, got {kind}")
+            self._like = like
+            self._shard_rows = max(shard_bytes // like.row_bytes, 1)
             self._rows = sum(shard.rows for shard in self._shards)
 
     @property
@@ -100,7 +94,7 @@ class ShardWriter(Writer):
 
     @property
     def width(self) -> int:
-        return self._width
+        return self._like.width
 
     def __len__(self) -> int:
         """Rows written, those of the shard that is not whole yet included."""
@@ -121,7 +115,7 @@ class ShardWriter(Writer):
                     self._start_shard()
                 part = data[at : at + self._shard_rows - self._open_rows]
                 flat = part.reshape(-1)
-                at_byte = HEADER_BYTES + self._open_rows * self._row_bytes
+                at_byte = HEADER_BYTES + self._open_rows * self._like.row_bytes
                 write_all(self._file, flat, at_byte, self._beside)
                 self._crc = _core.crc32c(flat, self._crc)
                 self._open_rows += len(part)
@@ -137,7 +131,8 @@ class ShardWriter(Writer):
             return
         with self._at_risk():
             name = f"{len(self._shards):06}{SUFFIX}"
-            header = header_bytes(self._open_rows, self._width, self._kind)
+            shard = replace(self._like, name=name, rows=self._open_rows, crc32c=self._crc)
+            header = header_bytes(shard.rows, shard.width, shard.kind)
             write_all(self._file, np.frombuffer(header, np.uint8), 0, self._beside)
             os.fsync(self._file)
             file, self._file = self._file, -1
@@ -146,7 +141,6 @@ class ShardWriter(Writer):
                 raise FileExistsError(f"{self._root / name} exists already")
             self._beside.replace(self._root / name)
             sync_path(self._root)
-            shard = Shard(name, self._open_rows, self._width, self._kind, self._crc)
             self._shards.append(shard)
             LIST.write(self._root, listing(self._shards))
             self._rows, self._open_rows = self._rows + self._open_rows, 0
@@ -203,22 +197,22 @@ class ShardWriter(Writer):
         """Rows as bytes of the stored kind, (n, bytes of a row)."""
         if is_masked(rows):
             raise TypeError("a masked array would lose its mask; fill it first")
-        array = np.asarray(_detached(rows))
-        if array.ndim != 2 or array.shape[1] != self._width:
-            raise SchemaError(f"expected (n, {self._width}) values, got {array.shape}")
+        array, like = np.asarray(_detached(rows)), self._like
+        if array.ndim != 2 or array.shape[1] != like.width:
+            raise SchemaError(f"expected (n, {like.width}) values, got {array.shape}")
         if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
             raise SchemaError(f"expected floats, got {array.dtype}")
-        if self._kind == "bfloat16":
+        if like.dtype is None:
             made: NDArray[Any] = _to_bfloat16(array)
-        elif array.dtype == self._stored:
+        elif array.dtype == like.dtype:
             made = np.ascontiguousarray(array)
         else:
             with np.errstate(over="ignore"):
-                made = np.ascontiguousarray(array, self._stored)
+                made = np.ascontiguousarray(array, like.dtype)
             lost = ~np.isfinite(made) & np.isfinite(array)
             if lost.any():
-                raise SchemaError(f"{array[lost][0]!r} does not fit {self._kind}")
-        return made.view(np.uint8).reshape(len(made), self._row_bytes)
+                raise SchemaError(f"{array[lost][0]!r} does not fit {like.kind}")
+        return made.view(np.uint8).reshape(len(made), like.row_bytes)
 
 
 def _detached(rows: Any) -> Any:

@@ -69,16 +69,11 @@ def create(
     path: Path, dtype: np.dtype[Any], columns: Mapping[str, RunColumn], shard_rows: int
 ) -> None:
     """Make an empty database; `path` must not exist."""
-    own = [
-        "id INTEGER PRIMARY KEY",
-        "first_step_idx INTEGER NOT NULL",
-        "num_steps INTEGER NOT NULL",
-    ]
-    declared = own + [
+    own = "id INTEGER PRIMARY KEY, first_step_idx INTEGER NOT NULL, num_steps INTEGER NOT NULL"
+    others = [
         f'"{name}" {column.sql}' + (" NOT NULL" if column.required else "")
         for name, column in columns.items()
     ]
-    indexed = [name for name, column in columns.items() if column.indexed]
     meta = {
         "format_version": str(VERSION),
         "dtype": json.dumps(dtype_to_json(dtype)),
@@ -86,11 +81,12 @@ def create(
         "rows": "0",
     }
     with closing(catalog.connect(path, create=True)) as database, transaction(database, path):
-        database.execute(f"CREATE TABLE runs ({', '.join(declared)})")
+        database.execute(f"CREATE TABLE runs ({', '.join([own, *others])})")
         database.execute("CREATE INDEX runs_by_num_steps ON runs (num_steps)")
         database.execute("CREATE INDEX runs_by_first_step_idx ON runs (first_step_idx)")
-        for name in indexed:
-            database.execute(f'CREATE INDEX "runs_by_{name}" ON runs ("{name}")')
+        for name, column in columns.items():
+            if column.indexed:
+                database.execute(f'CREATE INDEX "runs_by_{name}" ON runs ("{name}")')
         database.execute(_META)
         database.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
 
@@ -104,7 +100,8 @@ def run_columns(given: Mapping[str, type | RunColumn] | None) -> dict[str, RunCo
         for name, each in (given or {}).items()
     }
     for name in made:
-        if not name.isidentifier() or name.lower() in OWN or len(name) > 60:
+        known = isinstance(name, str) and name.isidentifier()
+        if not known or name.lower() in OWN or len(name) > 60:
             raise ValueError(f"{name!r} cannot name a run column")
     if len({name.lower() for name in made}) < len(made):
         raise ValueError(f"run columns differ only in case: {', '.join(made)}")

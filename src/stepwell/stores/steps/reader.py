@@ -1,7 +1,8 @@
 """A step dataset, opened: rows from memory, runs from SQL."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -11,7 +12,6 @@ from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.errors import FormatError
-from stepwell.files.regular import bytes_on_disk
 from stepwell.lazy import lazy
 from stepwell.sampler import split_runs
 from stepwell.source import Batch, Field, Rows, Schema
@@ -48,6 +48,7 @@ class StepReader(Store):
         memory: Memory = "ram",
         resident_bytes: int = 1 << 30,
         _seen: Seen | None = None,
+        _chosen: Chosen | None = None,
     ) -> None:
         if memory not in ("ram", "map", "shared"):
             raise ValueError(f"memory: expected 'ram', 'map' or 'shared', got {memory!r}")
@@ -62,21 +63,16 @@ class StepReader(Store):
             )
         self._segments = self._load(0, seen)
         self._dtype = self._segments[0].dtype
-        self._show(StepRuns(self._root / DATABASE, seen))
+        self._show(StepRuns(self._root / DATABASE, seen, _chosen))
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
         return path.is_dir() and os.path.lexists(path / DATABASE)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        whole = partial(
-            type(self),
-            self._root,
-            memory=self._memory,
-            resident_bytes=self._resident_bytes,
-            _seen=self._seen,
-        )
-        return _rebuild, (whole, self._table._chosen)
+        options: dict[str, Any] = {"memory": self._memory, "resident_bytes": self._resident_bytes}
+        seen, chosen = self._seen, self._table._chosen  # others may be appended meanwhile
+        return partial(type(self), _seen=seen, _chosen=chosen, **options), (self._root,)
 
     def _with(self, chosen: Chosen) -> "StepReader":
         """The same rows in memory, these runs only."""
@@ -107,11 +103,7 @@ class StepReader(Store):
 
     @lazy
     def schema(self) -> Schema:
-        fields = {}
-        for name in self._dtype.names or ():
-            dtype = self._dtype[name]
-            fields[name] = Field(dtype.base, dtype.shape)
-        return fields
+        return {name: Field(self._dtype[name]) for name in self._dtype.names or ()}
 
     @property
     def runs(self) -> StepRuns:
@@ -204,22 +196,18 @@ class StepReader(Store):
         return self._table.starts, self._table.counts
 
     def _description(self) -> Description:
-        runs = self.runs
-        return Description(
-            self.kind,
-            self.path,
-            len(self),
-            bytes_on_disk(self._root),
-            self.schema,
-            len(runs),
-            tuple(runs.columns),
-            {
-                "dtype": str(self._dtype),
-                "row_bytes": self._dtype.itemsize,
-                "shard_rows": self._seen.shard_rows,
-                "version": VERSION,
-            },
-            health(self._root, self._dtype),
+        facts = {
+            "dtype": str(self._dtype),
+            "row_bytes": self._dtype.itemsize,
+            "shard_rows": self._seen.shard_rows,
+            "version": VERSION,
+        }
+        return replace(
+            super()._description(),
+            runs=len(self._table),
+            columns=tuple(self._table.columns),
+            facts=facts,
+            health=health(self._root, self._dtype),
         )
 
     def _verified(self, quick: bool, progress: Progress) -> Report:
@@ -234,9 +222,3 @@ class StepReader(Store):
             return map_rows(found, seen.dtype)
         owner = str(self._root.resolve()) if self._memory == "shared" else None
         return [load_rows(found, seen.dtype, owner)]
-
-
-def _rebuild(whole: Callable[[], StepReader], chosen: Chosen | None) -> StepReader:
-    """The same rows again, though others may have been appended since."""
-    dataset = whole()
-    return dataset if chosen is None else dataset._with(chosen)

@@ -182,10 +182,15 @@ class StepWriter(Writer):
             return False
         if path.name == SHARDS and path.is_dir():
             return all(map(cls._is_left_over, path.iterdir()))
-        if re.fullmatch(_PIECES, path.name):
-            return _states_no_rows(path)
-        if path.name == MANIFEST:
-            return _covers_nothing(path.parent)
+        try:
+            if re.fullmatch(_PIECES, path.name):
+                with Piece(path.parent, path.name, 0, 0).open(None) as (_, header):
+                    return header.shape == (0,)  # there may be rows that were never committed
+            if path.name == MANIFEST:
+                found = Manifest.read(path.parent, 1)
+                return found is not None and (found.rows, found.runs) == (0, 0)
+        except FormatError:
+            return False
         # A database has no run here: that was looked at before.
         ours = path.name == LOCK or re.fullmatch(_DATABASES, path.name) is not None
         return ours or is_temporary(path, _PIECES)
@@ -355,24 +360,6 @@ def _new_piece(piece: Piece, dtype: np.dtype[Any]) -> None:
     """An array file without rows; NumPy finds no file or a whole one."""
     piece.path.parent.mkdir(exist_ok=True)
     write_file(piece.path, header_bytes(dtype, 0), follow=False)
-
-
-def _states_no_rows(path: Path) -> bool:
-    """Whether a file is an array whose header has no rows; there may be some behind it."""
-    try:
-        with Piece(path.parent, path.name, 0, 0).open(None) as (_, header):
-            return header.shape == (0,)
-    except FormatError:
-        return False
-
-
-def _covers_nothing(root: Path) -> bool:
-    """Whether a manifest is one of ours, without rows or runs."""
-    try:
-        found = Manifest.read(root, 1)
-    except FormatError:
-        return False
-    return found is not None and (found.rows, found.runs) == (0, 0)
 
 
 def _max_rows(header: NpyHeader) -> int:
