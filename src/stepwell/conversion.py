@@ -48,8 +48,6 @@ from stepwell.stores import (
     StepReader,
 )
 
-__all__ = ["ConvertReport", "convert"]
-
 _FILL: dict[str, Callable[..., None]] = {
     "records": into_records.fill,
     "shards": into_shards.fill,

@@ -29,8 +29,6 @@ from stepwell.stores import ArraySource
 from stepwell.views import Join
 from stepwell.writer import Writer
 
-__all__ = ["Loader"]
-
 Transform = Callable[[Batch], Batch]
 _UNKNOWN = "unknown"  # as the fingerprint of a source that is damaged
 

@@ -19,8 +19,6 @@ from numpy.typing import ArrayLike, NDArray
 from stepwell import _core
 from stepwell.source import Rows
 
-__all__ = ["Block", "Iid", "Order", "Sampler", "Sequential", "Shuffle", "Weighted", "split_runs"]
-
 
 class Order(Protocol):
     """The rows of every epoch, by position."""

@@ -28,9 +28,6 @@ from stepwell import _core
 from stepwell.errors import SchemaError
 from stepwell.lazy import lazy
 
-__all__ = ["Batch", "Closing", "Field", "Ragged", "Rows", "Schema", "Source"]
-
-
 Kind = Literal["array", "bytes", "str"]
 
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-__all__ = ["Description", "Progress", "QueryTable", "Report", "Runs", "Store", "Table"]
-
 Progress = Callable[[int, int], None]
 """Called with how much is done, and of how much."""
 

@@ -17,8 +17,6 @@ from stepwell import _core
 from stepwell.errors import SchemaError
 from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source, as_rows, sample_rows
 
-__all__ = ["Column", "Columns", "Concat", "Join", "Map", "Select", "Windows"]
-
 
 class _View(Source):
     """The rows of a base, one for one."""

@@ -26,8 +26,6 @@ from stepwell.files.atomic import make_folder
 from stepwell.files.lock import WriterLock
 from stepwell.store import what_is_at
 
-__all__ = ["Mode", "Writer", "check_mode", "check_unused", "exclusive"]
-
 Mode = Literal["x", "a"]
 """As Python's `open` has it: "x" creates, "a" goes on with what is there or creates."""
 

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from stepwell.errors import SchemaError
 
-__all__ = ["Parts", "parse", "picture"]
-
 _NUMBER = b" \t\r\n0123456789-"
 _SAFE = 10**18  # NumPy does not say when a whole number is too large for it
 _MARK = "\0array"  # stands for the array that was read before the rest

@@ -26,8 +26,6 @@ from stepwell.stores.replay.writer import ReplayWriter, check_compress
 from stepwell.telemetry.moved import MovedStep, Types, differences
 from stepwell.telemetry.old_telemetry import OldEpisode, OldTelemetry
 
-__all__ = ["MigrationReport", "migrate_telemetry", "validate_telemetry"]
-
 BATCH_BYTES = 16 << 20  # of JSON
 _BATCH_STEPS = 512
 _NO_RUN = "unnamed"

@@ -17,8 +17,6 @@ from stepwell.stores.replay.resolver import FrameResolver
 from stepwell.stores.replay.writer import ReplayWriter
 from stepwell.telemetry.json_arrays import parse, picture
 
-__all__ = ["MovedStep", "Types", "differences"]
-
 _ARGUMENTS = {"observation": OBSERVATIONS, "action": ACTIONS, "frame": FRAMES}
 _REFS = {OBSERVATIONS: "obs_ref", ACTIONS: "action", FRAMES: "frame_ref"}
 

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 from stepwell.errors import FormatError, SchemaError
 from stepwell.files.catalog import in_turn, open_readonly, taking_turns, translated
 
-__all__ = ["OldEpisode", "OldTelemetry"]
-
 _NEEDED = ("episode_id", "step_index", "action", "observation", "reward", "terminated")
 _OTHERS = ("truncated", "info", "render_payload", "timestamp", "agent_id", "run_id")
 _WAIT_MS = 60_000

@@ -39,8 +39,6 @@ from stepwell.stores.replay.hdf5 import (
 from stepwell.stores.replay.items import HURRIED, Pace
 from stepwell.stores.replay.layout import CHECKSUM, CHECKSUMS, RAW, ZSTD
 
-__all__ = ["ArrayFile", "build_file"]
-
 _LEVEL = 3
 _CODECS = {
     h5py.h5z.FILTER_DEFLATE: "gzip",

@@ -17,20 +17,6 @@ from stepwell.errors import FormatError, SchemaError
 from stepwell.files.npy import dtype_from_json, dtype_to_json
 from stepwell.source import Field
 
-__all__ = [
-    *("ACTIONS", "FRAMES", "KINDS", "OBSERVATIONS"),
-    *(
-        "Channel",
-        "Tree",
-        "as_json",
-        "as_number",
-        "assemble",
-        "count_rows",
-        "field_from_json",
-        "leaves",
-    ),
-]
-
 KINDS = FRAMES, OBSERVATIONS, ACTIONS = "frames", "observations", "actions"
 
 Tree = Any

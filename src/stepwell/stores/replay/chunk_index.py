@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from stepwell.errors import FormatError
 from stepwell.source import Rows
 
-__all__ = ["ChunkIndex", "Places"]
-
 _NOWHERE = (1 << 64) - 1
 _SPACE, _LAYOUT, _CONTINUED = 1, 8, 16  # kinds of messages in an object header
 _MAX_MESSAGES = 1 << 16  # bytes

@@ -22,19 +22,6 @@ from stepwell.files.regular import check_inside
 from stepwell.stores.replay.channels import OBSERVATIONS, Channel, count_rows
 from stepwell.stores.replay.refs import FrameRef, check_run_id
 
-__all__ = [
-    "EPISODE_COLUMNS",
-    "Database",
-    "Episode",
-    "RunRow",
-    "all_episodes",
-    "database_path",
-    "iso_time",
-    "iso_times",
-    "reading",
-    "run_rows",
-]
-
 VERSION = 1
 DATABASE = "telemetry/telemetry.sqlite"
 

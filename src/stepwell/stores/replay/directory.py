@@ -19,8 +19,6 @@ from stepwell.files.npy import dtype_to_json
 from stepwell.source import Field
 from stepwell.stores.replay.channels import field_from_json
 
-__all__ = ["DatasetEntry", "Directory", "is_ours", "space_for"]
-
 _MAGIC = b"STEPWELL REPLAY "
 _LINE_BYTES = 64  # that the first line has at most
 _VERSION = 1

@@ -48,8 +48,6 @@ from stepwell.stores.replay.layout import (
 from stepwell.stores.replay.rows import RunFile
 from stepwell.writer import Mode, check_mode, check_unused
 
-__all__ = ["RunDisk", "committed_steps", "is_left_over"]
-
 
 class RunDisk:
     """Takes steps in batches; each batch is a commit."""

@@ -15,8 +15,6 @@ from stepwell.stores.replay.database import EPISODE_COLUMNS, Episode
 from stepwell.stores.replay.refs import FrameRef
 from stepwell.stores.replay.resolver import FrameResolver
 
-__all__ = ["EpisodeSteps", "EpisodeTable"]
-
 
 class EpisodeTable(QueryTable, Runs):
     """Episodes as the runs of a reader's rows: what the database knows of each."""

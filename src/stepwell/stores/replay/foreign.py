@@ -15,8 +15,6 @@ from stepwell.source import Field, Rows
 from stepwell.stores.replay.hdf5 import open_for_reading, row_of, translated
 from stepwell.stores.replay.rows import check_rows
 
-__all__ = ["ForeignFile"]
-
 
 class ForeignFile:
     """Rows of the datasets of any HDF5 file. Slower than a file of ours: HDF5 has one lock."""

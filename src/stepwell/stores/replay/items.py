@@ -9,8 +9,6 @@ import numpy as np
 from stepwell import _core
 from stepwell.stores.replay.channels import KINDS, Channel
 
-__all__ = ["HURRIED", "Counters", "Ending", "Inlet", "Pace", "Rows", "Step", "rows_after"]
-
 Item = TypeVar("Item")
 _AT_ONCE = 256  # that are looked at before others get the interpreter
 _REST_S = 50e-6  # long enough for a thread that waits for the GIL to wake up

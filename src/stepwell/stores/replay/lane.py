@@ -23,8 +23,6 @@ from stepwell.source import Closing
 from stepwell.stores.replay.channels import as_json
 from stepwell.stores.replay.refs import check_run_id
 
-__all__ = ["LaneFrame", "LaneInfo", "LaneReader", "LaneWriter", "lanes"]
-
 PREFIX = "mosaic.fastlane."
 CHANNELS = {"GRAY": 1, "RGB": 3, "BGR": 3, "RGBA": 4, "BGRA": 4}
 """Pixel formats, and the channels of each."""

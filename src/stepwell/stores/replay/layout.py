@@ -18,21 +18,6 @@ from stepwell.source import Field
 from stepwell.stores.replay.database import RunRow, database_path
 from stepwell.stores.replay.refs import check_run_id
 
-__all__ = [
-    "CHECKSUM",
-    "CHECKSUMS",
-    "INDEX",
-    "NUMBERS",
-    "RAW",
-    "STEPS",
-    "STEP_COLUMNS",
-    "ZSTD",
-    "array_path",
-    "is_replay",
-    "lock_path",
-    "write_index",
-]
-
 INDEX = "index.json"
 STEPS = "steps"
 STEP_COLUMNS = ("episode", "step_index", "frame", "observation", "action")

@@ -12,8 +12,6 @@ from stepwell.stores.replay.disk import RunDisk
 from stepwell.stores.replay.hdf5 import inside_h5py
 from stepwell.stores.replay.items import Counters, Ending, Inlet, Pace, Rows, Step, rows_after
 
-__all__ = ["Pipeline"]
-
 _BATCH_STEPS = 512
 _FIRST_STEPS = 64  # to have memory for, before it is known whether there will be many
 _FREED_AT_ONCE = 256

@@ -39,8 +39,6 @@ from stepwell.stores.replay.steps import (
 )
 from stepwell.stores.replay.verify import verify
 
-__all__ = ["ReplayReader"]
-
 _Condition = tuple[str, tuple[Any, ...]]
 _NUMBERS = ("reward", "terminated", "truncated", "discount")
 _OF_A_MOMENT = ("_reader", "_layouts", "_table", "_fields", "_episodes", "_by_id")  # made again

@@ -31,8 +31,6 @@ from stepwell.stores.replay.channels import ACTIONS, OBSERVATIONS, Channel, Tree
 from stepwell.stores.replay.layout import lock_path
 from stepwell.stores.replay.writer import ReplayWriter
 
-__all__ = ["Record", "RecordedEnv", "RecordedVectorEnv"]
-
 _EVERY = re.compile(r"every:([1-9][0-9]{0,8})", re.ASCII)
 _PLAIN = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 

@@ -7,8 +7,6 @@ from typing import Self
 
 from stepwell.errors import FormatError
 
-__all__ = ["FrameRef", "check_run_id"]
-
 _RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
 _REF = re.compile(r"h5://([A-Za-z0-9_-]{1,128})/([^/\x00]+)/([0-9]{1,18})", re.ASCII)
 

@@ -15,8 +15,6 @@ from stepwell.stores.replay.channels import Tree, assemble
 from stepwell.stores.replay.refs import FrameRef, check_run_id
 from stepwell.stores.replay.rows import ArrayRows, RunFile, open_rows
 
-__all__ = ["FrameResolver"]
-
 
 class FrameResolver(Closing):
     """Finds the arrays that references name, in the files of any number of runs.

@@ -21,8 +21,6 @@ from stepwell.stores.replay.chunk_index import ChunkIndex, Places
 from stepwell.stores.replay.directory import DatasetEntry, Directory, is_ours
 from stepwell.stores.replay.layout import CHECKSUM, CHECKSUMS, RAW, STEP_COLUMNS, STEPS, ZSTD
 
-__all__ = ["ArrayRows", "RunFile", "check_rows", "open_rows"]
-
 _POOLED_FROM = 1 << 21
 _BOTH_LEFT_OUT = 3  # the mask of a chunk that is as it is where there are two filters
 

@@ -17,10 +17,6 @@ from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS
 from stepwell.stores.replay.database import Episode, RunRow
 from stepwell.stores.replay.resolver import FrameResolver
 
-__all__ = [
-    *("StepOptions", "StepTable", "common_fields", "dataset_name", "field_name", "load_steps"),
-]
-
 
 @dataclass(frozen=True)
 class StepOptions:

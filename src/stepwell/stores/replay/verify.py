@@ -29,8 +29,6 @@ from stepwell.stores.replay.layout import CHECKSUM, CHECKSUMS, INDEX, NUMBERS, S
 from stepwell.stores.replay.resolver import FrameResolver
 from stepwell.stores.replay.rows import RunFile
 
-__all__ = ["verify"]
-
 _MAX_PROBLEMS = 100
 _MAX_INDEX = 1 << 30
 _READ_BYTES = 1 << 25

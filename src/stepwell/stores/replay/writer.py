@@ -35,9 +35,6 @@ from stepwell.stores.replay.layout import array_path, is_replay
 from stepwell.stores.replay.pipeline import Pipeline
 from stepwell.writer import Mode, Writer
 
-__all__ = ["ReplayWriter", "StepRefs"]
-
-
 _NUMBERS = (np.ndarray, np.generic, int, float)
 _Arrays = Sequence[tuple[Inlet, Any]]
 _made = tuple.__new__  # what a named tuple's own function does besides takes longer
