@@ -217,14 +217,6 @@ def test_windows_of_joined_sources_end_where_any_part_does() -> None:
     assert view[:]["left"].tolist() == [[0, 1], [1, 2], [2, 3], [4, 5], [5, 6], [7, 8]]
 
 
-def test_windows_longer_than_the_source() -> None:
-    view = ArraySource(np.arange(5)).windows(6)
-    assert len(view) == 0
-    assert view.take([])["data"].shape == (0, 6)
-    with pytest.raises(IndexError, match="row 0 is outside a source of 0 rows"):
-        view.take([0])
-
-
 # Select.
 
 
@@ -268,13 +260,6 @@ def test_views_of_files_pickle_small(tmp_path: Path) -> None:
 def test_one_column_by_its_name() -> None:
     view = ArraySource({"ab": np.arange(3), "b": np.arange(3)}).columns("ab")
     assert list(view.schema) == ["ab"]
-
-
-# Concat.
-
-
-def test_concat_of_one() -> None:
-    assert ArraySource(np.arange(3)).concat()[:]["data"].tolist() == [0, 1, 2]
 
 
 # Map.
@@ -439,46 +424,7 @@ def test_fingerprints_tell_views_apart() -> None:
     assert source.select([5, 6, 7]).fingerprint == source.select(slice(5, 8)).fingerprint
 
 
-# The core's row maps.
-
-
-@given(
-    st.lists(st.tuples(st.integers(-(2**50), 2**50), st.integers(0, 20)), max_size=8),
-    st.integers(-1000, 1000),
-    st.integers(1, 5),
-    st.data(),
-)
-def test_range_map(
-    ranges: list[tuple[int, int]], step: int, width: int, data: st.DataObject
-) -> None:
-    starts, counts = (np.array([pair[k] for pair in ranges], np.int64) for k in (0, 1))
-    rowmap = _core.range_map(starts, counts, step, width)
-    firsts = [start + i * step for start, count in ranges for i in range(count)]
-    assert (rowmap.length, rowmap.width) == (len(firsts), width)
-    rows = data.draw(st.lists(st.integers(0, max(len(firsts) - 1, 0)), max_size=30))
-    rows = rows if firsts else []
-    want = [firsts[row] + k for row in rows for k in range(width)]
-    assert rowmap.apply(np.array(rows, np.int64)).tolist() == want
-
-
-def test_row_maps_refuse() -> None:
-    def numbers(*values: int) -> NDArray[np.int64]:
-        return np.array(values, np.int64)
-
-    for starts, counts, step, width, message in [
-        (numbers(0), numbers(1, 2), 1, 1, "same length"),
-        (numbers(0), numbers(-1), 1, 1, "negative"),
-        (numbers(0), numbers(1), 1, 0, "at least one row wide"),
-        (numbers(0, 0), numbers(2**62, 2**62), 1, 1, "more than"),
-        (numbers(0), numbers(2**62), 4, 1, "more than"),
-        (numbers(2**62), numbers(2**62), 2, 1, "more than"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            _core.range_map(starts, counts, step, width)
-    for rowmap in (_core.range_map(numbers(0), numbers(5)), _core.index_map(np.arange(5))):
-        for wrong in (-1, 5, 2**62):
-            with pytest.raises(IndexError, match=f"row {wrong} "):
-                rowmap.apply(numbers(0, wrong))
+# The core's readers.
 
 
 def test_readers_refuse() -> None:
