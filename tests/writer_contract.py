@@ -9,175 +9,37 @@
         kit = KIT
 
 A stamp is a number that the rows of one append carry. What was committed reads back as the stamps
-1, 2, …, in order and each whole; anything else raises in `Kit.stamps`. A new promise is added here
-once and holds for every store. Work for other processes is found by the kit's name: it must be the
-constant `KIT` of the test module.
+1, 2, …, in order and each whole; anything else raises in `Kit.stamps`. A new promise is added once,
+here or in tests/crash/contract.py, and holds for every store. Work for other processes is found by
+the kit's name: it must be the constant `KIT` of the test module.
 """
 
 import contextlib
 import multiprocessing
 import os
 import pickle
-import random
 import shutil
-import signal
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Any
 
 import pytest
 
 import stepwell as sw
 from stepwell.store import Store
 from stepwell.stores import STORES
-from stepwell.writer import Writer
-from tests.children import in_fork
-from tests.crash.disk import recorded
-from tests.crash.faults import Kind, fault
-from tests.crash.kills import KILLS, Victims
+from tests.children import at_once, in_fork
+from tests.crash.contract import CrashContract
+from tests.writer_kit import WriterKit, files_of, snapshot
 
 __all__ = ["WriterContract", "WriterKit", "snapshot"]
 
 
-class WriterKit(ABC):
-    """How the exam writes to a store and reads it."""
-
-    store: ClassVar[type[Store]]
-    writer: ClassVar[type[Writer]]
-    name: ClassVar[str] = "store"
-    """Of the folder or file; some stores want an ending."""
-    one_commit: ClassVar[bool] = False
-    """A commit is the end (packs)."""
-    has_rollback: ClassVar[bool] = True
-    recordable: ClassVar[bool] = True
-    """Everything it writes goes through functions of `os` (not SQLite, HDF5 or memory)."""
-
-    @abstractmethod
-    def open(self, path: Path, mode: Any = "x") -> Writer:
-        """A writer of this store."""
-
-    @abstractmethod
-    def append(self, writer: Any, stamp: int) -> None:
-        """Append rows that carry a stamp; must not commit by itself."""
-
-    @abstractmethod
-    def stamps(self, store: Any) -> list[int]:
-        """The stamps of an open store, every row of which was compared with its stamp."""
-
-    def read(self, path: Path) -> list[int]:
-        """The stamps at a path; none where nothing was committed."""
-        try:
-            store = self.store.open(path)
-        except FileNotFoundError:
-            return []
-        except sw.FormatError:
-            if not path.is_dir() or self.writer._holds_commits(path):
-                raise
-            return []  # what a writer that never committed left
-        with store:
-            found = self.stamps(store)
-            report = store.verify()
-            assert report.ok, str(report)
-            return found
-
-    def work(self, folder: Path, first: int) -> Iterator[int]:
-        """Append and commit for ever: what the killed processes do."""
-        path = folder / self.name
-        stamp = first
-        while True:
-            if self.one_commit:
-                path = folder / f"{stamp:06}-{self.name}"
-                with self.open(path, "x") as writer:
-                    self.append(writer, 1)
-                yield stamp
-                stamp += 1
-                continue
-            with self.open(path, "a") as writer:
-                for _ in range(7):
-                    self.append(writer, stamp)
-                    writer.commit()
-                    yield stamp
-                    stamp += 1
-
-
-def snapshot(path: Path) -> dict[str, Any]:
-    """Every file below a path with its content; links and pipes by what they are.
-
-    SQLite puts an index and an empty log beside a database that it reads; they hold nothing.
-    """
-    found: dict[str, Any] = {}
-    for each in [path, *sorted(path.rglob("*"))] if path.is_dir() else [path]:
-        if each.name.endswith("-shm") or (each.name.endswith("-wal") and not each.lstat().st_size):
-            continue
-        if each.is_symlink():
-            found[str(each.relative_to(path))] = os.readlink(each)
-        elif each.is_file():
-            found[str(each.relative_to(path))] = each.read_bytes()
-        else:
-            found[str(each.relative_to(path))] = each.lstat().st_mode
-    return found
-
-
-def _files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    return [each for each in sorted(path.rglob("*")) if each.is_file() and not each.is_symlink()]
-
-
-def _apart(call: Callable[[], Any]) -> Any:
-    """What a call returns in a forked child that leaves as if it was killed."""
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    child = os.fork()
-    if child == 0:
-        try:
-            sender.send(call())
-        except BaseException as error:
-            sender.send(repr(error))
-        finally:
-            os._exit(0)
-    sender.close()
-    try:
-        return receiver.recv()
-    finally:
-        os.waitpid(child, 0)
-        receiver.close()
-
-
-@contextlib.contextmanager
-def _alarm(seconds: int = 30) -> Iterator[None]:
-    """Whatever waits for ever in the block is interrupted."""
-
-    def ring(*_: object) -> None:
-        raise TimeoutError("it hangs")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
-class WriterContract:
+class WriterContract(CrashContract):
     """Subclasses provide `kit`."""
-
-    kit: ClassVar[WriterKit]
-
-    @pytest.fixture
-    def path(self, quick_path: Path) -> Path:
-        return quick_path / self.kit.name
-
-    def filled(self, path: Path, *stamps: int) -> Path:
-        """A store with these stamps, committed and closed."""
-        with self.kit.open(path, "x") as writer:
-            for stamp in stamps or (1, 2, 3):
-                self.kit.append(writer, stamp)
-        return path
 
     # Commit, rollback, close.
 
@@ -194,10 +56,6 @@ class WriterContract:
             assert kit.read(path) == [1, 2]
         writer.close()
         assert kit.read(path) == [1, 2, 3][: 2 + (not kit.one_commit)]
-
-    def test_the_end_of_a_block_commits(self, path: Path) -> None:
-        self.filled(path, 1, 2, 3)
-        assert self.kit.read(path) == [1, 2, 3]
 
     def test_a_block_that_fails_rolls_back(self, path: Path) -> None:
         kit = self.kit
@@ -292,20 +150,6 @@ class WriterContract:
                 self.kit.open(path, mode)
         assert not path.exists()
 
-    def test_what_was_never_committed_counts_as_empty(self, path: Path) -> None:
-        kit = self.kit
-        kept = []  # until it is killed: a writer that is forgotten ends well
-
-        def begin() -> str:
-            kept.append(kit.open(path))
-            kit.append(kept[0], 7)
-            return "left"
-
-        assert _apart(begin) == "left"
-        assert kit.read(path) == []
-        self.filled(path, 1)
-        assert kit.read(path) == [1]
-
     def test_what_is_not_ours_stays_as_it_is(self, path: Path, quick_path: Path) -> None:
         path.mkdir()
         (path / "thesis.txt").write_text("years of work")
@@ -340,49 +184,6 @@ class WriterContract:
             assert in_fork(second) == "busy"
         assert kit.read(path) == [1]
 
-    def test_a_lock_whose_owner_was_killed(self, path: Path) -> None:
-        kit = self.kit
-        receiver, sender = os.pipe()
-        child = os.fork()
-        if child == 0:
-            writer = kit.open(path)
-            kit.append(writer, 5)
-            os.write(sender, b"!")
-            signal.pause()
-        os.read(receiver, 1)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(receiver)
-        os.close(sender)
-        if kit.has_rollback:
-            self.filled(path, 1)
-            assert kit.read(path) == [1]
-        else:
-            kit.open(path, "a").close()
-
-    def test_a_child_does_not_keep_a_dead_parents_lock(self, path: Path) -> None:
-        kit = self.kit
-        receiver, sender = os.pipe()
-        parent = os.fork()
-        if parent == 0:
-            writer = kit.open(path)
-            kit.append(writer, 5)
-            grandchild = os.fork()
-            if grandchild == 0:
-                signal.pause()
-            os.write(sender, grandchild.to_bytes(8, "little"))
-            signal.pause()
-        grandchild = int.from_bytes(os.read(receiver, 8), "little")
-        os.kill(parent, signal.SIGKILL)
-        os.waitpid(parent, 0)
-        try:
-            with kit.open(path, "x" if kit.has_rollback else "a") as writer:
-                kit.append(writer, 1)
-        finally:
-            os.kill(grandchild, signal.SIGKILL)
-            os.close(receiver)
-            os.close(sender)
-
     def test_a_forked_child_reads_and_does_not_write(self, path: Path) -> None:
         kit = self.kit
         with kit.open(path) as writer:
@@ -408,25 +209,17 @@ class WriterContract:
 
     def test_threads_take_turns(self, path: Path) -> None:
         kit = self.kit
-        stamps, lock, errors = count(1), threading.Lock(), []
+        stamps, lock = count(1), threading.Lock()
         with kit.open(path) as writer:
 
             def work() -> None:
-                try:
-                    for _ in range(6):
-                        with lock:  # stamps are to ascend; commits may come from any thread
-                            kit.append(writer, next(stamps))
-                        if not kit.one_commit:
-                            writer.commit()
-                except BaseException as error:
-                    errors.append(error)
+                for _ in range(6):
+                    with lock:  # stamps are to ascend; commits may come from any thread
+                        kit.append(writer, next(stamps))
+                    if not kit.one_commit:
+                        writer.commit()
 
-            threads = [threading.Thread(target=work) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        assert errors == []
+            at_once(*[work] * 4)
         assert kit.read(path) == list(range(1, 25))
 
     # Where it is written.
@@ -452,7 +245,7 @@ class WriterContract:
         """In the place of any file, for readers and writers: nothing outside is touched."""
         kit = self.kit
         self.filled(path, 1, 2)
-        for file in _files(path):
+        for file in files_of(path):
             for kind in ("link", "pipe"):
                 copy, outside = quick_path / "copy" / kit.name, quick_path / "outside"
                 copy.parent.mkdir()
@@ -465,8 +258,7 @@ class WriterContract:
                 else:
                     os.mkfifo(place)
                 before = snapshot(outside)
-                with _alarm():
-                    self._look(copy, place, kind)
+                in_fork(partial(self._look, copy, place, kind))  # which may not hang
                 assert snapshot(outside) == before, (kind, file)
                 shutil.rmtree(copy.parent)
                 shutil.rmtree(outside)
@@ -489,123 +281,14 @@ class WriterContract:
             return
         assert kit.read(path) == [1, 2, 3]
 
-    # Promise 1: kills.
-
-    def test_kills(self, quick_path: Path) -> None:
-        kit = self.kit
-        chance = random.Random()
-        last, longest_s, interesting = 0, 0.01, 0
-        with Victims(f"{type(kit).__module__}:KIT.work", quick_path) as victims:
-            for _ in range(KILLS):
-                acknowledged = victims.kill(last + 1, chance.uniform(0, longest_s))
-                longest_s = min(longest_s * 1.2, 2) if acknowledged <= last else longest_s * 0.95
-                interesting += acknowledged > last
-                last = self._after_a_kill(quick_path, acknowledged)
-                if last > 60:
-                    for each in quick_path.iterdir():
-                        shutil.rmtree(each) if each.is_dir() else each.unlink()
-                    last = 0
-        assert interesting > 0
-
-    def _after_a_kill(self, folder: Path, acknowledged: int) -> int:
-        kit = self.kit
-        if not kit.one_commit:
-            there = kit.read(folder / kit.name)
-            assert there == list(range(1, len(there) + 1))
-            assert acknowledged <= len(there) <= acknowledged + 1
-            return len(there)
-        names = sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))
-        for name in names:
-            assert kit.read(folder / name) == [1]
-        last = int(names[-1].partition("-")[0]) if names else 0
-        assert acknowledged <= last <= acknowledged + 1 or not names
-        return last
-
-    # Promise 2: power cuts.
-
-    def test_power_cuts(self, quick_path: Path) -> None:
-        kit = self.kit
-        if not kit.recordable:
-            return
-        folder = quick_path / "disk"
-        folder.mkdir()
-        path = folder / kit.name
-        if not kit.one_commit:
-            path.mkdir()
-        with recorded(folder) as disk:
-            if kit.one_commit:
-                self.filled(path, 1)
-                disk.acknowledge(1)
-            else:
-                with kit.open(path, "a") as writer:
-                    for stamp in (1, 2, 3):
-                        kit.append(writer, stamp)
-                        writer.commit()
-                        disk.acknowledge(stamp)
-        checked = 0
-        for crash in disk.crashes(tries=2):
-            checked += 1
-            restarted = quick_path / str(checked)
-            restarted.mkdir()
-            crash.write(restarted)
-            there = kit.read(restarted / kit.name)
-            done = crash.acknowledged or 0
-            assert there in (list(range(1, done + 1)), list(range(1, done + 2))), crash.after
-            if checked % 8 == 0 and not kit.one_commit:
-                with kit.open(restarted / kit.name, "a") as writer:
-                    kit.append(writer, len(there) + 1)
-                assert kit.read(restarted / kit.name) == [*there, len(there) + 1]
-            shutil.rmtree(restarted)
-        assert checked > 10
-
-    # Promise 8: errors.
-
-    @pytest.mark.parametrize("kind", get_args(Kind))
-    def test_every_call_fails_once(self, quick_path: Path, kind: Kind) -> None:
-        kit = self.kit
-        old = quick_path / "old"
-        old.mkdir()
-        if not kit.one_commit:
-            self.filled(old / kit.name, 1)
-        for number in count():
-            folder = quick_path / str(number)
-            shutil.copytree(old, folder)
-            path = folder / kit.name
-            error = None
-            try:
-                with fault(kind, number) as injected:
-                    with kit.open(path, "x" if kit.one_commit else "a") as writer:
-                        kit.append(writer, 2)
-                    with kit.store.open(path) as store:
-                        kit.stamps(store)
-            except (OSError, sw.StepwellError, ValueError) as caught:
-                error = caught
-            if injected.name is None:
-                assert error is None
-                break
-            there = kit.read(path)
-            if kit.one_commit:
-                assert there in ([], [2])
-                assert there == [2] or error is not None
-                if not there:
-                    self.filled(path, 2)
-                    assert kit.read(path) == [2]
-            else:
-                assert there in ([1], [1, 2])
-                assert there == [1, 2] or error is not None
-                with kit.open(path, "a") as writer:
-                    kit.append(writer, len(there) + 1)
-                assert kit.read(path) == [*there, len(there) + 1]
-            shutil.rmtree(folder)
-
     # Readers beside a writer.
 
     def test_a_healthy_store_beside_a_busy_writer_is_healthy(self, path: Path) -> None:
         kit = self.kit
         if kit.one_commit:
             return
-        stop = multiprocessing.get_context("fork").Event()
-        begun = multiprocessing.get_context("fork").Event()
+        fork = multiprocessing.get_context("fork")
+        stop, begun = fork.Event(), fork.Event()
 
         def write() -> None:
             for stamp in kit.work(path.parent, 1):
@@ -614,7 +297,7 @@ class WriterContract:
                 if stop.is_set():
                     return
 
-        process = multiprocessing.get_context("fork").Process(target=write)
+        process = fork.Process(target=write)
         process.start()
         try:
             assert begun.wait(60)
@@ -684,7 +367,7 @@ class WriterContract:
         with kit.store.open(path) as store:
             about = store.describe()
             assert (about.kind, about.path, about.rows) == (store.kind, str(path), len(store))
-            assert 0 < about.bytes <= sum(file.stat().st_size for file in _files(path))
+            assert 0 < about.bytes <= sum(file.stat().st_size for file in files_of(path))
             assert dict(about.fields) == dict(store.schema)
             assert about.health == "fine"
             done: list[tuple[int, int]] = []
