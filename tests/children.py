@@ -94,10 +94,9 @@ class Child:
         assert self._popen.stdout is not None
         return self._popen.stdout.readline().strip()
 
-    def go(self) -> None:
+    def go(self, line: str = "") -> None:
         assert self._popen.stdin is not None
-        self._popen.stdin.write("\n")
-        self._popen.stdin.flush()
+        print(line, file=self._popen.stdin, flush=True)
 
     def dies(self) -> None:
         """Wait until it has ended in whatever way."""

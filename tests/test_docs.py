@@ -27,10 +27,6 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         exec(compile(above + block[1], page, "exec"), scope)
 
 
-def test_the_readme_shows_code() -> None:
-    assert ROOT / "README.md" in PAGES
-
-
 def test_a_block_that_writes_a_store_is_refused_the_second_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
