@@ -25,18 +25,22 @@ def printed(*args: object, cwd: Path | None = None) -> list[str]:
     return done.stdout.splitlines()
 
 
+def killed(*args: object, lines: int) -> list[str]:
+    """The lines that a program prints which is killed after so many."""
+    command = [sys.executable, *map(str, args)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ALONE) as child:
+        assert child.stdout is not None
+        seen = [child.stdout.readline() for _ in range(lines)]
+        child.kill()
+        return seen + child.stdout.readlines()  # what it printed before it died
+
+
 def test_training_killed_and_resumed_sees_every_row_once(tmp_path: Path) -> None:
     program = [EXAMPLES / "train_resume.py", tmp_path / "checkpoint.pt"]
-    command = [sys.executable, *program]
     draw = random.Random(1)
     for _ in range(2):
-        with subprocess.Popen(
-            [sys.executable, *command], stdout=subprocess.PIPE, text=True
-        ) as child:
-            assert child.stdout is not None
-            for _ in range(draw.randint(1, 30)):
-                assert child.stdout.readline().startswith("epoch")
-            child.kill()
+        seen = killed(*program, lines=draw.randint(1, 30))
+        assert all(line.startswith("epoch") for line in seen[:-1])
     first, *_, last = printed(*program)
     assert not first.startswith("epoch 0 row 256 ")  # it did not start over
     assert last == "every row exactly once in each of 3 epochs: True"
@@ -125,12 +129,7 @@ def with_and_without_a_kill(
     then begun again."""
     command = [EXAMPLES / example, folder, *options, "--checkpoint"]
     whole = printed(*command, folder / "whole.pt")
-    run = [sys.executable, *command, folder / "killed.pt"]
-    with subprocess.Popen(run, stdout=subprocess.PIPE, text=True, env=ALONE) as child:
-        assert child.stdout is not None
-        seen = [child.stdout.readline() for _ in range(lines)]
-        child.kill()
-        seen += child.stdout.readlines()  # what it printed before it died
+    seen = killed(*command, folder / "killed.pt", lines=lines)
     seen += printed(*command, folder / "killed.pt")
     assert sum(line.startswith("goes on after step") for line in seen) == 1
     assert losses(seen).keys() == losses(whole).keys()
