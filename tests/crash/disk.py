@@ -238,7 +238,7 @@ class _Recorder:
         self._next = len(disk.names)
 
     def functions(self) -> dict[str, Callable[..., Any]]:
-        notes = {
+        notes: dict[str, Callable[..., None]] = {
             "open": self._open,
             "close": self._close,
             **dict.fromkeys(("write", "pwrite"), self._write),
