@@ -17,12 +17,15 @@ class WriterKit(ABC):
     """How the exam writes to a store and reads it."""
 
     store: ClassVar[type[Store]]
+    """Missing where a writer is also what reads; such a kit has a `look` and a `read`."""
     writer: ClassVar[type[Writer]]
     name: ClassVar[str] = "store"
     """Of the folder or file; some stores want an ending."""
     one_commit: ClassVar[bool] = False
     """A commit is the end (packs)."""
     has_rollback: ClassVar[bool] = True
+    is_there_at_once: ClassVar[bool] = False
+    """Before its first commit there is a store, and what was appended survives a kill."""
     recordable: ClassVar[bool] = True
     """Everything it writes goes through functions of `os` (not SQLite, HDF5 or memory)."""
 
@@ -37,6 +40,11 @@ class WriterKit(ABC):
     @abstractmethod
     def stamps(self, store: Any) -> list[int]:
         """The stamps of an open store, every row of which was compared with its stamp."""
+
+    def look(self, path: Path) -> list[int]:
+        """The stamps at a path where there is a store."""
+        with self.store.open(path) as store:
+            return self.stamps(store)
 
     def read(self, path: Path) -> list[int]:
         """The stamps at a path; none where nothing was committed."""
