@@ -269,13 +269,6 @@ class SourceContract:
 
     # Memory.
 
-    def test_batches_stay_as_they_were(self, source: Source, expected: Expected) -> None:
-        random = np.random.default_rng(3)
-        batches = [random.integers(0, len(source), random.integers(1, 300)) for _ in range(64)]
-        kept = [(rows, source.take(rows)) for rows in batches]
-        for rows, batch in kept:
-            assert_batch(batch, pick(expected, rows))
-
     def test_part_of_a_batch_keeps_it(self, source: Source, expected: Expected) -> None:
         parts = []
         for i in range(50):

@@ -246,16 +246,6 @@ def test_positions_of_a_huge_source_have_as_many_rows(length: int) -> None:
         assert len(np.unique(rows)) == count
 
 
-def test_every_epoch_and_every_seed_has_its_own_order() -> None:
-    # Were seed and epoch added, seed s in epoch e + 1 would be seed s + 1 in epoch e.
-    orders = {
-        tuple(sw.Shuffle(seed).order(2**62).rows(epoch, 0, 2))
-        for seed in range(60)
-        for epoch in range(60)
-    }
-    assert len(orders) == 60 * 60
-
-
 # Block.
 
 
@@ -278,18 +268,6 @@ def test_block_keeps_what_it_states(length: int, k: int, group: int, seed: int, 
     rows = whole(sw.Block(k, seed=seed, group=group), length, epoch)
     assert sorted(rows.tolist()) == list(range(length))
     assert spread(rows, k) < k * group
-
-
-# Sequential: a window slides around the ring, nothing is cut off.
-
-
-@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 30))
-def test_a_window_of_whole_strides_visits_every_row_equally_often(
-    stride: int, strides: int, steps: int
-) -> None:
-    length = stride * steps
-    counts = np.bincount(whole(sw.Sequential(stride * strides, stride), length))
-    assert counts.tolist() == [strides] * length
 
 
 # Draws with replacement.
@@ -338,12 +316,6 @@ def test_weighted_draws_each_row_as_often_as_it_weighs(weights: Any) -> None:
     assert np.all(counts[share == 0] == 0)
     some = share > 0
     assert abs(chi_square(counts[some], share[some] * len(drawn))) < LIMIT
-
-
-def test_equal_weights_are_iid() -> None:
-    weighted, iid = whole(sw.Weighted(np.ones(1000), seed=3), 1000), whole(sw.Iid(3), 1000)
-    # One draw each, scaled alike: the same row but for rounding.
-    assert np.mean(weighted == iid) > 0.99
 
 
 def test_weighted_keeps_its_own_copy() -> None:

@@ -1,6 +1,5 @@
 """Tensors, torch's own loaders around a source, and ranks from torch.distributed."""
 
-import pickle
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -87,10 +86,6 @@ def test_the_state_is_that_of_the_plain_loader() -> None:
     plain = sw.Loader(steps(), 100, seed=7)
     plain.load_state_dict(loader.state_dict())
     assert got + boards(plain) == order()
-
-
-def test_a_loader_pickles() -> None:
-    assert boards(pickle.loads(pickle.dumps(sw.torch.Loader(steps(), 64, seed=7)))) == order()
 
 
 # A spawned worker imports torch, which takes longer than all the rest: once will do.
