@@ -34,7 +34,7 @@ from stepwell.store import Store
 from stepwell.stores import STORES
 from tests.children import at_once, in_fork
 from tests.crash.contract import CrashContract
-from tests.writer_kit import WriterKit, files_of, snapshot
+from tests.writer_kit import WriterKit, files_of, open_below, snapshot
 
 __all__ = ["WriterContract", "WriterKit", "WritingContract", "snapshot"]
 
@@ -101,14 +101,12 @@ class WritingContract(CrashContract):
 
     def test_a_forgotten_writer_lets_go(self, path: Path) -> None:
         kit = self.kit
-        gc.collect()
-        before = len(os.listdir("/proc/self/fd"))
         writer = kit.open(path, "x")
         kit.append(writer, 1)
         if kit.has_rollback:
             del writer
             gc.collect()
-            assert len(os.listdir("/proc/self/fd")) == before
+            assert open_below(path.parent) == []
             assert kit.read(path) == []
             self.filled(path, 1)
         else:
@@ -215,7 +213,8 @@ class WritingContract(CrashContract):
 
     # Where it is written.
 
-    def test_a_folder_that_is_moved_away(self, path: Path) -> None:
+    @pytest.mark.parametrize("replaced", [False, True])
+    def test_a_folder_that_is_moved_away(self, path: Path, replaced: bool) -> None:
         kit = self.kit
         if kit.one_commit:
             return  # a single file: there is no folder to move
@@ -225,12 +224,15 @@ class WritingContract(CrashContract):
         kit.append(writer, 2)
         moved = path.with_name("moved")
         path.rename(moved)
+        if replaced:
+            self.filled(path, 1, 2, 3)
         with pytest.raises((sw.BusyError, OSError)):
             writer.commit()
         with contextlib.suppress(OSError, ValueError):
             writer.close()
         assert kit.read(moved) == ([1, 2] if kit.is_there_at_once else [1])
-        assert not path.exists()
+        assert path.exists() == replaced
+        assert kit.read(path) == [1, 2, 3][: 3 * replaced]
 
     def test_a_writer_stays_where_it_was_opened(
         self, path: Path, monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,7 @@
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,7 +11,7 @@ import stepwell as sw
 from stepwell.store import Store
 from stepwell.writer import Writer
 
-__all__ = ["WriterKit", "files_of", "snapshot"]
+__all__ = ["WriterKit", "files_of", "open_below", "snapshot"]
 
 
 class WriterKit(ABC):
@@ -28,6 +29,8 @@ class WriterKit(ABC):
     """Before its first commit there is a store, and what was appended survives a kill."""
     recordable: ClassVar[bool] = True
     """Everything it writes goes through functions of `os` (not SQLite, HDF5 or memory)."""
+    small_disk: ClassVar[str] = ""
+    """Of a size that it fills with commits; others have a test of their own."""
 
     @abstractmethod
     def open(self, path: Path, mode: Any = "x") -> Writer:
@@ -104,3 +107,12 @@ def files_of(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     return [each for each in sorted(path.rglob("*")) if each.is_file() and not each.is_symlink()]
+
+
+def open_below(path: Path) -> list[str]:
+    """Files below a path that this process has open."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+    return [each for each in found if each.startswith(str(path))]

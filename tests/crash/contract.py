@@ -16,9 +16,26 @@ import pytest
 import stepwell as sw
 from tests.children import in_fork
 from tests.crash.disk import recorded
-from tests.crash.faults import Kind, fault
+from tests.crash.faults import Kind, fault, on_a_small_disk
 from tests.crash.kills import KILLS, Victims
 from tests.writer_kit import WriterKit
+
+FULL = """
+import errno, importlib, sys
+from pathlib import Path
+kit = importlib.import_module(sys.argv[2]).KIT
+folder = Path(sys.argv[1])
+done = 0
+try:
+    for done in kit.work(folder, 1):
+        pass
+except OSError as error:
+    assert error.errno == errno.ENOSPC, repr(error)
+there = kit.read(folder / kit.name)
+assert there == list(range(1, len(there) + 1))
+assert len(there) in (done, done + 1) and done > 5, (done, there)
+print("full")
+"""
 
 
 class CrashContract:
@@ -165,3 +182,9 @@ class CrashContract:
                     kit.append(writer, len(there) + 1)
                 assert kit.read(path) == [*there, len(there) + 1]
             shutil.rmtree(folder)
+
+    def test_a_disk_that_is_really_full(self, tmp_path: Path) -> None:
+        kit = self.kit
+        if kit.small_disk:
+            found = on_a_small_disk(tmp_path, kit.small_disk, FULL, type(kit).__module__)
+            assert found == "full\n"
