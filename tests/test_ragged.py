@@ -106,13 +106,6 @@ def test_from_list_keeps_the_item_s_shape() -> None:
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_from_list_copies() -> None:
-    row = np.array([1, 2, 3], "i2")
-    ragged = Ragged.from_list([row], INT16)
-    row[0] = 9
-    assert lists(ragged) == [[1, 2, 3]]
-
-
 def test_pickle_and_repr(ragged: Ragged) -> None:
     assert lists(pickle.loads(pickle.dumps(ragged))) == lists(ragged)
     assert repr(ragged) == "Ragged(4 rows, 10 x int16)"

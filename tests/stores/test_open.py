@@ -75,9 +75,3 @@ def test_a_path_that_holds_two_stores(tmp_path: Path) -> None:
     with pytest.raises(sw.FormatError, match="a step dataset and a folder of shards"):
         sw.open(tmp_path / "s")
     assert len(sw.StepReader.open(tmp_path / "s")) == 1
-
-
-def test_formats_of_others(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", x=np.arange(5), y=np.arange(10.0).reshape(5, 2))
-    with sw.open(tmp_path / "a.npz") as source:
-        assert_batch(source[:], {"x": np.arange(5), "y": np.arange(10.0).reshape(5, 2)})
