@@ -3,7 +3,7 @@
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ import stepwell as sw
 from stepwell.store import Store
 from stepwell.writer import Writer
 
-__all__ = ["WriterKit", "files_of", "open_below", "snapshot"]
+__all__ = ["WriterKit", "files_of", "open_below", "snapshot", "unchanged"]
 
 
 class WriterKit(ABC):
@@ -101,6 +101,14 @@ def snapshot(path: Path) -> dict[str, Any]:
         else:
             found[str(each.relative_to(path))] = each.lstat().st_mode
     return found
+
+
+@contextmanager
+def unchanged(path: Path) -> Iterator[None]:
+    """Whatever is done and refused in the block, no byte below the path is another one."""
+    before = snapshot(path)
+    yield
+    assert snapshot(path) == before
 
 
 def files_of(path: Path) -> list[Path]:
