@@ -1,7 +1,7 @@
 """The exam of `Source` itself: every argument of a call, right and wrong.
 
 `Source` checks arguments before a store sees them, so this exam is for engines and not for stores:
-a source that the core reads, one that Python fills, one with ragged fields (tests/test_source.py),
+a source that the core reads, one that Python fills, ragged fields included (tests/test_source.py),
 a map and a stack of views over both kinds (tests/test_views.py). A store that has a `take` of its
 own sits it, too. What every store answers is in tests/contract.py.
 """
