@@ -1,7 +1,7 @@
 """The exam of `Source` itself: every argument of a call, right and wrong.
 
 `Source` checks arguments before a store sees them, so this exam is for engines and not for stores:
-a source that the core reads, one that Python fills, one with ragged fields (tests/test_source.py),
+a source that the core reads, one that Python fills, ragged fields included (tests/test_source.py),
 a map and a stack of views over both kinds (tests/test_views.py). A store that has a `take` of its
 own sits it, too. What every store answers is in tests/contract.py.
 """
@@ -21,7 +21,6 @@ from tests.contract import (
     assert_batch,
     buffers,
     pick,
-    size,
 )
 
 ROW_TYPES = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", ">i2", ">i8", ">u8"]
@@ -187,25 +186,6 @@ class ArgumentContract(SourceContract):
             source[key]
 
     # Views.
-
-    @given(data=st.data())
-    def test_select_rows(self, source: Source, expected: Expected, data: st.DataObject) -> None:
-        chosen = data.draw(st.lists(st.integers(0, len(source) - 1), max_size=40))
-        view = source.select(chosen)
-        want = pick(expected, np.array(chosen, np.int64))
-        assert len(view) == len(chosen)
-        assert view.schema == source.schema
-        assert_batch(view[::-1], pick(want, slice(None, None, -1)))
-
-    @given(data=st.data())
-    def test_select_slice(self, source: Source, expected: Expected, data: st.DataObject) -> None:
-        key = data.draw(st.slices(len(source)))
-        want = pick(expected, key)
-        view = source.select(key)
-        assert len(view) == size(want)
-        assert_batch(view[:], want)
-        again = data.draw(st.slices(len(view)))
-        assert_batch(view.select(again)[:], pick(want, again))
 
     def test_select_mask(self, source: Source, expected: Expected) -> None:
         mask = np.arange(len(source)) % 3 == 1

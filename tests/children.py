@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -26,7 +27,10 @@ def fingerprint(source: Source) -> str:
 
 
 def in_fork(call: Callable[[], Any]) -> Any:
-    """What `call` returns in a forked child of this very process, threads and all."""
+    """What `call` returns in a forked child of this very process, threads and all.
+
+    The child is killed when it has answered. An EOFError says that it ended without an answer.
+    """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_report, args=(call, sender))
@@ -50,6 +54,7 @@ def _report(call: Callable[[], Any], sender: Connection) -> None:
         sender.send((call(), None))
     except BaseException:
         sender.send((None, traceback.format_exc()))
+    signal.pause()  # until it is killed: nothing that runs at exit is to run
 
 
 def python(
@@ -89,10 +94,9 @@ class Child:
         assert self._popen.stdout is not None
         return self._popen.stdout.readline().strip()
 
-    def go(self) -> None:
+    def go(self, line: str = "") -> None:
         assert self._popen.stdin is not None
-        self._popen.stdin.write("\n")
-        self._popen.stdin.flush()
+        print(line, file=self._popen.stdin, flush=True)
 
     def dies(self) -> None:
         """Wait until it has ended in whatever way."""

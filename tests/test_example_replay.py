@@ -1,23 +1,16 @@
 """The player in examples/ learns from what was recorded."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 from stepwell.replay import ReplayReader
-from tests.test_examples import EXAMPLES, losses
+from tests.test_examples import EXAMPLES, losses, printed
 
 
 def test_a_player_learns_from_a_clumsy_one(tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLES / "train_replay.py"), str(tmp_path / "replays")]
-    command += ["--record", "6000", "--steps", "400", "--games", "5"]
-    alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # other tests may want the other cores
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=110, env=alone
-    )
-    first, *middle, learned, last = done.stdout.splitlines()
+    options = ["--record", "6000", "--steps", "400", "--games", "5"]
+    lines = printed(EXAMPLES / "train_replay.py", tmp_path / "replays", *options)
+    first, *middle, learned, last = lines
     recorded = re.match(r"recorded: reward (\S+) in (\d+) episodes", first)
     assert recorded is not None
     assert list(losses(middle)) == [200, 400]

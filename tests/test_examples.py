@@ -8,19 +8,40 @@ import sys
 from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+ALONE = {**os.environ, "OMP_NUM_THREADS": "1"}  # other tests may want the other cores
+
+
+def printed(*args: object, cwd: Path | None = None) -> list[str]:
+    """The lines that a program prints which is left alone."""
+    done = subprocess.run(
+        [sys.executable, *map(str, args)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=110,
+        cwd=cwd,
+        env=ALONE,
+    )
+    return done.stdout.splitlines()
+
+
+def killed(*args: object, lines: int) -> list[str]:
+    """The lines that a program prints which is killed after so many."""
+    command = [sys.executable, *map(str, args)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ALONE) as child:
+        assert child.stdout is not None
+        seen = [child.stdout.readline() for _ in range(lines)]
+        child.kill()
+        return seen + child.stdout.readlines()  # what it printed before it died
 
 
 def test_training_killed_and_resumed_sees_every_row_once(tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLES / "train_resume.py"), str(tmp_path / "checkpoint.pt")]
+    program = [EXAMPLES / "train_resume.py", tmp_path / "checkpoint.pt"]
     draw = random.Random(1)
     for _ in range(2):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-            assert child.stdout is not None
-            for _ in range(draw.randint(1, 30)):
-                assert child.stdout.readline().startswith("epoch")
-            child.kill()
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    first, *_, last = done.stdout.splitlines()
+        seen = killed(*program, lines=draw.randint(1, 30))
+        assert all(line.startswith("epoch") for line in seen[:-1])
+    first, *_, last = printed(*program)
     assert not first.startswith("epoch 0 row 256 ")  # it did not start over
     assert last == "every row exactly once in each of 3 epochs: True"
 
@@ -68,10 +89,7 @@ def test_the_picture_without_matplotlib(tmp_path: Path) -> None:
         f"from pathlib import Path; import train_sae\n"
         f"print(train_sae.draw([(1, 2.0), (5, 1.0)], Path({str(tmp_path)!r}) / 'sae'))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=110
-    )
-    assert done.stdout.strip().endswith("sae.svg")
+    assert printed("-c", script)[-1].endswith("sae.svg")
     assert "580.0,190.0" in (tmp_path / "sae.svg").read_text()
 
 
@@ -101,15 +119,7 @@ print(calls, len(killed))
 
 
 def test_shards_that_were_not_all_made(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", MAKING, str(EXAMPLES)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=110,
-        cwd=tmp_path,
-    )
-    assert done.stdout.splitlines()[-1] == "6 50000"
+    assert printed("-c", MAKING, EXAMPLES, cwd=tmp_path)[-1] == "6 50000"
 
 
 def with_and_without_a_kill(
@@ -117,24 +127,10 @@ def with_and_without_a_kill(
 ) -> tuple[list[str], list[str]]:
     """What a training prints that is left alone, and one that is killed after so many lines and
     then begun again."""
-    command = [sys.executable, str(EXAMPLES / example), str(folder), *options, "--checkpoint"]
-    alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # other tests may want the other cores
-
-    def finish(checkpoint: str) -> list[str]:
-        run = [*command, str(folder / checkpoint)]
-        done = subprocess.run(
-            run, capture_output=True, text=True, check=True, timeout=110, env=alone
-        )
-        return done.stdout.splitlines()
-
-    whole = finish("whole.pt")
-    run = [*command, str(folder / "killed.pt")]
-    with subprocess.Popen(run, stdout=subprocess.PIPE, text=True, env=alone) as child:
-        assert child.stdout is not None
-        seen = [child.stdout.readline() for _ in range(lines)]
-        child.kill()
-        seen += child.stdout.readlines()  # what it printed before it died
-    seen += finish("killed.pt")
+    command = [EXAMPLES / example, folder, *options, "--checkpoint"]
+    whole = printed(*command, folder / "whole.pt")
+    seen = killed(*command, folder / "killed.pt", lines=lines)
+    seen += printed(*command, folder / "killed.pt")
     assert sum(line.startswith("goes on after step") for line in seen) == 1
     assert losses(seen).keys() == losses(whole).keys()
     return whole, seen

@@ -1,9 +1,7 @@
 """JAX arrays on a device, over a sharding, and across processes."""
 
-import os
 import socket
-import subprocess
-import sys
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import stepwell as sw
+from tests.children import answer, at_once
 
 N = 1000
 
@@ -81,8 +80,7 @@ assert got == sw.Shuffle(7).order(1000).rows(0, 0, 960).tolist()
 
 
 def test_a_sharding_over_several_devices() -> None:
-    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    subprocess.run([sys.executable, "-c", SHARDED], check=True, timeout=120, env=env)
+    answer(SHARDED, env={"XLA_FLAGS": "--xla_force_host_platform_device_count=4"})
 
 
 PROCESSES = """
@@ -108,16 +106,7 @@ def test_global_arrays_from_two_processes() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROCESSES, str(rank), str(port)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    said = [child.communicate(timeout=120)[0] for child in children]
-    assert [child.returncode for child in children] == [0, 0]
+    said = at_once(*(partial(answer, PROCESSES, str(rank), str(port)) for rank in range(2)))
     assert [text.splitlines()[-1] for text in said] == ["steps 10"] * 2
 
 

@@ -32,9 +32,7 @@ def test_rows(ragged: Ragged) -> None:
 
 def test_one_row(ragged: Ragged) -> None:
     for i in range(-4, 4):
-        for index in (i, np.int64(i), np.int8(i)):
-            assert ragged.row(int(index)).tolist() == lists(ragged)[i]
-            assert ragged[int(index)].tolist() == lists(ragged)[i]
+        assert ragged.row(i).tolist() == ragged[i].tolist() == lists(ragged)[i]
 
 
 def test_one_row_outside(ragged: Ragged) -> None:
@@ -87,22 +85,14 @@ def test_part_of_a_larger_array() -> None:
     assert ragged.to_padded(9).tolist() == [[2, 9, 9], [3, 4, 5]]
 
 
-@pytest.mark.parametrize("rows", [[], [[]], [[], []]], ids=str)
-def test_empty(rows: list[list[int]]) -> None:
-    ragged = Ragged.from_list([np.array(row, "i2") for row in rows], INT16)
-    assert len(ragged) == len(rows)
-    assert lists(ragged) == rows
-    assert ragged.values.dtype == np.int16
-    assert ragged.to_padded().shape == (len(rows), 0)
-    assert ragged.to_padded().dtype == np.int16
-    assert len(ragged[:]) == len(rows)
-
-
 @given(st.lists(st.lists(st.integers(-(2**15), 2**15 - 1), max_size=9), max_size=9))
 def test_round_trip(rows: list[list[int]]) -> None:
     ragged = Ragged.from_list([np.array(row, "i2") for row in rows], INT16)
     assert lists(ragged) == rows
+    assert [row.tolist() for row in ragged[:]] == rows
     padded = ragged.to_padded(7)
+    assert ragged.values.dtype == padded.dtype == np.int16
+    assert padded.shape == (len(rows), max(map(len, rows), default=0))
     for row, line in zip(rows, padded, strict=True):
         assert line[: len(row)].tolist() == row
         assert (line[len(row) :] == 7).all()
@@ -114,13 +104,6 @@ def test_from_list_keeps_the_item_s_shape() -> None:
     assert ragged.values.shape == (3, 3)
     for mine, theirs in zip(ragged, rows, strict=True):
         np.testing.assert_array_equal(mine, theirs)
-
-
-def test_from_list_copies() -> None:
-    row = np.array([1, 2, 3], "i2")
-    ragged = Ragged.from_list([row], INT16)
-    row[0] = 9
-    assert lists(ragged) == [[1, 2, 3]]
 
 
 def test_pickle_and_repr(ragged: Ragged) -> None:

@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 import stepwell as sw
+from tests.test_loader import N, assert_rows, numbers, order_of, shuffled
 
 CASES = 1000
 
@@ -144,3 +145,67 @@ def test_the_cases_cover_what_they_should() -> None:
     assert len(changed) > CASES / 3
     assert any(replace(w, python=True) == w for c in cases for w in c.worlds)
     assert max(len(c.worlds) for c in cases) == 5
+
+
+# States.
+
+
+def test_a_state_is_plain_numbers() -> None:
+    loader = sw.Loader(numbers(), 64, seed=7)
+    next(iter(loader))
+    assert loader.state_dict() == {
+        "version": 1,
+        "sampler": "Shuffle",
+        "seed": 7,
+        "epoch": 0,
+        "position": 64,
+        "length": N,
+        "fingerprint": numbers().fingerprint,
+    }
+
+
+@pytest.mark.parametrize(
+    ("other", "field"),
+    [
+        (lambda: sw.Loader(numbers(N + 1), 64, seed=7), "length"),
+        (lambda: sw.Loader(numbers(), 64, seed=8), "seed"),
+        (lambda: sw.Loader(numbers(), 64, shuffle=False), "sampler"),
+        (lambda: sw.Loader(numbers(), 64, sampler=sw.Block(4, seed=7)), "sampler"),
+        (lambda: sw.Loader(np.arange(N), 64, seed=7), "fingerprint"),
+        (lambda: sw.Loader({"i": np.arange(N) + 1, "x": np.zeros((N, 2))}, 64, seed=7), "fingerpr"),
+    ],
+)
+def test_a_state_of_other_data_is_refused_by_field(other: Any, field: str) -> None:
+    state = sw.Loader(numbers(), 64, seed=7).state_dict()
+    loader = other()
+    with pytest.raises(sw.StateError, match=field):
+        loader.load_state_dict(state)
+    assert loader.state_dict()["position"] == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("version", 2), ("epoch", -1), ("epoch", 1.5), ("position", N + 1), ("position", None)),
+        *(("fingerprint", 3), ("seed", "gone")),
+    ],
+)
+def test_a_state_that_was_edited_is_refused(key: str, value: Any) -> None:
+    loader = sw.Loader(numbers(), 64)
+    state = {**loader.state_dict(), key: value}
+    if value == "gone":
+        del state[key]
+    with pytest.raises(sw.StateError, match=key):
+        loader.load_state_dict(state)
+
+
+def test_a_state_at_the_end_of_an_epoch() -> None:
+    loader = sw.Loader(numbers(), 500, seed=7)
+    loop = iter(loader)
+    next(loop), next(loop)
+    state = loader.state_dict()
+    assert (state["epoch"], state["position"]) == (0, N)
+    again = sw.Loader(numbers(), 500, seed=7)
+    again.load_state_dict(state)
+    assert list(again) == []  # what is left of epoch 0
+    assert_rows(order_of(again), shuffled(1))

@@ -59,23 +59,16 @@ def test_ranges_are_what_numpy_makes_of_them(
     "counts",
     [
         [],
-        [0],
         [0, 0, 0],
-        [1],
-        [2],
-        [1000],
         [1] * 500,
         [1] * 300 + [20_000],
         [20_000] + [1] * 300,
-        [1] * 100 + [20_000] + [1] * 100,
         [0, 1] * 100 + [0, 0, 5000, 0, 0] + [1, 0] * 100,
         [3, 4000] * 6,
-        [2**k for k in range(15)],
-        [2**k for k in range(15)][::-1],
         [2**k - 1 for k in range(14)],
+        [2**k for k in range(15)][::-1],
         [2**k + 1 for k in range(14)],
-        [64] * 64,
-        [63, 65] * 40,
+        [63, 64, 65] * 40,
     ],
     ids=lambda counts: f"{len(counts)} ranges of {sum(counts)}",
 )
@@ -121,9 +114,7 @@ def test_a_single_range_of_all_rows() -> None:
     [
         ([0], [1, 2], 1, 1, "the same length"),
         ([0], [-1], 1, 1, "negative"),
-        ([0, 0], [5, -1], 1, 1, "negative"),
         ([0], [1], 1, 0, "at least one row wide"),
-        ([0], [1], 1, -1, "at least one row wide"),
         ([0, 0], [2**63 - 1, 1], 1, 1, "more than 2"),
         ([2**63 - 1], [2], 1, 1, "more than 2"),
         ([0], [2**62], 4, 1, "more than 2"),
@@ -141,3 +132,10 @@ def test_more_rows_than_memory() -> None:
     made = _core.range_map(np.array([0]), np.array([10]), 1, 2**61)
     with pytest.raises(MemoryError):
         made.apply(np.arange(10))
+
+
+def test_a_map_by_numbers_knows_its_rows() -> None:
+    rowmap = _core.index_map(np.arange(5))
+    for wrong in (-1, 5, 2**62):
+        with pytest.raises(IndexError, match=f"row {wrong} "):
+            rowmap.apply(np.array([0, wrong]))

@@ -30,18 +30,6 @@ class TestPlainSource(ArgumentContract):
         return PlainSource(expected)
 
 
-class TestFixedSource(ArgumentContract):
-    """Nothing ragged: every buffer is the caller's."""
-
-    @pytest.fixture
-    def expected(self) -> Expected:
-        return {"label": np.arange(60, dtype="i4"), "x": np.random.default_rng(0).random((60, 3))}
-
-    @pytest.fixture
-    def source(self, expected: Expected) -> Source:
-        return PlainSource(expected)
-
-
 class NativeSource(Source):
     """Bytes whose rows are a number and a square; all it has is a reader."""
 

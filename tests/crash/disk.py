@@ -238,18 +238,17 @@ class _Recorder:
         self._next = len(disk.names)
 
     def functions(self) -> dict[str, Callable[..., Any]]:
+        notes: dict[str, Callable[..., None]] = {
+            "open": self._open,
+            "close": self._close,
+            **dict.fromkeys(("write", "pwrite"), self._write),
+            "ftruncate": self._cut,
+            **dict.fromkeys(("fsync", "fdatasync"), self._sync),
+            **dict.fromkeys(("replace", "rename"), self._rename),
+            **dict.fromkeys(("unlink", "remove"), self._remove),
+        }
         return {
-            "open": self._wrap("open", self._open),
-            "close": self._wrap("close", self._close),
-            "write": self._wrap("write", self._write),
-            "pwrite": self._wrap("pwrite", self._pwrite),
-            "ftruncate": self._wrap("ftruncate", self._cut),
-            "fsync": self._wrap("fsync", self._sync),
-            "fdatasync": self._wrap("fdatasync", self._sync),
-            "replace": self._wrap("replace", self._rename),
-            "rename": self._wrap("rename", self._rename),
-            "unlink": self._wrap("unlink", self._remove),
-            "remove": self._wrap("remove", self._remove),
+            **{name: self._wrap(name, note) for name, note in notes.items()},
             **{name: self._refuse(name) for name in ("link", "truncate", "writev", "pwritev")},
         }
 
@@ -299,9 +298,6 @@ class _Recorder:
         self._opened.pop(file, None)
 
     def _write(self, count: int, file: int, data: Any, at: int = 0) -> None:
-        self._pwrite(count, file, data, at)
-
-    def _pwrite(self, count: int, file: int, data: Any, at: int) -> None:
         inode = self._opened.get(file)
         if isinstance(inode, int):
             self._events.append(Written(inode, at, bytes(data)[:count]))

@@ -12,14 +12,13 @@ import importlib
 import operator
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
-from tests import ROOT, scaled
+from tests import scaled
+from tests.children import Child
 
 __all__ = ["KILLS", "Victims"]
 
@@ -31,23 +30,15 @@ class Victims:
     """Workers, one at a time, each of which ends by SIGKILL."""
 
     def __init__(self, work: str, folder: Path) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.crash.kills", work, str(folder)],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._child = Child("-m", "tests.crash.kills", work, folder)
 
     def kill(self, first: int, after_s: float) -> int:
         """Let a worker begin with a stamp, kill it; return the last stamp it acknowledged.
 
         That is `first - 1` when it acknowledged none. Raises when it ended by itself.
         """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(first, after_s, file=self._process.stdin, flush=True)
-        answer = self._process.stdout.readline().split()
+        self._child.go(f"{first} {after_s}")
+        answer = self._child.says().split()
         if len(answer) != 2 or int(answer[1]) != -signal.SIGKILL:
             raise AssertionError(f"the worker was not killed, it ended: {answer}")
         return int(answer[0])
@@ -55,14 +46,8 @@ class Victims:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._process.kill()
-        self._process.communicate()
+    def __exit__(self, *error: object) -> None:
+        self._child.kill()
 
 
 def main(work: str, folder: str) -> None:

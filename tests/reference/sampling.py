@@ -61,11 +61,11 @@ def keyed(value: int, key: int, bound: int) -> int:
 class Network:
     """The permutation of more than 4096 rows: a walk over the cells of a rectangle."""
 
-    def __init__(self, count: int, key: int) -> None:
+    def __init__(self, count: int, key: int, rounds: int = ROUNDS) -> None:
         self.count = count
         self.high = isqrt(count - 1) + 1
         self.wide = -(-count // self.high)
-        self.keys = [mix(key + i) >> 32 for i in range(ROUNDS)]
+        self.keys = [mix(key + i) >> 32 for i in range(rounds)]
 
     def __getitem__(self, position: int) -> int:
         cell = self._forward(position)
@@ -81,14 +81,14 @@ class Network:
 
     def _forward(self, cell: int) -> int:
         left, right = divmod(cell, self.wide)
-        for i in range(0, ROUNDS, 2):
+        for i in range(0, len(self.keys), 2):
             left = (left + keyed(right, self.keys[i], self.high)) % self.high
             right = (right + keyed(left, self.keys[i + 1], self.wide)) % self.wide
         return left * self.wide + right
 
     def _backward(self, cell: int) -> int:
         left, right = divmod(cell, self.wide)
-        for i in reversed(range(0, ROUNDS, 2)):
+        for i in reversed(range(0, len(self.keys), 2)):
             right = (right - keyed(left, self.keys[i + 1], self.wide)) % self.wide
             left = (left - keyed(right, self.keys[i], self.high)) % self.high
         return left * self.wide + right

@@ -131,7 +131,7 @@ class NumberWriter(Writer):
 
 
 class Kit(WriterKit):
-    store, writer = NumberReader, NumberWriter
+    store, writer, small_disk = NumberReader, NumberWriter, "64k"
 
     def open(self, path: Path, mode: Any = "x") -> NumberWriter:
         return NumberWriter(path, mode=mode)

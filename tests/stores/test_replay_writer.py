@@ -247,6 +247,14 @@ def test_names_of_runs(tmp_path: Path, run_id: str) -> None:
     assert list(tmp_path.rglob("*")) == []
 
 
+def test_a_name_of_128_letters(tmp_path: Path) -> None:
+    with ReplayWriter(tmp_path, "x" * 128) as writer:
+        writer.record_step(reward=1, observation=camera(1))
+    with ReplayReader.open(tmp_path) as reader:
+        assert list(reader.recordings) == ["x" * 128]
+        assert_tree(reader.episode("x" * 128 + "-ep0000").observations[0], camera(1))
+
+
 @pytest.mark.parametrize(
     "options",
     [
