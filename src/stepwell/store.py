@@ -7,8 +7,9 @@
     store.verify()              a report of everything that is wrong, and of what was checked
     store.refresh()             whether there is something new
 
-A new store gives what a `Source` needs, `kind`, `noun`, `recognizes`, `_description` and
-`_verified`; docs/architecture.md follows a batch through two of them.
+A new store gives what a `Source` needs, `kind`, `noun`, `recognizes`, `_verified`
+and what of `_facts` and `_health` there is; docs/architecture.md follows a batch through two of
+them.
 """
 
 import os
@@ -233,7 +234,18 @@ class Store(Source):
     def describe(self) -> Description:
         """What is there, found without reading rows."""
         self._check_open()
-        return self._description()
+        runs = self.runs
+        return Description(
+            str(self.kind),
+            self.path or "",
+            len(self),
+            self._stored_bytes(),
+            self.schema,
+            None if runs is None else len(runs),
+            () if runs is None else tuple(runs.columns),
+            self._facts(),
+            self._health(),
+        )
 
     def verify(self, *, quick: bool = False, progress: Progress | None = None) -> Report:
         """Check everything, or with `quick` what can be checked without reading all rows.
@@ -259,10 +271,17 @@ class Store(Source):
 
     # What a store provides, besides what a source does.
 
-    def _description(self) -> Description:
-        return Description(
-            self.kind, self.path, len(self), bytes_on_disk(Path(self.path)), self.schema
-        )
+    def _stored_bytes(self) -> int:
+        """What it takes on the disk, everything included."""
+        return bytes_on_disk(Path(self.path))
+
+    def _facts(self) -> Mapping[str, Any]:
+        """What only stores of this kind have to tell."""
+        return {}
+
+    def _health(self) -> str:
+        """ "fine", or what should be looked at."""
+        return "fine"
 
     @abstractmethod
     def _verified(self, quick: bool, progress: Progress) -> Report: ...

@@ -14,7 +14,7 @@ from stepwell.errors import FormatError, SchemaError
 from stepwell.files.npy import read_header
 from stepwell.files.regular import bytes_on_disk, open_regular
 from stepwell.source import Field, Schema, is_masked
-from stepwell.store import Description, Progress, Report, Store
+from stepwell.store import Progress, Report, Store
 
 
 class ArraySource(Store):
@@ -88,9 +88,8 @@ class ArraySource(Store):
         packed._path, packed._whole = self._path, self
         return packed
 
-    def _description(self) -> Description:
-        size = self.nbytes if self._path is None else bytes_on_disk(self._path.resolve())
-        return Description(self.kind, self.path or "", len(self), size, self.schema)
+    def _stored_bytes(self) -> int:
+        return self.nbytes if self._path is None else bytes_on_disk(self._path.resolve())
 
     def _verified(self, quick: bool, progress: Progress) -> Report:
         problems: tuple[FormatError, ...] = ()

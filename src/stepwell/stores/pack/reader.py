@@ -3,7 +3,6 @@
 import operator
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -21,7 +20,7 @@ from stepwell.lazy import lazy
 from stepwell.ordered import in_order, thread_count
 from stepwell.sampler import Shuffle, split_runs
 from stepwell.source import Batch, Rows, Schema, as_rows
-from stepwell.store import Description, Progress, QueryTable, Report, Store
+from stepwell.store import Progress, QueryTable, Report, Store
 from stepwell.stores.pack.file import PackFile, slices
 from stepwell.stores.pack.layout import MAGIC, groups
 from stepwell.stores.pack.payload import RAW, Payloads, PayloadType, by_type, type_of
@@ -307,20 +306,16 @@ class PackReader(Store):
 
     # A store.
 
-    def _description(self) -> Description:
-        entries, runs = self._entries, self.runs
+    def _facts(self) -> dict[str, Any]:
+        entries = self._entries
         codecs = {numbers.pack: name for name, numbers in CODECS.items()}
-        facts = {
+        return {
             "version": self.version,
             "align": int(np.gcd.reduce(self._layout.index["offset"])),
             "stored_bytes": self.stored_bytes,
             "kinds": {_kind_name(kind): n for kind, n in _counted(entries["kind"])},
             "codecs": {codecs[flag]: n for flag, n in _counted(entries["flags"])},
         }
-        known: dict[str, Any] = (
-            {} if runs is None else {"runs": len(runs), "columns": tuple(runs.columns)}
-        )
-        return replace(super()._description(), kind=str(self.kind), facts=facts, **known)
 
     def _verified(self, quick: bool, progress: Progress) -> Report:
         return check_pack(self, quick, progress)

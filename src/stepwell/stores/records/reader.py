@@ -3,7 +3,6 @@
 import copy
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -13,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from stepwell import _core
 from stepwell.files.regular import bytes_on_disk
 from stepwell.source import Batch, Ragged, Rows, Schema, as_rows
-from stepwell.store import Description, Progress, Report, Store
+from stepwell.store import Progress, Report, Store
 from stepwell.stores.records.layout import (
     CHUNKS,
     JOURNAL,
@@ -113,14 +112,14 @@ class RecordReader(Store):
         super().close()
         self._seen = None
 
-    def _description(self) -> Description:
+    def _facts(self) -> dict[str, Any]:
         stored = 0
         for begin in range(0, len(self), _ROWS):
             rows = np.arange(begin, min(begin + _ROWS, len(self)), dtype=np.int64)
             stored += int(self._sizes(rows, list(self.schema)).sum())
         chunks = [self._path / chunk_name(number) for number in chunk_numbers(self._path)]
         on_disk = bytes_on_disk(*chunks)
-        facts = {
+        return {
             "commits": self._meta.commit,
             "generation": self._meta.generation,
             "chunks": len(chunks),
@@ -132,7 +131,6 @@ class RecordReader(Store):
             "utilization": round(min(stored / on_disk, 1.0), 4) if on_disk else 1.0,
             "attributes": self.attributes,
         }
-        return replace(super()._description(), facts=facts)
 
     def _verified(self, quick: bool, progress: Progress) -> Report:
         return verified(self._path, quick=quick, progress=progress)

@@ -221,7 +221,9 @@ class ReplayReader(Store):
             found[channel.name] = (rows * channel.field.row_bytes, stored)
         return found
 
-    def _description(self) -> Description:
+    def describe(self) -> Description:
+        """What is there, where runs recorded unlike arrays too."""
+        self._check_open()
         facts: dict[str, Any] = {"recordings": {}}
         rows, fields, health = 0, dict[str, Field](), "fine"
         for name, run in self.recordings.items():

@@ -16,7 +16,7 @@ from stepwell import _core
 from stepwell.errors import FormatError
 from stepwell.files.remote import is_url
 from stepwell.source import Batch, Field, Rows, Schema, check_buffer
-from stepwell.store import Description, Progress, Report, Store
+from stepwell.store import Progress, Report, Store
 from stepwell.stores.shards.layout import HEADER_BYTES, KINDS, LIST, MAGIC, SUFFIX, Shard, check_crc
 from stepwell.stores.shards.local import WINDOW_BYTES, Corpus, LocalShards, shard_names, whole
 from stepwell.stores.shards.remote import RemoteShards
@@ -178,19 +178,23 @@ class ShardReader(Store):
         super().close()
         self._shards = self._shards.closed()
 
-    def _description(self) -> Description:
-        shards = self._shards
-        longer = (shards.where(i) for i in range(len(shards.shards)) if shards.surplus(i))
-        health = next((f"bytes behind the last row of {where}" for where in longer), "fine")
-        facts = {
-            "shards": len(shards.shards),
+    def _stored_bytes(self) -> int:
+        return self._shards.stored_bytes
+
+    def _facts(self) -> dict[str, Any]:
+        shards = self._shards.shards
+        return {
+            "shards": len(shards),
             "width": self._width,
             "dtype": self._stored_kind,
-            "checksums": sum(shard.crc32c is not None for shard in shards.shards),
+            "checksums": sum(shard.crc32c is not None for shard in shards),
         }
-        size = shards.stored_bytes
-        return Description(
-            self.kind, self.path, len(self), size, self.schema, facts=facts, health=health
+
+    def _health(self) -> str:
+        shards = self._shards
+        surplus = next((i for i in range(len(shards.shards)) if shards.surplus(i)), None)
+        return (
+            "fine" if surplus is None else f"bytes behind the last row of {shards.where(surplus)}"
         )
 
     # In order.

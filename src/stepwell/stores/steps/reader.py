@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -15,7 +14,7 @@ from stepwell.errors import FormatError
 from stepwell.lazy import lazy
 from stepwell.sampler import split_runs
 from stepwell.source import Batch, Field, Rows, Schema
-from stepwell.store import Description, Progress, QueryTable, Report, Store
+from stepwell.store import Progress, QueryTable, Report, Store
 from stepwell.stores.steps import database
 from stepwell.stores.steps.database import Chosen, Seen, StepRuns
 from stepwell.stores.steps.layout import DATABASE, VERSION, load_rows, map_rows, pieces
@@ -195,20 +194,16 @@ class StepReader(Store):
     def _runs(self) -> tuple[Rows, Rows]:
         return self._table.starts, self._table.counts
 
-    def _description(self) -> Description:
-        facts = {
+    def _facts(self) -> dict[str, Any]:
+        return {
             "dtype": str(self._dtype),
             "row_bytes": self._dtype.itemsize,
             "shard_rows": self._seen.shard_rows,
             "version": VERSION,
         }
-        return replace(
-            super()._description(),
-            runs=len(self._table),
-            columns=tuple(self._table.columns),
-            facts=facts,
-            health=health(self._root, self._dtype),
-        )
+
+    def _health(self) -> str:
+        return health(self._root, self._dtype)
 
     def _verified(self, quick: bool, progress: Progress) -> Report:
         return check(self, quick, progress)
