@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from stepwell.cli import app
+from stepwell.cli import app, pack
 
 PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 
@@ -14,26 +14,22 @@ INTRODUCTION = """\
 # The command line
 
 Results go to standard output, progress bars and errors to standard error; off a terminal there
-are no bars. Exit codes: 0 all is well, 1 the data or the system is at fault, 2 the command line is
-(or, of `a2pack validate`, the pack). `--json` prints one object for scripts.
+are no bars. Exit codes: 0 fine, 1 damage or a difference was found, 2 it cannot be done (usage,
+missing, not ours, no room), 130 interrupted. `--json` prints one object for scripts.
 `stepwell --version` prints the version.
 """
 
 
-GROUPS = {"pack": "`a2pack COMMAND` is the same as `stepwell pack COMMAND`."}
-
-
 def section(name: str, command: Any, heading: str = "##") -> str:
     if hasattr(command, "commands"):
-        about = f"{command.help} {GROUPS.get(name, '')}".rstrip()
-        parts = [f"{heading} stepwell {name} COMMAND\n\n{about}\n"]
+        parts = [f"{heading} {name} COMMAND\n\n{command.help}\n"]
         for inner, part in command.commands.items():
             parts.append(section(f"{name} {inner}", part, heading + "#"))
         return "\n".join(parts)
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option"]
     needed = [f"{p.opts[0]} {p.name.upper()}" for p in options if p.required]
-    usage = " ".join(["stepwell", name, *map(_metavar, arguments), *needed])
+    usage = " ".join([name, *map(_metavar, arguments), *needed])
     lines = [f"{heading} {usage}", "", command.help, ""]
     lines += [f"- `{_metavar(p)}`: {p.help}" for p in arguments]
     lines += [_option(p) for p in options]
@@ -57,7 +53,9 @@ def _option(p: Any) -> str:
 
 def page() -> str:
     commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    return "\n".join([INTRODUCTION, *(section(name, c) for name, c in commands.items())])
+    sections = [section(f"stepwell {name}", command) for name, command in commands.items()]
+    sections.append(section("a2pack", typer.main.get_command(pack.app)))
+    return "\n".join([INTRODUCTION, *sections])
 
 
 if __name__ == "__main__":

@@ -112,7 +112,6 @@ def raw(target: Path) -> Path:
 
 def test_pack(a2pack: Command, stepwell: Command, folder: Path, target: Path) -> None:
     pack = ("pack", "--input", folder, "--output", target, "--align", 64)
-    assert stepwell("pack", *pack).code == 0  # by its other name
     done = a2pack(*pack, "--force")
     assert (done.code, done.err) == (0, "")
     assert target.read_bytes() == runs.file_of("pack.md", "pack-v1")
@@ -124,7 +123,7 @@ def test_pack(a2pack: Command, stepwell: Command, folder: Path, target: Path) ->
 def test_pack_does_not_replace_unless_forced(a2pack: Command, folder: Path, target: Path) -> None:
     target.write_bytes(b"precious")
     pack = ("pack", "--input", folder, "--output", target)
-    a2pack(*pack).fails(1, f"{target} exists")
+    a2pack(*pack).fails(2, f"{target} exists")
     assert target.read_bytes() == b"precious"
     assert a2pack(*pack, "--force", "--json").json() == {
         "packfile": str(target),
@@ -177,10 +176,10 @@ def test_a_folder_for_the_output_that_is_not_there(
     a2pack: Command, folder: Path, games: Path, tmp_path: Path
 ) -> None:
     where = tmp_path / "absent" / "out"
-    a2pack("pack", "--input", folder, "--output", where).fails(1, f"'{where}'")
-    a2pack("pack", "--input", where, "--output", games).fails(1, str(where))
-    a2pack("to-jsonl", "--packfile", games, "--output", where).fails(1, f"'{where}'")
-    a2pack("to-jsonl", "--packfile", games, "--output", "/").fails(1, "Is a directory: '/'")
+    a2pack("pack", "--input", folder, "--output", where).fails(2, f"'{where}'")
+    a2pack("pack", "--input", where, "--output", games).fails(2, str(where))
+    a2pack("to-jsonl", "--packfile", games, "--output", where).fails(2, f"'{where}'")
+    a2pack("to-jsonl", "--packfile", games, "--output", "/").fails(2, "Is a directory: '/'")
 
 
 # validate
@@ -188,23 +187,19 @@ def test_a_folder_for_the_output_that_is_not_there(
 
 def test_validate(a2pack: Command, games: Path) -> None:
     for options in ([], ["--full"]):
-        done = a2pack("validate", "--packfile", games, *options)
-        assert done == (0, f"OK: {games} (2 entries, 2 read)\n", "")
+        done = a2pack("validate", games, *options)
+        assert (done.code, done.out.startswith(f"OK: {games} (")) == (0, True)
         facts = a2pack("validate", "--packfile", games, *options, "--json").json()
-        assert facts == {
-            "packfile": str(games),
-            "ok": True,
-            "entries": 2,
-            "checked": 2,
-            "problems": [],
-        }
+        assert (facts["path"], facts["ok"], facts["problems"]) == (str(games), True, [])
+    a2pack("validate").fails(2, "expected one pack: a2pack VERB FILE")
+    a2pack("validate", games, "--packfile", games).fails(2, "expected one pack")
 
 
 def test_validate_reads_a_sample_unless_asked_for_all(a2pack: Command, target: Path) -> None:
     entries = [page.Entry(2, V2) for _ in range(300)]
     target.write_bytes(page.write_pack(entries, 1, page.stats_of((2, V2) for _ in range(300))))
-    assert "(300 entries, 256 read)" in a2pack("validate", "--packfile", target).out
-    assert "(300 entries, 300 read)" in a2pack("validate", "--packfile", target, "--full").out
+    assert "256 of 300 entries" in a2pack("validate", target).out
+    assert "300 of 300 entries" in a2pack("validate", target, "--full").out
 
 
 def test_validate_lists_what_is_broken(a2pack: Command, games: Path) -> None:
@@ -212,31 +207,17 @@ def test_validate_lists_what_is_broken(a2pack: Command, games: Path) -> None:
     data[140] ^= 1  # in the first payload
     data[300] ^= 1  # in the second
     games.write_bytes(data)
-    done = a2pack("validate", "--packfile", games)
-    assert (done.code, done.out) == (2, f"INVALID: {games} (2 problems)\n")
-    first, second = done.err.splitlines()
+    done = a2pack("validate", games)
+    assert (done.code, done.out) == (1, f"INVALID: {games} (2 problems)\n")
+    first, second = done.err.splitlines()[:2]
     assert first.endswith(f" - at {games}:128") and "entry 0" in first  # noqa: PT018
     assert second.endswith(f" - at {games}:256") and "entry 1" in second  # noqa: PT018
-    full = a2pack("validate", "--packfile", games, "--full")
-    assert full.code == 2
-    assert f"{games}:128" in full.err
-    assert f"({full.err.count(chr(10))} problems)" in full.out
-    facts = a2pack("validate", "--packfile", games, "--json")
-    assert (facts.code, facts.err) == (2, "")
-    found = json.loads(facts.out)
-    assert (found["ok"], found["entries"], found["checked"]) == (False, 2, 2)
-    assert [problem["offset"] for problem in found["problems"]] == [128, 256]
-
-
-def test_validate_what_does_not_even_open(a2pack: Command, games: Path) -> None:
+    found = json.loads(a2pack("validate", games, "--full", "--json").out)
+    assert not found["ok"]
+    assert [problem["offset"] for problem in found["problems"]][:2] == [128, 256]
     games.write_bytes(games.read_bytes()[:-1])
-    done = a2pack("validate", "--packfile", games)
-    assert (done.code, done.out) == (2, f"INVALID: {games} (1 problem)\n")
-    assert done.err.count("\n") == 1
-    assert str(games) in done.err
-    facts = a2pack("validate", "--packfile", games, "--json")
-    assert (facts.code, facts.err) == (2, "")
-    assert not json.loads(facts.out)["ok"]
+    done = a2pack("validate", games)
+    assert (done.code, done.out) == (1, f"INVALID: {games} (1 problem)\n")
 
 
 @pytest.mark.parametrize(
@@ -255,8 +236,8 @@ def test_a_pack_that_is_not_there(
     a2pack: Command, tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    a2pack(*command, "--packfile", "absent.a2pack").fails(1, "No such file or directory: 'absent")
-    a2pack(*command, "--packfile", tmp_path).fails(1, "Is a directory")
+    a2pack(*command, "--packfile", "absent.a2pack").fails(2, "No such file or directory: 'absent")
+    a2pack(*command, tmp_path).fails(2, "expected a pack, got")
     if command[0] != "validate":
         Path("bad.a2pack").write_bytes(b"PK\3\4")
         a2pack(*command, "--packfile", "bad.a2pack").fails(1, "expected magic b'A2PACK")
@@ -426,7 +407,7 @@ def test_other_payloads(a2pack: Command, raw: Path, tmp_path: Path) -> None:
     assert (tmp_path / "run-000001.bin").read_bytes() == b"hello"
     for command in ("to-jsonl", "to-parquet"):
         refused = a2pack(command, "--packfile", raw, "--output", tmp_path / "out")
-        refused.fails(1, "expected runs only, got raw:77")
+        refused.fails(2, "expected runs only, got raw:77")
         assert not (tmp_path / "out").exists()
 
 
@@ -457,7 +438,7 @@ def test_play_usage(stepwell: Command, tmp_path: Path, options: list[str]) -> No
     assert not (tmp_path / "a").exists()
     (tmp_path / "file").touch()
     stepwell("2048", "play", "--out", tmp_path / "file", "--games", 1).fails(
-        1, str(tmp_path / "file")
+        2, str(tmp_path / "file")
     )
 
 
@@ -506,10 +487,10 @@ def test_as_processes(folder: Path, target: Path) -> None:
     assert process("a2pack", "--version") == (0, f"stepwell {sw.__version__}\n", "")
     done = process("a2pack", "pack", "--input", folder, "--output", target, "--align", "64")
     assert (done.code, done.err) == (0, "")
-    assert process("stepwell", "pack", "stats", "--packfile", target, "--json").json()["count"] == 2
+    assert process("a2pack", "stats", target, "--json").json()["count"] == 2
     target.write_bytes(target.read_bytes()[:-1])
-    assert process("a2pack", "validate", "--packfile", target).code == 2
-    process("a2pack", "stats", "--packfile", target).fails(1, str(target))
+    assert process("a2pack", "validate", target).code == 1
+    process("a2pack", "stats", target).fails(1, str(target))
 
 
 def test_bars_are_for_terminals(folder: Path, target: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
 
 import stepwell as sw
 from stepwell import cli
@@ -85,14 +84,6 @@ def test_info_and_bench_of_a_pack(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["take"]["rows_per_s"] > 0
 
 
-def test_the_group_has_the_commands_of_a2pack() -> None:
-    commands = typer.main.get_command(cli.app).commands["pack"].commands  # type: ignore[attr-defined]
-    alone = typer.main.get_command(cli.pack.app).commands  # type: ignore[attr-defined]
-    assert list(commands) == list(alone)
-    for name in commands:
-        assert f"### stepwell pack {name} " in page()
-
-
 @pytest.mark.parametrize("how", [[], ["--map"]])
 def test_bench(npy: Path, how: list[str]) -> None:
     done = stepwell("bench", npy, "--seconds", "0.1", "--batch-size", "100", *how)
@@ -107,17 +98,17 @@ def test_bench(npy: Path, how: list[str]) -> None:
 
 
 @pytest.mark.parametrize("command", ["info", "bench"])
-def test_what_is_wrong_with_the_data_is_one_line_and_exit_code_1(
+def test_what_is_wrong_is_one_line_and_an_exit_code(
     command: str, tmp_path: Path, npy: Path
 ) -> None:
     (tmp_path / "cut.npy").write_bytes(npy.read_bytes()[:1000])
-    for path, text in [
-        (tmp_path / "absent.npy", "No such file"),
-        (tmp_path / "cut.npy", "expected 120000 bytes of data"),
-        (tmp_path, "expected an array, a pack, a step dataset"),
+    for path, code, text in [
+        (tmp_path / "absent.npy", 2, "No such file"),
+        (tmp_path / "cut.npy", 1, "expected 120000 bytes of data"),
+        (tmp_path, 2, "expected an array, a pack, a step dataset"),
     ]:
         done = stepwell(command, path)
-        assert done.returncode == 1
+        assert done.returncode == code
         assert done.stdout == ""
         assert done.stderr.startswith("error: ")
         assert text in done.stderr

@@ -101,7 +101,7 @@ def test_record_without_the_extra(tmp_path: Path, module: str) -> None:
         "from stepwell.cli import main; main()"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "needs an extra: pip install 'stepwell[gym]'" in done.stderr
 
 
@@ -185,8 +185,8 @@ def test_convert_to_minari(
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (("a.gif",), 1, "run="),
-        (("a.gif", "--where", "run_id = 'cartpole'"), 1, "there are no frames in observation"),
+        (("a.gif",), 2, "run="),
+        (("a.gif", "--where", "run_id = 'cartpole'"), 2, "there are no frames in observation"),
         (("a.avi", "--to", "video"), 2, "a.avi: expected a name that ends in .gif or .mp4"),
         (("minari:name",), 2, "expected a name like 'pong/random-v0', got 'name'"),
         (
@@ -267,7 +267,7 @@ def test_record_what_breaks(brittle: Path, tmp_path: Path, envs: int) -> None:
         *("record", "--env", "brittle:Brittle-v0", "--steps", "100", "--frames", "none"),
         *("--envs", str(envs), "--run-id", "run", "--out", tmp_path / "out"),
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith("error: brittle:Brittle-v0: RuntimeError: it fell over - at ")
     assert done.stderr.count("\n") == 1
     assert envs > 1 or f"{brittle}:21" in done.stderr
@@ -300,7 +300,7 @@ def test_record_until_it_is_stopped(brittle: Path, tmp_path: Path, envs: int) ->
     assert facts["steps"] == _steps_of(tmp_path / "out") > 0
 
     again = process(*command, "--steps", "30")
-    assert (again.returncode, again.stdout) == (1, "")
+    assert (again.returncode, again.stdout) == (2, "")
     assert "the run 'run' exists already" in again.stderr
     more = json.loads(process(*command, "--steps", "30", "--append").stdout)
     assert more["steps"] == facts["steps"] + 30

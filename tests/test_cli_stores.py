@@ -112,7 +112,7 @@ def test_verify_of_what_does_not_open(corpus: Path) -> None:
 
 def test_what_is_not_there(tmp_path: Path) -> None:
     done = stepwell("verify", tmp_path / "absent")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert "No such file" in done.stderr
 
 
@@ -130,6 +130,6 @@ def test_a_bucket(server: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert json.loads(stepwell("info", url, "--json").stdout)["rows"] == 5
     server.proxy.fault = times(None, status(403))
     done = stepwell("verify", *where)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert f"at {url}/shards.json" in done.stderr
     assert done.stderr.count("\n") == 1

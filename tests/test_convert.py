@@ -486,9 +486,9 @@ def test_the_command(npy: Path, quick_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     (quick_path / "empty").mkdir()
     for paths, code, text in [
-        ((npy, quick_path / "store"), 1, "store exists"),
-        ((quick_path / "empty", quick_path / "b"), 1, "expected one of arrayrecord"),
-        ((quick_path / "store", quick_path / "c.npy", "--field", "x"), 1, "expected a field"),
+        ((npy, quick_path / "store"), 2, "store exists"),
+        ((quick_path / "empty", quick_path / "b"), 2, "expected one of arrayrecord"),
+        ((quick_path / "store", quick_path / "c.npy", "--field", "x"), 2, "expected a field"),
         ((quick_path / "store", quick_path / "c"), 2, "expected to=records"),
     ]:
         done = stepwell("convert", *paths)

@@ -22,6 +22,7 @@ def test_hierarchy() -> None:
     assert {name: getattr(errors, name).__bases__ for name in errors.__all__} == {
         "StepwellError": (Exception,),
         "FormatError": (StepwellError, ValueError),
+        "KindError": (FormatError,),
         "VersionError": (FormatError,),
         "ChecksumError": (FormatError,),
         "SchemaError": (StepwellError, ValueError),

@@ -553,7 +553,7 @@ def test_command(old: Path, tmp_path: Path) -> None:
     with database(old) as connection:
         step(connection, "d-ep1", 0, run_id="d/e", observation=b"[")
     done = stepwell("convert", old, tmp_path / "new")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith("error: step 0 of episode 'd-ep1': Expecting")
     done = stepwell("convert", old, tmp_path / "new", "--skip-bad")
     assert done.returncode == 0

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from stepwell.errors import BusyError, FormatError, SchemaError
+from stepwell.errors import BusyError, KindError, SchemaError
 from stepwell.files.lock import is_locked
 from stepwell.files.regular import bytes_on_disk
 from stepwell.formats import (
@@ -34,7 +34,6 @@ from stepwell.formats.folder import classes_of
 from stepwell.formats.into_records import OVERHEAD, original_names
 from stepwell.formats.minari import PREFIX
 from stepwell.formats.parts import Part, sweep_part
-from stepwell.game2048 import GameSteps, pack_runs
 from stepwell.kinds import MADE, kind_at, kind_of, target_kind
 from stepwell.opening import store_at
 from stepwell.source import Ragged, Source
@@ -279,7 +278,7 @@ class _Call:
             with StepReader.open(target, memory="map") as made:
                 runs = len(made.runs)
         there = None if target.startswith(PREFIX) else bytes_on_disk(Path(target))
-        skipped = tuple(self.source.skipped) if isinstance(self.source, GameSteps) else ()
+        skipped = tuple(getattr(self.source, "skipped", ()))
         return ConvertReport(
             *(target, self.source_kind, kind, rows, runs, resumed),
             *(self._source_bytes(), there, skipped),
@@ -293,6 +292,8 @@ def _pack(
     runs: Path, path: Path, force: bool, threads: int | None, options: dict[str, Any]
 ) -> ConvertReport:
     """A pack of a directory of run files."""
+    from stepwell.game2048 import pack_runs
+
     given = {name: value for name, value in options.items() if value is not None}
     made = pack_runs(runs, path, threads=threads, replace=force, **given)
     skipped = tuple((str(file), reason) for file, reason in made.skipped)
@@ -334,7 +335,7 @@ def _opened(
     store = next((each for each in STORES if each.kind == kind), None)
     if kind is None:
         names = sorted({*(each.kind for each in STORES), *BY_NAME})
-        raise FormatError(
+        raise KindError(
             f"expected one of {', '.join(names)}, got {what_is_at(Path(text))}", path=text
         )
     if where is not None and store is None and not isinstance(source, Store):
@@ -344,7 +345,7 @@ def _opened(
     elif store is not None:
         found = store.open(text, **_options(store, target))
     elif kind == "runs":
-        return GameSteps(text, skip_bad=skip_bad, threads=threads)
+        return _steps_of_games(text, skip_bad, threads)
     else:
         if kind == "folder":
             _refuse_stores_inside(Path(text))
@@ -352,8 +353,14 @@ def _opened(
     if where is not None and isinstance(found, Store):
         found = found.where(where)
     if isinstance(found, PackReader) and target == "steps":
-        return GameSteps(found, skip_bad=skip_bad, threads=threads)
+        return _steps_of_games(found, skip_bad, threads)
     return found
+
+
+def _steps_of_games(games: Any, skip_bad: bool, threads: int | None) -> Source:
+    from stepwell.game2048 import GameSteps
+
+    return GameSteps(games, skip_bad=skip_bad, threads=threads)
 
 
 def _options(store: type[Store], target: str) -> dict[str, Any]:
@@ -370,7 +377,7 @@ def _refuse_stores_inside(path: Path) -> None:
     for name in classes_of(path):
         kind = kind_at(path / name)
         if kind not in (None, "folder") or any((path / name).glob("*.arrow")):
-            raise FormatError(
+            raise KindError(
                 f"expected files for each class; {name} is a dataset of its own "
                 f"({kind or 'arrow'}): convert that",
                 path=str(path),

@@ -2,6 +2,7 @@
 
     StepwellError
       FormatError(ValueError)     the bytes do not follow docs/formats      .path .offset
+        KindError                 something else is there than was asked for
         VersionError              they follow a version this build cannot read
         ChecksumError             they were changed after they were written
       SchemaError(ValueError)     rows do not match the store's fields
@@ -18,6 +19,7 @@ __all__ = [
     "ChecksumError",
     "FetchError",
     "FormatError",
+    "KindError",
     "SchemaError",
     "StateError",
     "StepwellError",
@@ -40,6 +42,10 @@ class FormatError(StepwellError, ValueError):
     def __str__(self) -> str:
         where = [str(part) for part in (self.path, self.offset) if part is not None]
         return f"{self.args[0]} - at {':'.join(where)}" if where else str(self.args[0])
+
+
+class KindError(FormatError):
+    """Something else is at a path than was asked for: another kind of store, a folder, a text."""
 
 
 class VersionError(FormatError):

@@ -6,7 +6,6 @@ from pathlib import Path
 from stepwell.files.regular import open_regular
 from stepwell.formats import BY_NAME, FORMATS, format_at
 from stepwell.formats.minari import PREFIX
-from stepwell.game2048.run_files import has_runs
 from stepwell.opening import store_at
 from stepwell.source import Source
 
@@ -32,7 +31,7 @@ def kind_at(path: Path) -> str | None:
             if file.read(len(_SQLITE)) == _SQLITE:
                 return "telemetry"
     known = format_at(path)
-    if known in (None, BY_NAME["folder"]) and has_runs(path):
+    if known in (None, BY_NAME["folder"]) and next(path.rglob("*.a2run*"), None) is not None:
         return "runs"
     return known.name if known else None
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from stepwell.errors import FormatError
+from stepwell.errors import KindError
 from stepwell.formats import format_at
 from stepwell.source import Source
 from stepwell.store import Store, what_is_at
@@ -14,21 +14,21 @@ from stepwell.stores import STORES, ShardReader
 def store_at(path: Path) -> type[Store] | None:
     """The class that opens a path; None when it holds no store.
 
-    Raises `FileNotFoundError`, and `FormatError` for a path that holds two stores.
+    Raises `FileNotFoundError`, and `KindError` for a path that holds two stores.
     """
     path.stat()
     found = [store for store in STORES if store.recognizes(path)]
     if len(found) > 1:
         both = " and ".join(store.noun for store in found)
         names = " or ".join(f"stepwell.{store.__name__}.open" for store in found)
-        raise FormatError(f"expected one store, got {both}: use {names}", path=str(path))
+        raise KindError(f"expected one store, got {both}: use {names}", path=str(path))
     return found[0] if found else None
 
 
 def open(path: str | os.PathLike[str], **options: Any) -> Source:
     """Open whatever is at a path or URL; `options` are those of its class.
 
-    Raises `FileNotFoundError`, or `FormatError` when nothing here reads such a path.
+    Raises `FileNotFoundError`, or `KindError` when nothing here reads such a path.
     """
     if "://" in os.fspath(path):
         return ShardReader.open(path, **options)
@@ -40,4 +40,4 @@ def open(path: str | os.PathLike[str], **options: Any) -> Source:
     if found is not None and found.reader and found.name != "folder":  # any folder looks like it
         return found.read(where, **options)
     nouns = ", ".join(each.noun for each in STORES)
-    raise FormatError(f"expected {nouns}, got {what_is_at(where)}", path=str(where))
+    raise KindError(f"expected {nouns}, got {what_is_at(where)}", path=str(where))

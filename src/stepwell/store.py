@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.errors import FormatError
+from stepwell.errors import FormatError, KindError
 from stepwell.files.extras import library
 from stepwell.files.regular import bytes_on_disk
 from stepwell.source import Field, Rows, Source
@@ -210,7 +210,7 @@ class Store(Source):
                 where.stat()
                 if not cls.recognizes(where):
                     found = f"expected {cls.noun}, got {what_is_at(where)}"
-                    raise FormatError(found, path=str(where)) from None
+                    raise KindError(found, path=str(where)) from None
             raise
 
     @property

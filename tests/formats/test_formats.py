@@ -153,6 +153,9 @@ def test_the_page_says_what_is_read_and_written() -> None:
     for each in FORMATS:
         read = "yes" if each.reader or each.name in known else "no"
         known[each.name] = [read, "yes" if each.file_writer or each.part_writer else "no"]
+    known |= {"runs": ["yes", "no"], "telemetry": ["to `replay` only", "no"]}
+    for store, source in (("pack", "runs"), ("replay", "telemetry")):
+        known[store] = ["yes", f"of `{source}` only"]
     listed = table_of("What is read and written")
     assert {name: cells[1:] for name, cells in listed.items()} == known
 

@@ -269,7 +269,7 @@ def test_parquet_and_arrow(pack: PackReader, tmp_path: Path, name: str) -> None:
         assert array.dtype == column.dtype
         assert array.tobytes() == column[want["run_idx"] >= 40].tobytes()
     assert len(RunSteps(pack.where("run < 0"))) == 0
-    with pytest.raises(ValueError, match="is the source itself"):
+    with pytest.raises(ValueError, match="expected runs to make a pack of"):
         convert(RunSteps(pack), pack.path, to="parquet", force=True)
 
 

@@ -1,6 +1,6 @@
 """The command `stepwell`."""
 
-from stepwell.cli import console, convert, games, pack, record, records, stores
+from stepwell.cli import console, convert, games, record, records, stores
 
 __all__ = ["app", "main"]
 
@@ -11,7 +11,6 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(games.app, name="2048")
-app.add_typer(pack.app, name="pack")
 app.add_typer(records.app, name="records")
 
 

@@ -1,7 +1,7 @@
 """What all commands share: where they print, how they fail, how they show progress.
 
-Results go to standard output, bars and errors to standard error. Exit codes: 0 all is well,
-1 the data or the system is at fault, 2 the command line is (or, of a validation, the file).
+Results go to standard output, bars and errors to standard error. Exit codes: 0 fine, 1 damage or
+a difference was found, 2 it cannot be done (usage, missing, not ours, no room), 130 interrupted.
 """
 
 import io
@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 import stepwell as sw
+from stepwell.errors import KindError
 
 out = Console(highlight=False, emoji=False)
 err = Console(stderr=True, highlight=False, emoji=False)
@@ -58,9 +59,11 @@ def run(app: typer.Typer) -> None:
 def _run(app: typer.Typer) -> None:
     try:
         app()
-    except (sw.StepwellError, OSError, ImportError) as error:
+    except (KindError, sw.VersionError) as error:
+        _fail(error, 2)
+    except sw.FormatError as error:
         _fail(error, 1)
-    except (ValueError, IndexError) as error:
+    except (sw.StepwellError, OSError, ImportError, ValueError, LookupError) as error:
         _fail(error, 2)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -71,7 +74,8 @@ def _warn(message: Warning | str, *rest: Any, **named: Any) -> None:
 
 
 def _fail(error: Exception, code: int) -> None:
-    err.print(Text("error:", "bold red"), str(error), markup=False, soft_wrap=True)
+    text = error.args[0] if isinstance(error, KeyError) and error.args else error
+    err.print(Text("error:", "bold red"), str(text), markup=False, soft_wrap=True)
     sys.exit(code)
 
 

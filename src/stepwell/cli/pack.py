@@ -1,8 +1,6 @@
-"""The command `a2pack`, which is also `stepwell pack`."""
+"""The command `a2pack`: packs of runs."""
 
 import enum
-import errno
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +13,6 @@ from stepwell.cli.console import (
     JsonOption,
     SkipOption,
     WorkersOption,
-    err,
     new_app,
     progress,
     run,
@@ -23,6 +20,7 @@ from stepwell.cli.console import (
     show,
     show_skipped,
 )
+from stepwell.cli.stores import check
 from stepwell.game2048 import RunSteps, pack_runs, show as show_board
 from stepwell.stores.pack.verify import SAMPLE
 
@@ -41,7 +39,8 @@ class Boards(enum.StrEnum):
     HEX = "hex"
 
 
-PackOption = Annotated[Path, typer.Option("--packfile", help="The .a2pack file.")]
+FileArgument = Annotated[Path | None, typer.Argument(metavar="FILE", help="The .a2pack file.")]
+PackOption = Annotated[Path | None, typer.Option("--packfile", help="The same.")]
 OutputOption = Annotated[Path, typer.Option("--output", help="The file to write.")]
 WhereOption = Annotated[
     str | None, typer.Option("--where", help="Only runs for which this holds: 'max_score > 20000'.")
@@ -92,43 +91,29 @@ def pack(
 
 @app.command()
 def validate(
-    packfile: PackOption,
+    file: FileArgument = None,
+    packfile: PackOption = None,
     full: Annotated[
         bool, typer.Option("--full", help=f"Read every entry, not {SAMPLE} of them.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a pack. Exit code 2 when something is broken, with a list of what."""
-    problems: tuple[sw.FormatError, ...] = ()
-    entries = 0
-    try:
-        with _open(packfile) as opened, progress("validating") as on_progress:
-            entries = len(opened)
-            problems = opened.verify(quick=not full, progress=on_progress).problems
-    except sw.FormatError as error:
-        problems = (error,)
-    checked = entries if full else min(entries, SAMPLE)
-    if as_json:
-        facts = {"packfile": str(packfile), "ok": not problems, "entries": entries}
-        broken = [{"offset": p.offset, "problem": p.args[0]} for p in problems]
-        show({**facts, "checked": checked, "problems": broken}, as_json)
-    elif not problems:
-        say(f"OK: {packfile} ({entries:,} entries, {checked:,} read)")
-    else:
-        for problem in problems:
-            err.print(str(problem), markup=False, soft_wrap=True)
-        found = "1 problem" if len(problems) == 1 else f"{len(problems):,} problems"
-        say(f"INVALID: {packfile} ({found})")
-    if problems:
-        raise typer.Exit(2)
+    """Check a pack. Exit code 1 when something is damaged, with a list of what."""
+    path = _path(file, packfile)
+    check(lambda: sw.PackReader.open(path), str(path), not full, as_json)
 
 
 @app.command()
-def stats(packfile: PackOption, where: WhereOption = None, as_json: JsonOption = False) -> None:
+def stats(
+    file: FileArgument = None,
+    packfile: PackOption = None,
+    where: WhereOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Counts, lengths, highest tiles and engines."""
-    with _open(packfile, where) as opened:
+    with _open(file, packfile, where) as opened:
         facts: dict[str, Any] = {
-            "packfile": str(packfile),
+            "packfile": str(file or packfile),
             "version": opened.version,
             "stored_bytes": opened.stored_bytes,
             **asdict(opened.stats),
@@ -138,7 +123,9 @@ def stats(packfile: PackOption, where: WhereOption = None, as_json: JsonOption =
 
 @app.command()
 def to_jsonl(
-    packfile: PackOption,
+    file: FileArgument = None,
+    packfile: PackOption = None,
+    *,
     output: OutputOption,
     parallel: Annotated[bool, typer.Option(help="Use all cores.")] = True,
     workers: WorkersOption = None,
@@ -154,7 +141,7 @@ def to_jsonl(
     """Write runs or steps as lines of JSON."""
     if steps and runs_only:
         raise ValueError("give --steps or --runs-only, not both")
-    with _open(packfile, where) as opened, progress("writing") as on_progress:
+    with _open(file, packfile, where) as opened, progress("writing") as on_progress:
         opened.to_jsonl(
             output,
             parallel,
@@ -168,16 +155,24 @@ def to_jsonl(
 
 
 @app.command()
-def to_parquet(packfile: PackOption, output: OutputOption, where: WhereOption = None) -> None:
+def to_parquet(
+    file: FileArgument = None,
+    packfile: PackOption = None,
+    *,
+    output: OutputOption,
+    where: WhereOption = None,
+) -> None:
     """Write steps as a Parquet or Arrow file (extra `parquet`); the name says which."""
-    with _open(packfile, where) as opened, progress("writing") as on_progress:
+    with _open(file, packfile, where) as opened, progress("writing") as on_progress:
         made = sw.convert(RunSteps(opened), output, force=True, progress=on_progress)
     say(f"{output}: {made.rows:,} steps, {made.target_bytes:,} bytes")
 
 
 @app.command()
 def extract(
-    packfile: PackOption,
+    file: FileArgument = None,
+    packfile: PackOption = None,
+    *,
     indices: Annotated[str, typer.Option(help="Which runs: 0,5,42")],
     output: Annotated[Path, typer.Option(help="Directory for the files.")],
 ) -> None:
@@ -186,22 +181,24 @@ def extract(
         wanted = [int(part) for part in indices.split(",")]
     except ValueError:
         raise ValueError(f"--indices: expected numbers like 0,5,42, got {indices!r}") from None
-    with _open(packfile) as opened:
+    with _open(file, packfile) as opened:
         for path in opened.extract(wanted, output):
             say(str(path))
 
 
 @app.command()
 def inspect(
-    packfile: PackOption,
+    file: FileArgument = None,
+    packfile: PackOption = None,
+    *,
     index: Annotated[int, typer.Option(help="Which run.")],
     as_json: JsonOption = False,
 ) -> None:
     """A summary of one run."""
-    with _open(packfile) as opened:
+    with _open(file, packfile) as opened:
         kind = opened.kind(index)
         facts: dict[str, Any] = {
-            "packfile": str(packfile),
+            "packfile": str(file or packfile),
             "index": index,
             "kind": kind,
             "bytes": len(opened.slice(index)),
@@ -222,8 +219,12 @@ def inspect(
         say(show_board(decoded.final_board))
 
 
-def _open(packfile: Path, where: str | None = None) -> sw.PackReader:
-    if packfile.is_dir():  # which is no pack that is broken
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(packfile))
-    opened = sw.PackReader.open(packfile)
+def _path(file: Path | None, packfile: Path | None) -> Path:
+    if (found := file or packfile) is None or (file and packfile):
+        raise ValueError("expected one pack: a2pack VERB FILE, or --packfile FILE")
+    return found
+
+
+def _open(file: Path | None, packfile: Path | None, where: str | None = None) -> sw.PackReader:
+    opened = sw.PackReader.open(_path(file, packfile))
     return opened if where is None else opened.where(where)

@@ -17,6 +17,7 @@ from rich.table import Table
 
 import stepwell as sw
 from stepwell.cli.console import JsonOption, err, out, progress, show, show_rows
+from stepwell.errors import KindError
 from stepwell.files.regular import bytes_on_disk
 from stepwell.opening import store_at
 from stepwell.store import Description, Report, Store
@@ -87,21 +88,23 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Check everything. Exit code 1 when something is damaged, with a list of what."""
+    check(lambda: _store(path, endpoint), path, quick, as_json)
+
+
+def check(open_store: Callable[[], Store], path: str, quick: bool, as_json: bool) -> None:
+    """Print what `verify` finds, and end with 1 when anything is wrong."""
     try:
-        with _store(path, endpoint) as store, progress("verifying") as on_progress:
+        with open_store() as store, progress("verifying") as on_progress:
             report = store.verify(quick=quick, progress=on_progress)
+    except KindError:
+        raise
     except sw.FormatError as error:
         report = Report("", path, (error,))
-    show_report(report, as_json)
-
-
-def show_report(report: Report, as_json: bool, **facts: Any) -> None:
-    """Print what `verify` found, and end with 1 when anything is wrong."""
     if as_json:
         broken = [
             {"path": p.path, "offset": p.offset, "problem": p.args[0]} for p in report.problems
         ]
-        about = {"path": report.path, "ok": report.ok, **facts, "problems": broken}
+        about = {"path": report.path, "ok": report.ok, "problems": broken}
         show({**about, "checked": report.checked, "unchecked": report.unchecked}, as_json)
     else:
         for problem in report.problems:

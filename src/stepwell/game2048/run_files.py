@@ -42,11 +42,6 @@ def find_runs(directory: str | os.PathLike[str]) -> Files:
     return [(Path(os.fsdecode(path)), size) for path, size in found]
 
 
-def has_runs(path: Path) -> bool:
-    """Whether there is a run file below a directory."""
-    return path.is_dir() and next(path.rglob("*.a2run*"), None) is not None
-
-
 def _size(entry: os.DirEntry[bytes]) -> int:
     """The size of a plain file, otherwise 0: whoever reads it will see what is wrong with it."""
     try:
