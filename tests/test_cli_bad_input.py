@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -47,10 +46,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # The command, its exit code, and some of its words. {} stands for the folder of stores.
-ANY_PATH = [
-    *(["absent", 2, "absent: No such file"], ["empty", 2, "got an empty folder"]),
-    *(["text.txt", 2, "got a file"], ["cut.npy", 1, "cut.npy"], ["cut.a2pack", 1, "cut.a2pack"]),
-    *(["cut-shards", 1, ".shard"], ["text.a2pack", 1, "expected magic"]),
+ANY_PATH: list[tuple[str, int, str]] = [
+    *(("absent", 2, "absent: No such file"), ("empty", 2, "got an empty folder")),
+    *(("text.txt", 2, "got a file"), ("cut.npy", 1, "cut.npy"), ("cut.a2pack", 1, "cut.a2pack")),
+    *(("cut-shards", 1, ".shard"), ("text.a2pack", 1, "expected magic")),
 ]
 CASES: list[tuple[str, int, str]] = [
     *(
@@ -137,11 +136,11 @@ main()
 
 
 def test_an_interrupted_convert_says_what_it_kept(made: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", INTERRUPTED, "convert", made / "array.npy", tmp_path / "out"]
+    paths = (str(made / "array.npy"), str(tmp_path / "out"))
+    command = [sys.executable, "-c", INTERRUPTED, "convert", *paths]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr == (
         f"interrupted; {tmp_path}/out.part keeps what was done, the same command goes on\n"
     )
     assert stepwell("convert", made / "array.npy", tmp_path / "out").returncode == 0
-    assert signal.getsignal(signal.SIGINT) is not None
