@@ -74,7 +74,7 @@ def pack(
 ) -> None:
     """Pack every .a2run2 and .a2run file below a directory into one file."""
     layout: dict[str, Any] = {"align": align, "compress": compress.value, "level": level}
-    options = {"threads": workers, "skip_bad": skip_bad, "replace": force}
+    options: dict[str, Any] = {"threads": workers, "skip_bad": skip_bad, "replace": force}
     with progress("packing") as on_progress:
         report = pack_runs(input, output, progress=on_progress, **layout, **options)
     show_skipped(report.skipped)
