@@ -32,7 +32,7 @@ lint: $(VENV)/test
 
 # Kills every writer 10,000 times, where the suite does it 100 times.
 kills: $(VENV)/test
-	STEPWELL_KILLS=10000 $(BIN)/python -m pytest tests/crash -k test_kills -o faulthandler_timeout=7200
+	STEPWELL_KILLS=10000 $(BIN)/python -m pytest tests/crash tests/stores -k test_kills -o faulthandler_timeout=7200
 
 # Looks for torn frames among ten million, where the suite does it among 300,000.
 lane: $(VENV)/test

@@ -279,6 +279,34 @@ class WritingContract(CrashContract):
 class WriterContract(WritingContract):
     """The whole exam: a writer, and the store that others read."""
 
+    @pytest.mark.parametrize("harm", ["gone", "cut"])
+    def test_a_file_that_is_damaged(self, path: Path, quick_path: Path, harm: str) -> None:
+        """What was there or an error, `verify` never raises, and no writer adds to damage."""
+        kit = self.kit
+        self.filled(path, 1, 2, 3)
+        for number, file in enumerate(files_of(path)):
+            if file.name.endswith(("lock", "-wal", "-shm")) or not file.stat().st_size:
+                continue
+            copy = quick_path / str(number) / kit.name
+            copy.parent.mkdir()
+            shutil.copytree(path, copy) if path.is_dir() else shutil.copy(path, copy)
+            place = copy / file.relative_to(path) if path.is_dir() else copy
+            if harm == "gone":
+                place.unlink()
+            else:
+                os.truncate(place, place.stat().st_size // 2)
+            with contextlib.suppress(sw.StepwellError, FileNotFoundError):
+                assert kit.look(copy) == [1, 2, 3]
+            with contextlib.suppress(sw.StepwellError, FileNotFoundError):
+                kit.store.open(copy).verify()
+            if kit.one_commit:
+                continue
+            with contextlib.suppress(sw.StepwellError, OSError), kit.open(copy, "a") as writer:
+                kit.append(writer, 4)
+            with contextlib.suppress(sw.StepwellError, FileNotFoundError):
+                # What says that anything was committed may be what is gone.
+                assert kit.look(copy) in ([1, 2, 3], [1, 2, 3, 4], [4])
+
     def test_a_commit_is_seen(self, path: Path) -> None:
         kit = self.kit
         writer = kit.open(path)

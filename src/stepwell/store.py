@@ -85,7 +85,8 @@ class Report:
         return not self.problems
 
     def __str__(self) -> str:
-        verdict = "OK" if self.ok else f"{len(self.problems)} problems"
+        some = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
+        verdict = "OK" if self.ok else some
         lines = [f"{self.path}: {verdict}", *map(str, self.problems)]
         lines += [f"checked: {each}" for each in self.checked]
         return "\n".join([*lines, *(f"not checked: {each}" for each in self.unchecked)])
@@ -256,7 +257,13 @@ class Store(Source):
         if os.path.isabs(self.path or "") and not os.path.lexists(self.path):
             gone = FormatError("nothing is there any more", path=self.path)
             return Report(self.kind, self.path, (gone,))
-        return self._verified(quick, progress or (lambda done, total: None))
+        try:
+            return self._verified(quick, progress or (lambda done, total: None))
+        except FormatError as error:
+            return Report(self.kind, self.path, (error,))
+        except FileNotFoundError as error:
+            gone = FormatError("expected a file, there is none", path=str(error.filename))
+            return Report(self.kind, self.path, (gone,))
 
     def refresh(self) -> bool:
         """See what has been committed since; return whether there is something new."""
@@ -266,8 +273,7 @@ class Store(Source):
     def close(self) -> None:
         """Let go of the files. Batches that were handed out stay valid."""
         self._closed = True
-        for made in ("_reader", "_layouts"):
-            self.__dict__.pop(made, None)
+        self._forget()
 
     # What a store provides, besides what a source does.
 

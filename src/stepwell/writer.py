@@ -113,12 +113,12 @@ class Writer(ABC):
     @classmethod
     def _holds_commits(cls, root: Path) -> bool:
         """Whether something was committed at a path; what was not counts as empty."""
-        raise TypeError(f"{cls.__name__} does not take a folder")
+        raise TypeError(f"{cls.__name__} writes to a folder and defines no _holds_commits")
 
     @classmethod
     def _is_left_over(cls, path: Path) -> bool:
         """Whether a writer that never committed may have left this file or folder."""
-        raise TypeError(f"{cls.__name__} does not take a folder")
+        raise TypeError(f"{cls.__name__} writes to a folder and defines no _is_left_over")
 
     # What every writer can do.
 

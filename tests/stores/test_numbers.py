@@ -36,20 +36,26 @@ def committed(root: Path) -> tuple[int, int]:
 class NumberReader(Store):
     kind, noun = "numbers", "a store of numbers"
 
-    def __init__(self, path: str | os.PathLike[str], *, rows: int | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, at: tuple[int, int] | None = None) -> None:
         self._root = Path(path).absolute()
-        self._rows = committed(self._root)[0] if rows is None else rows
+        self._at = rows, crc = committed(self._root) if at is None else at
         with os.fdopen(open_inside(self._root, DATA), "rb") as file:
-            self._data = np.frombuffer(file.read(8 * self._rows), "<i8")
-        if len(self._data) < self._rows:
-            raise FormatError(f"expected {self._rows} numbers", path=str(self._root / DATA))
+            data = file.read(8 * rows)
+        where = str(self._root / DATA)
+        if len(data) < 8 * rows:
+            message = f"truncated: expected {8 * rows} bytes, got {len(data)}"
+            raise FormatError(message, path=where, offset=len(data))
+        self._data = np.frombuffer(data, "<i8")
+        found = _core.crc32c(self._data.view(np.uint8))
+        if found != crc:
+            raise ChecksumError(f"expected CRC32C {crc:08x}, got {found:08x}", path=where, offset=0)
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
         return (path / ABOUT.name).exists()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.path, self._rows)
+        return _again, (self.path, self._at)
 
     @property
     def path(self) -> str:
@@ -60,29 +66,25 @@ class NumberReader(Store):
         return {"number": Field(np.dtype("<i8"))}
 
     def __len__(self) -> int:
-        return self._rows
+        return self._at[0]
 
     def _fill(self, rows: Rows, out: Batch) -> None:
         np.take(self._data, rows, out=out["number"])
 
     def refresh(self) -> bool:
         self._check_open()
-        before = self._rows
+        before = self._at
         self.__init__(self._root)  # type: ignore[misc]
-        return self._rows != before
+        return self._at != before
 
     def _verified(self, quick: bool, progress: Progress) -> Report:
-        rows, expected = committed(self._root)
-        found = _core.crc32c(self._data.view(np.uint8))
+        NumberReader(self._root, at=self._at)  # what that raises is what is wrong
         progress(1, 1)
-        if rows != self._rows:  # a writer has committed since: its checksum covers more
-            return Report(self.kind, self.path, (), ("how many numbers there are",))
-        wrong = (ChecksumError(f"expected CRC32C {expected:08x}, got {found:08x}", path=self.path),)
-        return Report(self.kind, self.path, () if found == expected else wrong, ("every number",))
+        return Report(self.kind, self.path, (), ("every number",))
 
 
-def _again(path: str, rows: int) -> NumberReader:
-    return NumberReader(path, rows=rows)
+def _again(path: str, at: tuple[int, int]) -> NumberReader:
+    return NumberReader(path, at=at)
 
 
 class NumberWriter(Writer):
@@ -96,6 +98,8 @@ class NumberWriter(Writer):
             check_inside(self._root, ABOUT.name)
             self._rows, self._crc = committed(self._root) if goes_on else (0, 0)
             self._file = open_inside(self._root, DATA, os.O_RDWR | os.O_CREAT)
+            if goes_on:
+                NumberReader(self._root)  # nothing is added to what is damaged
             os.ftruncate(self._file, 8 * self._rows)  # what was not committed
             self._new: list[NDArray[Any]] = []
 

@@ -103,8 +103,7 @@ class RecordReader(Store):
     def refresh(self) -> bool:
         before = self._meta
         self._see(look(self._path, checksums=self._checksums, old=self._view))
-        for made in ("_reader", "_layouts"):
-            self.__dict__.pop(made, None)
+        self._forget()
         now = self._meta
         return (before.moment, before.attributes) != (now.moment, now.attributes)
 

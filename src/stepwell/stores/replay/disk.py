@@ -80,9 +80,7 @@ class RunDisk:
         known = self._database.runs().get(self._run_id)
         if known is None:
             if self._path.exists():
-                raise FileExistsError(
-                    f"{self._path} is there, but {database_path(self._root)} knows nothing of it"
-                )
+                raise _unknown(self._root, self._run_id)
             self._database.begin_run(self._run_id, self._path.name, iso_time(time.time()))
             known = self._database.runs()[self._run_id]
         elif known.steps and mode == "x":  # another writer has come and gone meanwhile
@@ -115,6 +113,9 @@ class RunDisk:
         try:
             return ArrayFile(self._path, self.rows)
         except FormatError:  # not closed, or closed without the commit
+            with closing(RunFile(self._path, self._run_id)) as file:
+                for name, count in self.rows.items():  # HDF5 would look for ever for what was cut
+                    file.stored_bytes(name, count)
             self._build((), {})
             return ArrayFile(self._path, self.rows)
 
@@ -286,6 +287,8 @@ def _refuse(root: Path, run_id: str, mode: Mode) -> None:
     """Raise `FileExistsError` where a writer must not begin; looks, and touches nothing."""
     if not is_replay(root):
         check_unused(root, "a replay store", is_left_over)
+        if array_path(root, run_id).exists():
+            raise _unknown(root, run_id)
     elif committed_steps(root, run_id) and mode == "x":
         raise _exists(root, run_id)
 
@@ -305,6 +308,11 @@ def committed_steps(root: Path, run_id: str | None = None) -> int:
     except FileNotFoundError:
         return 0
     return int(found[0] or 0)
+
+
+def _unknown(root: Path, run_id: str) -> FileExistsError:
+    path = array_path(root, run_id)
+    return FileExistsError(f"{path} is there, but {database_path(root)} knows nothing of it")
 
 
 def _exists(root: Path, run_id: str) -> FileExistsError:

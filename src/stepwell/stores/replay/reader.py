@@ -41,7 +41,7 @@ from stepwell.stores.replay.verify import verify
 
 _Condition = tuple[str, tuple[Any, ...]]
 _NUMBERS = ("reward", "terminated", "truncated", "discount")
-_OF_A_MOMENT = ("_reader", "_layouts", "_table", "_fields", "_episodes", "_by_id")  # made again
+_OF_A_MOMENT = ("_table", "_fields", "_episodes", "_by_id")  # made again
 
 
 class _Moment(NamedTuple):
@@ -95,7 +95,7 @@ class ReplayReader(Store):
 
     def __getstate__(self) -> dict[str, Any]:
         left_out = (*_OF_A_MOMENT, "_closed")
-        return {name: value for name, value in self.__dict__.items() if name not in left_out}
+        return {n: value for n, value in super().__getstate__().items() if n not in left_out}
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
@@ -128,8 +128,7 @@ class ReplayReader(Store):
         before, self._moment = self._moment, self._look()
         if before == self._moment:
             return False
-        for made in _OF_A_MOMENT:
-            self.__dict__.pop(made, None)
+        self._forget(*_OF_A_MOMENT)
         changed = before.rows != self._moment.rows
         return changed or before.recordings.keys() != self._moment.recordings.keys()
 

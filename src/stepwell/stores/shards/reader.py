@@ -170,8 +170,7 @@ class ShardReader(Store):
         if len(fresh.shards) == len(self.shards):
             return False
         self._shards, self._length = fresh, int(fresh.starts[-1])
-        for made in ("_reader", "_layouts"):
-            self.__dict__.pop(made, None)
+        self._forget()
         return True
 
     def close(self) -> None:

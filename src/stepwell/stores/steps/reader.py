@@ -83,8 +83,7 @@ class StepReader(Store):
     def _show(self, runs: StepRuns) -> None:
         """Have the rows of these runs from here on."""
         self._table, self._seen, self._length = runs, runs._seen, runs._step_count
-        for made in ("_reader", "_layouts"):
-            self.__dict__.pop(made, None)
+        self._forget()
 
     # What it is.
 
