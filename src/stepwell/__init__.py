@@ -8,7 +8,6 @@ a loader   decides when           Loader, stepwell.torch.Loader, stepwell.jax.Lo
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from stepwell.conversion import ConvertReport, convert
@@ -89,7 +88,7 @@ __all__ = [
     "open",
 ]
 
-__version__ = version("stepwell")
+__version__ = "0.2.0"  # the build reads it here: to ask the installed package takes longer
 
 
 def _payload_types() -> tuple[PayloadType, ...]:
