@@ -46,15 +46,13 @@ def main() -> None:
         parser.error(f"data: expected a folder of a replay store, or room for one - {error}")
     with replays:
         rewards = replays.where("ended").runs["total_reward"]
-        if not len(rewards):
-            parser.error(f"{args.data}: expected an episode that ended, got {len(replays)} steps")
         before = float(np.mean(rewards))
         print(f"recorded: reward {before:.1f} in {len(rewards)} episodes", flush=True)
         good = replays.where("ended AND total_reward >= ?", float(np.median(rewards)))
         if args.batch_size > len(good):
             parser.error(
-                f"argument --batch-size: expected at most {len(good)}, the steps to learn from, "
-                f"got {args.batch_size}"
+                f"{args.data}: expected at least {args.batch_size} steps to learn from "
+                f"(--batch-size), got {len(good)}"
             )
         network = learn(good, args.steps, args.batch_size)
     after = float(np.mean(play(network, args.games)))

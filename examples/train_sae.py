@@ -47,7 +47,7 @@ def main() -> None:
         parser.error(f"data: expected a folder of shards, or room for one - {error}")
     if args.batch_size > len(acts):
         parser.error(
-            f"argument --batch-size: expected at most {len(acts)}, the rows, got {args.batch_size}"
+            f"{args.data}: expected at least {args.batch_size} rows (--batch-size), got {len(acts)}"
         )
     print(f"{args.data}: {len(acts):,} rows of {acts.width}, {len(acts.shards)} shards", flush=True)
     torch.manual_seed(0)

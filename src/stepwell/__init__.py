@@ -10,7 +10,6 @@ a loader   decides when           Loader, stepwell.torch.Loader, stepwell.jax.Lo
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from stepwell.conversion import ConvertReport, convert
 from stepwell.errors import (
     BusyError,
     ChecksumError,
@@ -45,6 +44,7 @@ from stepwell.stores.pack import PayloadType, set_payload_types
 from stepwell.writer import Writer
 
 if TYPE_CHECKING:
+    from stepwell.conversion import ConvertReport, convert
     from stepwell.stores.replay.writer import ReplayWriter
 
 __all__ = [
@@ -102,6 +102,8 @@ set_payload_types(_payload_types)
 
 def __getattr__(name: str) -> Any:
     # `stepwell.torch` and the others exist without an import, and cost nothing until used.
+    if name in ("convert", "ConvertReport"):
+        return getattr(import_module("stepwell.conversion"), name)
     if name == "ReplayWriter":  # which loads HDF5
         return import_module("stepwell.replay").ReplayWriter
     if name in ("torch", "jax", "replay", "telemetry", "game2048", "formats"):
