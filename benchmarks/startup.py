@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from benchmarks.machine import Quiet
 
@@ -52,13 +53,14 @@ def main() -> None:
     args = parser.parse_args()
     sources = [Path(__file__).parents[1] / "src", *args.sources]
     turns = [(name, source) for name in COMMANDS for source in sources]
-    for name, source in turns:  # the files are in memory and compiled from here on
-        measure(COMMANDS[name], source)
-    quiet = Quiet()
     taken: dict[tuple[str, Path], list[tuple[float, float]]] = {turn: [] for turn in turns}
-    for _ in range(args.rounds):
-        for turn in random.sample(turns, len(turns)):
-            taken[turn].append(measure(COMMANDS[turn[0]], turn[1]))
+    with TemporaryDirectory() as compiled:
+        for name, source in turns:  # all files are compiled and in memory from here on
+            measure(COMMANDS[name], source, compiled)
+        quiet = Quiet()
+        for _ in range(args.rounds):
+            for name, source in random.sample(turns, len(turns)):
+                taken[name, source].append(measure(COMMANDS[name], source, compiled))
     print(f"medians of {args.rounds}, ms by the clock and of the processor")
     for source in sources:
         print(f"\n{source}")

@@ -31,10 +31,10 @@ def main() -> None:
         default=Path("2048-data"),
         help="folder of the games and the checkpoint, made if it is missing (default: %(default)s)",
     )
-    parser.add_argument("--games", type=count, default=800, help="to play if there are none")
+    parser.add_argument("--games", type=count, default=500, help="to play if there are none")
     parser.add_argument("--epochs", type=count, default=2)
     parser.add_argument("--batch-size", type=count, default=1024)
-    parser.add_argument("--width", type=count, default=512, help="of the network's layers")
+    parser.add_argument("--width", type=count, default=256, help="of the network's layers")
     parser.add_argument("--every", type=count, default=200, help="steps between checkpoints")
     parser.add_argument("--checkpoint", type=Path, help="default: policy.pt in the folder")
     args = parser.parse_args()

@@ -350,7 +350,9 @@ def test_options_are_those_of_the_writer() -> None:
         return {p.name: p.default for p in found if p.kind == p.KEYWORD_ONLY}
 
     expected = options(sw.ReplayWriter)
-    for signature in (Record, *get_overloads(Record)):
+    signatures: list[Any] = [Record, *get_overloads(Record)]
+    assert len(signatures) == 3
+    for signature in signatures:
         own = {"frames": "all", "infos": True, "run_id": None}
         assert options(signature) == {**own, **expected}
     typed = {p.name: p.default for p in inspect.signature(record).parameters.values()}
