@@ -3,9 +3,9 @@
 python examples/train_2048.py [2048-data/]
 
 The games are played first, by an expectimax player that looks two moves ahead; the network learns
-to choose as it does from the board alone. With the defaults it makes the player's move in 69 % of
-the steps of games it has never seen, after a minute or two on two idle cores; a guess among
-the legal moves is right in 29 %.
+to choose as it does from the board alone. With the defaults it makes the player's move in 65 % of
+the steps of games it has never seen, after less than a minute on two cores; a guess among the
+legal moves is right in 29 %. More games, epochs and width make it better.
 """
 
 import argparse

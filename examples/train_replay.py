@@ -5,7 +5,7 @@ python examples/train_replay.py [cartpole-data/]
 A clumsy player, which knows where to push but does every second thing at random, is recorded into
 a replay store. A network learns to do what it did in its better episodes, and never touches the
 environment until it is tested: it keeps the pole up several times as long as its teacher, because
-what was random is no rule. Half a minute on two cores.
+what was random is no rule. A few seconds on two cores.
 """
 
 import argparse

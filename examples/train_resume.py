@@ -56,8 +56,8 @@ def main() -> None:
             optimizer.step()
             seen[loader.epoch, batch["row"]] += 1
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            state |= {"loader": loader.state_dict(), "seen": seen}
-            torch.save(state, f"{checkpoint}.tmp")
+            new = {**state, "loader": loader.state_dict(), "seen": seen}
+            torch.save(new, f"{checkpoint}.tmp")
             os.replace(f"{checkpoint}.tmp", checkpoint)
             position = loader.state_dict()["position"]
             print(f"epoch {loader.epoch} row {position} loss {loss.item():.4f}", flush=True)

@@ -4,7 +4,7 @@ python examples/train_sae.py [sae-data/]
 
 Without shards in the folder it makes some: rows that are sums of 6 out of 256 directions, and
 noise. The autoencoder sees the rows only and has to find the directions. With the defaults it
-finds all of them (cosine above 0.9) in about a minute on two cores.
+finds all of them (cosine above 0.9) in less than a minute.
 """
 
 import argparse
@@ -43,8 +43,8 @@ def main() -> None:
 
     try:
         acts = open_shards(args.data, args.rows)
-    except (OSError, ValueError) as error:
-        parser.error(f"data: expected a folder of shards, or room for one - {error}")
+    except (OSError, ValueError) as problem:
+        parser.error(f"data: expected a folder of shards, or room for one - {problem}")
     if args.batch_size > len(acts):
         parser.error(
             f"{args.data}: expected at least {args.batch_size} rows (--batch-size), got {len(acts)}"
@@ -64,8 +64,8 @@ def main() -> None:
             optimizer.load_state_dict(saved["optimizer"])
             loader.load_state_dict(saved["loader"])
             step, curve = saved["step"], saved["curve"]
-        except Exception as error:  # cut, of other data, of another network
-            name = type(error).__name__
+        except Exception as problem:  # cut, of other data, of another network
+            name = type(problem).__name__
             parser.error(f"{checkpoint}: expected a checkpoint of this training, got a {name}")
         print(f"goes on after step {step}", flush=True)
     else:
@@ -174,9 +174,8 @@ def open_shards(data: Path, rows: int) -> sw.ShardReader:
         directions = rng.standard_normal((DIRECTIONS, WIDTH), np.float32)
         directions /= np.linalg.norm(directions, axis=1, keepdims=True)
         center = rng.standard_normal(WIDTH, np.float32)
-        begun.parent.mkdir(parents=True, exist_ok=True)
-        np.save(begun, directions)
         with sw.ShardWriter(data, WIDTH, mode="a", shard_bytes=1 << 25) as writer:
+            np.save(begun, directions)
             while len(writer) < rows:  # after a kill, from the last whole shard on
                 rng = np.random.default_rng((1, len(writer)))
                 count = min(8192, rows - len(writer))

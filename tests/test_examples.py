@@ -77,6 +77,7 @@ def test_arguments_that_cannot_be(name: str, args: list[str], message: str, run:
     *_, last = text.splitlines()  # after the usage
     assert last.startswith(f"{name}: error: ")
     assert message in last
+    assert not list(Path().glob("*.*"))  # a folder of the program's, at most
 
 
 @pytest.mark.parametrize(
