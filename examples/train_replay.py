@@ -1,11 +1,11 @@
 """Record CartPole, then learn to play it from the better half of the recording.
 
-python examples/train_replay.py data/
+python examples/train_replay.py [cartpole-data/]
 
 A clumsy player, which knows where to push but does every second thing at random, is recorded into
 a replay store. A network learns to do what it did in its better episodes, and never touches the
 environment until it is tested: it keeps the pole up several times as long as its teacher, because
-what was random is no rule. Half a minute on two cores.
+what was random is no rule. A few seconds on two cores.
 """
 
 import argparse
@@ -24,25 +24,48 @@ from stepwell.replay import Record, ReplayReader
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("data", type=Path, help="where the replay store is, or will be")
-    parser.add_argument("--record", type=int, default=20_000, help="steps, if there are none")
-    parser.add_argument("--steps", type=int, default=1000, help="of training")
-    parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--games", type=int, default=20, help="to test with")
+    parser.add_argument(
+        "data",
+        type=Path,
+        nargs="?",
+        default=Path("cartpole-data"),
+        help="folder of the replay store, made if it is missing (default: %(default)s)",
+    )
+    parser.add_argument("--record", type=count, default=20_000, help="steps, if there are none")
+    parser.add_argument("--steps", type=count, default=1000, help="of training")
+    parser.add_argument("--batch-size", type=count, default=256)
+    parser.add_argument("--games", type=count, default=20, help="to test with")
     args = parser.parse_args()
     begin = time.perf_counter()
 
-    if not (args.data / "telemetry").is_dir():
-        record(args.data, args.record)
-    with ReplayReader.open(args.data, next_observation=False) as replays:
+    try:
+        if not (args.data / "telemetry").is_dir():
+            record(args.data, args.record)
+        replays = ReplayReader.open(args.data, next_observation=False)
+    except (OSError, ValueError) as error:
+        parser.error(f"data: expected a folder of a replay store, or room for one - {error}")
+    with replays:
         rewards = replays.where("ended").runs["total_reward"]
         before = float(np.mean(rewards))
         print(f"recorded: reward {before:.1f} in {len(rewards)} episodes", flush=True)
         good = replays.where("ended AND total_reward >= ?", float(np.median(rewards)))
+        if args.batch_size > len(good):
+            parser.error(
+                f"{args.data}: expected at least {args.batch_size} steps to learn from "
+                f"(--batch-size), got {len(good)}"
+            )
         network = learn(good, args.steps, args.batch_size)
     after = float(np.mean(play(network, args.games)))
     print(f"learned: reward {after:.1f} in {args.games} games, {after / before:.1f} times as much")
-    print(f"{args.steps} steps, {time.perf_counter() - begin:.0f} s")
+    seconds = time.perf_counter() - begin
+    print(f"{args.steps} steps, {seconds:.0f} s; the recording is in {args.data}")
+
+
+def count(text: str) -> int:
+    """How many, from a command line: a whole number above 0."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
+    return int(text)
 
 
 def record(root: Path, steps: int) -> None:

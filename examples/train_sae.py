@@ -1,10 +1,10 @@
 """Train a sparse autoencoder on activation shards; killed and started again, it goes on there.
 
-python examples/train_sae.py [data/]
+python examples/train_sae.py [sae-data/]
 
-Without shards in the directory it makes some: rows that are sums of 6 out of 256 directions, and
+Without shards in the folder it makes some: rows that are sums of 6 out of 256 directions, and
 noise. The autoencoder sees the rows only and has to find the directions. With the defaults it
-finds all of them (cosine above 0.9) in about a minute on two cores.
+finds all of them (cosine above 0.9) in less than a minute.
 """
 
 import argparse
@@ -25,20 +25,31 @@ DIRECTIONS, WIDTH, ACTIVE = 256, 256, 6
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "data", type=Path, nargs="?", default=Path("sae-data"), help="where shards are, or will be"
+        "data",
+        type=Path,
+        nargs="?",
+        default=Path("sae-data"),
+        help="folder of shards, checkpoint and plot, made if it is missing (default: %(default)s)",
     )
-    parser.add_argument("--rows", type=int, default=200_000, help="to make, if there are none")
-    parser.add_argument("--features", type=int, default=384)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--rows", type=count, default=200_000, help="to make, if there are none")
+    parser.add_argument("--features", type=count, default=384)
+    parser.add_argument("--steps", type=count, default=1500)
     parser.add_argument("--seconds", type=float, help="stop after so long, if that is earlier")
-    parser.add_argument("--batch-size", type=int, default=512)
-    parser.add_argument("--every", type=int, default=100, help="steps between checkpoints")
-    parser.add_argument("--checkpoint", type=Path, help="default: in the data directory")
+    parser.add_argument("--batch-size", type=count, default=512)
+    parser.add_argument("--every", type=count, default=100, help="steps between checkpoints")
+    parser.add_argument("--checkpoint", type=Path, help="default: sae.pt in the folder")
     args = parser.parse_args()
     begin = time.perf_counter()
 
-    acts = open_shards(args.data, args.rows)
-    print(f"{len(acts):,} rows of {acts.width}, {len(acts.shards)} shards", flush=True)
+    try:
+        acts = open_shards(args.data, args.rows)
+    except (OSError, ValueError) as problem:
+        parser.error(f"data: expected a folder of shards, or room for one - {problem}")
+    if args.batch_size > len(acts):
+        parser.error(
+            f"{args.data}: expected at least {args.batch_size} rows (--batch-size), got {len(acts)}"
+        )
+    print(f"{args.data}: {len(acts):,} rows of {acts.width}, {len(acts.shards)} shards", flush=True)
     torch.manual_seed(0)
     model = Autoencoder(acts.width, args.features)
     optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.99))
@@ -47,11 +58,15 @@ def main() -> None:
     curve: list[tuple[int, float]] = []
     step = 0
     if checkpoint.exists():
-        saved = torch.load(checkpoint)
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        loader.load_state_dict(saved["loader"])
-        step, curve = saved["step"], saved["curve"]
+        try:
+            saved = torch.load(checkpoint)
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+            loader.load_state_dict(saved["loader"])
+            step, curve = saved["step"], saved["curve"]
+        except Exception as problem:  # cut, of other data, of another network
+            name = type(problem).__name__
+            parser.error(f"{checkpoint}: expected a checkpoint of this training, got a {name}")
         print(f"goes on after step {step}", flush=True)
     else:
         model.centre(torch.from_numpy(acts.take(np.arange(min(len(acts), 4096)))["data"]))
@@ -105,6 +120,13 @@ def main() -> None:
     print(f"{step} steps, {seconds:.0f} s, {share:.1%} of the training spent waiting for data")
 
 
+def count(text: str) -> int:
+    """How many, from a command line: a whole number above 0."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
+    return int(text)
+
+
 class Autoencoder(nn.Module):
     """Rows as sums of a few of many directions, each of length one."""
 
@@ -144,7 +166,7 @@ def learning_rate(done: float) -> float:
 
 
 def open_shards(data: Path, rows: int) -> sw.ShardReader:
-    """The shards of a directory, which are made when there are none, or not yet all of them."""
+    """The shards of a folder, which are made when there are none, or not yet all of them."""
     begun = data.resolve().with_name(f"{data.resolve().name}.part.npy")
     if begun.exists() or not any(data.glob("*.shard")):
         print(f"making {rows:,} rows", flush=True)
@@ -152,9 +174,8 @@ def open_shards(data: Path, rows: int) -> sw.ShardReader:
         directions = rng.standard_normal((DIRECTIONS, WIDTH), np.float32)
         directions /= np.linalg.norm(directions, axis=1, keepdims=True)
         center = rng.standard_normal(WIDTH, np.float32)
-        begun.parent.mkdir(parents=True, exist_ok=True)
-        np.save(begun, directions)
         with sw.ShardWriter(data, WIDTH, mode="a", shard_bytes=1 << 25) as writer:
+            np.save(begun, directions)
             while len(writer) < rows:  # after a kill, from the last whole shard on
                 rng = np.random.default_rng((1, len(writer)))
                 count = min(8192, rows - len(writer))

@@ -64,6 +64,18 @@ def test_record_is_the_same_for_a_seed(tmp_path: Path) -> None:
             assert np.array_equal(one[name], other[name])
 
 
+def test_record_with_options_of_the_writer(tmp_path: Path) -> None:
+    facts_of(
+        *("record", "--env", "ALE/Pong-v5", "--steps", "9", "--no-infos", "--compress", "gzip"),
+        *("--when-full", "drop", "--queue-bytes", "100000000", "--flush-every", "60"),
+        *("--run-id", "a", "--out", tmp_path),
+    )
+    with ReplayReader.open(tmp_path) as reader:
+        channels = {each.name: each.field.compress for each in reader.recordings["a"].channels}
+        assert channels["frames"] == "gzip"
+        assert not any(reader.episode("a-ep0000").infos)
+
+
 def test_record_several_at_once(tmp_path: Path) -> None:
     facts = facts_of(
         *("record", "--env", "CartPole-v1", "--steps", "100", "--frames", "none"),
@@ -84,6 +96,8 @@ def test_record_several_at_once(tmp_path: Path) -> None:
         (("--env", "ALE/Pong-v5", "--frames", "some"), "error: frames: expected 'all', 'every:N'"),
         (("--env", "ALE/Pong-v5", "--run-id", "a b"), "error: run_id: expected 1 to 128 letters"),
         (("--env", "ALE/Pong-v5", "--policy", "best"), "Invalid value for '--policy'"),
+        (("--env", "CartPole-v1", "--frames", "none", "--compress", "mp3"), "error: compress: exp"),
+        (("--env", "CartPole-v1", "--frames", "none", "--flush-every", "0"), "error: flush_every"),
     ],
 )
 def test_record_what_cannot_be(tmp_path: Path, options: tuple[str, ...], message: str) -> None:

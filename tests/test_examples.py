@@ -3,9 +3,13 @@
 import os
 import random
 import re
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 ALONE = {**os.environ, "OMP_NUM_THREADS": "1"}  # other tests may want the other cores
@@ -25,6 +29,73 @@ def printed(*args: object, cwd: Path | None = None) -> list[str]:
     return done.stdout.splitlines()
 
 
+NAMES = sorted(path.name for path in EXAMPLES.glob("*.py"))
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs an example in this process, in an empty folder; its exit code and what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(name: str, *args: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", [name, *args])
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        assert isinstance(end.value.code, int)
+        return end.value.code, "".join(capsys.readouterr())
+
+    return call
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_explains_and_does_nothing(name: str, run: Run, tmp_path: Path) -> None:
+    code, text = run(name, "--help")
+    assert code == 0
+    assert text.startswith(f"usage: {name} ")
+    folder = r"folder .*made if it is missing \(default: [a-z0-9]+-data\)"
+    assert re.search(folder, " ".join(text.split()))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        *((name, ["a file"], "data: expected a folder") for name in NAMES),
+        *((name, ["--nothing"], "unrecognized arguments: --nothing") for name in NAMES),
+        ("train_2048.py", ["--games", "4"], "argument --games: expected at least 5, some are held"),
+        ("train_2048.py", ["--width", "-1"], "--width: expected a whole number above 0, got '-1'"),
+        ("train_sae.py", ["--rows", "ten"], "--rows: expected a whole number above 0, got 'ten'"),
+        ("train_sae.py", ["--rows", "9"], "sae-data: expected at least 512 rows (--batch-"),
+        ("train_replay.py", ["--record", "9"], "cartpole-data: expected at least 256 steps to le"),
+    ],
+)
+def test_arguments_that_cannot_be(name: str, args: list[str], message: str, run: Run) -> None:
+    Path("a file").touch()
+    code, text = run(name, *args)
+    assert code == 2
+    *_, last = text.splitlines()  # after the usage
+    assert last.startswith(f"{name}: error: ")
+    assert message in last
+    assert not list(Path().glob("*.*"))  # a folder of the program's, at most
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("train_resume.py", ["."]),
+        ("train_2048.py", ["--games", "5", "--checkpoint", "checkpoint.pt"]),
+        ("train_sae.py", ["--rows", "600", "--checkpoint", "checkpoint.pt"]),
+    ],
+)
+def test_a_checkpoint_of_something_else(name: str, args: list[str], run: Run) -> None:
+    Path("checkpoint.pt").write_text("not a checkpoint")
+    code, text = run(name, *args)
+    assert code == 2
+    assert "checkpoint.pt: expected a checkpoint of this training, got a " in text
+    assert Path("checkpoint.pt").read_text() == "not a checkpoint"
+
+
 def killed(*args: object, lines: int) -> list[str]:
     """The lines that a program prints which is killed after so many."""
     command = [sys.executable, *map(str, args)]
@@ -36,14 +107,15 @@ def killed(*args: object, lines: int) -> list[str]:
 
 
 def test_training_killed_and_resumed_sees_every_row_once(tmp_path: Path) -> None:
-    program = [EXAMPLES / "train_resume.py", tmp_path / "checkpoint.pt"]
+    program = [EXAMPLES / "train_resume.py", tmp_path / "new"]
     draw = random.Random(1)
     for _ in range(2):
         seen = killed(*program, lines=draw.randint(1, 30))
         assert all(line.startswith("epoch") for line in seen[:-1])
     first, *_, last = printed(*program)
     assert not first.startswith("epoch 0 row 256 ")  # it did not start over
-    assert last == "every row exactly once in each of 3 epochs: True"
+    assert last.startswith("every row exactly once in each of 3 epochs: True; see ")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["checkpoint.pt"]
 
 
 def test_a_policy_killed_and_resumed_learns_the_same(tmp_path: Path) -> None:

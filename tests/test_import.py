@@ -7,7 +7,11 @@ import pytest
 import stepwell as sw
 from tests import children
 
-HEAVY = ["torch", "jax", "h5py", "array_record", "typer", "rich", "multiprocessing"]
+HEAVY = [
+    *("torch", "jax", "h5py", "hdf5plugin", "pyarrow", "pandas", "gymnasium", "minari", "obstore"),
+    *("array_record", "lz4", "av", "PIL", "typer", "rich", "multiprocessing"),
+    *("importlib.metadata", "email", "http", "urllib.request", "asyncio"),
+]
 
 
 def test_import_is_light_and_frameworks_come_when_they_are_asked_for() -> None:
@@ -19,6 +23,20 @@ sw.torch.Loader
 print("torch" in sys.modules, "jax" in sys.modules)
 """
     assert children.answer(script).splitlines() == ["[]", "True False"]
+
+
+def test_commands_begin_light() -> None:
+    heavy = [name for name in HEAVY if name not in ("typer", "rich")]
+    script = f"""
+import sys
+from stepwell.cli import main
+try:
+    main()
+except SystemExit as end:
+    print(end.code, [name for name in {heavy} if name in sys.modules])
+"""
+    assert children.answer(script, "--version").splitlines()[-1] == "0 []"
+    assert children.answer(script, "--help").splitlines()[-1] == "0 []"
 
 
 def test_import_does_nothing_else() -> None:

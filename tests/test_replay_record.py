@@ -1,9 +1,10 @@
 """`Record`: what it writes is what happened, whatever the environment and the way it resets."""
 
+import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_overloads
 from unittest.mock import Mock
 
 import ale_py
@@ -14,6 +15,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 import stepwell as sw
+from stepwell.cli.record import record
 from stepwell.replay import Episode, Record, RecordedVectorEnv, ReplayReader
 from tests.environments import Everything, Log, make_everything
 from tests.replays import row_of
@@ -338,6 +340,25 @@ def test_two_runs_in_one_second_have_two_names(tmp_path: Path) -> None:
     names = [env.run_id for env in envs]
     assert len(set(names)) == 3
     assert all(re.fullmatch(r"everything-\d{8}-\d{6}(-\d)?", name) for name in names)
+
+
+def test_options_are_those_of_the_writer() -> None:
+    """Spelled out in every signature, with the same defaults."""
+
+    def options(call: Callable[..., Any]) -> dict[str, Any]:
+        found = inspect.signature(call).parameters.values()
+        return {p.name: p.default for p in found if p.kind == p.KEYWORD_ONLY}
+
+    expected = options(sw.ReplayWriter)
+    signatures: list[Any] = [Record, *get_overloads(Record)]
+    assert len(signatures) == 3
+    for signature in signatures:
+        own = {"frames": "all", "infos": True, "run_id": None}
+        assert options(signature) == {**own, **expected}
+    typed = {p.name: p.default for p in inspect.signature(record).parameters.values()}
+    assert (typed["run_id"], typed["frames"], typed["infos"]) == (None, "all", True)
+    del expected["mode"]  # --append
+    assert {name: typed[name] for name in expected} == expected
 
 
 def test_writer_options(tmp_path: Path) -> None:

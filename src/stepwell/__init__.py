@@ -8,10 +8,8 @@ a loader   decides when           Loader, stepwell.torch.Loader, stepwell.jax.Lo
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from stepwell.conversion import ConvertReport, convert
 from stepwell.errors import (
     BusyError,
     ChecksumError,
@@ -46,6 +44,7 @@ from stepwell.stores.pack import PayloadType, set_payload_types
 from stepwell.writer import Writer
 
 if TYPE_CHECKING:
+    from stepwell.conversion import ConvertReport, convert
     from stepwell.stores.replay.writer import ReplayWriter
 
 __all__ = [
@@ -89,7 +88,7 @@ __all__ = [
     "open",
 ]
 
-__version__ = version("stepwell")
+__version__ = "0.2.0"  # the build reads it here: to ask the installed package takes longer
 
 
 def _payload_types() -> tuple[PayloadType, ...]:
@@ -103,6 +102,8 @@ set_payload_types(_payload_types)
 
 def __getattr__(name: str) -> Any:
     # `stepwell.torch` and the others exist without an import, and cost nothing until used.
+    if name in ("convert", "ConvertReport"):
+        return getattr(import_module("stepwell.conversion"), name)
     if name == "ReplayWriter":  # which loads HDF5
         return import_module("stepwell.replay").ReplayWriter
     if name in ("torch", "jax", "replay", "telemetry", "game2048", "formats"):

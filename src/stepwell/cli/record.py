@@ -11,6 +11,7 @@ import typer
 
 import stepwell as sw
 from stepwell.cli.console import JsonOption, progress, show
+from stepwell.files.codecs import codec_names
 from stepwell.replay import ReplayReader
 
 _SAID = (sw.StepwellError, OSError, ImportError, ValueError, IndexError)  # in one line already
@@ -18,6 +19,11 @@ _SAID = (sw.StepwellError, OSError, ImportError, ValueError, IndexError)  # in o
 
 class Policy(enum.StrEnum):
     random = "random"
+
+
+class WhenFull(enum.StrEnum):
+    block = "block"
+    drop = "drop"
 
 
 def record(
@@ -30,6 +36,19 @@ def record(
     policy: Annotated[Policy, typer.Option(help="Who plays.")] = Policy.random,
     envs: Annotated[int, typer.Option(min=1, help="Environments at once, a process each.")] = 1,
     append: Annotated[bool, typer.Option("--append", help="Go on with the run --run-id.")] = False,
+    infos: Annotated[bool, typer.Option(help="Keep the infos of steps.")] = True,
+    compress: Annotated[
+        str, typer.Option(help=f"How arrays are packed: {', '.join(codec_names('replay'))}.")
+    ] = "zstd",
+    when_full: Annotated[
+        WhenFull, typer.Option(help="What a step does when the queue is full: wait, or be dropped.")
+    ] = WhenFull.block,
+    queue_bytes: Annotated[
+        int, typer.Option(min=1, help="Bytes of steps that may wait for the disk.")
+    ] = 128 << 20,
+    flush_every: Annotated[
+        float, typer.Option(help="Seconds that a step waits at most; a kill loses as much.")
+    ] = 0.5,
     as_json: JsonOption = False,
 ) -> None:
     """Play a Gymnasium environment and record it. Needs the extra `gym`.
@@ -56,8 +75,18 @@ def record(
                 if wanted is not None:  # what cannot be drawn is better known before a run begins
                     made.reset()
                     made.render()
-                mode = "a" if append else "x"
-                made = Record(made, output, frames=wanted, run_id=run_id, mode=mode)
+                made = Record(
+                    made,
+                    output,
+                    frames=wanted,
+                    infos=infos,
+                    run_id=run_id,
+                    mode="a" if append else "x",
+                    compress=compress,
+                    when_full=when_full.value,
+                    queue_bytes=queue_bytes,
+                    flush_every=flush_every,
+                )
                 (_play if envs == 1 else _play_all)(made, steps, seed, count)
             finally:
                 made.close()

@@ -13,8 +13,9 @@ steps also resets, by a mask.
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, overload
@@ -30,6 +31,7 @@ from stepwell.errors import BusyError, SchemaError
 from stepwell.stores.replay.channels import ACTIONS, OBSERVATIONS, Channel, Tree, leaves
 from stepwell.stores.replay.layout import lock_path
 from stepwell.stores.replay.writer import ReplayWriter
+from stepwell.writer import Mode
 
 _EVERY = re.compile(r"every:([1-9][0-9]{0,8})", re.ASCII)
 _PLAIN = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
@@ -41,9 +43,13 @@ def Record(
     root: str | os.PathLike[str],
     *,
     frames: str | None = "all",
-    run_id: str | None = None,
     infos: bool = True,
-    **options: Any,
+    run_id: str | None = None,
+    mode: Mode = "x",
+    compress: str = "zstd",
+    when_full: str = "block",
+    queue_bytes: float = 128 << 20,
+    flush_every: float = 0.5,
 ) -> "RecordedEnv": ...
 @overload
 def Record(
@@ -51,25 +57,33 @@ def Record(
     root: str | os.PathLike[str],
     *,
     frames: str | None = "all",
-    run_id: str | None = None,
     infos: bool = True,
-    **options: Any,
+    run_id: str | None = None,
+    mode: Mode = "x",
+    compress: str = "zstd",
+    when_full: str = "block",
+    queue_bytes: float = 128 << 20,
+    flush_every: float = 0.5,
 ) -> "RecordedVectorEnv": ...
 def Record(
     env: Any,
     root: str | os.PathLike[str],
     *,
     frames: str | None = "all",
-    run_id: str | None = None,
     infos: bool = True,
-    **options: Any,
+    run_id: str | None = None,
+    mode: Mode = "x",
+    compress: str = "zstd",
+    when_full: str = "block",
+    queue_bytes: float = 128 << 20,
+    flush_every: float = 0.5,
 ) -> "RecordedEnv | RecordedVectorEnv":
     """The same environment, which from here on records what happens in it below `root`.
 
     `frames` is "all", "every:4" (the first step of an episode and each fourth) or None; they
     need `render_mode="rgb_array"`. The frame of a step shows what the agent saw when it acted.
-    `run_id` is made of the environment's name and the time when it is not given. `options` go to
-    `ReplayWriter`.
+    With `infos=False` the infos of steps are left out. `run_id` is made of the environment's name
+    and the time when it is not given; the rest is as in `ReplayWriter`.
 
     `close` closes the writer too; it and `reset` end an episode that is going on. Each environment
     of a vector is an agent, "env0", "env1", …. Raises `SchemaError` for spaces other than Box,
@@ -77,12 +91,21 @@ def Record(
     """
     if not isinstance(env, gym.Env | VectorEnv):
         raise TypeError(f"env: expected a Gymnasium environment, got {type(env).__name__}")
-    given = (env, root, frames, run_id, infos, options)
+    writer = partial(
+        ReplayWriter,
+        root,
+        mode=mode,
+        compress=compress,
+        when_full=when_full,
+        queue_bytes=queue_bytes,
+        flush_every=flush_every,
+    )
+    given = (env, root, frames, run_id, infos, writer)
     if isinstance(env, VectorEnv):
         if env.metadata.get("autoreset_mode") is None:
             raise ValueError(f"{env}: expected metadata['autoreset_mode'], got none")
-        mode = AutoresetMode(env.metadata["autoreset_mode"])
-        return RecordedVectorEnv(env, Recording(*given), mode)
+        resets = AutoresetMode(env.metadata["autoreset_mode"])
+        return RecordedVectorEnv(env, Recording(*given), resets)
     return RecordedEnv(env, Recording(*given))
 
 
@@ -123,7 +146,7 @@ class Recording:
         frames: str | None,
         run_id: str | None,
         infos: bool,
-        options: Mapping[str, Any],
+        writer: Callable[[str], ReplayWriter],
     ) -> None:
         single, agents = "", list[str | None]([None])
         if isinstance(env, VectorEnv):
@@ -136,9 +159,9 @@ class Recording:
         check_space(ACTIONS, self._action_space)
         self.actors = [Actor(agent) for agent in agents]
         if run_id is None:
-            self.writer = _unused_run(Path(root), _name_of(env), options)
+            self.writer = _unused_run(Path(root), _name_of(env), writer)
         else:
-            self.writer = ReplayWriter(root, run_id, **options)
+            self.writer = writer(run_id)
 
     def begin(self, actor: Actor, observation: Any) -> None:
         """An agent sees the first observation of an episode."""
@@ -216,7 +239,7 @@ def _name_of(env: Any) -> str:
     return re.sub(r"[^A-Za-z0-9_]+", "-", text, flags=re.ASCII).strip("-").lower()[:64] or "run"
 
 
-def _unused_run(root: Path, name: str, options: Mapping[str, Any]) -> ReplayWriter:
+def _unused_run(root: Path, name: str, writer: Callable[[str], ReplayWriter]) -> ReplayWriter:
     """A writer of a run that is not there yet, called after the environment and the time."""
     name = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in count(1):
@@ -224,7 +247,7 @@ def _unused_run(root: Path, name: str, options: Mapping[str, Any]) -> ReplayWrit
         if lock_path(root, run_id).exists():
             continue
         try:
-            return ReplayWriter(root, run_id, **options)
+            return writer(run_id)
         except BusyError:  # somebody had the same idea in the same moment
             continue
     raise AssertionError
