@@ -182,3 +182,13 @@ def split_runs(count: int, fraction: float, seed: int) -> tuple[Rows, Rows]:
     order = Shuffle(seed).order(count).rows(0, 0, count) if count else np.empty(0, np.int64)
     first, second = np.split(order, [round(fraction * count)])
     return np.sort(first), np.sort(second)
+
+
+def check_sampler(sampler: object) -> None:
+    """Raise `TypeError` for what is not a sampler: a name, or a class instead of one of it."""
+    usable = all(hasattr(sampler, name) for name in ("name", "seed", "order"))
+    if not usable or isinstance(sampler, type):
+        raise TypeError(
+            "sampler: expected Shuffle(seed), Block(k), Sequential(), Iid(seed), Weighted(weights) "
+            f"or an object with name, seed and order, got {sampler!r}"
+        )

@@ -17,10 +17,11 @@ from rich.table import Table
 
 import stepwell as sw
 from stepwell.cli.console import JsonOption, err, out, progress, show, show_rows
+from stepwell.description import Description
 from stepwell.errors import KindError
 from stepwell.files.regular import bytes_on_disk
 from stepwell.opening import store_at
-from stepwell.store import Description, Report, Store
+from stepwell.store import Report, Store
 
 PathArgument = Annotated[
     str, typer.Argument(metavar="PATH", help="A store, a .npy or .a2pack file, or a URL.")

@@ -42,6 +42,9 @@ class MinariSource(Stream):
     Minari draws seeds that SQLite's numbers cannot hold.
     """
 
+    kind = "minari"
+    noun = "a Minari dataset"
+
     def __init__(
         self, dataset: "str | Path | minari.MinariDataset", fields: Sequence[str] | None = None
     ) -> None:
