@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,18 @@ from stepwell.source import Rows, Source
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+
+    P = ParamSpec("P")
+    S = TypeVar("S")
+
+    class constructing:
+        """A class method that takes what the constructor takes, as editors then show it."""
+
+        def __init__(self, method: Callable[..., Any]) -> None: ...
+        def __get__(self, store: object, cls: Callable[P, S]) -> Callable[P, S]: ...
+
+else:
+    constructing = classmethod
 
 Progress = Callable[[int, int], None]
 """Called with how much is done, and of how much."""
@@ -173,14 +185,14 @@ class Store(Source):
     def recognizes(cls, path: Path) -> bool:
         """Whether this path holds such a store, by names and magic alone; reads no rows."""
 
-    @classmethod
-    def open(cls, path: Any, **options: Any) -> Self:
+    @constructing
+    def open(cls: Any, path: Any, **options: Any) -> Any:
         """Open the store at a path or URL, or whatever else the class takes; so with the options.
 
         Raises `FileNotFoundError`, `FormatError` when something else is there or it is damaged.
         """
         try:
-            return cls(path, **options)  # type: ignore[call-arg]
+            return cls(path, **options)
         except (OSError, FormatError):
             if isinstance(path, str | os.PathLike) and "://" not in str(path):
                 where = Path(path)

@@ -31,6 +31,12 @@ class PackReport(RunsReport):
     """Bytes of the files that were packed."""
 
 
+class _Replacing(PackWriter):
+    """A writer that takes the place of another pack."""
+
+    _replaces = True
+
+
 def pack_runs(
     directory: str | os.PathLike[str],
     output: str | os.PathLike[str],
@@ -52,9 +58,8 @@ def pack_runs(
     threads = thread_count(threads)
     files = find_runs(directory)
     report = PackReport(Path(output))
-    writer = PackWriter(
-        output, align=align, compress=compress, level=level, expect=len(files), _replace=replace
-    )
+    kind = _Replacing if replace else PackWriter
+    writer = kind(output, align=align, compress=compress, level=level, expect=len(files))
     with writer:
         for chunk, made in _load_all(writer, files, threads):
             for path, found in chunk:

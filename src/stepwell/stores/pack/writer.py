@@ -68,6 +68,8 @@ class PackWriter(Writer):
 
     noun = PackReader.noun
     _finished = False
+    _replaces = False
+    """Whether it takes the place of another pack."""
     _pending: list[tuple[Any, int]]
     _entries: list[NDArray[Any]]
     _written: int
@@ -87,7 +89,6 @@ class PackWriter(Writer):
         compress: Compress = "none",
         level: int = 3,
         expect: int = 0,
-        _replace: bool = False,
     ) -> None:
         check_mode(mode)
         if mode == "a":
@@ -104,7 +105,6 @@ class PackWriter(Writer):
         if self._codec is not Codec.ZSTD_DICT:
             self._first_packer = Packer(self._codec, level)
         self._root = Path(os.path.realpath(path))  # through a link, to what it names
-        self._replaces = _replace
         self._refuse_existing()
         self._first_start = align_up(INDEX_AT + ENTRY.itemsize * expect, align)
         self._beside = writer_name(self._root)

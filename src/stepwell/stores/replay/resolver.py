@@ -102,6 +102,7 @@ class FrameResolver(Closing):
         return file
 
     def close(self) -> None:
+        """Close the files that are open; a later call opens them again."""
         with self._lock:
             for file in self._files.values():
                 file.close()
