@@ -15,7 +15,14 @@ from stepwell.game2048.runs import Run
 from stepwell.ordered import in_order, thread_count
 from stepwell.store import Progress
 from stepwell.stores.pack.layout import groups
-from stepwell.stores.pack.writer import TRAIN_BYTES, Compress, PackWriter, Prepared, room_for
+from stepwell.stores.pack.writer import (
+    TRAIN_BYTES,
+    Compress,
+    PackWriter,
+    Prepared,
+    ReplacingPackWriter,
+    room_for,
+)
 
 _CHUNK_FILES = 256
 _CHUNK_BYTES = 1 << 20  # small enough to stay in the caches from the read to the write
@@ -29,12 +36,6 @@ class PackReport(RunsReport):
     packed: int = 0
     bytes: int = 0
     """Bytes of the files that were packed."""
-
-
-class _Replacing(PackWriter):
-    """A writer that takes the place of another pack."""
-
-    _replaces = True
 
 
 def pack_runs(
@@ -58,7 +59,7 @@ def pack_runs(
     threads = thread_count(threads)
     files = find_runs(directory)
     report = PackReport(Path(output))
-    kind = _Replacing if replace else PackWriter
+    kind = ReplacingPackWriter if replace else PackWriter
     writer = kind(output, align=align, compress=compress, level=level, expect=len(files))
     with writer:
         for chunk, made in _load_all(writer, files, threads):

@@ -69,7 +69,6 @@ class PackWriter(Writer):
     noun = PackReader.noun
     _finished = False
     _replaces = False
-    """Whether it takes the place of another pack."""
     _pending: list[tuple[Any, int]]
     _entries: list[NDArray[Any]]
     _written: int
@@ -320,6 +319,12 @@ class PackWriter(Writer):
             raise FileExistsError(f"{path} exists already: {what_is_at(path)}")
         if not PackReader.recognizes(path):
             raise FileExistsError(f"expected a pack or nothing, got {what_is_at(path)}: {path}")
+
+
+class ReplacingPackWriter(PackWriter):
+    """A writer whose pack takes the place of another one, if there is one."""
+
+    _replaces = True
 
 
 def _lock_beside(target: Path) -> WriterLock:
