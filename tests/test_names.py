@@ -166,6 +166,12 @@ def test_a_store_shows_itself_open_closed_and_gone(kind: str, tmp_path: Path) ->
     assert repr(half_made).startswith(f"{name}(")
 
 
+def test_no_object_shows_its_address() -> None:
+    classes = {each for module in PUBLIC for _, each in names_of(module) if inspect.isclass(each)}
+    plain = {each for each in classes if each.__repr__ is object.__repr__}
+    assert plain <= {sw.Sampler, sw.game2048.RunPayloads}
+
+
 def test_a_repr_reads_no_rows() -> None:
     class Rows(sw.Source):
         @property

@@ -221,6 +221,9 @@ class MapDataset(data.Dataset[Any]):
     def __len__(self) -> int:
         return len(self._source)
 
+    def __repr__(self) -> str:
+        return f"MapDataset({self._source!r})"
+
     def __getitem__(self, key: Any) -> Any:
         if np.ndim(key) == 0 and not isinstance(key, slice):
             return self.__getitems__([key + len(self) if -len(self) <= key < 0 else key])[0]
@@ -253,6 +256,9 @@ class IterableDataset(data.IterableDataset[Any]):
 
     def __len__(self) -> int:
         return len(self._loader)
+
+    def __repr__(self) -> str:
+        return f"IterableDataset({self._loader!r})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_mine": None}
