@@ -66,6 +66,8 @@ class Stream(Store):
                     pass
             except FormatError as error:
                 problems = (error,)
+            except SchemaError as error:  # rows that a source cannot have: nulls
+                problems = (FormatError(str(error), path=self.path),)
         unchecked = ("the values: there are no checksums of ours",)
         return Report(self.kind, self.path, problems, tuple(checked), unchecked)
 
