@@ -13,6 +13,7 @@ index) is in tests/argument_contract.py, once per engine. The rows number betwee
 that even int8 can name each of them.
 """
 
+import html
 import pickle
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -178,6 +179,10 @@ class SourceContract:
             assert f"{name}: {field}" in text
         if source.path is not None:
             assert repr(str(source.path)) in text
+        page = source._repr_html_()
+        assert f'<td style="text-align: left">{len(source):,}</td>' in page
+        for name, field in source.schema.items():
+            assert html.escape(f"{name}: {field}") in page
 
     # Take.
 

@@ -57,7 +57,7 @@ def test_all_names_are_there() -> None:
         assert hasattr(sw, name)
     assert sw.__version__ == version("stepwell")
     with pytest.raises(AttributeError, match="module 'stepwell' has no attribute 'tensorflow'"):
-        sw.tensorflow  # noqa: B018
+        sw.tensorflow  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_missing_extras() -> None:

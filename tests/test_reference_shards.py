@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepwell import RowState, ShardReader, ShardWriter
+from stepwell import ShardReader, ShardWriter
+from stepwell.stores import RowState
 from stepwell.stores.shards.reader import splitmix64
 from tests import ROOT
 from tests.reference import shards as reference

@@ -192,7 +192,8 @@ def test_map_dataset_of_ragged_rows() -> None:
 
 
 def test_a_transform_that_gives_no_dict() -> None:
-    loader = sw.torch.Loader(steps(), 8, transform=lambda b: (b["board"], b["move"]))
+    pair: Any = lambda batch: (batch["board"], batch["move"])  # noqa: E731
+    loader = sw.torch.Loader(steps(), 8, transform=pair)
     with pytest.raises(TypeError, match="expected a dict of arrays"):
         next(iter(loader))
 

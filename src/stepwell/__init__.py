@@ -5,6 +5,10 @@ a writer   changes a store        StepWriter, PackWriter, RecordWriter, ShardWri
 a source   answers take(rows)     Source and its views
 a sampler  decides which rows     Shuffle, Block, Sequential, Iid, Weighted
 a loader   decides when           Loader, stepwell.torch.Loader, stepwell.jax.Loader
+
+`open` opens whatever is at a path, `convert` goes from any store or format to any other. More is in
+`stepwell.replay` (recording), `stepwell.game2048`, `stepwell.formats`, `stepwell.stores` and
+`stepwell.telemetry`; docs/names.md has an example of every name.
 """
 
 from importlib import import_module
@@ -15,6 +19,7 @@ from stepwell.errors import (
     ChecksumError,
     FetchError,
     FormatError,
+    KindError,
     SchemaError,
     StateError,
     StepwellError,
@@ -26,15 +31,12 @@ from stepwell.sampler import Block, Iid, Sampler, Sequential, Shuffle, Weighted
 from stepwell.source import Batch, Field, Ragged, Source
 from stepwell.store import Store
 from stepwell.stores import (
-    ArrayRecordSource,
     ArraySource,
     PackReader,
     PackWriter,
     RecordReader,
     RecordWriter,
     ReplayReader,
-    RowState,
-    RunColumn,
     ShardReader,
     ShardWriter,
     StepReader,
@@ -43,22 +45,30 @@ from stepwell.stores import (
 from stepwell.stores.pack import PayloadType, set_payload_types
 from stepwell.writer import Writer
 
-if TYPE_CHECKING:
-    from stepwell.conversion import ConvertReport, convert
+if TYPE_CHECKING:  # they exist without an import: see __getattr__
+    from stepwell import (
+        formats as formats,
+        game2048 as game2048,
+        jax as jax,
+        replay as replay,
+        stores as stores,
+        telemetry as telemetry,
+        torch as torch,
+    )
+    from stepwell.conversion import convert
     from stepwell.stores.replay.writer import ReplayWriter
 
 __all__ = [
-    "ArrayRecordSource",
     "ArraySource",
     "Batch",
     "Block",
     "BusyError",
     "ChecksumError",
-    "ConvertReport",
     "FetchError",
     "Field",
     "FormatError",
     "Iid",
+    "KindError",
     "Loader",
     "PackReader",
     "PackWriter",
@@ -67,8 +77,6 @@ __all__ = [
     "RecordWriter",
     "ReplayReader",
     "ReplayWriter",
-    "RowState",
-    "RunColumn",
     "Sampler",
     "SchemaError",
     "Sequential",
@@ -100,12 +108,20 @@ def _payload_types() -> tuple[PayloadType, ...]:
 set_payload_types(_payload_types)
 
 
-def __getattr__(name: str) -> Any:
-    # `stepwell.torch` and the others exist without an import, and cost nothing until used.
-    if name in ("convert", "ConvertReport"):
-        return getattr(import_module("stepwell.conversion"), name)
-    if name == "ReplayWriter":  # which loads HDF5
-        return import_module("stepwell.replay").ReplayWriter
-    if name in ("torch", "jax", "replay", "telemetry", "game2048", "formats"):
-        return import_module(f"stepwell.{name}")
-    raise AttributeError(f"module 'stepwell' has no attribute {name!r}")
+_MODULES = ("formats", "game2048", "jax", "replay", "stores", "telemetry", "torch")
+
+if not TYPE_CHECKING:  # a checker that saw it would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        # `stepwell.torch` and the others exist without an import, and cost nothing until used.
+        if name == "convert":
+            return import_module("stepwell.conversion").convert
+        if name == "ReplayWriter":  # which loads HDF5
+            return import_module("stepwell.replay").ReplayWriter
+        if name in _MODULES:
+            return import_module(f"stepwell.{name}")
+        raise AttributeError(f"module 'stepwell' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_MODULES, "__version__"])

@@ -1,7 +1,7 @@
 """Batches as JAX arrays, on the devices where the model is."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Unpack
 
 from numpy.typing import NDArray
 
@@ -33,10 +33,15 @@ class Loader(_loader.Loader):
         batch_size: int,
         *,
         device: jax.Device | jax.sharding.Sharding | None = None,
-        **options: Any,
+        **options: Unpack[_loader.LoaderOptions],
     ) -> None:
         super().__init__(source, batch_size, **options)
         self._device = device
+
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[dict[str, jax.Array]]: ...
+        def forever(self) -> Iterator[dict[str, jax.Array]]: ...
 
     def _start(self, batch: Batch) -> dict[str, Any]:
         if not isinstance(batch, Mapping):

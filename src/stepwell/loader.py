@@ -7,24 +7,23 @@ been prefetched, and the order of rows depends on neither threads, batch size no
 `state_dict` is a handful of numbers, and a run resumes exactly with all of those changed.
 """
 
-import itertools
+import inspect
 import operator
 import os
 import sys
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
 from stepwell import _core
+from stepwell.description import html
+from stepwell.engine import Delivery, Engine, NativeEngine, PythonEngine
 from stepwell.errors import FormatError, StateError
-from stepwell.sampler import Order, Sampler, Sequential, Shuffle
-from stepwell.source import Batch, Closing, Rows, Source
+from stepwell.sampler import Order, Sampler, Sequential, Shuffle, check_sampler
+from stepwell.source import Batch, Closing, Source
 from stepwell.stores import ArraySource
 from stepwell.views import Join
 from stepwell.writer import Writer
@@ -33,14 +32,19 @@ Transform = Callable[[Batch], Batch]
 _UNKNOWN = "unknown"  # as the fingerprint of a source that is damaged
 
 
-class Delivery(NamedTuple):
-    """A batch, and where the loader stands once it is handed over."""
+class LoaderOptions(TypedDict, total=False):
+    """The options of a `Loader`, for loaders of frameworks that hand them on."""
 
-    batch: Any
-    epoch: int
-    position: int
-    left_out: Mapping[int, FormatError] = MappingProxyType({})
-    """Damaged rows that are not in the batch."""
+    shuffle: bool
+    seed: int
+    sampler: Sampler | None
+    drop_last: bool
+    rank: int | None
+    world_size: int | None
+    threads: int | None
+    prefetch: int
+    transform: Transform | None
+    on_corrupt: Literal["raise", "skip"]
 
 
 class Loader(Closing):
@@ -75,8 +79,10 @@ class Loader(Closing):
         transform: Transform | None = None,
         on_corrupt: Literal["raise", "skip"] = "raise",
     ) -> None:
-        if sampler is not None and (seed != 0 or not shuffle):
-            raise ValueError("give either a sampler or shuffle and seed")
+        if sampler is not None:
+            check_sampler(sampler)
+            if seed != 0 or not shuffle:
+                raise ValueError("give either a sampler or shuffle and seed")
         if on_corrupt not in ("raise", "skip"):
             raise ValueError(f"on_corrupt: expected 'raise' or 'skip', got {on_corrupt!r}")
         if (rank is None) != (world_size is None):
@@ -97,7 +103,7 @@ class Loader(Closing):
         self._epoch = 0
         self._position = 0
         self._corrupt: dict[int, FormatError] = {}
-        self._engine: _Engine | None = None
+        self._engine: Engine | None = None
         self._started: deque[Delivery | Exception] = deque()
         self._loops = 0  # begun or ended so far; a loop that is not the last one is over
         self._at_end = False  # the epoch's last batch was handed over here, its loop goes on
@@ -110,22 +116,47 @@ class Loader(Closing):
         """Batches in a whole epoch, on each rank."""
         return self._begin.steps_from(0)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         """The rest of the current epoch; a new loop ends the one before it."""
         if self._at_end:
             self._epoch, self._position, self._at_end = self._epoch + 1, 0, False
         self._loops += 1
         return _Epoch(self, self._loops)
 
-    def forever(self) -> Iterator[Any]:
+    def forever(self) -> Iterator[Batch]:
         """Epoch after epoch, without end."""
         while True:
             yield from self
 
     @property
+    def source(self) -> Source:
+        """Where rows come from: what was given, or a source of the arrays that were given."""
+        return self._source
+
+    @property
+    def batch_size(self) -> int:
+        """Rows in a batch of this rank; the last one of an epoch may have fewer."""
+        return self._batch_size
+
+    @property
+    def order(self) -> Order:
+        """Which row is at which position of an epoch: `order.rows(epoch, start, count)`."""
+        return self._order
+
+    @property
     def epoch(self) -> int:
         """The epoch of the next batch."""
         return self._epoch
+
+    @property
+    def position(self) -> int:
+        """How far this epoch is: rows that were handed over, those of other ranks included."""
+        return self._position
+
+    @property
+    def remaining(self) -> int:
+        """Batches that this rank still gets in this epoch."""
+        return self._begin.steps_from(self._position)
 
     @property
     def corrupt(self) -> list[tuple[int, FormatError]]:
@@ -204,7 +235,15 @@ class Loader(Closing):
             f"epoch={self._epoch}, position={self._position})"
         )
 
+    def _repr_html_(self) -> str:
+        about = ("source", "batch_size", "epoch", "position", "remaining")
+        facts = {name: getattr(self, name) for name in about}
+        return html(type(self).__name__, {**facts, "sampler": self._sampler, "batches": len(self)})
+
     # What a framework's loader changes.
+
+    def __init_subclass__(cls) -> None:
+        show_options(cls, Loader)
 
     _ahead = 1
     """Batches begun before the first of them is handed over."""
@@ -274,11 +313,11 @@ class Loader(Closing):
         self._at_end = self._begin.steps_from(self._position) == 0
         return finished
 
-    def _make_engine(self) -> "_Engine":
+    def _make_engine(self) -> Engine:
         reader, order = self._source._reader, self._order
         if reader is None or self._transform is not None or not isinstance(order, _core.Order):
-            return _PythonEngine(self)
-        return _NativeEngine(self, reader, order)
+            return PythonEngine(self)
+        return NativeEngine(self, reader, order)
 
 
 class _Epoch(Iterator[Any]):
@@ -303,119 +342,15 @@ class _Epoch(Iterator[Any]):
             return loader._next()
 
 
-class _Engine(ABC):
-    """Makes the batches of a schedule, in order, ahead of time.
-
-    It has what it needs of a loader, not the loader: that has the engine.
-    """
-
-    def __init__(self, loader: Loader) -> None:
-        self.process = os.getpid()
-        self._source, self._order = loader._source, loader._order
-        self._transform, self._skip = loader._transform, loader._on_corrupt == "skip"
-        self._schedule = loader._schedule(loader._epoch, loader._position)
-        self._numbers = itertools.count()
-
-    @abstractmethod
-    def next(self) -> Delivery:
-        """The next batch. What making it raised is raised here, with a note of the batch."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Stop the threads, without waiting for those that are in Python."""
-
-    def _delivery(self, epoch: int, start: int, count: int, after: int) -> Delivery:
-        """A batch made in Python."""
-        rows = self._rows(epoch, start, count)
-        left_out: dict[int, FormatError] = {}
-        try:
-            batch = self._source.take(rows)
-        except FormatError:
-            if not self._skip:
-                raise
-            batch = self._source.take(np.concatenate(list(self._sound(rows, left_out))))
-        if self._transform is not None:
-            # Batches of the next epoch are made while the last ones of this are still handed over,
-            # so a transform cannot be told the epoch from outside.
-            of_epoch = getattr(self._transform, "in_epoch", None)
-            batch = self._transform(batch) if of_epoch is None else of_epoch(epoch)(batch)
-        return Delivery(batch, epoch, after, left_out)
-
-    def _rows(self, epoch: int, start: int, count: int) -> Rows:
-        """Rows of `count` positions from `start` on, around the end of the epoch."""
-        parts = []
-        while count > 0:
-            part = min(count, self._order.length - start)
-            parts.append(self._order.rows(epoch, start, part))
-            if len(parts[-1]) != part:
-                raise ValueError(f"expected {part} rows of the sampler, got {len(parts[-1])}")
-            count, start = count - part, 0
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def _sound(self, rows: Rows, left_out: dict[int, FormatError]) -> Iterator[Rows]:
-        """The rows that can be read, found by halving; the others are put into `left_out`."""
-        try:
-            self._source.take(rows)
-            yield rows
-        except FormatError as error:
-            if len(rows) > 1:
-                yield from self._sound(rows[: len(rows) // 2], left_out)
-                yield from self._sound(rows[len(rows) // 2 :], left_out)
-            else:
-                left_out[int(rows[0])] = error
-                yield rows[:0]
-
-
-class _NativeEngine(_Engine):
-    """Row numbers, reads and buffers in the core's threads; Python only wraps the result."""
-
-    def __init__(self, loader: Loader, reader: _core.Reader, order: _core.Order) -> None:
-        super().__init__(loader)
-        self._prefetch = _core.Prefetch(
-            reader, order, self._schedule, loader._blocks, loader._threads, loader._prefetch
-        )
-
-    def next(self) -> Delivery:
-        epoch, _, count, after = step = self._schedule.step(next(self._numbers))
-        try:
-            batch = self._source._split(self._prefetch.next(), count)
-        except Exception as error:
-            if isinstance(error, FormatError) and self._skip:
-                return self._delivery(*step)
-            error.add_note(_note(*step))
-            raise
-        return Delivery(batch, epoch, after)
-
-    def close(self) -> None:
-        self._prefetch.close()
-
-
-class _PythonEngine(_Engine):
-    """Reads and transforms in a pool of Python threads."""
-
-    def __init__(self, loader: Loader) -> None:
-        super().__init__(loader)
-        self._pool = ThreadPoolExecutor(loader._threads, thread_name_prefix="stepwell")
-        self._depth = loader._prefetch
-        self._pending: deque[tuple[tuple[int, int, int, int], Future[Delivery]]] = deque()
-
-    def next(self) -> Delivery:
-        while len(self._pending) < self._depth:
-            step = self._schedule.step(next(self._numbers))
-            self._pending.append((step, self._pool.submit(self._delivery, *step)))
-        step, made = self._pending.popleft()
-        try:
-            return made.result()
-        except Exception as error:
-            error.add_note(_note(*step))
-            raise
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _note(epoch: int, start: int, count: int, _: int) -> str:
-    return f"in the batch of {count} rows at position {start} of epoch {epoch}"
+def show_options(cls: type[Any], base: type[Any]) -> None:
+    """Have `help` show the options that a constructor hands on to that of `base`."""
+    own = list(inspect.signature(cls.__init__).parameters.values())
+    if own[-1].kind is inspect.Parameter.VAR_KEYWORD:
+        taken = {each.name for each in own}
+        more = inspect.signature(base.__init__).parameters.values()
+        named = [each for each in more if each.kind is inspect.Parameter.KEYWORD_ONLY]
+        own[-1:] = [each for each in named if each.name not in taken]
+        cls.__init__.__signature__ = inspect.Signature(own, return_annotation=None)
 
 
 def _as_source(source: Source | Mapping[str, Any] | Any) -> Source:

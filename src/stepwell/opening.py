@@ -6,7 +6,6 @@ from typing import Any
 
 from stepwell.errors import KindError
 from stepwell.formats import format_at
-from stepwell.source import Source
 from stepwell.store import Store, what_is_at
 from stepwell.stores import STORES, ShardReader
 
@@ -20,13 +19,18 @@ def store_at(path: Path) -> type[Store] | None:
     found = [store for store in STORES if store.recognizes(path)]
     if len(found) > 1:
         both = " and ".join(store.noun for store in found)
-        names = " or ".join(f"stepwell.{store.__name__}.open" for store in found)
+        names = " or ".join(f"stepwell.stores.{store.__name__}.open" for store in found)
         raise KindError(f"expected one store, got {both}: use {names}", path=str(path))
     return found[0] if found else None
 
 
-def open(path: str | os.PathLike[str], **options: Any) -> Source:
+def open(path: str | os.PathLike[str], **options: Any) -> Store:
     """Open whatever is at a path or URL; `options` are those of its class.
+
+        sw.open("games").where("score > ?", 20_000)["board"][:100]
+
+    What is known to be there is better opened by its class, which a type checker knows more of:
+    `StepReader.open("games")`.
 
     Raises `FileNotFoundError`, or `KindError` when nothing here reads such a path.
     """

@@ -48,16 +48,22 @@ _LATER = {
 _EXTRAS = {"h5py": "replay", "hdf5plugin": "replay", "gymnasium": "gym"}
 
 
-def __getattr__(name: str) -> Any:
-    # What needs more than NumPy is imported when it is asked for.
-    if name not in _LATER:
-        raise AttributeError(f"module 'stepwell.replay' has no attribute {name!r}")
-    try:
-        module = import_module(f"stepwell.stores.replay.{_LATER[name]}")
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in _EXTRAS:
-            raise
-        extra = "gym" if _LATER[name] == "recorder" else _EXTRAS[missing]
-        raise ImportError(f"{name} needs an extra: pip install 'stepwell[{extra}]'") from error
-    return getattr(module, name)
+if not TYPE_CHECKING:  # a checker that saw it would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        # What needs more than NumPy is imported when it is asked for.
+        if name not in _LATER:
+            raise AttributeError(f"module 'stepwell.replay' has no attribute {name!r}")
+        try:
+            module = import_module(f"stepwell.stores.replay.{_LATER[name]}")
+        except ModuleNotFoundError as error:
+            missing = (error.name or "").partition(".")[0]
+            if missing not in _EXTRAS:
+                raise
+            extra = "gym" if _LATER[name] == "recorder" else _EXTRAS[missing]
+            raise ImportError(f"{name} needs an extra: pip install 'stepwell[{extra}]'") from error
+        return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

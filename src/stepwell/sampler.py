@@ -39,9 +39,11 @@ class Sampler(Protocol):
         """Says, with the seed, which rows come: what a loader's state is compared by."""
 
     @property
-    def seed(self) -> int: ...
+    def seed(self) -> int:
+        """The number that the order is computed from."""
 
-    def order(self, length: int) -> Order: ...
+    def order(self, length: int) -> Order:
+        """The order of a source of `length` rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class _Uniform:
 
     @property
     def name(self) -> str:
+        """What a loader's state is compared by, with the seed."""
         return type(self).__name__
 
 
@@ -68,6 +71,7 @@ class Shuffle(_Uniform):
     __slots__ = ()
 
     def order(self, length: int) -> _core.Order:
+        """The order of a source of `length` rows."""
         return _core.shuffle_order(length, self.seed)
 
 
@@ -91,9 +95,11 @@ class Block:
 
     @property
     def name(self) -> str:
+        """What a loader's state is compared by, with the seed."""
         return f"Block(k={self.k}, group={self.group})"
 
     def order(self, length: int) -> _core.Order:
+        """The order of a source of `length` rows."""
         return _core.block_order(length, self.seed, self.k, self.group)
 
 
@@ -115,9 +121,11 @@ class Sequential:
 
     @property
     def name(self) -> str:
+        """What a loader's state is compared by, with the seed."""
         return f"Sequential(window={self.window}, stride={self.stride or self.window})"
 
     def order(self, length: int) -> _core.Order:
+        """The order of a source of `length` rows."""
         stride = self.window if self.stride is None else self.stride
         return _core.sequential_order(length, self.window, stride)
 
@@ -128,6 +136,7 @@ class Iid(_Uniform):
     __slots__ = ()
 
     def order(self, length: int) -> _core.Order:
+        """The order of a source of `length` rows."""
         return _core.iid_order(length, self.seed)
 
 
@@ -159,9 +168,11 @@ class Weighted:
 
     @property
     def name(self) -> str:
+        """What a loader's state is compared by, with the seed."""
         return f"Weighted({_core.crc32c(self._cumulative.view(np.uint8)):08x})"
 
     def order(self, length: int) -> _core.Order:
+        """The order of a source of `length` rows."""
         if length != len(self._cumulative):
             raise ValueError(f"expected {length} weights, got {len(self._cumulative)}")
         return _core.weighted_order(self._cumulative, self.seed)
@@ -182,3 +193,13 @@ def split_runs(count: int, fraction: float, seed: int) -> tuple[Rows, Rows]:
     order = Shuffle(seed).order(count).rows(0, 0, count) if count else np.empty(0, np.int64)
     first, second = np.split(order, [round(fraction * count)])
     return np.sort(first), np.sort(second)
+
+
+def check_sampler(sampler: object) -> None:
+    """Raise `TypeError` for what is not a sampler: a name, or a class instead of one of it."""
+    usable = all(hasattr(sampler, name) for name in ("name", "seed", "order"))
+    if not usable or isinstance(sampler, type):
+        raise TypeError(
+            "sampler: expected Shuffle(seed), Block(k), Sequential(), Iid(seed), Weighted(weights) "
+            f"or an object with name, seed and order, got {sampler!r}"
+        )

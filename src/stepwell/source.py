@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from stepwell import _core
+from stepwell import _core, description
 from stepwell.errors import SchemaError
 from stepwell.lazy import lazy
 
@@ -385,11 +385,10 @@ class Source(Closing, ABC):
         return f"{crc:08x}"
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name}: {field}" for name, field in self.schema.items())
-        where = "" if self.path is None else f", path={self.path!r}"
-        return (
-            f"{type(self).__name__}({len(self):,} rows, {self.nbytes:,} bytes, {{{fields}}}{where})"
-        )
+        return description.text(self)
+
+    def _repr_html_(self) -> str:
+        return description.outline(self, lambda: self.nbytes, columns=True)._repr_html_()
 
     def __getstate__(self) -> dict[str, Any]:
         made = ("_reader", "_layouts")  # made again where they are needed

@@ -15,56 +15,37 @@ them.
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell.description import Description, html, html_rows, outline
 from stepwell.errors import FormatError, KindError
 from stepwell.files.extras import library
 from stepwell.files.regular import bytes_on_disk
-from stepwell.source import Field, Rows, Source
+from stepwell.source import Rows, Source
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+    P = ParamSpec("P")
+    S = TypeVar("S")
+
+    class constructing:
+        """A class method that takes what the constructor takes, as editors then show it."""
+
+        def __init__(self, method: Callable[..., Any]) -> None: ...
+        def __get__(self, store: object, cls: Callable[P, S]) -> Callable[P, S]: ...
+
+else:
+    constructing = classmethod
+
 Progress = Callable[[int, int], None]
 """Called with how much is done, and of how much."""
-
-
-@dataclass(frozen=True)
-class Description:
-    """What is at a path, found without reading rows."""
-
-    kind: str
-    path: str
-    rows: int
-    bytes: int
-    """On the disk, everything included."""
-    fields: Mapping[str, Field]
-    runs: int | None = None
-    columns: tuple[str, ...] = ()
-    """What is known of each run."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """What only stores of this kind have: versions, chunks, codecs."""
-    health: str = "fine"
-    """"fine", or what should be looked at; `verify` looks at everything."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The same as JSON can hold it."""
-        about: dict[str, Any] = {
-            "kind": self.kind,
-            "path": self.path,
-            "rows": self.rows,
-            "bytes": self.bytes,
-            "fields": {name: str(each) for name, each in self.fields.items()},
-        }
-        if self.runs is not None:
-            about |= {"runs": self.runs, "columns": list(self.columns)}
-        return {**about, **self.facts, "health": self.health}
 
 
 @dataclass(frozen=True)
@@ -90,6 +71,10 @@ class Report:
         lines = [f"{self.path}: {verdict}", *map(str, self.problems)]
         lines += [f"checked: {each}" for each in self.checked]
         return "\n".join([*lines, *(f"not checked: {each}" for each in self.unchecked)])
+
+    def _repr_html_(self) -> str:
+        found = {"problems": self.problems or "none", "checked": self.checked}
+        return html(f"{self.kind} at {self.path}", {**found, "not checked": self.unchecked})
 
 
 class Table(Sequence[dict[str, Any]], ABC):
@@ -148,6 +133,10 @@ class Table(Sequence[dict[str, Any]], ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self):,} rows, {', '.join(self.columns)})"
 
+    def _repr_html_(self) -> str:
+        first = self._select(self.columns, range(min(len(self), 10)))
+        return html_rows(f"{len(self):,} rows", self.columns, first)
+
 
 class QueryTable(Table):
     """What a query returned."""
@@ -197,14 +186,14 @@ class Store(Source):
     def recognizes(cls, path: Path) -> bool:
         """Whether this path holds such a store, by names and magic alone; reads no rows."""
 
-    @classmethod
-    def open(cls, path: Any, **options: Any) -> Self:
+    @constructing
+    def open(cls: Any, path: Any, **options: Any) -> Any:
         """Open the store at a path or URL, or whatever else the class takes; so with the options.
 
         Raises `FileNotFoundError`, `FormatError` when something else is there or it is damaged.
         """
         try:
-            return cls(path, **options)  # type: ignore[call-arg]
+            return cls(path, **options)
         except (OSError, FormatError):
             if isinstance(path, str | os.PathLike) and "://" not in str(path):
                 where = Path(path)
@@ -280,6 +269,9 @@ class Store(Source):
     def _stored_bytes(self) -> int:
         """What it takes on the disk, everything included."""
         return bytes_on_disk(Path(self.path))
+
+    def _repr_html_(self) -> str:
+        return outline(self, self._stored_bytes, columns=True)._repr_html_()
 
     def _facts(self) -> Mapping[str, Any]:
         """What only stores of this kind have to tell."""

@@ -9,7 +9,7 @@ import copy
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,10 @@ except ImportError as error:
 __all__ = ["IterableDataset", "Loader", "MapDataset", "collate"]
 
 
+Tensors = dict[str, Any]
+"""A tensor for each field; of a ragged one `(values, offsets)`, of text a list of `str`."""
+
+
 class Loader(_loader.Loader):
     """`stepwell.Loader` whose batches are tensors.
 
@@ -40,7 +44,7 @@ class Loader(_loader.Loader):
         batch_size: int,
         *,
         device: torch.device | str | int | None = None,
-        **options: Any,
+        **options: Unpack[_loader.LoaderOptions],
     ) -> None:
         super().__init__(source, batch_size, **options)
         self._device = torch.device("cpu" if device is None else device)
@@ -217,6 +221,9 @@ class MapDataset(data.Dataset[Any]):
     def __len__(self) -> int:
         return len(self._source)
 
+    def __repr__(self) -> str:
+        return f"MapDataset({self._source!r})"
+
     def __getitem__(self, key: Any) -> Any:
         if np.ndim(key) == 0 and not isinstance(key, slice):
             return self.__getitems__([key + len(self) if -len(self) <= key < 0 else key])[0]
@@ -236,26 +243,39 @@ class IterableDataset(data.IterableDataset[Any]):
     it, or they repeat the first one.
     """
 
-    def __init__(self, source: Any, batch_size: int, **options: Any) -> None:
-        self._loader = Loader(source, batch_size, **options)
+    def __init__(
+        self,
+        source: Source | Mapping[str, Any] | Any,
+        batch_size: int,
+        *,
+        device: torch.device | str | int | None = None,
+        **options: Unpack[_loader.LoaderOptions],
+    ) -> None:
+        self._loader = Loader(source, batch_size, device=device, **options)
         self._mine: tuple[int, Loader] | None = None  # a worker's process, and its loader
 
     def __len__(self) -> int:
         return len(self._loader)
 
+    def __repr__(self) -> str:
+        return f"IterableDataset({self._loader!r})"
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_mine": None}
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Tensors]:
         return iter(self._local())
 
     def set_epoch(self, epoch: int) -> None:
+        """Go to the beginning of an epoch; nothing happens when the loader is in it already."""
         self._local().set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
+        """Where the loader of this process stands, for StatefulDataLoader."""
         return self._local().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken, exactly."""
         self._local().load_state_dict(state)
 
     def _local(self) -> Loader:
@@ -269,3 +289,6 @@ class IterableDataset(data.IterableDataset[Any]):
             loader._begin = loader._schedule(0, 0)
             self._mine = (os.getpid(), loader)
         return self._mine[1]
+
+
+_loader.show_options(IterableDataset, Loader)

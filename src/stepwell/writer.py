@@ -146,6 +146,10 @@ class Writer(ABC):
         """
         self._end(commit=True)
 
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "failed" if self._failed else "open"
+        return f"{type(self).__name__}({str(getattr(self, '_root', ''))!r}, {state})"
+
     def __enter__(self) -> Self:
         return self
 

@@ -15,6 +15,7 @@ import pytest
 import stepwell as sw
 from stepwell import game2048
 from stepwell.game2048.run_files import migrate_runs
+from stepwell.stores.pack.writer import ReplacingPackWriter
 from tests import children
 from tests.crash.disk import Synced, recorded
 from tests.crash.faults import Kind, fault, on_a_small_disk
@@ -38,7 +39,7 @@ Make = Callable[[Path], object]
 
 def pack_of(stamps: list[int], expect: int = 0) -> Make:
     def make(target: Path) -> None:
-        with sw.PackWriter(target, align=64, expect=expect, _replace=True) as writer:
+        with ReplacingPackWriter(target, align=64, expect=expect) as writer:
             writer.extend(run(stamp) for stamp in stamps)
 
     return make
@@ -191,6 +192,7 @@ FULL = """
 import errno, resource, sys
 from pathlib import Path
 import stepwell as sw
+from stepwell.stores.pack.writer import ReplacingPackWriter
 from tests.crash.test_pack_kills import OLD, pack_of, run
 folder, how = Path(sys.argv[1]), sys.argv[2]
 (folder / "out").mkdir()
@@ -205,7 +207,7 @@ for name, small in (("PackWriter", lambda: pack_of(OLD)(target)),
     for attempt in range(3):
         try:
             if name == "PackWriter":
-                with sw.PackWriter(target, _replace=True, expect=attempt) as writer:
+                with ReplacingPackWriter(target, expect=attempt) as writer:
                     for _ in range(4):
                         writer.append(long)
             else:

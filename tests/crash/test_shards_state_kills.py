@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from stepwell import RowState
 from stepwell.source import Rows
+from stepwell.stores import RowState
 from stepwell.stores.shards import state as state_module
 from tests.crash.disk import recorded
 from tests.crash.faults import fault

@@ -179,3 +179,23 @@ def test_the_page_says_what_each_can_hold(tmp_path: Path) -> None:
             else:
                 with pytest.raises(SchemaError):
                     sw.convert(Given(values), target, to=name)
+
+
+@pytest.mark.parametrize("target", ["npz", "parquet", "arrow", "safetensors", "jsonl"])
+def test_a_file_of_a_format_is_a_store(target: str, tmp_path: Path) -> None:
+    path = tmp_path / TARGETS[target][0]
+    sw.convert(Given({"x": np.arange(1000), "y": np.ones((1000, 3), "f4")}), path)
+    with sw.open(path) as store:
+        about, report = store.describe(), store.verify()
+        assert (about.kind, about.rows, about.bytes > 0) == (target, 1000, True)
+        assert report.ok
+        assert "1,000 rows" in report.checked[1]
+        for call in (store.where, store.query):
+            with pytest.raises(ValueError, match=f"out.{target} is .*no runs"):
+                call("x > 9")
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) // 2])
+        assert not store.verify().ok
+        assert store.verify(quick=True).checked == ("the header",)
+    with pytest.raises(ValueError, match="closed: "):
+        store.describe()

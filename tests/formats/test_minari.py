@@ -117,6 +117,10 @@ def test_a_minari_dataset_that_is_not_there(cartpole: Any, tmp_path: Path) -> No
 
 
 def test_a_folder_of_minari(cartpole: Any, minari_home: Path, tmp_path: Path) -> None:
+    with sw.open(minari_home / "cartpole" / "test-v0") as opened:
+        about = opened.describe()
+        assert (about.kind, about.runs, about.rows) == ("minari", 12, cartpole.total_steps)
+        assert about.bytes > 1000
     report = sw.convert(minari_home / "cartpole" / "test-v0", tmp_path / "out")
     assert (report.source_kind, report.rows) == ("minari", cartpole.total_steps)
 

@@ -310,7 +310,7 @@ def test_memory_does_not_grow_with_the_file(
         ("av", "sw.convert(frames, 'a.mp4')", "video"),
         ("pyarrow", "sw.convert(frames, 'a.parquet')", "parquet"),
         ("array_record", "sw.convert(frames, 'a.array_record')", "arrayrecord"),
-        ("array_record", "sw.ArrayRecordSource('.')", "arrayrecord"),
+        ("array_record", "sw.stores.ArrayRecordSource('.')", "arrayrecord"),
     ],
 )
 def test_without_the_extra(module: str, call: str, extra: str, tmp_path: Path) -> None:

@@ -12,15 +12,8 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from numpy.typing import NDArray
 
 import stepwell as sw
-from stepwell import (
-    ArrayRecordSource,
-    ArraySource,
-    FormatError,
-    SchemaError,
-    Source,
-    StepwellError,
-    VersionError,
-)
+from stepwell import ArraySource, FormatError, SchemaError, Source, StepwellError, VersionError
+from stepwell.stores import ArrayRecordSource
 from tests import SANITIZED
 from tests.arrays import PLAIN_TYPES, STRUCTURES, random_array
 from tests.contract import Expected, SourceContract, assert_batch

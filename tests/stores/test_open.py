@@ -26,7 +26,7 @@ def test_arrayrecord(tmp_path: Path) -> None:
     array = np.arange(12, dtype="<i4").reshape(6, 2)
     sw.convert(sw.ArraySource(array), tmp_path / "a", to="arrayrecord")
     source = sw.open(tmp_path / "a")
-    assert type(source) is sw.ArrayRecordSource
+    assert type(source) is sw.stores.ArrayRecordSource
     assert_batch(source[:], {"data": array})
     assert_batch(sw.open(tmp_path / "a", dtype="<i8")[:], {"data": array.view("<i8")[:, 0]})
 

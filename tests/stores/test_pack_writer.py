@@ -12,6 +12,7 @@ import pytest
 import stepwell as sw
 from stepwell import game2048
 from stepwell.files.atomic import writer_name
+from stepwell.stores.pack.writer import ReplacingPackWriter
 from tests import SANITIZED, children
 from tests.reference import pack as page, runs
 from tests.runs import RUN_V1 as V1, RUN_V2 as V2
@@ -299,7 +300,7 @@ def test_a_pack_is_never_written_over_anything(target: Path) -> None:
     os.mkfifo(target)
     for replace in (False, True):
         with pytest.raises(FileExistsError, match="neither a file nor a folder"):
-            sw.PackWriter(target, _replace=replace)
+            (ReplacingPackWriter if replace else sw.PackWriter)(target)
     target.unlink()
     writer = sw.PackWriter(target)
     writer.append(V1)
@@ -313,11 +314,11 @@ def test_a_pack_is_never_written_over_anything(target: Path) -> None:
 def test_replacing_does_not_disturb_readers(target: Path) -> None:
     old = write(target, [(data, 1) for data in GAMES])
     with sw.PackReader.open(target) as reader:
-        with sw.PackWriter(target, _replace=True) as writer:
+        with ReplacingPackWriter(target) as writer:
             writer.append(V2)
             assert target.read_bytes() == old
             with pytest.raises(sw.BusyError, match=r"another writer is at work on .*games\.a2pack"):
-                sw.PackWriter(target, _replace=True)
+                ReplacingPackWriter(target)
         assert target.read_bytes() == expected([(V2, 2)])
         assert [bytes(reader.slice(i)) for i in range(len(reader))] == GAMES
         assert reader.verify().ok
@@ -325,7 +326,7 @@ def test_replacing_does_not_disturb_readers(target: Path) -> None:
     other = target.with_name("other")
     other.write_text("not a pack")
     with pytest.raises(FileExistsError, match="expected a pack or nothing, got a file"):
-        sw.PackWriter(other, _replace=True)
+        ReplacingPackWriter(other)
 
 
 def test_an_empty_pack_is_refused(target: Path) -> None:
@@ -352,7 +353,7 @@ def test_a_pack_has_one_commit(target: Path) -> None:
 def test_rollback_empties_a_pack(target: Path, compress: Any) -> None:
     payloads = [(data, 1) for data in GAMES]
     whole = write(target, payloads, compress=compress, expect=3)
-    with sw.PackWriter(target, compress=compress, expect=3, _replace=True) as writer:
+    with ReplacingPackWriter(target, compress=compress, expect=3) as writer:
         writer.append(os.urandom(9 << 20)[: (9 if compress == "none" else 3) << 20], 16)
         writer.extend(GAMES)
         writer.rollback()

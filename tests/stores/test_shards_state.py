@@ -14,14 +14,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import stepwell as sw
-from stepwell import (
-    BusyError,
-    FormatError,
-    RowState,
-    SchemaError,
-    VersionError,
-    _core,
-)
+from stepwell import BusyError, FormatError, SchemaError, VersionError, _core
+from stepwell.stores import RowState
 from stepwell.stores.shards import state as state_module
 from tests import SANITIZED, children, scaled
 from tests.contract import assert_array
@@ -228,7 +222,7 @@ import stepwell as sw
 def resident():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) << 10
-state = sw.RowState(sys.argv[1], 1, "u1")
+state = sw.stores.RowState(sys.argv[1], 1, "u1")
 state.put([(1 << 25) - 1], np.zeros((1, 1), "u1"))
 before = resident()
 for begin in range(0, 1 << 25, 1 << 20):

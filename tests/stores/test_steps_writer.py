@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from stepwell import ChecksumError, FormatError, RunColumn, SchemaError, StepReader, StepWriter
+from stepwell import ChecksumError, FormatError, SchemaError, StepReader, StepWriter
+from stepwell.stores import RunColumn
 from tests.arrays import STRUCTURES, random_array
 from tests.contract import assert_batch
 from tests.steps import (

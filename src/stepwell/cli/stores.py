@@ -17,9 +17,8 @@ from rich.progress import Progress
 import stepwell as sw
 from stepwell.cli.console import JsonOption, err, out, progress, say, show, show_rows
 from stepwell.errors import KindError
-from stepwell.files.regular import bytes_on_disk
 from stepwell.opening import store_at
-from stepwell.store import Description, Report, Store
+from stepwell.store import Report, Store
 
 PathArgument = Annotated[
     str, typer.Argument(metavar="PATH", help="A store, a .npy or .a2pack file, or a URL.")
@@ -40,12 +39,7 @@ def info(
     """What is at PATH: rows, runs, fields, bytes on disk, health. Reads no rows."""
     with _open(path, endpoint) as source:
         counted = {"stats": _statistics(path, source)} if stats else {}
-        if isinstance(source, Store):
-            noun, about = source.noun, source.describe()
-        else:
-            noun = f"a {Path(path).suffix[1:]} file" if Path(path).is_file() else "a folder"
-            size = bytes_on_disk(Path(path))
-            about = Description(type(source).__name__, path, len(source), size, source.schema)
+        noun, about = source.noun, source.describe()
     if as_json:
         show({**about.to_json(), **counted}, as_json)
         return
@@ -58,9 +52,9 @@ def info(
     show({**facts, **about.facts, **counted, "health": about.health})
 
 
-def _statistics(path: str, source: sw.Source) -> dict[str, Any]:
+def _statistics(path: str, source: Store) -> dict[str, Any]:
     """Lengths of the runs, extremes of numeric columns, the most frequent texts of others."""
-    runs = source.runs if isinstance(source, Store) else None
+    runs = source.runs
     if runs is None:
         raise ValueError(f"{path} has no runs; --stats counts runs")
     found: dict[str, Any] = {}
@@ -113,7 +107,7 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Check everything. Exit code 1 when something is damaged, with a list of what."""
-    check(lambda: _store(path, endpoint), path, quick, as_json)
+    check(lambda: _open(path, endpoint), path, quick, as_json)
 
 
 def check(open_store: Callable[[], Store], path: str, quick: bool, as_json: bool) -> None:
@@ -149,7 +143,7 @@ def query(
     as_json: JsonOption = False,
 ) -> None:
     """Query the runs of a store, read-only: "SELECT engine, count(*) FROM runs GROUP BY 1"."""
-    with _store(path, None) as store:
+    with _open(path, None) as store:
         table = store.query(sql)
     if as_json:
         print(json.dumps(list(table), default=str))
@@ -201,15 +195,7 @@ def _problems(count: int) -> str:
     return "1 problem" if count == 1 else f"{count:,} problems"
 
 
-def _store(path: str, endpoint: str | None) -> Store:
-    """The store at a path. Raises `ValueError` for a file of another format."""
-    opened = _open(path, endpoint)
-    if not isinstance(opened, Store):
-        raise ValueError(f"{path} is no store of ours: it has no checksums and no table of runs")
-    return opened
-
-
-def _open(path: str, endpoint: str | None, *, mapped: bool = True) -> sw.Source:
+def _open(path: str, endpoint: str | None, *, mapped: bool = True) -> Store:
     """What is at a path, its rows not loaded where they can be mapped."""
     options: dict[str, Any] = {} if endpoint is None else {"endpoint": endpoint}
     if "://" not in path and mapped:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stepwell.formats.runs import arrays
-from stepwell.source import Source
+from stepwell.store import Store
 
 __all__ = ["BY_NAME", "FORMATS", "Format", "arrays", "format_at"]
 
@@ -45,11 +45,11 @@ class Format:
             return bool(self.inside) and any(path.glob(self.inside))
         return path.suffix.lower() in self.suffixes
 
-    def read(self, path: Any, fields: list[str] | None = None) -> Source:
+    def read(self, path: Any, fields: list[str] | None = None) -> Store:
         """The rows at a path."""
         if not self.reader:
             raise ValueError(f"{path} is {self.name}, which is written but not read")
-        source: Source = self._get(self.reader)(path, fields)
+        source: Store = self._get(self.reader)(path, fields)
         return source
 
     def writer(self, path: Path | None) -> tuple[Callable[..., Any], bool]:

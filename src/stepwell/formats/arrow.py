@@ -136,6 +136,9 @@ class ArrowTables(Tables):
 class ArrowSource(ArrowTables):
     """The rows of an Arrow file."""
 
+    kind = "arrow"
+    noun = "an Arrow file"
+
     def __init__(self, path: str | os.PathLike[str], fields: Sequence[str] | None = None) -> None:
         super().__init__(Path(path), [Path(path)])
 

@@ -33,6 +33,9 @@ def classes_of(path: Path) -> list[str]:
 class FolderSource(Stream):
     """The files below each class's folder, sorted. Memory is the names of the largest class."""
 
+    kind = "folder"
+    noun = "a folder of labelled files"
+
     def __init__(self, path: str | os.PathLike[str], fields: Sequence[str] | None = None) -> None:
         where = Path(path)
         self._classes = classes_of(where)

@@ -16,6 +16,9 @@ _DAMAGE = (OSError, ValueError, RuntimeError, KeyError)
 class Hdf5Source(Stream):
     """The arrays of a file as fields; see `equally_long`. Needs the extra `hdf5`."""
 
+    kind = "hdf5"
+    noun = "an HDF5 file"
+
     def __init__(self, path: str | os.PathLike[str], fields: Sequence[str] | None = None) -> None:
         where = Path(path)
         h5py = library("h5py", "hdf5")

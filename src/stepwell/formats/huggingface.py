@@ -22,6 +22,9 @@ _SPLITS = "dataset_dict.json"
 class HuggingFaceSource(arrow.ArrowTables):
     """The rows of one split. Memory is the largest record batch in it, 1,000 rows as a rule."""
 
+    kind = "huggingface"
+    noun = "a Hugging Face dataset"
+
     def __init__(self, path: str | os.PathLike[str], fields: Sequence[str] | None = None) -> None:
         where = Path(path)
         if (where / _SPLITS).is_file():

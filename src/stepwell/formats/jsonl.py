@@ -90,6 +90,9 @@ class _Seen:
 class JsonlSource(Stream):
     """The lines of a file."""
 
+    kind = "jsonl"
+    noun = "a JSON lines file"
+
     def __init__(self, path: str | os.PathLike[str], fields: Sequence[str] | None = None) -> None:
         where = Path(path)
         seen: dict[str, _Seen] = {}

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from stepwell.errors import SchemaError
 from stepwell.files.extras import library
+from stepwell.files.regular import bytes_on_disk
 from stepwell.formats.runs import RunList, find_runs
 from stepwell.formats.streams import Progress, Stream, in_order
 from stepwell.source import Batch, Field, Source
@@ -41,6 +42,9 @@ class MinariSource(Stream):
     Runs have `episode` (its id), `total_reward`, and `seed` where it is known, as text, because
     Minari draws seeds that SQLite's numbers cannot hold.
     """
+
+    kind = "minari"
+    noun = "a Minari dataset"
 
     def __init__(
         self, dataset: "str | Path | minari.MinariDataset", fields: Sequence[str] | None = None
@@ -69,6 +73,9 @@ class MinariSource(Stream):
         }
         self._counts = counts
         self.runs = RunList(counts, known, zip(*known.values(), strict=True))
+
+    def _stored_bytes(self) -> int:
+        return bytes_on_disk(Path(self._dataset.storage.data_path))
 
     def _from(self, first: int, names: Sequence[str]) -> Iterator[Batch]:
         ends = np.cumsum(self._counts)

@@ -47,6 +47,9 @@ class NpzSource(Stream):
     To begin in the middle of a compressed archive, everything before is unpacked.
     """
 
+    kind = "npz"
+    noun = "an npz file"
+
     def __init__(self, path: str | os.PathLike[str], fields: Sequence[str] | None = None) -> None:
         where = Path(path)
         with damage_in(where, *_DAMAGE), zipfile.ZipFile(where) as archive:

@@ -24,6 +24,9 @@ _GROUP_BYTES = 4 * BATCH_BYTES
 class ParquetSource(arrow.Tables):
     """The rows of a file, or of all `.parquet` files of a folder in the order of their names."""
 
+    kind = "parquet"
+    noun = "Parquet"
+
     def __init__(self, path: str | os.PathLike[str], fields: Sequence[str] | None = None) -> None:
         where = Path(path)
         super().__init__(where, sorted(where.glob(f"*{SUFFIX}")) if where.is_dir() else [where])

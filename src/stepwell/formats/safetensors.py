@@ -56,6 +56,9 @@ class _Tensor(NamedTuple):
 class SafetensorsSource(Stream):
     """The tensors of a file as fields, equally long, or those that are chosen."""
 
+    kind = "safetensors"
+    noun = "a safetensors file"
+
     def __init__(self, path: str | os.PathLike[str], fields: Sequence[str] | None = None) -> None:
         where = Path(path)
         found = _read_tensors(where)

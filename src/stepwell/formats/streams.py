@@ -8,6 +8,7 @@ however large the file is.
 import os
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from stepwell.errors import FormatError, SchemaError
 from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source
-from stepwell.store import Progress as Progress, Runs
+from stepwell.store import Progress as Progress, Report, Runs, Store
 from stepwell.views import Columns
 
 BATCH_BYTES = 8 << 20
@@ -36,19 +37,43 @@ class _Held(NamedTuple):
     rest: Iterator[Batch]
 
 
-class Stream(Source):
+class Stream(Store):
     """The rows of a file that is read from one row to the next.
 
     `take` works in any order, but reads everything between the rows; what follows the rows of the
     last `take` is found at once.
     """
 
+    kind = ""
+    """The name of the format."""
     runs: Runs | None = None
     """The runs of the rows, where the file knows of any."""
 
+    @classmethod
+    def recognizes(cls, path: Path) -> bool:
+        from stepwell.formats import BY_NAME  # which has this module in it
+
+        return cls.kind in BY_NAME and BY_NAME[cls.kind].recognizes(path)
+
+    def _verified(self, quick: bool, progress: Progress) -> Report:
+        """What can be said of a format without checksums of ours: whether all rows can be read."""
+        problems: tuple[FormatError, ...] = ()
+        checked = ["the header"]
+        if not quick:
+            checked.append(f"that its {len(self):,} rows can be read")
+            try:
+                for _ in in_order(self, progress=progress):
+                    pass
+            except FormatError as error:
+                problems = (error,)
+            except SchemaError as error:  # rows that a source cannot have: nulls
+                problems = (FormatError(str(error), path=self.path),)
+        unchecked = ("the values: there are no checksums of ours",)
+        return Report(self.kind, self.path, problems, tuple(checked), unchecked)
+
     def __init__(
         self,
-        path: str | None,
+        path: str,
         fields: Schema,
         rows: int,
         attributes: Mapping[str, Any] | None = None,
@@ -66,7 +91,6 @@ class Stream(Source):
         self._path = path
         self._fields = dict(fields)
         self._rows = rows
-        self._closed = False
         self.attributes: dict[str, Any] = dict(attributes or {})
         """What else the file knows, to be kept with the rows."""
 
@@ -82,7 +106,7 @@ class Stream(Source):
         return self._fields
 
     @property
-    def path(self) -> str | None:
+    def path(self) -> str:
         return self._path
 
     def _runs(self) -> tuple[Rows, Rows]:
@@ -138,12 +162,8 @@ class Stream(Source):
     def __getstate__(self) -> dict[str, Any]:
         return {name: v for name, v in super().__getstate__().items() if name != "_held"}
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ValueError(f"closed: {self._path}")
-
     def close(self) -> None:
-        self._closed = True
+        super().close()
         self.__dict__.pop("_held", None)
 
 

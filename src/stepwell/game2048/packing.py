@@ -15,7 +15,14 @@ from stepwell.game2048.runs import Run
 from stepwell.ordered import in_order, thread_count
 from stepwell.store import Progress
 from stepwell.stores.pack.layout import groups
-from stepwell.stores.pack.writer import TRAIN_BYTES, Compress, PackWriter, Prepared, room_for
+from stepwell.stores.pack.writer import (
+    TRAIN_BYTES,
+    Compress,
+    PackWriter,
+    Prepared,
+    ReplacingPackWriter,
+    room_for,
+)
 
 _CHUNK_FILES = 256
 _CHUNK_BYTES = 1 << 20  # small enough to stay in the caches from the read to the write
@@ -52,9 +59,8 @@ def pack_runs(
     threads = thread_count(threads)
     files = find_runs(directory)
     report = PackReport(Path(output))
-    writer = PackWriter(
-        output, align=align, compress=compress, level=level, expect=len(files), _replace=replace
-    )
+    kind = ReplacingPackWriter if replace else PackWriter
+    writer = kind(output, align=align, compress=compress, level=level, expect=len(files))
     with writer:
         for chunk, made in _load_all(writer, files, threads):
             for path, found in chunk:

@@ -226,6 +226,7 @@ class Run:
 
     @property
     def meta(self) -> RunMeta:
+        """The scores, the engine and the other numbers of the whole run."""
         return self._batch.metas(self._i, self._i + 1)[0]
 
     @property
@@ -255,6 +256,7 @@ class Run:
 
     @property
     def final_board(self) -> int:
+        """The board after the last move, as a number."""
         return int(self._batch.records[self._i]["final_board"])
 
     @property

@@ -68,6 +68,7 @@ class PackWriter(Writer):
 
     noun = PackReader.noun
     _finished = False
+    _replaces = False
     _pending: list[tuple[Any, int]]
     _entries: list[NDArray[Any]]
     _written: int
@@ -87,7 +88,6 @@ class PackWriter(Writer):
         compress: Compress = "none",
         level: int = 3,
         expect: int = 0,
-        _replace: bool = False,
     ) -> None:
         check_mode(mode)
         if mode == "a":
@@ -104,7 +104,6 @@ class PackWriter(Writer):
         if self._codec is not Codec.ZSTD_DICT:
             self._first_packer = Packer(self._codec, level)
         self._root = Path(os.path.realpath(path))  # through a link, to what it names
-        self._replaces = _replace
         self._refuse_existing()
         self._first_start = align_up(INDEX_AT + ENTRY.itemsize * expect, align)
         self._beside = writer_name(self._root)
@@ -320,6 +319,12 @@ class PackWriter(Writer):
             raise FileExistsError(f"{path} exists already: {what_is_at(path)}")
         if not PackReader.recognizes(path):
             raise FileExistsError(f"expected a pack or nothing, got {what_is_at(path)}: {path}")
+
+
+class ReplacingPackWriter(PackWriter):
+    """A writer whose pack takes the place of another one, if there is one."""
+
+    _replaces = True
 
 
 def _lock_beside(target: Path) -> WriterLock:

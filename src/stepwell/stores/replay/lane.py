@@ -179,6 +179,7 @@ class LaneReader(Closing):
 
     @property
     def pixel_format(self) -> str:
+        """What a pixel is, as the writer was given it."""
         return _BY_CRC[self._lane.pixel_crc]
 
     @property
@@ -238,6 +239,7 @@ class LaneReader(Closing):
             yield from self.frames()
 
     def close(self) -> None:
+        """Let go of the lane; frames that were handed out stay valid."""
         self._open = None  # unmapped when the last call has returned
 
     def __repr__(self) -> str:

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell.description import Description
 from stepwell.errors import FormatError, SchemaError
 from stepwell.files.catalog import query, select_ids
 from stepwell.files.lock import is_locked
 from stepwell.files.regular import bytes_on_disk
 from stepwell.lazy import lazy
 from stepwell.source import Batch, Field, Rows, Schema
-from stepwell.store import Description, Progress, QueryTable, Report, Store
+from stepwell.store import Progress, QueryTable, Report, Store
 from stepwell.stores.replay.database import (
     EPISODE_COLUMNS,
     Episode,
@@ -259,13 +260,6 @@ class ReplayReader(Store):
     def close(self) -> None:
         super().close()
         self.resolver.close()
-
-    def __repr__(self) -> str:
-        try:
-            return super().__repr__()
-        except (SchemaError, FormatError, OSError):
-            runs, episodes = len(self._moment.recordings), len(self._moment.rows)
-            return f"ReplayReader({runs:,} runs, {episodes:,} episodes, path={self.path!r})"
 
     # Its rows.
 

@@ -260,10 +260,12 @@ class _Recorded:
 
     @property
     def writer(self) -> ReplayWriter:
+        """What the steps are given to."""
         return self._recording.writer
 
     @property
     def run_id(self) -> str:
+        """The name of the run that is recorded."""
         return self.writer.run_id
 
     def close(self, **kwargs: Any) -> None:

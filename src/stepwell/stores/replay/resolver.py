@@ -101,7 +101,11 @@ class FrameResolver(Closing):
             raise FormatError("expected a file of a replay store", path=str(file.path))
         return file
 
+    def __repr__(self) -> str:
+        return f"FrameResolver({str(self._root)!r}, {len(self._files)} files open)"
+
     def close(self) -> None:
+        """Close the files that are open; a later call opens them again."""
         with self._lock:
             for file in self._files.values():
                 file.close()

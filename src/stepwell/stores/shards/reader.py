@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import zip_longest
 from operator import index
 from pathlib import Path
@@ -54,8 +53,6 @@ class ShardReader(Store):
     def __init__(
         self,
         where: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | Any,
-        *,
-        _seen: list[Shard] | None = None,
         **options: Any,
     ) -> None:
         """A directory of shards, paths in the order of their rows, a URL or an obstore store.
@@ -66,14 +63,17 @@ class ShardReader(Store):
         Raises `FormatError` naming the shard that does not fit, and `FetchError` for a bucket that
         does not answer.
         """
+        self._begin(where, options)
+
+    def _begin(self, where: Any, options: dict[str, Any], seen: list[Shard] | None = None) -> None:
         self._where: Any = where
         self._path, self._options = repr(where), options
         if isinstance(where, str | os.PathLike):  # wherever the process goes later
             self._where = self._path = str(where) if is_url(where) else os.path.abspath(where)
         elif isinstance(where, Iterable) and not isinstance(where, bytes):
             self._where = list(where)
-        self._shards = self._found(None if _seen is None else [shard.name for shard in _seen])
-        _check_known(_seen or (), self._shards)
+        self._shards = self._found(None if seen is None else [shard.name for shard in seen])
+        _check_known(seen or (), self._shards)
         first = self._shards.shards[0]
         self._width, self._stored_kind, self._stored = first.width, first.kind, first.dtype
         self._dtype = first.dtype or np.dtype(np.float32)
@@ -105,9 +105,12 @@ class ShardReader(Store):
         shards.check()
         return shards
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> dict[str, Any]:
         seen = None if isinstance(self._where, list) else self.shards
-        return partial(type(self), _seen=seen, **self._options), (self._where,)
+        return {"where": self._where, "options": self._options, "seen": seen}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._begin(**state)
 
     # What it is.
 
@@ -145,6 +148,7 @@ class ShardReader(Store):
 
     @property
     def shards(self) -> list[Shard]:
+        """The shards, in the order of their rows."""
         return list(self._shards.shards)
 
     @property

@@ -77,10 +77,12 @@ class RowState(Writer):
 
     @property
     def width(self) -> int:
+        """Values in a row."""
         return self._width
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        """The dtype of a value."""
         return self._dtype
 
     def __repr__(self) -> str:

@@ -94,6 +94,7 @@ class ShardWriter(Writer):
 
     @property
     def width(self) -> int:
+        """Values in a row."""
         return self._like.width
 
     def __len__(self) -> int:

@@ -47,6 +47,7 @@ class RunColumn:
 
     @property
     def sql(self) -> str:
+        """The type that SQLite has for it."""
         return _SQL_TYPES[self.type]
 
 

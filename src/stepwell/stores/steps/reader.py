@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -46,32 +45,43 @@ class StepReader(Store):
         *,
         memory: Memory = "ram",
         resident_bytes: int = 1 << 30,
-        _seen: Seen | None = None,
-        _chosen: Chosen | None = None,
     ) -> None:
         if memory not in ("ram", "map", "shared"):
             raise ValueError(f"memory: expected 'ram', 'map' or 'shared', got {memory!r}")
-        self._root = Path(path).absolute()  # wherever the process goes later
-        self._memory: Memory = memory
-        self._resident_bytes = resident_bytes
-        now = database.look(self._root / DATABASE, _seen.identity if _seen else "")
-        seen = _seen or now
+        self._begin(
+            Path(path).absolute(), memory, resident_bytes
+        )  # wherever the process goes later
+
+    def _begin(
+        self,
+        root: Path,
+        memory: Memory,
+        resident_bytes: int,
+        seen: Seen | None = None,
+        chosen: Chosen | None = None,
+    ) -> None:
+        self._root, self._memory, self._resident_bytes = root, memory, resident_bytes
+        now = database.look(root / DATABASE, seen.identity if seen else "")
+        seen = seen or now
         if seen.rows > now.rows:
             raise FormatError(
-                f"expected {seen.rows} rows, as there were, got {now.rows}", path=str(self._root)
+                f"expected {seen.rows} rows, as there were, got {now.rows}", path=str(root)
             )
         self._segments = self._load(0, seen)
         self._dtype = self._segments[0].dtype
-        self._show(StepRuns(self._root / DATABASE, seen, _chosen))
+        self._show(StepRuns(root / DATABASE, seen, chosen))
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
         return path.is_dir() and os.path.lexists(path / DATABASE)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        options: dict[str, Any] = {"memory": self._memory, "resident_bytes": self._resident_bytes}
+    def __getstate__(self) -> dict[str, Any]:
+        opened = {"memory": self._memory, "resident_bytes": self._resident_bytes}
         seen, chosen = self._seen, self._table._chosen  # others may be appended meanwhile
-        return partial(type(self), _seen=seen, _chosen=chosen, **options), (self._root,)
+        return {"root": self._root, **opened, "seen": seen, "chosen": chosen}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._begin(**state)
 
     def _with(self, chosen: Chosen) -> "StepReader":
         """The same rows in memory, these runs only."""
@@ -101,6 +111,7 @@ class StepReader(Store):
 
     @lazy
     def schema(self) -> Schema:
+        """The fields of a step, in order."""
         return {name: Field(self._dtype[name]) for name in self._dtype.names or ()}
 
     @property

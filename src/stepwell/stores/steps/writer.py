@@ -168,6 +168,7 @@ class StepWriter(Writer):
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        """The dtype of a row as it is stored."""
         return self._dtype
 
     # Below this line: for this package.

@@ -1,0 +1,144 @@
+"""What makes the batches of a loader, in order, ahead of the consumer."""
+
+import itertools
+import os
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from stepwell import _core
+from stepwell.errors import FormatError
+from stepwell.source import Rows
+
+if TYPE_CHECKING:
+    from stepwell.loader import Loader
+
+
+class Delivery(NamedTuple):
+    """A batch, and where the loader stands once it is handed over."""
+
+    batch: Any
+    epoch: int
+    position: int
+    left_out: Mapping[int, FormatError] = MappingProxyType({})
+    """Damaged rows that are not in the batch."""
+
+
+class Engine(ABC):
+    """Makes the batches of a schedule, in order, ahead of time.
+
+    It has what it needs of a loader, not the loader: that has the engine.
+    """
+
+    def __init__(self, loader: "Loader") -> None:
+        self.process = os.getpid()
+        self._source, self._order = loader._source, loader._order
+        self._transform, self._skip = loader._transform, loader._on_corrupt == "skip"
+        self._schedule = loader._schedule(loader._epoch, loader._position)
+        self._numbers = itertools.count()
+
+    @abstractmethod
+    def next(self) -> Delivery:
+        """The next batch. What making it raised is raised here, with a note of the batch."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop the threads, without waiting for those that are in Python."""
+
+    def _delivery(self, epoch: int, start: int, count: int, after: int) -> Delivery:
+        """A batch made in Python."""
+        rows = self._rows(epoch, start, count)
+        left_out: dict[int, FormatError] = {}
+        try:
+            batch = self._source.take(rows)
+        except FormatError:
+            if not self._skip:
+                raise
+            batch = self._source.take(np.concatenate(list(self._sound(rows, left_out))))
+        if self._transform is not None:
+            # Batches of the next epoch are made while the last ones of this are still handed over,
+            # so a transform cannot be told the epoch from outside.
+            of_epoch = getattr(self._transform, "in_epoch", None)
+            batch = self._transform(batch) if of_epoch is None else of_epoch(epoch)(batch)
+        return Delivery(batch, epoch, after, left_out)
+
+    def _rows(self, epoch: int, start: int, count: int) -> Rows:
+        """Rows of `count` positions from `start` on, around the end of the epoch."""
+        parts = []
+        while count > 0:
+            part = min(count, self._order.length - start)
+            parts.append(self._order.rows(epoch, start, part))
+            if len(parts[-1]) != part:
+                raise ValueError(f"expected {part} rows of the sampler, got {len(parts[-1])}")
+            count, start = count - part, 0
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _sound(self, rows: Rows, left_out: dict[int, FormatError]) -> Iterator[Rows]:
+        """The rows that can be read, found by halving; the others are put into `left_out`."""
+        try:
+            self._source.take(rows)
+            yield rows
+        except FormatError as error:
+            if len(rows) > 1:
+                yield from self._sound(rows[: len(rows) // 2], left_out)
+                yield from self._sound(rows[len(rows) // 2 :], left_out)
+            else:
+                left_out[int(rows[0])] = error
+                yield rows[:0]
+
+
+class NativeEngine(Engine):
+    """Row numbers, reads and buffers in the core's threads; Python only wraps the result."""
+
+    def __init__(self, loader: "Loader", reader: _core.Reader, order: _core.Order) -> None:
+        super().__init__(loader)
+        self._prefetch = _core.Prefetch(
+            reader, order, self._schedule, loader._blocks, loader._threads, loader._prefetch
+        )
+
+    def next(self) -> Delivery:
+        epoch, _, count, after = step = self._schedule.step(next(self._numbers))
+        try:
+            batch = self._source._split(self._prefetch.next(), count)
+        except Exception as error:
+            if isinstance(error, FormatError) and self._skip:
+                return self._delivery(*step)
+            error.add_note(_note(*step))
+            raise
+        return Delivery(batch, epoch, after)
+
+    def close(self) -> None:
+        self._prefetch.close()
+
+
+class PythonEngine(Engine):
+    """Reads and transforms in a pool of Python threads."""
+
+    def __init__(self, loader: "Loader") -> None:
+        super().__init__(loader)
+        self._pool = ThreadPoolExecutor(loader._threads, thread_name_prefix="stepwell")
+        self._depth = loader._prefetch
+        self._pending: deque[tuple[tuple[int, int, int, int], Future[Delivery]]] = deque()
+
+    def next(self) -> Delivery:
+        while len(self._pending) < self._depth:
+            step = self._schedule.step(next(self._numbers))
+            self._pending.append((step, self._pool.submit(self._delivery, *step)))
+        step, made = self._pending.popleft()
+        try:
+            return made.result()
+        except Exception as error:
+            error.add_note(_note(*step))
+            raise
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _note(epoch: int, start: int, count: int, _: int) -> str:
+    return f"in the batch of {count} rows at position {start} of epoch {epoch}"
