@@ -106,7 +106,7 @@ def test_an_append_that_failed(quick_path: Path) -> None:
         assert caught.value.filename is not None
         calls: list[Callable[[], None]] = [lambda: writer.append(rows_of(7, 9)), writer.commit]
         for call in calls:
-            with pytest.raises(ValueError, match=r"rollback\(\) forgets it"):
+            with pytest.raises(ValueError, match=r"rollback\(\) drops it"):
                 call()
         writer.rollback()
         assert rows_in(path) == len(writer) == 5

@@ -81,7 +81,7 @@ class RunDisk:
         if known is None:
             if self._path.exists():
                 raise FileExistsError(
-                    f"{self._path} is there, but {database_path(self._root)} knows nothing of it"
+                    f"expected a new run, got {self._path}, which the database does not list"
                 )
             self._database.begin_run(self._run_id, self._path.name, iso_time(time.time()))
             known = self._database.runs()[self._run_id]
@@ -99,7 +99,7 @@ class RunDisk:
             arrays = self._reopen()
         elif known.steps or self.next_episode:  # so the file may hold what this row has forgotten
             raise FormatError(
-                f"run {self._run_id!r}: {known.steps:,} steps, and no rows in {self._path}",
+                f"run {self._run_id!r}: expected rows of {known.steps:,} steps, got none",
                 path=str(database_path(self._root)),
             )
         else:
@@ -120,7 +120,7 @@ class RunDisk:
 
     @property
     def name(self) -> str:
-        """What messages call the run."""
+        """The run's name in messages."""
         return f"run {self._run_id!r} in {self._root}"
 
     @property
@@ -184,7 +184,7 @@ class RunDisk:
         return self._arrays
 
     def _build(self, channels: Iterable[Channel], numbers: Mapping[str, Field]) -> None:
-        """Make the file anew: the committed rows of what it had, and new datasets."""
+        """Make a new file: the committed rows of the old one, and new datasets."""
         stated = {"run_id": self._run_id, "created_at": self._created_at, "version": FILE_VERSION}
         self.rows = build_file(self._path, stated, self.rows, channels, numbers)
 
