@@ -49,7 +49,7 @@ _EXTRAS = {"h5py": "replay", "hdf5plugin": "replay", "gymnasium": "gym"}
 
 
 def __getattr__(name: str) -> Any:
-    # What needs more than NumPy is imported when it is asked for.
+    # Modules that need more than NumPy are imported when they are used.
     if name not in _LATER:
         raise AttributeError(f"module 'stepwell.replay' has no attribute {name!r}")
     try:
