@@ -125,7 +125,7 @@ class TableFile:
             wrong = found[self._checksums_of(found) != stored]
             if len(wrong):
                 raise ChecksumError(
-                    "the entries do not match their checksum",
+                    "the entries do not fit their checksum",
                     path=str(self.path),
                     offset=int(wrong[0]) * TABLE_BLOCK * _SIZE,
                 )
