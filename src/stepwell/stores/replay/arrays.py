@@ -90,7 +90,7 @@ class ArrayFile:
             self._numbers(f"{CHECKSUMS}/{name}").append_array(checksums)
 
     def append_numbers(self, name: str, values: NDArray[Any]) -> None:
-        """The same for a dataset of plain numbers, of which not all have checksums."""
+        """The same for a dataset of scalars, of which not all have checksums."""
         with translated(self._path):
             checksums = self._numbers(name).append_array(values)
             if f"{CHECKSUMS}/{name}" in self._columns:

@@ -133,8 +133,8 @@ def as_json(name: str, given: Mapping[str, Any], encoder: json.JSONEncoder) -> b
         raise TypeError(f"{name}: {error}") from None
 
 
-def as_number(array: Any) -> int | float | None:
-    """A single number of NumPy's as SQLite holds it; None for one that it cannot hold."""
+def as_scalar(array: Any) -> int | float | None:
+    """A scalar of NumPy's as SQLite holds it; None for one that it cannot hold."""
     value: int | float = array.item()
     fits = isinstance(value, float) or -(2**63) <= value < 2**63
     return value if fits and value == value else None

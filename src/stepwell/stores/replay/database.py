@@ -1,4 +1,4 @@
-"""telemetry.sqlite: the numbers of every step and episode, and what is where in the HDF5 files.
+"""telemetry.sqlite: the scalars of every step and episode, and their rows in the HDF5 files.
 
 Its transaction is the commit. A row that is here has its arrays on the disk already.
 """

@@ -113,7 +113,7 @@ def _actions(resolver: FrameResolver, run_id: str, values: Sequence[Any]) -> tup
 
 
 def _type_of_actions(resolver: FrameResolver, run_id: str) -> np.dtype[Any] | None:
-    """The original dtype of numbers in the database, if the file is there to look it up."""
+    """The original dtype of actions in the database, if the file is there to look it up."""
     try:
         return resolver.file(run_id).field(ACTIONS).dtype
     except (FileNotFoundError, KeyError):

@@ -49,7 +49,7 @@ class Inlet:
 class Step(NamedTuple):
     """A step on its way.
 
-    Its numbers are its own and not in tuples of theirs: thousands of steps wait at a time, and
+    Its scalars are its own members, not in tuples: thousands of steps wait at a time, and
     Python's garbage collector, which may run in any call of the agent's, looks at every tuple.
     """
 

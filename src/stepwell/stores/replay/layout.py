@@ -28,7 +28,7 @@ NUMBERS: Mapping[str, Field] = {
     "episodes/starts": Field(np.dtype("<i8"), compress="none"),
     "episodes/lengths": Field(np.dtype("<i8"), compress="none"),
 }
-"""Datasets of plain numbers. A row of `steps` has the numbers of its episode and step, and
+"""Datasets of scalars. A row of `steps` has the numbers of its episode and step, and
 its rows in the arrays, -1 for none; 1 in `dones` is terminated, 2 truncated."""
 CHECKSUMS, CHECKSUM = "checksums", Field(np.dtype("<u4"), compress="none")
 """The group of datasets with the checksums of rows, and what a row of those is."""

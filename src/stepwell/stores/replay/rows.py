@@ -124,7 +124,7 @@ class RunFile:
         return out
 
     def read_all(self, name: str, count: int) -> NDArray[Any]:
-        """The first `count` rows of a dataset of numbers, chunk by chunk.
+        """The first `count` rows of a dataset of scalars, chunk by chunk.
 
         Raises `ChecksumError` or `FormatError` when one of them is damaged.
         """

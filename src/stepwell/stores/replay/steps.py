@@ -1,6 +1,6 @@
 """The steps of episodes as rows: observation, action, reward and next observation.
 
-Everything here is columns of numbers, which come from the run's file without its arrays. Where the
+Everything here is columns of scalars, which come from the run's file without its arrays. Where the
 arrays of a row are is one of them.
 """
 
@@ -35,7 +35,7 @@ class StepOptions:
 
 
 class StepTable(NamedTuple):
-    """Columns of numbers, a row a step, episode after episode."""
+    """Columns of scalars, a row a step, episode after episode."""
 
     run: NDArray[np.int32]
     frame: Rows

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from stepwell.errors import FormatError, StepwellError
 from stepwell.files.regular import read_inside
 from stepwell.store import Progress, Report
-from stepwell.stores.replay.channels import ACTIONS, FRAMES, KINDS, OBSERVATIONS, Channel, as_number
+from stepwell.stores.replay.channels import ACTIONS, FRAMES, KINDS, OBSERVATIONS, Channel, as_scalar
 from stepwell.stores.replay.database import (
     Episode,
     RunRow,
@@ -260,7 +260,7 @@ class _Run:
         for (_, index, frame, seen, acted), reward, done in zip(*columns, strict=True):
             action: Any = None
             if actions is not None and 0 <= acted < len(actions):
-                action = as_number(actions[acted])
+                action = as_scalar(actions[acted])
             action = ref(ACTIONS, acted) if action is None else action
             refs = (ref(FRAMES, frame), ref(OBSERVATIONS, seen), self._run.run_id)
             rows.append((index, action, reward, done & 1, done >> 1, *refs))

@@ -25,7 +25,7 @@ from stepwell.stores.replay.channels import (
     Channel,
     Tree,
     as_json,
-    as_number,
+    as_scalar,
     leaves,
 )
 from stepwell.stores.replay.database import reading
@@ -455,7 +455,7 @@ def _number(acted: _Arrays) -> int | float | None:
     inlet, array = acted[0]
     if inlet.shape or inlet.channel.name != ACTIONS:
         return None
-    return as_number(array)
+    return as_scalar(array)
 
 
 def _described(value: Any) -> Any:
