@@ -67,7 +67,7 @@ def test_float64_is_rounded_for_shards(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"", "truncated: expected a header"),
+        (b"", "truncated: expected a header of 8 bytes, got 0"),
         (b"\xff" * 8 + b"{}", "header: expected at most"),
         (b"\x02" + bytes(7) + b"[]", "expected an object"),
         (b"\x02" + bytes(7) + b"{]", "does not parse"),

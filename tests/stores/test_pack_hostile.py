@@ -199,6 +199,7 @@ def lies() -> Iterator[tuple[str, Lie]]:
     for place, part in ((24, "header"), (-8, "footer"), (-24, "footer"), (44, "index")):
         match = f"{part}: expected CRC32C"
         yield f"checksum of the {part}, {place}", Lie(flipped(page, place), match, ChecksumError)
+    yield "cut", Lie(page[:300], "truncated: expected at least 393 bytes, got 300", ChecksumError)
     for count in (0, 3, 2**31, 2**32, 2**59, 2**63, 2**64 - 1):
         match = f"expected 1 to 2 entries, as many as fit, got {count}"
         yield f"count {count}", Lie(with_count(count), match)
@@ -232,7 +233,10 @@ def lies() -> Iterator[tuple[str, Lie]]:
         error = ChecksumError if block.endswith(b"abcd") else FormatError
         yield f"statistics {block.hex()}", Lie(with_stats(block), "statistics", error, "stats")
     for short in (b"", b"A2PACK", b"A2PACK\0\0", bytes(92), RUN_V1, RUN_V2):
-        yield f"no pack, {short[:8].hex()} ({len(short)})", Lie(short, r"magic|at least 92 bytes")
+        yield (
+            f"no pack, {short[:8].hex()} ({len(short)})",
+            Lie(short, r"magic|truncated: expected at least 92 bytes"),
+        )
 
 
 LIES = dict(lies())

@@ -73,7 +73,7 @@ def parse_header(file: Any, size: int, path: Path) -> tuple[NpyHeader, bool]:
     if start[:6] != MAGIC:
         raise refuse(f"expected magic {MAGIC!r}, got {start[:6]!r}", 0)
     if len(start) < 12:
-        raise refuse(f"truncated: expected a header, got {len(start)} bytes", len(start))
+        raise refuse(f"truncated: expected 12 bytes or more, got {len(start)}", len(start))
     version = (start[6], start[7])
     if version not in {(1, 0), (2, 0), (3, 0)}:
         raise VersionError(

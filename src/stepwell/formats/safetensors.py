@@ -101,7 +101,7 @@ def _read_tensors(path: Path) -> dict[str, _Tensor]:
         if length > _MAX_HEADER_BYTES:
             raise broken(f"header: expected at most {_MAX_HEADER_BYTES} bytes, got {length}", 0)
         if len(start) < 8 or length > size - 8:
-            raise broken(f"truncated: expected a header of {length} bytes, got {size} in all", size)
+            raise broken(f"truncated: expected a header of {8 + length} bytes, got {size}", size)
         text = file.read(length)
     try:
         found = json.loads(text)
