@@ -103,7 +103,7 @@ def test_verify_of_what_does_not_open(corpus: Path) -> None:
     (corpus / "b.shard").write_bytes(b"GAMSAE02" + bytes(56))
     done = stepwell("verify", corpus)
     assert (done.returncode, done.stdout) == (1, f"INVALID: {corpus} (1 problem)\n")
-    assert "expected b'GAMSAE01'" in done.stderr
+    assert "expected magic b'GAMSAE01'" in done.stderr
     done = stepwell("info", corpus)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: expected b'GAMSAE01'")
