@@ -179,7 +179,7 @@ def test_a_folder_for_the_output_that_is_not_there(
     a2pack("pack", "--input", folder, "--output", where).fails(2, f"'{where}'")
     a2pack("pack", "--input", where, "--output", games).fails(2, str(where))
     a2pack("to-jsonl", "--packfile", games, "--output", where).fails(2, f"'{where}'")
-    a2pack("to-jsonl", "--packfile", games, "--output", "/").fails(2, "Is a directory: '/'")
+    a2pack("to-jsonl", "--packfile", games, "--output", "/").fails(2, "/ exists; --force")
 
 
 # validate
@@ -296,7 +296,7 @@ def test_stats_where(a2pack: Command, games: Path) -> None:
 
 def test_to_jsonl(a2pack: Command, games: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    export = ("to-jsonl", "--packfile", games, "--output", out)
+    export = ("to-jsonl", games, "--force", "--output", out)
     by_run = runs.block("pack.md", "jsonl", "runs")
     for options in (
         [],
@@ -318,6 +318,7 @@ def test_to_jsonl(a2pack: Command, games: Path, tmp_path: Path) -> None:
     assert out.read_text() == runs.block("pack.md", "jsonl", "runs-hex")
     assert ": 0 lines, 0 bytes" in a2pack(*export, "--where", "0").out
     assert out.read_text() == ""
+    assert a2pack("to-jsonl", games, "--output", "-") == (0, by_run, "")
 
 
 def test_to_jsonl_refuses(a2pack: Command, games: Path, tmp_path: Path) -> None:
@@ -325,9 +326,16 @@ def test_to_jsonl_refuses(a2pack: Command, games: Path, tmp_path: Path) -> None:
     export = ("to-jsonl", "--packfile", games, "--output", out)
     a2pack(*export, "--steps", "--runs-only").fails(2, "give --steps or --runs-only, not both")
     a2pack(*export, "--where", "frob").fails(2, "frob")
+    for place in ("s3://bucket/x", "s3://bucket"):
+        assert f"{place} is a URL; expected a path" in " ".join(
+            a2pack("to-jsonl", games, "--output", place).err.replace("│", "").split()
+        )
     for options in (["--boards", "octal"], ["--workers", "0"]):
         assert a2pack(*export, *options).code == 2
     assert not out.exists()
+    out.write_text("precious")
+    a2pack(*export).fails(2, f"{out} exists; --force replaces it")
+    assert out.read_text() == "precious"
 
 
 def test_to_parquet(a2pack: Command, games: Path, tmp_path: Path) -> None:
@@ -403,7 +411,9 @@ def test_inspect_a_time_that_is_none(a2pack: Command, target: Path) -> None:
 def test_other_payloads(a2pack: Command, raw: Path, tmp_path: Path) -> None:
     facts = {"packfile": str(raw), "index": 1, "kind": "raw:77", "bytes": 5}
     assert a2pack("inspect", "--packfile", raw, "--index", 1, "--json").json() == facts
-    a2pack("extract", "--packfile", raw, "--indices", "1", "--output", tmp_path)
+    extract = ("extract", raw, "--indices", "1", "--output", tmp_path)
+    a2pack(*extract).fails(2, f"{tmp_path} has files in it; --force")
+    assert a2pack(*extract, "--force").code == 0
     assert (tmp_path / "run-000001.bin").read_bytes() == b"hello"
     for command in ("to-jsonl", "to-parquet"):
         refused = a2pack(command, "--packfile", raw, "--output", tmp_path / "out")

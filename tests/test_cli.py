@@ -60,7 +60,7 @@ def test_info(npy: Path) -> None:
     done = process("info", npy)
     assert done.returncode == 0
     assert done.stderr == ""
-    for text in ("5,000", "120,128", "board: uint64", "ev: float32[4]", "health"):
+    for text in ("5000", "120128", "board: uint64", "ev: float32[4]", "health"):
         assert text in done.stdout
     assert f"an array at {npy}" in done.stdout  # on one line, however long
     facts = json.loads(stepwell("info", npy, "--json").stdout)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import stepwell as sw
 from tests.buckets import KEYS, Bucket
 from tests.proxy import status, times
 from tests.reference import shards as reference
@@ -133,3 +134,19 @@ def test_a_bucket(server: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (done.returncode, done.stdout) == (2, "")
     assert f"at {url}/shards.json" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_statistics_of_runs(tmp_path: Path) -> None:
+    with sw.StepWriter(tmp_path / "steps", [("x", "<f4")], {"score": int, "who": str}) as writer:
+        for i in range(10):
+            writer.append({"x": np.zeros(i + 1)}, score=i, who="ab"[i % 2])
+    facts = json.loads(stepwell("info", tmp_path / "steps", "--stats", "--json").stdout)["stats"]
+    assert facts["run length"] == {"p50": 5.5, "p90": 9.1, "p99": 9.91}
+    assert facts["score"] == {"min": 0, "mean": 4.5, "max": 9}
+    assert facts["who"] == {"a": 5, "b": 5}
+    assert (
+        "score: min 0, mean 4.500, max 9" in stepwell("info", tmp_path / "steps", "--stats").stdout
+    )
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    done = stepwell("info", tmp_path / "a.npy", "--stats")
+    assert (done.returncode, "has no runs; --stats" in done.stderr) == (2, True)

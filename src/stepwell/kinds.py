@@ -58,6 +58,8 @@ def target_kind(
         if to not in (None, "minari"):
             raise ValueError(f"to: expected 'minari' for {target}, got {to!r}")
         return "minari"
+    if "://" in target:
+        raise ValueError(f"{target} is a URL: it can be read, not written")
     suffix = Path(target).suffix.lower()
     made = "replay" if source_kind == "telemetry" else "pack" if suffix == ".a2pack" else None
     if made is not None:

@@ -7,10 +7,13 @@ a difference was found, 2 it cannot be done (usage, missing, not ours, no room),
 import io
 import json
 import math
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -30,6 +33,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 SkipOption = Annotated[
     bool, typer.Option("--skip-bad", help="Leave out runs or steps that are bad, and list them.")
 ]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace what exists.")]
 WorkersOption = Annotated[int | None, typer.Option(min=1, help="Threads; all cores by default.")]
 
 
@@ -65,15 +69,15 @@ def _run(app: typer.Typer) -> None:
         _fail(error, 1)
     except (sw.StepwellError, OSError, ImportError, ValueError, LookupError) as error:
         _fail(error, 2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except KeyboardInterrupt as stopped:
+        _fail(stopped if stopped.args else KeyboardInterrupt("interrupted"), 130)
 
 
 def _warn(message: Warning | str, *rest: Any, **named: Any) -> None:
     err.print(Text("warning:", "yellow"), str(message), markup=False, soft_wrap=True)
 
 
-def _fail(error: Exception, code: int) -> None:
+def _fail(error: BaseException, code: int) -> None:
     text = error.args[0] if isinstance(error, KeyError) and error.args else error
     err.print(Text("error:", "bold red"), str(text), markup=False, soft_wrap=True)
     sys.exit(code)
@@ -102,6 +106,31 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bars:
         bar = bars.add_task(what, total=None)
         yield lambda done, total: bars.update(bar, completed=done, total=total)
+
+
+def local_path(text: str) -> Path:
+    """The path that an argument names. A URL would lose a slash, and name something else."""
+    if "://" in text:
+        raise typer.BadParameter(f"{text} is a URL; expected a path")
+    return Path(text)
+
+
+@contextmanager
+def written(output: Path, force: bool) -> Iterator[Path]:
+    """Where to write what is wanted at `output`: there, or for `-` to a file that is then printed.
+
+    Raises `FileExistsError` for what exists, unless it may be replaced.
+    """
+    if str(output) != "-":
+        if output.exists() and not force:
+            raise FileExistsError(f"{output} exists; --force replaces it")
+        yield output
+        return
+    with TemporaryDirectory() as folder:
+        yield Path(folder) / "out"
+        sys.stdout.flush()
+        with (Path(folder) / "out").open("rb") as file:
+            shutil.copyfileobj(file, sys.stdout.buffer)
 
 
 def say(line: str) -> None:
@@ -158,8 +187,7 @@ def _text(value: Any) -> str:
         return {True: "yes", False: "no", None: "none"}[value]
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_text(each)}" for name, each in value.items())
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.3f}"
+    if isinstance(value, int | float):
+        number = f"{value:,}" if isinstance(value, int) else f"{value:,.3f}"
+        return number if out.is_terminal else number.replace(",", "")  # for other programs
     return str(value)

@@ -2,13 +2,16 @@
 
 import enum
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import stepwell as sw
 from stepwell.cli.console import (
+    ForceOption,
     JsonOption,
     SkipOption,
     WorkersOption,
@@ -80,9 +83,7 @@ def convert(
     append: Annotated[
         bool, typer.Option("--append", help="Add to the store OUT instead of making it.")
     ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace OUT, if it is of the same kind.")
-    ] = False,
+    force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make a store, a file or a folder of another one. The same command goes on where it was
@@ -90,7 +91,7 @@ def convert(
     begin = time.perf_counter()
     options = {name: v for name, v in {"fps": fps, "env": env}.items() if v is not None}
     register_atari(env or "")
-    with progress("converting") as on_progress, translated(env) if env else nullcontext():
+    with progress("converting") as on_progress, translated(env) if env else _kept(target):
         report = sw.convert(
             source,
             target,
@@ -123,3 +124,14 @@ def convert(
         "seconds": round(time.perf_counter() - begin, 3),
     }
     show({name: value for name, value in facts.items() if as_json or value is not None}, as_json)
+
+
+@contextmanager
+def _kept(target: str) -> Iterator[None]:
+    """Say what an interrupted conversion leaves."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = Path(f"{target}.part").exists()
+        rest = f"; {target}.part keeps what was done, the same command goes on" if kept else ""
+        raise KeyboardInterrupt(f"interrupted{rest}") from None

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from stepwell.cli.console import JsonOption, SkipOption, progress, show, show_skipped
+from stepwell.cli.console import JsonOption, SkipOption, local_path, progress, show, show_skipped
 from stepwell.game2048 import migrate_runs, play_to
 
 app = typer.Typer(no_args_is_help=True, help="2048: play games, bring old ones up to date.")
@@ -14,7 +14,9 @@ app = typer.Typer(no_args_is_help=True, help="2048: play games, bring old ones u
 
 @app.command()
 def play(
-    output: Annotated[Path, typer.Option("--out", help="Directory for the .a2run2 files.")],
+    output: Annotated[
+        Path, typer.Option("--out", parser=local_path, help="Directory for the .a2run2 files.")
+    ],
     games: Annotated[int, typer.Option(min=1, help="How many games.")] = 100,
     depth: Annotated[int, typer.Option(min=1, max=6, help="Own moves to look ahead.")] = 2,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same bytes.")] = 0,
@@ -41,8 +43,12 @@ def play(
 
 @app.command()
 def migrate(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="A run file or a directory.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory for the new files.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="IN", parser=local_path, help="A run file or a directory.")
+    ],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", parser=local_path, help="Directory for the new files.")
+    ],
     skip_bad: SkipOption = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -10,15 +10,18 @@ import typer
 
 import stepwell as sw
 from stepwell.cli.console import (
+    ForceOption,
     JsonOption,
     SkipOption,
     WorkersOption,
+    local_path,
     new_app,
     progress,
     run,
     say,
     show,
     show_skipped,
+    written,
 )
 from stepwell.cli.stores import check
 from stepwell.game2048 import RunSteps, pack_runs, show as show_board
@@ -39,9 +42,13 @@ class Boards(enum.StrEnum):
     HEX = "hex"
 
 
-FileArgument = Annotated[Path | None, typer.Argument(metavar="FILE", help="The .a2pack file.")]
-PackOption = Annotated[Path | None, typer.Option("--packfile", help="The same.")]
-OutputOption = Annotated[Path, typer.Option("--output", help="The file to write.")]
+FileArgument = Annotated[
+    Path | None, typer.Argument(metavar="FILE", parser=local_path, help="The .a2pack file.")
+]
+PackOption = Annotated[Path | None, typer.Option("--packfile", parser=local_path, help="The same.")]
+OutputOption = Annotated[
+    Path, typer.Option("--output", parser=local_path, help="The file to write.")
+]
 WhereOption = Annotated[
     str | None, typer.Option("--where", help="Only runs for which this holds: 'max_score > 20000'.")
 ]
@@ -53,16 +60,16 @@ def main() -> None:
 
 @app.command()
 def pack(
-    input: Annotated[Path, typer.Option(help="Directory that is searched for run files.")],
+    input: Annotated[
+        Path, typer.Option(parser=local_path, help="Directory that is searched for run files.")
+    ],
     output: OutputOption,
     align: Annotated[int, typer.Option(help="Entries begin at multiples of this.")] = 4096,
     compress: Annotated[Compression, typer.Option(help="How to store runs.")] = Compression.NONE,
     level: Annotated[int, typer.Option(min=1, max=22, help="Effort of zstd.")] = 3,
     workers: WorkersOption = None,
     skip_bad: SkipOption = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace the output if it exists.")
-    ] = False,
+    force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Pack every .a2run2 and .a2run file below a directory into one file."""
@@ -137,21 +144,18 @@ def to_jsonl(
         Boards, typer.Option(help="Boards of runs as numbers or as 16-digit strings.")
     ] = Boards.NUMBER,
     where: WhereOption = None,
+    force: ForceOption = False,
 ) -> None:
-    """Write runs or steps as lines of JSON."""
+    """Write runs or steps as lines of JSON; - is standard output."""
     if steps and runs_only:
         raise ValueError("give --steps or --runs-only, not both")
-    with _open(file, packfile, where) as opened, progress("writing") as on_progress:
-        opened.to_jsonl(
-            output,
-            parallel,
-            workers,
-            steps=steps,
-            boards=boards.value,
-            progress=on_progress,
-        )
-        lines = opened.stats.total_steps if steps else len(opened)
-    say(f"{output}: {lines:,} lines, {output.stat().st_size:,} bytes")
+    options: dict[str, Any] = {"steps": steps, "boards": boards.value}
+    with _open(file, packfile, where) as opened, written(output, force) as path:
+        with progress("writing") as on_progress:
+            opened.to_jsonl(path, parallel, workers, progress=on_progress, **options)
+        lines, size = opened.stats.total_steps if steps else len(opened), path.stat().st_size
+    if str(output) != "-":
+        say(f"{output}: {lines:,} lines, {size:,} bytes")
 
 
 @app.command()
@@ -161,10 +165,11 @@ def to_parquet(
     *,
     output: OutputOption,
     where: WhereOption = None,
+    force: ForceOption = False,
 ) -> None:
     """Write steps as a Parquet or Arrow file (extra `parquet`); the name says which."""
     with _open(file, packfile, where) as opened, progress("writing") as on_progress:
-        made = sw.convert(RunSteps(opened), output, force=True, progress=on_progress)
+        made = sw.convert(RunSteps(opened), output, force=force, progress=on_progress)
     say(f"{output}: {made.rows:,} steps, {made.target_bytes:,} bytes")
 
 
@@ -174,13 +179,16 @@ def extract(
     packfile: PackOption = None,
     *,
     indices: Annotated[str, typer.Option(help="Which runs: 0,5,42")],
-    output: Annotated[Path, typer.Option(help="Directory for the files.")],
+    output: Annotated[Path, typer.Option(parser=local_path, help="Directory for the files.")],
+    force: ForceOption = False,
 ) -> None:
     """Write the payloads of some entries to files of their own."""
     try:
         wanted = [int(part) for part in indices.split(",")]
     except ValueError:
         raise ValueError(f"--indices: expected numbers like 0,5,42, got {indices!r}") from None
+    if output.is_dir() and any(output.iterdir()) and not force:
+        raise FileExistsError(f"{output} has files in it; --force replaces those of the same names")
     with _open(file, packfile) as opened:
         for path in opened.extract(wanted, output):
             say(str(path))

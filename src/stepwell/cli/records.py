@@ -7,9 +7,11 @@ from typing import Annotated
 import typer
 
 import stepwell as sw
-from stepwell.cli.console import JsonOption, err, progress, show
+from stepwell.cli.console import JsonOption, err, local_path, progress, show
 
-StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="A record store.")]
+StoreArgument = Annotated[
+    Path, typer.Argument(metavar="STORE", parser=local_path, help="A record store.")
+]
 
 app = typer.Typer(no_args_is_help=True, help="Record stores: keep them in order.")
 
@@ -47,7 +49,9 @@ def rebalance(
 @app.command()
 def salvage(
     store: StoreArgument,
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="Directory for a new store.")],
+    output: Annotated[
+        Path, typer.Argument(metavar="OUT", parser=local_path, help="Directory for a new store.")
+    ],
     as_json: JsonOption = False,
 ) -> None:
     """Make a new store of what is whole in the chunks of a damaged one, which stays as it is."""

@@ -5,6 +5,7 @@ import math
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,9 +31,17 @@ EndpointOption = Annotated[
 ]
 
 
-def info(path: PathArgument, endpoint: EndpointOption = None, as_json: JsonOption = False) -> None:
+def info(
+    path: PathArgument,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Lengths of runs, and their columns in numbers.")
+    ] = False,
+    endpoint: EndpointOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """What is at PATH: rows, runs, fields, bytes on disk, health. Reads no rows."""
     with _open(path, endpoint) as source:
+        counted = {"stats": _statistics(path, source)} if stats else {}
         if isinstance(source, Store):
             noun, about = source.noun, source.describe()
         else:
@@ -40,7 +49,7 @@ def info(path: PathArgument, endpoint: EndpointOption = None, as_json: JsonOptio
             size = bytes_on_disk(Path(path))
             about = Description(type(source).__name__, path, len(source), size, source.schema)
     if as_json:
-        show(about.to_json(), as_json)
+        show({**about.to_json(), **counted}, as_json)
         return
     facts: dict[str, Any] = {"store": f"{noun} at {path}", "rows": about.rows}
     if about.runs is not None:
@@ -48,7 +57,26 @@ def info(path: PathArgument, endpoint: EndpointOption = None, as_json: JsonOptio
     facts |= {"bytes on disk": about.bytes, "fields": about.fields}
     if about.columns:
         facts["run columns"] = ", ".join(about.columns)
-    show({**facts, **about.facts, "health": about.health})
+    show({**facts, **about.facts, **counted, "health": about.health})
+
+
+def _statistics(path: str, source: sw.Source) -> dict[str, Any]:
+    """Lengths of the runs, extremes of numeric columns, the most frequent texts of others."""
+    runs = source.runs if isinstance(source, Store) else None
+    if runs is None:
+        raise ValueError(f"{path} has no runs; --stats counts runs")
+    found: dict[str, Any] = {}
+    if len(runs):
+        lengths = np.percentile(runs.counts, (50, 90, 99)).tolist()
+        found["run length"] = dict(zip(("p50", "p90", "p99"), lengths, strict=True))
+    for name in runs.columns:
+        values = [value for value in runs[name].tolist() if value is not None]
+        if values and all(isinstance(value, int | float) for value in values):
+            mean = sum(values) / len(values)
+            found[name] = {"min": min(values), "mean": mean, "max": max(values)}
+        else:
+            found[name] = dict(Counter(map(str, values)).most_common(5))
+    return found
 
 
 def head(

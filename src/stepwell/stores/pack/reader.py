@@ -214,7 +214,8 @@ class PackReader(Store):
         if entries["flags"].any():
             plain, places = file.unpacked(entries, numbers, _core.usable_cores())
             return slices(plain.data, places)
-        file.check_checksums(entries, numbers, _core.usable_cores())
+        if self._checksums:
+            file.check_checksums(entries, numbers, _core.usable_cores())
         return slices(memoryview(file.memory), entries)
 
     def extract(self, indices: ArrayLike, directory: str | os.PathLike[str]) -> list[Path]:
