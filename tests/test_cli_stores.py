@@ -107,7 +107,7 @@ def test_verify_of_what_does_not_open(corpus: Path) -> None:
     assert "expected magic b'GAMSAE01'" in done.stderr
     done = stepwell("info", corpus)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: expected b'GAMSAE01'")
+    assert done.stderr.startswith("error: expected magic b'GAMSAE01'")
     assert done.stderr.count("\n") == 1
 
 
