@@ -120,7 +120,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 def test_a_bucket(server: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in KEYS.items():
         monkeypatch.setenv(f"AWS_{name.upper()}", value)
-    build(tmp_path, [3, 2], sums=True)
+    build(tmp_path, [3, 2], checksums=True)
     url = server.upload(tmp_path, "cli")
     server.proxy.forget()
     where = [url, "--endpoint", server.proxy.url]

@@ -24,7 +24,7 @@ from tests.packs import (
     check_error,
     contents,
     summed,
-    without_sums,
+    without_checksums,
 )
 from tests.reference import pack, runs
 from tests.reference.pack import LZ4, ZSTD, ZSTD_DICTIONARY, Entry, read_pack, write_pack
@@ -274,7 +274,7 @@ def test_lies(name: str, at: At) -> None:
 
 
 def test_padding_is_verified_with_and_without_checksums(at: At) -> None:
-    for data in (PACKS["v1"], without_sums(PACKS["v1"])):
+    for data in (PACKS["v1"], without_checksums(PACKS["v1"])):
         for place in (92, 127, 205, 255):
             broken = bytearray(data)
             broken[place] = 1
@@ -404,12 +404,12 @@ def test_every_byte_changed(name: str, at: At) -> None:
         for value in random.sample(bits, scaled(few)):
             broken = bytearray(data)
             broken[place] ^= value
-            become = look(at(bytes(broken)), want, checked=name != "no sums")
+            become = look(at(bytes(broken)), want, checked=name != "no checksums")
             if place in structure:
                 assert become == "refused", (place, value)
             seen.add(become)
     assert {"refused", "found by verify"} <= seen
-    assert ("unseen" in seen) == (name == "no sums")
+    assert ("unseen" in seen) == (name == "no checksums")
 
 
 @EACH

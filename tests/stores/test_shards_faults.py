@@ -259,7 +259,7 @@ def test_a_list_of_nonsense(s3: Bucket) -> None:
 
 def test_a_list_that_promises_too_much(s3: Bucket, tmp_path: Path) -> None:
     """No time will make the file longer: there is a minute to try, and nothing is tried again."""
-    build(tmp_path, [3, 2], sums=True)
+    build(tmp_path, [3, 2], checksums=True)
     path = tmp_path / "000001.shard"
     path.write_bytes(path.read_bytes()[:-1])
     store = MemoryStore()

@@ -241,7 +241,7 @@ def damages(data: bytes) -> list[bytes]:
 
 def test_every_byte_of_the_list(quick_path: Path) -> None:
     """What the shards have is right whatever the list says; verify may have doubts."""
-    rows = build(quick_path, [3, 2], sums=True)
+    rows = build(quick_path, [3, 2], checksums=True)
     text = (quick_path / "shards.json").read_bytes()
     doubts = refusals = named = 0
     for data in damages(text):
@@ -261,7 +261,7 @@ def test_every_byte_of_the_list(quick_path: Path) -> None:
 
 
 def test_a_list_that_does_not_have_a_shard(quick_path: Path) -> None:
-    rows = build(quick_path, [3, 2], sums=True)
+    rows = build(quick_path, [3, 2], checksums=True)
     build(quick_path / "more", [4], names=["000002.shard"])
     (quick_path / "more" / "000002.shard").rename(quick_path / "000002.shard")
     reader = ShardReader.open(quick_path)  # the shards are believed
@@ -276,13 +276,13 @@ def test_a_list_that_does_not_have_a_shard(quick_path: Path) -> None:
 
 
 def test_others_than_the_one_that_is_listed_and_gone(quick_path: Path) -> None:
-    build(quick_path, [3, 2], sums=True)
+    build(quick_path, [3, 2], checksums=True)
     (quick_path / "000000.shard").unlink()
     assert len(ShardReader(sorted(quick_path.glob("*.shard")))) == 2  # as asked for
 
 
 def test_every_byte_of_the_rows(quick_path: Path) -> None:
-    build(quick_path, [3, 2], sums=True)
+    build(quick_path, [3, 2], checksums=True)
     path = quick_path / "000001.shard"
     whole = path.read_bytes()
     for at in range(32, len(whole)):

@@ -242,5 +242,5 @@ print(before < 16)
 
 
 def test_more_shards_than_files_may_be_open(quick_path: Path) -> None:
-    build(quick_path, [1] * 200, sums=True)
+    build(quick_path, [1] * 200, checksums=True)
     assert children.answer(FEW_FILES, quick_path) == "True"

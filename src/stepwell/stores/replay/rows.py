@@ -311,4 +311,4 @@ def _unpack_one(
         else:
             raise FormatError(f"no codec {entry.field.compress!r} is known", offset=number)
     except (zlib.error, ValueError) as error:
-        raise FormatError(str(error), offset=number) from None
+        raise FormatError(str(error.args[0]), offset=number) from None
