@@ -7,6 +7,7 @@ a difference was found, 2 it cannot be done (usage, missing, not ours, no room),
 import io
 import json
 import math
+import os
 import shutil
 import sys
 import warnings
@@ -62,23 +63,33 @@ def run(app: typer.Typer) -> None:
 
 def _run(app: typer.Typer) -> None:
     try:
-        app()
+        sys.exit(app(standalone_mode=False) or 0)
+    except _USAGE as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+            sys.exit(2)
+        _fail(ValueError(error.format_message().replace("\n", " ")), 2)
     except (KindError, sw.VersionError) as error:
         _fail(error, 2)
     except sw.FormatError as error:
         _fail(error, 1)
     except (sw.StepwellError, OSError, ImportError, ValueError, LookupError) as error:
         _fail(error, 2)
-    except KeyboardInterrupt as stopped:
-        _fail(stopped if stopped.args else KeyboardInterrupt("interrupted"), 130)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def _warn(message: Warning | str, *rest: Any, **named: Any) -> None:
     err.print(Text("warning:", "yellow"), str(message), markup=False, soft_wrap=True)
 
 
-def _fail(error: BaseException, code: int) -> None:
+_USAGE: Any = typer.BadParameter.__bases__[0]  # of whichever click typer has
+
+
+def _fail(error: Exception, code: int) -> None:
     text = error.args[0] if isinstance(error, KeyError) and error.args else error
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        text = f"{os.fsdecode(error.filename)}: {error.strerror}"
     err.print(Text("error:", "bold red"), str(text), markup=False, soft_wrap=True)
     sys.exit(code)
 
@@ -161,7 +172,7 @@ def show_rows(
     texts = [["" if value is None else str(value) for value in row] for row in rows]
     if not out.is_terminal:
         for line in (names, *texts):
-            print("\t".join(line))
+            print("\t".join(cell.replace("\t", "\\t").replace("\n", "\\n") for cell in line))
         return
     table = Table()
     for i, name in enumerate(names):

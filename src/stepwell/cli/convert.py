@@ -15,6 +15,7 @@ from stepwell.cli.console import (
     JsonOption,
     SkipOption,
     WorkersOption,
+    err,
     progress,
     show,
     show_skipped,
@@ -134,4 +135,5 @@ def _kept(target: str) -> Iterator[None]:
     except KeyboardInterrupt:
         kept = Path(f"{target}.part").exists()
         rest = f"; {target}.part keeps what was done, the same command goes on" if kept else ""
-        raise KeyboardInterrupt(f"interrupted{rest}") from None
+        err.print(f"interrupted{rest}", markup=False, soft_wrap=True)
+        raise

@@ -73,18 +73,10 @@ def pack(
     as_json: JsonOption = False,
 ) -> None:
     """Pack every .a2run2 and .a2run file below a directory into one file."""
+    layout: dict[str, Any] = {"align": align, "compress": compress.value, "level": level}
+    options: dict[str, Any] = {"threads": workers, "skip_bad": skip_bad, "replace": force}
     with progress("packing") as on_progress:
-        report = pack_runs(
-            input,
-            output,
-            align=align,
-            compress=compress.value,
-            level=level,
-            threads=workers,
-            skip_bad=skip_bad,
-            replace=force,
-            progress=on_progress,
-        )
+        report = pack_runs(input, output, progress=on_progress, **layout, **options)
     show_skipped(report.skipped)
     facts = {
         "packfile": str(output),

@@ -12,12 +12,10 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.markup import escape
 from rich.progress import Progress
-from rich.table import Table
 
 import stepwell as sw
-from stepwell.cli.console import JsonOption, err, out, progress, show, show_rows
+from stepwell.cli.console import JsonOption, err, out, progress, say, show, show_rows
 from stepwell.errors import KindError
 from stepwell.files.regular import bytes_on_disk
 from stepwell.opening import store_at
@@ -98,13 +96,12 @@ def head(
             values = {name: _plain(column[i]) for name, column in found.items()}
             print(json.dumps({"row": row, **values}))
         return
-    table = Table()
-    table.add_column("row", no_wrap=True, min_width=6)
-    for name in found:
-        table.add_column(escape(name), overflow="ellipsis", no_wrap=True, min_width=6)
-    for i, row in enumerate(rows):
-        table.add_row(f"{row:,}", *(escape(_short(column[i])) for column in found.values()))
-    out.print(table)
+    width = (out.width - 10) // len(found) - 3 if out.is_terminal else 40
+    lines = [
+        (row, *(_short(column[i], max(width, 8)) for column in found.values()))
+        for i, row in enumerate(rows)
+    ]
+    show_rows(("row", *found), lines, numbers=(0,))
 
 
 def verify(
@@ -185,17 +182,19 @@ def bench(
     if as_json:
         print(json.dumps({"path": path, "batch_size": batch_size, **results}))
         return
-    table = Table(title=escape(f"{path}: {len(source):,} rows, batches of {batch_size:,}"))
-    for column in ("", "rows/s", "first ms", "p50 ms", "p99 ms", "peak memory MB"):
-        table.add_column(column, justify="left" if not column else "right")
-    for name, result in results.items():
-        table.add_row(
+    if out.is_terminal:
+        say(f"{path}: {len(source):,} rows, batches of {batch_size:,}")
+    columns = ("by", "rows/s", "first ms", "p50 ms", "p99 ms", "peak MB")
+    lines = [
+        (
             name,
-            f"{result['rows_per_s']:,.0f}",
+            round(result["rows_per_s"]),
             *(f"{result[key] * 1e3:.3f}" for key in ("first_s", "p50_s", "p99_s")),
-            f"{result['peak_rss_bytes'] / 1e6:,.0f}",
+            round(result["peak_rss_bytes"] / 1e6),
         )
-    out.print(table)
+        for name, result in results.items()
+    ]
+    show_rows(columns, lines, numbers=range(1, 6))
 
 
 def _problems(count: int) -> str:
@@ -233,17 +232,18 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, int | float | str | None) else str(value)
 
 
-def _short(value: Any) -> str:
+def _short(value: Any, width: int) -> str:
     if value is None:
         return "-"
     if isinstance(value, str | bytes):
         text = repr(value)
     else:
         array = np.asarray(value)
-        text = " ".join(str(item) for item in array.reshape(-1)[:9].tolist())
+        items = array.reshape(-1)[:9].tolist()
+        text = " ".join(f"{x:.6g}" if isinstance(x, float) else str(x) for x in items)
         if array.size > 9:
             text = f"{array.dtype}{list(array.shape)} {text}"
-    return text if len(text) <= 40 else f"{text[:39]}…"
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def _length(batch: sw.Batch) -> int:

@@ -11,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell import _core
+from stepwell.errors import KindError
 from stepwell.files.atomic import write_file
-from stepwell.store import Progress
+from stepwell.store import Progress, what_is_at
 from stepwell.stores.records.journal import read_commits
 from stepwell.stores.records.layout import (
     CHUNKS,
     ENTRY,
+    META,
     Meta,
     chunk_name,
     chunk_numbers,
@@ -66,6 +68,8 @@ def salvage(
     """Write what is in the chunks of a store, whose tables may be lost, to a new one: the newest
     whole frame of every field and record."""
     root = Path(path)
+    if not os.path.lexists(root / META):
+        raise KindError(f"expected a record store, got {what_is_at(root)}", path=str(root))
     meta = Meta.read(root)
     for commit in read_commits(root, meta):
         meta = commit.after

@@ -1,0 +1,146 @@
+"""Every verb and what it cannot use: one sentence, the right exit code, nothing left behind."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import stepwell as sw
+from stepwell import game2048
+from tests.packs import write
+from tests.replays import record_all
+from tests.runs import RUN_V1, RUN_V2
+from tests.test_cli import stepwell
+from tests.writer_kit import snapshot
+
+KINDS = ("steps", "records", "shards", "replay", "pack.a2pack", "array.npy")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of each kind, and things that are none."""
+    root = tmp_path_factory.mktemp("kinds")
+    with sw.StepWriter(root / "steps", [("x", "<f4")], {"score": int}) as steps:
+        steps.append({"x": np.arange(5)}, score=3)
+    with sw.RecordWriter(root / "records", {"x": sw.Field("<f4"), "y": sw.Field(str)}) as records:
+        records.append({"x": np.arange(3), "y": ["a", "b", "c"]})
+    with sw.ShardWriter(root / "shards", width=3) as shards:
+        shards.append(np.zeros((4, 3), "f4"))
+    record_all(root / "replay", "run", range(5))
+    write(root / "pack.a2pack", [RUN_V1, RUN_V2])
+    np.save(root / "array.npy", np.arange(10.0))
+    game2048.play_to(root / "runs", 1, depth=1, seed=1)
+    (root / "empty").mkdir()
+    (root / "text.txt").write_text("a letter\n")
+    (root / "text.a2pack").write_text("a letter\n")
+    (root / "cut.npy").write_bytes((root / "array.npy").read_bytes()[:100])
+    (root / "cut.a2pack").write_bytes((root / "pack.a2pack").read_bytes()[:-9])
+    shutil.copytree(root / "shards", root / "cut-shards")
+    (shard,) = (root / "cut-shards").glob("*.shard")
+    os.truncate(shard, 40)
+    return root
+
+
+# The command, its exit code, and some of its words. {} stands for the folder of stores.
+ANY_PATH: list[tuple[str, int, str]] = [
+    *(("absent", 2, "absent: No such file"), ("empty", 2, "got an empty folder")),
+    *(("text.txt", 2, "got a file"), ("cut.npy", 1, "cut.npy"), ("cut.a2pack", 1, "cut.a2pack")),
+    *(("cut-shards", 1, ".shard"), ("text.a2pack", 1, "expected magic")),
+]
+CASES: list[tuple[str, int, str]] = [
+    *(
+        (f"{verb} {{}}/{name}{rest}", code, words)
+        for verb, rest in (
+            *(("info", ""), ("head", ""), ("query", " SELECT+1"), ("bench", " --seconds 0.05")),
+            *(("convert", " {}/new --to records"), ("convert", " {}/new.npz")),
+        )
+        for name, code, words in ANY_PATH
+    ),
+    *((f"verify {{}}/{name}", code, words) for name, code, words in ANY_PATH if code == 2),
+    *((f"query {{}}/{kind} SELECT+1", 2, "no runs") for kind in ("records", "shards", "array.npy")),
+    *(
+        (f"query {{}}/{kind} {sql}", 2, words)
+        for kind in ("steps", "replay", "pack.a2pack")
+        for sql, words in (("SELEC", "syntax"), ("SELECT+x+FROM+y", "no such table"))
+    ),
+    *((f"records rebalance {{}}/{k}", 2, "expected a record store") for k in ("steps", "empty")),
+    *((f"records salvage {{}}/{k} {{}}/new", 2, "expected a record store") for k in ("steps",)),
+    ("records salvage {}/records {}/steps", 2, "steps"),
+    ("head {}/steps -n -1", 2, "'--count'"),
+    ("bench {}/steps --batch-size 0", 2, "'--batch-size'"),
+    ("info {}/records --stats", 2, "has no runs"),
+    ("info s3:/x", 2, "s3:/x: No such file"),
+    ("convert {}/records {}/new.npz --field nothing", 2, "expected a field of x, y"),
+    ("convert {}/steps {}/new.npz --where nothing=1", 2, "nothing"),
+    ("convert {}/steps {}/array.npy", 2, "exists"),
+    ("convert {}/steps {}/records --to steps --force", 2, "force replaces steps only"),
+    ("convert {}/steps s3://bucket/new.npz", 2, "is a URL"),
+    ("convert {}/steps {}/text.txt/new.npz", 2, "text.txt"),
+    ("convert {}/runs {}/pack.a2pack", 2, "exists"),
+    ("convert {}/pack.a2pack {}/new.a2pack", 2, "expected runs to make a pack of"),
+    ("convert {}/steps {}/new --to nothing", 2, "'--to'"),
+    ("2048 play --games 0 --out {}/new", 2, "'--games'"),
+    ("2048 play --out {}/text.txt", 2, "text.txt"),
+    ("2048 migrate {}/absent {}/new", 2, "absent: No such file"),
+    ("2048 migrate {}/empty {}/new", 2, "no .a2run"),
+    ("record --env Nothing-v0 --out {}/new", 2, "Nothing"),
+    ("record --env CartPole-v1 --frames none --out {}/records", 2, "records"),
+    ("frob {}/steps", 2, "No such command 'frob'"),
+    ("info", 2, "Missing argument 'PATH'"),
+]
+
+
+@pytest.mark.parametrize(("command", "code", "words"), CASES, ids=[case[0] for case in CASES])
+def test_one_sentence_and_nothing_left(made: Path, command: str, code: int, words: str) -> None:
+    before = snapshot(made)
+    args = [part.replace("{}", str(made)).replace("+", " ") for part in command.split()]
+    done = stepwell(*args)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert words in done.stderr
+    assert snapshot(made) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_reader_that_goes_away(made: Path, kind: str) -> None:
+    """A closed pipe ends a command without a word."""
+    script = "from stepwell.cli import main; main()"
+    command = [sys.executable, "-c", script, "head", str(made / kind), "-n", "5000", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.close()
+        assert child.stderr is not None
+        said = child.stderr.read()
+    assert b"Traceback" not in said
+
+
+INTERRUPTED = """
+import signal, sys
+import stepwell as sw
+from stepwell.formats import into_records, streams
+streams.BATCH_BYTES, into_records._COMMIT_BYTES = 100, 1
+append = sw.RecordWriter.append
+def stop(self, *args):
+    append(self, *args)
+    self.commit()
+    signal.raise_signal(signal.SIGINT)
+sw.RecordWriter.append = stop
+from stepwell.cli import main
+main()
+"""
+
+
+def test_an_interrupted_convert_says_what_it_kept(made: Path, tmp_path: Path) -> None:
+    paths = (str(made / "array.npy"), str(tmp_path / "out"))
+    command = [sys.executable, "-c", INTERRUPTED, "convert", *paths]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == (
+        f"interrupted; {tmp_path}/out.part keeps what was done, the same command goes on\n"
+    )
+    assert stepwell("convert", made / "array.npy", tmp_path / "out").returncode == 0
