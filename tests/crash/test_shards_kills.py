@@ -125,7 +125,7 @@ def test_a_commit_that_failed(quick_path: Path) -> None:
     for call in [lambda: writer.append(rows_of(7, 9)), *calls]:
         with pytest.raises(ValueError, match="open it again"):
             call()
-    with pytest.raises(ValueError, match="committed is gone"):
+    with pytest.raises(ValueError, match="uncommitted changes are lost"):
         writer.close()
     assert rows_in(path) == 5
     grow(path, 20)

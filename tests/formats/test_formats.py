@@ -152,7 +152,7 @@ def table_of(heading: str) -> dict[str, list[str]]:
     return {name: [cell.strip() for cell in cells.split("|")] for name, cells in lines}
 
 
-def test_the_page_says_what_is_read_and_written() -> None:
+def test_the_page_lists_the_formats() -> None:
     known = {store.kind: ["yes", "yes" if store.kind in MADE else "no"] for store in STORES}
     for each in FORMATS:
         read = "yes" if each.reader or each.name in known else "no"
@@ -160,12 +160,12 @@ def test_the_page_says_what_is_read_and_written() -> None:
     known |= {"runs": ["yes", "no"], "telemetry": ["to `replay` only", "no"]}
     for store, source in (("pack", "runs"), ("replay", "telemetry")):
         known[store] = ["yes", f"of `{source}` only"]
-    listed = table_of("What is read and written")
+    listed = table_of("Formats")
     assert {name: cells[1:] for name, cells in listed.items()} == known
 
 
-def test_the_page_says_what_each_can_hold(tmp_path: Path) -> None:
-    listed = table_of("What each of them can hold")
+def test_the_page_lists_the_types(tmp_path: Path) -> None:
+    listed = table_of("Types")
     special = {"folder", "minari", "video"}
     written = {f.name for f in FORMATS if f.file_writer or f.part_writer} - special
     assert set(listed) == written | set(MADE)
