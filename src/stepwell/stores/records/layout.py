@@ -290,8 +290,9 @@ class Meta:
         if self.peak < self.length:
             raise ValueError(f"expected a peak of at least {self.length} records, got {self.peak}")
         if not 0 <= self.next_chunk - self.first_chunk <= MAX_CHUNKS:
-            got = f"{self.first_chunk} to {self.next_chunk}"
-            raise ValueError(f"expected up to {MAX_CHUNKS} chunks, got {got}")
+            raise ValueError(
+                f"expected up to {MAX_CHUNKS} chunks, got {self.next_chunk - self.first_chunk}"
+            )
         if len({state.id for state in self.unfull}) < len(self.unfull):
             raise ValueError(f"expected different chunks, got {self.unfull}")
         for state in self.unfull:

@@ -167,8 +167,7 @@ def facts(database: sqlite3.Connection, path: Path) -> Seen:
             f"expected {end} rows, where the last run ends, got {rows}", path=str(path)
         )
     if type(last) is not int or shard_rows < 0:
-        message = f"expected whole numbers, got {shard_rows=} and last run {last!r}"
-        raise FormatError(message, path=str(path))
+        raise FormatError(f"expected whole numbers, got {shard_rows=}, {last=}", path=str(path))
     return Seen(rows, count, last, identity, shard_rows, dtype)
 
 
