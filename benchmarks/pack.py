@@ -118,8 +118,8 @@ def _decode_cases(games: Games) -> list[Case]:
             ],
             f"{pack.stats.mean_len:,.0f} steps and {pack.stored_bytes / len(pack) / 1e3:.0f} kB "
             "a run; plain Python has the payloads in memory and makes lists of numbers; decoding "
-            "alone is the core on payloads in memory, without sums, on all cores; memory counts "
-            "the pages of the mapped pack, anonymous memory does not",
+            "alone is the core on payloads in memory, without checksums, on all cores; memory "
+            "counts the pages of the mapped pack, anonymous memory does not",
         )
     ]
 

@@ -79,10 +79,10 @@ def _copied_case(found: dict[str, Measured], games: Games) -> Case:
         found[_SLICES],
         {name: found[name] for name in names if name in found},
         targets,
-        "stepwell is `slices`: views of the mapped file, each summed up; `take` sums up and "
-        "copies, on all cores; LMDB and files copy without a sum. Targets compare batches "
-        "with batches, and payloads that are dropped one by one, whose copies stay in the caches, "
-        "with such",
+        "stepwell is `slices`: views of the mapped file, each checked by its checksum; `take` "
+        "checks and copies, on all cores; LMDB and files copy without a checksum. Targets compare "
+        "batches with batches, and payloads that are dropped one by one, whose copies stay in the "
+        "caches, with such",
     )
 
 

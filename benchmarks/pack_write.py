@@ -64,7 +64,7 @@ def packing_cases(games: Games) -> list[Case]:
                 )
             ],
             "files in the page cache, output synced to the disk and removed before each turn; "
-            "packing also decodes every run, sums it up and counts statistics",
+            "packing also decodes every run, computes its checksum and counts statistics",
         )
     ]
 

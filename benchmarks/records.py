@@ -294,7 +294,7 @@ def _case(
         ours,
         peers,
         targets,
-        "stepwell checks the sums of all that it reads unless told not to; bagz, LMDB, HDF5 and "
+        "stepwell checks the checksums of all that it reads by default; bagz, LMDB, HDF5 and "
         ".npy have none. Lists of bytes and tables of Arrow are left as they are. Memory counts "
         "the mapped pages of the store, anonymous memory does not",
     )

@@ -35,7 +35,7 @@ Each peer is in the form that suits it best: NumPy takes opaque rows into a buff
 used again, its hand-written loop shuffles 32-bit numbers, torch's DataLoader fetches a
 batch in one call, grain shuffles row numbers only. The *C++ probe* is the limit: a bare
 loop ([probe.cpp](../benchmarks/probe.cpp)) over the same memory, without checks, without
-prefetching, with helpers that spin. stepwell can be faster than it because it asks for
+prefetching, with helpers that spin. stepwell can be faster than it because it requests
 rows ahead of time.
 
 Takes are measured many in a row, as a loop makes them. After a pause, or when another large

@@ -52,7 +52,7 @@ def _first_batch_case() -> Case:
         ours,
         {},
         [Target("median, ms", ours.median, at_most=5)],
-        "source and loader are made anew each time; "
+        "source and loader are made again each time; "
         f"a stored permutation would need {_VIRTUAL_ROWS * 8 / 1e12:g} TB",
     )
 

@@ -60,7 +60,7 @@ class Bucket:
         """Shards of so many rows as `name`, with sums, and as `name`-bare, without a list."""
         build(folder / "bare", counts, width=width)
         self.upload(folder / "bare", f"{name}-bare")
-        rows = build(folder / "sums", counts, width=width, sums=True)
+        rows = build(folder / "sums", counts, width=width, checksums=True)
         self.upload(folder / "sums", name)
         return rows
 

@@ -57,7 +57,7 @@ def expected_of(payloads: Sequence[bytes]) -> Expected:
 
 
 def summed(data: bytes) -> bytes:
-    """The pack with the sums of header, index and footer made right again."""
+    """The pack with the checksums of header, index and footer made right again."""
     out = bytearray(data)
     out[24:28] = struct.pack("<I", runs.crc32c(bytes(out[:24])))
     (count,) = struct.unpack_from("<Q", out, 16)
@@ -69,12 +69,12 @@ def summed(data: bytes) -> bytes:
 
 
 def changed(data: bytes, offset: int, new: bytes) -> bytes:
-    """The pack with other bytes at an offset, and right sums."""
+    """The pack with other bytes at an offset, and right checksums."""
     offset %= len(data)
     return summed(data[:offset] + new + data[offset + len(new) :])
 
 
-def without_sums(data: bytes) -> bytes:
+def without_checksums(data: bytes) -> bytes:
     """The pack as if it had never had a sum of any payload, nor of all data."""
     (count,) = struct.unpack_from("<Q", data, 16)
     for i in range(count):
@@ -105,7 +105,7 @@ PACKS = {
     "v1": runs.file_of("pack.md", "pack-v1"),
     "v2": runs.file_of("pack.md", "pack-v2"),
     "codecs": dictionary_pack(),
-    "no sums": without_sums(reference_pack([RUN_V1, RUN_V2], 32)),
+    "no checksums": without_checksums(reference_pack([RUN_V1, RUN_V2], 32)),
 }
 
 

@@ -53,19 +53,19 @@ def build(
     *,
     width: int = WIDTH,
     names: Sequence[str] | None = None,
-    sums: bool | None = None,
+    checksums: bool | None = None,
 ) -> NDArray[Any]:
     """Shards of so many rows, in the order of `names`; returns all rows as float32.
 
-    With `sums` there is a shards.json, with sums or without.
+    With `checksums` there is a shards.json, with checksums or without.
     """
     folder.mkdir(parents=True, exist_ok=True)
     parts = [values(count, width, kind, seed) for seed, count in enumerate(counts)]
     for number, rows in enumerate(parts):
         name = f"{number:06}.shard" if names is None else names[number]
         (folder / name).write_bytes(shard_bytes(rows, kind))
-    if sums is not None:
-        reference.write_list(folder, sums)
+    if checksums is not None:
+        reference.write_list(folder, checksums)
     return np.concatenate([np.zeros((0, width), np.float32), *parts])
 
 

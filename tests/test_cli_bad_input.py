@@ -77,7 +77,7 @@ CASES: list[tuple[str, int, str]] = [
     ("convert {}/records {}/new.npz --field nothing", 2, "expected a field of x, y"),
     ("convert {}/steps {}/new.npz --where nothing=1", 2, "nothing"),
     ("convert {}/steps {}/array.npy", 2, "exists"),
-    ("convert {}/steps {}/records --to steps --force", 2, "force replaces steps only"),
+    ("convert {}/steps {}/records --to steps --force", 2, "force: expected steps "),
     ("convert {}/steps s3://bucket/new.npz", 2, "is a URL"),
     ("convert {}/steps {}/text.txt/new.npz", 2, "text.txt"),
     ("convert {}/runs {}/pack.a2pack", 2, "exists"),

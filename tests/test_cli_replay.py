@@ -234,7 +234,7 @@ def test_verify(tmp_path: Path) -> None:
         database.commit()
     done = stepwell("verify", tmp_path)
     assert (done.returncode, done.stdout) == (1, f"INVALID: {tmp_path} (1 problem)\n")
-    assert "episode 'a-ep0000': total_reward 3.0, the sum is 10.0" in done.stderr
+    assert "episode 'a-ep0000': expected total_reward 10.0, got 3.0" in done.stderr
 
 
 BRITTLE = """

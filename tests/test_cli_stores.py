@@ -104,10 +104,10 @@ def test_verify_of_what_does_not_open(corpus: Path) -> None:
     (corpus / "b.shard").write_bytes(b"GAMSAE02" + bytes(56))
     done = stepwell("verify", corpus)
     assert (done.returncode, done.stdout) == (1, f"INVALID: {corpus} (1 problem)\n")
-    assert "expected b'GAMSAE01'" in done.stderr
+    assert "expected magic b'GAMSAE01'" in done.stderr
     done = stepwell("info", corpus)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: expected b'GAMSAE01'")
+    assert done.stderr.startswith("error: expected magic b'GAMSAE01'")
     assert done.stderr.count("\n") == 1
 
 
@@ -120,7 +120,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 def test_a_bucket(server: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in KEYS.items():
         monkeypatch.setenv(f"AWS_{name.upper()}", value)
-    build(tmp_path, [3, 2], sums=True)
+    build(tmp_path, [3, 2], checksums=True)
     url = server.upload(tmp_path, "cli")
     server.proxy.forget()
     where = [url, "--endpoint", server.proxy.url]

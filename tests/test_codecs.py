@@ -150,7 +150,7 @@ def test_strings_that_are_none(data: bytes) -> None:
 
 
 def test_floats_that_are_cut() -> None:
-    with pytest.raises(ValueError, match="expected 8 more bytes, got 7"):
+    with pytest.raises(ValueError, match="truncated: expected 8 more bytes, got 7"):
         PostcardReader(bytes(7)).float64()
 
 

@@ -154,15 +154,15 @@ def test_several_fields_and_their_names(tmp_path: Path) -> None:
     ("source", "target", "options", "text"),
     [
         ("a.npy", "b", {"compress": "lzma"}, "compress: expected"),
-        ("a.npy", "b.npz", {"compress": "zstd"}, "compress is for a record store"),
+        ("a.npy", "b.npz", {"compress": "zstd"}, "compress: expected a record store"),
         ("a.npy", "b", {"to": "csv"}, "expected one of records, shards, steps, npy, .* got 'csv'"),
         ("a.npy", "b", {"to": "replay"}, "expected one of records"),
         ("a.npy", "b", {"to": "npz"}, "expected a name that ends in .npz"),
-        ("a.npy", "b.npy", {"to": "npz"}, "the name says npy, asked for npz"),
+        ("a.npy", "b.npy", {"to": "npz"}, "to: expected 'npy' for .*b.npy, got 'npz'"),
         ("a.npy", "b", {"where": "score > 3"}, "no runs to choose"),
         ("a.npz", "b", {"where": "score > 3"}, "no runs to choose"),
         ("a.npy", "b", {"mode": "w"}, "mode: expected 'x' or 'a'"),
-        ("a.npy", "b", {"mode": "a", "force": True}, "either mode='a'"),
+        ("a.npy", "b", {"mode": "a", "force": True}, "expected mode='a', which"),
         ("a.npy", "b", {"to": "steps", "part_bytes": 7}, "expected at least 8, got 7"),
         ("a.npy", "a.npy", {"force": True}, "is the source itself"),
         ("store", "store/b.npy", {}, "is the source itself, or inside it"),
@@ -207,7 +207,7 @@ def test_what_is_there_is_kept_replaced_or_gone_on_with(npy: Path, quick_path: P
             with sw.open(quick_path / target) as made:
                 assert made[:]["data"].tolist() == [*range(1000)] * 2
         else:
-            with pytest.raises(FileExistsError, match="mode='a' goes on with records"):
+            with pytest.raises(FileExistsError, match="mode='a': expected records or"):
                 sw.convert(npy, quick_path / target, to=to, mode="a")
     sw.convert(npy, quick_path / "new", to="records", mode="a")
     assert not [name for name in names(quick_path) if name.endswith((".part", ".tmp"))]
@@ -223,7 +223,7 @@ def test_what_is_of_another_kind_is_left_alone(npy: Path, quick_path: Path) -> N
         *(("mine", "records"), ("mine", "parquet"), ("mine", "folder"), ("mine", "steps")),
         *(("steps", "records"), ("parts", "parquet"), ("mine/precious", "records")),
     ]:
-        with pytest.raises(FileExistsError, match=f"force replaces {to} only"):
+        with pytest.raises(FileExistsError, match=f"force: expected {to} "):
             sw.convert(npy, quick_path / target, to=to, force=True)
     assert (quick_path / "mine" / "precious").read_text() == "x"
     assert (quick_path / "parts" / "notes.txt").read_text() == "x"
@@ -329,10 +329,10 @@ def test_what_was_begun_otherwise(name: str, quick_path: Path, small_batches: No
     with pytest.raises(Stop):
         sw.convert(store, target, **options, progress=stop_at(150))
     other = {**options, "field": ["score"]}
-    with pytest.raises(FileExistsError, match=r"another conversion \(fields: .* asked for"):
+    with pytest.raises(FileExistsError, match=r"different conversion \(fields: .*, now"):
         sw.convert(store, target, **other)
     shutil.copytree(store, quick_path / "copy")
-    with pytest.raises(FileExistsError, match=r"source: '.*in', asked for '.*copy'"):
+    with pytest.raises(FileExistsError, match=r"source: '.*in', now '.*copy'"):
         sw.convert(quick_path / "copy", target, **options)
     with RecordWriter(store, mode="a") as opened:
         opened.update([7], {"blob": [b"new"], "score": np.ones(1, "f4")})
@@ -345,7 +345,7 @@ def test_what_was_begun_otherwise(name: str, quick_path: Path, small_batches: No
 def test_a_folder_that_is_not_ours(npy: Path, quick_path: Path) -> None:
     (quick_path / "out.part").mkdir()
     (quick_path / "out.part" / "x").write_text("")
-    with pytest.raises(FileExistsError, match="expected what a conversion left, got other files"):
+    with pytest.raises(FileExistsError, match="expected an unfinished conversion, got other files"):
         sw.convert(npy, quick_path / "out", force=True)
     assert (quick_path / "out.part" / "x").exists()
 

@@ -394,7 +394,7 @@ def test_another_run_of_that_name(old: Path, tmp_path: Path) -> None:
         step(connection, "a-ep1", 0, reward=5, observation=picture(1, (5, 4)))
     migrate_telemetry(other, tmp_path / "second")
     with pytest.raises(
-        sw.SchemaError, match=r"another one: step 0 .* reward: expected 0\.0, got 5"
+        sw.SchemaError, match=r"a different one: step 0 .* reward: expected 0\.0, got 5"
     ):
         migrate_telemetry(old, tmp_path / "second")
     third = tmp_path / "third.sqlite"

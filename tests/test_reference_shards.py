@@ -85,16 +85,16 @@ def test_a_quarter_of_64_rows(tmp_path: Path) -> None:
 
 
 @KINDS
-@pytest.mark.parametrize("sums", [None, False, True])
+@pytest.mark.parametrize("checksums", [None, False, True])
 def test_the_package_reads_what_the_reference_writes(
-    tmp_path: Path, kind: str, sums: bool | None
+    tmp_path: Path, kind: str, checksums: bool | None
 ) -> None:
-    rows = build(tmp_path, kind=kind, sums=sums)
+    rows = build(tmp_path, kind=kind, checksums=checksums)
     reference.check_folder(tmp_path)
     reader = ShardReader.open(tmp_path)
     assert reader.verify().ok
     assert [shard.rows for shard in reader.shards] == COUNTS
-    assert {shard.crc32c is not None for shard in reader.shards} == {sums is True}
+    assert {shard.crc32c is not None for shard in reader.shards} == {checksums is True}
     assert_same(reader[:]["data"], rows)
     shards = reference.read_corpus(reference.names_in(tmp_path))
     assert_same([row for shard in shards for row in shard.rows], rows)

@@ -93,7 +93,7 @@ class WritingContract(CrashContract):
         writer = kit.open(path)
         kit.append(writer, 1)
         writer._torn = True  # as a Ctrl-C inside an append leaves it
-        with pytest.raises(ValueError, match="what was not committed is gone"):
+        with pytest.raises(ValueError, match="uncommitted changes are lost"):
             writer.close()
         writer.close()
         assert kit.read(path) == []

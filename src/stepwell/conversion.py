@@ -59,7 +59,7 @@ _WORTH_A_WARNING = 1 << 20
 
 @dataclass(frozen=True)
 class ConvertReport:
-    """What was converted."""
+    """The result of a conversion."""
 
     path: str
     source_kind: str
@@ -73,7 +73,7 @@ class ConvertReport:
     """On the disk; None where that is not known."""
     target_bytes: int | None
     skipped: tuple[tuple[str, str], ...] = ()
-    """What `skip_bad` left out, each with the reason."""
+    """Items that `skip_bad` left out, each with the reason."""
 
     @property
     def ratio(self) -> float | None:
@@ -101,9 +101,9 @@ def convert(
     progress: Progress | None = None,
     **options: Any,
 ) -> ConvertReport:
-    """Make a store or a file of another one, or of any source.
+    """Make a store or a file of another store or file, or of any source.
 
-    The names of paths say what is meant, and `to` where they do not: records, shards, steps or a
+    The names of paths decide what is made, and `to` where they do not: records, shards, steps or a
     format. `minari:name` is a dataset of Minari's. `field` chooses fields, `where` runs, by SQL.
     `compress`, `level` and `chunk_records` are those of a record store; `part_bytes` is the size
     of each file where there are several. Games of 2048 and old telemetry are decoded by `threads`,
@@ -119,14 +119,14 @@ def convert(
     if mode not in ("x", "a"):
         raise ValueError(f"mode: expected 'x' or 'a', got {mode!r}")
     if mode == "a" and force:
-        raise ValueError("either mode='a' goes on with what is there, or force replaces it")
+        raise ValueError("expected mode='a', which appends, or force, which replaces, got both")
     fields = [field] if isinstance(field, str) else None if field is None else list(field)
     source_kind = kind_of(source)
     kind = target_kind(source, source_kind, os.fspath(target), to, mode)
     if kind in ("records", "pack"):
         options |= {"compress": compress, "level": level}
     elif compress != "none" or level is not None:
-        raise ValueError(f"compress is for a record store or a pack that is made, not for {kind}")
+        raise ValueError(f"compress: expected a record store or a pack to write, got {kind}")
     if kind == "records":
         options["chunk_records"] = chunk_records
     if part_bytes is not None and part_bytes < 1:
@@ -181,7 +181,7 @@ class _Call:
         begun: list[int] = []
 
         def progress(done: int, total: int) -> None:
-            begun[:] = begun or [done]  # the first call says where it begins
+            begun[:] = begun or [done]  # the first call has where it begins
             self.progress(done, total)
 
         with Part(path, self._about(kind, rows, options), force=self.force) as part:
@@ -200,10 +200,9 @@ class _Call:
     ) -> ConvertReport:
         found = kind_at(path)
         if kind not in MADE or found != kind:
-            raise FileExistsError(
-                f"{path} is {found or 'there'}: mode='a' goes on with {', '.join(MADE)}, "
-                f"and was to write {kind}"
-            )
+            wanted = kind if kind in MADE else " or ".join(MADE)
+            got = found or what_is_at(path)
+            raise FileExistsError(f"mode='a': expected {wanted} to append to, got {got}: {path}")
         _FILL[kind](rows, path, append=True, progress=self.progress, **options)
         return self._report(str(path), kind, len(rows), None, 0)
 
@@ -221,7 +220,7 @@ class _Call:
         return rows.columns(self.fields)
 
     def _warn(self, kind: str, rows: Source, target: str, options: dict[str, Any]) -> None:
-        """Say that small records would grow, before they do."""
+        """Warn that small records would grow, before they do."""
         before = self._source_bytes()
         if kind != "records" or before is None:
             return
@@ -237,7 +236,7 @@ class _Call:
             )
 
     def _about(self, kind: str, rows: Source, options: dict[str, Any]) -> dict[str, Any]:
-        """What tells this conversion from others, and its source from what it was before."""
+        """The identity of this conversion, and of its source as it is now."""
         about = {"to": kind, "rows": len(rows), "fields": list(rows.schema), **options}
         if self.where is not None:
             about["where"] = self.where
@@ -251,7 +250,7 @@ class _Call:
         if not os.path.lexists(path):
             return
         if path.is_symlink():
-            raise FileExistsError(f"{path} is a link; name what it leads to")
+            raise FileExistsError(f"{path} is a link; give the path that it leads to")
         if path.is_dir() and not any(path.iterdir()):
             return
         if not self.force:
@@ -261,8 +260,8 @@ class _Call:
         known = BY_NAME.get(kind)
         if found != kind or (path.is_dir() and known is not None and not _is_pure(path, known)):
             raise FileExistsError(
-                f"{path} is {found or 'something else'}: force replaces {kind} only, "
-                "and no folder with other files in it"
+                f"force: expected {kind} without other files to replace, "
+                f"got {found or what_is_at(path)}: {path}"
             )
         if kind in _LOCKS and is_locked(path / _LOCKS[kind]):
             raise BusyError(f"{path} is being written to by another process")
@@ -285,7 +284,7 @@ class _Call:
         )
 
 
-# What is no matter of rows.
+# Conversions that are not of rows.
 
 
 def _pack(
@@ -424,7 +423,7 @@ def _is_inside(path: Path, source: Path) -> bool:
 
 
 def _files_checksum(path: Path) -> str:
-    """A checksum of names, sizes and times, to tell whether files are still the same."""
+    """A checksum of names, sizes and times, to see whether files are still the same."""
     found = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
     total = hashlib.blake2b(digest_size=16)
     for file in found:

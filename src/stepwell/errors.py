@@ -1,13 +1,13 @@
-"""What can go wrong with bytes, files and other processes.
+"""Errors with bytes, files and other processes.
 
     StepwellError
       FormatError(ValueError)     the bytes do not follow docs/formats      .path .offset
-        KindError                 something else is there than was asked for
+        KindError                 something else is there than expected
         VersionError              they follow a version this build cannot read
         ChecksumError             they were changed after they were written
       SchemaError(ValueError)     rows do not match the store's fields
       BusyError(OSError)          another process is writing here
-      FetchError(OSError)         a bucket or a server did not give what was asked for   .url
+      FetchError(OSError)         a bucket or a server did not answer as expected        .url
       StateError(ValueError)      a loader state that is not of this data
 
 Mistakes in a call raise Python's own `IndexError`, `TypeError`, `ValueError`,
@@ -45,7 +45,7 @@ class FormatError(StepwellError, ValueError):
 
 
 class KindError(FormatError):
-    """Something else is at a path than was asked for: another kind of store, a folder, a text."""
+    """Something else is at a path than expected: another kind of store, a folder, a text."""
 
 
 class VersionError(FormatError):
@@ -65,7 +65,7 @@ class BusyError(StepwellError, OSError):
 
 
 class FetchError(StepwellError, OSError):
-    """A bucket or a server did not give what was asked for; `__cause__` says why."""
+    """A bucket or a server did not answer as expected; `__cause__` is the reason."""
 
     def __init__(self, message: str, *, url: str = "") -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""What is at a path, and what a conversion is asked to make, by names and magic."""
+"""The kind of store or format at a path, and of a conversion's target, by names and magic."""
 
 import os
 from pathlib import Path
@@ -22,7 +22,7 @@ _SQLITE = b"SQLite format 3\0"
 
 
 def kind_at(path: Path) -> str | None:
-    """What is at a path: a store or a format; None for anything else."""
+    """The kind of store or format at a path; None for anything else."""
     store = store_at(path)
     if store is not None:
         return store.kind
@@ -37,7 +37,7 @@ def kind_at(path: Path) -> str | None:
 
 
 def kind_of(source: str | os.PathLike[str] | Source) -> str | None:
-    """What the rows are kept in; None where nothing here reads it."""
+    """The kind that rows are kept in; None where nothing here reads it."""
     if isinstance(source, Source):
         return getattr(source, "kind", type(source).__name__)
     text = os.fspath(source)
@@ -53,10 +53,10 @@ def target_kind(
     to: str | None,
     mode: str,
 ) -> str:
-    """What is to be written. Raises `ValueError` when neither the name nor `to` says it."""
+    """The kind to write. Raises `ValueError` when neither the name nor `to` decides it."""
     if target.startswith(PREFIX):
         if to not in (None, "minari"):
-            raise ValueError(f"{target}: the name says minari, asked for {to}")
+            raise ValueError(f"to: expected 'minari' for {target}, got {to!r}")
         return "minari"
     if "://" in target:
         raise ValueError(f"{target} is a URL: it can be read, not written")
@@ -75,7 +75,7 @@ def target_kind(
             return named.name
         if mode == "a" and os.path.exists(target):
             return kind_at(Path(target)) or "records"
-        # What a name that says nothing stands for: a store that the source is not yet.
+        # A name without a suffix stands for a store that the source is not yet.
         if isinstance(source, Source) or source_kind in MADE:
             raise ValueError(
                 f"{target}: expected to={', '.join(MADE)} or a format, or a name that ends in "
@@ -86,7 +86,7 @@ def target_kind(
     if to not in writable:
         raise ValueError(f"to: expected one of {', '.join(writable)}, got {to!r}")
     if named is not None and named.name != to:
-        raise ValueError(f"{target}: the name says {named.name}, asked for {to}")
+        raise ValueError(f"to: expected {named.name!r} for {target}, got {to!r}")
     known = BY_NAME.get(to)
     if known is not None and named is None and known.suffixes and not known.inside:
         raise ValueError(f"{target}: expected a name that ends in {' or '.join(known.suffixes)}")

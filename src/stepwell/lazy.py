@@ -1,4 +1,4 @@
-"""Attributes that are made when they are first asked for."""
+"""Attributes that are made when they are first used."""
 
 from collections.abc import Callable
 from typing import Any, Generic, Self, TypeVar, overload

@@ -58,7 +58,7 @@ class Loader(Closing):
 
     A loop that is left early is continued by the next one. `transform` is applied to each
     batch in one of several threads, so batches reach it in no fixed order; one that has a method
-    `in_epoch(epoch)` is asked for the transform of the batch's epoch, which it gives without
+    `in_epoch(epoch)` is called for the transform of the batch's epoch, which it gives without
     changing itself. With `on_corrupt="skip"` damaged rows are left out of their batch and
     listed in `corrupt` once that batch is handed over.
     """
@@ -193,10 +193,10 @@ class Loader(Closing):
                 raise StateError(f"state has no {key!r}")
             if state[key] != mine and not (key == "fingerprint" and _UNKNOWN in (state[key], mine)):
                 raise StateError(f"state {key!r}: expected {mine!r}, got {state[key]!r}")
-        for key, most in (("epoch", 2**64 - 1), ("position", self._order.length)):
+        for key, max_ in (("epoch", 2**64 - 1), ("position", self._order.length)):
             value: Any = state.get(key)
-            if not hasattr(value, "__index__") or not 0 <= operator.index(value) <= most:
-                raise StateError(f"state {key!r}: expected 0 to {most}, got {value!r}")
+            if not hasattr(value, "__index__") or not 0 <= operator.index(value) <= max_:
+                raise StateError(f"state {key!r}: expected 0 to {max_}, got {value!r}")
         self._move(operator.index(state["epoch"]), operator.index(state["position"]))
 
     def _fingerprint(self) -> str:
@@ -304,7 +304,7 @@ class Loader(Closing):
                 raise delivery
             finished = self._finish(delivery.batch)
         except BaseException as error:
-            self._stop()  # the next call begins anew at the batch that was not handed over
+            self._stop()  # the next call begins again at the batch that was not handed over
             if isinstance(error, StopIteration):  # it would end the loop as if all were well
                 raise RuntimeError("a source or transform raised StopIteration") from error
             raise
@@ -372,12 +372,12 @@ def _as_source(source: Source | Mapping[str, Any] | Any) -> Source:
     )
 
 
-def _whole(name: str, value: Any, least: int = 1) -> int:
+def _whole(name: str, value: Any, min_: int = 1) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
     number = operator.index(value)
-    if not least <= number < 2**63:
-        raise ValueError(f"{name} must be at least {least}, got {number}")
+    if not min_ <= number < 2**63:
+        raise ValueError(f"{name} must be at least {min_}, got {number}")
     return number
 
 

@@ -12,13 +12,13 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def thread_count(asked: int | None, name: str = "threads") -> int:
-    """How many threads to use: as many as were asked for, or one for each core."""
-    if asked is None:
+def thread_count(given: int | None, name: str = "threads") -> int:
+    """How many threads to use: as many as given, or one for each core."""
+    if given is None:
         return _core.usable_cores()
-    if asked < 1:
-        raise ValueError(f"{name} must be at least 1, got {asked}")
-    return min(asked, 1024)
+    if given < 1:
+        raise ValueError(f"{name} must be at least 1, got {given}")
+    return min(given, 1024)
 
 
 def in_order(
@@ -27,7 +27,7 @@ def in_order(
     """Yield `work(item)` for each item, in order, whatever the threads do.
 
     At most `ahead` items (`threads + 2` unless given) are begun and not yet taken, which
-    bounds the memory. What `work` raises is raised at its place in the order. A loop that is left
+    bounds the memory. Errors of `work` are raised at their place in the order. A loop that is left
     waits for what has begun; with `ahead=0` nothing runs in the background.
     """
     if ahead == 0:

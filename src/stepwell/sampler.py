@@ -36,7 +36,7 @@ class Sampler(Protocol):
 
     @property
     def name(self) -> str:
-        """Says, with the seed, which rows come: what a loader's state is compared by."""
+        """Decides, with the seed, which rows come; a loader's state is compared by it."""
 
     @property
     def seed(self) -> int:
@@ -62,7 +62,7 @@ class _Uniform:
 
 
 class Shuffle(_Uniform):
-    """Every row once an epoch, in uniformly random order, another one each epoch.
+    """Every row once an epoch, in uniformly random order, a new one each epoch.
 
     >>> Shuffle(seed=7).order(10).rows(epoch=0, start=0, count=10)
     array([7, 8, 2, 6, 9, 0, 1, 3, 5, 4])

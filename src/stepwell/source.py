@@ -1,4 +1,4 @@
-"""What every store looks like to the loader.
+"""The interface of every store to the loader.
 
 A source is a length, a schema and a batched read:
 
@@ -33,7 +33,7 @@ Kind = Literal["array", "bytes", "str"]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What one row of a field is, and how a store keeps it.
+    """The type of one row of a field, and how a store keeps it.
 
         Field("u1", (28, 28))                   an array of a fixed shape
         Field("<i4", ragged=True)               any number of items
@@ -233,7 +233,7 @@ def is_masked(array: object) -> bool:
 
 
 def sample_rows(length: int) -> Rows:
-    """Return up to 16 rows spread over a source: enough to tell two of them apart."""
+    """Return up to 16 rows spread over a source: enough to distinguish two of them."""
     count = min(length, 16)
     return np.array([i * (length - 1) // max(count - 1, 1) for i in range(count)], np.int64)
 
@@ -253,7 +253,7 @@ class Closing:
 class Source(Closing, ABC):
     """Rows that can be read in any order, from any thread, after fork and spawn."""
 
-    # What a store provides.
+    # Provided by a store.
 
     @property
     @abstractmethod
@@ -290,7 +290,7 @@ class Source(Closing, ABC):
         return np.zeros(1, np.int64), np.array([len(self)], np.int64)
 
     def _sizes(self, rows: Rows, names: Sequence[str]) -> NDArray[np.int64] | None:
-        """Stored bytes of these ragged fields of each row; None where only reading tells."""
+        """Stored bytes of these ragged fields of each row; None where only reading shows."""
         return None
 
     @property
@@ -304,7 +304,7 @@ class Source(Closing, ABC):
     def close(self) -> None:
         """Let go of open files. Memory goes with the last reference to it."""
 
-    # What every source can do.
+    # The same for every source.
 
     def take(self, rows: ArrayLike, out: Mapping[str, NDArray[Any]] | None = None) -> Batch:
         """Return the given rows in the given order, repeats included.
@@ -357,7 +357,7 @@ class Source(Closing, ABC):
         return name in self.schema
 
     def __getitems__(self, rows: ArrayLike) -> list[dict[str, Any]]:
-        """What torch's DataLoader asks for: a list of rows. `stepwell.torch` has a faster way."""
+        """A list of rows, for torch's DataLoader. `stepwell.torch` has a faster way."""
         batch = self.take(rows)
         count = len(next(iter(batch.values())))
         return [{name: values[i] for name, values in batch.items()} for i in range(count)]

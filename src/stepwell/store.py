@@ -240,7 +240,7 @@ class Store(Source):
     def verify(self, *, quick: bool = False, progress: Progress | None = None) -> Report:
         """Check everything, or with `quick` what can be checked without reading all rows.
 
-        Never raises for damage; the report says what was checked and what could not be.
+        Never raises for damage; the report lists what was checked and what could not be.
         """
         self._check_open()
         if os.path.isabs(self.path or "") and not os.path.lexists(self.path):
@@ -274,7 +274,7 @@ class Store(Source):
         return outline(self, self._stored_bytes, columns=True)._repr_html_()
 
     def _facts(self) -> Mapping[str, Any]:
-        """What only stores of this kind have to tell."""
+        """Facts that only stores of this kind have."""
         return {}
 
     def _health(self) -> str:

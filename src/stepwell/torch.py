@@ -1,6 +1,6 @@
 """Batches as tensors, and sources inside torch's own loaders.
 
-stepwell.torch.Loader            stepwell's loader, giving tensors, on a device if asked
+stepwell.torch.Loader            stepwell's loader, giving tensors, on a device if given
 stepwell.torch.MapDataset        a source for torch.utils.data.DataLoader
 stepwell.torch.IterableDataset   a loader for DataLoader and StatefulDataLoader
 """
@@ -239,7 +239,7 @@ class IterableDataset(data.IterableDataset[Any]):
 
     Takes the loader's arguments and gives whole batches of tensors, the same ones in the
     same order with any number of worker processes. `state_dict` and `load_state_dict` follow
-    torchdata's protocol. DataLoader makes workers anew for each epoch: call `set_epoch` before
+    torchdata's protocol. DataLoader makes new workers for each epoch: call `set_epoch` before
     it, or they repeat the first one.
     """
 
@@ -279,7 +279,7 @@ class IterableDataset(data.IterableDataset[Any]):
         self._local().load_state_dict(state)
 
     def _local(self) -> Loader:
-        """The loader of this process: a worker's makes every so-many-th batch."""
+        """The loader of this process: a worker's makes every Nth batch."""
         worker = data.get_worker_info()
         if worker is None:
             return self._loader

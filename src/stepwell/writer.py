@@ -83,20 +83,20 @@ def check_unused(root: Path, noun: str, is_left_over: Callable[[Path], bool]) ->
 
 
 class Writer(ABC):
-    """One process changing a store. What it appended is there for others after `commit`."""
+    """One process changing a store. Others see its changes after `commit`."""
 
     noun: ClassVar[str]
-    """What sentences call the store: "a step dataset"."""
+    """The store in messages: "a step dataset"."""
 
     _lock: WriterLock | None = None
     _closed = True
     """Until the constructor has come to its end, and after `close`."""
     _failed = False
-    """A write went wrong half-way: what is on the disk is for the next writer to find out."""
+    """A write went wrong half-way: the next writer finds out what is on the disk."""
     _torn = False
     """A change to what is in memory was interrupted: `rollback` forgets it."""
 
-    # What a store provides.
+    # Provided by a store.
 
     @abstractmethod
     def _commit(self) -> None:
@@ -120,7 +120,7 @@ class Writer(ABC):
         """Whether a writer that never committed may have left this file or folder."""
         raise TypeError(f"{cls.__name__} writes to a folder and defines no _is_left_over")
 
-    # What every writer can do.
+    # The same for every writer.
 
     @exclusive
     def commit(self) -> None:
@@ -158,7 +158,7 @@ class Writer(ABC):
 
     def __del__(self) -> None:
         if not self._closed:
-            with suppress(Exception):  # nobody is left to be told
+            with suppress(Exception):  # nobody is left to catch it
                 self._end(commit=False)
 
     # Below this line: for stores.
@@ -226,7 +226,7 @@ class Writer(ABC):
         if self._failed:
             raise ValueError(f"a write to {self._root} failed; open it again to go on")
         if self._torn:
-            raise ValueError(f"a change to {self._root} was interrupted; rollback() forgets it")
+            raise ValueError(f"a change to {self._root} was interrupted; rollback() drops it")
 
     @contextmanager
     def _at_risk(self) -> Iterator[None]:
@@ -244,7 +244,7 @@ class Writer(ABC):
         return _Change(self)
 
     def _check_place(self) -> None:
-        """What is written goes where the lock is: not to a store that was moved or replaced."""
+        """Writes go where the lock is: not to a store that was moved or replaced."""
         if self._lock is not None and not self._lock.in_place:
             raise BusyError(f"{self._root} was moved or replaced while it was written to")
 
@@ -266,8 +266,8 @@ class Writer(ABC):
                 self._let_go()
         if lost:
             raise ValueError(
-                f"a write to {self._root} failed or was interrupted before: what was not committed "
-                "is gone"
+                f"a write to {self._root} failed or was interrupted before: "
+                "uncommitted changes are lost"
             )
 
     @property

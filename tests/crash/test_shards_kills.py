@@ -106,7 +106,7 @@ def test_an_append_that_failed(quick_path: Path) -> None:
         assert caught.value.filename is not None
         calls: list[Callable[[], None]] = [lambda: writer.append(rows_of(7, 9)), writer.commit]
         for call in calls:
-            with pytest.raises(ValueError, match=r"rollback\(\) forgets it"):
+            with pytest.raises(ValueError, match=r"rollback\(\) drops it"):
                 call()
         writer.rollback()
         assert rows_in(path) == len(writer) == 5
@@ -125,7 +125,7 @@ def test_a_commit_that_failed(quick_path: Path) -> None:
     for call in [lambda: writer.append(rows_of(7, 9)), *calls]:
         with pytest.raises(ValueError, match="open it again"):
             call()
-    with pytest.raises(ValueError, match="committed is gone"):
+    with pytest.raises(ValueError, match="uncommitted changes are lost"):
         writer.close()
     assert rows_in(path) == 5
     grow(path, 20)

@@ -231,8 +231,8 @@ def test_datasets_that_are_refused(tmp_path: Path) -> None:
     kept = json.loads(state.read_text())
     changes: list[tuple[dict[str, Any], str]] = [
         ({"_indices_data_files": [{"filename": "indices.arrow"}]}, "flatten_indices"),
-        ({"_data_files": None}, "does not name its files"),
-        ({"_data_files": []}, "names no files"),
+        ({"_data_files": None}, "expected _data_files with names"),
+        ({"_data_files": []}, "expected at least one data file"),
     ]
     for change, text in changes:
         state.write_text(json.dumps({**kept, **change}))

@@ -112,11 +112,11 @@ def test_ragged_fields_of_others(tmp_path: Path) -> None:
         ({"a": np.asfortranarray(np.zeros((3, 2)))}, "'a': rows of a Fortran-ordered array"),
         ({"a": np.array([{}])}, "'a': expected plain numbers, got Python objects"),
         ({"a": np.zeros(3, [("x", "i4")])}, "'a' is structured"),
-        ({"a": np.zeros(5), "a.offsets": np.array([0, 3, 2, 5])}, "a.offsets goes back"),
-        ({"a": np.zeros(5), "a.offsets": np.array([0, 6])}, "a.offsets does not fit a"),
-        ({"a": np.zeros(5), "a.offsets": np.array([1, 5])}, "a.offsets does not fit a"),
-        ({"a": np.zeros(5), "a.offsets": np.array([0, 4])}, "a.offsets does not fit a"),
-        ({}, "there are no arrays"),
+        ({"a": np.zeros(5), "a.offsets": np.array([0, 3, 2, 5])}, "a.offsets: expected ascending"),
+        ({"a": np.zeros(5), "a.offsets": np.array([0, 6])}, "expected 0 to 5, got 0 to 6"),
+        ({"a": np.zeros(5), "a.offsets": np.array([1, 5])}, "expected 0 to 5, got 1 to"),
+        ({"a": np.zeros(5), "a.offsets": np.array([0, 4])}, "expected 0 to 5, got 0 to 4"),
+        ({}, "expected at least one array"),
     ],
 )
 def test_archives_that_are_refused(arrays: Any, text: str, tmp_path: Path) -> None:
@@ -128,4 +128,4 @@ def test_an_array_that_is_not_as_large_as_its_header_says(tmp_path: Path) -> Non
     path = tmp_path / "a.npz"
     np.savez(path, a=np.zeros((100, 10)))
     path.write_bytes(path.read_bytes().replace(b"(100, 10)", b"(100, 90)"))
-    refused(path, "bytes of data in a file of")
+    refused(path, "bytes of data, got a file of")

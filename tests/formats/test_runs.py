@@ -244,10 +244,10 @@ def test_runs_of_steps_that_were_exported(tmp_path: Path) -> None:
 def test_dictionaries_that_are_none(write: Any, name: str, tmp_path: Path) -> None:
     good = d4rl(rows=20)
     cases: list[tuple[Arrays, str]] = [
-        ({}, "there are no arrays"),
-        ({**good, "observations": np.zeros((0, 3))}, "observations: there are no rows"),
+        ({}, "expected at least one array"),
+        ({**good, "observations": np.zeros((0, 3))}, "observations: expected rows"),
         ({**good, "bad name": np.zeros(20)}, "'bad name' cannot name a field"),
-        ({**good, "infos.goal": np.zeros(20)}, "would have the same name"),
+        ({**good, "infos.goal": np.zeros(20)}, "expected different names"),
         ({**good, "names": np.array(["x"] * 20)}, "names"),
     ]
     for arrays, words in cases:

@@ -467,7 +467,7 @@ def build_commit(commit: Commit) -> bytes:
     return struct.pack("<4sI", b"ZRJL", crc32c(body)) + body
 
 
-def table_sums(table: bytes) -> bytes:
+def table_checksums(table: bytes) -> bytes:
     size = BLOCK * ENTRY
     blocks = [table[at : at + size].ljust(size, b"\0") for at in range(0, len(table), size)]
     return b"".join(struct.pack("<I", crc32c(block)) for block in blocks)
@@ -536,7 +536,7 @@ def write_store(
     for field, table in zip(store.fields, tables, strict=True):
         written = b"".join([*table[:start], *(peak - start) * table[:1]])
         (path / table_name(field, store.generation)).write_bytes(written)
-        (path / table_name(field, store.generation, "sums")).write_bytes(table_sums(written))
+        (path / table_name(field, store.generation, "sums")).write_bytes(table_checksums(written))
     before = store.commit - len(commits)
     meta = meta_of(store, Commit(before, start, peak, *states[start], []))
     (path / "meta.json").write_text(json.dumps(meta, indent=1))

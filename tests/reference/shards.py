@@ -106,7 +106,7 @@ def batches(
 # shards.json.
 
 
-def write_list(folder: Path, sums: bool = True) -> None:
+def write_list(folder: Path, checksums: bool = True) -> None:
     entries = []
     for path in names_in(folder):
         data = path.read_bytes()
@@ -118,7 +118,7 @@ def write_list(folder: Path, sums: bool = True) -> None:
                 "rows": len(shard.rows),
                 "width": shard.width,
                 "dtype": shard.kind,
-                "crc32c": f"{crc32c(payload):08x}" if sums else None,
+                "crc32c": f"{crc32c(payload):08x}" if checksums else None,
             }
         )
     text = {"format": "stepwell-shards", "version": 1, "shards": entries}

@@ -39,7 +39,7 @@ class Steps:
     runs: list[dict[str, Any]]
     shard_rows: int = 0
     blocks: list[int] | None = None
-    """The sums of the manifest; None without one."""
+    """The checksums of the manifest; None without one."""
     types: dict[str, str] = field(default_factory=dict)
     """The SQL type of each column of the runs that is not in every dataset."""
 
@@ -48,7 +48,7 @@ def descr(dtype: np.dtype[Any]) -> Any:
     return json.loads(json.dumps(np.lib.format.dtype_to_descr(dtype)))
 
 
-def sums(rows: NDArray[Any]) -> list[int]:
+def checksums(rows: NDArray[Any]) -> list[int]:
     """The CRC32C of each block of the rows."""
     data = rows.tobytes()
     return [crc32c(data[at : at + BLOCK_BYTES]) for at in range(0, len(data), BLOCK_BYTES)]
@@ -109,7 +109,7 @@ def _read_rows(path: Path, count: int, shard_rows: int) -> NDArray[Any]:
 
 
 def _read_manifest(path: Path, rows: NDArray[Any]) -> list[int] | None:
-    """The sums, if they are of all rows."""
+    """The checksums, if they are of all rows."""
     if not (path / "manifest.json").exists():
         return None
     text = json.loads((path / "manifest.json").read_text())
@@ -135,8 +135,8 @@ def check(steps: Steps) -> None:
         if "step_index" in names and (mine["step_index"] != np.arange(len(mine))).any():
             raise Broken(f"rows of run {run['id']} in another order")
         at += run["num_steps"]
-    if steps.blocks is not None and steps.blocks != sums(steps.rows):
-        raise BrokenChecksum("a block has another sum")
+    if steps.blocks is not None and steps.blocks != checksums(steps.rows):
+        raise BrokenChecksum("a block does not match its checksum")
 
 
 # Writing.
@@ -162,7 +162,7 @@ def write_steps(path: Path, steps: Steps) -> None:
         "runs": len(steps.runs),
         "created": "2026-01-01T00:00:00+00:00",
         "block_bytes": BLOCK_BYTES,
-        "blocks": [f"{crc:08x}" for crc in sums(steps.rows)],
+        "blocks": [f"{crc:08x}" for crc in checksums(steps.rows)],
     }
     (path / "manifest.json").write_text(json.dumps(text))
 

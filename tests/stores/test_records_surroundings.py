@@ -129,7 +129,7 @@ def test_an_interrupted_change_is_not_committed(quick_path: Path) -> None:
             try:
                 store.commit()
             except ValueError as error:
-                assert "was interrupted; rollback() forgets it" in str(error)  # noqa: PT017
+                assert "was interrupted; rollback() drops it" in str(error)  # noqa: PT017
                 torn += 1
                 store.rollback()
                 assert len(store) == 1000

@@ -314,6 +314,6 @@ def test_a_killed_writers_log_is_lost(quick_path: Path) -> None:
         Path(f"{database(quick_path)}{name}").unlink()
     with ReplayReader.open(quick_path) as reader:
         assert reader.recordings == {}
-    with pytest.raises(FileExistsError, match=r"run\.h5 is there, but .* knows nothing of it"):
+    with pytest.raises(FileExistsError, match=r"run\.h5, which the database does not list"):
         ReplayWriter(quick_path, "run")
     record_all(quick_path, "other", range(20))  # others can be recorded

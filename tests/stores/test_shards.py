@@ -25,7 +25,7 @@ STORED: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float16": np.dt
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shards")
     for kind in reference.KINDS:
-        build(folder / kind, COUNTS, kind, sums=True)
+        build(folder / kind, COUNTS, kind, checksums=True)
     return folder
 
 

@@ -213,7 +213,7 @@ def test_faults_on_the_way(s3: Bucket, rows: Floats, tmp_path: Path) -> None:
 
 def test_a_shard_that_is_not_what_the_list_says(tmp_path: Path) -> None:
     store = MemoryStore()
-    build(tmp_path / "a", [4], sums=False)
+    build(tmp_path / "a", [4], checksums=False)
     obstore.put(store, "shards.json", (tmp_path / "a" / "shards.json").read_bytes())
     build(tmp_path / "b", [4], "float16", width=10)  # as many bytes
     obstore.put(store, "000000.shard", (tmp_path / "b" / "000000.shard").read_bytes())

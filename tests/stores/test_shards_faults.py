@@ -259,7 +259,7 @@ def test_a_list_of_nonsense(s3: Bucket) -> None:
 
 def test_a_list_that_promises_too_much(s3: Bucket, tmp_path: Path) -> None:
     """No time will make the file longer: there is a minute to try, and nothing is tried again."""
-    build(tmp_path, [3, 2], sums=True)
+    build(tmp_path, [3, 2], checksums=True)
     path = tmp_path / "000001.shard"
     path.write_bytes(path.read_bytes()[:-1])
     store = MemoryStore()
@@ -275,13 +275,13 @@ def test_a_list_that_promises_too_much(s3: Bucket, tmp_path: Path) -> None:
                 ask()
             problems.append(caught.value)
         assert [(p.args[0], p.offset) for p in problems] == [
-            ("expected 72 bytes, the file has 71", 71)
+            ("truncated: expected 72 bytes, got 71", 71)
         ] * 3
         assert all(str(problem.path).endswith("/000001.shard") for problem in problems)
         asked = [request.method for request in s3.proxy.asked_for("000001.shard")]
         assert asked.count("GET") <= 3
     path.write_bytes(path.read_bytes()[:40])
     s3.upload(tmp_path, "cut")
-    with pytest.raises(FormatError, match="the file has 40") as caught:
+    with pytest.raises(FormatError, match=r"truncated: .* got 40") as caught:
         s3.open("cut").take([4])  # from behind its end
     assert caught.value.offset == 40

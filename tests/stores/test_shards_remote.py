@@ -44,7 +44,7 @@ class TestInABucket(SourceContract):
     @classmethod
     def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder = tmp_path_factory.mktemp("bucket") / "corpus"
-        build(folder, COUNTS, "float16", sums=True)
+        build(folder, COUNTS, "float16", checksums=True)
         return folder
 
     @pytest.fixture
@@ -105,7 +105,7 @@ def test_any_batches_and_windows(
     folder = tmp_path_factory.mktemp("drawn")
     kind = data.draw(st.sampled_from(reference.KINDS))
     counts = data.draw(st.lists(st.integers(0, 60), min_size=1, max_size=4).filter(any))
-    build(folder, counts, kind, width=9, sums=data.draw(st.sampled_from([None, False, True])))
+    build(folder, counts, kind, width=9, checksums=data.draw(st.sampled_from([None, False, True])))
     local = ShardReader.open(folder)
     far = ShardReader(LocalStore(folder), connections=data.draw(st.integers(1, 4)))
     assert (len(far), far.width, far.stored_dtype) == (len(local), 9, kind)
@@ -220,7 +220,7 @@ def test_names_in_a_bucket(s3: Bucket, tmp_path: Path) -> None:
 
 
 def test_a_list_decides_what_belongs(s3: Bucket, tmp_path: Path) -> None:
-    rows = build(tmp_path / "a", [3, 4], sums=True)
+    rows = build(tmp_path / "a", [3, 4], checksums=True)
     build(tmp_path / "b", [9])
     (tmp_path / "a" / "000002.shard").write_bytes((tmp_path / "b" / "000000.shard").read_bytes())
     s3.upload(tmp_path / "a", "decides")
@@ -233,7 +233,7 @@ def test_a_list_decides_what_belongs(s3: Bucket, tmp_path: Path) -> None:
 @pytest.mark.parametrize("listed", [True, False])
 def test_refresh(tmp_path: Path, listed: bool) -> None:
     folder = tmp_path / "acts"
-    rows = build(folder, [3], sums=True if listed else None)
+    rows = build(folder, [3], checksums=True if listed else None)
     reader = ShardReader.open(f"file://{folder}")
     assert not reader.refresh()
     again = pickle.dumps(reader)
@@ -255,7 +255,7 @@ def test_refresh(tmp_path: Path, listed: bool) -> None:
 
 @pytest.mark.parametrize("kind", reference.KINDS)
 def test_stores_of_obstore(tmp_path: Path, s3: Bucket, kind: str) -> None:
-    rows = build(tmp_path, kind=kind, sums=True)
+    rows = build(tmp_path, kind=kind, checksums=True)
     memory = MemoryStore()
     for path in tmp_path.iterdir():
         obstore.put(memory, path.name, path.read_bytes())
@@ -269,7 +269,7 @@ def test_stores_of_obstore(tmp_path: Path, s3: Bucket, kind: str) -> None:
 
 
 def test_a_plain_web_server(tmp_path: Path, s3: Bucket) -> None:
-    rows = build(tmp_path, sums=True)
+    rows = build(tmp_path, checksums=True)
     s3.upload(tmp_path, "web")
     reader = ShardReader.open(s3.http_url("web"))
     assert reader.verify().ok

@@ -223,7 +223,7 @@ def test_shards_of_others_are_not_continued(tmp_path: Path) -> None:
 
 
 def test_shards_that_the_list_does_not_have(tmp_path: Path) -> None:
-    rows = build(tmp_path, [3, 4], sums=True)
+    rows = build(tmp_path, [3, 4], checksums=True)
     (tmp_path / "shards.json").unlink()
     with ShardWriter(tmp_path, mode="a") as writer:
         writer.append(rows)

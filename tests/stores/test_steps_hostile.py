@@ -90,7 +90,7 @@ def fewer_than_none(path: Path) -> None:
         (meta("rows", "71"), "expected 70 rows.* got 71", FormatError),
         (meta("rows", "x"), "meta: ValueError", FormatError),
         (meta("rows", b"\xff"), "meta: ", FormatError),
-        (meta("shard_rows", "-1"), "-1 rows a shard", FormatError),
+        (meta("shard_rows", "-1"), "got shard_rows=-1", FormatError),
         (meta("dtype", ""), "meta: JSONDecodeError", FormatError),
         (meta("dtype", "{}"), "meta: |expected rows of", FormatError),
         (meta("dtype", "[[1, 2]]"), "meta: ", FormatError),
@@ -181,7 +181,7 @@ def test_every_length_of_the_array(path: Path) -> None:
         assert caught.value.path == str(path / "steps.npy")
         if size >= HEADER:
             there = (size - HEADER) // STEP.itemsize
-            assert f"expected {len(ROWS)} rows, as the database has, got {there}" in str(
+            assert f"truncated: expected {len(ROWS)} rows, as the database has, got {there}" in str(
                 caught.value
             )
             assert caught.value.offset == HEADER + there * STEP.itemsize

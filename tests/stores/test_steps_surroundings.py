@@ -92,7 +92,7 @@ while done < 300:
     except KeyboardInterrupt:
         continue
     except ValueError as error:
-        assert "rollback() forgets it" in str(error)
+        assert "rollback() drops it" in str(error)
         writer.rollback()
         break
 signal.signal(signal.SIGINT, signal.SIG_IGN)

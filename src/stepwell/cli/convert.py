@@ -57,7 +57,7 @@ def convert(
     ],
     target: Annotated[str, typer.Argument(metavar="OUT", help="What to make.")],
     to: Annotated[
-        To | None, typer.Option(help="What to make, where the name OUT does not say it.")
+        To | None, typer.Option(help="The kind to make, where the name OUT does not show it.")
     ] = None,
     field: Annotated[
         list[str] | None, typer.Option(help="Only this field of IN; may be given several times.")
@@ -79,7 +79,7 @@ def convert(
     threads: WorkersOption = None,
     fps: Annotated[float | None, typer.Option(help="Frames a second, of a video.")] = None,
     env: Annotated[
-        str | None, typer.Option(help="The environment whose spaces Minari is told.")
+        str | None, typer.Option(help="The environment whose spaces a Minari dataset gets.")
     ] = None,
     append: Annotated[
         bool, typer.Option("--append", help="Add to the store OUT instead of making it.")
@@ -87,7 +87,7 @@ def convert(
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a store, a file or a folder of another one. The same command goes on where it was
+    """Make a store, a file or a folder of another. The same command goes on where it was
     stopped."""
     begin = time.perf_counter()
     options = {name: v for name, v in {"fps": fps, "env": env}.items() if v is not None}
@@ -129,7 +129,7 @@ def convert(
 
 @contextmanager
 def _kept(target: str) -> Iterator[None]:
-    """Say what an interrupted conversion leaves."""
+    """Report what an interrupted conversion leaves."""
     try:
         yield
     except KeyboardInterrupt:

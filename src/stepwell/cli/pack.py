@@ -159,7 +159,7 @@ def to_parquet(
     where: WhereOption = None,
     force: ForceOption = False,
 ) -> None:
-    """Write steps as a Parquet or Arrow file (extra `parquet`); the name says which."""
+    """Write steps as a Parquet or Arrow file (extra `parquet`), by its name."""
     with _open(file, packfile, where) as opened, progress("writing") as on_progress:
         made = sw.convert(RunSteps(opened), output, force=force, progress=on_progress)
     say(f"{output}: {made.rows:,} steps, {made.target_bytes:,} bytes")

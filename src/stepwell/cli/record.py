@@ -14,7 +14,7 @@ from stepwell.cli.console import JsonOption, progress, show
 from stepwell.files.codecs import codec_names
 from stepwell.replay import ReplayReader
 
-_SAID = (sw.StepwellError, OSError, ImportError, ValueError, IndexError)  # in one line already
+_READABLE = (sw.StepwellError, OSError, ImportError, ValueError, IndexError)  # in one line already
 
 
 class Policy(enum.StrEnum):
@@ -147,8 +147,8 @@ def register_atari(name: str) -> None:
 
 
 class translated:
-    """What Gymnasium says of an environment that cannot be played, as a mistake of the asker; and
-    what the environment itself raises, in one line."""
+    """Errors of Gymnasium about an environment that cannot be played, as a mistake in the call; and
+    those of the environment itself, in one line."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -163,7 +163,7 @@ class translated:
 
         if isinstance(error, gym.error.Error):
             raise ValueError(f"{self._name}: {error}") from error
-        if isinstance(error, Exception) and not isinstance(error, _SAID):
+        if isinstance(error, Exception) and not isinstance(error, _READABLE):
             *_, last = traceback.extract_tb(error.__traceback__)
             raise sw.StepwellError(
                 f"{self._name}: {type(error).__name__}: {error} - at {last.filename}:{last.lineno}"

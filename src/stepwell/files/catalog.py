@@ -49,12 +49,12 @@ _ALLOWED = {
 }
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _SYSTEM = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
-_NOT_THE_ASKER = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, *_BUSY, *_SYSTEM}
+_NOT_THE_USER = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, *_BUSY, *_SYSTEM}
 
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """What SQLite raises in the block, as an error of this package or of the system."""
+    """Errors of SQLite in the block, as those of this package or of the system."""
     try:
         yield
     except sqlite3.Error as error:
@@ -102,7 +102,7 @@ def connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
 
 @contextmanager
 def transaction(database: sqlite3.Connection, path: Path) -> Iterator[None]:
-    """What the block changes, all of it or nothing; nobody else changes anything meanwhile."""
+    """A transaction: the changes of the block, or none; nobody else writes meanwhile."""
     with in_turn, translated(path):
         database.execute("BEGIN IMMEDIATE")
         try:
@@ -148,7 +148,7 @@ def query(
     database: sqlite3.Connection, sql: str, values: Sequence[Any]
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Return the columns and rows of a query; nothing but queries is allowed."""
-    with _asking(database, repr(sql)):
+    with _user_sql(database, repr(sql)):
         found = database.execute(sql, [_plain(value) for value in values])
         if found.description is None:
             raise ValueError(f"expected a query, got {sql!r}")
@@ -193,7 +193,7 @@ def select_numbers(
     """Return some whole-number columns of the rows for which an SQL condition holds.
 
     The rows are in the order of the first of `wanted`, which should be the primary key.
-    `values` stand for the question marks. Raises `ValueError` for anything that is not a
+    `values` are bound to the `?`. Raises `ValueError` for anything that is not a
     condition over `columns`, and SQLite's own error for a damaged database.
     """
     # The condition stands in parentheses and on lines of its own: a comment must not swallow the
@@ -204,9 +204,9 @@ def select_numbers(
         f"SELECT count(*), {texts} FROM (SELECT {', '.join(wanted)} FROM {table} "
         f"WHERE (\n{condition}\n) ORDER BY {wanted[0]})"
     )
-    with _asking(database, f"where {condition!r}", f"; the columns are {', '.join(columns)}"):
+    with _user_sql(database, f"where {condition!r}", f"; the columns are {', '.join(columns)}"):
         bound = [_plain(value) for value in values]
-        # What closes the parentheses to open others makes sense in one place, never in two.
+        # A condition that closes the parentheses and opens others parses in one place, not in two.
         database.execute(f"EXPLAIN SELECT (\n{condition}\n) FROM {table}", bound)
         count, *found = database.execute(sql, bound).fetchone()
     numbers = []
@@ -222,7 +222,7 @@ def select_numbers(
 
 
 @contextmanager
-def _asking(database: sqlite3.Connection, sql: str, hint: str = "") -> Iterator[None]:
+def _user_sql(database: sqlite3.Connection, sql: str, hint: str = "") -> Iterator[None]:
     """SQL of a user's: it may read and compute, and nothing else.
 
     A mistake in it is a `ValueError`; damage, a busy database and Ctrl-C stay what they are.
@@ -237,7 +237,7 @@ def _asking(database: sqlite3.Connection, sql: str, hint: str = "") -> Iterator[
     except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError) as error:
         if _code(error) == sqlite3.SQLITE_INTERRUPT:  # which SQLite makes an error of its own
             raise KeyboardInterrupt from None
-        if _code(error) in _NOT_THE_ASKER:
+        if _code(error) in _NOT_THE_USER:
             raise
         raise ValueError(f"{sql}: {error}{hint}") from None
     finally:
@@ -245,7 +245,7 @@ def _asking(database: sqlite3.Connection, sql: str, hint: str = "") -> Iterator[
 
 
 def _code(error: Exception) -> int:
-    """What SQLite calls an error; 0 where it did not come from there."""
+    """SQLite's code of an error; 0 for errors of others."""
     return int(getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
 
 

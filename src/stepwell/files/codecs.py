@@ -18,7 +18,7 @@ from stepwell.files.extras import library
 
 
 class CodecNumbers(NamedTuple):
-    """What each format calls a codec; None where it has it not."""
+    """The name or number of a codec in each format; None where it is not there."""
 
     pack: int | None
     records: tuple[int, str] | None
@@ -46,7 +46,7 @@ _WORTH_A_THREAD = 1 << 18  # bytes; below, starting one costs more than it saves
 
 
 class Codec(enum.IntEnum):
-    """How a payload is stored; the number is what files say."""
+    """How a payload is stored; the number is that of files."""
 
     NONE = 0
     ZSTD = 1
@@ -157,7 +157,7 @@ def _unpack_frame(dictionary: bytes | None, frame: Any, uncompressed_size: int) 
 
     stated = zstandard.frame_content_size(frame)  # trusted by what follows
     if stated not in (-1, uncompressed_size):
-        raise ValueError(f"expected {uncompressed_size} bytes, the frame has {stated}")
+        raise ValueError(f"expected {uncompressed_size} bytes, got a frame of {stated}")
     words = None if dictionary is None else zstandard.ZstdCompressionDict(dictionary)
     decompressor = zstandard.ZstdDecompressor(dict_data=words)
     return decompressor.decompress(frame, max_output_size=max(uncompressed_size, 1))

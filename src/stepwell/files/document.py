@@ -1,4 +1,4 @@
-"""Small JSON files that say what a store is: versioned, checksummed where the format has it.
+"""Small JSON files that describe a store: versioned, checksummed where the format has it.
 
 META = Document("meta.json", "zrecord", 1, checksummed=True)
 META.write(root, {"length": 3})

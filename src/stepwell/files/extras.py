@@ -1,4 +1,4 @@
-"""Other libraries: those that come with an extra, and what they say about damaged files."""
+"""Other libraries: those that come with an extra, and their errors about damaged files."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ def library(module: str, extra: str) -> Any:
 
 @contextmanager
 def damage_in(path: Path, *kinds: type[Exception]) -> Iterator[None]:
-    """What a library says about a damaged file, as a `FormatError` that names it."""
+    """A library's error about a damaged file, as a `FormatError` that names it."""
     try:
         yield
     except StepwellError:

@@ -2,7 +2,7 @@
 
 A record is a magic, a CRC32C, a size and a body. Two formats have it in two ways: in one the size
 counts the body and the checksum covers it, in the other both cover all that follows the checksum
-and its place. What is behind the last whole record may be torn, old, or zeros.
+and its place. Bytes behind the last whole record may be torn, old, or zeros.
 """
 
 import os
@@ -69,7 +69,7 @@ class Journal:
     """The file, open for writing. Records survive a power cut after `sync`."""
 
     def __init__(self, root: Path, name: str, framing: Framing, *, step_bytes: int = 0) -> None:
-        """With `step_bytes`, room is made ahead in steps of so many zeros: a sync then has nothing
+        """With `step_bytes`, room is made ahead in steps of as many zeros: a sync then has nothing
         but the records to write."""
         self._path = root / name
         self._framing = framing
@@ -103,8 +103,8 @@ class Journal:
         self.end = end
 
     def sync(self) -> None:
-        """Wait until the records are on the disk. What a disk refused once it does not try again,
-        nor report: after an error the journal must not be written to."""
+        """Wait until the records are on the disk. A disk does not try a refused write again,
+        nor report it: after an error the journal must not be written to."""
         self._call(os.fdatasync)
 
     def cut(self, end: int) -> None:

@@ -73,7 +73,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def _take(file: int) -> None:
-    """Lock a file. Whoever asks `is_locked` holds it for a moment; that is waited for."""
+    """Lock a file. `is_locked` holds it for a moment; that is waited for."""
     for pause_s in _PAUSES_S:
         with suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

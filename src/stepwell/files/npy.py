@@ -13,14 +13,14 @@ import numpy as np
 from stepwell.errors import FormatError, VersionError
 
 MAGIC = b"\x93NUMPY"
-MOST_HEADER_BYTES = 1 << 20
-MOST_AXES = 64
+MAX_HEADER_BYTES = 1 << 20
+MAX_AXES = 64
 FORTRAN = "rows of a Fortran-ordered array are not contiguous"
 
 
 @dataclass(frozen=True, slots=True)
 class NpyHeader:
-    """What a `.npy` file says it holds; the file is large enough for it."""
+    """The header of a `.npy` file that is large enough for it."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -35,8 +35,8 @@ def read_header(file: BinaryIO, path: Path, *, whole: bool = True) -> NpyHeader:
     """Return the header of an open file whose rows (first axis) are contiguous.
 
     Raises `FormatError` for anything that is not such a file: what `parse_header` refuses, Python
-    objects (never unpickled), Fortran order, a file that ends early (unless the caller looks
-    after that: `whole=False`).
+    objects (never unpickled), Fortran order, a truncated file (unless the caller checks that
+    itself: `whole=False`).
     """
     size = os.fstat(file.fileno()).st_size
     header, fortran = parse_header(file, size, path)
@@ -53,7 +53,7 @@ def read_header(file: BinaryIO, path: Path, *, whole: bool = True) -> NpyHeader:
         raise refuse(f"{FORTRAN}; save it with np.save(path, np.ascontiguousarray(array))")
     if whole and header.data_offset + header.data_bytes > size:
         raise refuse(
-            f"expected {header.data_bytes} bytes of data for {dtype} {shape}, "
+            f"truncated: expected {header.data_bytes} bytes of data for {dtype} {shape}, "
             f"got {size - header.data_offset}",
             size,
         )
@@ -61,7 +61,7 @@ def read_header(file: BinaryIO, path: Path, *, whole: bool = True) -> NpyHeader:
 
 
 def parse_header(file: Any, size: int, path: Path) -> tuple[NpyHeader, bool]:
-    """What a header says, and whether its rows are not contiguous (Fortran's order).
+    """The header, and whether its rows are not contiguous (Fortran's order).
 
     Raises `FormatError` for a wrong magic, a header that does not parse, and what no array is.
     """
@@ -73,7 +73,7 @@ def parse_header(file: Any, size: int, path: Path) -> tuple[NpyHeader, bool]:
     if start[:6] != MAGIC:
         raise refuse(f"expected magic {MAGIC!r}, got {start[:6]!r}", 0)
     if len(start) < 12:
-        raise refuse(f"expected a header, the file ends after {len(start)} bytes", len(start))
+        raise refuse(f"truncated: expected 12 bytes or more, got {len(start)}", len(start))
     version = (start[6], start[7])
     if version not in {(1, 0), (2, 0), (3, 0)}:
         raise VersionError(
@@ -83,15 +83,17 @@ def parse_header(file: Any, size: int, path: Path) -> tuple[NpyHeader, bool]:
         )
     text_at = 10 if version == (1, 0) else 12
     length = int.from_bytes(start[8:text_at], "little")
-    if length > min(MOST_HEADER_BYTES, size - text_at):
-        raise refuse(f"a header of {length} bytes does not fit the file", 8)
+    if length > MAX_HEADER_BYTES:
+        raise refuse(f"header: expected at most {MAX_HEADER_BYTES} bytes, got {length}", 8)
+    if length > size - text_at:
+        raise refuse(f"truncated: expected a header of {length} bytes, got {size - text_at}", size)
     file.seek(text_at)
     text = file.read(length)
     dtype, fortran, shape = _parse(text, "utf-8" if version == (3, 0) else "latin-1", refuse)
-    # What NumPy itself could not hold, were the bytes there.
+    # Larger than NumPy itself could hold, were the bytes there.
     size_of_all = max(dtype.itemsize, 1) * math.prod(n for n in shape if n > 0)
-    if dtype.subdtype is not None or len(shape) > MOST_AXES or size_of_all >= 2**63:
-        raise refuse(f"no array is {dtype} {shape}", text_at)
+    if dtype.subdtype is not None or len(shape) > MAX_AXES or size_of_all >= 2**63:
+        raise refuse(f"expected an array that NumPy can hold, got {dtype} {shape}", text_at)
     return NpyHeader(dtype, shape, text_at + length), fortran and len(shape) > 1
 
 
@@ -112,7 +114,7 @@ def header_bytes(dtype: np.dtype[Any], rows: int, size: int | None = None) -> by
     """The header of an array of `rows` in version 1.0.
 
     NumPy leaves room for a longer number of rows; with `size` the header is made to fill
-    exactly so many bytes, so that one array's header can be replaced by a later one's. Raises
+    exactly `size` bytes, so that one array's header can be replaced by a later one's. Raises
     `ValueError` when it does not fit.
     """
     made = array_header(dtype, (rows,))
@@ -122,7 +124,7 @@ def header_bytes(dtype: np.dtype[Any], rows: int, size: int | None = None) -> by
         return made
     text = made[10:].rstrip() + b"\n"
     if not 10 + len(text) <= size < 1 << 16:
-        raise ValueError(f"a header for {rows} rows needs {10 + len(text)} bytes, there are {size}")
+        raise ValueError(f"header: expected {10 + len(text)} bytes for {rows} rows, got {size}")
     return made[:8] + (size - 10).to_bytes(2, "little") + text[:-1].ljust(size - 11) + b"\n"
 
 

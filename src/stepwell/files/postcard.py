@@ -30,7 +30,7 @@ class PostcardReader:
 
     def take(self, count: int) -> bytes:
         if count > self.left:
-            raise ValueError(f"expected {count} more bytes, got {self.left}")
+            raise ValueError(f"truncated: expected {count} more bytes, got {self.left}")
         self.at += count
         return self._data[self.at - count : self.at]
 

@@ -18,7 +18,7 @@ _PAUSE_S = 0.1
 _STATUS = re.compile(r"status code: (4\d\d)")
 _OUTSIDE = re.compile(r"status code: 416|[Ii]nvalid range|range was invalid")
 
-# Without keys the service of the machine is asked for some, which most machines do not have.
+# Without keys obstore looks for the metadata service, which most machines do not have.
 _KEYLESS = re.compile(
     "credential|/latest/(api/token|meta-data)|computeMetadata|/metadata/identity|token request"
 )
@@ -74,7 +74,7 @@ class RemoteFiles:
 
     @property
     def place(self) -> str:
-        """What tells these files from all others: the same URL may be of several servers."""
+        """An identity of these files: the same URL may be of several servers."""
         config = getattr(self._store, "config", {})
         return f"{self.url} {_endpoint(self.url, config)}"
 
@@ -120,9 +120,8 @@ class RemoteFiles:
         """A response that is short may be that of a file that is, for ever."""
         size = int(_obstore().head(store, name)["size"])
         if size < end:
-            raise FormatError(
-                f"expected {end} bytes, the file has {size}", path=self.url_of(name), offset=size
-            )
+            message = f"truncated: expected {end} bytes, got {size}"
+            raise FormatError(message, path=self.url_of(name), offset=size)
 
     def read_all(self, name: str) -> bytes | None:
         """A whole small file; None where there is none."""
@@ -136,7 +135,7 @@ class RemoteFiles:
                 return None
             raise
 
-    # Below this line: how it is asked.
+    # Below this line: requests.
 
     def _with_patience(self, timeout_s: float) -> Any:
         """The store at the URL, whose requests take no longer than this and are not repeated."""
@@ -166,7 +165,7 @@ class RemoteFiles:
         return self._with_patience(patience_s)
 
     def _tried(self, work: Callable[[Any], T], url: str) -> T:
-        """What `work` returns for a store, in the end."""
+        """The result of `work` for a store, in the end."""
         obstore = _obstore()
         begin, pause, spent_s = time.monotonic(), _PAUSE_S, 0.0
         # Whoever has no keys is to know soon, even where the service of the machine is silent.
@@ -221,7 +220,7 @@ def _may_pass(error: Exception, keyless: bool) -> bool:
 
 
 def _endpoint(url: str, options: Mapping[str, Any]) -> str:
-    """The server that is asked, where it is not the usual one."""
+    """The server, where it is not the usual one."""
     for name in ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url", "azure_endpoint"):
         if options.get(name):
             return str(options[name])

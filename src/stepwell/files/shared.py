@@ -3,7 +3,7 @@
 A block is a file in `/dev/shm`. Whoever comes first fills it while holding its lock alone;
 the others wait, then share the lock for as long as they use the block. The last one to let
 go removes it. A process that is killed lets go of its locks as well: a block that nobody
-holds any more is used again by the next who asks for it, or removed.
+holds any more is used again by the next process that needs it, or removed.
 """
 
 import errno
@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 from stepwell.files.regular import is_at
 
 _READY = b"stepwell-ready\0\0"
-_HEAD = mmap.PAGESIZE  # says whether the block was filled; then the data
+_HEAD = mmap.PAGESIZE  # whether the block was filled; then the data
 
 
 def shared_block(
     owner: str, version: str, size: int, fill: Callable[[NDArray[np.uint8]], None]
 ) -> NDArray[np.uint8]:
-    """Return `size` bytes that every process asking with these words sees.
+    """Return `size` bytes that every process with these words sees.
 
     `fill` is called in one of them. Blocks of the same owner with another version that
     nobody uses are removed.
@@ -49,7 +49,7 @@ def shared_block(
                 raise PermissionError(errno.EACCES, "put there by another user", str(path))
             alone = _try_alone(file)
             if not alone:
-                fcntl.flock(file, fcntl.LOCK_SH)  # waits while another one fills
+                fcntl.flock(file, fcntl.LOCK_SH)  # waits while another process fills it
             ready = os.pread(file, len(_READY), 0) == _READY
             if alone:
                 if not ready and is_at(file, path):

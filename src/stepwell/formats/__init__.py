@@ -1,7 +1,7 @@
-"""What others use: each format is read into a source, or written from any source that it can hold.
+"""Import and export: each format is read into a source, or written from any that it can hold.
 
 So there are as many readers and writers as there are formats, never one for each pair;
-`stepwell.convert` puts two of them together. `FORMATS` says which there are.
+`stepwell.convert` puts two of them together. `FORMATS` lists them.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ __all__ = ["BY_NAME", "FORMATS", "Format", "arrays", "format_at"]
 
 @dataclass(frozen=True)
 class Format:
-    """A format: what it is called, where it is found, what can be done with it.
+    """A format: its name, its suffixes, its reader and writer.
 
     `reader` and the writers are names in the format's module, which is imported when it is used.
     """
@@ -53,7 +53,7 @@ class Format:
         return source
 
     def writer(self, path: Path | None) -> tuple[Callable[..., Any], bool]:
-        """What writes to a path, and whether it goes on after a kill (see `parts`)."""
+        """The function that writes to a path, and whether it goes on after a kill (see `parts`)."""
         in_file = path is None or path.suffix.lower() in self.suffixes
         if self.file_writer and (in_file or not self.part_writer):
             return self._get(self.file_writer), False

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _TYPES = "arrow_types"
-"""The attribute that says which whole numbers are times."""
+"""The attribute that lists the whole numbers that are times."""
 
 _MAGIC = b"ARROW1"
 _BYTES: dict[str, type] = {
@@ -44,7 +44,7 @@ library = partial(extras.library, "pyarrow", "parquet")
 
 
 def arrow_damage(path: Path) -> Any:
-    """What Arrow says about a damaged file, as a `FormatError`."""
+    """Arrow's error about a damaged file, as a `FormatError`."""
     return extras.damage_in(path, library().ArrowException, EOFError, OSError)
 
 
@@ -200,7 +200,7 @@ def _field(name: str, kind: "pa.DataType", whole: "pa.DataType") -> Field:
 
 
 def _plain(kind: "pa.DataType") -> "pa.DataType":
-    """A type without what only says how its values are kept or meant."""
+    """A type without the parts that only describe how its values are kept or meant."""
     arrow = library()
     if isinstance(kind, arrow.FixedShapeTensorType):
         order = kind.permutation
@@ -216,7 +216,7 @@ def _plain(kind: "pa.DataType") -> "pa.DataType":
 
 
 def _time(kind: "pa.DataType") -> dict[str, str] | None:
-    """What whole numbers of this type mean; None where it is no time."""
+    """The meaning of whole numbers of this type; None where it is no time."""
     name = str(kind).partition("[")[0]
     facts = {fact: value for fact in ("unit", "tz") if (value := getattr(kind, fact, None))}
     return {"type": name, **facts} if name in _TIMES else None

@@ -43,14 +43,14 @@ class HuggingFaceSource(arrow.ArrowTables):
         try:
             files = [where / str(Path(part["filename"]).name) for part in state["_data_files"]]
         except (KeyError, TypeError):
-            raise FormatError("does not name its files", path=str(where / _STATE)) from None
+            raise FormatError("expected _data_files with names", path=str(where / _STATE)) from None
         if not files:
-            raise FormatError("names no files", path=str(where / _STATE))
+            raise FormatError("expected at least one data file, got none", path=str(where / _STATE))
         super().__init__(where, files, _attributes(where))
 
 
 def _attributes(path: Path) -> dict[str, Any]:
-    """What is known of the columns; `classes` are the names of the column `label`."""
+    """The attributes of the columns; `classes` are the names of the column `label`."""
     features = _json(path / _INFO).get("features") if (path / _INFO).is_file() else None
     if not isinstance(features, dict):
         return {}

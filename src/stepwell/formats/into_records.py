@@ -19,7 +19,7 @@ OVERHEAD = 24 + 16
 
 _COMMIT_BYTES = 64 << 20
 _COMMIT_S = 2.0
-_MOST_NAME = 63
+_MAX_NAME = 63
 
 
 def fill(
@@ -86,12 +86,12 @@ def _field_names(names: Iterable[str]) -> dict[str, str]:
     made: dict[str, str] = {}
     taken: set[str] = set()
     for name in names:
-        plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:_MOST_NAME]
+        plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:_MAX_NAME]
         if not re.match(r"[A-Za-z_]", plain):
-            plain = f"_{plain}"[:_MOST_NAME]
+            plain = f"_{plain}"[:_MAX_NAME]
         field, k = plain, 2
         while field.lower() in taken:
-            field = f"{plain[: _MOST_NAME - 1 - len(str(k))]}_{k}"
+            field = f"{plain[: _MAX_NAME - 1 - len(str(k))]}_{k}"
             k += 1
         taken.add(field.lower())
         made[name] = field

@@ -39,7 +39,7 @@ def fill(
     only_fixed(source, "a step dataset")
     names = _names(source)
     if not len(source):
-        raise SchemaError("there are no rows")
+        raise SchemaError("expected at least one row, got none")
     filled = set(OWN_FIELDS) <= {
         n for n, field in source.schema.items() if field.dtype.kind in "iu"
     }
@@ -102,9 +102,9 @@ def _names(source: Source) -> dict[str, str]:
         if source.schema[name].dtype.kind not in "biufc":
             raise SchemaError(f"{name}: expected numbers, got {source.schema[name]}")
     if len(set(names.values())) < len(names):
-        raise SchemaError(f"two of {list(names)} would have the same name, / and . being the same")
+        raise SchemaError(f"expected different names, got {list(names)}, where / becomes .")
     if not names:
-        raise SchemaError("there are no fields but run_id and step_index")
+        raise SchemaError("expected fields other than run_id and step_index, got none")
     return names
 
 
@@ -131,7 +131,7 @@ def _by_run(
 
 
 def _column(name: str, values: list[Any]) -> RunColumn:
-    """What kind of run column holds these values."""
+    """The kind of run column that holds these values."""
     kinds = {type(v.item() if isinstance(v, np.generic) else v) for v in values if v is not None}
     if not kinds:
         return RunColumn(str)

@@ -26,7 +26,7 @@ _RANK = {bool: 0, int: 1, float: 2}
 
 
 class _Seen:
-    """What the values of one key have been so far."""
+    """The types and shapes of the values of one key so far."""
 
     def __init__(self) -> None:
         self.kinds: set[type] = set()
@@ -41,11 +41,11 @@ class _Seen:
             self.shape = shape
         elif shape != self.shape:
             if not shape or not self.shape or str in self.kinds:
-                raise ValueError("a value in one line, a list in another")
-            # Lists of nothing say nothing of what is inside others.
+                raise ValueError("expected values or lists, got both")
+            # Empty lists do not show the shape inside others.
             inner = {s[1:] for s in (shape, self.shape) if s[0]}
             if len(inner) > 1:
-                raise ValueError("lists of unlike lists")
+                raise ValueError("expected lists of equal shapes")
             self.shape, self.ragged = (1, *next(iter(inner), ())), True
         if len(self.kinds) > 1 and not self.kinds <= {int, float}:
             names = ", ".join(sorted(kind.__name__ for kind in self.kinds))
@@ -55,7 +55,7 @@ class _Seen:
         if isinstance(value, list):
             shapes = {self._shape(inner) for inner in value}
             if len(shapes) > 1:
-                raise ValueError("a list of unlike lists")
+                raise ValueError("expected lists of equal shapes")
             return (len(value), *next(iter(shapes), ()))
         if type(value) not in (bool, int, float, str):
             got = "null" if value is None else type(value).__name__
@@ -68,11 +68,11 @@ class _Seen:
     def field(self) -> Field:
         if str in self.kinds:
             if self.shape:
-                raise ValueError("lists of text")
+                raise ValueError("expected text or lists of numbers, got lists of text")
             return Field(str)
         shape = self.shape or ()
         if 0 in shape[1:]:
-            raise ValueError("lists of empty lists")
+            raise ValueError("expected lists of values, got lists of empty lists")
         ragged = self.ragged or 0 in shape
         return Field(np.dtype(self._dtype()), shape[1:] if ragged else shape, ragged=ragged)
 
@@ -83,7 +83,7 @@ class _Seen:
         if self.low >= -(2**63) and self.high < 2**63:
             return "i8"
         if self.low < 0 or self.high >= 2**64:
-            raise ValueError("whole numbers of more than 64 bits")
+            raise ValueError("expected whole numbers of up to 64 bits")
         return "u8"
 
 
@@ -108,7 +108,7 @@ class JsonlSource(Stream):
                 except ValueError as error:
                     raise SchemaError(f"{where}: line {rows}: {name!r}: {error}") from None
         if not seen:
-            raise FormatError("there are no rows with fields", path=str(where))
+            raise FormatError("expected rows with fields, got none", path=str(where))
         made = {}
         for name, known in seen.items():
             try:

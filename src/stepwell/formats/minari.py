@@ -218,7 +218,7 @@ def _parts(kind: str, source: Source) -> dict[str, str]:
 
 
 def _tree(kind: str, found: Mapping[str, Any]) -> Any:
-    """What is at each place, nested; numbers that do not count from 0 are names."""
+    """The values as a nested tree; numbers that do not count from 0 are names."""
 
     def named(tree: Any) -> Any:
         if isinstance(tree, tuple):

@@ -11,7 +11,7 @@ from stepwell.source import Source
 
 
 def write(source: Source, part: Part, *, progress: Progress) -> None:
-    """Write all rows to a file, whose size says where to go on."""
+    """Write all rows to a file, whose size shows where to go on."""
     only_fixed(source, "a .npy file", "; choose another field, or write a .npz file")
     fields = [(name, field.dtype, field.shape) for name, field in source.schema.items()]
     plain = len(fields) == 1

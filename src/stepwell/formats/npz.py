@@ -2,7 +2,7 @@
 
 Ragged fields are two arrays: `tokens` has the items of all rows one after the other, and row i is
 `tokens[offsets[i]:offsets[i + 1]]` with `offsets` from `tokens.offsets`. Text and bytes are such
-arrays of uint8; the archive's comment says which is what, so that they come back as such.
+arrays of uint8; the archive's comment names them, so that they come back as such.
 """
 
 import json
@@ -98,9 +98,9 @@ class NpzSource(Stream):
                 for name in names
             }
             fixed = sum(self.schema[name].row_bytes for name in names if name not in bounds)
-            most = rows_of(fixed + 8 * len(ragged))
-            for begin in range(first, len(self), most):
-                left = min(most, len(self) - begin)
+            max_rows = rows_of(fixed + 8 * len(ragged))
+            for begin in range(first, len(self), max_rows):
+                left = min(max_rows, len(self) - begin)
                 for name in ragged:
                     known = np.concatenate([offsets[name][-1:], bounds[name].take(left)])
                     offsets[name] = self._bounds(name, begin, known)
@@ -122,11 +122,11 @@ class NpzSource(Stream):
         """The bounds of rows from `row` on. Raises `ValueError` for what cannot be bounds."""
         items = self._members[name].shape[0]
         if (np.diff(offsets) < 0).any():
-            raise ValueError(f"{name}{_OFFSETS} goes back")
+            raise ValueError(f"{name}{_OFFSETS}: expected ascending offsets")
         low, high = offsets[0], offsets[-1]
         last = row + len(offsets) - 1 == len(self)
         if low < 0 or high > items or (row == 0 and low != 0) or (last and high != items):
-            raise ValueError(f"{name}{_OFFSETS} does not fit {name}")
+            raise ValueError(f"{name}{_OFFSETS}: expected 0 to {items}, got {low} to {high}")
         return offsets
 
     def _fitting(self, name: str, offsets: NDArray[np.int64]) -> int:
@@ -147,7 +147,7 @@ class _Rows:
         size = count * self._row.row_bytes
         data: bytes = self._file.read(size)
         if len(data) != size:
-            raise ValueError(f"{self._name} ends early")
+            raise ValueError(f"{self._name}: truncated: expected {size} bytes, got {len(data)}")
         return np.frombuffer(data, self._row.dtype).reshape(count, *self._row.shape)
 
 
@@ -157,7 +157,7 @@ def _look(archive: zipfile.ZipFile, path: Path, name: str) -> tuple[NpyHeader, b
         header, fortran = parse_header(file, info.file_size, path / info.filename)
     size = header.data_bytes
     if not header.dtype.hasobject and header.data_offset + size != info.file_size:
-        raise ValueError(f"{name}: {size} bytes of data in a file of {info.file_size}")
+        raise ValueError(f"{name}: expected {size} bytes of data, got a file of {info.file_size}")
     return header, fortran
 
 
@@ -173,7 +173,7 @@ def _is_ragged(name: str, members: Mapping[str, NpyHeader], kinds: dict[str, str
 
 
 def _kinds_of(comment: bytes) -> dict[str, str] | None:
-    """What `write` noted of its ragged fields; None for the files of others."""
+    """The kinds of ragged fields, as `write` noted them; None for the files of others."""
     try:
         kinds = json.loads(comment)["stepwell"]
         return {str(name): str(kind) for name, kind in kinds.items()}

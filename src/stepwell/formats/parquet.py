@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SUFFIX = ".parquet"
-_MOST_ROWS = 1 << 16
+_MAX_ROWS = 1 << 16
 _GROUP_BYTES = 4 * BATCH_BYTES
 
 
@@ -45,7 +45,7 @@ class ParquetSource(arrow.Tables):
                 begin, end = end, end + facts.num_rows
                 if end <= skip:
                     continue
-                count = min(_MOST_ROWS, rows_of(facts.total_byte_size // max(1, facts.num_rows)))
+                count = min(_MAX_ROWS, rows_of(facts.total_byte_size // max(1, facts.num_rows)))
                 # On this thread: the others would read ahead, and wait for nobody.
                 for rows in opened.iter_batches(
                     count, row_groups=[group], columns=names, use_threads=False

@@ -1,8 +1,8 @@
 """The folder in which something is made that a kill must not undo.
 
-What becomes `out.npy` is made in `out.npy.part`. A small file in there says what is being
-converted and how far it got: the same call again goes on, another one is refused. What is
-finished gets its name by a rename; readers never see half of it.
+`out.npy` is made in `out.npy.part`. A small file in there has what is being
+converted and how far it got: the same call again goes on, a different call is refused. The
+finished file gets its name by a rename; readers never see half of it.
 """
 
 import errno
@@ -48,7 +48,7 @@ class Part:
             raise
 
     def __getitem__(self, key: str) -> Any:
-        """What was saved under a name; None for nothing."""
+        """The value that was saved under a name; None for nothing."""
         return self._state.get(key)
 
     def save(self, **state: Any) -> None:
@@ -81,17 +81,17 @@ class Part:
         self._lock.release()
 
     def _begun(self, about: dict[str, Any], force: bool) -> dict[str, Any] | None:
-        """What an earlier attempt saved; None where there is none, or it is to be replaced."""
+        """The state that an earlier attempt saved; None without one, or to replace it."""
         found = _read(self._root / _ABOUT)
         left = [name for name in os.listdir(self._root) if name != _LOCK]
         if found is None and any(not name.endswith(".tmp") for name in left):
             raise FileExistsError(
-                errno.EEXIST, "expected what a conversion left, got other files", str(self._root)
+                errno.EEXIST, "expected an unfinished conversion, got other files", str(self._root)
             )
         changed = "" if found is None else _difference(found["about"], about)
         if changed and not force:
             raise FileExistsError(
-                f"{self._root} is of another conversion ({changed}); force starts again"
+                f"{self._root} is of a different conversion ({changed}); force starts again"
             )
         if found is not None and not changed and self.path.exists():
             return found
@@ -172,13 +172,13 @@ def write_series(
         part.save(parts=counts)
 
 
-def _difference(begun: dict[str, Any], asked: dict[str, Any]) -> str:
-    """The first thing in which what was begun is not what is asked for; nothing if it is."""
-    for name in {**begun, **asked}:
-        if begun.get(name) != asked.get(name):
+def _difference(begun: dict[str, Any], given: dict[str, Any]) -> str:
+    """The first difference between a conversion that was begun and this one; nothing if equal."""
+    for name in {**begun, **given}:
+        if begun.get(name) != given.get(name):
             if name in ("files", "fingerprint"):  # checksums, which mean nothing to people
-                return f"{asked.get('source')} has changed since"
-            return f"{name}: {begun.get(name)!r}, asked for {asked.get(name)!r}"
+                return f"{given.get('source')} has changed since"
+            return f"{name}: {begun.get(name)!r}, now {given.get(name)!r}"
     return ""
 
 
@@ -190,5 +190,5 @@ def _read(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError):
-        raise FormatError("does not say what is being converted", path=str(path)) from None
+        raise FormatError("expected the state of a conversion", path=str(path)) from None
     return dict(state)

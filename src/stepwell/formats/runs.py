@@ -36,7 +36,7 @@ class RunList(QueryTable, Runs):
     ) -> None:
         self._counts = np.asarray(counts, np.int64)
         self.types = dict(types or {})
-        """How a dataset is to keep columns, where their values alone do not say it."""
+        """The types of columns, where their values alone do not show them."""
         super().__init__(list(columns), list(rows) or [()] * len(self._counts))
 
     @property
@@ -59,7 +59,7 @@ def find_runs(source: Source) -> RunList:
     if known is not None:
         _, counts = source._runs()
         if int(counts.sum()) != len(source):
-            raise FormatError(f"runs of {counts.sum()} rows, there are {len(source)}")
+            raise FormatError(f"expected runs of {len(source)} rows in all, got {counts.sum()}")
         if isinstance(known, RunList):
             return known
         names = list(known.columns)
@@ -135,7 +135,7 @@ def equally_long(
     None is the length of a single value.
     """
     if not lengths:
-        raise FormatError("there are no arrays", path=str(path))
+        raise FormatError("expected at least one array, got none", path=str(path))
     if fields is not None:
         for name in fields:
             if name not in lengths:
@@ -144,7 +144,7 @@ def equally_long(
     rows = lengths.get(_OBSERVATIONS)
     if rows is not None and len(lengths) > 1:
         if not rows:
-            raise FormatError(f"{_OBSERVATIONS}: there are no rows", path=str(path))
+            raise FormatError(f"{_OBSERVATIONS}: expected rows, got none", path=str(path))
         others = {name: length for name, length in lengths.items() if length != rows}
         if others:
             listed = ", ".join(
@@ -156,9 +156,9 @@ def equally_long(
         if length is None:
             raise SchemaError(f"{path}: {name!r} is a single value, expected a row for each record")
     if len(set(lengths.values())) != 1:
-        told = ", ".join(f"{name}: {length}" for name, length in lengths.items())
+        listed = ", ".join(f"{name}: {length}" for name, length in lengths.items())
         raise SchemaError(
-            f"{path}: expected arrays of equal length, got {told}; field= chooses one"
+            f"{path}: expected arrays of equal length, got {listed}; field= chooses one"
         )
     return list(lengths), next(iter(lengths.values())) or 0
 

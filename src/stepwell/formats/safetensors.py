@@ -38,7 +38,7 @@ _DTYPES = {
     "BOOL": "?",
 }
 _TAGS = {np.dtype(code): tag for tag, code in _DTYPES.items() if tag != "BF16"}
-_MOST_HEADER_BYTES = 100_000_000  # its own readers refuse more
+_MAX_HEADER_BYTES = 100_000_000  # its own readers refuse more
 
 
 class _Tensor(NamedTuple):
@@ -86,14 +86,14 @@ class SafetensorsSource(Stream):
         file.seek(tensor.offset + begin * tensor.row_bytes)
         values = np.fromfile(file, _DTYPES[tensor.tag], rows * math.prod(tensor.shape[1:]))
         if values.nbytes != rows * tensor.row_bytes:
-            raise FormatError("became shorter while it was read", path=self.path)
+            raise FormatError("truncated while it was read", path=self.path)
         if tensor.tag == "BF16":
             values = (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
         return values.reshape(rows, *tensor.shape[1:])
 
 
 def _read_tensors(path: Path) -> dict[str, _Tensor]:
-    """What is in a file. Raises `FormatError` for one that is none, or that ends early."""
+    """The tensors of a file. Raises `FormatError` for one that is none, or is truncated."""
 
     def broken(message: str, offset: int) -> FormatError:
         return FormatError(message, path=str(path), offset=offset)
@@ -101,33 +101,37 @@ def _read_tensors(path: Path) -> dict[str, _Tensor]:
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(start := file.read(8), "little")
-        if len(start) < 8 or length > min(size - 8, _MOST_HEADER_BYTES):
-            raise broken(f"a header of {length} bytes does not fit the file", 0)
+        if length > _MAX_HEADER_BYTES:
+            raise broken(f"header: expected at most {_MAX_HEADER_BYTES} bytes, got {length}", 0)
+        if len(start) < 8 or length > size - 8:
+            raise broken(f"truncated: expected a header of {8 + length} bytes, got {size}", size)
         text = file.read(length)
     try:
         found = json.loads(text)
         if not isinstance(found, dict):
             raise ValueError("expected an object")
         found.pop("__metadata__", None)
-        return {name: _tensor(name, about, 8 + length, size) for name, about in found.items()}
+        made = {name: _tensor(name, about, 8 + length) for name, about in found.items()}
+        end = 8 + length + max((about["data_offsets"][1] for about in found.values()), default=0)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise broken(f"the header does not parse: {error!r}", 8) from None
+    if end > size:
+        raise broken(f"truncated: expected {end} bytes, got {size}", size)
+    return made
 
 
-def _tensor(name: str, about: Mapping[str, Any], base: int, size: int) -> _Tensor:
+def _tensor(name: str, about: Mapping[str, Any], base: int) -> _Tensor:
     dtype, shape, (begin, end) = about["dtype"], about["shape"], about["data_offsets"]
     numbers = [*shape, begin, end]
     if any(type(n) is not int or not 0 <= n < 1 << 62 for n in numbers) or begin > end:
-        raise ValueError(f"{name}: {shape} at {begin} to {end}")
-    if base + end > size:
-        raise ValueError(f"{name}: ends at {base + end}, the file at {size}")
+        raise ValueError(f"{name}: expected a shape and offsets, got {shape}, {begin} and {end}")
     if dtype in _DTYPES and end - begin != np.dtype(_DTYPES[dtype]).itemsize * math.prod(shape):
-        raise ValueError(f"{name}: {end - begin} bytes for {dtype} {shape}")
+        raise ValueError(f"{name}: expected the bytes of {dtype} {shape}, got {end - begin}")
     return _Tensor(str(dtype), tuple(shape), base + begin)
 
 
 def write(source: Source, part: Part, *, progress: Progress) -> None:
-    """Write a tensor for each field, one after the other; the file's size says where to go on."""
+    """Write a tensor for each field, one after the other; the file's size shows where to go on."""
     only_fixed(source, "a tensor")
     odd = attributes_of(source).get(BFLOAT16)
     total, at = len(source), 0

@@ -20,11 +20,11 @@ from stepwell.store import Progress as Progress, Report, Runs, Store
 from stepwell.views import Columns
 
 BATCH_BYTES = 8 << 20
-"""About so many bytes are read, and written, at once."""
+"""Bytes that are read, and written, at once."""
 
-_MOST_RAGGED = 1 << 16
-_MOST_UNKNOWN = 1 << 10
-"""Ragged rows that are read at once where only reading tells how large they are."""
+_MAX_RAGGED = 1 << 16
+_MAX_UNKNOWN = 1 << 10
+"""Ragged rows that are read at once where only reading shows how large they are."""
 
 
 class _Held(NamedTuple):
@@ -92,7 +92,7 @@ class Stream(Store):
         self._fields = dict(fields)
         self._rows = rows
         self.attributes: dict[str, Any] = dict(attributes or {})
-        """What else the file knows, to be kept with the rows."""
+        """Metadata of the file, to be kept with the rows."""
 
     @abstractmethod
     def _from(self, first: int, names: Sequence[str]) -> Iterator[Batch]:
@@ -156,7 +156,7 @@ class Stream(Store):
     def _next(self, rest: Iterator[Batch]) -> Batch:
         batch = next(rest, None)
         if batch is None:
-            raise FormatError(f"ends before its {self._rows} rows do", path=self._path)
+            raise FormatError(f"truncated: expected {self._rows} rows, got fewer", path=self._path)
         return batch
 
     def __getstate__(self) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def in_order(
     """The rows from `first` on, a few MiB or `max_bytes` at a time, at least one row.
 
     `progress` is called before the first batch, and behind each. Raises `FormatError` when there
-    are fewer rows than the source says.
+    are fewer rows than `len(source)`.
     """
     total = len(source)
     progress(first, total)
@@ -186,7 +186,7 @@ def in_order(
         first += count_of(batch)
         progress(first, total)
     if first < total:
-        raise FormatError(f"expected {total} rows, got {first}", path=source.path)
+        raise FormatError(f"truncated: expected {total} rows, got {first}", path=source.path)
 
 
 def _batches(source: Source, first: int, max_bytes: int | None) -> Iterator[Batch]:
@@ -199,12 +199,12 @@ def _batches(source: Source, first: int, max_bytes: int | None) -> Iterator[Batc
     limit = min(BATCH_BYTES, max_bytes or BATCH_BYTES)
     ragged = [name for name, field in source.schema.items() if field.ragged]
     fixed = sum(field.row_bytes for field in source.schema.values() if not field.ragged)
-    most = max(1, limit // max(1, fixed + 8 * len(ragged)))
-    at_once = most = min(most, _MOST_RAGGED) if ragged else most
+    max_rows = max(1, limit // max(1, fixed + 8 * len(ragged)))
+    at_once = max_rows = min(max_rows, _MAX_RAGGED) if ragged else max_rows
     known = source._sizes(np.arange(0), ragged) is not None if ragged else True
     if ragged:
-        most = most if known else min(most, _MOST_UNKNOWN)
-        at_once = min(most, _MOST_UNKNOWN if known else 16)
+        max_rows = max_rows if known else min(max_rows, _MAX_UNKNOWN)
+        at_once = min(max_rows, _MAX_UNKNOWN if known else 16)
     unpacked = 1.0  # how much larger rows are than what is stored of them
     while first < len(source):
         end = min(first + at_once, len(source))
@@ -218,10 +218,10 @@ def _batches(source: Source, first: int, max_bytes: int | None) -> Iterator[Batc
         if ragged and known:
             size = sum(batch[name].values.nbytes for name in ragged)
             unpacked = max(1.0, size / max(1, int(stored[: end - first].sum())))
-            at_once = most if unpacked == 1 else min(most, _MOST_UNKNOWN)
+            at_once = max_rows if unpacked == 1 else min(max_rows, _MAX_UNKNOWN)
         elif ragged:
             fits = limit * (end - first) // max(1, size_of(batch))
-            at_once = max(1, min(most, 2 * at_once, fits))
+            at_once = max(1, min(max_rows, 2 * at_once, fits))
         first = end
 
 
@@ -236,7 +236,7 @@ def _from_zero(values: Any) -> Any:
 
 
 def attributes_of(source: Source) -> dict[str, Any]:
-    """What is kept with the rows of a source, or of what it is a view of."""
+    """The metadata of a source, or of the source that it is a view of."""
     found = getattr(source, "attributes", None)
     if getattr(source, "stored_dtype", "") == "bfloat16":  # read as float32
         found = {"bfloat16": list(source.schema)}
@@ -259,7 +259,7 @@ def batches_of(
     for row, row_bytes in rows:
         held.append(row)
         size += row_bytes
-        if size >= BATCH_BYTES or len(held) == _MOST_RAGGED:
+        if size >= BATCH_BYTES or len(held) == _MAX_RAGGED:
             yield {name: _column(schema[name], [row[name] for row in held]) for name in names}
             held, size = [], 0
     if held:

@@ -1,4 +1,4 @@
-"""Pictures, one after another, as an animated GIF or an MP4: the name says which."""
+"""Pictures, one after another, as an animated GIF or an MP4, by the name."""
 
 import struct
 from fractions import Fraction
@@ -14,7 +14,7 @@ from stepwell.files.extras import library
 from stepwell.formats.streams import Progress, in_order
 from stepwell.source import Field, Source
 
-_MOST_GIF_FPS = 50  # viewers play anything faster at ten a second
+_MAX_GIF_FPS = 50  # viewers play anything faster at ten a second
 _LOOP_FOR_EVER = b"!\xff\x0bNETSCAPE2.0\x03\x01\x00\x00\x00"
 _COLOURS = 256
 
@@ -31,9 +31,9 @@ def write(source: Source, path: Path, *, progress: Progress, fps: float = 30) ->
     if not len(source):
         raise SchemaError(f"{name!r}: there are no frames")
     gif = path.suffix.lower() == ".gif"
-    if not fps > 0 or (gif and fps > _MOST_GIF_FPS):
-        most = f" and up to {_MOST_GIF_FPS} for a GIF" if gif else ""
-        raise ValueError(f"fps: expected more than 0{most}, got {fps:g}")
+    if not fps > 0 or (gif and fps > _MAX_GIF_FPS):
+        limit = f" and up to {_MAX_GIF_FPS} for a GIF" if gif else ""
+        raise ValueError(f"fps: expected more than 0{limit}, got {fps:g}")
     with new_file(path) as file:
         video = _Gif(file, fps) if gif else _Mp4(file, fps)
         for batch in in_order(source.columns([name]), progress=progress):

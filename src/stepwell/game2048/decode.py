@@ -73,7 +73,7 @@ class Decode:
     """`decode` as a transform: `Loader(steps, 4096, transform=Decode(augment=True))`.
 
     With `augment` each step is turned by a symmetry that depends on seed, epoch, run and step
-    alone, so that batches are the same whichever thread makes them. A loader asks for the
+    alone, so that batches are the same whichever thread makes them. A loader gets the
     transform of each epoch, so a step is turned another way in the next one.
     """
 

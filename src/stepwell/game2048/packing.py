@@ -30,7 +30,7 @@ _CHUNK_BYTES = 1 << 20  # small enough to stay in the caches from the read to th
 
 @dataclass
 class PackReport(RunsReport):
-    """What became of the files of a directory."""
+    """The result of packing the files of a directory."""
 
     path: Path
     packed: int = 0

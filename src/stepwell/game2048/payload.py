@@ -38,7 +38,7 @@ _PER_RUN = {
 
 @dataclass(frozen=True)
 class RunStats(ShortStats):
-    """What a pack of runs holds. Lengths are in steps and count runs only, as do the tallies."""
+    """Statistics of a pack of runs. Lengths are in steps and count runs only, as do the tallies."""
 
     highest_tile_hist: dict[int, int]
     """How many runs reached each tile and no higher one."""

@@ -25,7 +25,7 @@ from stepwell.game2048.runs import Run
 from stepwell.ordered import in_order
 
 DEEPEST = 6
-"""The most own moves the player looks ahead."""
+"""The maximum of own moves the player looks ahead."""
 
 R = TypeVar("R")
 
@@ -42,7 +42,7 @@ def play(
     """Play the games numbered `first` to `first + games - 1`; they come in order.
 
     `workers` threads (one for each core by default) play a few games ahead of the loop; a loop
-    that is left waits for those that have begun. With `clock` a run says when it was played and
+    that is left waits for those that have begun. With `clock` a run has when it was played and
     how long that took; without, equal arguments give equal bytes.
     """
     games = _one("games", games, max_value=2**63)

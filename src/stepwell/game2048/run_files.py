@@ -71,7 +71,7 @@ def read_run(path: Path, size: int) -> bytes:
 
 
 def attempt(work: Callable[..., R], *args: Any, **options: Any) -> R | Exception:
-    """What a call returns, or the error that says what is wrong with a run or its file."""
+    """The result of a call, or the error about a run or its file."""
     try:
         return work(*args, **options)
     except (FormatError, OSError) as error:
@@ -80,7 +80,7 @@ def attempt(work: Callable[..., R], *args: Any, **options: Any) -> R | Exception
 
 @dataclass
 class RunsReport:
-    """What became of runs: of those that were left out, and why."""
+    """The runs that were left out, and why."""
 
     skipped: list[tuple[Any, str]] = field(default_factory=list, kw_only=True)
     """Files or names of runs that were left out, each with the reason."""
@@ -94,7 +94,7 @@ class RunsReport:
 
 @dataclass
 class MigrateReport(RunsReport):
-    """What became of the files of a directory."""
+    """The result of migrating the files of a directory."""
 
     migrated: int = 0
     """Runs that were v1 and are v2 now."""

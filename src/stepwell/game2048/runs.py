@@ -39,7 +39,7 @@ RECORD = np.dtype(
 
 
 class RunMeta(NamedTuple):
-    """What a run says about itself."""
+    """The metadata of a run."""
 
     steps: int
     start_unix_s: int
@@ -125,7 +125,7 @@ class RunBatch(Sequence["Run"]):
 
 
 class Run:
-    """One recorded game: arrays with a row per step, and what the run says about itself.
+    """One recorded game: arrays with a row per step, and its metadata.
 
     `boards` are those before each move; bit m of `ev_legal` and column m of `ev_values`
     belong to move m (up, down, left, right). Both are 0 where `has_branches` is False: such a
@@ -205,7 +205,7 @@ class Run:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a `.a2run` or `.a2run2` file; which one it is, its bytes say."""
+        """Read a `.a2run` or `.a2run2` file, recognized by its bytes."""
         with open_regular(Path(path)) as file:
             return cls.from_bytes(file.read(), path=path)
 
@@ -222,7 +222,7 @@ class Run:
         """Write the run to a file: all of it, on the disk, or nothing."""
         write_file(Path(path), self.to_bytes(version))
 
-    # What there is.
+    # Properties.
 
     @property
     def meta(self) -> RunMeta:
@@ -246,7 +246,7 @@ class Run:
 
     @property
     def ev_values(self) -> NDArray[np.float32]:
-        """What the player thought of each move, from 0 to just below 1."""
+        """The player's value of each move, from 0 to just below 1."""
         return self._batch.ev_values[self._steps]
 
     @property

@@ -41,7 +41,7 @@ RUN_COLUMNS = {
     "final_board": RunColumn(int),
     "source": RunColumn(str),
 }
-"""What is known of each game. A final board is kept in the 64 bits of a signed number."""
+"""The columns of each game. A final board is kept in the 64 bits of a signed number."""
 
 _MAX_STEPS = 65_535
 _CHUNK_RUNS = 32
@@ -112,7 +112,7 @@ class GameSteps(Source):
         step = rows - self._starts[run]
         at: Any = batch.offsets[place] + step
         if len(at) and at[-1] - at[0] == len(at) - 1 and (np.diff(at) == 1).all():
-            at = slice(at[0], at[-1] + 1)  # as whoever reads in order asks; spares copies
+            at = slice(at[0], at[-1] + 1)  # as when reading in order; spares copies
         move, legal = batch.moves[at], batch.ev_legal[at]
         allowed = (legal[:, None] >> np.arange(4, dtype=np.uint8) & 1).astype(bool)
         values = np.clip(batch.ev_values[at], 0, 1)
@@ -132,7 +132,7 @@ def filter_by_score(steps: StepReader, min_score: int, max_score: int | None = N
 
 
 _Load = Callable[[Rows, int], RunBatch]
-"""Decodes the runs of these numbers, with so many threads."""
+"""Decodes the runs of these numbers, with that many threads."""
 
 
 def _opened(games: str | os.PathLike[str] | PackReader) -> tuple[str, list[str], _Load]:
@@ -165,7 +165,7 @@ def _text(name: str | os.PathLike[str]) -> str:
 
 
 def _scan(load: _Load, numbers: range) -> list[tuple[int, tuple[Any, ...] | Exception]]:
-    """What is known of each of these runs, or what is wrong with it."""
+    """The columns of each of these runs, or the error about it."""
     try:
         batch = load(np.array(numbers), 1)
         _check(batch)
@@ -186,11 +186,11 @@ def _check(batch: RunBatch) -> None:
     for name in ("max_score", "start_unix_s"):
         value = int(batch.records[name].max())
         if value >= 1 << 63:
-            raise FormatError(f"{name} {value} is beyond the numbers of SQLite")
+            raise FormatError(f"{name}: expected less than 2**63, as SQLite has it, got {value}")
 
 
 def _columns(batch: RunBatch) -> Iterator[tuple[Any, ...]]:
-    """The length of each run, and what the database of a dataset is told of it."""
+    """The length of each run, and its columns in the database of a dataset."""
     boards = batch.records["final_board"].view(np.int64)
     for meta, board in zip(batch.metas(), boards.tolist(), strict=True):
         numbers = (meta.start_unix_s, meta.elapsed_s, board)

@@ -1,7 +1,7 @@
 """ArrayRecord files as a source.
 
 A directory holds `*.array_record` files, read in the order of their names. Files written
-by `stepwell.convert` have `stepwell.json` beside them, which says what a record is;
+by `stepwell.convert` have `stepwell.json` beside them, with the dtype of a record;
 records of other files are bytes of any length unless `dtype` and `shape` are given.
 """
 
@@ -67,7 +67,7 @@ class ArrayRecordSource(Store):
         self._starts = np.cumsum([0, *counts], dtype=np.int64)
         if rows not in (None, len(self)):
             raise FormatError(
-                f"expected {rows} records, the files have {len(self)}",
+                f"expected {rows} records, got {len(self)}",
                 path=str(self._path / ABOUT.name),
             )
         if len(self) and not self._field.ragged:
@@ -128,7 +128,7 @@ class ArrayRecordSource(Store):
         for row, record in zip(rows, records, strict=True):
             if len(record) != size and not self._field.ragged:
                 raise FormatError(
-                    f"expected {size} bytes for {self._field}, record {row} has {len(record)}",
+                    f"record {row}: expected {size} bytes for {self._field}, got {len(record)}",
                     path=str(self._path),
                 )
         return records
@@ -148,8 +148,8 @@ class ArrayRecordSource(Store):
         checked = f"{len(self._files)} files open and have {len(self):,} records"
         read = "every record was read, and its checksum compared by the library that reads it"
         unchecked = ("the records: a quick check does not read them",) if quick else ()
-        said = (checked,) if quick else (checked, read)
-        return Report(self.kind, self.path, tuple(problems), said, unchecked)
+        done = (checked,) if quick else (checked, read)
+        return Report(self.kind, self.path, tuple(problems), done, unchecked)
 
     def _problem(self, row: int) -> FormatError | None:
         try:
@@ -165,22 +165,22 @@ class ArrayRecordSource(Store):
 
 
 def _read_about(folder: Path) -> tuple[Field, int]:
-    """What `stepwell.json` says: what a record is, and how many there are."""
+    """The field of a record and the number of records, from `stepwell.json`."""
     with ABOUT.parsing(folder) as about:
         shape, rows = about["shape"], about["rows"]
         if type(shape) is not list or not all(type(n) is int and n >= 0 for n in (rows, *shape)):
-            raise ValueError(f"{rows!r} rows of shape {shape!r}")
+            raise ValueError(f"expected rows and a shape, got {rows!r} and {shape!r}")
         return _field_of(dtype_from_json(about["dtype"]), tuple(shape)), rows
 
 
 def _field_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Field:
     """Records of this kind as a field."""
     if dtype.hasobject:
-        raise SchemaError(f"records hold plain numbers, not {dtype}")
+        raise SchemaError(f"expected records of plain numbers, got {dtype}")
     field = Field(dtype.base, (*shape, *dtype.shape))
     extents = [field.dtype.itemsize, *field.shape]
     if len(extents) > 60 or math.prod(max(n, 1) for n in extents) >= 2**63:
-        raise SchemaError(f"no record is {field}")
+        raise SchemaError(f"expected records below 2**63 bytes, got {field}")
     return field
 
 

@@ -103,8 +103,8 @@ class ArraySource(Store):
             except FormatError as error:
                 problems = (error,)
         progress(len(self), len(self))
-        said = (checked,) if checked else ()
-        return Report(self.kind, self.path or "", problems, said, (unchecked,))
+        done = (checked,) if checked else ()
+        return Report(self.kind, self.path or "", problems, done, (unchecked,))
 
     def _fields(self) -> dict[str, Field]:
         if self._record is None:

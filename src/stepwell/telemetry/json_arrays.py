@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from stepwell.errors import SchemaError
 
 _NUMBER = b" \t\r\n0123456789-"
-_SAFE = 10**18  # NumPy does not say when a whole number is too large for it
+_SAFE = 10**18  # NumPy does not report a whole number that is too large for it
 _MARK = "\0array"  # stands for the array that was read before the rest
 _MARKED = json.dumps(_MARK).encode()
 _WRAPPED = ("__ndarray__", "data")
@@ -29,8 +29,8 @@ Parts = tuple[Any, Any]
 
 
 def parse(blob: Any) -> Parts:
-    """What a column holds. Raises `ValueError` when it is not JSON, `SchemaError` when lists in it
-    have several lengths."""
+    """The array in a column, and the rest. Raises `ValueError` when it is not JSON, `SchemaError`
+    when lists in it have several lengths."""
     if not isinstance(blob, str | bytes):  # SQLite keeps a number that was put into any column
         return _split(blob)
     data = blob.encode() if isinstance(blob, str) else blob
@@ -92,8 +92,8 @@ def _rectangle(data: bytes) -> NDArray[Any] | None:
 
 def _digits(values: NDArray[np.int64]) -> int:
     size = np.abs(values)
-    most = len(str(size.max()))
-    return len(values) + sum(int(np.count_nonzero(size >= 10**k)) for k in range(1, most))
+    max_digits = len(str(size.max()))
+    return len(values) + sum(int(np.count_nonzero(size >= 10**k)) for k in range(1, max_digits))
 
 
 @lru_cache(maxsize=16)
@@ -106,7 +106,7 @@ def _frame(shape: tuple[int, ...]) -> bytes:
 
 
 def _loads(data: bytes) -> Any:
-    """What JSON says, the largest array in it read beforehand."""
+    """The value of JSON, the largest array in it read beforehand."""
     begin, end = data.find(b"[["), data.rfind(b"]]") + 2
     array = _rectangle(data[begin:end]) if 0 < begin < end and _MARKED not in data else None
     if array is not None:

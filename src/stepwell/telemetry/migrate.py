@@ -1,8 +1,8 @@
 """Moves a database that kept its arrays as JSON into a replay store.
 
 A batch at a time: JSON read, arrays and rows committed as a writer would, then read back and
-compared. What is in the store already is left out, so the same call goes on after a kill, and adds
-what was recorded in the meantime.
+compared. Steps that the store has already are left out, so the same call goes on after a kill,
+and adds what was recorded in the meantime.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ _Item = tuple[OldEpisode, MovedStep | None]
 
 @dataclass
 class MigrationReport:
-    """What became of a database. `added` are steps that were not in the store before."""
+    """The result of a migration. `added` are steps that were not in the store before."""
 
     steps: int = 0
     added: int = 0
@@ -67,7 +67,7 @@ def migrate_telemetry(
 
     Everything is read back and compared. `observations` is a dtype for all of them, instead of
     one by what they are. Raises `SchemaError` for a step that cannot be moved, which `skip_bad`
-    leaves out, and for a run of the store that is another one of the same name.
+    leaves out, and for a different run of the same name in the store.
     """
     check_compress(compress)
     if observations is not None and not _is_of_numbers(observations):
@@ -84,7 +84,7 @@ def validate_telemetry(
     run_ids: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> MigrationReport:
-    """Compare every step that both have; the report's `differences` say what is not the same."""
+    """Compare every step that both have; the report's `differences` list what is not the same."""
     with _opened(Path(old), Path(root)) as source:
         return _Migration(source, Path(root), run_ids, progress).validate()
 
@@ -183,7 +183,7 @@ class _Migration:
         return self._measured()
 
     def _news(self, run_id: str, episodes: list[OldEpisode]) -> Iterator[_Item]:
-        """What the store does not have, and after the steps of an episode that ended a None."""
+        """Steps that the store does not have, and a None after those of an episode that ended."""
         for episode in episodes:
             known, ended = self._known(run_id, episode)
             there = self._old.indices(episode.episode_id)
@@ -228,7 +228,7 @@ class _Migration:
         self._report.skipped.append((self._old.path, str(error)))
 
     def _check_run(self, run_id: str, episodes: list[OldEpisode]) -> RunRow | None:
-        """What the store knows of a run. Raises `SchemaError` when it is another one of that name:
+        """The run in the store. Raises `SchemaError` when it is a different one of that name:
         one with other episodes, or whose first steps are not the same."""
         sql = "SELECT episode_id FROM episodes WHERE run_id = ? ORDER BY number"
         there = [name for (name,) in self._select(sql, run_id)]
@@ -244,7 +244,7 @@ class _Migration:
             first = self._old.step(known[name], index)
             lines = differences(self._root, run_id, [MovedStep.of(first)] if first else [])
             if lines:
-                raise SchemaError(f"run {run_id!r}: the store has another one: {lines[0]}")
+                raise SchemaError(f"run {run_id!r}: the store has a different one: {lines[0]}")
         try:
             with reading(self._root) as database:
                 return run_rows(database, database_path(self._root)).get(run_id)
@@ -252,7 +252,7 @@ class _Migration:
             return None
 
     def _known(self, run_id: str, episode: OldEpisode) -> "_Known":
-        """What the store has of an episode. Raises `SchemaError` when it is of another run."""
+        """The episode in the store. Raises `SchemaError` when it is of another run."""
         name = episode.episode_id
         sql = "SELECT run_id, ended FROM episodes WHERE episode_id = ?"
         for owner, ended in self._select(sql, name):
@@ -286,7 +286,7 @@ class _Migration:
 
 
 class _Known(NamedTuple):
-    """What the store has of an episode."""
+    """The steps of an episode in the store."""
 
     steps: frozenset[int] = frozenset()
     ended: bool = False

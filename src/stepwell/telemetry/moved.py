@@ -29,7 +29,7 @@ class MovedStep(NamedTuple):
     number: int | float | None
     """The action, where it is a single number."""
     columns: dict[str, Any]
-    """What is a column of the new database as well."""
+    """The columns that the new database has as well."""
     trees: dict[str, Tree]
     """Observation, action and frame, those that there are."""
     json_bytes: int
@@ -90,7 +90,7 @@ class MovedStep(NamedTuple):
 
 
 def _info(stored: Any, rest: Mapping[str, Any]) -> dict[str, Any]:
-    """What came with a step, and what its BLOBs held besides arrays, under their names."""
+    """The info of a step, with the contents of its BLOBs besides arrays, under their names."""
     value = {} if stored is None else json.loads(stored)
     if not isinstance(value, dict):
         value = {} if value is None else {"info": value}
@@ -131,7 +131,7 @@ class Types:
             return tree
         with np.errstate(invalid="ignore"):
             made = array.astype(dtype)
-            # Fractions may be rounded, which only who asks for float32 can mean.
+            # Fractions are rounded only where float32 was given.
             fits = array.dtype.kind == dtype.kind == "f" or (made == array).all()
         if not fits:
             raise SchemaError(
@@ -146,7 +146,7 @@ def _are_bytes(array: NDArray[Any]) -> bool:
 
 
 def differences(root: Path, run_id: str, steps: Iterable[MovedStep]) -> list[str]:
-    """What is not the same in a replay store, a line each, of the steps that it has."""
+    """The differences of a replay store, a line each, in the steps that it has."""
     both = []
     with reading(root) as database:
         database.row_factory = sqlite3.Row

@@ -22,7 +22,7 @@ _WAIT_MS = 60_000
 
 
 class OldEpisode(NamedTuple):
-    """An episode: what its first step says, and its own row where it has ended."""
+    """An episode: columns of its first step, and its own row where it has ended."""
 
     episode_id: str
     run_id: str | None
@@ -68,7 +68,7 @@ class OldTelemetry:
         )
 
     def _columns(self, table: str, names: Iterable[str]) -> dict[str, str]:
-        """What to ask for to get the columns of a table; NULL for those that it does not have."""
+        """The SQL for the columns of a table; NULL for those that it does not have."""
         rows = self._database.execute(f"SELECT name FROM pragma_table_info('{table}')")
         known = {name for (name,) in rows}
         return {name: f"{table}.{name}" if name in known else "NULL" for name in names}

@@ -34,11 +34,11 @@ class PackFile:
         self.layout = Layout.read(self.data, str(path))
         self.path = path.absolute()  # wherever the process goes later
         self.table: bytes | None = None
-        """The database of `where`, once it was asked for."""
+        """The database of `where`, once it was used."""
 
     @lazy
     def content_checksum(self) -> int:
-        """A checksum that tells this pack from others.
+        """A checksum that identifies this pack.
 
         The index has the checksum of every entry, but that of a payload with a checksum of its
         own is always the same: the own one is read from where such payloads end.
@@ -140,6 +140,6 @@ class PackFile:
 
 
 def slices(view: memoryview, entries: NDArray[Any]) -> list[memoryview]:
-    """What entries point at in a view."""
+    """The bytes of entries in a view."""
     begins, lengths = entries["offset"].tolist(), entries["length"].tolist()
     return [view[b : b + n] for b, n in zip(begins, lengths, strict=True)]

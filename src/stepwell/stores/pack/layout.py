@@ -31,7 +31,7 @@ ENTRY = np.dtype(
         ("zero", "<u8"),
     ]
 )
-"""Where a payload is: an entry of a pack's index, and how the core is told."""
+"""Where a payload is: an entry of a pack's index, as the core takes it."""
 
 N = TypeVar("N", int, NDArray[np.int64])
 
@@ -39,7 +39,7 @@ _HEADER = struct.Struct("<8sIIQ")
 _FOOTER = struct.Struct("<QIIQ")
 _FOOTER_BYTES = 32
 
-# The most a stored byte can unpack to: an lz4 match byte, a zstd block of repeats.
+# The maximum that a stored byte can unpack to: an lz4 match byte, a zstd block of repeats.
 _MAX_UNPACKED = {Codec.ZSTD: (1 << 17) // 4, Codec.LZ4: 255, Codec.ZSTD_DICT: (1 << 17) // 4}
 
 
@@ -140,10 +140,8 @@ class _Checker:
         if start[:8] != MAGIC:
             raise self.refuse(f"expected magic {MAGIC!r}, got {start[:8]!r}", 0)
         smallest = INDEX_AT + ENTRY.itemsize + _FOOTER_BYTES
-        if len(self._file) < smallest:
-            raise self.refuse(
-                f"expected at least {smallest} bytes, got {len(self._file)}", len(self._file)
-            )
+        if (size := len(self._file)) < smallest:
+            raise self.refuse(f"truncated: expected at least {smallest} bytes, got {size}", size)
         _, version, flags, count = _HEADER.unpack_from(start)
         if version not in (1, 2):
             raise VersionError(f"expected version 1 or 2, got {version}", path=self._path, offset=8)
@@ -160,7 +158,13 @@ class _Checker:
     def footer(self, index: NDArray[Any]) -> tuple[int, int, int, int]:
         at = self.footer_at
         raw = self._file[at:].tobytes()
-        self.check_crc("footer", at, at + 24, at + 24)
+        expected = int(index["offset"][-1]) + int(index["length"][-1]) + _FOOTER_BYTES
+        try:
+            self.check_crc("footer", at, at + 24, at + 24)
+        except ChecksumError as error:
+            if expected > (size := len(self._file)):
+                error.args = (f"truncated: expected at least {expected} bytes, got {size}",)
+            raise
         if any(raw[28:]):
             raise self.refuse(f"expected four zero bytes, got {raw[28:].hex()}", at + 28)
         data_end, index_crc, data_crc, stats_offset = _FOOTER.unpack_from(raw)
@@ -210,7 +214,7 @@ class _Checker:
         room = self.footer_at - at - head
         length = int.from_bytes(self._file[at : at + 4].tobytes(), "little")
         if room < 0 or length > room:
-            raise self.refuse(f"{what}: {length} bytes do not fit into {max(room, 0)}", at)
+            raise self.refuse(f"{what}: expected at most {max(room, 0)} bytes, got {length}", at)
         begin = at + head
         return self._file[begin : begin + length].tobytes(), begin + length
 

@@ -1,6 +1,6 @@
-"""What a pack asks about its payloads.
+"""Types of payloads in packs.
 
-A pack keeps bytes, each with a kind. What the bytes of some kinds mean, a `PayloadType` knows:
+A pack keeps bytes, each with a kind. A `PayloadType` has the meaning of some kinds:
 it checks them when they are written, decodes them, and has their columns and their statistics.
 `RAW` is the type of all other kinds. `stepwell/__init__.py` hands over the other types, once.
 """
@@ -34,11 +34,11 @@ class PayloadType(ABC):
     """The meaning of some kinds of payload. It has no state, and is safe from any thread."""
 
     name: ClassVar[str]
-    """What errors call such payloads: "runs"."""
+    """The name of such payloads in messages: "runs"."""
     kinds: ClassVar[Mapping[int, str]] = _NOTHING
     """The name of each kind, as `PackReader.kind` returns it."""
     suffixes: ClassVar[Mapping[int, str]] = _NOTHING
-    """What names of extracted files end in, by kind."""
+    """The suffixes of extracted files, by kind."""
     schema: ClassVar[Schema]
     """The fields of a row."""
     head_fields: ClassVar[frozenset[str]] = frozenset()
@@ -77,14 +77,14 @@ class PayloadType(ABC):
 
     def rows(self, batch: Any) -> Iterator[tuple[Any, ...]]:
         """The values of `columns`, item by item."""
-        raise SchemaError(f"{self.name} have no columns to ask for")
+        raise SchemaError(f"{self.name} have no columns to query")
 
     def tally(self, batch: Any) -> Tally:
-        """What the statistics count of a batch."""
+        """The counts of a batch for the statistics."""
         raise SchemaError(f"{self.name} have no statistics")
 
     def json_lines(self, **options: Any) -> Callable[[Payloads], NDArray[np.uint8]]:
-        """What makes lines of JSON; `options` are those of `PackReader.to_jsonl`."""
+        """A function that makes lines of JSON; `options` are those of `PackReader.to_jsonl`."""
         raise SchemaError(f"{self.name} have no lines of JSON")
 
 
@@ -130,7 +130,7 @@ _known: Callable[[], tuple[PayloadType, ...]] = tuple
 def set_payload_types(make: Callable[[], tuple[PayloadType, ...]]) -> None:
     """Have packs know the types that `make` returns, and no other.
 
-    It is called when the first pack is used: what knows of a type need not be imported before.
+    It is called when the first pack is used: the module of a type need not be imported before.
     """
     global _known
     _known = cache(make)

@@ -33,9 +33,9 @@ _TEXT_BYTES = 1 << 18  # of payloads: keeps a thread busy for milliseconds, make
 
 
 class _Kind(str):
-    """What a store of this sort is called; of an open pack, `kind(i)` is what entry `i` is.
+    """The name of this kind of store; of an open pack, `kind(i)` is the kind of entry `i`.
 
-    The one is asked of every store, the other of packs since the first version of the format.
+    Every store has the one, packs have had the other since the first version of the format.
     """
 
     _pack: "PackReader"
@@ -89,7 +89,7 @@ class PackReader(Store):
 
     @property
     def _seen(self) -> tuple[int, ...]:
-        """What another pack at the same path would not have; of a whole one found at no cost."""
+        """A checksum that identifies the pack; of a whole one found at no cost."""
         seen = (self._layout.index_crc, self._layout.data_crc)
         return seen if self._is_whole else (*seen, self._opened.content_checksum)
 
@@ -102,7 +102,7 @@ class PackReader(Store):
         part._numbers = numbers
         return part
 
-    # What it is.
+    # Properties.
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -153,7 +153,7 @@ class PackReader(Store):
         builder.add(len(self), (known.tally(batch) for _, known, batch in self._heads()))
         return builder.finish()
 
-    # Items: what the payload type makes of payloads. Those of raw payloads are bytes.
+    # Items: decoded payloads. Those of raw payloads are bytes.
 
     def decode(self, i: int) -> Any:
         """Return item `i`."""
@@ -204,7 +204,7 @@ class PackReader(Store):
         begins, ends, checksums = self._places
         begin, end = begins[row], ends[row]
         if begin < 0 or (checksums[row] and _core.crc32c(file.data[begin:end]) != checksums[row]):
-            return self.slices([row])[0]  # unpacks, and knows what to say about damage
+            return self.slices([row])[0]  # unpacks, and reports damage
         return memoryview(file.memory)[begin:end]
 
     def slices(self, indices: ArrayLike) -> list[memoryview]:
@@ -252,7 +252,7 @@ class PackReader(Store):
         return self._with(self._numbers[np.isin(self._numbers, found)])
 
     def query(self, sql: str, *values: Any) -> QueryTable:
-        """What any SQL query over the table `runs` returns: `query("SELECT max(steps) FROM runs")`.
+        """The result of an SQL query over the table `runs`: `query("SELECT max(steps) FROM runs")`.
 
         It has the columns of `where`, and of a part the runs of that part.
         """
@@ -379,7 +379,7 @@ class PackReader(Store):
 
     @lazy
     def _row_type(self) -> PayloadType:
-        """What rows are read as: the type of the items if it is that of all entries."""
+        """The type of rows: that of the items if it is the same for all entries."""
         return self._type if self._type.mask(self._kinds).all() else RAW
 
     @property

@@ -1,4 +1,4 @@
-"""What a pack holds, in numbers, and the block that keeps them."""
+"""Statistics of a pack, and the block that keeps them."""
 
 import struct
 from collections import Counter
@@ -31,7 +31,7 @@ class ShortStats:
 
 @dataclass(frozen=True)
 class PackStats(ShortStats):
-    """What a pack holds. Lengths are in steps, of payloads that have some.
+    """Statistics of a pack. Lengths are in steps, of payloads that have some.
 
     A payload type has a class of its own that calls the two tallies what they are.
     """
@@ -41,7 +41,7 @@ class PackStats(ShortStats):
 
 
 class Tally(NamedTuple):
-    """What is counted of some payloads: an item each."""
+    """The counts of some payloads: an item each."""
 
     lengths: NDArray[np.uint32]
     numbers: Iterable[int]
@@ -119,7 +119,7 @@ class StatsBuilder:
         items, total = len(lengths), int(lengths.sum(dtype=np.uint64))
         if not items:
             return [self._count, 0, 0, 0, 0.0, 0, 0, 0, numbers, names]
-        # Half away from zero, as the format says; Python rounds half to even.
+        # Half away from zero, as the format has it; Python rounds half to even.
         places = [0, -1, *(int(np.floor(q * (items - 1) + 0.5)) for q in (0.5, 0.9, 0.99))]
         shortest, longest, *quantiles = lengths[places].tolist()
         short = [self._count, total, shortest, longest, total / items, *quantiles]

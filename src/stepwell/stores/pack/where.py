@@ -1,6 +1,6 @@
-"""What the payloads of a pack say about themselves, as a table in memory that SQL can query.
+"""The columns of the payloads of a pack, as a table in memory that SQL can query.
 
-It is made of their heads when it is first asked, once for each opened file.
+It is made of their heads at the first query, once for each opened file.
 """
 
 import sqlite3
@@ -56,7 +56,7 @@ def select_runs(pack: "PackReader", condition: str, values: Sequence[Any]) -> Ro
 
 
 def query_runs(pack: "PackReader", sql: str, values: Sequence[Any]) -> QueryTable:
-    """What a query over the table `runs` returns; of a part of a pack it has that part."""
+    """The result of a query over the table `runs`; that of a part of a pack has that part."""
     with _opened(pack) as database:
         if not pack._is_whole:
             catalog.show_only(database, "runs", "run", pack._numbers.tolist())

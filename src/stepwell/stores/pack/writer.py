@@ -51,7 +51,7 @@ class Prepared(NamedTuple):
     image: NDArray[np.uint8]
     entries: NDArray[Any]
     tallies: list[Tally]
-    """What the statistics count of them."""
+    """The counts for the statistics."""
 
 
 class PackWriter(Writer):
@@ -191,7 +191,7 @@ class PackWriter(Writer):
     def _laid_out(
         self, payloads: Sequence[Any], kinds: Sequence[int]
     ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-        """Payloads in memory, zeros between them, and entries that say where each is."""
+        """Payloads in memory, zeros between them, and entries with the place of each."""
         lengths = np.array([len(payload) for payload in payloads], np.int64)
         padded = align_up(lengths, self.align)
         entries = np.zeros(len(payloads), ENTRY)
@@ -344,7 +344,7 @@ def _lock_beside(target: Path) -> WriterLock:
 
 
 def _encoded(payload: Any, kind: int | None) -> tuple[bytes, int]:
-    """What is stored of something that was appended, and the kind of it."""
+    """The bytes to store of an appended item, and its kind."""
     data: Any = payload
     if not isinstance(payload, bytes):
         for known in payload_types():

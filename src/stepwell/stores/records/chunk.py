@@ -112,8 +112,10 @@ class OpenChunks:
             chunk = ChunkFile(root, state, grow_bytes)
             check_inside(root, chunk_name(state.id))
             # One that nothing was written to may have no file.
-            if state.position > (chunk.path.stat().st_size if chunk.path.exists() else 0):
-                raise FormatError(f"expected at least {state.position} bytes", path=str(chunk.path))
+            size = chunk.path.stat().st_size if chunk.path.exists() else 0
+            if size < state.position:
+                message = f"truncated: expected at least {state.position} bytes, got {size}"
+                raise FormatError(message, path=str(chunk.path), offset=size)
             self._chunks.append(chunk)
         self.next = meta.next_chunk
         self._committed()
@@ -123,7 +125,7 @@ class OpenChunks:
         return tuple(chunk.state for chunk in self._chunks if chunk.records < self._full)
 
     def with_room(self, count: int) -> list[ChunkFile]:
-        """So many chunks to write to."""
+        """`count` chunks to write to."""
         found = [chunk for chunk in self._chunks if chunk.records < self._full][:count]
         return found + [self._begin() for _ in range(count - len(found))]
 
@@ -135,13 +137,13 @@ class OpenChunks:
     def put(self, chunk: ChunkFile, ends: Rows, begin: int, end: int, make: Make) -> Entries:
         """Write records, about a megabyte at a time, to a chunk, and to new ones when it is full.
 
-        `ends` says where each would end if they were one behind the other. Returns their entries,
+        `ends` is where each would end if they were one behind the other. Returns their entries,
         a line for each field.
         """
         made = []
         while begin < end:
             if chunk.records >= self._full:
-                chunk.close(cut=False)  # there are only so many files
+                chunk.close(cut=False)  # the number of open files is limited
                 chunk = self._begin()
             limit = (int(ends[begin - 1]) if begin else 0) + _SLAB_BYTES
             fit = max(int(np.searchsorted(ends, limit, "right")), begin + 1)
@@ -161,7 +163,7 @@ class OpenChunks:
             sync_path(self._root / CHUNKS)
 
     def committed(self) -> None:
-        """What is written stays; full chunks are let go of."""
+        """Written frames stay; full chunks are let go of."""
         for chunk in self._chunks:
             if chunk.records >= self._full:
                 chunk.close(cut=True)

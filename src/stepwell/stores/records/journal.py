@@ -26,7 +26,7 @@ _CHANGED = np.dtype([("record", "<u8"), ("entry", ENTRY)])
 @dataclass(frozen=True)
 class Commit:
     after: Meta
-    """What the store is after it."""
+    """The state of the store after it."""
     changes: tuple[Change, ...]
 
     def encode(self) -> bytes:
@@ -54,7 +54,7 @@ class Commit:
             together, at = _items(body, at, _CHANGED, changed)
             rows = together["record"]
             if len(rows) and int(rows.max()) >= before.length:
-                raise ValueError(f"record {rows.max()} of {before.length}")
+                raise ValueError(f"expected a record below {before.length}, got {rows.max()}")
             changes.append(Change(first, entries, rows.astype(np.int64), together["entry"]))
         more = len(changes[0].appended)
         follows = (
@@ -66,7 +66,7 @@ class Commit:
             and before.next_chunk <= next_chunk
         )
         if not follows:
-            raise ValueError(f"{length} records after {before.length} and {more} more")
+            raise ValueError(f"expected {before.length} and {more} records, got {length}")
         after = replace(
             before,
             commit=number,
@@ -86,7 +86,7 @@ _UNREADABLE = (ValueError, OverflowError, struct.error)
 def _items(
     body: NDArray[np.uint8], at: int, dtype: np.dtype[Any], count: int
 ) -> tuple[NDArray[Any], int]:
-    """So many of something, and where they end."""
+    """`count` items, and where they end."""
     return np.frombuffer(body, dtype, count, at), at + count * dtype.itemsize
 
 
@@ -114,8 +114,8 @@ def read_commits(root: Path, meta: Meta) -> list[Commit]:
             try:
                 found.append(Commit.decode(body, before))
             except _UNREADABLE as error:
-                said = f"commit {number} contradicts itself: {error}"
-                raise FormatError(said, path=str(path), offset=at) from None
+                message = f"commit {number} contradicts itself: {error}"
+                raise FormatError(message, path=str(path), offset=at) from None
             before = found[-1].after
         last, end = number, at + _FRAME_BYTES + len(body)
     for at in FRAMING.places(data, end):

@@ -1,4 +1,4 @@
-"""What is where in the directory of a record store, and what meta.json says that the store is;
+"""The files in the directory of a record store, and the contents of meta.json;
 docs/formats/records.md has the bytes."""
 
 import json
@@ -32,7 +32,7 @@ CHUNKS = "chunk"
 ENTRY = np.dtype([("offset", "<u8"), ("chunk", "<u4"), ("length", "<u4")])
 FRAME_BYTES = 24
 MAX_CHUNKS = 1 << 16
-"""Chunks of one generation: the system maps no more files, unless it is told to."""
+"""Chunks of one generation: the system maps no more files, unless it is set up for more."""
 TABLE_BLOCK = 4096 // ENTRY.itemsize
 """Entries that have a checksum in common."""
 
@@ -101,7 +101,7 @@ def _checked(field: Field) -> Field:
 
 
 def codec_number(compress: str | None) -> int:
-    """What frames call a codec."""
+    """The number of a codec in frames."""
     return _ON_DISK[compress or "none"][0]
 
 
@@ -217,7 +217,7 @@ class Meta:
 
     @lazy
     def numbers(self) -> dict[str, int]:
-        """What tables and frames call each field."""
+        """The number of each field in tables and frames."""
         return {name: number for number, name in enumerate(self.fields)}
 
     @property
@@ -286,16 +286,18 @@ class Meta:
     def check(self) -> None:
         """Raise `ValueError` for numbers that contradict each other."""
         if self.chunk_records < 1:
-            raise ValueError(f"chunks of {self.chunk_records} records")
+            raise ValueError(f"expected at least 1 record a chunk, got {self.chunk_records}")
         if self.peak < self.length:
-            raise ValueError(f"{self.length} records, and never more than {self.peak}")
+            raise ValueError(f"expected a peak of at least {self.length} records, got {self.peak}")
         if not 0 <= self.next_chunk - self.first_chunk <= MAX_CHUNKS:
-            raise ValueError(f"chunks from {self.first_chunk} to {self.next_chunk}")
+            raise ValueError(
+                f"expected up to {MAX_CHUNKS} chunks, got {self.next_chunk - self.first_chunk}"
+            )
         if len({state.id for state in self.unfull}) < len(self.unfull):
-            raise ValueError(f"a chunk twice: {[state.id for state in self.unfull]}")
+            raise ValueError(f"expected different chunks, got {self.unfull}")
         for state in self.unfull:
             if not self.first_chunk <= state.id < self.next_chunk or state.position % 8:
-                raise ValueError(f"no chunk can be {list(state)}")
+                raise ValueError(f"expected a chunk of this store, got {list(state)}")
 
 
 def checked_attributes(attributes: dict[str, Any]) -> dict[str, Any]:

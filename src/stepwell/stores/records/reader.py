@@ -69,7 +69,7 @@ class RecordReader(Store):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._begin(**state)
 
-    # What it is.
+    # Properties.
 
     def __len__(self) -> int:
         return self._meta.length
@@ -84,7 +84,7 @@ class RecordReader(Store):
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """What is kept with the store."""
+        """The attributes of the store."""
         return copy.deepcopy(self._meta.attributes)
 
     @overload  # type: ignore[override]
@@ -193,7 +193,7 @@ class RecordColumn(Column):
         found = []
         for offset, chunk, length in places.tolist():
             memory = view.chunks.memory(chunk, offset + length)
-            if memory[offset - 2 : offset].any():  # the frame says that it is packed, after all
+            if memory[offset - 2 : offset].any():  # the frame is marked as packed, after all
                 return None
             array = memory[offset : offset + length].view(field.dtype)
             found.append(array.reshape((-1, *field.shape) if field.ragged else field.shape))

@@ -45,7 +45,7 @@ _FOUND = np.dtype(
 
 @dataclass(frozen=True)
 class SalvageReport:
-    """What was found."""
+    """Counts of what was found and written."""
 
     records: int
     """In the new store."""
@@ -114,8 +114,8 @@ def _usable(frames: NDArray[Any], path: Path, meta: Meta) -> NDArray[np.bool]:
 def _superseded(frames: NDArray[Any]) -> list[dict[int, int]]:
     """Records that others have taken the numbers of, or older states of a record.
 
-    A record that a delete has moved keeps its number in its frames; another one may have been
-    appended under that number since. Frames do not tell that from an update, so whatever was
+    A record that a delete has moved keeps its number in its frames; another record may have been
+    appended under that number since. In the frames that looks like an update, so whatever was
     written over as a whole comes back, too.
     """
     now: dict[int, dict[int, int]] = {}

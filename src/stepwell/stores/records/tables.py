@@ -20,7 +20,7 @@ from stepwell.stores.records.layout import ENTRY, TABLE_BLOCK
 
 _GROW_ENTRIES = 1 << 20
 _SIZE = ENTRY.itemsize
-_SUM_BYTES = 4
+_CHECKSUM_BYTES = 4
 
 Entries = NDArray[Any]
 """Where records are: entries of one field, or a line for each field."""
@@ -64,31 +64,31 @@ def own_copy(root: Path, name: str, size: int) -> NDArray[np.uint8]:
     return made[:size]
 
 
-def change_memory(table: NDArray[np.uint8], sums: NDArray[np.uint8], change: Change) -> None:
-    """Put new entries into such a copy, which is large enough, and sums that fit them."""
+def change_memory(table: NDArray[np.uint8], checksums: NDArray[np.uint8], change: Change) -> None:
+    """Put new entries into such a copy, which is large enough, and matching checksums."""
     entries = table.view(ENTRY)
     entries[change.first : change.first + len(change.appended)] = change.appended
     entries[change.rows] = change.changed
-    if len(sums):
-        sums.view("<u4")[change.blocks] = _core.block_sums(table, change.blocks).view("<u4")
+    if len(checksums):
+        checksums.view("<u4")[change.blocks] = _core.block_sums(table, change.blocks).view("<u4")
 
 
 class TableFile:
     """A table and its checksums, open for writing."""
 
-    def __init__(self, root: Path, name: str, sums: str) -> None:
-        self.path, self._sums_path = root / name, root / sums
+    def __init__(self, root: Path, name: str, checksums: str) -> None:
+        self.path, self._checksums_path = root / name, root / checksums
         self._file = open_inside(root, name, os.O_RDWR | os.O_CREAT)
         try:
-            self._sums = open_inside(root, sums, os.O_RDWR | os.O_CREAT)
+            self._checksums = open_inside(root, checksums, os.O_RDWR | os.O_CREAT)
         except BaseException:
             os.close(self._file)
             raise
         self._memory: Entries = np.empty(0, ENTRY)
         self._map()
         self._checked: set[int] = set()
-        if not os.fstat(self._sums).st_size:  # a table of before there were any
-            self._sum(np.arange(-(-len(self._memory) // TABLE_BLOCK), dtype=np.int64))
+        if not os.fstat(self._checksums).st_size:  # a table of before there were any
+            self._write_checksums(np.arange(-(-len(self._memory) // TABLE_BLOCK), dtype=np.int64))
 
     @property
     def size(self) -> int:
@@ -99,11 +99,11 @@ class TableFile:
         return bytes(self._memory[row].tobytes())
 
     def change(self, change: Change, peak: int) -> None:
-        """Put new entries where they belong, and sums that fit them."""
+        """Put new entries where they belong, and matching checksums."""
         if peak > len(self._memory):
             size = -(-peak // _GROW_ENTRIES) * _GROW_ENTRIES
             os.ftruncate(self._file, size * _SIZE)
-            os.ftruncate(self._sums, size // TABLE_BLOCK * _SUM_BYTES)
+            os.ftruncate(self._checksums, size // TABLE_BLOCK * _CHECKSUM_BYTES)
             self._map()
         # Behind the end through the file, for there may be no room for them on the disk. What is
         # there already has its room.
@@ -112,16 +112,17 @@ class TableFile:
             write_all(self._file, data, change.first * _SIZE, self.path)
         if len(change.rows):
             self._put(change.rows, change.changed)
-        self._sum(change.blocks)
+        self._write_checksums(change.blocks)
 
     def check(self, change: Change, peak: int) -> None:
         """Raise `ChecksumError` when entries beside those to be changed were damaged before: their
-        new sum would hide it."""
+        new checksum would hide it."""
         blocks = [int(b) for b in change.blocks if int(b) not in self._checked]
-        there = -(-peak // TABLE_BLOCK)  # those behind have no entries, and no sums
+        there = -(-peak // TABLE_BLOCK)  # those behind have no entries, and no checksums
         found = np.array([block for block in blocks if block < there], np.int64)
         if len(found):
-            wrong = found[self._sums_of(found) != self._stored_sums(found)[found - found[0]]]
+            stored = self._stored_checksums(found)[found - found[0]]
+            wrong = found[self._checksums_of(found) != stored]
             if len(wrong):
                 raise ChecksumError(
                     "the entries do not fit their checksum",
@@ -132,13 +133,13 @@ class TableFile:
 
     def sync(self) -> None:
         os.fdatasync(self._file)
-        os.fdatasync(self._sums)
+        os.fdatasync(self._checksums)
 
     def cut(self, peak: int) -> None:
         """Give back the room that no record needed."""
         for file, size in (
             (self._file, peak * _SIZE),
-            (self._sums, -(-peak // TABLE_BLOCK) * _SUM_BYTES),
+            (self._checksums, -(-peak // TABLE_BLOCK) * _CHECKSUM_BYTES),
         ):
             if os.fstat(file).st_size > size:
                 os.ftruncate(file, size)
@@ -147,7 +148,7 @@ class TableFile:
         self._memory = np.empty(0, ENTRY)
         with ExitStack() as both:
             both.callback(os.close, self._file)
-            both.callback(os.close, self._sums)
+            both.callback(os.close, self._checksums)
 
     def _put(self, rows: Rows, entries: Entries) -> None:
         """Replace entries here and there. Tests that watch the disk do it through the file."""
@@ -159,22 +160,22 @@ class TableFile:
             mapped = mmap.mmap(self._file, size * _SIZE)
             self._memory = np.frombuffer(mapped, ENTRY)
 
-    def _sums_of(self, blocks: Rows) -> NDArray[Any]:
+    def _checksums_of(self, blocks: Rows) -> NDArray[Any]:
         return _core.block_sums(self._memory.view(np.uint8), blocks).view("<u4")
 
-    def _stored_sums(self, blocks: Rows) -> NDArray[Any]:
+    def _stored_checksums(self, blocks: Rows) -> NDArray[Any]:
         """The checksums that are there, from that of the first of some blocks to the last one's."""
-        want = (int(blocks[-1] - blocks[0]) + 1) * _SUM_BYTES
-        data = os.pread(self._sums, want, int(blocks[0]) * _SUM_BYTES)
+        want = (int(blocks[-1] - blocks[0]) + 1) * _CHECKSUM_BYTES
+        data = os.pread(self._checksums, want, int(blocks[0]) * _CHECKSUM_BYTES)
         return np.frombuffer(data.ljust(want, b"\0"), "<u4").copy()
 
-    def _sum(self, blocks: Rows) -> None:
+    def _write_checksums(self, blocks: Rows) -> None:
         """Write the checksums of some blocks, and those between them again."""
         if len(blocks):
-            sums = self._stored_sums(blocks)
-            sums[blocks - blocks[0]] = self._sums_of(blocks)
-            at = int(blocks[0]) * _SUM_BYTES
-            write_all(self._sums, sums.view(np.uint8), at, self._sums_path)
+            checksums = self._stored_checksums(blocks)
+            checksums[blocks - blocks[0]] = self._checksums_of(blocks)
+            at = int(blocks[0]) * _CHECKSUM_BYTES
+            write_all(self._checksums, checksums.view(np.uint8), at, self._checksums_path)
 
 
 class Staging:

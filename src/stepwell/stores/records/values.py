@@ -33,7 +33,7 @@ class Values:
 def as_values(
     batch: Mapping[str, Any], fields: Mapping[str, Field], *, whole: bool
 ) -> dict[str, Values]:
-    """What is given for each field, checked; with `whole`, only optional ones may be left out.
+    """The values of each field, checked; with `whole`, only optional ones may be left out.
 
     Raises `SchemaError` for unknown and for forgotten fields, unequal lengths, another dtype or
     shape, a value that does not fit and a record of 4 GiB.

@@ -1,4 +1,4 @@
-"""What a record store holds at one moment, mapped into memory. Looking never writes."""
+"""A record store at one moment, mapped into memory. Looking never writes."""
 
 import mmap
 import os
@@ -39,14 +39,14 @@ _CONTROL_BYTES = 64
 
 
 class Control(NamedTuple):
-    """What writer.lock says: how the writer tells readers of this machine what it has done."""
+    """The contents of writer.lock, where readers of this machine see what was committed."""
 
     sequence: int
     """Odd while entries are being changed."""
     commit: int
     length: int
     of_this_boot: bool
-    """Whether it was written since the machine started; else it says nothing."""
+    """Whether it was written since the machine started; else it is not used."""
 
 
 @cache
@@ -101,7 +101,7 @@ class View:
     def problems(
         self, name: str, rows: Rows, places: Entries, max_: int, *, numbered: bool = False
     ) -> list[FormatError]:
-        """What is wrong with the frames of a field at these places."""
+        """The problems of the frames of a field at these places."""
         number = self.meta.numbers[name]
         return [
             (ChecksumError if is_checksum else FormatError)(message, path=path, offset=offset)
@@ -220,10 +220,10 @@ def records_of(
 ) -> _core.Records:
     """The records that tables, each with its checksums, lead to."""
     fields = []
-    for (name, field), (table, sums) in zip(meta.fields.items(), tables, strict=True):
+    for (name, field), (table, crcs) in zip(meta.fields.items(), tables, strict=True):
         dictionary = load_dictionary(root, name, field)
         path = root / table_names(name, meta.generation)[0]
-        fields.append((name, field.row_bytes, field.ragged, dictionary, table, sums, path))
+        fields.append((name, field.row_bytes, field.ragged, dictionary, table, crcs, path))
     return _core.Records(chunks, fields, control, meta.length, checksums)
 
 
@@ -231,21 +231,22 @@ def _table(
     root: Path, name: str, meta: Meta, commits: list[Commit] | None
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """The entries of a field, and their checksums; none where that file does not exist."""
-    table, sums = table_names(name, meta.generation)
-    summed = os.path.lexists(root / sums)
+    table, checksums = table_names(name, meta.generation)
+    checked = os.path.lexists(root / checksums)
     if commits is None:
-        return map_file(root, table), map_file(root, sums) if summed else _NOTHING
+        return map_file(root, table), map_file(root, checksums) if checked else _NOTHING
     changes = [commit.changes[meta.numbers[name]] for commit in commits]
     there = (root / table).stat().st_size // ENTRY.itemsize
     need = changes[0].first if changes else meta.length  # what no commit brings
     if there < need:
-        raise FormatError(f"expected {need} entries, got {there}", path=str(root / table))
+        message = f"truncated: expected {need} entries, got {there}"
+        raise FormatError(message, path=str(root / table))
     lengths = [meta.length, *(commit.after.length for commit in commits)]
     rows = [int(change.rows.max(initial=-1)) for change in changes]
     # Whole blocks: a checksum is that of all entries of a block.
     blocks = max(*lengths, *rows, 0) // TABLE_BLOCK + 1
     entries = own_copy(root, table, blocks * TABLE_BLOCK * ENTRY.itemsize)
-    checks = own_copy(root, sums, blocks * 4) if summed else _NOTHING
+    checks = own_copy(root, checksums, blocks * 4) if checked else _NOTHING
     for change in changes:
         change_memory(entries, checks, change)
     return entries, checks

@@ -132,7 +132,7 @@ class RecordWriter(Writer):
     def _is_left_over(cls, path: Path) -> bool:
         return is_left_over(path)
 
-    # What it has.
+    # Properties.
 
     @property
     def path(self) -> str:
@@ -150,7 +150,7 @@ class RecordWriter(Writer):
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """What is kept with the store."""
+        """The attributes of the store."""
         given = self._attributes
         return copy.deepcopy(self._meta.attributes if given is None else given)
 
@@ -309,7 +309,7 @@ class RecordWriter(Writer):
         seen, last = read_control(self._control), meta.commit + len(commits)
         if self._born and seen.of_this_boot and seen.commit > last:
             raise ChecksumError(
-                f"expected {seen.commit} commits, found {last}", path=str(root / JOURNAL)
+                f"expected {seen.commit} commits, got {last}", path=str(root / JOURNAL)
             )
         self._open_tables()
         if new:
@@ -334,7 +334,8 @@ class RecordWriter(Writer):
             self._tables.append(TableFile(root, *names))
             size = self._tables[-1].size
             if size < meta.length:
-                raise FormatError(f"expected {meta.length} entries, got {size}", path=str(path))
+                message = f"truncated: expected {meta.length} entries, got {size}"
+                raise FormatError(message, path=str(path))
 
     def _open_chunks(self) -> None:
         self._chunks = OpenChunks(self._root, self._meta, self._grow_bytes)
@@ -402,7 +403,7 @@ class RecordWriter(Writer):
 
 
 class _Uncommitted(Source):
-    """What a writer has. Made for a call, or for a column: a writer that kept it would keep itself
+    """A writer's records. Made for a call, or for a column: a writer that kept it would keep itself
     alive, and its lock."""
 
     def __init__(self, writer: RecordWriter) -> None:

@@ -84,17 +84,17 @@ class ArrayFile:
 
     def append(self, name: str, rows: _core.RowBuffer, count: int, pace: Pace = HURRIED) -> None:
         """Put `count` rows behind the others, those of the same numbers in the buffer, and their
-        sums into the dataset of sums."""
+        checksums into their dataset."""
         with translated(self._path):
-            sums = self._columns[name].append(rows, count, pace)
-            self._numbers(f"{CHECKSUMS}/{name}").append_array(sums)
+            checksums = self._columns[name].append(rows, count, pace)
+            self._numbers(f"{CHECKSUMS}/{name}").append_array(checksums)
 
     def append_numbers(self, name: str, values: NDArray[Any]) -> None:
-        """The same for a dataset of plain numbers, of which not all have sums."""
+        """The same for a dataset of scalars, of which not all have checksums."""
         with translated(self._path):
-            sums = self._numbers(name).append_array(values)
+            checksums = self._numbers(name).append_array(values)
             if f"{CHECKSUMS}/{name}" in self._columns:
-                self._numbers(f"{CHECKSUMS}/{name}").append_array(sums)
+                self._numbers(f"{CHECKSUMS}/{name}").append_array(checksums)
 
     def _numbers(self, name: str) -> "_Small":
         column = self._columns[name]
@@ -227,7 +227,7 @@ class _Column(ABC):
 
     @abstractmethod
     def append(self, rows: _core.RowBuffer, count: int, pace: Pace) -> NDArray[np.uint32]:
-        """Put rows behind the others; returns the sums of what is stored of each."""
+        """Put rows behind the others; returns the checksum of each as stored."""
 
     def flush(self) -> None:
         """Hand to HDF5 what it does not have yet."""
@@ -249,7 +249,7 @@ class _Single(_Column):
         filters = len(_filters(dataset))
         self._codec = ZSTD if filters else RAW
         self._planes = _planes(dataset)
-        # The mask says which filters of the dataset a chunk has not been through.
+        # The mask has the filters of the dataset that a chunk has not been through.
         self._left_out = (1 << filters) - 1
 
     def append(self, rows: _core.RowBuffer, count: int, pace: Pace) -> NDArray[np.uint32]:
@@ -259,7 +259,7 @@ class _Single(_Column):
 
 
 class _Small(_Column):
-    """Many rows a chunk; the last one is written anew until it is full."""
+    """Many rows a chunk; the last one is written again until it is full."""
 
     def __init__(self, dataset: h5py.Dataset) -> None:
         super().__init__(dataset)

@@ -1,4 +1,4 @@
-"""What a step may carry besides numbers: frames, observations, actions; one dataset for each.
+"""The arrays of a step: frames, observations, actions; one dataset for each.
 
 An observation may be a dict or a tuple, nested; each of its arrays is then a channel of its own,
 `observations/camera/left`, and all have the same number of rows.
@@ -23,8 +23,8 @@ Tree = Any
 """An array, or a dict or tuple of trees."""
 
 _PACKED_FROM = 1024  # bytes of a row; smaller ones share chunks and are not packed
-_CHUNK_BYTES = 16384  # of such a chunk, which is written anew whenever rows are added to it
-_LARGEST = 1 << 31
+_CHUNK_BYTES = 16384  # of such a chunk, which is written again whenever rows are added to it
+_MAX_BYTES = 1 << 31
 _MAX_PLANES = 16
 _UNUSABLE = re.compile(r"|\.\.?|.*/.*|\(.*\)")  # as a name in HDF5, or because tuples use it
 
@@ -41,9 +41,9 @@ class Channel:
         """The channel that `array` belongs to. Raises `SchemaError` for what HDF5 cannot hold."""
         if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
             raise SchemaError(f"{name}: expected numbers or booleans, got {array.dtype}")
-        if not 0 < array.nbytes < _LARGEST:
+        if not 0 < array.nbytes < _MAX_BYTES:
             raise SchemaError(
-                f"{name}: expected 1 to {_LARGEST:,} bytes, got {array.nbytes:,} {array.shape}"
+                f"{name}: expected 1 to {_MAX_BYTES:,} bytes, got {array.nbytes:,} {array.shape}"
             )
         if len(array.shape) > 31:
             raise SchemaError(f"{name}: expected at most 31 dimensions, got {len(array.shape)}")
@@ -111,10 +111,10 @@ class Channel:
 
 
 def field_from_json(stated: Any) -> Field:
-    """What a row is, as files state it. Raises `ValueError` and the like for what it cannot be."""
+    """The field of a row, as files state it. Raises `ValueError` and the like for others."""
     dtype, shape = dtype_from_json(stated["dtype"]), tuple(int(size) for size in stated["shape"])
     if dtype.kind not in "biuf" or any(size < 1 for size in shape):
-        raise ValueError("not of numbers")
+        raise ValueError("expected numbers")
     return Field(dtype, shape, compress=str(stated["codec"]))
 
 
@@ -124,7 +124,7 @@ def count_rows(channels: Iterable[Channel], rows: Mapping[str, int], kind: str) 
 
 
 def as_json(name: str, given: Mapping[str, Any], encoder: json.JSONEncoder) -> bytes:
-    """A mapping as JSON. Raises `TypeError`, by its name, for what JSON cannot say."""
+    """A mapping as JSON. Raises `TypeError`, by its name, for what JSON cannot hold."""
     if not isinstance(given, Mapping):
         raise TypeError(f"{name}: expected a mapping, got {type(given).__name__}")
     try:
@@ -133,8 +133,8 @@ def as_json(name: str, given: Mapping[str, Any], encoder: json.JSONEncoder) -> b
         raise TypeError(f"{name}: {error}") from None
 
 
-def as_number(array: Any) -> int | float | None:
-    """A single number of NumPy's as SQLite holds it; None for one that it cannot hold."""
+def as_scalar(array: Any) -> int | float | None:
+    """A scalar of NumPy's as SQLite holds it; None for one that it cannot hold."""
     value: int | float = array.item()
     fits = isinstance(value, float) or -(2**63) <= value < 2**63
     return value if fits and value == value else None

@@ -53,7 +53,7 @@ class ChunkIndex:
         self._address = _NOWHERE
         self._length_at = -1
         self._ready = False
-        # What was read of the array, block behind block as they were met.
+        # The parts that were read of the array, block behind block as they were met.
         self._places = np.zeros((0, 3), "<u8")  # addresses, lengths, masks
         self._used = 0
 
@@ -61,7 +61,7 @@ class ChunkIndex:
         """The places of chunks, by number."""
         if not len(chunks) or not self._begun():
             return Places(*(np.zeros(len(chunks), kind) for kind in (np.uint64, "u4", "u4")))
-        if chunks.max() >= self._most:
+        if chunks.max() >= self._max_chunks:
             raise self._damaged(f"no index has a chunk {chunks.max():,}", self._address)
         block, within = self._where(chunks)
         fresh = set(np.unique(block[self._begins[block] < 0]).tolist())
@@ -109,22 +109,22 @@ class ChunkIndex:
         right = 13 <= self._element <= 20 if client == 1 else (client, self._element) == (0, 8)
         if not right or tuple(sizes) != _SIZES:
             raise self._damaged("an index with impossible sizes", self._address)
-        bits, self._first, self._least, pointers, page_bits = sizes
+        bits, self._first, self._min_block, pointers, page_bits = sizes
         self._filtered = bool(client)
         self._offset_size = (bits + 7) // 8
         self._page = 1 << page_bits
         (self._index_block,) = struct.unpack_from("<Q", data, 60)
-        groups = 1 + bits - (self._least.bit_length() - 1)
+        groups = 1 + bits - (self._min_block.bit_length() - 1)
         numbers = np.arange(groups)
-        # Group g has 2^(g/2) data blocks of least * 2^((g+1)/2) elements.
+        # Group g has 2^(g/2) data blocks of min_block * 2^((g+1)/2) elements.
         self._blocks = np.left_shift(1, numbers // 2)
-        self._sizes = self._least * np.left_shift(1, (numbers + 1) // 2)
+        self._sizes = self._min_block * np.left_shift(1, (numbers + 1) // 2)
         self._starts = np.cumsum(self._blocks * self._sizes) - self._blocks * self._sizes
         self._numbers = np.cumsum(self._blocks) - self._blocks
         self._direct = 2 * (pointers - 1)
         self._direct_groups = 2 * (pointers.bit_length() - 1)
         self._groups = groups
-        self._most = self._first + int((self._blocks * self._sizes).sum())
+        self._max_chunks = self._first + int((self._blocks * self._sizes).sum())
         if not self._ready:
             self._begins = np.full(1 + int(self._blocks.sum()), -1)
 
@@ -139,7 +139,7 @@ class ChunkIndex:
         return block, np.where(after < 0, chunks, rest % size)
 
     def _load(self, block: int) -> None:
-        """Read a block, for the first time or anew."""
+        """Read a block, for the first time or again."""
         group = int(np.searchsorted(self._numbers, block - 1, "right")) - 1
         size = self._first if block == 0 else int(self._sizes[group])
         elements = self._read_table(block - 1, size)
@@ -196,7 +196,7 @@ class ChunkIndex:
         if size <= self._page:
             data = self._read(address, begin + size * self._element, b"EADB")
             return self._table(data[begin:], size)
-        # Large blocks come in pages, each with a sum behind it; the last ones may not be there yet.
+        # Large blocks come in pages with a checksum each; the last ones may not be there yet.
         begin += 4
         pages, page_bytes = size // self._page, self._page * self._element
         length = begin + pages * (page_bytes + 4)
@@ -252,7 +252,7 @@ class ChunkIndex:
             raise self._damaged("an impossible address", 0)
         data = os.pread(self._file, max(size, whole), self._base + address)
         if len(data) < size:
-            raise self._damaged(f"expected {size} bytes, got {len(data)}", address)
+            raise self._damaged(f"truncated: expected {size} bytes, got {len(data)}", address)
         if not data.startswith(sign):
             raise self._damaged(f"expected {sign.decode()}, got {data[:4]!r}", address)
         return data

@@ -1,4 +1,4 @@
-"""telemetry.sqlite: the numbers of every step and episode, and what is where in the HDF5 files.
+"""telemetry.sqlite: the scalars of every step and episode, and their rows in the HDF5 files.
 
 Its transaction is the commit. A row that is here has its arrays on the disk already.
 """
@@ -166,7 +166,7 @@ def iso_time(seconds: str | float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """What the database knows of a run."""
+    """A run in the database."""
 
     run_id: str
     file: str
@@ -331,7 +331,7 @@ class Database:
 
 @contextmanager
 def reading(root: Path) -> Iterator[sqlite3.Connection]:
-    """The database of a store as it is now, for queries only: what others commit meanwhile is not
+    """The database of a store as it is now, for queries only: later commits of others are not
     seen. Raises `FormatError` when it is not one of ours.
 
     Raises `FileNotFoundError` when nothing was ever committed to it.

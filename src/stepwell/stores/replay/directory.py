@@ -1,4 +1,4 @@
-"""What stands before the HDF5 in a run's file: which datasets it has, and where.
+"""The block before the HDF5 in a run's file: its datasets, and where they are.
 
 HDF5 leaves the first bytes of a file to whoever wants them. Ours are a line with a checksum and a
 length, then JSON, then zeros up to the HDF5. A reader that knows where the datasets begin needs
@@ -71,7 +71,7 @@ class Directory:
 
     @classmethod
     def read(cls, file: int, path: Path) -> "Directory":
-        """What an open file begins with. Raises `FormatError` when that is not ours."""
+        """The directory of an open file. Raises `FormatError` when that is not ours."""
         line, _, _ = os.pread(file, _LINE_BYTES, 0).partition(b"\n")
         try:
             if not is_ours(file):
@@ -118,7 +118,7 @@ def _entry(stated: Any) -> DatasetEntry:
     apart = (field.dtype.itemsize, entry.chunk_rows, field.compress) == (1, 1, "zstd")
     planes = entry.planes == 1 or (apart and entry.planes == (field.shape or (0,))[-1] > 1)
     if entry.header < 0 or not whole or not planes or field.row_bytes >= 1 << 32:
-        raise ValueError(f"an impossible dataset: {stated}")
+        raise ValueError(f"expected a possible dataset, got {stated}")
     return entry
 
 

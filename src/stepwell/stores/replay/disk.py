@@ -97,7 +97,7 @@ class RunDisk:
             arrays = self._reopen()
         elif known.steps or self.next_episode:  # so the file may hold what this row has forgotten
             raise FormatError(
-                f"run {self._run_id!r}: {known.steps:,} steps, and no rows in {self._path}",
+                f"run {self._run_id!r}: expected rows of {known.steps:,} steps, got none",
                 path=str(database_path(self._root)),
             )
         else:
@@ -121,7 +121,7 @@ class RunDisk:
 
     @property
     def name(self) -> str:
-        """What messages call the run."""
+        """The run's name in messages."""
         return f"run {self._run_id!r} in {self._root}"
 
     @property
@@ -185,7 +185,7 @@ class RunDisk:
         return self._arrays
 
     def _build(self, channels: Iterable[Channel], numbers: Mapping[str, Field]) -> None:
-        """Make the file anew: the committed rows of what it had, and new datasets."""
+        """Make a new file: the committed rows of the old one, and new datasets."""
         stated = {"run_id": self._run_id, "created_at": self._created_at, "version": FILE_VERSION}
         self.rows = build_file(self._path, stated, self.rows, channels, numbers)
 
@@ -312,7 +312,7 @@ def committed_steps(root: Path, run_id: str | None = None) -> int:
 
 def _unknown(root: Path, run_id: str) -> FileExistsError:
     path = array_path(root, run_id)
-    return FileExistsError(f"{path} is there, but {database_path(root)} knows nothing of it")
+    return FileExistsError(f"expected a new run, got {path}, which the database does not list")
 
 
 def _exists(root: Path, run_id: str) -> FileExistsError:

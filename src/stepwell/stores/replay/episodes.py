@@ -17,7 +17,7 @@ from stepwell.stores.replay.resolver import FrameResolver
 
 
 class EpisodeTable(QueryTable, Runs):
-    """Episodes as the runs of a reader's rows: what the database knows of each."""
+    """Episodes as the runs of a reader's rows, with their columns of the database."""
 
     def __init__(
         self, rows: Sequence[tuple[Any, ...]], extents: Callable[[], tuple[Rows, Rows]]
@@ -72,7 +72,7 @@ class EpisodeSteps:
 
     @lazy
     def infos(self) -> list[dict[str, Any]]:
-        """What came with each step, a dict of it."""
+        """The info of each step, a dict."""
         return [_info(self.episode, info) for info in self._infos]
 
     def __repr__(self) -> str:
@@ -113,7 +113,7 @@ def _actions(resolver: FrameResolver, run_id: str, values: Sequence[Any]) -> tup
 
 
 def _type_of_actions(resolver: FrameResolver, run_id: str) -> np.dtype[Any] | None:
-    """What they were before they became numbers of the database, if the file is there to say."""
+    """The original dtype of actions in the database, if the file is there to look it up."""
     try:
         return resolver.file(run_id).field(ACTIONS).dtype
     except (FileNotFoundError, KeyError):

@@ -2,7 +2,7 @@
 
 h5py keeps the GIL while HDF5 works, and an agent in the same process waits for it. So the writer
 calls the functions of the very library that h5py has loaded, under h5py's own lock. What they
-refuse is asked of h5py once more, which knows how to say why; so is everything where h5py's library
+refuse goes through h5py once more, which reports why; so does everything where h5py's library
 cannot be found.
 """
 
@@ -73,7 +73,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """What h5py raises in the block, as an error of this package or of the system."""
+    """Errors of h5py in the block, as those of this package or of the system."""
     try:
         yield
     except StepwellError:
@@ -94,7 +94,7 @@ def open_for_reading(path: Path, run_id: str | None = None) -> h5py.File:
 
     Raises `FormatError` when it is not an HDF5 file, or that of another run.
     """
-    path.stat()  # h5py's error for a file that is missing does not say so
+    path.stat()  # h5py's error for a missing file does not name it
     with translated(path):
         file = h5py.File(path, "r", libver="latest", swmr=True, locking=False)
     try:
@@ -109,7 +109,7 @@ def open_for_reading(path: Path, run_id: str | None = None) -> h5py.File:
 
 
 def row_of(dataset: h5py.Dataset, compress: str | None = None) -> Field:
-    """What a row of a dataset is. Where each element is an array, its axes are the row's last."""
+    """The field of a dataset. Where each element is an array, its axes are the row's last."""
     return Field(dataset.dtype, dataset.shape[1:], compress=compress)
 
 

@@ -1,4 +1,4 @@
-"""What is handed over on the way to the disk: numbers here, arrays in buffers."""
+"""Items that are handed over to the disk: scalars here, arrays in buffers."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +26,7 @@ class Rows(NamedTuple):
 
 
 def rows_after(item: "Step | Ending") -> Rows:
-    """What was handed over up to an item."""
+    """Rows that were handed over up to an item."""
     return Rows(item.frames, item.observations, item.actions)
 
 
@@ -49,7 +49,7 @@ class Inlet:
 class Step(NamedTuple):
     """A step on its way.
 
-    Its numbers are its own and not in tuples of theirs: thousands of steps wait at a time, and
+    Its scalars are its own members, not in tuples: thousands of steps wait at a time, and
     Python's garbage collector, which may run in any call of the agent's, looks at every tuple.
     """
 
@@ -93,7 +93,7 @@ class Ending(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """What became of the steps of a run, as the database keeps it."""
+    """Counts of the steps of a run, as the database keeps them."""
 
     enqueued: int
     dropped: int
@@ -102,11 +102,11 @@ class Counters(NamedTuple):
 
 
 class Pace:
-    """How much of the machine the writing thread takes from the agent; `hurried` says whether
+    """How much of the machine the writing thread takes from the agent; `hurried` is whether
     anybody waits.
 
     While nobody does, it works alone and lets others have the interpreter every few dozen
-    microseconds: a thread that asks for the GIL would otherwise wait until the switch interval,
+    microseconds: a thread that wants the GIL would otherwise wait until the switch interval,
     five milliseconds, is over. When the queue fills or someone waits for a commit, it hurries.
     """
 

@@ -39,7 +39,7 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LaneFrame:
-    """A frame, and what its writer said of it."""
+    """A frame, with its metrics and metadata."""
 
     number: int
     """1 for the first frame of a writer."""
@@ -69,8 +69,8 @@ class LaneWriter(Closing):
         with LaneWriter("run-7", (210, 160, 3)) as lane:
             lane.publish(frame, reward=1.0)
 
-    Frames are uint8 of one shape: (height, width) or (height, width, channels); `pixel_format` says
-    what the channels are. The last `capacity` frames can be read. A run has one writer at a
+    Frames are uint8 of one shape: (height, width) or (height, width, channels); `pixel_format` is
+    the meaning of the channels. The last `capacity` frames can be read. A run has one writer at a
     time (`BusyError`); what a killed one left is removed. A forked child cannot publish.
     """
 
@@ -87,12 +87,12 @@ class LaneWriter(Closing):
         self.run_id = run_id
         self.shape, self.pixel_format = _checked(shape, pixel_format)
         height, width, channels = self.shape
-        for what, value, least in (
+        for what, value, min_ in (
             ("capacity", capacity, 1),
             ("metadata_bytes", metadata_bytes, 0),
         ):
-            if not least <= value < 1 << 32:
-                raise ValueError(f"{what}: expected {least} to {(1 << 32) - 1}, got {value}")
+            if not min_ <= value < 1 << 32:
+                raise ValueError(f"{what}: expected {min_} to {(1 << 32) - 1}, got {value}")
         crc = zlib.crc32(self.pixel_format.encode())
         self._lane = _core.LaneWriter(name, capacity, width, height, channels, crc, metadata_bytes)
         self._room = self._lane.metadata_bytes
@@ -129,7 +129,7 @@ class LaneWriter(Closing):
         )
 
     def close(self) -> None:
-        """Tell the readers that this was all, and remove the lane."""
+        """Mark the lane as closed, which readers see, and remove it."""
         self._lane.close()
 
     def __del__(self) -> None:
@@ -154,7 +154,7 @@ class LaneReader(Closing):
 
     When the writer is gone and a new one has begun, the reader goes on with that one, once it has
     seen what was left of the first: numbers begin with 1 again, `restarts` is one more, and
-    `shape` may be another. A reader is for one thread; make another one for another thread.
+    `shape` may differ. A reader is for one thread; each thread needs its own.
     """
 
     def __init__(self, run_id: str, *, timeout_s: float = 0.0) -> None:
@@ -184,7 +184,7 @@ class LaneReader(Closing):
 
     @property
     def capacity(self) -> int:
-        """How many frames there are at the most."""
+        """The number of slots: the maximum number of frames."""
         return self._lane.capacity
 
     @property

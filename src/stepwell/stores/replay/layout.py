@@ -28,8 +28,8 @@ NUMBERS: Mapping[str, Field] = {
     "episodes/starts": Field(np.dtype("<i8"), compress="none"),
     "episodes/lengths": Field(np.dtype("<i8"), compress="none"),
 }
-"""Datasets of plain numbers. A row of `steps` says which step of which episode it is, and which
-rows of the arrays it has, -1 for none; 1 in `dones` is terminated, 2 truncated."""
+"""Datasets of scalars. A row of `steps` has the numbers of its episode and step, and
+its rows in the arrays, -1 for none; 1 in `dones` is terminated, 2 truncated."""
 CHECKSUMS, CHECKSUM = "checksums", Field(np.dtype("<u4"), compress="none")
 """The group of datasets with the checksums of rows, and what a row of those is."""
 RAW, ZSTD = 0, 2  # the core's numbers for them
@@ -51,7 +51,7 @@ def is_replay(path: str | os.PathLike[str]) -> bool:
 def write_index(root: Path, runs: Mapping[str, RunRow]) -> None:
     """Write to index.json which runs there are; a summary of the database for people and scripts.
 
-    One writer at a time: what another one left unfinished is removed.
+    One writer at a time: unfinished files of an earlier one are removed.
     """
     index = {
         run.run_id: {

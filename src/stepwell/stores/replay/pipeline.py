@@ -15,7 +15,7 @@ from stepwell.stores.replay.items import Counters, Ending, Inlet, Pace, Rows, St
 _BATCH_STEPS = 512
 _FIRST_STEPS = 64  # to have memory for, before it is known whether there will be many
 _FREED_AT_ONCE = 256
-_LONGEST_S = 3600.0  # that a thread can be told to wait at a time
+_MAX_WAIT_S = 3600.0  # of a thread, at a time
 _OVERHEAD = 1024  # bytes that a step costs in the queue besides its arrays
 
 
@@ -75,7 +75,7 @@ class Pipeline:
 
     @property
     def rows(self) -> Rows:
-        """What was handed over, by the last item that was; nothing else counts it, so that an
+        """Rows that were handed over, by the last item; nothing else counts them, so that an
         interrupt cannot come between the two."""
         return rows_after(self.queue[-1]) if self.queue else self.last
 
@@ -84,7 +84,7 @@ class Pipeline:
         self.inlets |= {inlet.channel.name: inlet for inlet in inlets}
 
     def has_room(self, size: int) -> bool:
-        """Whether a step with so many bytes can be put at once."""
+        """Whether a step of this size can be put at once."""
         return self._bytes + size + _OVERHEAD <= self._limit or not self.queue
 
     def wait_for_room(self, size: int) -> None:
@@ -174,7 +174,7 @@ class Pipeline:
     def close(self) -> None:
         """Write what is left and let go of the run. Once; later calls do nothing."""
         self.end()
-        # `join` alone would say that a thread has ended once it was interrupted.
+        # `join` alone would take a thread for ended once it was interrupted.
         self._wait_until(lambda: self.ended)
         self._thread.join()
         with self.lock:
@@ -182,7 +182,7 @@ class Pipeline:
         if failure is not None:
             raise failure
 
-    # What the thread does.
+    # The thread.
 
     def _work(self) -> None:
         try:
@@ -242,7 +242,7 @@ class Pipeline:
             left = deadline - time.monotonic()
             if left <= 0 or self._bytes > self._limit // 2:
                 break
-            self._more.wait(min(left, _LONGEST_S))
+            self._more.wait(min(left, _MAX_WAIT_S))
         count = min(len(self.queue), _BATCH_STEPS)
         items = [self.queue.popleft() for _ in range(count)]
         if items:

@@ -46,7 +46,7 @@ _OF_A_MOMENT = ("_table", "_fields", "_episodes", "_by_id")  # made again
 
 
 class _Moment(NamedTuple):
-    """What a reader shows: what was committed when it looked."""
+    """The commit that a reader shows."""
 
     recordings: dict[str, RunRow]
     rows: list[tuple[Any, ...]]
@@ -65,11 +65,11 @@ class ReplayReader(Store):
 
     A step after which nothing was seen is left out when there is a `next_observation`, unless it
     was terminated: then it is zeros, and not to be used. Steps without a frame are left out when
-    frames are asked for.
+    frames are read.
 
     `run` chooses recordings by their names. Where those that are left recorded unlike arrays, rows
     have no common fields: `schema` and `take` raise `SchemaError`, everything else works. `runs`
-    are episodes. What is shown is what was committed when it was opened or refreshed. Safe from
+    are episodes. It shows the commit that it saw when it was opened or refreshed. Safe from
     any thread, and beside writers.
     """
 
@@ -106,10 +106,10 @@ class ReplayReader(Store):
     def path(self) -> str:
         return str(self.root)
 
-    # What is there.
+    # Contents.
 
     def _look(self) -> _Moment:
-        """What is committed by now, of the runs and under the conditions of this reader."""
+        """The newest commit, of the runs and under the conditions of this reader."""
         with reading(self.root) as database:
             known = run_rows(database, database_path(self.root))
             by_run: dict[str, list[tuple[Any, ...]]] = {}
@@ -188,7 +188,7 @@ class ReplayReader(Store):
             _keep(database, self._moment)
 
     def query(self, sql: str, *values: Any) -> QueryTable:
-        """What any SQL query over the tables `episodes`, `steps` and `runs` returns; nothing can be
+        """The result of an SQL query over the tables `episodes`, `steps` and `runs`; nothing can be
         changed. The episodes are those of this reader, the other tables are as they are by now."""
         self._check_open()
         with reading(self.root) as database:
@@ -222,7 +222,7 @@ class ReplayReader(Store):
         return found
 
     def describe(self) -> Description:
-        """What is there, where runs recorded unlike arrays too."""
+        """The description, where runs recorded unlike arrays too."""
         self._check_open()
         facts: dict[str, Any] = {"recordings": {}}
         rows, fields, health = 0, dict[str, Field](), "fine"

@@ -1,7 +1,7 @@
 """Gymnasium environments that record themselves: wrap one, and go on as before.
 
 A step is what the agent saw, what it did, and what came of it: reward, flags, info. Its frame shows
-what the agent saw, so it is rendered before the action. What was seen after the last step of an
+what the agent saw, so it is rendered before the action. The observation after the last step of an
 episode goes with `end_episode`.
 
 Vectors reset their members in three ways. Next step: after the end of an episode a step resets, and
@@ -129,7 +129,7 @@ def _frame_interval(frames: str | None, render_mode: str | None) -> int:
 
 @dataclass(slots=True)
 class Actor:
-    """One agent: what it sees now, None before a reset, and the steps of its episode so far."""
+    """One agent: its observation, None before a reset, and the steps of its episode so far."""
 
     agent_id: str | None
     seen: Tree = None
@@ -230,7 +230,7 @@ def picture(frame: Any) -> Any:
 
 
 def _name_of(env: Any) -> str:
-    """What an environment is called: "breakout" for "ALE/Breakout-v5"."""
+    """The name of an environment: "breakout" for "ALE/Breakout-v5"."""
     spec = env.spec
     if spec is None and hasattr(env.unwrapped, "get_attr"):  # a vector, made by hand
         spec = env.unwrapped.get_attr("spec")[0]
@@ -254,7 +254,7 @@ def _unused_run(root: Path, name: str, writer: Callable[[str], ReplayWriter]) ->
 
 
 class _Recorded:
-    """What an environment that records itself can be asked."""
+    """The members of an environment that records itself."""
 
     _recording: Recording
 
@@ -294,7 +294,7 @@ class RecordedEnv(_Recorded, gym.Wrapper[Any, Any, Any, Any]):
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """A step, recorded once it has been made. What comes after the end of an episode is not."""
+        """A step, recorded once it has been made. Steps after the end of an episode are not."""
         taken = self._recording.action_of(action)
         wanted = self._recording.wants_frame(self._actor)
         frame = picture(self.env.render()) if wanted else None
@@ -343,7 +343,7 @@ class RecordedVectorEnv(_Recorded, VectorWrapper):
         over = np.logical_or(terminated, truncated)
         following = self._each(observations)
         for i, actor in enumerate(recording.actors):
-            if actor.seen is None:  # this step was a reset, or nothing that anybody asked for
+            if actor.seen is None:  # this step was a reset, or unexpected
                 if self._mode == AutoresetMode.NEXT_STEP:
                     recording.begin(actor, following[i])
                 continue
@@ -375,7 +375,7 @@ class RecordedVectorEnv(_Recorded, VectorWrapper):
 
 
 def _info_of(infos: Mapping[str, Any], i: int) -> dict[str, Any]:
-    """What infos say of one environment; `_key` tells for which of them `key` says anything."""
+    """The infos of one environment; `_key` marks the environments that `key` is for."""
     found: dict[str, Any] = {}
     for key, value in infos.items():
         there = infos.get(f"_{key}")
@@ -391,7 +391,7 @@ def _info_of(infos: Mapping[str, Any], i: int) -> dict[str, Any]:
 
 
 def check_space(kind: str, space: spaces.Space[Any]) -> None:
-    """Raises `SchemaError` when values of a space cannot be recorded, and says which part."""
+    """Raises `SchemaError` naming the part of a space whose values cannot be recorded."""
     for name, array in leaves(kind, _zeros(kind, space)):
         Channel.like(name, array, "none")
 

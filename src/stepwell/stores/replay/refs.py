@@ -40,7 +40,7 @@ class FrameRef:
 
     @classmethod
     def of(cls, ref: "str | FrameRef") -> "FrameRef":
-        """The reference itself, or what a text says. Raises `FormatError` when it says none."""
+        """The reference itself, or that of a text. Raises `FormatError` for any other text."""
         parsed = ref if isinstance(ref, FrameRef) else cls.parse(ref)
         if parsed is None:
             raise FormatError(f"expected h5://run_id/dataset/index, got {ref!r}")
@@ -50,7 +50,7 @@ class FrameRef:
     def grouped(
         cls, refs: Iterable["str | FrameRef | None"], *, strict: bool
     ) -> dict[tuple[str, str], list[tuple[int, int]]]:
-        """The positions and rows of references, by their run and dataset. What is none is left out;
+        """The positions and rows of references, by run and dataset. Anything else is left out;
         `strict` raises `FormatError`, unless it is None."""
         groups: dict[tuple[str, str], list[tuple[int, int]]] = {}
         for position, ref in enumerate(refs):

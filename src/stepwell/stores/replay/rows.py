@@ -87,7 +87,7 @@ class RunFile:
             return [name for name in names if name == kind or name.startswith(kind + "/")]
 
     def field(self, name: str) -> Field:
-        """What a row of a dataset is. Raises `KeyError` when there is none of that name."""
+        """The field of a dataset. Raises `KeyError` when there is none of that name."""
         with self._lock:
             self._follow()
             return self._dataset(name)[0].field
@@ -96,9 +96,9 @@ class RunFile:
         """Rows that a dataset has by now, committed or not. Raises `KeyError` as `field` does."""
         with self._lock:
             self._follow()
-            rows, sums = self._dataset(name)[1].rows(), f"{CHECKSUMS}/{name}"
-            if sums in self._directory.datasets:  # rows come first, and are there with their sums
-                rows = min(rows, self._dataset(sums)[1].rows())
+            rows, checksums = self._dataset(name)[1].rows(), f"{CHECKSUMS}/{name}"
+            if checksums in self._directory.datasets:  # of rows that are there, written after them
+                rows = min(rows, self._dataset(checksums)[1].rows())
             return rows
 
     def read(self, name: str, rows: Rows, out: NDArray[Any] | None = None) -> NDArray[Any]:
@@ -110,12 +110,12 @@ class RunFile:
         with self._lock:
             self._follow()
             entry, places = self._find(name, rows)
-            sums = self._sums(name, rows)
+            checksums = self._checksums(name, rows)
             file = os.dup(self._file)  # another thread may open another file in this one's place
         try:
             if out is None:
                 out = _fresh(len(rows), entry.field)
-            _unpack(file, self.path, entry, places, sums, out.reshape(-1).view(np.uint8))
+            _unpack(file, self.path, entry, places, checksums, out.reshape(-1).view(np.uint8))
         except FormatError as error:  # which counts the rows of this call
             row = f"{name}[{rows[error.offset or 0]}]"
             raise type(error)(f"{row}: {error.args[0]}", path=str(self.path)) from None
@@ -124,24 +124,25 @@ class RunFile:
         return out
 
     def read_all(self, name: str, count: int) -> NDArray[Any]:
-        """The first `count` rows of a dataset of numbers, chunk by chunk.
+        """The first `count` rows of a dataset of scalars, chunk by chunk.
 
         Raises `ChecksumError` or `FormatError` when one of them is damaged.
         """
         found = self._read_chunks(name, count)
         if count and f"{CHECKSUMS}/{name}" in self._directory.datasets:
             stored = found.reshape(-1).view(np.uint8)
-            sums = _core.sum_each(stored, len(stored) // count).view(np.uint32)
-            wrong = np.flatnonzero(sums != self._read_chunks(f"{CHECKSUMS}/{name}", count))
-            if len(wrong):
-                raise ChecksumError(f"{name}[{wrong[0]}]: another checksum", path=str(self.path))
+            checksums = _core.sum_each(stored, len(stored) // count).view(np.uint32)
+            stated = self._read_chunks(f"{CHECKSUMS}/{name}", count)
+            for i in np.flatnonzero(checksums != stated)[:1]:
+                message = f"{name}[{i}]: expected CRC32C {stated[i]:08x}, got {checksums[i]:08x}"
+                raise ChecksumError(message, path=str(self.path))
         return found
 
     def read_steps(self, count: int) -> list[NDArray[Any]]:
         """Of the first steps their places, rewards and flags."""
         found = [self.read_all(name, count) for name in (STEPS, "rewards", "dones")]
         if found[0].shape != (count, len(STEP_COLUMNS)):
-            raise FormatError(f"{STEPS}: rows of {found[0].shape[1:]}", path=str(self.path))
+            raise FormatError(f"{STEPS}: expected {len(STEP_COLUMNS)} columns", path=str(self.path))
         return found
 
     def _read_chunks(self, name: str, count: int) -> NDArray[Any]:
@@ -155,12 +156,13 @@ class RunFile:
             starts = places.offsets.tolist()
             data = b"".join(os.pread(self._file, chunk_bytes, start) for start in starts)
         if min(room, len(data) // field.row_bytes) < count:
-            raise FormatError(f"{name}: expected {count:,} rows, got fewer", path=str(self.path))
+            message = f"{name}: truncated: expected {count:,} rows, got fewer"
+            raise FormatError(message, path=str(self.path))
         items = count * (field.row_bytes // field.dtype.itemsize)
         return np.frombuffer(data, field.dtype, items).reshape(count, *field.shape)
 
     def stored_bytes(self, name: str, count: int) -> int:
-        """What the chunks of the first `count` rows of a dataset take.
+        """The bytes of the chunks of the first `count` rows of a dataset.
 
         Raises `FormatError` when the file ends before one of them.
         """
@@ -172,9 +174,8 @@ class RunFile:
             size = os.fstat(self._file).st_size
         end = int((places.offsets + places.sizes).max()) if count else 0
         if end > size:
-            raise FormatError(
-                f"{name}: expected at least {end:,} bytes, got {size:,}", path=str(self.path)
-            )
+            message = f"{name}: truncated: expected at least {end:,} bytes, got {size:,}"
+            raise FormatError(message, path=str(self.path))
         if entry.chunk_rows > 1:
             return len(chunks) * entry.chunk_rows * entry.field.row_bytes
         return int(places.sizes.sum(dtype=np.int64))
@@ -194,8 +195,8 @@ class RunFile:
             places = Places(offsets, sizes, places.masks)
         return entry, places
 
-    def _sums(self, name: str, rows: Rows) -> NDArray[np.uint32]:
-        """What the stored rows add up to, where the file says so."""
+    def _checksums(self, name: str, rows: Rows) -> NDArray[np.uint32]:
+        """The checksums of stored rows, where the file has them."""
         name = f"{CHECKSUMS}/{name}"
         if name not in self._directory.datasets:
             return np.empty(0, np.uint32)
@@ -267,7 +268,7 @@ def _unpack(
     path: Path,
     entry: DatasetEntry,
     places: Places,
-    sums: NDArray[np.uint32],
+    checksums: NDArray[np.uint32],
     out: NDArray[np.uint8],
 ) -> None:
     """Read and unpack what is at `places`. Errors count the rows of the call."""
@@ -279,17 +280,17 @@ def _unpack(
             raise FormatError(f"expected both filters or none, got {mask}", offset=int(partly[0]))
     if entry.field.compress in ("none", "zstd"):
         codec = ZSTD if entry.field.compress == "zstd" else RAW
-        cells = (places.offsets, places.sizes, raw, sums)
+        cells = (places.offsets, places.sizes, raw, checksums)
         _core.read_cells(file, path, codec, *cells, entry.field.row_bytes, out, entry.planes)
         return
     for i, (offset, size) in enumerate(
         zip(places.offsets.tolist(), places.sizes.tolist(), strict=True)
     ):
         if size > entry.field.row_bytes + entry.field.row_bytes // 8 + 4096:
-            raise FormatError(f"expected a packed row, the index has {size} bytes", offset=i)
+            raise FormatError(f"expected a packed row, got {size} bytes", offset=i)
         stored = np.frombuffer(os.pread(file, size, offset), np.uint8)
-        if len(sums) and _core.crc32c(stored) != sums[i]:
-            raise ChecksumError(f"expected a checksum of {sums[i]:08x}", offset=i)
+        if len(checksums) and (found := _core.crc32c(stored)) != checksums[i]:
+            raise ChecksumError(f"expected CRC32C {checksums[i]:08x}, got {found:08x}", offset=i)
         target = out[i * entry.field.row_bytes : (i + 1) * entry.field.row_bytes]
         _unpack_one(entry, stored, bool(raw[i]), target, i)
 
@@ -304,10 +305,10 @@ def _unpack_one(
             unpacker = zlib.decompressobj()
             out[:] = np.frombuffer(unpacker.decompress(stored.tobytes(), len(out)), np.uint8)
             if not unpacker.eof and unpacker.decompress(unpacker.unconsumed_tail, 1):
-                raise FormatError("gzip: another length", offset=number)
+                raise FormatError(f"gzip: expected {len(out)} bytes, got more", offset=number)
         elif entry.field.compress == "lzf":
             _core.unpack_lzf(stored, out)
         else:
             raise FormatError(f"no codec {entry.field.compress!r} is known", offset=number)
     except (zlib.error, ValueError) as error:
-        raise FormatError(str(error), offset=number) from None
+        raise FormatError(str(error.args[0]), offset=number) from None

@@ -1,6 +1,6 @@
-"""The steps of episodes as rows: what was seen, done and received, and what was seen next.
+"""The steps of episodes as rows: observation, action, reward and next observation.
 
-Everything here is columns of numbers, which come from the run's file without its arrays. Where the
+Everything here is columns of scalars, which come from the run's file without its arrays. Where the
 arrays of a row are is one of them.
 """
 
@@ -35,7 +35,7 @@ class StepOptions:
 
 
 class StepTable(NamedTuple):
-    """Columns of numbers, a row a step, episode after episode."""
+    """Columns of scalars, a row a step, episode after episode."""
 
     run: NDArray[np.int32]
     frame: Rows
@@ -78,7 +78,7 @@ def _load(
     places, rewards, dones = resolver.run_file(run.run_id).read_steps(run.steps)
     rows, episode = _rows_of(places[:, 0], np.array([e.number for e in episodes]))
     _, index, frame, observation, action = places[rows].T
-    # A stretch is a part of an episode without a gap. What follows its last step is nothing,
+    # A stretch is a part of an episode without a gap. Nothing follows its last step,
     # or what was seen after the episode.
     last = np.append((np.diff(episode) != 0) | (np.diff(index) != 1), [True])[: len(rows)]
     following = np.append(observation[1:], -1)[: len(rows)]
@@ -140,7 +140,7 @@ def _words(fields: Mapping[str, Field]) -> str:
 
 
 def field_name(dataset: str) -> str:
-    """What a row calls an array: that of `observations/camera` is `observation/camera`."""
+    """The name of an array in a row: that of `observations/camera` is `observation/camera`."""
     kind, slash, rest = dataset.partition("/")
     return f"{kind[:-1]}{slash}{rest}"
 

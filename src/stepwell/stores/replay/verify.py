@@ -1,6 +1,6 @@
 """Everything in a replay store checked against everything else.
 
-What is looked at is what was committed when it began: a run may be growing meanwhile, and the first
+It checks the commit that was there when it began: a run may be growing meanwhile, and the first
 steps of an episode never change.
 """
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from stepwell.errors import FormatError, StepwellError
 from stepwell.files.regular import read_inside
 from stepwell.store import Progress, Report
-from stepwell.stores.replay.channels import ACTIONS, FRAMES, KINDS, OBSERVATIONS, Channel, as_number
+from stepwell.stores.replay.channels import ACTIONS, FRAMES, KINDS, OBSERVATIONS, Channel, as_scalar
 from stepwell.stores.replay.database import (
     Episode,
     RunRow,
@@ -32,7 +32,7 @@ from stepwell.stores.replay.rows import RunFile
 _MAX_PROBLEMS = 100
 _MAX_INDEX = 1 << 30
 _READ_BYTES = 1 << 25
-_EPISODES = 16  # whose steps are asked for at a time
+_EPISODES = 16  # whose steps are read at a time
 
 _COUNTED = """CREATE TEMP TABLE counted AS
     SELECT episode_id, count(*) AS steps,
@@ -65,18 +65,18 @@ _RULES = {
     "episode {!r}: {} dropped, {} missing": "SELECT e.episode_id, e.dropped, c.gaps "
     "FROM episodes e JOIN counted c USING (episode_id) WHERE e.dropped < c.gaps",
 }
-"""What the tables say of each other: a sentence of what is wrong, and the query that finds it."""
+"""Rules between the tables: a message for each, and the query that finds breaches."""
 
 
 def verify(root: Path, resolver: FrameResolver, quick: bool, progress: Progress) -> Report:
-    """What is wrong, at most a hundred of it; `quick` reads no rows of the files."""
+    """Check a store; up to a hundred problems. `quick` reads no rows of the files."""
     checked = [
         "the pages of the database, and its rows against each other",
         "the datasets of each run's file: names, types and rows",
     ]
     unchecked = ["info, timestamp and agent_id of steps, which have no checksum"]
     if quick:
-        unchecked.append("the rows of the files, for quick was asked for")
+        unchecked.append("the rows of the files, because of quick")
     else:
         checked += [
             "every row of every array against its checksum",
@@ -169,7 +169,7 @@ class _Run:
         return FormatError(f"run {self._run.run_id!r}: {text}", path=str(self._database))
 
     def _of_index(self) -> Iterator[FormatError]:
-        """What index.json has wrong of a run that was closed, unless it has been gone on with."""
+        """Check the entry in index.json of a closed run, unless the run was continued."""
         run, folder = self._run, self._root / "replay"
         facts = {"file": run.file, "state": "closed", "steps": run.steps}
         try:
@@ -185,7 +185,7 @@ class _Run:
             yield FormatError(problem, path=str(folder / INDEX))
 
     def _of_datasets(self, file: RunFile) -> Iterator[FormatError]:
-        """Whether every dataset is there, as the database says, with all its rows."""
+        """Check that every dataset is there, as the database has it, with all its rows."""
         expected = dict(NUMBERS)
         for channel in self._run.channels:
             expected[channel.name] = channel.field
@@ -204,7 +204,7 @@ class _Run:
                 yield FormatError(f"{name}: expected {field}, got {found}", path=str(file.path))
             length = file.length(name)
             if length < rows:
-                message = f"{name}: expected {rows:,} rows, got {length:,}"
+                message = f"{name}: truncated: expected {rows:,} rows, got {length:,}"
                 yield FormatError(message, path=str(file.path))
         for name in (STEPS, "rewards", "dones"):
             if self._run.rows.get(name) != self._run.steps:
@@ -260,7 +260,7 @@ class _Run:
         for (_, index, frame, seen, acted), reward, done in zip(*columns, strict=True):
             action: Any = None
             if actions is not None and 0 <= acted < len(actions):
-                action = as_number(actions[acted])
+                action = as_scalar(actions[acted])
             action = ref(ACTIONS, acted) if action is None else action
             refs = (ref(FRAMES, frame), ref(OBSERVATIONS, seen), self._run.run_id)
             rows.append((index, action, reward, done & 1, done >> 1, *refs))
@@ -282,7 +282,7 @@ class _Run:
                 yield self._of(episode, f"{mine} in the database, {its} in the file")
             total += mine[2]
         if not np.isclose(total, episode.total_reward, rtol=1e-9, equal_nan=True):
-            yield self._of(episode, f"total_reward {episode.total_reward}, the sum is {total}")
+            yield self._of(episode, f"expected total_reward {total}, got {episode.total_reward}")
         try:
             right = episode.final_row < self._run.count(OBSERVATIONS)
         except FormatError:

@@ -25,7 +25,7 @@ from stepwell.stores.replay.channels import (
     Channel,
     Tree,
     as_json,
-    as_number,
+    as_scalar,
     leaves,
 )
 from stepwell.stores.replay.database import reading
@@ -131,7 +131,7 @@ class ReplayWriter(Writer):
         step_index: int | None = None,
         timestamp: str | float | None = None,
     ) -> StepRefs | None:
-        """Hand over a step: what the agent saw, what it did, and what came of it.
+        """Hand over a step: observation, action, reward and the end of the episode.
 
         Everything is copied before it returns. Each `agent_id` has episodes of its own. `info`
         is kept as JSON, for people: of what JSON does not know, NumPy's numbers and arrays of up
@@ -153,7 +153,7 @@ class ReplayWriter(Writer):
         ended, cut = 1 if terminated else 0, 1 if truncated else 0
         pipeline, size, waited = self._pipeline, 0, False
         # In one piece: an agent has emptied the caches since its last step, and each function on
-        # the way would have to be fetched anew.
+        # the way would have to be fetched again.
         while True:
             if waited:
                 pipeline.wait_for_room(size)
@@ -255,7 +255,7 @@ class ReplayWriter(Writer):
                         continue
                     self._pipeline.hurry()
                     seen = ()
-                stream.over = True  # before it is said, for no step may follow that
+                stream.over = True  # before it is handed over, for no step may follow that
                 now = time.time() if timestamp is None else timestamp
                 self._put_ending(stream, seen, 0, 0, agent_id, now)
                 del self._streams[agent_id]
@@ -266,10 +266,10 @@ class ReplayWriter(Writer):
         self._commit()
 
     def rollback(self) -> None:
-        """Not of this writer: what was handed over is on its way to the disk."""
+        """Not of this writer: steps that were handed over are on their way to the disk."""
         raise TypeError("a replay writer has no rollback: steps that were handed over stay")
 
-    # What `Writer` asks for. Whoever waits for the thread must not hold the lock meanwhile.
+    # The methods of `Writer`. Whoever waits for the thread must not hold the lock meanwhile.
 
     def _commit(self) -> None:
         self._turn()  # raises where nobody may wait
@@ -357,7 +357,7 @@ class ReplayWriter(Writer):
         return _Stream(number, name, 0 if last is None else last + 1, bool(ended))
 
     def _fit(self, kind: str, tree: Tree, new: list[Inlet]) -> _Arrays:
-        """What a step carries of a kind, and where it goes. `new` are inlets that are not open yet.
+        """The arrays of a kind in a step, with their inlets. `new` are inlets that are not open.
 
         Raises `SchemaError` when it is not like that of the steps before.
         """
@@ -435,10 +435,10 @@ def _check_text(name: str, value: str) -> None:
         raise ValueError(f"{name}: expected text, got {value!r}") from None
 
 
-def _next_index(given: int, least: int) -> int:
+def _next_index(given: int, min_: int) -> int:
     index = operator.index(given)
-    if not least <= index < 2**63:
-        raise ValueError(f"step_index: expected at least {least}, got {index}")
+    if not min_ <= index < 2**63:
+        raise ValueError(f"step_index: expected at least {min_}, got {index}")
     return index
 
 
@@ -455,11 +455,11 @@ def _number(acted: _Arrays) -> int | float | None:
     inlet, array = acted[0]
     if inlet.shape or inlet.channel.name != ACTIONS:
         return None
-    return as_number(array)
+    return as_scalar(array)
 
 
 def _described(value: Any) -> Any:
-    """What JSON does not know: NumPy's numbers, small arrays, and a word for anything else."""
+    """Values beyond JSON: NumPy's scalars, small arrays, and a description of anything else."""
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.size <= 256):
         plain = value.tolist()
         return plain if not isinstance(plain, np.generic) else str(plain)

@@ -18,7 +18,7 @@ SUFFIX = ".shard"
 LIST = Document("shards.json", "stepwell-shards", 1)
 
 KINDS = ("float32", "float16", "bfloat16")
-"""What the dtype tags 0, 1 and 2 mean. NumPy has no bfloat16."""
+"""The dtypes of the tags 0, 1 and 2. NumPy has no bfloat16."""
 _SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2")}
 _MAX_BYTES = 1 << 62
@@ -74,23 +74,23 @@ def parse_header(data: bytes, name: str, path: str, size: int | None = None) -> 
         return FormatError(message, path=path, offset=offset)
 
     if len(data) < HEADER_BYTES:
-        raise broken(f"expected a header of {HEADER_BYTES} bytes, got {len(data)}", len(data))
+        message = f"truncated: expected a header of {HEADER_BYTES} bytes, got {len(data)}"
+        raise broken(message, len(data))
     magic, rows, width, tag, reserved = HEADER.unpack(data[:HEADER_BYTES])
     if magic != MAGIC:
-        raise broken(f"expected {MAGIC!r}, got {magic!r}", 0)
+        raise broken(f"expected magic {MAGIC!r}, got {magic!r}", 0)
     if tag >= len(KINDS):
         raise VersionError(f"expected a dtype tag of 0 to 2, got {tag}", path=path, offset=24)
     if reserved:
         raise broken(f"expected zeros, got {reserved}", 28)
     if not width:
-        raise broken("rows of no values", 16)
+        raise broken("expected rows of at least one value, got 0", 16)
     shard = Shard(name, rows, width, KINDS[tag])
     if rows * shard.row_bytes > _MAX_BYTES:
-        raise broken(f"{rows} rows of {width} values are more than any file has", 8)
+        raise broken(f"expected a file of up to 2**62 bytes, got {rows} rows of {width} values", 8)
     if size is not None and HEADER_BYTES + shard.payload_bytes > size:
-        raise broken(
-            f"expected {HEADER_BYTES + shard.payload_bytes} bytes, the file has {size}", size
-        )
+        expected = HEADER_BYTES + shard.payload_bytes
+        raise broken(f"truncated: expected {expected} bytes, got {size}", size)
     return shard
 
 
@@ -166,5 +166,5 @@ def _from_json(text: Any) -> Shard:
     if text["dtype"] not in KINDS or rows * width * 4 > _MAX_BYTES:
         raise ValueError(f"{name}: {rows!r} rows of {width!r} values of {text['dtype']!r}")
     if crc is not None and not 0 <= int(crc, 16) < 1 << 32:
-        raise ValueError(f"{name}: a CRC32C has 32 bits")
+        raise ValueError(f"{name}: expected a CRC32C of 32 bits, got {crc}")
     return Shard(name, rows, width, text["dtype"], None if crc is None else int(crc, 16))

@@ -38,7 +38,7 @@ class Corpus(ABC):
         self.starts = np.cumsum([0, *(shard.rows for shard in shards)])
         """The first row of each, and the number of all rows."""
 
-    # What a place for shards provides.
+    # The methods of a place for shards.
 
     @abstractmethod
     def where(self, number: int) -> str:
@@ -59,7 +59,7 @@ class Corpus(ABC):
         """Rows in any order, as they are stored, one after another."""
 
     def reader(self) -> _core.Reader | None:
-        """What reads all rows without Python, where there is such a thing."""
+        """A native reader of all rows, where there is one."""
         return None
 
     def check_whole(self, number: int) -> None:
@@ -69,7 +69,7 @@ class Corpus(ABC):
         """The same without open files."""
         return self
 
-    # What every corpus can do.
+    # The same for every corpus.
 
     @property
     def stored_bytes(self) -> int:
@@ -125,7 +125,7 @@ class _Mapped:
     shard: Shard
     path: Path
     memory: NDArray[np.uint8]
-    """The whole file, which may be longer than its header says."""
+    """The whole file, which may be longer than its rows."""
     identity: tuple[int, int]
     """Its device and number there: another file may get its name."""
 
@@ -205,9 +205,9 @@ class LocalShards(Corpus):
         return (found.st_dev, found.st_ino) == file.identity and found.st_size < len(file.memory)
 
     def check_whole(self, number: int) -> None:
-        """What is behind the end of a file in its last page is read as zeros, without an error."""
+        """Raise for a truncated file, whose last page reads as zeros without an error."""
         if self.is_cut(number):
-            message = "the file has become shorter since it was opened"
+            message = "truncated since it was opened"
             raise FormatError(message, path=self.where(number))
 
     def parts(

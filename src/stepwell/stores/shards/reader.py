@@ -80,7 +80,7 @@ class ShardReader(Store):
         self._length = int(self._shards.starts[-1])
         if isinstance(self._where, list):
             self._path = os.path.commonpath([os.path.abspath(path) for path in self._where])
-        self._cores = _core.usable_cores()  # once: asking takes as long as a small batch
+        self._cores = _core.usable_cores()  # once: the call takes as long as a small batch
 
     def _found(self, names: Collection[str] | None) -> Corpus:
         """The shards that are there now, or those of some names."""
@@ -112,7 +112,7 @@ class ShardReader(Store):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._begin(**state)
 
-    # What it is.
+    # Properties.
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
@@ -138,7 +138,7 @@ class ShardReader(Store):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """What `take` gives."""
+        """The dtype that `take` returns."""
         return self._dtype
 
     @property
@@ -225,14 +225,14 @@ class ShardReader(Store):
             batch_rows = min(BATCH_ROWS, len(self)) if out is None else len(out)
         batch_rows, window_bytes = index(batch_rows), min(index(window_bytes), _MAX_WINDOW)
         if batch_rows < 1 or window_bytes < 1:
-            raise ValueError(f"{batch_rows} rows a batch, a window of {window_bytes} bytes")
+            raise ValueError(f"expected at least 1, got {batch_rows=} and {window_bytes=}")
         if out is not None:
             given: np.dtype[Any] = getattr(out, "dtype", self._dtype)
             dtype = given if self._gives(given) else self._dtype
             check_buffer("out", out, dtype, (batch_rows, self._width))
         wanted = self._stored if dtype is None else np.dtype(dtype)
         if wanted is None:
-            raise ValueError("NumPy has no bfloat16; ask for float32 or float64")
+            raise ValueError("dtype: expected float32 or float64, as NumPy has no bfloat16")
         if not self._gives(wanted):
             raise ValueError(f"dtype: expected float32, float64 or None, got {wanted}")
         shards = self._shards

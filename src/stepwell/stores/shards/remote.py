@@ -43,7 +43,7 @@ class RemoteShards(Corpus):
     """Shards below a URL, sorted by the bytes of their names.
 
     `connections` requests are under way at a time, of no more than the window all together. With
-    `cache`, a directory, shards that random rows are asked of are brought there whole; what is
+    `cache`, a directory, shards that random rows are taken from are brought there whole; what is
     there is not fetched again, for batches in order either. All corpora that have that directory
     together keep up to `cache_bytes`; what was used last stays.
     """
@@ -123,14 +123,14 @@ class RemoteShards(Corpus):
     ) -> Iterator[NDArray[np.uint8]]:
         """A range has many small parts, or one of several ranges is put together: how much a loop
         takes at a time does not decide how many requests are under way."""
-        most = min(_RANGE_BYTES, max(window_bytes // self._connections // 64 * 64, 64))
+        max_bytes = min(_RANGE_BYTES, max(window_bytes // self._connections // 64 * 64, 64))
         ranges = [
-            (number, at, min(at + most, size))
+            (number, at, min(at + max_bytes, size))
             for number in numbers
             for size in [self.shards[number].payload_bytes]
-            for at in range(0, size, most)
+            for at in range(0, size, max_bytes)
         ]
-        ahead = max(window_bytes // most, 1)
+        ahead = max(window_bytes // max_bytes, 1)
         crc = 0
 
         def fetch(range_: tuple[int, int, int]) -> NDArray[np.uint8]:
@@ -194,13 +194,13 @@ def _groups(wanted: Rows, size: int) -> Iterator[tuple[int, int]]:
 class _Cache:
     """Whole shards in a directory, up to a size that is that of all corpora there."""
 
-    def __init__(self, folder: Path, most_bytes: int, files: RemoteFiles, connections: int) -> None:
-        if most_bytes < 0:
-            raise ValueError(f"cache_bytes: expected at least 0, got {most_bytes}")
+    def __init__(self, folder: Path, max_bytes: int, files: RemoteFiles, connections: int) -> None:
+        if max_bytes < 0:
+            raise ValueError(f"cache_bytes: expected at least 0, got {max_bytes}")
         self._root = folder
         self._folder = folder / hashlib.sha256(files.place.encode()).hexdigest()[:_FOLDER_LETTERS]
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._files = files
         self._connections = connections
         self._turn = threading.Lock()
@@ -208,7 +208,7 @@ class _Cache:
 
     def shard(self, shard: Shard) -> LocalShards | None:
         """A shard on the disk, brought there first if need be; None where there is no room."""
-        if HEADER_BYTES + shard.payload_bytes > self._most_bytes:
+        if HEADER_BYTES + shard.payload_bytes > self._max_bytes:
             return None
         with self._turn:
             found = self._there(shard)
@@ -285,7 +285,7 @@ class _Cache:
                     elif time.time() - about.st_mtime > _LEFT_S:  # a process was killed
                         there.append((0, about.st_size, each))
         for used, size, each in sorted(there):
-            if total <= self._most_bytes and used:
+            if total <= self._max_bytes and used:
                 return
             if each.parent == self._folder:
                 self._open.pop(each.name, None)  # who reads it keeps it

@@ -124,7 +124,7 @@ class RowState(Writer):
 
     @exclusive
     def get(self, row_ids: ArrayLike) -> NDArray[Any]:
-        """What was kept for these rows; zeros for those without."""
+        """The vectors of these rows; zeros for those without."""
         ids = _as_ids(row_ids)
         inside = ids < len(self._values)
         known = ids if inside.all() else ids[inside]
@@ -147,7 +147,7 @@ class RowState(Writer):
         found[found] = (self._there[known] != 0) | (self._late.places(known) >= 0)
         return found
 
-    # Below this line: what every writer needs of a store.
+    # Below this line: the methods of `Writer`.
 
     def _commit(self) -> None:
         journal = self._journal
@@ -167,7 +167,7 @@ class RowState(Writer):
             self._replay(self._journal)
 
     def _release(self) -> None:
-        """What the journal has goes to the tables, if it can; else the next one does that."""
+        """Apply the journal to the tables, if possible; else the next writer does it."""
         journal = self._journal
         try:
             settled = self._replayed and not self._failed and self._in_place
@@ -232,7 +232,7 @@ class RowState(Writer):
         for at in range(len(self._values), known, _PIECE_BYTES):
             if any(os.pread(self._files[THERE], _PIECE_BYTES, at)):
                 raise FormatError(
-                    f"expected {known} rows, the file has {len(self._values)}",
+                    f"truncated: expected {known} rows, got {len(self._values)}",
                     path=str(self._root / VALUES),
                     offset=self._values.nbytes,
                 )
@@ -255,7 +255,7 @@ class RowState(Writer):
             return
         disk = os.fstatvfs(file)
         try:
-            # Some file systems take all there is before they say that it is too little.
+            # Some file systems take all there is before they refuse.
             if disk.f_blocks and size - before > disk.f_bavail * disk.f_frsize:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.posix_fallocate(file, 0, size)
@@ -334,7 +334,7 @@ class _Late:
         return self._ids[: self._count]
 
     def make_room(self, rows: int) -> None:
-        """Memory for so many rows, most of which is never touched."""
+        """Memory for `rows` rows, most of which is never touched."""
         slots = np.zeros(rows, np.int32)
         slots[self.ids] = self._slots[self.ids]
         self._slots = slots

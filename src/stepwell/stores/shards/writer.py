@@ -47,7 +47,7 @@ class ShardWriter(Writer):
             writer.append(rows)                 any floats, (n, width)
 
     A shard appears under its name when it is full and at a commit, whole and on the disk. A writer
-    that was killed is continued with `mode="a"`: `rows` says how many are there, and the rows to
+    that was killed is continued with `mode="a"`: `rows` is how many are there, and the rows to
     go on with. `dtype` is float32 (if none is given for a new corpus), float16 or "bfloat16";
     values that it cannot hold are refused.
     """
@@ -124,7 +124,7 @@ class ShardWriter(Writer):
                 if self._open_rows == self._shard_rows:
                     self._commit()
 
-    # Below this line: what every writer needs of a store.
+    # Below this line: the methods of `Writer`.
 
     def _commit(self) -> None:
         """Make a whole shard of what there is."""
@@ -232,7 +232,7 @@ def _to_bfloat16(array: NDArray[Any]) -> NDArray[np.uint16]:
         floats = np.ascontiguousarray(array, np.float32)
     bits = floats.view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    # What is just below infinity may have been rounded to it.
+    # Values just below infinity may have been rounded to it.
     lost = ((rounded & np.uint32(0x7FFF)) == np.uint32(0x7F80)) & np.isfinite(array)
     if lost.any():
         raise SchemaError(f"{array[lost][0]!r} does not fit bfloat16")

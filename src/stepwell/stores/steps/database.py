@@ -21,7 +21,7 @@ from stepwell.source import Rows
 from stepwell.store import QueryTable, Runs
 from stepwell.stores.steps.layout import VERSION
 
-_TELLING_RUNS = 16  # that tell one dataset from another
+_IDENTITY_RUNS = 16  # the first ones identify a dataset
 
 OWN = ("id", "first_step_idx", "num_steps")
 """Columns that every dataset has."""
@@ -34,7 +34,7 @@ _SQL_TYPES = {int: "INTEGER", float: "REAL", str: "TEXT", bytes: "BLOB"}
 @dataclass(frozen=True, slots=True)
 class RunColumn:
     """Something known of every run: a Python type, whether it may be missing, whether it is
-    asked for often."""
+    queried often."""
 
     type: type
     required: bool = False
@@ -43,7 +43,7 @@ class RunColumn:
     def __post_init__(self) -> None:
         if self.type not in _SQL_TYPES:
             known = ", ".join(kind.__name__ for kind in _SQL_TYPES)
-            raise ValueError(f"a run column is one of {known}, got {self.type!r}")
+            raise ValueError(f"expected a run column of {known}, got {self.type!r}")
 
     @property
     def sql(self) -> str:
@@ -52,10 +52,10 @@ class RunColumn:
 
 
 class Seen(NamedTuple):
-    """What a database said of the rows when it was looked at, and which one it was."""
+    """The state of a database when it was looked at, and its identity."""
 
     rows: int
-    """What was committed, no more."""
+    """Committed rows, no more."""
     runs: int
     last_run: int
     """The highest id of a run, -1 where there is none; later runs have higher ones."""
@@ -126,7 +126,7 @@ def append(
 
 
 def has_runs(path: Path) -> bool:
-    """Whether a database holds a run, or cannot be asked because it is damaged."""
+    """Whether a database holds a run, or cannot be read because it is damaged."""
     try:
         with catalog.reading(path) as database:
             found = database.execute("SELECT 1 FROM runs LIMIT 1").fetchone()
@@ -138,7 +138,7 @@ def has_runs(path: Path) -> bool:
 
 
 def look(path: Path, identity: str = "") -> Seen:
-    """What there is now, in the dataset with this identity."""
+    """The newest state of the dataset with this identity."""
     with reading(path, identity) as database:
         return facts(database, path)
 
@@ -148,8 +148,8 @@ def facts(database: sqlite3.Connection, path: Path) -> Seen:
     with catalog.in_turn, translated(path):
         database.execute("BEGIN")  # a writer may commit between one query and the next
         try:
-            meta, (count, end, last) = _asked(database, path)
-            identity = _identity(database, min(count, _TELLING_RUNS))
+            meta, (count, end, last) = _state(database, path)
+            identity = _identity(database, min(count, _IDENTITY_RUNS))
         finally:
             if database.in_transaction:
                 database.execute("ROLLBACK")
@@ -168,14 +168,14 @@ def facts(database: sqlite3.Connection, path: Path) -> Seen:
             f"expected {end} rows, where the last run ends, got {rows}", path=str(path)
         )
     if type(last) is not int or shard_rows < 0:
-        raise FormatError(f"{shard_rows} rows a shard, last run {last!r}", path=str(path))
+        raise FormatError(f"expected whole numbers, got {shard_rows=}, {last=}", path=str(path))
     return Seen(rows, count, last, identity, shard_rows, dtype)
 
 
-def _asked(database: sqlite3.Connection, path: Path) -> tuple[dict[Any, Any], tuple[Any, Any, Any]]:
+def _state(database: sqlite3.Connection, path: Path) -> tuple[dict[Any, Any], tuple[Any, Any, Any]]:
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
     if "runs" not in tables:
-        raise FormatError("expected a table of runs, there is none", path=str(path))
+        raise FormatError("expected a table of runs, got none", path=str(path))
     missing = set(OWN) - set(columns(database))
     if missing:
         raise FormatError(f"runs: no column {', '.join(sorted(missing))}", path=str(path))
@@ -219,7 +219,7 @@ def reading(path: Path, identity: str = "") -> Iterator[sqlite3.Connection]:
 
 
 def _identity(database: sqlite3.Connection, runs: int) -> str:
-    """The first runs tell one dataset from another, and no append changes them."""
+    """The first runs identify a dataset, and no append changes them."""
     found = database.execute("SELECT * FROM runs ORDER BY id LIMIT ?", (runs,)).fetchall()
     return f"{runs}:{_core.crc32c(np.frombuffer(repr(found).encode(), np.uint8)):08x}"
 
@@ -236,7 +236,7 @@ class Chosen(NamedTuple):
 
 
 class StepRuns(Runs):
-    """What is known of each run, as of the commit that the dataset had when it was asked for."""
+    """The columns of each run, as of the commit that the dataset had when it was opened."""
 
     def __init__(self, path: Path, seen: Seen, chosen: Chosen | None = None) -> None:
         self._path, self._seen, self._chosen = path, seen, chosen
@@ -271,7 +271,7 @@ class StepRuns(Runs):
                     opened, "runs", OWN, condition, values, columns=list(columns(opened))
                 )
             )
-        # What came after this was opened is not here.
+        # Later runs are not here.
         behind = self._seen.rows - found.starts
         there = (found.starts >= 0) & (found.counts >= 0) & (found.counts <= behind)
         there &= found.ids <= self._seen.last_run

@@ -53,9 +53,9 @@ class Piece:
     def open(
         self, dtype: np.dtype[Any] | None, rows: int = 0, flags: int = os.O_RDONLY
     ) -> Iterator[tuple[BinaryIO, NpyHeader]]:
-        """The file, for a block; it has this dtype and at least so many rows.
+        """The file, for a block; it has this dtype and at least `rows` rows.
 
-        The shape in the header is not asked: a writer that was killed may have left it behind.
+        The shape in the header is not used: a writer that was killed may have left it behind.
         Raises `FormatError` for a file that is something else or too short.
         """
         with os.fdopen(open_inside(self.root, self.name, flags), "rb") as file:
@@ -90,7 +90,7 @@ def _checked(file: BinaryIO, path: Path, dtype: np.dtype[Any] | None, rows: int)
     there = (os.fstat(file.fileno()).st_size - header.data_offset) // header.dtype.itemsize
     if there < rows:
         raise FormatError(
-            f"expected {rows} rows, as the database has, got {there}",
+            f"truncated: expected {rows} rows, as the database has, got {there}",
             path=str(path),
             offset=header.data_offset + there * header.dtype.itemsize,
         )

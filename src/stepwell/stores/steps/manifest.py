@@ -73,12 +73,12 @@ class Manifest:
             return None
         with DOCUMENT.parsing_bytes(data, str(root / MANIFEST)) as text:
             if text["block_bytes"] != BLOCK_BYTES:
-                raise ValueError(f"blocks of {text['block_bytes']!r} bytes")
+                raise ValueError(f"expected {BLOCK_BYTES=}, got {text['block_bytes']!r}")
             rows, runs = (whole_number(text[name], 1 << 62) for name in ("rows", "runs"))
             blocks = [whole_number(int(crc, 16), 1 << 32) for crc in text["blocks"]]
             covered = rows * row_bytes
-            if len(blocks) != -(-covered // BLOCK_BYTES):
-                raise ValueError(f"{len(blocks)} blocks for {rows} rows")
+            if len(blocks) != (expected := -(-covered // BLOCK_BYTES)):
+                raise ValueError(f"expected {expected} blocks for {rows} rows, got {len(blocks)}")
             return cls(str(text["created"]), rows, runs, covered, blocks)
 
 

@@ -30,7 +30,7 @@ class StepReader(Store):
         train, test = good.split(0.9, seed=7)
 
     `memory="ram"` reads the rows into huge pages with all cores, `"shared"` does so once for all
-    processes of the machine that ask for it, and `"map"` maps the files, of which about
+    processes of the machine that open it so, and `"map"` maps the files, of which about
     `resident_bytes` are kept in memory at a time.
     Filters keep ranges of rows, never a row number per row, and are step datasets themselves.
     A dataset that is appended to keeps the rows it was opened with until `refresh`.
@@ -65,7 +65,7 @@ class StepReader(Store):
         seen = seen or now
         if seen.rows > now.rows:
             raise FormatError(
-                f"expected {seen.rows} rows, as there were, got {now.rows}", path=str(root)
+                f"expected {seen.rows} rows, as pickled, got {now.rows}", path=str(root)
             )
         self._segments = self._load(0, seen)
         self._dtype = self._segments[0].dtype
@@ -95,7 +95,7 @@ class StepReader(Store):
         self._table, self._seen, self._length = runs, runs._seen, runs._step_count
         self._forget()
 
-    # What it is.
+    # Properties.
 
     def __len__(self) -> int:
         return self._length
@@ -171,7 +171,7 @@ class StepReader(Store):
     # Queries.
 
     def query(self, sql: str, *values: Any) -> QueryTable:
-        """What any SQL query over the table `runs` returns; nothing can be changed by it.
+        """The result of an SQL query over the table `runs`; nothing can be changed by it.
 
         The table has the runs of this dataset, or part, as of the commit that it has. Raises
         `ValueError` for SQL that is wrong or would write.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def check(dataset: "StepReader", quick: bool, progress: Progress) -> Report:
-    """Compare the files with one another; what is in memory is not asked.
+    """Compare the files with one another; what is in memory is not used.
 
     Only the rows and runs that were seen are looked at: more may be appended meanwhile.
     """
@@ -44,7 +44,7 @@ def check(dataset: "StepReader", quick: bool, progress: Progress) -> Report:
         found.unchecked.append("everything that needs what is wrong here")
     except FileNotFoundError as error:
         path = str(error.filename or dataset.path)
-        found.problems.append(FormatError("expected a file, there is none", path=path))
+        found.problems.append(FormatError("expected a file, got none", path=path))
         found.unchecked.append("everything that needs the missing file")
     progress(rows, rows)
     problems, checked, unchecked = tuple(found.problems), found.checked, found.unchecked
@@ -130,7 +130,7 @@ class _Check:
 
     def _check_not_ahead(self) -> None:
         """Headers and checksums may be behind what was committed, where a writer was killed; never
-        ahead. The database is asked last: a writer may commit meanwhile."""
+        ahead. The database is read last: a writer may commit meanwhile."""
         root = self._root
         headers = _headers(root, database.look(root / DATABASE))
         seen = database.look(root / DATABASE)
@@ -145,7 +145,7 @@ class _Check:
                 self.problems.append(FormatError(message, path=str(piece.path), offset=10))
 
     def rows(self, progress: Progress) -> None:
-        """Every row: where it says it belongs, and its checksum."""
+        """Every row: its run and step, and its checksum."""
         root, dtype, rows = self._root, self._dtype, self._seen.rows
         known, again = self._manifest or Manifest(), Manifest()
         covered = min(known.rows, rows)
@@ -172,7 +172,7 @@ class _Check:
             )
 
     def _check_places(self, part: NDArray[Any], begin: int) -> None:
-        """Rows that say they belong elsewhere."""
+        """Rows whose run_id or step_index is wrong."""
         runs = self._runs
         if not len(runs):
             return

@@ -57,7 +57,7 @@ class StepWriter(Writer):
     or a `RunColumn`). Both are needed to begin a dataset and checked against one that is
     there. Fields named `run_id` and `step_index` are filled in. Runs are there for others after
     `commit`, which leaving the block does; what was appended since is dropped when the
-    block fails. `shard_rows` spreads the rows over files of so many.
+    block fails. `shard_rows` spreads the rows over files of that many.
 
     One writer at a time: the second one gets a `BusyError`.
     """
@@ -352,7 +352,7 @@ class StepWriter(Writer):
             last = run_id if name == "run_id" else count - 1
             limit = np.iinfo(self._dtype[name]).max
             if last > limit:
-                raise SchemaError(f"run {run_id}: {name} {last} does not fit, {limit} is the most")
+                raise SchemaError(f"run {run_id}: expected {name} up to {limit}, got {last}")
             made[name] = run_id if name == "run_id" else np.arange(count)
         return made
 
