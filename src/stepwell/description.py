@@ -79,7 +79,17 @@ def outline(source: "Source", size: Callable[[], int], *, columns: bool) -> Desc
 
 def text(source: "Source") -> str:
     """One line: `StepReader(1,000 rows, 20 runs, 16,000 bytes, {score: int64}, path='games')`."""
-    about = outline(source, lambda: source.nbytes, columns=False)
+
+    def size() -> int:
+        """Of the rows; where they have no fixed size, of the files."""
+        ragged = any(field.ragged for field in source.schema.values())
+        return (
+            int(source._stored_bytes())
+            if ragged and hasattr(source, "_stored_bytes")
+            else source.nbytes
+        )
+
+    about = outline(source, size, columns=False)
     parts = []
     if about.fields:
         parts.append(f"{about.rows:,} rows")
