@@ -56,7 +56,7 @@ class Stream(Store):
         return cls.kind in BY_NAME and BY_NAME[cls.kind].recognizes(path)
 
     def _verified(self, quick: bool, progress: Progress) -> Report:
-        """What can be said of a format without checksums of ours: whether all rows can be read."""
+        """Read every row: a format without our checksums allows no more."""
         problems: tuple[FormatError, ...] = ()
         checked = ["the header"]
         if not quick:

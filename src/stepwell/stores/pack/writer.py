@@ -322,7 +322,7 @@ class PackWriter(Writer):
 
 
 class ReplacingPackWriter(PackWriter):
-    """A writer whose pack takes the place of another one, if there is one."""
+    """A writer whose pack replaces an existing pack."""
 
     _replaces = True
 
