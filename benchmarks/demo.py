@@ -70,7 +70,7 @@ def _build(pack: sw.PackReader) -> sw.StepReader:
     path = _FOLDER / "steps"
     shutil.rmtree(path, ignore_errors=True)
     begin = time.perf_counter()
-    sw.convert(pack, path)
+    sw.convert(pack, path, to="steps")
     _say("built", f"a dataset in {path}, {_since(begin)}")
     begin = time.perf_counter()
     steps = sw.StepReader.open(path)
