@@ -394,11 +394,6 @@ class Source(Closing, ABC):
         made = ("_reader", "_layouts")  # made again where they are needed
         return {name: value for name, value in self.__dict__.items() if name not in made}
 
-    def _forget(self, *names: str) -> None:
-        """Have what was made of rows made again: there are others now."""
-        for made in ("_reader", "_layouts", *names):
-            self.__dict__.pop(made, None)
-
     # Views: sources made of this one.
 
     def select(self, rows: ArrayLike | slice) -> "views.Select":
