@@ -1,7 +1,7 @@
 """Batches as tensors, and sources inside torch's own loaders.
 
 stepwell.torch.Loader            stepwell's loader, giving tensors, on a device if given
-stepwell.torch.DataLoader        the same as a torch.utils.data.DataLoader, where a framework insists
+stepwell.torch.DataLoader        the same as torch's own class, where a framework insists on it
 stepwell.torch.MapDataset        a source for torch.utils.data.DataLoader
 stepwell.torch.IterableDataset   a loader for DataLoader and StatefulDataLoader
 

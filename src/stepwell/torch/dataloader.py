@@ -1,6 +1,6 @@
 """torch's own class, for frameworks that insist on it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.utils import data
@@ -13,16 +13,20 @@ from stepwell.torch.loader import Loader
 
 
 class DataLoader(data.DataLoader[Any]):
-    """A `torch.utils.data.DataLoader` in stepwell's order, for Fabric, Ray and accelerate.
+    """A `torch.utils.data.DataLoader` in stepwell's order, for frameworks that insist on torch's.
 
-    A loop over it is a loop of a `Loader` that finds its rank: with `num_workers=0`, and without
-    a `collate_fn` of one's own, it is that very loop. A framework that rebuilds it
-    with a sampler of its own, to give each rank a part, or that takes `dataset`, `sampler` and
-    `batch_sampler` out of it, gets the whole order of each epoch and shares it out. It has no
-    state, as torch's has none: frameworks resume it by skipping batches, and `Loader` resumes by
-    its own. `sampler` is one of stepwell's or, as in torch, numbers of rows; other options are
-    those of torch.
+    Its loop is that of a `Loader`, which finds its rank. A framework that rebuilds it with a
+    sampler of its own, or that takes `dataset` and `batch_sampler` out of it, gets the whole order
+    of each epoch and gives each rank a part. `sampler` is one of stepwell's or, as in torch, one
+    of row numbers; other options are torch's.
+
+    `state_dict` and `load_state_dict` are there as long as the order is ours and nothing works
+    ahead of the consumer: not in a rebuilt loader, with worker processes, pinned memory or
+    a `collate_fn`. Those resume as torch's do, from the beginning of an epoch.
     """
+
+    state_dict: Callable[[], dict[str, Any]]
+    load_state_dict: Callable[[Mapping[str, Any]], None]
 
     def __init__(
         self,
@@ -43,7 +47,7 @@ class DataLoader(data.DataLoader[Any]):
     ) -> None:
         if isinstance(dataset, MapDataset):
             if transform is not None or as_int64:
-                raise ValueError("transform and as_int64 are the dataset's: give them to MapDataset")
+                raise ValueError("give transform and as_int64 to the MapDataset")
         else:
             dataset = MapDataset(dataset, transform, as_int64=as_int64)
         self._loader: Loader | None = None
@@ -64,27 +68,33 @@ class DataLoader(data.DataLoader[Any]):
             transform=dataset._transform,
             as_int64=dataset._as_int64,
         )
-        whole = WholeSampler(self._loader)
         sequential = isinstance(self._loader._sampler, Sequential)
-        order = data.SequentialSampler(dataset) if sequential else whole
-        super().__init__(dataset, batch_size, sampler=order, **options)
-        # transformers sets the epoch here when it skips batches.
+        whole = (_SequentialWholeSampler if sequential else WholeSampler)(self._loader)
+        super().__init__(dataset, batch_size, sampler=whole, **options)
+        # Here transformers sets the epoch when it skips batches.
         self.batch_sampler.set_epoch = whole.set_epoch
+        if self._is_plain:
+            self.state_dict = self._loader.state_dict
+            self.load_state_dict = self._loader.load_state_dict
 
     def set_epoch(self, epoch: int) -> None:
         """Have the next loop begin this epoch."""
-        if self._loader is not None:
-            self._loader.set_epoch(epoch)
-        elif hasattr(self.sampler, "set_epoch"):
-            self.sampler.set_epoch(epoch)
+        for each in (self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
+            if hasattr(each, "set_epoch"):
+                each.set_epoch(epoch)
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether a loop of the loader is all that a loop of this one does."""
+        return self.num_workers == 0 and self.collate_fn is collate and not self.pin_memory
 
     @property
     def _index_sampler(self) -> Any:
         return super()._index_sampler if self._loader is None else self._loader.batch_sampler
 
     def __iter__(self) -> Iterator[Any]:
-        plain = self.num_workers == 0 and self.collate_fn is collate and not self.pin_memory
-        return iter(self._loader) if self._loader is not None and plain else super().__iter__()
+        own = self._loader is not None and self._is_plain
+        return iter(self._loader) if own else super().__iter__()
 
 
 class WholeSampler(data.Sampler[int]):
@@ -96,6 +106,13 @@ class WholeSampler(data.Sampler[int]):
 
     def set_epoch(self, epoch: int) -> None:
         """Have the next loop begin this epoch, whoever does the reading."""
+        loaded = self._loader._loaded
+        if loaded is not None and loaded[0] != epoch:
+            raise RuntimeError(
+                f"expected to continue epoch {loaded[0]}, whose state was loaded, got a framework "
+                f"that begins epoch {epoch}, as Fabric does; "
+                "loop over stepwell.torch.Loader(source, batch_size) as it is"
+            )
         self._loader.set_epoch(epoch)
         self._epoch = epoch
 
@@ -106,11 +123,15 @@ class WholeSampler(data.Sampler[int]):
         world = self._loader._find()
         if world.size > 1 and sharing.reader().shares is None:
             raise RuntimeError(
-                f"expected a framework that gives each of {world.size} ranks its part, got one that "
-                "reads every row on all of them; prepare the loader first, or loop over "
+                f"expected a framework that gives each of {world.size} ranks its part, got one "
+                "that reads every row on all of them; prepare the loader first, or loop over "
                 "stepwell.torch.Loader(source, batch_size) as it is"
             )
         order, epoch = self._loader.order, self._epoch
         self._epoch = epoch + 1
         for start in range(0, order.length, 65536):
             yield from order.rows(epoch, start, min(65536, order.length - start)).tolist()
+
+
+class _SequentialWholeSampler(WholeSampler, data.SequentialSampler):
+    """Frameworks want to see from the class that rows are not shuffled."""

@@ -77,7 +77,7 @@ class Loader(_loader.Loader):
 
     @property
     def dataset(self) -> MapDataset:
-        """The rows, for torch and for frameworks that read batches of `batch_sampler` themselves."""
+        """The rows, for frameworks that read the batches of `batch_sampler` themselves."""
         return MapDataset(self._source, self._transform, as_int64=self._as_int64)
 
     @property
@@ -89,6 +89,10 @@ class Loader(_loader.Loader):
     def num_workers(self) -> int:
         """0: threads make the batches, not processes."""
         return 0
+
+    @property
+    def prefetch_factor(self) -> None:
+        """None: there are no worker processes."""
 
     @property
     def sampler(self) -> "RankSampler":
