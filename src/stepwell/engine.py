@@ -13,7 +13,7 @@ import numpy as np
 
 from stepwell import _core
 from stepwell.errors import FormatError
-from stepwell.source import Rows
+from stepwell.source import Rows, Source
 
 if TYPE_CHECKING:
     from stepwell.loader import Loader
@@ -39,7 +39,7 @@ class Engine(ABC):
         self.process = os.getpid()
         self._source, self._order = loader._source, loader._order
         self._transform, self._skip = loader._transform, loader._on_corrupt == "skip"
-        self._schedule = loader._schedule(loader._epoch, loader._position)
+        self._schedule = loader._schedule(*loader._reached)
         self._numbers = itertools.count()
 
     @abstractmethod
@@ -95,8 +95,11 @@ class Engine(ABC):
 class NativeEngine(Engine):
     """Row numbers, reads and buffers in the core's threads; Python only wraps the result."""
 
-    def __init__(self, loader: "Loader", reader: _core.Reader, order: _core.Order) -> None:
+    def __init__(
+        self, loader: "Loader", source: Source, reader: _core.Reader, order: _core.Order
+    ) -> None:
         super().__init__(loader)
+        self._source = source
         self._prefetch = _core.Prefetch(
             reader, order, self._schedule, loader._blocks, loader._threads, loader._prefetch
         )
