@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell.batches import Progress as Progress
 from stepwell.description import Description, html, html_rows, outline
 from stepwell.errors import FormatError, KindError
 from stepwell.files.extras import library
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
 
 else:
     constructing = classmethod
-
-Progress = Callable[[int, int], None]
-"""Called with how much is done, and of how much."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +127,10 @@ class Table(Sequence[dict[str, Any]], ABC):
         names, rows = self.columns, self.rows
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
         return pyarrow.table([pyarrow.array(list(c)) for c in columns], names=names)
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """The table for DuckDB, Polars and others that read Arrow."""
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self):,} rows, {', '.join(self.columns)})"

@@ -7,10 +7,11 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepwell.batches import BATCH_BYTES, in_order, rows_of
 from stepwell.files.atomic import new_file
 from stepwell.formats import arrow
 from stepwell.formats.parts import PART_BYTES, Part, write_series
-from stepwell.formats.streams import BATCH_BYTES, Progress, in_order, rows_of
+from stepwell.formats.streams import Progress
 from stepwell.source import Batch, Source
 
 if TYPE_CHECKING:
