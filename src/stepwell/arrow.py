@@ -88,6 +88,13 @@ def _plain(kind: "pa.DataType") -> "pa.DataType":
     return _plain(kind.value_type) if arrow.types.is_dictionary(kind) else kind
 
 
+def items_of(kind: "pa.DataType") -> "pa.DataType":
+    """The type of the items of lists, however deep they are."""
+    kind, types = _plain(kind), library().types
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return items_of(kind.value_type) if is_list else kind
+
+
 def _time(kind: "pa.DataType") -> dict[str, str] | None:
     """The meaning of whole numbers of this type; None where it is no time."""
     name = str(kind).partition("[")[0]
@@ -140,9 +147,10 @@ def _joined(
 
 
 def evened(rows: Ragged) -> NDArray[Any] | Ragged:
-    """Rows that are all of one length as one array; others as they are."""
+    """Arrays that are all of one length as one array; others, and texts, as they are."""
     lengths = rows.lengths
-    if not len(lengths) or not lengths[0] or (lengths != lengths[0]).any():
+    unlike = not len(lengths) or not lengths[0] or (lengths != lengths[0]).any()
+    if rows.kind != "array" or unlike:
         return rows
     return rows.values.reshape(len(rows), int(lengths[0]), *rows.values.shape[1:])
 
@@ -150,12 +158,19 @@ def evened(rows: Ragged) -> NDArray[Any] | Ragged:
 def _values(array: "pa.Array", field: Field) -> Any:
     arrow = library()
     types = arrow.types
+    sizes = iter(field.shape)  # of lists, from the outermost on
     while True:
         array = _stored(array)
         kind = array.type
         if types.is_dictionary(kind):
             array = array.dictionary_decode()
         elif types.is_fixed_size_list(kind):
+            next(sizes, None)
+            array = array.flatten()
+        elif not field.ragged and (types.is_list(kind) or types.is_large_list(kind)):
+            size, lengths = next(sizes), np.diff(_offsets(array))
+            if (lengths != size).any():
+                raise SchemaError(f"expected lists of {size}, got one of {lengths.max()}")
             array = array.flatten()
         else:
             break
@@ -180,13 +195,20 @@ def _stored(array: "pa.Array") -> "pa.Array":
 
 def _offsets(lists: "pa.Array") -> NDArray[np.int64]:
     offsets = lists.offsets.to_numpy().astype(np.int64)
-    return offsets - offsets[0]
+    return np.subtract(offsets, offsets[0])
 
 
 def _check_nulls(name: str, array: "pa.Array", first: int) -> None:
     null = _first_null(array)
     if null is not None:
-        raise SchemaError(f"column {name!r}, row {first + null}: expected a value, got null")
+        raise null_at(name, first + null)
+
+
+def null_at(name: str, row: int) -> SchemaError:
+    """The error about a missing value."""
+    return SchemaError(
+        f"column {name!r}, row {row}: expected a value, got null; fill or drop missing values first"
+    )
 
 
 def _first_null(array: "pa.Array") -> int | None:

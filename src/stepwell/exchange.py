@@ -147,12 +147,8 @@ def _of_table(table: Any, *, even: bool = False) -> ArraySource:
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise SchemaError(f"two columns are named {twice.pop()!r}")
-    try:
-        columns = {
-            name: arrow.column_of(name, column.chunks, column.type, even=even)
-            for name, column in zip(names, table.columns, strict=True)
-        }
-    except SchemaError as error:
-        hint = "; fill_null or drop_nulls leaves none" if "got null" in str(error) else ""
-        raise SchemaError(f"{error}{hint}") from None
+    columns = {
+        name: arrow.column_of(name, column.chunks, column.type, even=even)
+        for name, column in zip(names, table.columns, strict=True)
+    }
     return _columns(columns, arrow.notes_of(table.schema))

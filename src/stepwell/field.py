@@ -151,7 +151,7 @@ class Ragged(Sequence[Any]):
         items = np.ascontiguousarray(self.values)
         row_bytes = items.itemsize * math.prod(items.shape[1:])
         begins, ends = self.offsets[rows] * row_bytes, self.offsets[rows + 1] * row_bytes
-        data = memoryview(items.reshape(-1).view(np.uint8)) if items.size else memoryview(b"")
+        data = items.reshape(-1).view(np.uint8).data if items.size else memoryview(b"")
         some = [data[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
         values = np.frombuffer(bytearray().join(some), items.dtype)
         offsets = offsets_of(self.offsets[rows + 1] - self.offsets[rows])

@@ -56,10 +56,7 @@ def _column(name: str, series: "pd.Series[Any]") -> tuple[Any, dict[str, Any]]:
         return series.to_numpy(), {}
     missing = series.isna().to_numpy()
     if missing.any():
-        raise SchemaError(
-            f"column {name!r}, row {missing.argmax()}: expected a value, got null; "
-            "fillna or dropna leaves none"
-        )
+        raise arrow.null_at(name, int(missing.argmax()))
     cells: Any = series
     if series.dtype == object:
         cells = series.to_list()

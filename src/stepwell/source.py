@@ -259,26 +259,19 @@ class Source(Closing, ABC):
         return arrow.stream(self).__arrow_c_stream__(requested_schema)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """The only field as one array; several fields as a structured array.
-
-        Raises `TypeError` for ragged fields, and `ValueError` for `copy=False`: rows are read.
+        """The only field as one array. Raises `TypeError` for several fields, and for a ragged one:
+        of a structured array pandas would make one column of tuples.
         """
-        for name, field in self.schema.items():
-            if field.ragged:
-                raise TypeError(
-                    f"{name!r} is {field}, ragged: its rows are not one array; "
-                    "to_arrow() and to_pandas() hold them"
-                )
+        shown = ", ".join(f"{name}: {field}" for name, field in self.schema.items())
+        if len(self.schema) > 1 or any(field.ragged for field in self.schema.values()):
+            raise TypeError(
+                f"expected one field of a fixed shape to make an array of, got {{{shown}}}; "
+                "source['name'] is one field, to_pandas() and to_arrow() hold all"
+            )
         if copy is False:
             raise ValueError("copy=False: rows are read into a new array")
-        whole = batches.whole(self)
-        if len(whole) == 1:
-            return np.asarray(next(iter(whole.values())), dtype)
-        fields = [(name, field.dtype, field.shape) for name, field in self.schema.items()]
-        made = np.zeros(len(self), fields)
-        for name, values in whole.items():
-            made[name] = values
-        return made if dtype is None else made.astype(dtype)
+        (values,) = batches.whole(self).values()
+        return np.asarray(values, dtype)
 
     # Views: sources made of this one.
 

@@ -46,7 +46,8 @@ class TestStream(SourceContract):
         if request.param != "whole.npz":
             monkeypatch.setattr(batches, "BATCH_BYTES", 50)
         sw.convert(Given(expected), tmp_path / request.param)
-        return sw.open(tmp_path / request.param)
+        made: Source = sw.open(tmp_path / request.param)
+        return made
 
 
 @pytest.mark.parametrize("array", PLAIN, ids=lambda array: f"{array.dtype}{array.shape}")

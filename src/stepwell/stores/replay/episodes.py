@@ -34,7 +34,7 @@ class EpisodeTable(QueryTable, Runs):
         return self._extents()[1]
 
 
-class EpisodeList(Table):
+class EpisodeList(Table[Episode]):
     """Episodes as objects: `episodes[7].total_reward`; their fields are the columns."""
 
     def __init__(self, episodes: Sequence[Episode]) -> None:
