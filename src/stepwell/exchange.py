@@ -38,7 +38,7 @@ def as_source(given: Any) -> Source:
     A mapping of any of these is their fields side by side. Arrays, tensors and columns of numbers
     in one piece are used where they are; everything else is copied once. A column of text is a
     `str` field, one of lists a ragged field, one of arrays or of lists of fixed size a field of
-    that shape; in pandas and Hugging Face datasets, which do not tell them apart, so are lists that
+    that shape; so are lists in pandas and Hugging Face datasets, which have one type for both, that
     all have one length. Of a data frame the index is left out. A file of another format is read
     into memory, for its rows to be taken in any order; `open` reads it row by row.
 

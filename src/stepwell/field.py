@@ -181,12 +181,10 @@ class Ragged(Sequence[Any]):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         """An array of the rows as objects: they have no common length."""
-        if copy is False or dtype not in (None, object):
-            raise TypeError("rows of different lengths are one array as objects only, in a copy")
-        made = np.empty(len(self), object)
-        for i, row in enumerate(self.to_list()):  # at once NumPy would look into the rows
-            made[i] = row
-        return made
+        if copy is False:
+            raise ValueError("copy=False: rows of different lengths are objects of a new array")
+        made = objects_of(self.to_list())
+        return made if dtype is None else made.astype(dtype)
 
     def __repr__(self) -> str:
         items = self.values.dtype if self.kind == "array" else self.kind
@@ -199,3 +197,11 @@ def offsets_of(lengths: ArrayLike) -> NDArray[np.int64]:
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
+
+
+def objects_of(rows: Sequence[Any] | NDArray[Any]) -> NDArray[Any]:
+    """Rows as the objects of an array. At once, NumPy would look into them."""
+    made = np.empty(len(rows), object)
+    for i, row in enumerate(rows):
+        made[i] = row
+    return made

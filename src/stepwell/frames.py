@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from stepwell import arrow, batches
 from stepwell.errors import SchemaError
+from stepwell.field import objects_of
 from stepwell.source import Batch, Field, Ragged, Source
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def frame_of(source: Source) -> "pd.DataFrame":
         if source.schema[name].kind == "str":
             columns[name] = pandas.Series(values.to_list(), dtype=str)
         elif isinstance(values, Ragged) or values.ndim > 1:
-            columns[name] = pandas.Series(_objects(values), dtype=object)
+            columns[name] = pandas.Series(objects_of(values), dtype=object)
         elif isinstance(times, dict) and name in times:
             one = source.columns([name])
             made = arrow.record_batch({name: values}, arrow.schema_of(one))
@@ -88,11 +89,3 @@ def _arrays(name: str, rows: list[NDArray[Any]]) -> Any:
     if len({row.shape for row in rows}) == 1:
         return np.stack(rows)
     return Ragged.from_list(rows, field)
-
-
-def _objects(rows: Any) -> NDArray[Any]:
-    """Rows as the objects of one column."""
-    made = np.empty(len(rows), object)
-    for i, row in enumerate(rows):  # at once, NumPy would look into them
-        made[i] = row
-    return made

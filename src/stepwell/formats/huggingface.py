@@ -68,7 +68,7 @@ class HuggingFaceSource(arrow.ArrowTables):
 
 
 def _shapes(features: dict[str, Any]) -> dict[str, list[int]]:
-    """The shapes of the columns that are arrays, where the features say them in full."""
+    """The shapes of the columns that are arrays, where the features have them in full."""
     found = {
         name: feature["shape"]
         for name, feature in features.items()

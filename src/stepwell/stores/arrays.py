@@ -31,7 +31,7 @@ class ArraySource(Store):
     kind = "npy"
     noun = "an array"
     runs: Runs | None = None
-    """The runs of the rows, where somebody has said which they are."""
+    """The runs of the rows, where they are known."""
 
     def __init__(
         self,
