@@ -2,7 +2,7 @@
 
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +310,16 @@ def test_what_is_no_source(held: Any, text: str) -> None:
             way(held)
 
 
+def test_a_stream_that_fails_is_no_shorter_table() -> None:
+    def parts() -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"x": [1]})
+        raise ValueError("the rest is lost")
+
+    stream = pa.RecordBatchReader.from_batches(pa.schema([("x", pa.int64())]), parts())
+    with pytest.raises(ValueError, match="the rest is lost"):
+        sw.as_source(stream)
+
+
 def test_datasets_that_are_no_rows() -> None:
     splits, transformed, streamed = bad_datasets()
     with pytest.raises(TypeError, match="expected one split, got train, test"):
@@ -327,7 +337,7 @@ def test_frames_without_rows() -> None:
         sw.Loader(empty, 4)
     for held in (empty.to_arrow(), empty.columns(["x"]).to_pandas()):
         assert len(sw.as_source(held)) == 0
-    assert duckdb.sql("select count(*) from empty").fetchall() == [(0,)]
+    assert duckdb.execute("select count(*) from empty").fetchall() == [(0,)]
 
 
 # Other libraries read sources.
@@ -338,10 +348,12 @@ def test_duckdb_and_polars_read_a_source_by_name(tmp_path: Path) -> None:
     with sw.StepWriter(tmp_path / "s", [("obs", "<f4", (4,)), ("n", "<i8")]) as writer:
         writer.append({"obs": np.ones((50, 4)), "n": np.arange(50)})
     steps = sw.open(tmp_path / "s")
-    assert duckdb.sql("select sum(n), max(obs[1]) from steps where n < 10").fetchall() == [(45, 1)]
+    assert duckdb.execute("select sum(n), max(obs[1]) from steps where n < 10").fetchall() == [
+        (45, 1)
+    ]
     runs = steps.runs
     assert runs is not None
-    assert duckdb.sql("select count(*) from runs").fetchall() == [(1,)]
+    assert duckdb.execute("select count(*) from runs").fetchall() == [(1,)]
     frame = polars.DataFrame(steps)
     assert frame["n"].to_list() == list(range(50))
     assert frame["obs"].to_numpy().shape == (50, 4)
@@ -414,8 +426,8 @@ def test_queries_and_episodes_are_tables(tmp_path: Path) -> None:
     assert [each.steps for each in episodes] == [3, 3]
     assert episodes[1].terminated is True
     found = replays.query("select episode_id, steps from episodes order by number")
-    assert duckdb.sql("select sum(steps) from found").fetchall() == [(6,)]
-    assert duckdb.sql("select sum(total_reward) from episodes").fetchall() == [(6,)]
+    assert duckdb.execute("select sum(steps) from found").fetchall() == [(6,)]
+    assert duckdb.execute("select sum(total_reward) from episodes").fetchall() == [(6,)]
     assert found.to_pandas()["steps"].tolist() == found.to_arrow()["steps"].to_pylist() == [3, 3]
 
 

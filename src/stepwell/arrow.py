@@ -194,8 +194,9 @@ def _stored(array: "pa.Array") -> "pa.Array":
 
 
 def _offsets(lists: "pa.Array") -> NDArray[np.int64]:
-    offsets = lists.offsets.to_numpy().astype(np.int64)
-    return np.subtract(offsets, offsets[0])
+    offsets: NDArray[np.int64] = np.asarray(lists.offsets.to_numpy(), np.int64)
+    from_zero: NDArray[np.int64] = offsets - offsets[0]
+    return from_zero
 
 
 def _check_nulls(name: str, array: "pa.Array", first: int) -> None:

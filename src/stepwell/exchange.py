@@ -125,8 +125,14 @@ def _of_arrow(given: Any) -> ArraySource:
     pa = arrow.library()
     try:
         table = pa.table(given)
-    except (pa.ArrowException, TypeError, ValueError):  # it is no table
-        table = pa.table({"data": pa.chunked_array(given)})
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        try:
+            column = pa.chunked_array(given)
+        except (pa.ArrowException, TypeError, ValueError):
+            raise error from None
+        if pa.types.is_struct(column.type):  # a table, whose rows could not be read to their end
+            raise
+        table = pa.table({"data": column})
     return _of_table(table)
 
 
