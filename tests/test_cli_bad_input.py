@@ -122,8 +122,9 @@ def test_a_reader_that_goes_away(made: Path, kind: str) -> None:
 INTERRUPTED = """
 import signal, sys
 import stepwell as sw
-from stepwell.formats import into_records, streams
-streams.BATCH_BYTES, into_records._COMMIT_BYTES = 100, 1
+from stepwell import batches
+from stepwell.formats import into_records
+batches.BATCH_BYTES, into_records._COMMIT_BYTES = 100, 1
 append = sw.RecordWriter.append
 def stop(self, *args):
     append(self, *args)
