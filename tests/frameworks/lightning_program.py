@@ -64,16 +64,16 @@ def fit(
 
 def ask(name: str, **trainer: Any) -> None:
     """The questions for any number of processes."""
-    ends = f"ends_{name}"
+    ends = ""
 
     def whole() -> Any:
-        model, _ = fit(train_loader(), val_loader(), max_epochs=2, default_root_dir=ends, **trainer)
+        nonlocal ends
+        model, made = fit(train_loader(), val_loader(), max_epochs=2, **trainer)
+        ends = made.checkpoint_callback.best_model_path
         return [model.trained, model.validated]
 
     def resumed() -> Any:
-        (end,) = [each.path for each in os.scandir(f"{ends}/checkpoints")]
-        model, _ = fit(train_loader(), max_epochs=4, resume=end, **trainer)
-        return model.trained
+        return fit(train_loader(), max_epochs=4, resume=ends, **trainer)[0].trained
 
     def interrupted() -> Any:
         save = ModelCheckpoint(f"middle_{name}", every_n_train_steps=3, filename="third")
