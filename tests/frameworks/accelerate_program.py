@@ -3,28 +3,28 @@
 import os
 from typing import Any
 
-import numpy as np
 from accelerate import Accelerator, skip_first_batches
+from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader
 
 import stepwell as sw
-from tests.frameworks.notes import BATCH, EVEN, SEED, N, Notes, epochs, rows
+from tests.frameworks.notes import BATCH, EVEN_ROWS, ROWS, SEED, Notes, epochs, rows
 
-before = sw.torch.Loader(np.arange(N), BATCH, seed=SEED)
+before = sw.torch.Loader(ROWS, BATCH, seed=SEED)
 accelerator = Accelerator(cpu=True)
 notes = Notes(accelerator.process_index)
 
 
 def make() -> Any:
-    return sw.torch.Loader(np.arange(N), BATCH, seed=SEED)
+    return sw.torch.Loader(ROWS, BATCH, seed=SEED)
 
 
 def torchs_class() -> Any:
-    return accelerator.prepare(sw.torch.DataLoader(np.arange(EVEN), BATCH, seed=SEED))
+    return accelerator.prepare(sw.torch.DataLoader(EVEN_ROWS, BATCH, seed=SEED))
 
 
 def map_dataset() -> Any:
-    data = sw.torch.MapDataset(np.arange(EVEN))
+    data = sw.torch.MapDataset(EVEN_ROWS)
     return accelerator.prepare(DataLoader(data, BATCH, shuffle=True, collate_fn=sw.torch.collate))
 
 
@@ -50,10 +50,10 @@ def checkpoint() -> Any:
     return [begun + rows(loader), rows(loader)]
 
 
-def sharded_again(**options: Any) -> Any:
-    data = sw.torch.IterableDataset(np.arange(N), BATCH, seed=SEED)
-    prepare = Accelerator(cpu=True, **options).prepare
-    return rows(prepare(DataLoader(data, batch_size=None)))
+def sharded_again(dispatch: bool | None) -> Any:
+    data = sw.torch.IterableDataset(ROWS, BATCH, seed=SEED)
+    how = DataLoaderConfiguration(dispatch_batches=dispatch)
+    return rows(Accelerator(cpu=True, dataloader_config=how).prepare(DataLoader(data, None)))
 
 
 notes.ask("Loader", lambda: epochs(accelerator.prepare(before)))
@@ -62,5 +62,6 @@ notes.ask("checkpoint", checkpoint)
 notes.ask("DataLoader", lambda: epochs(torchs_class(), 3))
 notes.ask("DataLoader, skipped", lambda: skipped(torchs_class()))
 notes.ask("MapDataset", lambda: epochs(map_dataset()))
-notes.ask("IterableDataset", sharded_again)
+notes.ask("IterableDataset, not dispatched", lambda: sharded_again(False))
+notes.ask("IterableDataset", lambda: sharded_again(None))
 os._exit(0)  # the other rank may wait for what this one refused

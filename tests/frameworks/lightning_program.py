@@ -5,12 +5,11 @@ import warnings
 from typing import Any
 
 import lightning as L
-import numpy as np
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 import stepwell as sw
-from tests.frameworks.notes import BATCH, EVEN, HELD_OUT, SEED, N, Notes, epochs
+from tests.frameworks.notes import BATCH, EVEN_ROWS, HELD_OUT, ROWS, SEED, Notes, epochs
 
 warnings.filterwarnings("ignore")
 rank = int(os.environ.get("LOCAL_RANK", 0))
@@ -27,7 +26,7 @@ class Model(L.LightningModule):
         self.validated: list[list[int]] = []
         self._epoch = -1
 
-    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+    def training_step(self, batch: Any, index: int) -> Any:
         if self._epoch != self.current_epoch:
             self.trained.append([])
             self._epoch = self.current_epoch
@@ -45,17 +44,17 @@ class Model(L.LightningModule):
 
 
 def train_loader() -> Any:
-    return sw.torch.Loader(np.arange(N), BATCH, seed=SEED)
+    return sw.torch.Loader(ROWS, BATCH, seed=SEED)
 
 
 def val_loader() -> Any:
-    return sw.torch.Loader(np.arange(HELD_OUT), BATCH, shuffle=False)
+    return sw.torch.Loader(ROWS[:HELD_OUT], BATCH, shuffle=False)
 
 
 def fit(
     train: Any, val: Any = None, *, resume: str | None = None, **options: Any
-) -> tuple[Model, L.Trainer]:
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+) -> tuple[Model, Any]:
+    quiet: Any = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = L.Trainer(accelerator="cpu", **quiet, **options)
     model = Model()
     trainer.fit(model, train, val, ckpt_path=resume)
@@ -88,19 +87,19 @@ def ask(name: str, **trainer: Any) -> None:
 
 
 def limited() -> Any:
-    few = {"limit_train_batches": 5, "limit_val_batches": 2, "max_epochs": 4}
+    few: Any = {"limit_train_batches": 5, "limit_val_batches": 2, "max_epochs": 4}
     model, _ = fit(train_loader(), val_loader(), devices=1, enable_checkpointing=False, **few)
     return [model.trained, model.validated]
 
 
 def overfit() -> Any:
-    loader = sw.torch.Loader(np.arange(N), BATCH, shuffle=False)
+    loader = sw.torch.Loader(ROWS, BATCH, shuffle=False)
     model, _ = fit(loader, devices=1, enable_checkpointing=False, overfit_batches=2, max_epochs=3)
     return model.trained
 
 
 def torchs_class() -> Any:
-    loader = sw.torch.DataLoader(np.arange(EVEN), BATCH, seed=SEED)
+    loader = sw.torch.DataLoader(EVEN_ROWS, BATCH, seed=SEED)
     model, _ = fit(loader, max_epochs=3, enable_checkpointing=False, **TWO)
     return model.trained
 
@@ -108,7 +107,7 @@ def torchs_class() -> Any:
 def fabric() -> Any:
     fabric = L.Fabric(accelerator="cpu", **TWO)
     fabric.launch()
-    return epochs(fabric.setup_dataloaders(sw.torch.DataLoader(np.arange(EVEN), BATCH, seed=SEED)))
+    return epochs(fabric.setup_dataloaders(sw.torch.DataLoader(EVEN_ROWS, BATCH, seed=SEED)))
 
 
 def main() -> None:

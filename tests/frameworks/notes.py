@@ -17,6 +17,8 @@ import stepwell as sw
 N, BATCH, SEED = 1000, 64, 7
 EVEN = 1024  # torch's samplers repeat rows to fill a batch up: these rows fill them
 HELD_OUT = 200  # rows of a validation
+ROWS: Any = np.arange(N)
+EVEN_ROWS: Any = np.arange(EVEN)
 
 
 def rows(batches: Iterable[Any]) -> list[int]:

@@ -3,7 +3,6 @@
 import os
 from typing import Any
 
-import numpy as np
 import ray
 import ray.train
 import torch.distributed as dist
@@ -11,12 +10,12 @@ from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, prepare_data_loader
 
 import stepwell as sw
-from tests.frameworks.notes import BATCH, EVEN, SEED, N, Notes, epochs, rows
+from tests.frameworks.notes import BATCH, EVEN_ROWS, ROWS, SEED, Notes, epochs, rows
 
 
 def prepared() -> Any:
     """As Ray's page has it: the sampler that it adds is given each epoch."""
-    loader: Any = prepare_data_loader(sw.torch.DataLoader(np.arange(EVEN), BATCH, seed=SEED))
+    loader: Any = prepare_data_loader(sw.torch.DataLoader(EVEN_ROWS, BATCH, seed=SEED))
     seen = []
     for epoch in range(3):
         loader.sampler.set_epoch(epoch)
@@ -26,14 +25,14 @@ def prepared() -> Any:
 
 def worker(config: Any) -> None:
     notes = Notes(ray.train.get_context().get_world_rank())
-    loader = sw.torch.Loader(np.arange(N), BATCH, seed=SEED)
+    loader = sw.torch.Loader(ROWS, BATCH, seed=SEED)
     notes.ask("Loader", lambda: epochs(loader))
     notes.ask("prepare_data_loader", prepared)
     # As in a trainer of another framework: only Ray knows of ranks.
     dist.destroy_process_group()
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         os.environ.pop(name, None)
-    alone = sw.Loader(np.arange(N), BATCH, seed=SEED)
+    alone = sw.Loader(ROWS, BATCH, seed=SEED)
     notes.ask("Loader without a group", lambda: epochs(alone))
     notes.ask("repr", lambda: [repr(alone)])
 

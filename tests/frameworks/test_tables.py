@@ -92,8 +92,8 @@ def test_data_frames_of_batches_and_sources() -> None:
 @pytest.mark.row("given")
 def test_duckdb_polars_and_arrow_read_a_source() -> None:
     rows = source()  # DuckDB finds it by this name
-    found = duckdb.sql("select sum(id), sum(xy[2]), count(*) from rows where id >= 100").fetchall()
-    assert found == [(ID[100:].sum(), XY[100:, 1].sum(), N - 100)]
+    found: Any = duckdb.sql("select sum(id), sum(xy[2]), count(*) from rows where id >= 100")
+    assert found.fetchall() == [(ID[100:].sum(), XY[100:, 1].sum(), N - 100)]
     np.testing.assert_array_equal(pl.DataFrame(rows)["xy"].to_numpy(), XY)
     assert pa.table(rows).column("id").to_pylist() == ID.tolist()
     assert pa.table(rows).schema.field("xy").type.list_size == 2

@@ -4,22 +4,21 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 from torch.utils.data import DataLoader, DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import stepwell as sw
-from tests.frameworks.notes import BATCH, EVEN, SEED, N, Notes, epochs, rows
+from tests.frameworks.notes import BATCH, EVEN_ROWS, ROWS, SEED, N, Notes, epochs, rows
 
 
-def make(n: int = N) -> Any:
-    return sw.torch.Loader(np.arange(n), BATCH, seed=SEED)
+def make(n: int = N, **options: Any) -> Any:
+    return sw.torch.Loader(ROWS[:n], BATCH, seed=SEED, **options)
 
 
 def dataset() -> Any:
-    return sw.torch.IterableDataset(np.arange(N), BATCH, seed=SEED)
+    return sw.torch.IterableDataset(ROWS, BATCH, seed=SEED)
 
 
 def rank_main(rank: int, from_parent: Any) -> None:
@@ -47,11 +46,11 @@ def rank_main(rank: int, from_parent: Any) -> None:
     dist.destroy_process_group()
 
 
-def resumed(stop: int, **world: int) -> Any:
+def resumed(stop: int, **world: Any) -> Any:
     loader = make()
     for _, _batch in zip(range(stop), loader, strict=False):
         pass
-    again = sw.torch.Loader(np.arange(N), BATCH, seed=SEED, **world)
+    again = make(**world)
     again.load_state_dict(loader.state_dict())
     return again
 
@@ -97,7 +96,7 @@ def stateful(count: int) -> Any:
 
 def distributed_sampler() -> Any:
     """torch's own line for several ranks, with a source."""
-    data = sw.torch.MapDataset(np.arange(EVEN))
+    data = sw.torch.MapDataset(EVEN_ROWS)
     sampler: DistributedSampler[Any] = DistributedSampler(data)
     loader = DataLoader(data, BATCH, sampler=sampler, collate_fn=sw.torch.collate)
     seen = []
@@ -108,4 +107,4 @@ def distributed_sampler() -> Any:
 
 
 if __name__ == "__main__":
-    mp.spawn(rank_main, args=(make(),), nprocs=2)
+    spawn(rank_main, args=(make(),), nprocs=2)

@@ -4,12 +4,11 @@ import os
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import Trainer, TrainingArguments
 
 import stepwell as sw
-from tests.frameworks.notes import BATCH, EVEN, SEED, N, Notes
+from tests.frameworks.notes import BATCH, EVEN_ROWS, ROWS, SEED, Notes
 
 notes = Notes(int(os.environ["RANK"]))
 STEPS = 8  # of a rank in an epoch: 7 of 64 rows, and the tail
@@ -28,9 +27,9 @@ class Model(torch.nn.Module):
         return {"loss": self.layer(data[:, None].float()).mean()}
 
 
-class OurTrainer(Trainer):  # type: ignore[misc]
+class OurTrainer(Trainer):
     def get_train_dataloader(self) -> Any:
-        return sw.torch.Loader(np.arange(N), BATCH, seed=SEED)
+        return sw.torch.Loader(ROWS, BATCH, seed=SEED)
 
 
 def train(
@@ -63,7 +62,7 @@ def both(kind: Any, folder: str, data: Any = None) -> Any:
 
 
 notes.ask("Loader", lambda: both(OurTrainer, "ours"))
-notes.ask("MapDataset", lambda: both(Trainer, "map", sw.torch.MapDataset(np.arange(EVEN))))
-iterable = sw.torch.IterableDataset(np.arange(N), BATCH, seed=SEED)
+notes.ask("MapDataset", lambda: both(Trainer, "map", sw.torch.MapDataset(EVEN_ROWS)))
+iterable = sw.torch.IterableDataset(ROWS, BATCH, seed=SEED)
 notes.ask("IterableDataset", lambda: train(Trainer, "iterable", iterable, num_train_epochs=1))
 os._exit(0)  # the other rank may wait for what this one refused
