@@ -211,7 +211,6 @@ class Loader(Closing):
             value: Any = state.get(key)
             if not hasattr(value, "__index__") or not 0 <= operator.index(value) <= max_:
                 raise StateError(f"state {key!r}: expected 0 to {max_}, got {value!r}")
-        self._stop()
         self._loops += 1
         self._loaded = operator.index(state["epoch"]), operator.index(state["position"])
         self._stand(*self._loaded)
