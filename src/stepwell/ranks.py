@@ -168,9 +168,16 @@ class Meeting:
         return {**Meeting().__dict__, "_made": f"{self._made} and copied"}
 
     def begin(
-        self, world: World, place: tuple[int, int], facts: Callable[[], dict[str, Any]]
+        self,
+        world: World,
+        place: tuple[int, int],
+        left: tuple[int, int] | None,
+        facts: Callable[[], dict[str, Any]],
     ) -> None:
-        """Raise `RuntimeError` if a rank that begins, or began, the same loop has other facts."""
+        """Raise `RuntimeError` if a rank that began the same loop has other facts.
+
+        `left` is where the loop before was left early, if this one is there because it is next.
+        """
         store = _store_of(world)
         if store is None:
             return
@@ -184,6 +191,9 @@ class Meeting:
                 del self._numbers[old]
         loop = self._numbers[place]
         mine = {**self._facts, "epoch": place[0], "position": place[1]}
+        mine["end of the loop before"] = (
+            "its last batch" if left is None else "epoch {}, position {}".format(*left)
+        )
         text = json.dumps({"loop": loop, "rank": world.rank, **mine})
         try:
             store.set(f"{self._name}/rank {world.rank}", text)
@@ -207,7 +217,8 @@ class Meeting:
         got = " and ".join(f"{value!r} on {_names_of(ranks[value])}" for value in fewest)
         raise RuntimeError(
             f"expected the same {odd[0]} on every rank, got {got} "
-            f"- in a loop of the loader made at {self._made.split(' < ')[0]}"
+            f"- in a loop of the loader made at {self._made.split(' < ')[0]}; "
+            "every rank begins the same loops, or names their epochs with set_epoch"
         )
 
 
