@@ -183,12 +183,12 @@ turns(lambda: first(sw.Loader(np.arange(16), 2 + rank)))
 turns(lambda: first(make(), epoch=3 * rank))
 turns(lambda: first(make(rank=0, world_size=1, seed=rank, shuffle=True)))  # as it was wanted
 
-looked = make()                        # rank 0 looks at a batch, then both name their epochs
+looked = make()                        # rank 0 looks at batches, then both name their epochs
 if rank == 0:
-    first(looked)
+    first(looked), first(looked)
 turns(lambda: [first(looked, epoch) for epoch in range(20)][-1])
 
-ahead = make()                         # rank 0 looks at a batch, and nobody names an epoch: rank 1 sees
+ahead = make()                         # rank 0 looks at a batch, nobody names an epoch: rank 1 sees
 if rank == 0:                          # it when it comes to the epoch that rank 0 is in
     first(ahead)
 turns(lambda: first(ahead) if rank == 0 else [list(ahead), first(ahead)][-1])
@@ -236,10 +236,35 @@ def test_ranks_of_a_torch_group(tmp_path: Path) -> None:
     assert not any(line.startswith("expected the same") for line in zero[4:10])
     assert one[10].startswith("[")
     assert (zero[11], one[11]) == ("[0, 1]", "[2, 3]")
-    assert "same end of the loop before on every rank, got 'epoch 0, position 4' on" in one[12]
+    assert "end of the loop before on every rank, got 'its last batch' on rank 1 and" in one[12]
     assert one[13].startswith(
         "expected the same epoch on every rank, got 1 on rank 1 and 0 on rank"
     )
+
+
+THREE = """
+import sys, numpy as np, stepwell as sw, torch.distributed as dist
+rank, store = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=3)
+loader = sw.Loader(np.arange(16), 2)
+loader.set_epoch(5 if rank == 0 else 0)
+for turn in range(3):
+    if turn == rank:
+        try:
+            next(iter(loader))
+            print("begun")
+        except RuntimeError as error:
+            print(error)
+    dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_the_odd_rank_is_named_once_there_are_enough_to_know(tmp_path: Path) -> None:
+    said = at_once(*(partial(answer, THREE, str(r), tmp_path / "store") for r in range(3)))
+    assert said[0] == "begun"  # the first to come, and nobody waits
+    assert "same epoch on every rank, got 0 on rank 1 and 5 on rank 0 - in" in said[1]
+    assert "same epoch on every rank, got 5 on rank 0 and 0 on ranks 1, 2 - in" in said[2]
 
 
 JAX = (

@@ -178,8 +178,8 @@ class Loader(Closing):
         program that calls this before each loop, as torch's samplers want it, resumes exactly.
         """
         epoch = _whole("epoch", epoch, 0)
-        loaded = self._loaded is not None and self._loaded[0] == epoch
-        self._stand(*(self._loaded if loaded else (epoch, 0)))
+        loaded = self._loaded
+        self._stand(*(loaded if loaded is not None and loaded[0] == epoch else (epoch, 0)))
         self._named = True
 
     def close(self) -> None:
@@ -320,8 +320,9 @@ class Loader(Closing):
         if steps == 0 and self._worker[1] == 1:  # of several workers, others may have the rest
             epoch, position = place = epoch + 1, 0
             steps = schedule.steps_from(0)
-        left = None if self._named or place == self._reached else self._reached
-        self._meeting.begin(world, place, left, self._facts)
+        left = "position {1} of epoch {0}".format(*self._reached)
+        left = "its last batch" if place == self._reached else left
+        self._meeting.begin(world, place, ranks.UNKNOWN if self._named else left, self._facts)
         if place != self._reached or world[:2] != self._world[:2]:
             self._stop()
         self._world, self._group, self._begin = world, ranks.group(), schedule
