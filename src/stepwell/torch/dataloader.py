@@ -1,5 +1,6 @@
 """torch's own class, for frameworks that insist on it."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -70,9 +71,10 @@ class DataLoader(data.DataLoader[Any]):
         )
         sequential = isinstance(self._loader._sampler, Sequential)
         whole = (_SequentialWholeSampler if sequential else WholeSampler)(self._loader)
+        dataset = copy.copy(dataset)
         super().__init__(dataset, batch_size, sampler=whole, **options)
-        # Here transformers sets the epoch when it skips batches.
-        self.batch_sampler.set_epoch = whole.set_epoch
+        # When they skip batches, accelerate and transformers set the epoch of these.
+        dataset.set_epoch = self.batch_sampler.set_epoch = whole.set_epoch
         if self._is_plain:
             self.state_dict = self._loader.state_dict
             self.load_state_dict = self._loader.load_state_dict

@@ -1,6 +1,6 @@
 """A source as a dataset of torch's, which reads each batch in one call."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,9 @@ class MapDataset(data.Dataset[Any]):
     the loaders of `stepwell.torch`, which know the epoch. `as_int64` names fields that become
     int64, uint64 with the same bits.
     """
+
+    set_epoch: Callable[[int], None]
+    """That of the `DataLoader` which has this dataset, if one of ours has."""
 
     def __init__(
         self, source: Source, transform: Any = None, *, as_int64: Sequence[str] = ()
