@@ -45,7 +45,8 @@ class LoaderOptions(TypedDict, total=False):
 
 
 class Loader(Closing):
-    """Batches of a source, or of several named ones read with the same rows.
+    """Batches of a source, of whatever `as_source` makes one of, or of several named ones read
+    with the same rows.
 
     `shuffle` and `seed` are short for `sampler=Shuffle(seed)` or `Sequential()`. `rank` and
     `world_size` are found when a loop begins, if they are not given: by torch.distributed, JAX,
