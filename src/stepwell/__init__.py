@@ -25,6 +25,7 @@ from stepwell.errors import (
     StepwellError,
     VersionError,
 )
+from stepwell.exchange import as_source
 from stepwell.loader import Loader
 from stepwell.opening import open
 from stepwell.sampler import Block, Iid, Sampler, Sequential, Shuffle, Weighted
@@ -92,6 +93,7 @@ __all__ = [
     "VersionError",
     "Weighted",
     "Writer",
+    "as_source",
     "convert",
     "open",
 ]
