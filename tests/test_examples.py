@@ -29,7 +29,7 @@ def printed(*args: object, cwd: Path | None = None) -> list[str]:
     return done.stdout.splitlines()
 
 
-ELSEWHERE = {"train_flax.py", "fill_buffers.py"}  # need packages of the extra `frameworks`
+ELSEWHERE = {"train_flax.py", "train_sb3.py", "train_torchrl.py"}  # in tests/frameworks
 NAMES = sorted({path.name for path in EXAMPLES.glob("*.py")} - ELSEWHERE)
 Run = Callable[..., tuple[int, str]]
 

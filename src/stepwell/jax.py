@@ -120,7 +120,7 @@ class Loader(_loader.Loader):
         """
         assert self._engine is not None
         epoch, start, count, _ = self._engine.step
-        length, before = self._order.length, self._rank * count
+        length, before = self._order.length, self._world.rank * count
         own = min(max(length - before - (start - before) % length, 0), count)
         if rows == count or own == count:
             return min(own, rows)
@@ -135,7 +135,7 @@ class Loader(_loader.Loader):
             device = NamedSharding(device.mesh, PartitionSpec(*device.spec[: values.ndim]))
         if not self._global:
             return jax.make_array_from_process_local_data(device, values)
-        shape = (len(values) * self._world_size, *values.shape[1:])
+        shape = (len(values) * self._world.size, *values.shape[1:])
         return jax.make_array_from_process_local_data(device, values, shape)
 
 

@@ -3,6 +3,8 @@
 What was recorded is compared row by row with the buffers that PPO and DQN fill themselves.
 """
 
+import re
+import runpy
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,7 +21,9 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
 
 from stepwell.replay import Record, ReplayReader
+from tests.test_examples import EXAMPLES, printed
 
+PROGRAM = EXAMPLES / "train_sb3.py"
 ENVS, SHORT = 3, 15  # an episode is cut after 15 steps, so that some end either way
 
 
@@ -100,9 +104,8 @@ class Rollouts(BaseCallback):
             return self.model.policy.predict_values(seen).numpy()[:, 0]  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("kind", [DummyVecEnv, SubprocVecEnv])
-def test_what_ppo_puts_into_its_buffer(tmp_path: Path, kind: Callable[..., VecEnv]) -> None:
-    envs, rollouts = vector(kind, tmp_path), Rollouts()
+def test_what_ppo_puts_into_its_buffer(tmp_path: Path) -> None:
+    envs, rollouts = vector(DummyVecEnv, tmp_path), Rollouts()
     model = PPO("MlpPolicy", envs, n_steps=64, batch_size=64, n_epochs=1, seed=1, device="cpu")
     model.learn(2 * 64 * ENVS, callback=rollouts)
     envs.close()
@@ -174,3 +177,29 @@ def test_a_vector_of_sb3_is_refused_with_the_line_to_write(tmp_path: Path) -> No
     ):
         Record(VecNormalize(envs), "r")  # type: ignore[call-overload]
     envs.close()
+
+
+def test_a_buffer_filled_from_the_recording_is_that_of_the_training(tmp_path: Path) -> None:
+    envs = DummyVecEnv([partial(make, tmp_path, 0)])
+    model = DQN("MlpPolicy", envs, learning_starts=60, buffer_size=200, seed=1, device="cpu")
+    model.learn(120)
+    envs.close()
+    filled = ReplayBuffer(200, envs.observation_space, envs.action_space, device="cpu")
+    with ReplayReader.open(tmp_path) as replays:
+        runpy.run_path(str(PROGRAM))["fill"](filled, replays)
+    own = model.replay_buffer
+    assert isinstance(own, ReplayBuffer)
+    assert (filled.pos, own.pos) == (120, 120)
+    for name in ("observations", "next_observations", "actions", "rewards", "dones", "timeouts"):
+        np.testing.assert_array_equal(getattr(filled, name)[:120], getattr(own, name)[:120], name)
+    assert filled.timeouts.any()
+
+
+def test_the_program(tmp_path: Path) -> None:
+    options = ["--record", "2048", "--envs", "2", "--steps", "150", "--games", "2"]
+    lines = printed(PROGRAM, tmp_path / "replays", *options)
+    assert re.match(r"recorded: reward \S+ in \d+ episodes", lines[0])
+    assert re.match(r"learned: reward \S+ in 2 games", lines[-2])
+    assert re.match(r"150 steps, \d+ s; the recording is in ", lines[-1])
+    with ReplayReader.open(tmp_path / "replays") as replays:
+        assert [run.steps for run in replays.recordings.values()] == [1024, 1024]

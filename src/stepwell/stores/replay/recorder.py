@@ -330,7 +330,7 @@ class RecordedVectorEnv(_Recorded, VectorWrapper):
     ) -> None:
         super().__init__(env)
         self._recording = recording
-        self._mode = mode
+        self.autoreset_mode = mode
 
     def reset(
         self,
@@ -363,11 +363,11 @@ class RecordedVectorEnv(_Recorded, VectorWrapper):
         following = self._each(observations)
         for i, actor in enumerate(recording.actors):
             if actor.seen is None:  # this step was a reset, or unexpected
-                if self._mode == AutoresetMode.NEXT_STEP:
+                if self.autoreset_mode == AutoresetMode.NEXT_STEP:
                     recording.begin(actor, following[i])
                 continue
             last, info = following[i], _info_of(infos, i)
-            if over[i] and self._mode == AutoresetMode.SAME_STEP:
+            if over[i] and self.autoreset_mode == AutoresetMode.SAME_STEP:
                 last, info = self._final(infos, i), info.get("final_info", {})
             info.pop(
                 "final_obs", None
@@ -375,7 +375,7 @@ class RecordedVectorEnv(_Recorded, VectorWrapper):
             frame = picture(frames[i]) if wanted[i] else None
             came = (last, rewards[i], terminated[i], truncated[i], info)
             recording.add(actor, taken[i], frame, *came)
-            if over[i] and self._mode == AutoresetMode.SAME_STEP:
+            if over[i] and self.autoreset_mode == AutoresetMode.SAME_STEP:
                 recording.begin(actor, following[i])
         return result
 
