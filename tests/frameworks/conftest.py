@@ -13,7 +13,7 @@ import pytest
 
 from tests import ROOT
 from tests.frameworks.notes import Seen
-from tests.frameworks.table import ROWS
+from tests.frameworks.table import TABLE
 
 Launch = Callable[..., Seen]
 
@@ -72,5 +72,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Have reports name the row of the table, also those that come from another process."""
     for item in items:
         for mark in item.iter_markers("row"):
-            assert mark.args[0] in ROWS
+            assert mark.args[0] in TABLE
             item.user_properties.append(("row", mark.args[0]))

@@ -61,8 +61,8 @@ def fit(
     return model, trainer
 
 
-def ask(name: str, **trainer: Any) -> None:
-    """The questions for any number of processes."""
+def ask(name: str, steps: int, **trainer: Any) -> None:
+    """The questions for any number of processes, each with some steps in an epoch."""
     ends = ""
 
     def whole() -> Any:
@@ -74,16 +74,17 @@ def ask(name: str, **trainer: Any) -> None:
     def resumed() -> Any:
         return fit(train_loader(), max_epochs=4, resume=ends, **trainer)[0].trained
 
-    def interrupted() -> Any:
-        save = ModelCheckpoint(f"middle_{name}", every_n_train_steps=3, filename="third")
-        model, _ = fit(train_loader(), max_steps=3, callbacks=[save], **trainer)
-        middle = f"middle_{name}/third.ckpt"
-        again, _ = fit(train_loader(), max_epochs=2, resume=middle, **trainer)
-        return [model.trained[0] + again.trained[0], *again.trained[1:]]
+    def interrupted(stop: int) -> Any:
+        """Cut in the second epoch, and resumed."""
+        save = ModelCheckpoint(f"middle_{name}", every_n_train_steps=stop, filename="last")
+        model, _ = fit(train_loader(), max_steps=stop, callbacks=[save], **trainer)
+        middle = f"middle_{name}/last.ckpt"
+        again, _ = fit(train_loader(), max_epochs=3, resume=middle, **trainer)
+        return [model.trained[0], model.trained[1] + again.trained[0], *again.trained[1:]]
 
     notes.ask(f"{name}: fit", whole)
     notes.ask(f"{name}: resume from an epoch's end", resumed)
-    notes.ask(f"{name}: resume in an epoch", interrupted)
+    notes.ask(f"{name}: resume in an epoch", lambda: interrupted(steps + 3))
 
 
 def limited() -> Any:
@@ -112,10 +113,10 @@ def fabric() -> Any:
 
 def main() -> None:
     if "LOCAL_RANK" not in os.environ:  # Lightning starts this program again for the second rank
-        ask("one process", devices=1)
+        ask("one process", 16, devices=1)
         notes.ask("limits", limited)
         notes.ask("overfit", overfit)
-    ask("two processes", **TWO)
+    ask("two processes", 8, **TWO)
     notes.ask("DataLoader", torchs_class)
     notes.ask("Fabric", fabric)
 

@@ -8,20 +8,13 @@ import pytest
 import torch
 
 import stepwell as sw
-from tests.frameworks.conftest import RANKS, Launch
-from tests.frameworks.notes import EVEN, N, Seen, check_epochs, plain
+from tests.frameworks.conftest import Launch
+from tests.frameworks.notes import EVEN, Seen, check_epochs, plain
 
 
 @pytest.fixture
 def seen(launch: Launch) -> Seen:
     return launch("torch_program")
-
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    for name in RANKS:
-        monkeypatch.delenv(name, raising=False)
-    return monkeypatch
 
 
 def shares(epochs: int) -> list[list[list[int]]]:
@@ -49,25 +42,6 @@ def test_repr_shows_the_rank_and_where_it_came_from(seen: Seen) -> None:
 def test_a_loop_of_another_world_is_an_error(seen: Seen) -> None:
     for rank in range(2):
         assert "of 1" in seen.refusal("a loop that began before the group", rank)
-
-
-@pytest.mark.row("before")
-def test_a_world_without_a_rank_is_an_error(alone: pytest.MonkeyPatch) -> None:
-    alone.setenv("WORLD_SIZE", "2")
-    loader = sw.Loader(np.arange(N), 64)
-    with pytest.raises((RuntimeError, ValueError), match="WORLD_SIZE"):
-        next(iter(loader))
-
-
-@pytest.mark.row("before")
-def test_a_plain_program_of_a_slurm_job_has_all_rows(alone: pytest.MonkeyPatch) -> None:
-    loader = sw.Loader(np.arange(N), 64, seed=7)
-    for name, value in {"SLURM_JOB_ID": 5, "SLURM_NTASKS": 4, "SLURM_PROCID": 0}.items():
-        alone.setenv(name, str(value))
-    assert [row for batch in loader for row in batch["data"]] == plain(0)
-    for name, value in {"SLURM_STEP_ID": 0, "SLURM_STEP_NUM_TASKS": 4, "SLURM_PROCID": 3}.items():
-        alone.setenv(name, str(value))
-    assert [row for batch in loader for row in batch["data"]] == plain(1, 3, 4)
 
 
 @pytest.mark.row("before")
