@@ -140,7 +140,8 @@ def test_an_error_arrives_with_a_note_and_the_loop_goes_on(threads: int) -> None
     order = shuffled(seed=0)
     source = PythonSource(damaged=[int(order[130])])
     loader = sw.Loader(source, 64, threads=threads)
-    loop, got = iter(loader), []
+    loop = iter(loader)
+    got: list[Any] = []
     with pytest.raises(sw.ChecksumError, match="is damaged") as caught:
         got.extend(batch["i"] for batch in loop)
     assert len(got) == 2  # every batch before it arrived

@@ -105,7 +105,8 @@ class Loader(Closing):
         self._at_end = False  # the epoch's last batch was handed over, its loop has not ended yet
         self._begins = (0, 0)  # epoch and position where the next loop begins
         self._loaded: tuple[int, int] | None = None  # a state, until a loop begins
-        self._reached = (0, 0)  # where the engine goes on
+        self._reached = (0, 0)  # where the engine goes on, or the last loop was left
+        self._named = False  # the next loop begins where it does on purpose, not because it is next
         self._corrupt: dict[int, FormatError] = {}
         self._engine: Engine | None = None
         self._started: deque[Delivery | Exception] = deque()
@@ -177,8 +178,9 @@ class Loader(Closing):
         program that calls this before each loop, as torch's samplers want it, resumes exactly.
         """
         epoch = _whole("epoch", epoch, 0)
-        loaded = self._loaded is not None and self._loaded[0] == epoch
-        self._stand(*(self._loaded if loaded else (epoch, 0)))
+        loaded = self._loaded
+        self._stand(*(loaded if loaded is not None and loaded[0] == epoch else (epoch, 0)))
+        self._named = True
 
     def close(self) -> None:
         """Stop the threads. The next batch starts them again."""
@@ -211,10 +213,10 @@ class Loader(Closing):
             value: Any = state.get(key)
             if not hasattr(value, "__index__") or not 0 <= operator.index(value) <= max_:
                 raise StateError(f"state {key!r}: expected 0 to {max_}, got {value!r}")
-        self._stop()
         self._loops += 1
         self._loaded = operator.index(state["epoch"]), operator.index(state["position"])
         self._stand(*self._loaded)
+        self._named = True
 
     def _fingerprint(self) -> str:
         """That of the source, unless rows that it is made of are damaged and to be skipped."""
@@ -322,12 +324,14 @@ class Loader(Closing):
         if steps == 0 and self._worker[1] == 1:  # of several workers, others may have the rest
             epoch, position = place = epoch + 1, 0
             steps = schedule.steps_from(0)
-        self._meeting.begin(world, place, self._facts)
+        left = "position {1} of epoch {0}".format(*self._reached)
+        left = "its last batch" if place == self._reached else left
+        self._meeting.begin(world, place, ranks.UNKNOWN if self._named else left, self._facts)
         if place != self._reached or world[:2] != self._world[:2]:
             self._stop()
         self._world, self._group, self._begin = world, ranks.group(), schedule
         self._loops += 1
-        self._loaded = None
+        self._loaded, self._named = None, False
         self._begins, self._at_end = (epoch + 1, 0), False
         self._reached = self._epoch, self._position = place
         return steps

@@ -161,16 +161,23 @@ class Meeting:
     def __init__(self) -> None:
         self._made = _lines()
         self._name = ""
-        self._numbers: dict[tuple[int, int], int] = {}
+        self._loops: dict[tuple[int, int], tuple[int, str]] = {}  # the last places, and how reached
         self._facts: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**Meeting().__dict__, "_made": f"{self._made} and copied"}
 
     def begin(
-        self, world: World, place: tuple[int, int], facts: Callable[[], dict[str, Any]]
+        self,
+        world: World,
+        place: tuple[int, int],
+        left: str,
+        facts: Callable[[], dict[str, Any]],
     ) -> None:
-        """Raise `RuntimeError` if a rank that begins, or began, the same loop has other facts."""
+        """Raise `RuntimeError` if a rank that began the same loop has other facts.
+
+        `left` is where the loop before this one was left, `UNKNOWN` if that does not matter.
+        """
         store = _store_of(world)
         if store is None:
             return
@@ -178,12 +185,18 @@ class Meeting:
             self._facts = facts()
             self._name = f"stepwell/{world.size}/{self._made}/{_names[self._made]}"
             _names[self._made] += 1
-        if place not in self._numbers:
-            self._numbers[place] = max(self._numbers.values(), default=-1) + 1
-            for old in list(self._numbers)[:-_KEPT]:
-                del self._numbers[old]
-        loop = self._numbers[place]
-        mine = {**self._facts, "epoch": place[0], "position": place[1]}
+        if place not in self._loops:
+            last = max((number for number, _ in self._loops.values()), default=-1)
+            self._loops[place] = last + 1, left
+            for old in list(self._loops)[:-_KEPT]:
+                del self._loops[old]
+        loop, left = self._loops[place]
+        mine = {
+            **self._facts,
+            "epoch": place[0],
+            "position": place[1],
+            "end of the loop before": left,
+        }
         text = json.dumps({"loop": loop, "rank": world.rank, **mine})
         try:
             store.set(f"{self._name}/rank {world.rank}", text)
@@ -207,7 +220,8 @@ class Meeting:
         got = " and ".join(f"{value!r} on {_names_of(ranks[value])}" for value in fewest)
         raise RuntimeError(
             f"expected the same {odd[0]} on every rank, got {got} "
-            f"- in a loop of the loader made at {self._made.split(' < ')[0]}"
+            f"- in a loop of the loader made at {self._made.split(' < ')[0]}; "
+            "every rank begins the same loops, or names their epochs with set_epoch"
         )
 
 
