@@ -80,6 +80,10 @@ class DataLoader(data.DataLoader[Any]):
             self.state_dict = self._loader.state_dict
             self.load_state_dict = self._loader.load_state_dict
 
+    def __repr__(self) -> str:
+        shown = self.dataset if self._loader is None else self._loader
+        return f"DataLoader({shown!r}, num_workers={self.num_workers})"
+
     def set_epoch(self, epoch: int) -> None:
         """Have the next loop begin this epoch."""
         for each in (self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
