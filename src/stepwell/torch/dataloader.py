@@ -73,17 +73,21 @@ class DataLoader(data.DataLoader[Any]):
         whole = (_SequentialWholeSampler if sequential else WholeSampler)(self._loader)
         dataset = copy.copy(dataset)
         super().__init__(dataset, batch_size, sampler=whole, **options)
+        batches: Any = self.batch_sampler
         # When they skip batches, accelerate and transformers set the epoch of these.
-        dataset.set_epoch = self.batch_sampler.set_epoch = whole.set_epoch
+        dataset.set_epoch = batches.set_epoch = whole.set_epoch
         if self._is_plain:
             self.state_dict = self._loader.state_dict
             self.load_state_dict = self._loader.load_state_dict
 
+    def __repr__(self) -> str:
+        shown = self.dataset if self._loader is None else self._loader
+        return f"DataLoader({shown!r}, num_workers={self.num_workers})"
+
     def set_epoch(self, epoch: int) -> None:
         """Have the next loop begin this epoch."""
         for each in (self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
-            if hasattr(each, "set_epoch"):
-                each.set_epoch(epoch)
+            getattr(each, "set_epoch", lambda _: None)(epoch)
 
     @property
     def _is_plain(self) -> bool:
@@ -94,9 +98,10 @@ class DataLoader(data.DataLoader[Any]):
     def _index_sampler(self) -> Any:
         return super()._index_sampler if self._loader is None else self._loader.batch_sampler
 
-    def __iter__(self) -> Iterator[Any]:
-        own = self._loader is not None and self._is_plain
-        return iter(self._loader) if own else super().__iter__()
+    def __iter__(self) -> Any:
+        if self._loader is not None and self._is_plain:
+            return iter(self._loader)
+        return super().__iter__()
 
 
 class WholeSampler(data.Sampler[int]):

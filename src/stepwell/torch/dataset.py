@@ -1,6 +1,6 @@
 """A source as a dataset of torch's, which reads each batch in one call."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,11 @@ class MapDataset(data.Dataset[Any]):
     """That of the `DataLoader` which has this dataset, if one of ours has."""
 
     def __init__(
-        self, source: Source, transform: Any = None, *, as_int64: Sequence[str] = ()
+        self,
+        source: Source | Mapping[str, Any] | Any,
+        transform: Any = None,
+        *,
+        as_int64: Sequence[str] = (),
     ) -> None:
         self._source = as_source(source)
         self._transform = transform

@@ -54,6 +54,9 @@ class IterableDataset(data.IterableDataset[Any]):
         if worker is not None:
             epoch = self._epochs.begin(worker, loader.epoch if self._loaded else None)
             loader.set_epoch(epoch)
+            if not self._loaded:  # worker 0 is asked first, wherever a state of the main process is
+                done = len(self._loader) - self._loader._steps_from(loader.position)
+                loader._worker = ((worker.id + done) % worker.num_workers, worker.num_workers)
             self._loaded = False
         return iter(loader)
 
@@ -84,7 +87,6 @@ class IterableDataset(data.IterableDataset[Any]):
         if self._mine is None or self._mine[0] != os.getpid():  # a fork brings its parent's
             loader = copy.copy(self._loader)
             loader._worker = (worker.id, worker.num_workers)
-            loader._begin = loader._schedule(0, 0)
             self._mine = (os.getpid(), loader)
         return self._mine[1]
 

@@ -14,8 +14,11 @@ from stepwell.source import Batch, Field, Ragged, Schema, Source
 Tensors = dict[str, Any]
 """A tensor for each field; of a ragged one `(values, offsets)`, of text a list of `str`."""
 
-_INT64 = np.dtype(np.int64)
-_SIGNED = {np.dtype(np.uint16): np.dtype(np.int32), np.dtype(np.uint32): _INT64}
+_INT64: np.dtype[Any] = np.dtype(np.int64)
+_SIGNED: dict[np.dtype[Any], np.dtype[Any]] = {
+    np.dtype(np.uint16): np.dtype(np.int32),
+    np.dtype(np.uint32): _INT64,
+}
 """torch adds, compares, sorts and pickles neither of these; the signed types hold every value."""
 
 
