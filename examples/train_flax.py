@@ -48,6 +48,7 @@ def loss_of(network: Network, batch: dict[str, jax.Array]) -> jax.Array:
 def train_step(
     network: Network, optimizer: nnx.Optimizer[Network], batch: dict[str, jax.Array]
 ) -> jax.Array:
+    loss: jax.Array
     loss, gradients = nnx.value_and_grad(loss_of)(network, batch)
     optimizer.update(network, gradients)
     return loss
@@ -127,7 +128,7 @@ def open_pictures(path: Path, rows: int) -> sw.RecordReader:
         label = draw.integers(0, 10, rows).astype(np.int32)
         noise = draw.normal(0, 160, (rows, 8, 8))
         image = np.clip(kinds[label] + noise, 0, 255).astype(np.uint8)
-        fields = {"image": sw.Field("u1", (8, 8)), "label": "<i4", "row": "<i4"}
+        fields: dict[str, Any] = {"image": sw.Field("u1", (8, 8)), "label": "<i4", "row": "<i4"}
         with sw.RecordWriter(path, fields) as writer:
             row = np.arange(rows, dtype=np.int32)
             writer.append({"image": image, "label": label, "row": row})

@@ -10,6 +10,7 @@ episodes and the difference between terminated and truncated included. Half a mi
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,6 +50,7 @@ def main() -> None:
         print(f"recorded: reward {np.mean(rewards):.1f} in {len(rewards)} episodes", flush=True)
         test = make_vec_env("CartPole-v1", seed=1000)
         model = DQN("MlpPolicy", test, buffer_size=len(replays), learning_rate=1e-3, seed=1)
+        assert model.replay_buffer is not None
         fill(model.replay_buffer, replays)
     model.learn(0)  # sets up what train() needs, without a step
     for done in range(0, args.steps, 100):
@@ -70,8 +72,11 @@ def count(text: str) -> int:
 
 def record(root: Path, steps: int, envs: int) -> None:
     """Let PPO learn, in environments that record themselves."""
-    wrapper = {"wrapper_class": Record, "wrapper_kwargs": {"root": root, "frames": None}}
-    vector = make_vec_env("CartPole-v1", envs, seed=1, **wrapper)
+    options: dict[str, Any] = {"root": root, "frames": None}
+    recorded: Any = Record
+    vector = make_vec_env(
+        "CartPole-v1", envs, seed=1, wrapper_class=recorded, wrapper_kwargs=options
+    )
     try:
         PPO("MlpPolicy", vector, n_steps=256, seed=1, device="cpu").learn(steps)
     finally:

@@ -147,6 +147,7 @@ def _share_of(sharding: Sharding) -> tuple[int, int, int]:
     spec = sharding.spec if isinstance(sharding, NamedSharding) else ()
     shape = (len(sharding.device_set),) * max(len(spec), 1)  # fits any mesh of these devices
     parts: dict[int, set[int]] = defaultdict(set)
+    device: Any
     for device, index in sharding.devices_indices_map(shape).items():
         parts[device.process_index].add((index or (slice(None),))[0].start or 0)
     mine = tuple(sorted(parts[jax.process_index()]))

@@ -30,6 +30,7 @@ def make(root: Path | None = None, number: int = 0) -> gym.Env[Any, Any]:
 def loop(envs: VectorEnv[Any, Any, Any], steps: int = 200) -> Rows:
     """A loop as in CleanRL: the transitions of each environment, without the steps that reset."""
     mode = envs.metadata["autoreset_mode"]
+    step: Callable[[Any], Any] = envs.step  # infos may be a list
     rows: Rows = [[] for _ in range(envs.num_envs)]
     envs.action_space.seed(1)
     seen, _ = envs.reset(seed=1)
@@ -37,7 +38,7 @@ def loop(envs: VectorEnv[Any, Any, Any], steps: int = 200) -> Rows:
     for _ in range(steps):
         seen = np.array(seen)
         actions = envs.action_space.sample()
-        following, rewards, terminated, truncated, infos = envs.step(actions)
+        following, rewards, terminated, truncated, infos = step(actions)
         over = np.logical_or(terminated, truncated)
         for i in range(envs.num_envs):
             if mode == AutoresetMode.NEXT_STEP and done[i]:

@@ -204,3 +204,11 @@ def test_the_program(tmp_path: Path) -> None:
     assert re.match(r"150 steps, \d+ s; the recording is in ", lines[-1])
     with ReplayReader.open(tmp_path / "replays") as replays:
         assert [run.steps for run in replays.recordings.values()] == [1024, 1024]
+
+
+def test_the_lines_in_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (EXAMPLES.parent / "docs" / "recording.md").read_text()
+    blocks = re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (block,) = (block for block in blocks if "from stable_baselines3" in block)
+    monkeypatch.chdir(tmp_path)
+    exec(block, {"__name__": "__main__"})

@@ -102,7 +102,7 @@ def test_an_environment_of_torchrl_is_refused_with_the_line_to_write(tmp_path: P
     env = GymWrapper(make())
     line = "GymWrapper(Record(gym.make(...), 'replays', frames=None))"
     with pytest.raises(TypeError, match=re.escape(f"got GymWrapper; record inside it: {line}")):
-        Record(env, "replays", frames=None)  # type: ignore[call-overload]
+        Record(env, "replays", frames=None)
     env.close()
 
 
@@ -113,3 +113,11 @@ def test_the_program(tmp_path: Path) -> None:
     assert list(losses(lines)) == [300]
     assert re.match(r"learned: reward \S+ in 2 games", lines[-2])
     assert re.match(r"300 steps, \d+ s; the recording is in ", lines[-1])
+
+
+def test_the_lines_in_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (EXAMPLES.parent / "docs" / "recording.md").read_text()
+    blocks = re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (block,) = (block for block in blocks if "from torchrl" in block)
+    monkeypatch.chdir(tmp_path)
+    exec(block, {"__name__": "__main__"})
