@@ -255,7 +255,7 @@ class _Call:
             return
         if not self.force:
             sweep_part(path)
-            raise FileExistsError(f"{path} exists; force replaces it")
+            raise FileExistsError(f"{path} exists; force=True (--force) replaces it")
         found = kind_at(path)
         known = BY_NAME.get(kind)
         if found != kind or (path.is_dir() and known is not None and not _is_pure(path, known)):

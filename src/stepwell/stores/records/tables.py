@@ -70,7 +70,9 @@ def change_memory(table: NDArray[np.uint8], checksums: NDArray[np.uint8], change
     entries[change.first : change.first + len(change.appended)] = change.appended
     entries[change.rows] = change.changed
     if len(checksums):
-        checksums.view("<u4")[change.blocks] = _core.block_checksums(table, change.blocks).view("<u4")
+        checksums.view("<u4")[change.blocks] = _core.block_checksums(table, change.blocks).view(
+            "<u4"
+        )
 
 
 class TableFile:
