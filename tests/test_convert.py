@@ -170,7 +170,7 @@ def test_several_fields_and_their_names(tmp_path: Path) -> None:
             "store",
             "b",
             {},
-            "expected to= (--to) records, shards, steps or a format, or a name that ends",
+            r"expected to= \(--to\) records, shards, steps or a format, or a name that ends",
         ),
     ],
 )
