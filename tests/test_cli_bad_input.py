@@ -142,8 +142,9 @@ def test_an_interrupt_while_it_begins(command: str, name: str) -> None:
 INTERRUPTED = """
 import signal, sys
 import stepwell as sw
-from stepwell.formats import into_records, streams
-streams.BATCH_BYTES, into_records._COMMIT_BYTES = 100, 1
+from stepwell import batches
+from stepwell.formats import into_records
+batches.BATCH_BYTES, into_records._COMMIT_BYTES = 100, 1
 append = sw.RecordWriter.append
 def stop(self, *args):
     append(self, *args)

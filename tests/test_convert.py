@@ -25,9 +25,10 @@ from stepwell import (
     ShardWriter,
     StepWriter,
     Writer,
+    batches,
 )
 from stepwell.files.lock import WriterLock
-from stepwell.formats import into_records, into_steps, streams
+from stepwell.formats import into_records, into_steps
 from stepwell.formats.npz import NpzSource
 from stepwell.kinds import MADE
 from stepwell.replay import ReplayReader
@@ -46,7 +47,7 @@ class Stop(BaseException):
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(batches, "BATCH_BYTES", 1000)
     monkeypatch.setattr(into_records, "_COMMIT_BYTES", 1)
     monkeypatch.setattr(into_steps, "_COMMIT_S", 0)
 
@@ -386,7 +387,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 
 def work(path: Path, first: int) -> Iterator[int]:
     """Convert case `first`, in small steps so that there are many moments to be killed at."""
-    streams.BATCH_BYTES = 700
+    batches.BATCH_BYTES = 700
     into_records._COMMIT_BYTES = 1
     into_steps._COMMIT_S = 0
     source, target, options = CASES[first]

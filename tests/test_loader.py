@@ -286,6 +286,8 @@ def test_sources_that_cannot_be_loaded() -> None:
     with pytest.raises(ValueError, match="no rows"):
         sw.Loader(numbers(0), 2)
     with pytest.raises(TypeError, match="expected a source"):
+        sw.Loader([1, 2], 2)
+    with pytest.raises(FileNotFoundError):
         sw.Loader("games/", 2)
     for wrong in (2.5, "4", None, True):
         with pytest.raises(TypeError, match="batch_size must be a whole number"):

@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # all of them exist without an import: see __getattr__
         StepwellError,
         VersionError,
     )
+    from stepwell.exchange import as_source
     from stepwell.loader import Loader
     from stepwell.opening import open
     from stepwell.sampler import Block, Iid, Sampler, Sequential, Shuffle, Weighted
@@ -91,6 +92,7 @@ __all__ = [
     "VersionError",
     "Weighted",
     "Writer",
+    "as_source",
     "convert",
     "open",
 ]
@@ -102,6 +104,7 @@ _MODULES = ("formats", "game2048", "jax", "replay", "stores", "telemetry", "torc
 _HOMES = {
     "conversion": ("convert",),
     "errors": tuple(name for name in __all__ if name.endswith("Error")),
+    "exchange": ("as_source",),
     "loader": ("Loader",),
     "opening": ("open",),
     "replay": ("ReplayWriter",),  # which loads HDF5

@@ -16,17 +16,13 @@ from collections.abc import Callable, Iterator, Mapping
 from threading import Lock
 from typing import Any, Literal, TypedDict
 
-import numpy as np
-
 from stepwell import _core
 from stepwell.description import html
 from stepwell.engine import Delivery, Engine, NativeEngine, PythonEngine
 from stepwell.errors import FormatError, StateError
+from stepwell.exchange import as_source
 from stepwell.sampler import Order, Sampler, Sequential, Shuffle, check_sampler
 from stepwell.source import Batch, Closing, Source
-from stepwell.stores import ArraySource
-from stepwell.views import Join
-from stepwell.writer import Writer
 
 Transform = Callable[[Batch], Batch]
 _UNKNOWN = "unknown"  # as the fingerprint of a source that is damaged
@@ -48,7 +44,8 @@ class LoaderOptions(TypedDict, total=False):
 
 
 class Loader(Closing):
-    """Batches of a source, or of several named ones read with the same rows.
+    """Batches of a source, of whatever `as_source` makes one of, or of several named ones read
+    with the same rows.
 
     `shuffle` and `seed` are short for `sampler=Shuffle(seed)` or `Sequential()`. `rank` and
     `world_size` come from torch.distributed, JAX or RANK and WORLD_SIZE when they are not
@@ -89,7 +86,7 @@ class Loader(Closing):
             raise ValueError("give both rank and world_size, or neither")
         if rank is None or world_size is None:
             rank, world_size = _find_world()
-        self._source = _as_source(source)
+        self._source = as_source(source)
         self._sampler = sampler or (Shuffle(seed) if shuffle else Sequential())
         self._order: Order = self._sampler.order(len(self._source))
         self._batch_size = _whole("batch_size", batch_size)
@@ -351,25 +348,6 @@ def show_options(cls: type[Any], base: type[Any]) -> None:
         named = [each for each in more if each.kind is inspect.Parameter.KEYWORD_ONLY]
         own[-1:] = [each for each in named if each.name not in taken]
         cls.__init__.__signature__ = inspect.Signature(own, return_annotation=None)
-
-
-def _as_source(source: Source | Mapping[str, Any] | Any) -> Source:
-    """A source of what the user gave: arrays are wrapped, named sources joined."""
-    if isinstance(source, Source):
-        return source
-    if isinstance(source, Mapping):
-        return Join({name: _as_source(part) for name, part in source.items()})
-    if isinstance(source, np.ndarray):
-        return ArraySource(source)
-    if isinstance(source, Writer):
-        reader = type(source).__name__.replace("Writer", "Reader")
-        raise TypeError(
-            f"expected a source, got a {type(source).__name__}; {reader}.open gives one"
-        )
-    raise TypeError(
-        f"expected a source, an array or a mapping of those, got {type(source)}; "
-        "stepwell.open opens paths, ArraySource wraps what NumPy makes an array of"
-    )
 
 
 def _whole(name: str, value: Any, min_: int = 1) -> int:

@@ -2,10 +2,11 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from stepwell.errors import KindError
 from stepwell.formats import format_at
+from stepwell.source import Source
 from stepwell.store import Store, what_is_at
 from stepwell.stores import STORES, ShardReader
 
@@ -24,7 +25,11 @@ def store_at(path: Path) -> type[Store] | None:
     return found[0] if found else None
 
 
-def open(path: str | os.PathLike[str], **options: Any) -> Store:
+@overload
+def open(path: str | os.PathLike[str], **options: Any) -> Store: ...
+@overload
+def open(path: Any) -> Source: ...
+def open(path: Any, **options: Any) -> Source:
     """Open whatever is at a path or URL; `options` are those of its class.
 
         sw.open("games").where("score > ?", 20_000)["board"][:100]
@@ -32,8 +37,14 @@ def open(path: str | os.PathLike[str], **options: Any) -> Store:
     What is known to be there is better opened by its class, which a type checker knows more of:
     `StepReader.open("games")`.
 
+    What is no path, but a data frame, a table or tensors, is opened by `as_source`.
+
     Raises `FileNotFoundError`, or `KindError` when nothing here reads such a path.
     """
+    if not isinstance(path, str | os.PathLike):
+        from stepwell.exchange import as_source  # which opens paths
+
+        return as_source(path, **options)
     if "://" in os.fspath(path):
         return ShardReader.open(path, **options)
     where = Path(path)

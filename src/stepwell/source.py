@@ -11,183 +11,26 @@ subclasses `Source` and gives it two things: `schema` with `__len__`, and either
 (Python puts rows into arrays) or `_native` (the core reads them without Python).
 """
 
-import dataclasses
-import math
 import operator
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from stepwell import _core, description
+from stepwell import _core, arrow, batches, description, frames
 from stepwell.errors import SchemaError
+from stepwell.field import Batch as Batch, Field as Field, Ragged as Ragged
 from stepwell.lazy import lazy
 
-Kind = Literal["array", "bytes", "str"]
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """The type of one row of a field, and how a store keeps it.
-
-        Field("u1", (28, 28))                   an array of a fixed shape
-        Field("<i4", ragged=True)               any number of items
-        Field(str, compress="zstd")             text; or bytes
-
-    Two fields are equal when their rows are alike, however they are kept.
-    """
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...] = ()
-    ragged: bool = False
-    """Each row has its own number of items; batches hold a `Ragged`."""
-    kind: Kind | None = None
-    """"str" and "bytes" are ragged uint8 whose rows come back as such."""
-    compress: str | None = dataclasses.field(default=None, kw_only=True, compare=False)
-    level: int | None = dataclasses.field(default=None, kw_only=True, compare=False)
-    optional: bool = dataclasses.field(default=False, kw_only=True, compare=False)
-    """Rows may be appended without it."""
-
-    if TYPE_CHECKING:  # what dtypes, shapes and kinds may be given as
-
-        def __init__(
-            self,
-            dtype: DTypeLike | type,
-            shape: tuple[int, ...] | int = (),
-            ragged: bool = False,
-            kind: Kind | None = None,
-            *,
-            compress: str | None = None,
-            level: int | None = None,
-            optional: bool = False,
-        ) -> None: ...
-
-    def __post_init__(self) -> None:
-        given: Any = self.dtype
-        kind, ragged = self.kind or _kind_of(given), self.ragged
-        shape = self.shape if isinstance(self.shape, tuple) else (self.shape,)
-        if kind != "array":
-            if shape != ():
-                raise ValueError(f"{kind} has no shape, got {shape}")
-            given, ragged = np.uint8, True
-        dtype = np.dtype(given)
-        if dtype.subdtype is not None:
-            dtype, inner = dtype.subdtype
-            shape = (*shape, *inner)
-        made = {"dtype": dtype, "shape": tuple(map(operator.index, shape)), "ragged": bool(ragged)}
-        for name, value in {**made, "kind": kind}.items():
-            object.__setattr__(self, name, value)
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row (of one item, for a ragged field)."""
-        return self.dtype.itemsize * math.prod(self.shape)
-
-    @property
-    def items(self) -> str:
-        """The dtype and shape, as fingerprints have it."""
-        sizes = [*(["*"] if self.ragged else []), *map(str, self.shape)]
-        return str(self.dtype) + (f"[{', '.join(sizes)}]" if sizes else "")
-
-    def __str__(self) -> str:
-        return self.items if self.kind == "array" else str(self.kind)
-
-
-def _kind_of(dtype: Any) -> Kind:
-    """Whether rows are arrays, bytes or text."""
-    if isinstance(dtype, type) and issubclass(dtype, str | bytes):  # NumPy's own, too
-        return "str" if issubclass(dtype, str) else "bytes"
-    if isinstance(dtype, str) and dtype in ("str", "bytes"):
-        return "str" if dtype == "str" else "bytes"
-    return "array"
-
-
-class Ragged(Sequence[Any]):
-    """Rows of different lengths in one array: row i is `values[offsets[i]:offsets[i + 1]]`.
-
-    Rows of a field of text or bytes come as `str` or `bytes`.
-    """
-
-    __slots__ = ("kind", "offsets", "values")
-
-    def __init__(
-        self, values: NDArray[Any], offsets: NDArray[np.int64], kind: Kind | None = "array"
-    ) -> None:
-        self.values = values
-        self.offsets = offsets
-        self.kind = kind
-
-    @classmethod
-    def from_list(cls, rows: Sequence[Any], field: Field) -> Self:
-        """Copy separate rows into one array."""
-        if field.kind == "str":
-            rows = [row.encode() for row in rows]
-        if field.kind != "array":
-            rows = [np.frombuffer(row, np.uint8) for row in rows]
-        offsets = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum([len(row) for row in rows], out=offsets[1:])
-        values = np.empty((int(offsets[-1]), *field.shape), field.dtype)
-        for row, begin, end in zip(rows, offsets, offsets[1:], strict=False):
-            values[begin:end] = row
-        return cls(values, offsets, field.kind)
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @overload
-    def __getitem__(self, i: int) -> Any: ...
-    @overload
-    def __getitem__(self, i: slice) -> list[Any]: ...
-    def __getitem__(self, i: int | slice) -> Any:
-        if isinstance(i, slice):
-            return [self.row(k) for k in range(*i.indices(len(self)))]
-        return self.row(i)
-
-    def row(self, i: int) -> Any:
-        """Row `i`: an array without a copy, or text or bytes."""
-        i = range(len(self))[i]
-        row = self.values[self.offsets[i] : self.offsets[i + 1]]
-        if self.kind == "array":
-            return row
-        return row.tobytes() if self.kind == "bytes" else row.tobytes().decode()
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """Items of each row; bytes, for text."""
-        return np.diff(self.offsets)
-
-    def to_list(self) -> list[Any]:
-        """Every row, as `row` gives it."""
-        if self.kind == "array":
-            return [self.row(i) for i in range(len(self))]
-        data = self.values.tobytes()
-        rows = [data[begin:end] for begin, end in pairwise(self.offsets.tolist())]
-        return rows if self.kind == "bytes" else [row.decode() for row in rows]
-
-    def to_padded(self, fill: Any = 0) -> NDArray[Any]:
-        """One array as long as the longest row; the rest of each row is `fill`."""
-        lengths = self.lengths
-        width = int(lengths.max(initial=0))
-        padded = np.full((len(self), width, *self.values.shape[1:]), fill, self.values.dtype)
-        used = self.values[self.offsets[0] : self.offsets[-1]]
-        padded[np.arange(width) < lengths[:, None]] = used
-        return padded
-
-    def __repr__(self) -> str:
-        items = self.values.dtype if self.kind == "array" else self.kind
-        return f"Ragged({len(self)} rows, {len(self.values)} x {items})"
-
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
 
 Rows = NDArray[np.int64]
 """Row numbers, each in `range(len(source))`."""
-
-Batch = dict[str, Any]
-"""One `numpy.ndarray` per field, or a `Ragged`; every one has the same length."""
 
 Schema = Mapping[str, Field]
 
@@ -281,6 +124,10 @@ class Source(Closing, ABC):
             else:
                 out[name][...] = taken[name]
 
+    def _from(self, first: int, names: Sequence[str]) -> Iterator[Batch] | None:
+        """These fields of the rows from `first` on; None where `take` reads them as well."""
+        return None
+
     def _native(self, names: Sequence[str]) -> _core.Reader | None:
         """Return a reader of these fields that needs no Python, or None."""
         return None
@@ -320,7 +167,7 @@ class Source(Closing, ABC):
             if out is None:
                 return self._split(reader.take(rows), len(rows))
             batch = self._checked(out, len(rows))
-            reader.read(rows, [_bytes_of(array) for array in batch.values()])
+            reader.read(rows, [bytes_of(array) for array in batch.values()])
             return batch
         self._check_open()
         _core.check_rows(rows, len(self))
@@ -381,7 +228,7 @@ class Source(Closing, ABC):
         crc = _core.crc32c(np.frombuffer(text.encode(), np.uint8))
         for values in self.take(sample_rows(len(self))).values():
             for part in (values.offsets, values.values) if isinstance(values, Ragged) else [values]:
-                crc = _core.crc32c(_bytes_of(np.ascontiguousarray(part)), crc)
+                crc = _core.crc32c(bytes_of(np.ascontiguousarray(part)), crc)
         return f"{crc:08x}"
 
     def __repr__(self) -> str:
@@ -393,6 +240,35 @@ class Source(Closing, ABC):
     def __getstate__(self) -> dict[str, Any]:
         made = ("_reader", "_layouts")  # made again where they are needed
         return {name: value for name, value in self.__dict__.items() if name not in made}
+
+    # For other libraries.
+
+    def to_arrow(self) -> "pa.Table":
+        """All rows as an Arrow table (extra `parquet`). Arrays are lists of a fixed size."""
+        return arrow.stream(self).read_all()
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """All rows as a data frame. Where a field's rows are arrays, its column has objects."""
+        return frames.frame_of(self)
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """The rows for DuckDB, Polars and others, a few MiB at a time as they are read."""
+        return arrow.stream(self).__arrow_c_stream__(requested_schema)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """The only field as one array. Raises `TypeError` for several fields, and for a ragged one:
+        of a structured array pandas would make one column of tuples.
+        """
+        shown = ", ".join(f"{name}: {field}" for name, field in self.schema.items())
+        if len(self.schema) > 1 or any(field.ragged for field in self.schema.values()):
+            raise TypeError(
+                f"expected one field of a fixed shape to make an array of, got {{{shown}}}; "
+                "source['name'] is one field, to_pandas() and to_arrow() hold all"
+            )
+        if copy is False:
+            raise ValueError("copy=False: rows are read into a new array")
+        (values,) = batches.whole(self).values()
+        return np.asarray(values, dtype)
 
     # Views: sources made of this one.
 
@@ -488,11 +364,12 @@ def check_buffer(name: str, array: Any, dtype: np.dtype[Any], shape: tuple[int, 
         raise ValueError(f"{name}: expected a writable array in C order")
 
 
-def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
+def bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
     """The bytes of an array in C order, without a copy."""
     if array.size == 0 or array.itemsize == 0:
         return np.empty(0, np.uint8)
     return array.reshape(-1).view(np.uint8)
 
 
-import stepwell.views as views  # noqa: E402  they are sources, which they need to be made of
+# They are made of sources.
+from stepwell import views  # noqa: E402

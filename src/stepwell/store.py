@@ -22,11 +22,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell.batches import Progress as Progress
 from stepwell.description import Description, html, html_rows, outline
 from stepwell.errors import FormatError, KindError
 from stepwell.files.extras import library
 from stepwell.files.regular import bytes_on_disk
 from stepwell.source import Rows, Source
+
+Row = TypeVar("Row")
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,9 +46,6 @@ if TYPE_CHECKING:
 
 else:
     constructing = classmethod
-
-Progress = Callable[[int, int], None]
-"""Called with how much is done, and of how much."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,12 @@ class Report:
         return "\n".join([*lines, *(f"not checked: {each}" for each in self.unchecked)])
 
     def _repr_html_(self) -> str:
-        found = {"problems": self.problems or "none", "checked": self.checked}
-        return html(f"{self.kind} at {self.path}", {**found, "not checked": self.unchecked})
+        found = {"problems": self.problems, "checked": self.checked, "not checked": self.unchecked}
+        facts = {name: each or "none" for name, each in found.items()}
+        return html(f"{self.kind} at {self.path}", facts)
 
 
-class Table(Sequence[dict[str, Any]], ABC):
+class Table(Sequence[Row], ABC):
     """Rows of named columns: `table[7]`, `table["score"]`, iteration, pandas, Arrow."""
 
     @property
@@ -110,10 +111,10 @@ class Table(Sequence[dict[str, Any]], ABC):
             raise IndexError(f"no row {key} in a table of {len(self)}") from None
         return self._dicts(range(i, i + 1))[0]
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[Row]:
         return iter(self._dicts(range(len(self))))
 
-    def _dicts(self, wanted: range) -> list[dict[str, Any]]:
+    def _dicts(self, wanted: range) -> list[Any]:
         names = self.columns
         return [dict(zip(names, row, strict=True)) for row in self._select(names, wanted)]
 
@@ -130,6 +131,10 @@ class Table(Sequence[dict[str, Any]], ABC):
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
         return pyarrow.table([pyarrow.array(list(c)) for c in columns], names=names)
 
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """The table for DuckDB, Polars and others that read Arrow."""
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self):,} rows, {', '.join(self.columns)})"
 
@@ -138,7 +143,7 @@ class Table(Sequence[dict[str, Any]], ABC):
         return html_rows(f"{len(self):,} rows", self.columns, first)
 
 
-class QueryTable(Table):
+class QueryTable(Table[dict[str, Any]]):
     """What a query returned."""
 
     def __init__(self, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
@@ -157,7 +162,7 @@ class QueryTable(Table):
         return [tuple(self._rows[i][k] for k in places) for i in wanted]
 
 
-class Runs(Table):
+class Runs(Table[dict[str, Any]]):
     """The runs or episodes that the rows of a store belong to, in the order of their rows."""
 
     @property
@@ -217,7 +222,7 @@ class Store(Source):
         """The rows of the runs for which an SQL condition holds; values stand for its `?`."""
         raise ValueError(f"{self.path} is {self.noun}: its rows have no runs to choose by SQL")
 
-    def query(self, sql: str, *values: Any) -> Table:
+    def query(self, sql: str, *values: Any) -> Table[dict[str, Any]]:
         """What any SQL query over the runs returns; nothing can be changed by it."""
         raise ValueError(f"{self.path} is {self.noun}: it has no runs to query")
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from stepwell import _core, loader as _loader
 from stepwell.errors import SchemaError
+from stepwell.exchange import as_source
 from stepwell.source import Batch, Ragged, Source
 
 try:
@@ -215,7 +216,7 @@ class MapDataset(data.Dataset[Any]):
     """
 
     def __init__(self, source: Source, transform: Any = None) -> None:
-        self._source = _loader._as_source(source)
+        self._source = as_source(source)
         self._transform = transform
 
     def __len__(self) -> int:

@@ -176,6 +176,13 @@ class Columns(_View):
     def _native(self, names: Sequence[str]) -> _core.Reader | None:
         return self._base._native([self._names[name] for name in names])
 
+    def _from(self, first: int, names: Sequence[str]) -> Iterator[Batch] | None:
+        olds = {name: self._names[name] for name in names}
+        found = self._base._from(first, list(dict.fromkeys(olds.values())))
+        if found is None:
+            return None
+        return ({name: batch[old] for name, old in olds.items()} for batch in found)
+
     def _fill(self, rows: Rows, out: Batch) -> None:
         found = {self._names[name]: array for name, array in out.items()}
         self._base._fill_columns(rows, found, list(dict.fromkeys(self._names.values())))
@@ -237,11 +244,6 @@ class Column(Columns):
     def __iter__(self) -> Iterator[Any]:
         for begin in range(0, len(self), 1024):
             yield from self[begin : begin + 1024]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        if self.field.ragged:
-            raise TypeError(f"{self._name} is ragged: its rows are not one array")
-        return np.asarray(self[:], dtype)
 
     def close(self) -> None:
         """The source stays open: it has other fields."""
@@ -373,7 +375,7 @@ class Map(_View):
         self._base = base
         self._fn = fn
         sample = self._apply(np.arange(min(len(base), 1)))
-        self._schema = {name: _field_of(values) for name, values in sample.items()}
+        self._schema = {name: field_of(values) for name, values in sample.items()}
 
     @property
     def schema(self) -> Schema:
@@ -403,13 +405,14 @@ class Map(_View):
 
     def _fill(self, rows: Rows, out: Batch) -> None:
         made = self._apply(rows)
-        fields = {name: _field_of(values) for name, values in made.items()}
+        fields = {name: field_of(values) for name, values in made.items()}
         if fields != self._schema:  # without `out`, a function may change its mind
             raise SchemaError(f"map: expected {_text(self._schema)}, got {_text(fields)}")
         out.update(made)
 
 
-def _field_of(values: NDArray[Any] | Ragged) -> Field:
+def field_of(values: NDArray[Any] | Ragged) -> Field:
+    """The field that such values are rows of."""
     if isinstance(values, Ragged):
         return Field(values.values.dtype, values.values.shape[1:], True, values.kind)
     return Field(values.dtype, values.shape[1:])

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import stepwell as sw
-from stepwell import SchemaError
-from stepwell.formats import FORMATS, streams
+from stepwell import SchemaError, batches
+from stepwell.formats import FORMATS
 from stepwell.formats.npz import NpzSource
 from stepwell.kinds import MADE
 from stepwell.stores import STORES
@@ -51,9 +51,9 @@ TARGETS: dict[str, tuple[str, dict[str, Any], st.SearchStrategy[Values]]] = {
 }
 
 
-@pytest.fixture(params=[streams.BATCH_BYTES, 100])
+@pytest.fixture(params=[batches.BATCH_BYTES, 100])
 def batch_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "BATCH_BYTES", request.param)
+    monkeypatch.setattr(batches, "BATCH_BYTES", request.param)
 
 
 @pytest.mark.parametrize("target", TARGETS)

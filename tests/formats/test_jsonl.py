@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepwell.formats import streams
+from stepwell import batches
 from stepwell.formats.jsonl import JsonlSource
 from tests.formats.rows import assert_same, contents, refused
 
@@ -29,7 +29,7 @@ def test_fields_of_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         "m": np.array([[[1.5, 2]], [[3, 4]]]),
     }
     for size in (1 << 23, 1):
-        monkeypatch.setattr(streams, "BATCH_BYTES", size)
+        monkeypatch.setattr(batches, "BATCH_BYTES", size)
         assert_same(contents(JsonlSource(tmp_path / "a.jsonl")), want)
 
 

@@ -65,6 +65,14 @@ def cartpole(minari_home: Path) -> Any:
     return record(env, "cartpole/test-v0", push, [*range(11), None])
 
 
+def test_episodes_stay_runs_in_memory(cartpole: Any, minari_home: Path) -> None:
+    read = sw.as_source(minari_home / "cartpole" / "test-v0")
+    assert isinstance(read, sw.ArraySource)
+    assert read.runs is not None
+    assert read.runs.counts.tolist() == [len(each) for each in cartpole.iterate_episodes()]
+    assert len(read.windows(5)) == sum(len(each) - 4 for each in cartpole.iterate_episodes())
+
+
 def test_episodes_become_runs(cartpole: Any, tmp_path: Path) -> None:
     report = sw.convert("minari:cartpole/test-v0", tmp_path / "out")
     assert (report.source_kind, report.target_kind, report.runs) == ("minari", "steps", 12)

@@ -9,8 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 import stepwell as sw
-from stepwell import Source
-from stepwell.formats import streams
+from stepwell import Source, batches
 from stepwell.formats.npz import NpzSource
 from tests.contract import Expected, SourceContract
 from tests.formats.rows import Given, assert_same, contents, mixed, refused
@@ -45,9 +44,10 @@ class TestStream(SourceContract):
         monkeypatch: pytest.MonkeyPatch,
     ) -> Source:
         if request.param != "whole.npz":
-            monkeypatch.setattr(streams, "BATCH_BYTES", 50)
+            monkeypatch.setattr(batches, "BATCH_BYTES", 50)
         sw.convert(Given(expected), tmp_path / request.param)
-        return sw.open(tmp_path / request.param)
+        made: Source = sw.open(tmp_path / request.param)
+        return made
 
 
 @pytest.mark.parametrize("array", PLAIN, ids=lambda array: f"{array.dtype}{array.shape}")

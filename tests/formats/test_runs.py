@@ -12,8 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 import stepwell as sw
-from stepwell import FormatError, SchemaError
-from stepwell.formats import streams
+from stepwell import FormatError, SchemaError, batches
 from tests import children
 
 Arrays = dict[str, NDArray[Any]]
@@ -185,7 +184,7 @@ def test_a_dictionary_of_d4rl(
     write: Any, name: str, batch_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Runs begin and end anywhere in the batches that are read, and are longer than some."""
-    monkeypatch.setattr(streams, "BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr(batches, "BATCH_BYTES", batch_bytes)
     arrays = d4rl(400)
     write(tmp_path / name, arrays)
     report = sw.convert(tmp_path / name, tmp_path / "out", to="steps")
@@ -287,7 +286,7 @@ def test_files_that_are_damaged(write: Any, name: str, tmp_path: Path) -> None:
 def test_memory_does_not_grow_with_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "BATCH_BYTES", 1 << 18)
+    monkeypatch.setattr(batches, "BATCH_BYTES", 1 << 18)
     rows = 300_000  # 27 MB
     arrays = d4rl(rows)
     arrays["terminals"][:] = np.arange(rows) % 1000 == 0

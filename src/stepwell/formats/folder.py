@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from stepwell.batches import attributes_of, in_order
 from stepwell.errors import FormatError, SchemaError
 from stepwell.formats.parts import Part
-from stepwell.formats.streams import Progress, Stream, attributes_of, batches_of, in_order
+from stepwell.formats.streams import Progress, Stream, batches_of
 from stepwell.source import Batch, Field, Source
 
 _RESERVED = {".", "..", ""}

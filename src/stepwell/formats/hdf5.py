@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from stepwell.batches import rows_of
 from stepwell.files.extras import damage_in, library
 from stepwell.formats.runs import equally_long
-from stepwell.formats.streams import Stream, rows_of
+from stepwell.formats.streams import Stream
 from stepwell.source import Batch, Field
 
 _DAMAGE = (OSError, ValueError, RuntimeError, KeyError)

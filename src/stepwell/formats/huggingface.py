@@ -8,15 +8,20 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from stepwell.arrow import items_of, library
 from stepwell.errors import FormatError
 from stepwell.files.extras import damage_in
 from stepwell.formats import arrow
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _STATE = "state.json"
 _INFO = "dataset_info.json"
 _SPLITS = "dataset_dict.json"
+_ARRAYS = ("Array2D", "Array3D", "Array4D", "Array5D")
 
 
 class HuggingFaceSource(arrow.ArrowTables):
@@ -46,7 +51,30 @@ class HuggingFaceSource(arrow.ArrowTables):
             raise FormatError("expected _data_files with names", path=str(where / _STATE)) from None
         if not files:
             raise FormatError("expected at least one data file, got none", path=str(where / _STATE))
-        super().__init__(where, files, _attributes(where))
+        attributes = _attributes(where)
+        self._shapes = _shapes(attributes.get("features", {}))
+        super().__init__(where, files, attributes)
+
+    def _look(self, file: Path) -> "tuple[pa.Schema, int]":
+        """The schema, in which arrays of a known shape are such: the file has lists of lists."""
+        schema, count = super()._look(file)
+        for name, shape in self._shapes.items():
+            i = schema.get_field_index(name)
+            kind = items_of(schema.field(i).type)
+            for size in reversed(shape):
+                kind = library().list_(kind, size)
+            schema = schema.set(i, library().field(name, kind))
+        return schema, count
+
+
+def _shapes(features: dict[str, Any]) -> dict[str, list[int]]:
+    """The shapes of the columns that are arrays, where the features have them in full."""
+    found = {
+        name: feature["shape"]
+        for name, feature in features.items()
+        if isinstance(feature, dict) and str(feature.get("_type")) in _ARRAYS
+    }
+    return {name: shape for name, shape in found.items() if all(shape)}
 
 
 def _attributes(path: Path) -> dict[str, Any]:

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from stepwell.batches import attributes_of, in_order, size_of
 from stepwell.errors import SchemaError
-from stepwell.formats.streams import Progress, attributes_of, in_order, size_of
+from stepwell.formats.streams import Progress
 from stepwell.source import Field, Source
 from stepwell.stores import RecordWriter
 

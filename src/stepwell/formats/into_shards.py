@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from stepwell.batches import attributes_of, in_order
 from stepwell.errors import SchemaError
 from stepwell.formats.parts import PART_BYTES
-from stepwell.formats.streams import Progress, attributes_of, in_order
+from stepwell.formats.streams import Progress
 from stepwell.source import Source
 from stepwell.stores import ShardWriter
 

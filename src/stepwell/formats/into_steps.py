@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell.batches import count_of, in_order
 from stepwell.errors import SchemaError
 from stepwell.formats.runs import OWN_FIELDS, RunList, find_runs
-from stepwell.formats.streams import Progress, count_of, in_order, only_fixed
+from stepwell.formats.streams import Progress, only_fixed
 from stepwell.source import Source
 from stepwell.stores import RunColumn, StepReader, StepWriter
 

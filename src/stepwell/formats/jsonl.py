@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from stepwell.batches import in_order
 from stepwell.errors import FormatError, SchemaError
 from stepwell.files.atomic import new_file
 from stepwell.files.regular import open_regular
-from stepwell.formats.streams import Progress, Stream, batches_of, in_order
+from stepwell.formats.streams import Progress, Stream, batches_of
 from stepwell.source import Batch, Field, Ragged, Source
 
 _RANK = {bool: 0, int: 1, float: 2}

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell.batches import in_order
 from stepwell.errors import SchemaError
 from stepwell.files.extras import library
 from stepwell.files.regular import bytes_on_disk
 from stepwell.formats.runs import RunList, find_runs
-from stepwell.formats.streams import Progress, Stream, in_order
+from stepwell.formats.streams import Progress, Stream
 from stepwell.source import Batch, Field, Source
 from stepwell.stores.replay.channels import assemble
 

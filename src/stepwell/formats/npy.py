@@ -4,9 +4,10 @@ becomes a plain array, several become a structured array without padding.
 
 import numpy as np
 
+from stepwell.batches import count_of, in_order
 from stepwell.files.npy import array_header
 from stepwell.formats.parts import Part, grow_file
-from stepwell.formats.streams import Progress, contiguous, count_of, in_order, only_fixed
+from stepwell.formats.streams import Progress, contiguous, only_fixed
 from stepwell.source import Source
 
 

@@ -18,20 +18,14 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell import batches
+from stepwell.batches import in_order, rows_of
 from stepwell.errors import SchemaError
 from stepwell.files.atomic import new_file
 from stepwell.files.extras import damage_in
 from stepwell.files.npy import FORTRAN, NpyHeader, array_header, parse_header
-from stepwell.formats import streams
 from stepwell.formats.runs import equally_long
-from stepwell.formats.streams import (
-    Progress,
-    Stream,
-    contiguous,
-    in_order,
-    part_of,
-    rows_of,
-)
+from stepwell.formats.streams import Progress, Stream, contiguous, part_of
 from stepwell.source import Batch, Field, Ragged, Source
 
 _DAMAGE = (
@@ -132,7 +126,7 @@ class NpzSource(Stream):
     def _fitting(self, name: str, offsets: NDArray[np.int64]) -> int:
         """How many of the next rows are read at once: at least one."""
         sizes = (offsets[1:] - offsets[0]) * self.schema[name].row_bytes
-        return max(1, int(np.searchsorted(sizes, streams.BATCH_BYTES, side="right")))
+        return max(1, int(np.searchsorted(sizes, batches.BATCH_BYTES, side="right")))
 
 
 class _Rows:

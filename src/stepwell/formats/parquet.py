@@ -7,10 +7,12 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepwell.arrow import library, record_batch, schema_of
+from stepwell.batches import BATCH_BYTES, in_order, rows_of
 from stepwell.files.atomic import new_file
 from stepwell.formats import arrow
 from stepwell.formats.parts import PART_BYTES, Part, write_series
-from stepwell.formats.streams import BATCH_BYTES, Progress, in_order, rows_of
+from stepwell.formats.streams import Progress
 from stepwell.source import Batch, Source
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ class ParquetSource(arrow.Tables):
 
 
 def _opened(file: Path) -> Any:
-    arrow.library()
+    library()
     from pyarrow import parquet
 
     file.stat()
@@ -66,7 +68,7 @@ def _opened(file: Path) -> Any:
 
 def write(source: Source, path: Path, *, progress: Progress) -> None:
     """Write one file. After a kill this begins again; a folder of parts goes on."""
-    schema = arrow.schema_of(source)
+    schema = schema_of(source)
     with new_file(path) as out:
         _write(schema, out, in_order(source, progress=progress))
 
@@ -75,12 +77,12 @@ def write_folder(
     source: Source, part: Part, *, progress: Progress, part_bytes: int = PART_BYTES
 ) -> None:
     """Write a folder of files of about `part_bytes`."""
-    write_file = partial(_write, arrow.schema_of(source))
+    write_file = partial(_write, schema_of(source))
     write_series(source, part, SUFFIX, write_file, part_bytes, progress)
 
 
 def _write(schema: "pa.Schema", out: Any, batches: Iterator[Batch]) -> None:
-    pyarrow = arrow.library()
+    pyarrow = library()
     from pyarrow import parquet
 
     with parquet.ParquetWriter(out, schema) as writer:
@@ -88,7 +90,7 @@ def _write(schema: "pa.Schema", out: Any, batches: Iterator[Batch]) -> None:
         size = 0
         for batch in chain(batches, [None]):
             if batch is not None:
-                held.append(arrow.record_batch(batch, schema))
+                held.append(record_batch(batch, schema))
                 size += held[-1].nbytes
             if held and (batch is None or size >= _GROUP_BYTES):
                 table = pyarrow.Table.from_batches(held, schema)

@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
+from stepwell.batches import count_of, in_order, size_of
 from stepwell.errors import FormatError
 from stepwell.files.atomic import make_folder, publish, sync_path, temporary_name, write_file
 from stepwell.files.lock import WriterLock
-from stepwell.formats.streams import Progress, count_of, in_order, size_of
+from stepwell.formats.streams import Progress
 from stepwell.source import Batch, Source
 
 PART_BYTES = 256 << 20

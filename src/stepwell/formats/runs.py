@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from stepwell.batches import in_order
 from stepwell.errors import FormatError, SchemaError
-from stepwell.formats.streams import in_order
 from stepwell.source import Rows, Source
 from stepwell.store import QueryTable, Runs
 from stepwell.stores.arrays import ArraySource
@@ -166,13 +166,6 @@ def equally_long(
 # Arrays in memory.
 
 
-class _Arrays(ArraySource):
-    runs: Any = None
-
-    def _runs(self) -> tuple[Rows, Rows]:
-        return super()._runs() if self.runs is None else (self.runs.starts, self.runs.counts)
-
-
 def arrays(
     columns: Mapping[str, ArrayLike],
     *,
@@ -188,7 +181,7 @@ def arrays(
     """
     if run_lengths is not None and ends is not None:
         raise ValueError("give either run_lengths or ends")
-    source = _Arrays({name: np.asarray(values) for name, values in columns.items()})
+    source = ArraySource({name: np.asarray(values) for name, values in columns.items()})
     counts = _lengths(len(source), run_lengths, ends)
     known = {name: list(values) for name, values in (run_columns or {}).items()}
     for name, values in known.items():

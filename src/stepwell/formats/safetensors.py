@@ -14,20 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell.batches import attributes_of, in_order, rows_of
 from stepwell.errors import FormatError, SchemaError
 from stepwell.files.regular import open_regular
 from stepwell.formats.parts import Part, grow_file
 from stepwell.formats.runs import equally_long
-from stepwell.formats.streams import (
-    Progress,
-    Stream,
-    attributes_of,
-    contiguous,
-    in_order,
-    only_fixed,
-    part_of,
-    rows_of,
-)
+from stepwell.formats.streams import Progress, Stream, contiguous, only_fixed, part_of
 from stepwell.source import Batch, Field, Source
 
 BFLOAT16 = "bfloat16"

@@ -1,8 +1,7 @@
-"""Rows in order, a few MiB at a time: how formats are read, and what they are written from.
+"""How formats are read: a `Stream` is a source that reads from any row on to the end.
 
-A format that is read gives a `Stream`: a source that reads from any row on to the end. A format
-that is written takes any source, through `in_order`. Memory is a few batches of `BATCH_BYTES`,
-however large the file is.
+Memory is a few batches of `batches.BATCH_BYTES`, however large the file is; what is written of a
+source comes from `batches.in_order`.
 """
 
 import os
@@ -14,17 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell import batches
+from stepwell.batches import count_of, in_order
 from stepwell.errors import FormatError, SchemaError
 from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source
 from stepwell.store import Progress as Progress, Report, Runs, Store
-from stepwell.views import Columns
-
-BATCH_BYTES = 8 << 20
-"""Bytes that are read, and written, at once."""
-
-_MAX_RAGGED = 1 << 16
-_MAX_UNKNOWN = 1 << 10
-"""Ragged rows that are read at once where only reading shows how large they are."""
 
 
 class _Held(NamedTuple):
@@ -167,84 +160,6 @@ class Stream(Store):
         self.__dict__.pop("_held", None)
 
 
-def in_order(
-    source: Source,
-    first: int = 0,
-    progress: Progress = lambda done, total: None,
-    *,
-    max_bytes: int | None = None,
-) -> Iterator[Batch]:
-    """The rows from `first` on, a few MiB or `max_bytes` at a time, at least one row.
-
-    `progress` is called before the first batch, and behind each. Raises `FormatError` when there
-    are fewer rows than `len(source)`.
-    """
-    total = len(source)
-    progress(first, total)
-    for batch in _batches(source, first, max_bytes):
-        yield batch
-        first += count_of(batch)
-        progress(first, total)
-    if first < total:
-        raise FormatError(f"truncated: expected {total} rows, got {first}", path=source.path)
-
-
-def _batches(source: Source, first: int, max_bytes: int | None) -> Iterator[Batch]:
-    base = source._base if isinstance(source, Columns) else source
-    if isinstance(base, Stream):
-        names = source._names if isinstance(source, Columns) else {n: n for n in source.schema}
-        for batch in base._from(first, list(dict.fromkeys(names.values()))):
-            yield {name: batch[old] for name, old in names.items()}
-        return
-    limit = min(BATCH_BYTES, max_bytes or BATCH_BYTES)
-    ragged = [name for name, field in source.schema.items() if field.ragged]
-    fixed = sum(field.row_bytes for field in source.schema.values() if not field.ragged)
-    max_rows = max(1, limit // max(1, fixed + 8 * len(ragged)))
-    at_once = max_rows = min(max_rows, _MAX_RAGGED) if ragged else max_rows
-    known = source._sizes(np.arange(0), ragged) is not None if ragged else True
-    if ragged:
-        max_rows = max_rows if known else min(max_rows, _MAX_UNKNOWN)
-        at_once = min(max_rows, _MAX_UNKNOWN if known else 16)
-    unpacked = 1.0  # how much larger rows are than what is stored of them
-    while first < len(source):
-        end = min(first + at_once, len(source))
-        if ragged and known:
-            stored: Any = source._sizes(np.arange(first, end), ragged)
-            ends = np.cumsum(stored * unpacked + fixed)
-            end = min(end, first + max(1, int(np.searchsorted(ends, limit, side="right"))))
-        taken = source.take(np.arange(first, end))
-        batch = {name: _from_zero(values) for name, values in taken.items()}
-        yield batch
-        if ragged and known:
-            size = sum(batch[name].values.nbytes for name in ragged)
-            unpacked = max(1.0, size / max(1, int(stored[: end - first].sum())))
-            at_once = max_rows if unpacked == 1 else min(max_rows, _MAX_UNKNOWN)
-        elif ragged:
-            fits = limit * (end - first) // max(1, size_of(batch))
-            at_once = max(1, min(max_rows, 2 * at_once, fits))
-        first = end
-
-
-def _from_zero(values: Any) -> Any:
-    """A ragged field whose items begin with those of the first row, and end with the last's."""
-    if isinstance(values, Ragged) and (
-        values.offsets[0] or values.offsets[-1] != len(values.values)
-    ):
-        items = values.values[values.offsets[0] : values.offsets[-1]]
-        return Ragged(items, values.offsets - values.offsets[0], values.kind)
-    return values
-
-
-def attributes_of(source: Source) -> dict[str, Any]:
-    """The metadata of a source, or of the source that it is a view of."""
-    found = getattr(source, "attributes", None)
-    if getattr(source, "stored_dtype", "") == "bfloat16":  # read as float32
-        found = {"bfloat16": list(source.schema)}
-    if found is None and (base := getattr(source, "_base", None)) is not None:
-        return attributes_of(base)
-    return dict(found or {})
-
-
 def part_of(progress: Progress, number: int, parts: int) -> Progress:
     """The progress of one of several times that all rows are read."""
     return lambda done, total: progress((number * total + done) // parts, total)
@@ -259,7 +174,7 @@ def batches_of(
     for row, row_bytes in rows:
         held.append(row)
         size += row_bytes
-        if size >= BATCH_BYTES or len(held) == _MAX_RAGGED:
+        if size >= batches.BATCH_BYTES or len(held) == batches.MAX_RAGGED:
             yield {name: _column(schema[name], [row[name] for row in held]) for name in names}
             held, size = [], 0
     if held:
@@ -272,26 +187,6 @@ def _column(field: Field, values: list[Any]) -> Any:
     if field.kind == "array":
         values = [np.array(v, field.dtype).reshape(len(v), *field.shape) for v in values]
     return Ragged.from_list(values, field)
-
-
-def count_of(batch: Batch) -> int:
-    """The rows of a batch."""
-    return len(next(iter(batch.values())))
-
-
-def rows_of(row_bytes: int) -> int:
-    """How many rows of this size are read at once."""
-    return max(1, BATCH_BYTES // max(row_bytes, 1))
-
-
-def size_of(batch: Batch) -> int:
-    """Bytes of what is in a batch."""
-    return sum(
-        values.values.nbytes + values.offsets.nbytes
-        if isinstance(values, Ragged)
-        else values.nbytes
-        for values in batch.values()
-    )
 
 
 def only_fixed(source: Source, what: str, hint: str = "") -> None:

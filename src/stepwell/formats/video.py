@@ -8,10 +8,11 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell.batches import in_order
 from stepwell.errors import SchemaError
 from stepwell.files.atomic import new_file
 from stepwell.files.extras import library
-from stepwell.formats.streams import Progress, in_order
+from stepwell.formats.streams import Progress
 from stepwell.source import Field, Source
 
 _MAX_GIF_FPS = 50  # viewers play anything faster at ten a second

@@ -13,14 +13,16 @@ from stepwell import _core
 from stepwell.errors import FormatError, SchemaError
 from stepwell.files.npy import read_header
 from stepwell.files.regular import bytes_on_disk, open_regular
-from stepwell.source import Field, Schema, is_masked
-from stepwell.store import Progress, Report, Store
+from stepwell.source import Batch, Field, Ragged, Rows, Schema, bytes_of, is_masked
+from stepwell.store import Progress, Report, Runs, Store
+from stepwell.views import field_of
 
 
 class ArraySource(Store):
     """Rows of a structured array, of one plain array, or of equally long named arrays.
 
-    A structured array has its own fields; the field of a plain array is called `data`.
+    A structured array has its own fields; the field of a plain array is called `data`. A `Ragged`
+    is a field whose rows have lengths of their own.
     Arrays are used where they are, without a copy. A `.npy` path is loaded by all cores
     into huge pages (`memory="ram"`) or mapped (`memory="map"`), and pickles as its path. A
     mapped file must not shrink while it is read: the system would end the process.
@@ -28,18 +30,22 @@ class ArraySource(Store):
 
     kind = "npy"
     noun = "an array"
+    runs: Runs | None = None
+    """The runs of the rows, where they are known."""
 
     def __init__(
         self,
-        data: NDArray[Any] | Mapping[str, NDArray[Any]] | str | os.PathLike[str],
+        data: NDArray[Any] | Mapping[str, NDArray[Any] | Ragged] | str | os.PathLike[str],
         *,
         memory: Literal["ram", "map"] = "ram",
     ) -> None:
         if memory not in ("ram", "map"):
             raise ValueError(f"memory: expected 'ram' or 'map', got {memory!r}")
         self._path: Path | None = None
-        self._whole: ArraySource | None = None  # what this is the packed form of
+        self._made_by: tuple[Any, ...] | None = None  # a call that makes it again, for pickles
         self._memory = memory
+        self.attributes: dict[str, Any] = {}
+        """What is known of the fields where they come from."""
         if isinstance(data, str | os.PathLike):
             self._path = Path(data)
             data = _open_npy(self._path, memory)
@@ -57,12 +63,13 @@ class ArraySource(Store):
         self._schema = self._fields()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._whole is not None:
-            return ArraySource.packed, (self._whole,)
+        if self._made_by is not None:
+            return self._made_by
         data: Any = self._path or self._record
         if data is None:
             data = self._arrays
-        return partial(type(self), memory=self._memory), (data,)
+        kept = {"attributes": self.attributes, "runs": self.runs}
+        return partial(type(self), memory=self._memory), (data,), kept
 
     def __len__(self) -> int:
         return self._length
@@ -70,6 +77,9 @@ class ArraySource(Store):
     @property
     def schema(self) -> Schema:
         return self._schema
+
+    def _runs(self) -> tuple[Rows, Rows]:
+        return super()._runs() if self.runs is None else (self.runs.starts, self.runs.counts)
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
@@ -85,11 +95,14 @@ class ArraySource(Store):
         if self._record is None:
             raise SchemaError("only structured arrays have packed rows")
         packed = ArraySource({"row": self._record})
-        packed._path, packed._whole = self._path, self
+        packed._path, packed._made_by = self._path, (ArraySource.packed, (self,))
         return packed
 
     def _stored_bytes(self) -> int:
-        return self.nbytes if self._path is None else bytes_on_disk(self._path.resolve())
+        if self._path is not None:
+            return bytes_on_disk(self._path.resolve())
+        ragged = [a for a in self._arrays.values() if isinstance(a, Ragged)]
+        return self.nbytes + sum(a.values.nbytes + a.offsets.nbytes for a in ragged)
 
     def _verified(self, quick: bool, progress: Progress) -> Report:
         problems: tuple[FormatError, ...] = ()
@@ -108,7 +121,7 @@ class ArraySource(Store):
 
     def _fields(self) -> dict[str, Field]:
         if self._record is None:
-            return {name: Field(a.dtype, a.shape[1:]) for name, a in self._arrays.items()}
+            return {name: field_of(array) for name, array in self._arrays.items()}
         schema = {}
         for name in self._record.dtype.names or ():
             dtype = self._record.dtype[name]
@@ -122,15 +135,36 @@ class ArraySource(Store):
             assert fields is not None
             layout = [(fields[name][1], self._schema[name].row_bytes) for name in names]
             return _core.table_reader(_row_bytes(self._record), layout)
+        if any(self._schema[name].ragged for name in names):
+            return None
         readers = [
             _core.table_reader(_row_bytes(self._arrays[n]), [(0, self._schema[n].row_bytes)])
             for n in names
         ]
         return readers[0] if len(readers) == 1 else _core.join_reader(readers)
 
+    def _fill_columns(self, rows: Rows, out: Batch, names: Sequence[str]) -> None:
+        fixed = [name for name in names if not self._schema[name].ragged]
+        if fixed:
+            reader = self._native(fixed)
+            assert reader is not None
+            reader.read(rows, [bytes_of(out[name]) for name in fixed])
+        for name in names:
+            if name not in fixed:
+                out[name] = self._arrays[name].take(rows)
 
-def _usable(name: str, given: Any) -> NDArray[Any]:
+    def _sizes(self, rows: Rows, names: Sequence[str]) -> NDArray[np.int64]:
+        sizes = np.zeros(len(rows), np.int64)
+        for name in names:
+            offsets = self._arrays[name].offsets
+            sizes += (offsets[rows + 1] - offsets[rows]) * self._schema[name].row_bytes
+        return sizes
+
+
+def _usable(name: str, given: Any) -> Any:
     """The array itself where its rows are contiguous, else a copy in which they are."""
+    if isinstance(given, Ragged):
+        return given
     if is_masked(given):
         raise TypeError(f"{name!r}: a masked array would lose its mask; fill it first")
     array: NDArray[Any] = np.asarray(given)

@@ -9,7 +9,7 @@ import numpy as np
 from stepwell.errors import FormatError
 from stepwell.lazy import lazy
 from stepwell.source import Rows
-from stepwell.store import QueryTable, Runs
+from stepwell.store import QueryTable, Runs, Table
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Tree
 from stepwell.stores.replay.database import EPISODE_COLUMNS, Episode
 from stepwell.stores.replay.refs import FrameRef
@@ -32,6 +32,26 @@ class EpisodeTable(QueryTable, Runs):
     @property
     def counts(self) -> Rows:
         return self._extents()[1]
+
+
+class EpisodeList(Table[Episode]):
+    """Episodes as objects: `episodes[7].total_reward`; their fields are the columns."""
+
+    def __init__(self, episodes: Sequence[Episode]) -> None:
+        self._episodes = episodes
+
+    def __len__(self) -> int:
+        return len(self._episodes)
+
+    @property
+    def columns(self) -> list[str]:
+        return list(EPISODE_COLUMNS)
+
+    def _select(self, names: Sequence[str], wanted: range) -> list[tuple[Any, ...]]:
+        return [tuple(getattr(each, name) for name in names) for each in self._dicts(wanted)]
+
+    def _dicts(self, wanted: range) -> list[Any]:
+        return list(self._episodes[wanted.start : wanted.stop])
 
 
 class EpisodeSteps:

@@ -28,7 +28,7 @@ from stepwell.stores.replay.database import (
     reading,
     run_rows,
 )
-from stepwell.stores.replay.episodes import EpisodeSteps, EpisodeTable
+from stepwell.stores.replay.episodes import EpisodeList, EpisodeSteps, EpisodeTable
 from stepwell.stores.replay.layout import is_replay, lock_path
 from stepwell.stores.replay.resolver import FrameResolver
 from stepwell.stores.replay.steps import (
@@ -156,10 +156,10 @@ class ReplayReader(Store):
         return EpisodeTable(self._moment.rows, self._runs)
 
     @property
-    def episodes(self) -> Sequence[Episode]:
-        """The same as objects."""
+    def episodes(self) -> EpisodeList:
+        """The same as objects, and as a table of their fields: `episodes.to_pandas()`."""
         self._check_open()
-        return self._episodes
+        return EpisodeList(self._episodes)
 
     @lazy
     def _episodes(self) -> Sequence[Episode]:
