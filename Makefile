@@ -10,6 +10,7 @@ TOOLS  := scikit-build-core nanobind cmake ninja
 # long file does not hold up the end, and most fixtures of a module are still made once.
 WORKERS ?= auto
 PYTEST_ARGS ?=
+MINORS ?= 11 12 13 14 15 16 17 18 19
 PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 NATIVE := $(shell find native -name '*.[ch]pp') CMakeLists.txt pyproject.toml
@@ -80,7 +81,7 @@ wheel: $(VENV)/test
 # The suite on every Python from 3.11 on that is found in PATH or among those of pyenv, each in an
 # environment of its own: make pythons PYTEST_ARGS='tests/test_loader.py -k resume' for a part of it.
 pythons:
-	@found=0; for minor in 11 12 13 14 15 16 17 18 19; do \
+	@found=0; for minor in $(MINORS); do \
 		for each in python3.$$minor $(HOME)/.pyenv/versions/3.$$minor.*/bin/python; do \
 			version=$$("$$each" -c 'import ensurepip, sys; print(sys.version.split()[0])' 2>/dev/null) || continue; \
 			echo "Python $$version: $$each"; found=1; \

@@ -1,7 +1,7 @@
 """The wheel, in an environment with nothing but what it asks for, and no compiler.
 
-`make wheel` names the wheel to look at (STEPWELL_WHEEL). Otherwise one is made of the folder that the
-installed core was compiled in, where nothing is left to compile.
+`make wheel` names the wheel to look at (STEPWELL_WHEEL). Otherwise one is made of the folder that
+the installed core was compiled in, where nothing is left to compile.
 """
 
 import json
