@@ -61,13 +61,20 @@ def main() -> None:
         found = {name: _run(name, args.rows) for name in args.only}
         page = args.out / "performance.md"
         page.write_text(_spliced(page.read_text(), "\n".join(_page(found, quiet.others())) + "\n"))
+        _draw_front(found, args.out)
         return
     found = {name: _run(name, args.rows) for name in _SCRIPTS}
     cases = [case for each in found.values() for case in each]
     drawn = [case for start in _DRAWN for case in cases if case.case.startswith(start)]
     plot.draw(drawn, args.out / "performance.svg")
-    plot.draw([case for case in drawn if case.case.startswith(_FRONT)], args.out / "epoch.svg")
+    _draw_front(found, args.out)
     (args.out / "performance.md").write_text("\n".join(_page(found, quiet.others())) + "\n")
+
+
+def _draw_front(found: dict[str, list[Case]], out: Path) -> None:
+    for case in found.get("loader", ()):
+        if case.case.startswith(_FRONT):
+            plot.draw([case], out / "epoch.svg")
 
 
 def _run(name: str, rows: int | None) -> list[Case]:
