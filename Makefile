@@ -35,7 +35,7 @@ lint: $(VENV)/test
 # The pages of docs/ and the reference as a site in build/site, which needs no network to be read.
 # Search wants a server: python -m http.server -d build/site
 docs: $(VENV)/test
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "built: build/site/index.html"
 
 # Kills every writer 10,000 times, where the suite does it 100 times.

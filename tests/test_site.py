@@ -37,15 +37,8 @@ class Html(HTMLParser):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    command = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        "--quiet",
-        f"--site-dir={folder}",
-    ]
+    # Not --quiet: it drops the warnings before --strict can count them.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", f"--site-dir={folder}"]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stdout + built.stderr
     return folder
