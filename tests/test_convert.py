@@ -119,6 +119,13 @@ def test_a_replay_store_as_steps(tmp_path: Path) -> None:
         assert len(three.runs) == 2
 
 
+def test_a_source_of_the_caller_stays_open(npy: Path, tmp_path: Path) -> None:
+    with sw.open(npy) as source:
+        for name in ("a", "b"):
+            assert sw.convert(source, tmp_path / name, to="records").rows == len(source)
+        assert len(source.take([0])) == len(source.schema)
+
+
 def test_our_stores_are_not_eaten_as_folders_of_files(tmp_path: Path) -> None:
     record_all(tmp_path / "stores" / "replays", "a", range(3))
     with pytest.raises(FormatError, match=r"replays is a dataset of its own \(replay\)"):
