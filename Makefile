@@ -9,12 +9,14 @@ TOOLS  := scikit-build-core nanobind cmake ninja
 # How many processes share the tests. A process that has none left takes some of another's, so a
 # long file does not hold up the end, and most fixtures of a module are still made once.
 WORKERS ?= auto
+PYTEST_ARGS ?=
+MINORS ?= 11 12 13 14 15 16 17 18 19
 PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 NATIVE := $(shell find native -name '*.[ch]pp') CMakeLists.txt pyproject.toml
 CORE   := $(filter-out native/bind/%,$(filter %.cpp,$(NATIVE)))
 
-.PHONY: demo test lint kills lane bench scale sanitize stub wheel constraints clean
+.PHONY: demo test lint docs pythons suite kills lane bench scale sanitize stub wheel constraints clean
 
 demo: $(VENV)/demo
 	$(BIN)/python -m benchmarks.demo
@@ -29,6 +31,12 @@ lint: $(VENV)/test
 	$(BIN)/lint-imports
 	$(BIN)/python -m nanobind.stubgen -q -m stepwell._core -o build/_core.pyi
 	cmp build/_core.pyi src/stepwell/_core.pyi || { echo "the stub is stale: make stub"; exit 1; }
+
+# The pages of docs/ and the reference as a site in build/site, which needs no network to be read.
+# Search wants a server: python -m http.server -d build/site
+docs: $(VENV)/test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "built: build/site/index.html"
 
 # Kills every writer 10,000 times, where the suite does it 100 times.
 kills: $(VENV)/test
@@ -61,8 +69,29 @@ sanitize: $(VENV)/test .venv-asan/done build/race build/fuzz
 stub: $(VENV)/test
 	$(BIN)/python -m nanobind.stubgen -q -m stepwell._core -o src/stepwell/_core.pyi
 
+# A wheel and an sdist in dist/. The wheel is made of the sdist, gets the oldest platform that has all
+# that it links to into its name (manylinux_2_35), and is tried in an environment without a compiler.
 wheel: $(VENV)/test
-	$(BIN)/python -m build --outdir dist
+	rm -rf dist build/dist
+	$(BIN)/python -m build --outdir build/dist
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist build/dist/*.whl
+	mv build/dist/*.tar.gz dist
+	STEPWELL_WHEEL="$$(echo dist/*.whl)" $(BIN)/python -m pytest tests/test_wheel.py
+
+# The suite on every Python from 3.11 on that is found in PATH or among those of pyenv, each in an
+# environment of its own: make pythons PYTEST_ARGS='tests/test_loader.py -k resume' for a part of it.
+pythons:
+	@found=0; for minor in $(MINORS); do \
+		for each in python3.$$minor $(HOME)/.pyenv/versions/3.$$minor.*/bin/python; do \
+			version=$$("$$each" -c 'import ensurepip, sys; print(sys.version.split()[0])' 2>/dev/null) || continue; \
+			echo "Python $$version: $$each"; found=1; \
+			$(MAKE) --no-print-directory suite PYTHON="$$each" VENV=.venv-3.$$minor || exit 1; \
+			break; \
+		done; \
+	done; test $$found = 1 || { echo "no Python from 3.11 on was found"; exit 1; }
+
+suite: $(VENV)/test
+	$(PYTEST) $(PYTEST_ARGS)
 
 define CONSTRAINTS
 import json, sys
@@ -84,7 +113,7 @@ constraints: $(VENV)/build
 	mv build/constraints.txt constraints.txt
 
 clean:
-	rm -rf .venv .venv-asan build dist demo-data bench-data
+	rm -rf .venv .venv-asan .venv-3.* build dist demo-data bench-data
 
 # The compiled module is rebuilt when a native file changes; Python files are used in place.
 $(VENV)/build: constraints.txt

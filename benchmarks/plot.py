@@ -66,7 +66,7 @@ def _panel(axes: Axes, case: Case) -> None:
 
 def _label(cost: float, ours: float) -> str:
     ratio = cost / ours
-    return number(cost) if ratio == 1 else f"{number(cost)}   {number(ratio)}x"
+    return number(cost) if ratio == 1 else f"{number(cost)} ({number(ratio)}x)"
 
 
 def _colour(name: str) -> str:

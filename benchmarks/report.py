@@ -1,4 +1,4 @@
-"""Every benchmark, written down: docs/performance.md and docs/performance.svg.
+"""Every benchmark, written down: docs/performance.md, docs/performance.svg and docs/epoch.svg.
 
 The scripts run one after another, each in a process of its own, and print their tables on
 the way. `--rows` makes all of them smaller, to try the report itself.
@@ -20,6 +20,7 @@ _SCRIPTS = (
     *("take", "loader", "shuffle", "pack", "steps"),
     *("records", "shards", "replay", "lane"),
 )
+_FRONT = "one shuffled epoch, one array per field"  # the picture of README.md
 _DRAWN = ("raw take:", "one shuffled epoch", "row numbers of a shuffled epoch of 100,000,000")
 
 _INTRODUCTION = """\
@@ -60,12 +61,20 @@ def main() -> None:
         found = {name: _run(name, args.rows) for name in args.only}
         page = args.out / "performance.md"
         page.write_text(_spliced(page.read_text(), "\n".join(_page(found, quiet.others())) + "\n"))
+        _draw_front(found, args.out)
         return
     found = {name: _run(name, args.rows) for name in _SCRIPTS}
     cases = [case for each in found.values() for case in each]
     drawn = [case for start in _DRAWN for case in cases if case.case.startswith(start)]
     plot.draw(drawn, args.out / "performance.svg")
+    _draw_front(found, args.out)
     (args.out / "performance.md").write_text("\n".join(_page(found, quiet.others())) + "\n")
+
+
+def _draw_front(found: dict[str, list[Case]], out: Path) -> None:
+    for case in found.get("loader", ()):
+        if case.case.startswith(_FRONT):
+            plot.draw([case], out / "epoch.svg")
 
 
 def _run(name: str, rows: int | None) -> list[Case]:

@@ -23,11 +23,11 @@ from benchmarks.machine import Quiet
 COMMANDS = {
     "python": ["pass"],
     "import numpy": ["import numpy"],
-    "import stepwell": ["import stepwell"],
+    "import stepwell": ["from stepwell import Loader, StepReader, open"],
     "stepwell --version": ["from stepwell.cli import main; main()", "--version"],
     "stepwell --help": ["from stepwell.cli import main; main()", "--help"],
     "stepwell info --help": ["from stepwell.cli import main; main()", "info", "--help"],
-    "a2pack --help": ["from stepwell.cli.pack import main; main()", "--help"],
+    "a2pack --help": ["from stepwell.cli import a2pack; a2pack()", "--help"],
 }
 
 

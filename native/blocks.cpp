@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kMost = SIZE_MAX / 4;  // nothing larger exists; sums stay in range
+constexpr std::size_t kMax = SIZE_MAX / 4;  // nothing larger exists; sums stay in range
 
 std::size_t round_up(std::size_t value, std::size_t step) { return (value + step - 1) / step * step; }
 
@@ -49,7 +49,7 @@ std::mutex& pools_lock() {
 }  // namespace
 
 BlockRef allocate(std::size_t bytes) {
-  if (bytes > kMost) throw std::bad_alloc();
+  if (bytes > kMax) throw std::bad_alloc();
   if (bytes >= kHugePage) return map_huge(round_up(bytes, kHugePage));
   void* data = std::aligned_alloc(kPage, round_up(bytes + (bytes == 0), kPage));
   if (data == nullptr) throw std::bad_alloc();
@@ -63,7 +63,7 @@ std::shared_ptr<BlockPool> BlockPool::make(std::size_t keep_bytes) {
 BlockPool::~BlockPool() = default;
 
 BlockRef BlockPool::take(std::size_t bytes) {
-  if (bytes > kMost) throw std::bad_alloc();
+  if (bytes > kMax) throw std::bad_alloc();
   Idle found{nullptr, 0, false};
   {
     std::lock_guard guard(pools_lock());

@@ -22,7 +22,7 @@ struct VersionError : FormatError {
   using FormatError::FormatError;
 };
 
-// Bytes that were changed after they were written: a stored sum disagrees with them.
+// Bytes that were changed after they were written: a stored checksum disagrees with them.
 struct ChecksumError : FormatError {
   using FormatError::FormatError;
 };

@@ -139,7 +139,7 @@ RowMapPtr range_map(std::span<const std::int64_t> starts, std::span<const std::i
   if (width < 1) throw std::invalid_argument("a row is at least one row wide");
   if (starts.size() > UINT32_MAX) throw std::invalid_argument("more than 2**32 ranges");
   std::vector<Range> ranges;
-  std::int64_t total = 0, most = 0, least = 0;
+  std::int64_t total = 0, highest = 0, lowest = 0;
   for (std::size_t k = 0; k < starts.size(); ++k) {
     if (counts[k] < 0) throw std::invalid_argument("counts must not be negative");
     if (counts[k] == 0) continue;
@@ -148,8 +148,8 @@ RowMapPtr range_map(std::span<const std::int64_t> starts, std::span<const std::i
         __builtin_mul_overflow(counts[k] - 1, step, &last) ||
         __builtin_add_overflow(starts[k], last, &last))
       throw std::invalid_argument("the ranges hold more than 2**63 rows");
-    most = std::max({most, starts[k], last});
-    least = std::min({least, starts[k], last});
+    highest = std::max({highest, starts[k], last});
+    lowest = std::min({lowest, starts[k], last});
     // Wraps where begin * step does, and wraps back when a row is looked up.
     const auto base = static_cast<std::int64_t>(static_cast<std::uint64_t>(starts[k]) -
                                                 static_cast<std::uint64_t>(begin) *
@@ -159,7 +159,7 @@ RowMapPtr range_map(std::span<const std::int64_t> starts, std::span<const std::i
     else
       ranges.push_back({total, base});
   }
-  if (least >= 0 && std::max(most, total) <= UINT32_MAX)
+  if (lowest >= 0 && std::max(highest, total) <= UINT32_MAX)
     return std::make_shared<RangeMap<std::uint32_t>>(std::move(ranges), step, width);
   return std::make_shared<RangeMap<std::uint64_t>>(std::move(ranges), step, width);
 }

@@ -6,7 +6,8 @@ from typing import Any
 
 import typer
 
-from stepwell.cli import app, pack
+from stepwell.cli import pack
+from stepwell.cli.app import app
 
 PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 

@@ -13,7 +13,6 @@ import pytest
 
 import stepwell as sw
 from stepwell import cli, game2048
-from stepwell.cli import pack as pack_cli
 from tests.reference import pack as page, runs
 from tests.runs import RUN_V1 as V1, RUN_V2 as V2
 
@@ -50,7 +49,7 @@ def stepwell(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str])
 @pytest.fixture
 def a2pack(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
     """The command `a2pack`, in this process."""
-    return _command(pack_cli.main, monkeypatch, capfd)
+    return _command(cli.a2pack, monkeypatch, capfd)
 
 
 def _command(

@@ -119,6 +119,26 @@ def test_a_reader_that_goes_away(made: Path, kind: str) -> None:
     assert b"Traceback" not in said
 
 
+EARLY = """
+import signal, sys
+class Finder:
+    def find_spec(self, name, *rest):
+        if name == "{name}":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from stepwell.cli import {command}
+{command}()
+"""
+
+
+@pytest.mark.parametrize("command", ["main", "a2pack"])
+@pytest.mark.parametrize("name", ["numpy", "typer", "stepwell._core", "stepwell.cli.console"])
+def test_an_interrupt_while_it_begins(command: str, name: str) -> None:
+    script = EARLY.format(command=command, name=name)
+    done = subprocess.run([sys.executable, "-c", script, "--help"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 INTERRUPTED = """
 import signal, sys
 import stepwell as sw

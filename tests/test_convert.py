@@ -119,6 +119,13 @@ def test_a_replay_store_as_steps(tmp_path: Path) -> None:
         assert len(three.runs) == 2
 
 
+def test_a_source_of_the_caller_stays_open(npy: Path, tmp_path: Path) -> None:
+    with sw.open(npy) as source:
+        for name in ("a", "b"):
+            assert sw.convert(source, tmp_path / name, to="records").rows == len(source)
+        assert len(source.take([0])) == len(source.schema)
+
+
 def test_our_stores_are_not_eaten_as_folders_of_files(tmp_path: Path) -> None:
     record_all(tmp_path / "stores" / "replays", "a", range(3))
     with pytest.raises(FormatError, match=r"replays is a dataset of its own \(replay\)"):
@@ -167,7 +174,12 @@ def test_several_fields_and_their_names(tmp_path: Path) -> None:
         ("a.npy", "b", {"to": "steps", "part_bytes": 7}, "expected at least 8, got 7"),
         ("a.npy", "a.npy", {"force": True}, "is the source itself"),
         ("store", "store/b.npy", {}, "is the source itself, or inside it"),
-        ("store", "b", {}, "expected to=records, shards, steps or a format, or a name that ends"),
+        (
+            "store",
+            "b",
+            {},
+            r"expected to= \(--to\) records, shards, steps or a format, or a name that ends",
+        ),
     ],
 )
 def test_calls_that_are_refused(
@@ -200,7 +212,7 @@ def test_what_is_there_is_kept_replaced_or_gone_on_with(npy: Path, quick_path: P
         *(("b.npy", "npy"), ("b.npz", "npz"), ("b.parquet", "parquet")),
     ]:
         sw.convert(npy, quick_path / target, to=to)
-        with pytest.raises(FileExistsError, match=f"{target} exists; force replaces it"):
+        with pytest.raises(FileExistsError, match=f"{target} exists; force=True"):
             sw.convert(npy, quick_path / target, to=to)
         assert sw.convert(npy, quick_path / target, to=to, force=True).resumed_at == 0
         if to in ("records", "steps"):
@@ -492,7 +504,7 @@ def test_the_command(npy: Path, quick_path: Path) -> None:
         ((npy, quick_path / "store"), 2, "store exists"),
         ((quick_path / "empty", quick_path / "b"), 2, "expected one of arrayrecord"),
         ((quick_path / "store", quick_path / "c.npy", "--field", "x"), 2, "expected a field"),
-        ((quick_path / "store", quick_path / "c"), 2, "expected to=records"),
+        ((quick_path / "store", quick_path / "c"), 2, "expected to= (--to) records"),
     ]:
         done = stepwell("convert", *paths)
         assert (done.returncode, done.stdout) == (code, "")

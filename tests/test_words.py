@@ -36,6 +36,7 @@ ALLOWED = {
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 MODULES = sorted((ROOT / "src/stepwell").rglob("*.py"))
+CORE = sorted((ROOT / "native").rglob("*.cpp"))
 
 
 def odd_words(text: str, allowed: tuple[str, ...] = ()) -> list[str]:
@@ -106,6 +107,12 @@ def test_pages(path: Path) -> None:
         for word in odd_words(text, ALLOWED.get(where, ()))
     ]
     assert found == []
+
+
+@pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_messages_of_the_core(path: Path) -> None:
+    texts = re.findall(r'"((?:[^"\\\n]|\\.)*)"', path.read_text())
+    assert [word for text in texts for word in odd_words(text)] == []
 
 
 @pytest.mark.parametrize(

@@ -17,24 +17,24 @@ EntriesIn::EntriesIn(BytesIn file, BytesIn given, RowsIn given_numbers, nb::hand
 
 void bind_entries(nb::module_& m) {
   m.def(
-      "check_sums",
+      "check_entries",
       [](BytesIn file, BytesIn table, RowsIn numbers, nb::object path, unsigned threads) {
         const EntriesIn in(file, table, numbers, path);
         const Unlocked unlocked;
-        check_sums(in.entries, threads);
+        check_entries(in.entries, threads);
       },
       "file"_a.noconvert(), "entries"_a.noconvert(), "numbers"_a.noconvert(), "path"_a, "threads"_a,
       "Raises ChecksumError for the first entry whose bytes are not those written.");
   m.def(
-      "sums_of",
+      "checksums_of",
       [](BytesIn file, BytesIn table, RowsIn numbers, nb::object path) {
         const EntriesIn in(file, table, numbers, path);
-        std::vector<std::uint32_t> sums;
+        std::vector<std::uint32_t> checksums;
         {
           const Unlocked unlocked;
-          sums = sums_of(in.entries);
+          checksums = checksums_of(in.entries);
         }
-        return bytes_of(std::move(sums));
+        return bytes_of(std::move(checksums));
       },
       "file"_a.noconvert(), "entries"_a.noconvert(), "numbers"_a.noconvert(), "path"_a,
       "The CRC32C of each entry's bytes.");

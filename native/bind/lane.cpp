@@ -67,7 +67,7 @@ void bind_lane(nb::module_& m) {
             const Unlocked unlocked;
             lane.close();
           },
-          "Tell the readers, and remove the segment.");
+          "Mark it as closed for readers, and remove the segment.");
   nb::class_<LaneReader>(m, "LaneReader", "The segment of one writer, read.")
       .def(
           "__init__",
@@ -85,12 +85,12 @@ void bind_lane(nb::module_& m) {
       .def("replaced", &LaneReader::replaced, "Whether another segment has the name now.")
       .def(
           "wait",
-          [](const LaneReader& lane, std::uint64_t head, double most_s) {
-            const auto most = std::chrono::nanoseconds(std::llround(most_s * 1e9));
+          [](const LaneReader& lane, std::uint64_t head, double max_s) {
+            const auto limit = std::chrono::nanoseconds(std::llround(max_s * 1e9));
             const Unlocked unlocked;
-            lane.wait(head, most);
+            lane.wait(head, limit);
           },
-          "head"_a, "most_s"_a, "Wait for another head, for a while at the most.")
+          "head"_a, "max_s"_a, "Wait for a new head, at most `max_s` seconds.")
       .def("read", &read, "number"_a, "pixels"_a.noconvert(),
            "Copy a frame into the caller's memory; metadata and metrics, or None when it is gone.");
 }

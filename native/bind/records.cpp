@@ -19,7 +19,7 @@ namespace stepwell::bind {
 namespace {
 
 using DictionaryIn = std::optional<std::shared_ptr<Dictionary>>;
-// name, bytes, ragged, dictionary, table, sums, path of the table
+// name, bytes, ragged, dictionary, table, checksums, path of the table
 using FieldIn = std::tuple<std::string, std::size_t, bool, DictionaryIn, BytesIn,
                            BytesIn, nb::object>;
 // field, codec, level, dictionary, values, ends or none, bytes of a record, marks or none
@@ -41,11 +41,11 @@ std::shared_ptr<Records> make_records(std::shared_ptr<Chunks> chunks,
   auto keep = std::make_shared<std::vector<BytesIn>>();
   keep->push_back(control);
   std::vector<RecordField> fields;
-  for (const auto& [name, bytes, ragged, dictionary, table, sums, path] : given) {
+  for (const auto& [name, bytes, ragged, dictionary, table, checksums, path] : given) {
     if (bytes == 0) throw std::invalid_argument("an item has at least one byte");
     keep->push_back(table);
-    keep->push_back(sums);
-    fields.push_back({name, bytes, ragged, dictionary.value_or(nullptr), span_of(table), span_of(sums), path_bytes(path)});
+    keep->push_back(checksums);
+    fields.push_back({name, bytes, ragged, dictionary.value_or(nullptr), span_of(table), span_of(checksums), path_bytes(path)});
   }
   return std::make_shared<Records>(std::move(chunks), std::move(fields), span_of(control), length,
                                    checksums, std::move(keep));
@@ -149,7 +149,7 @@ void bind_records(nb::module_& m) {
           "Records of any length: where each begins, in items, and the bytes of all.")
       .def(
           "find_problems",
-          [](const Records& records, std::size_t field, RowsIn given, BytesIn entries, std::size_t most,
+          [](const Records& records, std::size_t field, RowsIn given, BytesIn entries, std::size_t limit,
              bool numbered) {
             checked_fields(records, {field});
             const auto rows = own_copy(given);
@@ -157,15 +157,15 @@ void bind_records(nb::module_& m) {
             std::vector<RecordProblem> problems;
             {
               const Unlocked unlocked;
-              problems = find_problems(records, field, rows, places, most, numbered);
+              problems = find_problems(records, field, rows, places, limit, numbered);
             }
             std::vector<std::tuple<std::string, nb::str, std::uint64_t, bool>> found;
             for (const RecordProblem& p : problems)
-              found.emplace_back(p.message, path_of(p.path), p.offset, p.sum);
+              found.emplace_back(p.message, path_of(p.path), p.offset, p.checksum);
             return found;
           },
-          "field"_a, "rows"_a.noconvert(), "places"_a.noconvert(), "most"_a, "numbered"_a = false,
-          "What is wrong with these records: message, path, offset, whether it is a sum.")
+          "field"_a, "rows"_a.noconvert(), "places"_a.noconvert(), "limit"_a, "numbered"_a = false,
+          "What is wrong with these records: message, path, offset, whether a checksum differs.")
       .def(
           "copy_frames",
           [](const Records& records, RowsIn given, BytesIn entries, RowsIn given_numbers,
@@ -226,7 +226,7 @@ void bind_records(nb::module_& m) {
         __atomic_store_n(sequence, *sequence | 1, __ATOMIC_SEQ_CST);
         __atomic_thread_fence(__ATOMIC_SEQ_CST);
       },
-      "control"_a.noconvert(), "Tell readers that entries are being changed.");
+      "control"_a.noconvert(), "Mark the entries as being changed, for readers.");
   m.def(
       "end_change",
       [](BytesOut control, std::uint64_t commit, std::uint64_t length, std::uint64_t boot) {
@@ -238,33 +238,33 @@ void bind_records(nb::module_& m) {
         __atomic_store_n(numbers + 4, crc32c(0, std::as_bytes(std::span(said))), __ATOMIC_RELAXED);
         __atomic_store_n(numbers, (numbers[0] | 1) + 1, __ATOMIC_SEQ_CST);
       },
-      "control"_a.noconvert(), "commit"_a, "length"_a, "boot"_a, "Tell them that it is done.");
+      "control"_a.noconvert(), "commit"_a, "length"_a, "boot"_a, "Mark the change as done.");
   m.def(
       "read_control",
       [](BytesIn control) {
         if (control.size() < 64) throw std::invalid_argument("writer.lock has 64 bytes");
         const auto* numbers = reinterpret_cast<const std::uint64_t*>(control.data());
-        std::uint64_t sequence, said[3], sum;
+        std::uint64_t sequence, said[3], checksum;
         do {
           sequence = __atomic_load_n(numbers, __ATOMIC_ACQUIRE);
           for (int i = 0; i < 3; ++i) said[i] = __atomic_load_n(numbers + 1 + i, __ATOMIC_RELAXED);
-          sum = __atomic_load_n(numbers + 4, __ATOMIC_RELAXED);
+          checksum = __atomic_load_n(numbers + 4, __ATOMIC_RELAXED);
           __atomic_thread_fence(__ATOMIC_ACQUIRE);
         } while (sequence != __atomic_load_n(numbers, __ATOMIC_RELAXED));
-        const bool whole = sum == crc32c(0, std::as_bytes(std::span(said)));
+        const bool whole = checksum == crc32c(0, std::as_bytes(std::span(said)));
         return std::tuple(sequence, said[0], said[1], whole ? said[2] : 0);
       },
       "control"_a.noconvert(),
-      "Sequence, number of the last commit, length and boot; 0 for a boot that does not fit the sum.");
+      "Sequence, number of the last commit, length and boot; boot is 0 when the checksum differs.");
   m.def(
-      "block_sums",
+      "block_checksums",
       [](BytesIn table, RowsIn blocks) {
         const auto numbers = own_copy(blocks);
         for (const auto block : numbers)
           if (block < 0) throw std::invalid_argument("a block has no negative number");
-        return bytes_of(block_sums(span_of(table), numbers));
+        return bytes_of(block_checksums(span_of(table), numbers));
       },
-      "table"_a.noconvert(), "blocks"_a.noconvert(), "The sums of some blocks of an offset table.");
+      "table"_a.noconvert(), "blocks"_a.noconvert(), "The checksums of some blocks of an offset table.");
 }
 
 }  // namespace stepwell::bind

@@ -55,7 +55,7 @@ void bind_row_buffer(nb::module_& m) {
   nb::class_<PackedRows>(m, "PackedRows", "Rows as they are to be stored.")
       .def("__len__", [](const PackedRows& rows) { return rows.packed.size(); })
       .def_prop_ro(
-          "sums", [](const PackedRows& rows) { return bytes_of(std::vector(rows.sums)); },
+          "checksums", [](const PackedRows& rows) { return bytes_of(std::vector(rows.checksums)); },
           nb::rv_policy::move,
           "CRC32C of what is stored of each, as bytes of uint32.")
       .def(
@@ -96,7 +96,7 @@ void bind_row_buffer(nb::module_& m) {
             const Unlocked unlocked;
             buffer.reserve(rows);
           },
-          "rows"_a, "Have memory for so many rows behind the last one.")
+          "rows"_a, "Have memory for `rows` more.")
       .def("release", &RowBuffer::release, "row"_a, "Rows before this one are not needed any more.")
       .def("joined", &joined, "first"_a, "count"_a, "A copy of rows, one behind the other.")
       .def("packed", &packed, "first"_a, "count"_a, "codec"_a, "level"_a, "planes"_a = 1,

@@ -203,9 +203,9 @@ std::uint32_t crc32c(std::uint32_t crc, std::span<const std::byte> data) {
   return crc32c_portable(crc, data);
 }
 
-std::string hex_of(std::uint32_t sum) {
+std::string hex_of(std::uint32_t checksum) {
   char text[16];
-  std::snprintf(text, sizeof text, "%08x", sum);
+  std::snprintf(text, sizeof text, "%08x", checksum);
   return text;
 }
 

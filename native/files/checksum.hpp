@@ -8,7 +8,7 @@
 
 namespace stepwell {
 
-// Continues `crc` (0 to begin) over `data`: crc32c(crc32c(0, a), b) is the sum of a then b.
+// Continues `crc` (0 to begin) over `data`: crc32c(crc32c(0, a), b) is the checksum of a then b.
 // Uses the processor's instruction where it has one; the result is the same everywhere.
 std::uint32_t crc32c(std::uint32_t crc, std::span<const std::byte> data);
 
@@ -16,7 +16,7 @@ std::uint32_t crc32c(std::uint32_t crc, std::span<const std::byte> data);
 // one the tests compare with.
 std::uint32_t crc32c_portable(std::uint32_t crc, std::span<const std::byte> data);
 
-// A sum as messages show it: eight hexadecimal digits.
-std::string hex_of(std::uint32_t sum);
+// A checksum as messages show it: eight hexadecimal digits.
+std::string hex_of(std::uint32_t checksum);
 
 }  // namespace stepwell

@@ -178,6 +178,12 @@ std::size_t deflated(int level, std::span<const std::byte> from, std::span<std::
   return to.size() - stream.avail_out;
 }
 
+[[noreturn]] void wrong_length(const char* codec, std::size_t expected, std::size_t got) {
+  throw FormatError(std::string(codec) + ": expected " + std::to_string(expected) + " bytes, got " +
+                        std::to_string(got),
+                    "", 0);
+}
+
 void inflated(std::span<const std::byte> from, std::span<std::byte> to) {
   thread_local Inflater own;
   ZStream& stream = own.stream;
@@ -188,10 +194,10 @@ void inflated(std::span<const std::byte> from, std::span<std::byte> to) {
   stream.next_out = to.empty() ? &nothing : to.data();
   stream.avail_out = static_cast<unsigned>(to.size());
   const int code = zlib().inflate(&stream, kFinish);
-  if (code != kStreamEnd || stream.avail_out != 0 || stream.avail_in != 0)
-    throw FormatError(std::string("flate: ") + (stream.msg && code != kStreamEnd ? stream.msg
-                                                                                 : "another length"),
-                      "", 0);
+  if (code != kStreamEnd && stream.msg) throw FormatError(std::string("flate: ") + stream.msg, "", 0);
+  if (stream.avail_out != 0) wrong_length("flate", to.size(), to.size() - stream.avail_out);
+  if (code != kStreamEnd || stream.avail_in != 0)
+    throw FormatError("flate: more than the expected " + std::to_string(to.size()) + " bytes", "", 0);
 }
 
 }  // namespace
@@ -245,12 +251,12 @@ std::size_t pack(Codec codec, int level, const Dictionary* dictionary,
     }
     case Codec::kLz4: {
       if (!lz4().found) no_library("lz4", "liblz4.so.1");
-      constexpr std::size_t most = std::numeric_limits<int>::max();
-      if (from.size() > most) return 0;
+      constexpr std::size_t limit = std::numeric_limits<int>::max();
+      if (from.size() > limit) return 0;
       const int size = lz4().compress(reinterpret_cast<const char*>(from.data()),
                                       reinterpret_cast<char*>(to.data()),
                                       static_cast<int>(from.size()),
-                                      static_cast<int>(std::min(to.size(), most)));
+                                      static_cast<int>(std::min(to.size(), limit)));
       return size > 0 ? static_cast<std::size_t>(size) : 0;
     }
   }
@@ -261,7 +267,7 @@ void unpack(Codec codec, const Dictionary* dictionary, std::span<const std::byte
             std::span<std::byte> to) {
   switch (codec) {
     case Codec::kRaw:
-      if (from.size() != to.size()) throw FormatError("raw: another length", "", 0);
+      if (from.size() != to.size()) wrong_length("raw", to.size(), from.size());
       if (!from.empty()) std::memcpy(to.data(), from.data(), from.size());
       return;
     case Codec::kFlate:
@@ -280,18 +286,22 @@ void unpack(Codec codec, const Dictionary* dictionary, std::span<const std::byte
                                        dictionary->unpacking_);
       if (zstd().is_error(size))
         throw FormatError(std::string("zstd: ") + zstd().error_name(size), "", 0);
-      if (size != to.size()) throw FormatError("zstd: another length", "", 0);
+      if (size != to.size()) wrong_length("zstd", to.size(), size);
       return;
     }
     case Codec::kLz4: {
       if (!lz4().found) no_library("lz4", "liblz4.so.1");
-      constexpr std::size_t most = std::numeric_limits<int>::max();
-      if (from.size() > most || to.size() > most) throw FormatError("lz4: too long", "", 0);
+      constexpr std::size_t limit = std::numeric_limits<int>::max();
+      if (from.size() > limit || to.size() > limit) throw FormatError("lz4: too long", "", 0);
       const int size = lz4().decompress(reinterpret_cast<const char*>(from.data()),
                                         reinterpret_cast<char*>(to.data()),
                                         static_cast<int>(from.size()), static_cast<int>(to.size()));
-      if (size < 0 || static_cast<std::size_t>(size) != to.size())
-        throw FormatError("lz4: damaged, or of another length", "", 0);
+      if (size < 0)
+        throw FormatError("lz4: damaged, or more than the expected " + std::to_string(to.size()) +
+                              " bytes",
+                          "", 0);
+      if (static_cast<std::size_t>(size) != to.size())
+        wrong_length("lz4", to.size(), static_cast<std::size_t>(size));
       return;
     }
   }

@@ -50,7 +50,7 @@ void install_guard() {
 }
 
 void throw_cut(const Guard& guard, const std::string& path) {
-  throw FormatError("the file became shorter while it was read", path,
+  throw FormatError("truncated while it was read", path,
                     guard.begin + static_cast<std::uint64_t>(guard.fault - guard.memory.data()));
 }
 

@@ -32,8 +32,8 @@ void load(int file, const std::string& path, std::uint64_t offset, std::span<std
         struct stat now {};
         const std::uint64_t size =
             ::fstat(file, &now) == 0 ? static_cast<std::uint64_t>(now.st_size) : offset + at;
-        throw FormatError("expected " + std::to_string(offset + out.size()) +
-                              " bytes, the file ends after " + std::to_string(size),
+        throw FormatError("truncated: expected " + std::to_string(offset + out.size()) +
+                              " bytes, got " + std::to_string(size),
                           path, size);
       }
       at += static_cast<std::size_t>(got);

@@ -173,8 +173,8 @@ bool Segment::replaced() const {
 
 #ifdef __linux__
 
-void wait_while(const std::uint32_t* word, std::uint32_t value, std::chrono::nanoseconds most) {
-  const auto left = std::max(most, std::chrono::nanoseconds(0)).count();
+void wait_while(const std::uint32_t* word, std::uint32_t value, std::chrono::nanoseconds limit) {
+  const auto left = std::max(limit, std::chrono::nanoseconds(0)).count();
   const timespec time{static_cast<time_t>(left / 1'000'000'000), static_cast<long>(left % 1'000'000'000)};
   syscall(SYS_futex, word, FUTEX_WAIT, value, &time, nullptr, 0);
 }
@@ -185,8 +185,8 @@ void wake_all(std::uint32_t* word) {
 
 #else
 
-void wait_while(const std::uint32_t*, std::uint32_t, std::chrono::nanoseconds most) {
-  std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(most, std::chrono::microseconds(500)));
+void wait_while(const std::uint32_t*, std::uint32_t, std::chrono::nanoseconds limit) {
+  std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(limit, std::chrono::microseconds(500)));
 }
 
 void wake_all(std::uint32_t*) {}

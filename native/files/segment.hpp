@@ -46,7 +46,7 @@ class Segment {
 };
 
 // Sleeps while `word` has this value, until it is woken, interrupted or the time is up.
-void wait_while(const std::uint32_t* word, std::uint32_t value, std::chrono::nanoseconds most);
+void wait_while(const std::uint32_t* word, std::uint32_t value, std::chrono::nanoseconds limit);
 // Wakes all who sleep on `word`, in any process.
 void wake_all(std::uint32_t* word);
 

@@ -79,11 +79,11 @@ void for_each(std::size_t n, One one) {
   });
 }
 
-void check_at_most(std::span<const std::uint8_t> values, std::uint8_t most, const char* what) {
+void check_at_most(std::span<const std::uint8_t> values, std::uint8_t limit, const char* what) {
   for (const auto value : values)
-    if (value > most)
+    if (value > limit)
       throw std::invalid_argument(std::string(what) + " " + std::to_string(value) +
-                                  " is not in 0.." + std::to_string(most));
+                                  " is not in 0.." + std::to_string(limit));
 }
 
 }  // namespace

@@ -22,11 +22,11 @@ Board upside_down(Board b) {
   return b << 32 | b >> 32;
 }
 
-void check(std::span<const std::uint8_t> values, unsigned most, const char* what) {
-  const auto bad = std::find_if(values.begin(), values.end(), [&](std::uint8_t v) { return v > most; });
+void check(std::span<const std::uint8_t> values, unsigned limit, const char* what) {
+  const auto bad = std::find_if(values.begin(), values.end(), [&](std::uint8_t v) { return v > limit; });
   if (bad != values.end())
     throw std::invalid_argument(std::string(what) + " " + std::to_string(bad - values.begin()) +
-                                ": expected 0 to " + std::to_string(most) + ", got " +
+                                ": expected 0 to " + std::to_string(limit) + ", got " +
                                 std::to_string(*bad));
 }
 

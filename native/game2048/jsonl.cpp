@@ -187,10 +187,10 @@ Text to_jsonl(const Entries& runs, JsonlShape shape, bool hex) {
   const RunBatch batch = decode_runs(runs, 1);
   const auto steps = static_cast<std::size_t>(batch.offsets.back());
   const auto letters = static_cast<std::size_t>(batch.engine_offsets.back());
-  const std::size_t most = shape == JsonlShape::step
+  const std::size_t limit = shape == JsonlShape::step
                                ? steps * kLineBytes
                                : runs.size() * kLineBytes + steps * kRunStepBytes + letters * kLetterBytes;
-  Text out{shared_blocks()->take(most + 1), 0};
+  Text out{shared_blocks()->take(limit + 1), 0};
   auto* begin = reinterpret_cast<char*>(out.block.get());
   Pen pen(begin);
   for (std::size_t i = 0; i < runs.size(); ++i) {

@@ -193,23 +193,23 @@ Choice Player::choose(Board board) {
 std::array<float, kMoves> branch_values(const Choice& choice) {
   constexpr float kBest = 1.0f - std::numeric_limits<float>::epsilon();  // 1 - 2**-23
   std::array<float, kMoves> values{};
-  float least = 0, most = 0;
+  float lowest = 0, highest = 0;
   int legal = 0;
   for (int m = 0; m < kMoves; ++m) {
     if (!(choice.legal >> m & 1)) continue;
     const float value = choice.expected[m];
-    least = legal == 0 ? value : std::min(least, value);
-    most = legal == 0 ? value : std::max(most, value);
+    lowest = legal == 0 ? value : std::min(lowest, value);
+    highest = legal == 0 ? value : std::max(highest, value);
     ++legal;
   }
   for (int m = 0; m < kMoves; ++m) {
     if (!(choice.legal >> m & 1)) continue;
     if (legal == 1) {
       values[m] = kBest;
-    } else if (least == most) {
+    } else if (lowest == highest) {
       values[m] = 0.5f;
     } else {
-      const float value = (choice.expected[m] - least) / (most - least);
+      const float value = (choice.expected[m] - lowest) / (highest - lowest);
       values[m] = value >= 1.0f ? kBest : value;
     }
   }

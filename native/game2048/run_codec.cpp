@@ -87,7 +87,7 @@ class Cursor {
  private:
   void need(std::uint64_t count, const char* what) {
     if (count > left())
-      refuse(std::string(what) + ": expected " + std::to_string(count) + " more bytes, the run ends after " +
+      refuse(std::string(what) + ": truncated: expected " + std::to_string(count) + " more bytes, got " +
                  std::to_string(left()),
              at_);
   }
@@ -153,7 +153,7 @@ RunHead read_head_v1(std::span<const std::byte> payload) {
 std::uint64_t decode_steps_v1(std::span<const std::byte> payload, const RunHead& head,
                               const StepsOut& out) {
   const std::size_t steps = head.steps;
-  check_own_sum(payload);
+  check_own_checksum(payload);
   const std::byte* boards = payload.data() + head.body;
   const std::byte* moves = boards + 8 * (steps + 1);
   std::memcpy(out.boards, boards, 8 * steps);
@@ -186,7 +186,7 @@ RunHead read_head_v2(std::span<const std::byte> payload) {
   const std::size_t at = in.at();
   const std::uint64_t steps = in.varint(64, "steps");
   if (steps != head.steps)
-    refuse("steps: expected " + std::to_string(head.steps) + " as the head says, got a list of " +
+    refuse("steps: expected " + std::to_string(head.steps) + " as in the head, got a list of " +
                std::to_string(steps),
            at);
   if (steps > in.left() / kSmallestStep)
@@ -286,7 +286,7 @@ std::uint64_t decode_steps_v2(std::span<const std::byte> payload, const RunHead&
 
 class Writer {
  public:
-  explicit Writer(std::size_t most) { bytes_.reserve(most); }
+  explicit Writer(std::size_t limit) { bytes_.reserve(limit); }
 
   template <class T>
   void fixed(T value) {
@@ -362,7 +362,7 @@ RunKind run_kind(std::span<const std::byte> payload) {
   return v1 ? RunKind::v1 : RunKind::v2;
 }
 
-void check_own_sum(std::span<const std::byte> payload) {
+void check_own_checksum(std::span<const std::byte> payload) {
   if (payload.size() < 4) return;
   const std::size_t at = payload.size() - 4;
   const auto stored = load<std::uint32_t>(payload.data() + at);

@@ -39,15 +39,15 @@ using StepsIn = StepArrays<const std::uint64_t, const float, const std::uint8_t>
 // v1 if the payload begins like one, else v2: only v1 has a magic.
 RunKind run_kind(std::span<const std::byte> payload);
 
-// Throws ChecksumError when the sum at the end of a v1 payload is not that of the rest.
-void check_own_sum(std::span<const std::byte> payload);
+// Throws ChecksumError when the checksum at the end of a v1 payload is not that of the rest.
+void check_own_checksum(std::span<const std::byte> payload);
 
 // Reads the head alone; `steps` is then known to fit the payload. Throws FormatError (without
 // a path, the offset from the payload's start), here and below.
 RunHead read_head(RunKind kind, std::span<const std::byte> payload);
 
 // Decodes the steps into arrays of head.steps elements and returns the final board. Every rule
-// of the format is checked; a v1 payload's own sum too (ChecksumError).
+// of the format is checked; a v1 payload's own checksum too (ChecksumError).
 std::uint64_t decode_steps(RunKind kind, std::span<const std::byte> payload, const RunHead& head,
                            const StepsOut& out);
 

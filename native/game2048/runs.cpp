@@ -21,8 +21,8 @@ std::vector<RunHead> heads_of(const Entries& runs, unsigned threads) {
       runs.naming(i, [&] { heads[i] = read_head(kind_of(runs.entries[i]), runs.payload(i)); });
     } catch (const FormatError&) {
       // Damage is the better explanation.
-      runs.check_sum(i);
-      if (runs.entries[i].kind == 1) runs.naming(i, [&] { check_own_sum(runs.payload(i)); });
+      runs.check_entry(i);
+      if (runs.entries[i].kind == 1) runs.naming(i, [&] { check_own_checksum(runs.payload(i)); });
       throw;
     }
   });
@@ -74,7 +74,7 @@ RunBatch decode_runs(const Entries& runs, unsigned threads) {
   const auto heads = heads_of(runs, 1);
   RunBatch batch = lay_out(heads, true);
   share_out(runs.size(), threads, [&](std::size_t i) {
-    runs.check_sum(i);
+    runs.check_entry(i);
     runs.naming(i, [&] {
       batch.records[i].final_board =
           decode_steps(kind_of(runs.entries[i]), runs.payload(i), heads[i], steps_of(batch, i));
@@ -84,7 +84,7 @@ RunBatch decode_runs(const Entries& runs, unsigned threads) {
 }
 
 RunBatch read_heads(const Entries& runs, unsigned threads) {
-  check_sums(runs, threads);
+  check_entries(runs, threads);
   return lay_out(heads_of(runs, 1), false);
 }
 

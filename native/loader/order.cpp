@@ -167,14 +167,14 @@ void Order::rows(std::uint64_t epoch, std::int64_t start, std::span<std::int64_t
 
 OrderPtr shuffle_order(std::int64_t count, std::uint64_t seed) {
   require(count >= 0, "count must not be negative");
-  require(static_cast<std::uint64_t>(count) <= Permutation::kMost, "count is above 2**62");
+  require(static_cast<std::uint64_t>(count) <= Permutation::kMax, "count is above 2**62");
   return std::make_shared<Shuffle>(count, seed);
 }
 
 OrderPtr block_order(std::int64_t count, std::uint64_t seed, std::int64_t block,
                      std::int64_t group) {
   require(count >= 0, "count must not be negative");
-  require(static_cast<std::uint64_t>(count) <= Permutation::kMost, "count is above 2**62");
+  require(static_cast<std::uint64_t>(count) <= Permutation::kMax, "count is above 2**62");
   require(block > 0, "a block has at least one row");
   require(group > 0 && group <= 65536, "a group has 1 to 65536 blocks");
   return std::make_shared<Block>(count, seed, block, group);

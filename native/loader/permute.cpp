@@ -49,7 +49,7 @@ void all_rounds(std::uint32_t* left, std::uint32_t* right, std::uint32_t rows,
 }  // namespace
 
 Permutation::Permutation(std::uint64_t count, std::uint64_t key) : count_(count), key_(key) {
-  if (count > kMost) throw std::invalid_argument("a permutation has at most 2**62 rows");
+  if (count > kMax) throw std::invalid_argument("a permutation has at most 2**62 rows");
   if (count <= kSmall) return;
   // The nearest rectangle that holds `count`: fewer than `rows_` cells of it are outside.
   auto root = static_cast<std::uint64_t>(std::sqrt(static_cast<double>(count)));

@@ -24,11 +24,11 @@ constexpr std::uint64_t scale(std::uint64_t bits, std::uint64_t bound) {
 class Permutation {
  public:
   // The largest count: both halves of a row number then fit 31 bits.
-  static constexpr std::uint64_t kMost = std::uint64_t{1} << 62;
+  static constexpr std::uint64_t kMax = std::uint64_t{1} << 62;
   // Up to here the permutation is a Fisher-Yates shuffle, drawn anew by each call.
   static constexpr std::uint64_t kSmall = 4096;
 
-  // Throws std::invalid_argument when count is above kMost.
+  // Throws std::invalid_argument when count is above kMax.
   Permutation(std::uint64_t count, std::uint64_t key);
 
   // Writes where the positions [start, start + out.size()) go, all inside [0, count).

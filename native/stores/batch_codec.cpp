@@ -53,7 +53,7 @@ void read_whole(int file, const std::string& path, std::uint64_t offset, std::sp
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) throw FileError(errno, path);
     if (got == 0)
-      throw FormatError("the file ends " + std::to_string(to.size()) + " bytes early", "", number);
+      throw FormatError("truncated: the file ends " + std::to_string(to.size()) + " bytes early", "", number);
     offset += static_cast<std::uint64_t>(got);
     to = to.subspan(static_cast<std::size_t>(got));
   }
@@ -63,14 +63,14 @@ void read_whole(int file, const std::string& path, std::uint64_t offset, std::sp
 
 std::vector<std::vector<std::byte>> pack_each(Codec codec, int level, std::size_t planes,
                                               std::span<const Bytes> rows,
-                                              std::span<std::uint32_t> sums, bool shared) {
+                                              std::span<std::uint32_t> checksums, bool shared) {
   for (const Bytes row : rows)
     if (planes == 0 || row.size() % planes)
       throw std::invalid_argument("expected rows of whole planes");
   std::vector<std::vector<std::byte>> packed(rows.size());
   const auto one = [&](std::size_t i) {
     thread_local std::vector<std::byte> space, apart;
-    sums[i] = 0;
+    checksums[i] = 0;
     if (rows[i].empty()) return;
     space.resize(std::max(space.size(), rows[i].size()));
     Bytes row = rows[i];
@@ -82,7 +82,7 @@ std::vector<std::vector<std::byte>> pack_each(Codec codec, int level, std::size_
     const std::size_t size =
         pack(codec, level, nullptr, row, std::span(space).first(row.size() - 1));
     packed[i].assign(space.begin(), space.begin() + static_cast<std::ptrdiff_t>(size));
-    sums[i] = crc32c(0, size ? Bytes(packed[i]) : rows[i]);
+    checksums[i] = crc32c(0, size ? Bytes(packed[i]) : rows[i]);
   };
   if (shared)
     for_each_row(rows.size(), one);
@@ -92,7 +92,7 @@ std::vector<std::vector<std::byte>> pack_each(Codec codec, int level, std::size_
 }
 
 void read_cells(int file, const std::string& path, Codec codec, std::size_t planes,
-                std::span<const Cell> cells, std::span<const std::uint32_t> sums,
+                std::span<const Cell> cells, std::span<const std::uint32_t> checksums,
                 std::size_t row_bytes, std::span<std::byte> out) {
   for_each_row(cells.size(), [&](std::size_t i) {
     thread_local std::vector<std::byte> space, apart;
@@ -111,10 +111,10 @@ void read_cells(int file, const std::string& path, Codec codec, std::size_t plan
     if (!raw) space.resize(std::max<std::size_t>(space.size(), cell.size));
     const std::span<std::byte> stored = raw ? target : std::span(space).first(cell.size);
     read_whole(file, path, cell.offset, stored, i);
-    if (!sums.empty()) {
-      const std::uint32_t sum = crc32c(0, stored);
-      if (sum != sums[i])
-        throw ChecksumError("expected a sum of " + hex_of(sums[i]) + ", got " + hex_of(sum), "", i);
+    if (!checksums.empty()) {
+      const std::uint32_t checksum = crc32c(0, stored);
+      if (checksum != checksums[i])
+        throw ChecksumError("expected CRC32C " + hex_of(checksums[i]) + ", got " + hex_of(checksum), "", i);
     }
     if (raw) return;
     if (planes > 1) apart.resize(std::max(apart.size(), row_bytes));
@@ -131,15 +131,20 @@ void read_cells(int file, const std::string& path, Codec codec, std::size_t plan
 void unpack_lzf(Bytes from, std::span<std::byte> to) {
   std::size_t in = 0, at = 0;
   const auto next = [&] {
-    if (in == from.size()) throw FormatError("lzf: cut short", "", 0);
+    if (in == from.size()) throw FormatError("lzf: truncated", "", 0);
     return std::to_integer<std::size_t>(from[in++]);
+  };
+  const auto wrong_length = [&] {
+    throw FormatError("lzf: expected " + std::to_string(to.size()) + " bytes, got " +
+                          (at < to.size() && in == from.size() ? std::to_string(at) : "more"),
+                      "", 0);
   };
   while (in < from.size()) {
     const std::size_t control = next();
     if (control < 32) {  // as many bytes and one more follow as they are
       const std::size_t length = control + 1;
-      if (length > from.size() - in || length > to.size() - at)
-        throw FormatError("lzf: another length", "", 0);
+      if (length > from.size() - in) throw FormatError("lzf: truncated", "", 0);
+      if (length > to.size() - at) wrong_length();
       std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(in), length,
                   to.begin() + static_cast<std::ptrdiff_t>(at));
       in += length;
@@ -151,10 +156,11 @@ void unpack_lzf(Bytes from, std::span<std::byte> to) {
     if (length == 7) length += next();
     const std::size_t distance = ((control & 31) << 8 | next()) + 1;
     length += 2;
-    if (distance > at || length > to.size() - at) throw FormatError("lzf: another length", "", 0);
+    if (distance > at) throw FormatError("lzf: a copy from before the first byte", "", 0);
+    if (length > to.size() - at) wrong_length();
     for (; length; --length, ++at) to[at] = to[at - distance];
   }
-  if (at != to.size()) throw FormatError("lzf: another length", "", 0);
+  if (at != to.size()) wrong_length();
 }
 
 void copy_past_caches(Bytes from, std::byte* to) {
@@ -174,11 +180,11 @@ void copy_past_caches(Bytes from, std::byte* to) {
 #endif
 }
 
-std::vector<std::uint32_t> sum_each(Bytes rows, std::size_t row_bytes) {
-  std::vector<std::uint32_t> sums(rows.size() / row_bytes);
-  for (std::size_t i = 0; i < sums.size(); ++i)
-    sums[i] = crc32c(0, rows.subspan(i * row_bytes, row_bytes));
-  return sums;
+std::vector<std::uint32_t> checksum_each(Bytes rows, std::size_t row_bytes) {
+  std::vector<std::uint32_t> checksums(rows.size() / row_bytes);
+  for (std::size_t i = 0; i < checksums.size(); ++i)
+    checksums[i] = crc32c(0, rows.subspan(i * row_bytes, row_bytes));
+  return checksums;
 }
 
 }  // namespace stepwell

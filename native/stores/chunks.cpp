@@ -21,10 +21,10 @@ constexpr std::size_t kReserve = std::size_t{1} << 20;
 Chunks::Chunks(std::string folder, std::uint32_t first)
     : folder_(std::move(folder)),
       first_(first),
-      slots_(std::make_unique<std::atomic<const Mapping*>[]>(kMost)) {}
+      slots_(std::make_unique<std::atomic<const Mapping*>[]>(kMax)) {}
 
 Chunks::~Chunks() {
-  for (std::uint32_t i = 0; i < kMost; ++i)
+  for (std::uint32_t i = 0; i < kMax; ++i)
     for (const Mapping* map = slots_[i].load(); map;) {
       munmap(map->base, map->reserved);
       const Mapping* older = map->older;
@@ -39,9 +39,9 @@ std::string Chunks::path_of(std::uint32_t id) const {
 
 std::span<const std::byte> Chunks::map(std::uint32_t id, std::uint64_t end) {
   const std::string path = path_of(id);
-  if (id < first_ || id - first_ >= kMost)
+  if (id < first_ || id - first_ >= kMax)
     throw FormatError("chunk " + std::to_string(id) + ": expected ids from " +
-                          std::to_string(first_) + " to " + std::to_string(first_ + kMost - 1),
+                          std::to_string(first_) + " to " + std::to_string(first_ + kMax - 1),
                       path, 0);
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (file < 0 && errno == ENOENT) throw ChunkMissing("the chunk is missing", path, 0);
@@ -60,7 +60,7 @@ std::span<const std::byte> Chunks::map(std::uint32_t id, std::uint64_t end) {
   const auto size = static_cast<std::size_t>(found.st_size);
   if (size < end) {
     close(file);
-    throw FormatError("expected at least " + std::to_string(end) + " bytes, got " +
+    throw FormatError("truncated: expected at least " + std::to_string(end) + " bytes, got " +
                           std::to_string(size),
                       path, size);
   }

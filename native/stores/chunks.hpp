@@ -30,7 +30,7 @@ class Chunks {
   // The bytes of a chunk, at least `end` of them. Throws FormatError when it has fewer, or is none
   // of this store's, and FileError when the system refuses.
   std::span<const std::byte> at(std::uint32_t id, std::uint64_t end) {
-    if (id >= first_ && id - first_ < kMost) [[likely]]
+    if (id >= first_ && id - first_ < kMax) [[likely]]
       if (const Mapping* map = slots_[id - first_].load(std::memory_order_acquire)) [[likely]]
         if (const std::size_t size = map->size.load(std::memory_order_relaxed); size >= end) [[likely]]
           return {map->base, size};
@@ -40,7 +40,7 @@ class Chunks {
   std::string path_of(std::uint32_t id) const;
 
  private:
-  // More is mapped than the file has, so that it can grow without being mapped anew.
+  // More is mapped than the file has, so that it can grow without being mapped again.
   struct Mapping {
     std::byte* base;
     std::size_t reserved;
@@ -49,7 +49,7 @@ class Chunks {
   };
 
   // The system maps no more files than that, unless it is told to.
-  static constexpr std::uint32_t kMost = 1 << 16;
+  static constexpr std::uint32_t kMax = 1 << 16;
 
   std::span<const std::byte> map(std::uint32_t id, std::uint64_t end);
 

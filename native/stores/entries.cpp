@@ -11,18 +11,18 @@ namespace stepwell {
 std::span<const std::byte> Entries::payload(std::size_t i) const {
   const Entry& entry = entries[i];
   if (entry.offset > file.size() || entry.length > file.size() - entry.offset)
-    throw FormatError("expected " + std::to_string(entry.length) + " bytes at " +
+    throw FormatError("truncated: expected " + std::to_string(entry.length) + " bytes at " +
                           std::to_string(entry.offset) + ", the file has " + std::to_string(file.size()),
                       "", 0);
   return file.subspan(entry.offset, entry.length);
 }
 
-void Entries::check_sum(std::size_t i) const {
-  if (entries[i].sum == 0) return;
+void Entries::check_entry(std::size_t i) const {
+  if (entries[i].checksum == 0) return;
   naming(i, [&] {
     const std::uint32_t found = crc32c(0, payload(i));
-    if (found != entries[i].sum)
-      throw ChecksumError("expected CRC32C " + hex_of(entries[i].sum) + ", got " + hex_of(found), "", 0);
+    if (found != entries[i].checksum)
+      throw ChecksumError("expected CRC32C " + hex_of(entries[i].checksum) + ", got " + hex_of(found), "", 0);
   });
 }
 
@@ -39,15 +39,15 @@ void Entries::naming(std::size_t i, const std::function<void()>& work) const {
   }
 }
 
-void check_sums(const Entries& entries, unsigned threads) {
-  share_out(entries.size(), threads, [&](std::size_t i) { entries.check_sum(i); });
+void check_entries(const Entries& entries, unsigned threads) {
+  share_out(entries.size(), threads, [&](std::size_t i) { entries.check_entry(i); });
 }
 
-std::vector<std::uint32_t> sums_of(const Entries& entries) {
-  std::vector<std::uint32_t> sums(entries.size());
-  for (std::size_t i = 0; i < sums.size(); ++i)
-    entries.naming(i, [&] { sums[i] = crc32c(0, entries.payload(i)); });
-  return sums;
+std::vector<std::uint32_t> checksums_of(const Entries& entries) {
+  std::vector<std::uint32_t> checksums(entries.size());
+  for (std::size_t i = 0; i < checksums.size(); ++i)
+    entries.naming(i, [&] { checksums[i] = crc32c(0, entries.payload(i)); });
+  return checksums;
 }
 
 PayloadBatch copy_payloads(const Entries& entries, unsigned threads) {
@@ -60,7 +60,7 @@ PayloadBatch copy_payloads(const Entries& entries, unsigned threads) {
   }
   batch.block = shared_blocks()->take(static_cast<std::size_t>(batch.offsets.back()));
   share_out(entries.size(), threads, [&](std::size_t i) {
-    entries.check_sum(i);
+    entries.check_entry(i);
     const auto payload = entries.payload(i);
     if (!payload.empty())
       std::memcpy(batch.block.get() + batch.offsets[i], payload.data(), payload.size());

@@ -18,7 +18,7 @@ struct Entry {
   std::uint32_t length;
   std::uint16_t kind;
   std::uint16_t flags;
-  std::uint32_t sum;  // CRC32C of the stored bytes, 0 = not recorded
+  std::uint32_t checksum;  // CRC32C of the stored bytes, 0 = not recorded
   std::uint32_t unpacked_length;
   std::uint64_t zero;
 };
@@ -35,16 +35,16 @@ struct Entries {
   // The stored bytes of entry i. Throws FormatError when they lie outside the file.
   std::span<const std::byte> payload(std::size_t i) const;
   // Throws ChecksumError when they are not those that were written.
-  void check_sum(std::size_t i) const;
+  void check_entry(std::size_t i) const;
   // Runs `work`; a FormatError that it throws is thrown on in terms of the file.
   void naming(std::size_t i, const std::function<void()>& work) const;
 };
 
-// Checks the sums of all entries.
-void check_sums(const Entries& entries, unsigned threads);
+// Checks the checksums of all entries.
+void check_entries(const Entries& entries, unsigned threads);
 
 // The CRC32C of each payload.
-std::vector<std::uint32_t> sums_of(const Entries& entries);
+std::vector<std::uint32_t> checksums_of(const Entries& entries);
 
 // Payloads one after another: payload i is [offsets[i], offsets[i + 1]) of the block.
 struct PayloadBatch {

@@ -104,11 +104,11 @@ LaneLayout make_layout(std::uint32_t capacity, std::uint32_t width, std::uint32_
                        std::uint32_t channels, std::uint32_t pixel_crc, std::uint32_t metadata_bytes) {
   if (!capacity || !width || !height || !channels)
     throw std::invalid_argument("a lane has a slot, and a frame a pixel");
-  constexpr std::uint64_t most = std::numeric_limits<std::uint32_t>::max() - kSlotHead;
+  constexpr std::uint64_t limit = std::numeric_limits<std::uint32_t>::max() - kSlotHead;
   const auto pixels = std::uint64_t{width} * height;
-  if (pixels > most / channels) throw std::invalid_argument("frames of 4 GiB and more do not fit");
+  if (pixels > limit / channels) throw std::invalid_argument("frames of 4 GiB and more do not fit");
   const std::uint64_t payload = (pixels * channels + metadata_bytes + kMetricsBytes + 7) / 8 * 8;
-  if (payload > most) throw std::invalid_argument("frames of 4 GiB and more do not fit");
+  if (payload > limit) throw std::invalid_argument("frames of 4 GiB and more do not fit");
   return {capacity, static_cast<std::uint32_t>(payload), width, height, channels, pixel_crc, true};
 }
 
@@ -122,7 +122,7 @@ LaneLayout checked_layout(const std::uint32_t (&words)[10], std::size_t size, co
   if (words[0] != kMagic) throw FormatError("expected magic b'FLAN'", path, 0);
   if (word(kAtVersion) != kVersion)
     throw VersionError("expected version 1, got " + std::to_string(word(kAtVersion)), path, kAtVersion);
-  expect(word(kAtCapacity) > 0, kAtCapacity, "a slot at the least");
+  expect(word(kAtCapacity) > 0, kAtCapacity, "at least one slot");
   expect(word(kAtWidth) > 0, kAtWidth, "a width");
   expect(word(kAtHeight) > 0, kAtHeight, "a height");
   expect(word(kAtChannels) > 0, kAtChannels, "a channel");
@@ -137,7 +137,7 @@ LaneLayout checked_layout(const std::uint32_t (&words)[10], std::size_t size, co
          "slots of " + std::to_string(layout.slot_bytes()) + " bytes");
   expect(layout.slot_bytes() % 8 == 0, kAtSlot, "slots of a multiple of 8 bytes");
   if (layout.segment_bytes() > size)
-    throw FormatError("expected " + std::to_string(layout.segment_bytes()) + " bytes, got " +
+    throw FormatError("truncated: expected " + std::to_string(layout.segment_bytes()) + " bytes, got " +
                           std::to_string(size),
                       path, size);
   return layout;
@@ -191,7 +191,10 @@ bool LaneWriter::open() const {
 std::uint64_t LaneWriter::publish(std::span<const std::byte> frame, std::span<const std::byte> metadata,
                                   const LaneMetrics& metrics) {
   if (frame.size() != layout_.frame_bytes() || metadata.size() > layout_.metadata_bytes())
-    throw std::invalid_argument("a frame of another size");
+    throw std::invalid_argument("expected a frame of " + std::to_string(layout_.frame_bytes()) + " bytes, got " +
+                                std::to_string(frame.size()) + ", and at most " +
+                                std::to_string(layout_.metadata_bytes()) + " of metadata, got " +
+                                std::to_string(metadata.size()));
   if (forked()) throw std::invalid_argument(path_ + " is closed: it is another process's");
   const std::lock_guard lock(mutex_);
   if (!segment_) throw std::invalid_argument(path_ + " is closed");
@@ -237,7 +240,7 @@ LaneReader::LaneReader(const std::string& name) : segment_(Segment::open(name)) 
       copy_out(memory.data() + 4, std::as_writable_bytes(std::span(words)).subspan(4));
     });
   } else if (!memory.empty()) {
-    throw FormatError("expected a header of 80 bytes, got " + std::to_string(memory.size()), path(),
+    throw FormatError("truncated: expected a header of 80 bytes, got " + std::to_string(memory.size()), path(),
                       memory.size());
   }
   if (words[0] == 0) throw FileError(ENOENT, path());  // it is being made
@@ -263,9 +266,9 @@ bool LaneReader::closed() const {
   return flags & kClosed || (layout_.kept && !segment_->held());
 }
 
-void LaneReader::wait(std::uint64_t head, std::chrono::nanoseconds most) const {
-  if (!layout_.kept) most = std::min<std::chrono::nanoseconds>(most, kLook);
-  wait_while(head_word(segment_->memory().data()), static_cast<std::uint32_t>(head), most);
+void LaneReader::wait(std::uint64_t head, std::chrono::nanoseconds limit) const {
+  if (!layout_.kept) limit = std::min<std::chrono::nanoseconds>(limit, kLook);
+  wait_while(head_word(segment_->memory().data()), static_cast<std::uint32_t>(head), limit);
 }
 
 std::optional<LaneFrame> LaneReader::read(std::uint64_t number, std::span<std::byte> pixels) const {

@@ -24,7 +24,7 @@ struct LaneLayout {
   bool kept;  // slots end in metrics, the writer holds the lock and wakes those who wait
 
   std::uint64_t frame_bytes() const;
-  std::uint64_t metadata_bytes() const;  // at the most
+  std::uint64_t metadata_bytes() const;  // at most
   std::uint64_t slot_bytes() const;
   std::uint64_t segment_bytes() const;
 };
@@ -86,7 +86,7 @@ class LaneReader {
   // Whether another segment has the name now.
   bool replaced() const { return segment_->replaced(); }
   // Waits for a head other than this one, for a while, and perhaps returns too early.
-  void wait(std::uint64_t head, std::chrono::nanoseconds most) const;
+  void wait(std::uint64_t head, std::chrono::nanoseconds limit) const;
   // Copies a frame to `pixels`, layout().frame_bytes() of them. Nothing when it is not there, or not
   // any more; `pixels` may then have been written to.
   std::optional<LaneFrame> read(std::uint64_t number, std::span<std::byte> pixels) const;

@@ -207,11 +207,11 @@ void Readahead::bring(std::uint64_t begin, std::uint64_t end) {
   });
 }
 
-void Readahead::give_back(std::uint64_t least) {
+void Readahead::give_back(std::uint64_t enough) {
   std::uint64_t begin, end;
   {
     const std::lock_guard lock(wakes_->mutex);
-    if (done_with_ < given_back_ + least) return;
+    if (done_with_ < given_back_ + enough) return;
     begin = given_back_;
     end = given_back_ = done_with_;
   }

@@ -46,7 +46,7 @@ class Readahead {
   void run();
   void bring_claimed(std::uint64_t begin, std::uint64_t end);
   void bring(std::uint64_t begin, std::uint64_t end);
-  void give_back(std::uint64_t least);
+  void give_back(std::uint64_t enough);
   void unmap(std::uint64_t begin, std::uint64_t end);
   template <class Work>
   void each_part(std::uint64_t begin, std::uint64_t end, Work&& work);

@@ -34,7 +34,7 @@ Framed make_frames(std::span<const RecordValues> fields, std::span<const std::in
     return of.values.subspan(static_cast<std::size_t>(of.ends[i]),
                              static_cast<std::size_t>(of.ends[i + 1] - of.ends[i]));
   };
-  std::size_t most = 0;
+  std::size_t limit = 0;
   for (const RecordValues& of : fields) {
     if (of.ends.empty() ? of.values.size() != count * of.bytes : of.ends.size() != count + 1)
       throw std::invalid_argument("values of as many records as there are numbers are needed");
@@ -47,10 +47,10 @@ Framed make_frames(std::span<const RecordValues> fields, std::span<const std::in
         throw std::invalid_argument("a record lies outside the values");
       const std::size_t size = value(of, i).size();
       if (size > UINT32_MAX) throw std::invalid_argument("a record has less than 4 GiB");
-      most += sizeof(Frame) + aligned(size);
+      limit += sizeof(Frame) + aligned(size);
     }
   }
-  Framed made{shared_blocks()->take(most), 0, std::vector<Place>(fields.size() * count)};
+  Framed made{shared_blocks()->take(limit), 0, std::vector<Place>(fields.size() * count)};
   std::byte* const block = made.block.get();
   std::size_t at = 0;
   for (std::size_t i = 0; i < count; ++i) {
@@ -124,11 +124,11 @@ FoundFrames find_frames(std::span<const std::byte> chunk, bool exact) {
     std::memcpy(&frame, chunk.data() + at, sizeof frame);
     const std::size_t payload = at + sizeof frame;
     const bool zero = frame.record == 0 && frame.stored == 0 && frame.length == 0 &&
-                      frame.sum == 0 && frame.field == 0 && frame.codec == 0;
+                      frame.checksum == 0 && frame.field == 0 && frame.codec == 0;
     const bool whole = frame.codec <= static_cast<std::uint16_t>(Codec::kLz4) &&
                        frame.stored <= chunk.size() - payload &&
                        (frame.codec != 0 || frame.stored == frame.length) && (!zero || in_step) &&
-                       crc32c(0, chunk.subspan(payload, frame.stored)) == frame.sum;
+                       crc32c(0, chunk.subspan(payload, frame.stored)) == frame.checksum;
     if (!whole) {
       const auto step = chunk.subspan(at, kFrameAlign);
       if (std::ranges::any_of(step, [](std::byte b) { return b != std::byte{}; }))

@@ -43,9 +43,9 @@ void wait_for_writer(unsigned tries) {
     throw Unsettled("a writer stopped in the middle of a commit; refresh() sees the last one");
 }
 
-// What packing can make of so many bytes, at the most. A frame that promises more is damaged, and
+// What packing can make of so many bytes at most. A frame that promises more is damaged, and
 // nobody should make room for it.
-std::uint64_t most_unpacked(const Frame& frame) {
+std::uint64_t max_unpacked(const Frame& frame) {
   switch (static_cast<Codec>(frame.codec)) {
     case Codec::kRaw: return frame.stored;
     case Codec::kFlate: return std::uint64_t{frame.stored} * 1033 + 64;
@@ -134,7 +134,7 @@ Records::Records(std::shared_ptr<Chunks> chunks, std::vector<RecordField> fields
   std::size_t bits = 0;
   for (const RecordField& field : fields_) {
     if (field.table.size() / sizeof(Place) < static_cast<std::uint64_t>(length))
-      throw FormatError("expected " + std::to_string(length) + " entries, got " +
+      throw FormatError("truncated: expected " + std::to_string(length) + " entries, got " +
                             std::to_string(field.table.size() / sizeof(Place)),
                         field.table_path, field.table.size());
     first_bit_.push_back(bits);
@@ -150,13 +150,13 @@ std::uint64_t Records::sequence() const {
 
 bool Records::block_is_whole(std::size_t field, std::size_t block) const {
   const RecordField& of = fields_[field];
-  if (of.sums.empty() || !checksums_) return true;
-  if ((block + 1) * sizeof(std::uint32_t) > of.sums.size()) return false;
+  if (of.checksums.empty() || !checksums_) return true;
+  if ((block + 1) * sizeof(std::uint32_t) > of.checksums.size()) return false;
   // To the end of the page, which the mapping has even where the file ends before it: what a
-  // writer has appended since is covered by the sum, too.
+  // writer has appended since is covered by the checksum, too.
   const std::uint32_t found = crc32c(0, {of.table.data() + block * kTableBlock, kTableBlock});
   std::uint32_t want;
-  std::memcpy(&want, of.sums.data() + block * sizeof want, sizeof want);
+  std::memcpy(&want, of.checksums.data() + block * sizeof want, sizeof want);
   return found == want;
 }
 
@@ -192,7 +192,7 @@ void Records::places(std::span<const std::int64_t> rows, std::span<const std::si
     if (damaged_field == SIZE_MAX) return;
     throw ChecksumError("records " + std::to_string(damaged_block * kPlacesPerBlock) + " to " +
                             std::to_string((damaged_block + 1) * kPlacesPerBlock - 1) +
-                            ": the entries do not fit their checksum",
+                            ": the entries have a different checksum",
                         fields_[damaged_field].table_path, damaged_block * kTableBlock);
   }
 }
@@ -249,7 +249,7 @@ Frame Records::frame(std::size_t field, const Place& place, std::int64_t row) co
   const bool raw = frame.codec == static_cast<std::uint16_t>(Codec::kRaw);
   if (!fits || (raw && frame.length != frame.stored))
     fail<FormatError>("expected " + (fields_[field].ragged ? "items of " : std::string()) +
-                          std::to_string(bytes) + " bytes, the frame says " +
+                          std::to_string(bytes) + " bytes, the frame has " +
                           std::to_string(frame.length) + ", " + std::to_string(frame.stored) + " stored",
                       field, place, row);
   if (raw) return frame;
@@ -257,7 +257,7 @@ Frame Records::frame(std::size_t field, const Place& place, std::int64_t row) co
   const auto said = codec == Codec::kZstd || codec == Codec::kZstdDict
                         ? zstd_length(chunk.subspan(place.offset, place.length))
                         : frame.length;
-  if (frame.length > most_unpacked(frame) || frame.length != said)
+  if (frame.length > max_unpacked(frame) || frame.length != said)
     fail<FormatError>("expected " + std::to_string(frame.length) + " bytes, " +
                           std::to_string(frame.stored) + " cannot hold them",
                       field, place, row);
@@ -270,8 +270,8 @@ std::span<const std::byte> Records::payload(std::size_t field, const Place& plac
       chunks_->at(place.chunk, place.offset + place.length).subspan(place.offset, place.length);
   if (checksums_) {
     const std::uint32_t found = crc32c(0, bytes);
-    if (found != frame.sum)
-      fail<ChecksumError>("expected CRC32C " + hex_of(frame.sum) + ", got " + hex_of(found), field,
+    if (found != frame.checksum)
+      fail<ChecksumError>("expected CRC32C " + hex_of(frame.checksum) + ", got " + hex_of(found), field,
                           place, row);
   }
   return bytes;
@@ -281,14 +281,14 @@ void Records::unpack_into(std::size_t field, const Place& place, const Frame& fr
                           std::int64_t row, std::span<std::byte> out) const {
   const auto codec = static_cast<Codec>(frame.codec);
   if (codec == Codec::kRaw) {
-    // The copy first: it brings the bytes to where the sum finds them.
+    // The copy first: it brings the bytes to where the checksum finds them.
     const auto bytes =
         chunks_->at(place.chunk, place.offset + place.length).subspan(place.offset, place.length);
     if (!out.empty()) std::memcpy(out.data(), bytes.data(), out.size());
     if (checksums_) {
       const std::uint32_t found = crc32c(0, out);
-      if (found != frame.sum)
-        fail<ChecksumError>("expected CRC32C " + hex_of(frame.sum) + ", got " + hex_of(found), field,
+      if (found != frame.checksum)
+        fail<ChecksumError>("expected CRC32C " + hex_of(frame.checksum) + ", got " + hex_of(found), field,
                             place, row);
     }
     return;
@@ -360,7 +360,7 @@ RaggedBatch read_ragged(const Records& records, std::size_t field,
 
 std::vector<RecordProblem> find_problems(const Records& records, std::size_t field,
                                          std::span<const std::int64_t> rows,
-                                         std::span<const Place> places, std::size_t most,
+                                         std::span<const Place> places, std::size_t limit,
                                          bool numbered) {
   std::vector<RecordProblem> problems;
   std::mutex mutex;
@@ -368,9 +368,9 @@ std::vector<RecordProblem> find_problems(const Records& records, std::size_t fie
   for (const Place& place : places) stored += place.length;
   in_pieces(rows.size(), stored, [&](std::size_t begin, std::size_t end) {
     std::vector<std::byte> memory;
-    const auto note = [&](const FormatError& e, bool sum) {
+    const auto note = [&](const FormatError& e, bool checksum) {
       const std::lock_guard lock(mutex);
-      if (problems.size() < most) problems.push_back({e.what(), e.path, e.offset, sum});
+      if (problems.size() < limit) problems.push_back({e.what(), e.path, e.offset, checksum});
     };
     for (std::size_t i = begin; i < end; ++i) {
       if (places[i].offset == 0) continue;
@@ -400,17 +400,17 @@ std::vector<RecordProblem> find_problems(const Records& records, std::size_t fie
   return problems;
 }
 
-std::vector<std::uint32_t> block_sums(std::span<const std::byte> table,
+std::vector<std::uint32_t> block_checksums(std::span<const std::byte> table,
                                       std::span<const std::int64_t> blocks) {
   static constexpr std::byte zeros[kTableBlock]{};
-  std::vector<std::uint32_t> sums;
-  sums.reserve(blocks.size());
+  std::vector<std::uint32_t> checksums;
+  checksums.reserve(blocks.size());
   for (const std::int64_t block : blocks) {
     const std::size_t begin = std::min(static_cast<std::size_t>(block) * kTableBlock, table.size());
     const std::size_t size = std::min(kTableBlock, table.size() - begin);
-    sums.push_back(crc32c(crc32c(0, table.subspan(begin, size)), {zeros, kTableBlock - size}));
+    checksums.push_back(crc32c(crc32c(0, table.subspan(begin, size)), {zeros, kTableBlock - size}));
   }
-  return sums;
+  return checksums;
 }
 
 }  // namespace stepwell

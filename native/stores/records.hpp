@@ -30,14 +30,14 @@ struct Frame {
   std::uint64_t record;
   std::uint32_t stored;
   std::uint32_t length;
-  std::uint32_t sum;
+  std::uint32_t checksum;
   std::uint16_t field;
   std::uint16_t codec;
 };
 static_assert(sizeof(Frame) == 24);
 
 constexpr std::size_t kFrameAlign = 8;
-constexpr std::size_t kTableBlock = 4096;  // bytes of a table that have a sum of their own
+constexpr std::size_t kTableBlock = 4096;  // bytes of a table that have a checksum of their own
 
 struct RecordField {
   std::string name;
@@ -45,7 +45,7 @@ struct RecordField {
   bool ragged;
   DictionaryPtr dictionary;
   std::span<const std::byte> table;  // at the start of a page, at least 16 bytes a record
-  std::span<const std::byte> sums;   // 4 bytes for every block of the table; empty: not checked
+  std::span<const std::byte> checksums;   // 4 bytes for every block of the table; empty: not checked
   std::string table_path;
 };
 
@@ -53,7 +53,7 @@ struct RecordField {
 class Records {
  public:
   // `control` is writer.lock, mapped, or empty where nobody else can change the tables. `keep` owns
-  // the memory of tables, sums and control. Throws FormatError when a table is too short.
+  // the memory of tables, checksums and control. Throws FormatError when a table is too short.
   Records(std::shared_ptr<Chunks> chunks, std::vector<RecordField> fields,
           std::span<const std::byte> control, std::int64_t length, bool checksums,
           std::shared_ptr<const void> keep);
@@ -93,7 +93,7 @@ class Records {
   std::int64_t length_;
   bool checksums_;
   std::shared_ptr<const void> keep_;
-  // Bits of blocks whose sum was found right, of all fields in turn.
+  // Bits of blocks whose checksum was found right, of all fields in turn.
   std::vector<std::size_t> first_bit_;
   std::unique_ptr<std::atomic<std::uint64_t>[]> checked_;
 };
@@ -114,21 +114,21 @@ struct RaggedBatch {
 RaggedBatch read_ragged(const Records& records, std::size_t field,
                         std::span<const std::int64_t> rows, std::span<const Place> places);
 
-// What is wrong with some records, `most` of it at the most; with `numbered`, a frame has the number of
+// What is wrong with some records, at most `limit` of it; with `numbered`, a frame has the number of
 // its record.
 struct RecordProblem {
   std::string message;
   std::string path;
   std::uint64_t offset;
-  bool sum;
+  bool checksum;
 };
 std::vector<RecordProblem> find_problems(const Records& records, std::size_t field,
                                          std::span<const std::int64_t> rows,
-                                         std::span<const Place> places, std::size_t most,
+                                         std::span<const Place> places, std::size_t limit,
                                          bool numbered);
 
-// The sums of some blocks of a table, whose last block may be short.
-std::vector<std::uint32_t> block_sums(std::span<const std::byte> table,
+// The checksums of some blocks of a table, whose last block may be short.
+std::vector<std::uint32_t> block_checksums(std::span<const std::byte> table,
                                       std::span<const std::int64_t> blocks);
 
 }  // namespace stepwell

@@ -93,8 +93,8 @@ RowBuffer::Lent RowBuffer::lend(std::uint64_t first, std::size_t count) const {
 
 PackedRows::PackedRows(RowBuffer::Lent rows, Codec codec, int level, std::size_t planes,
                        bool shared)
-    : from(std::move(rows)), packed(from.rows.size()), sums(from.rows.size()) {
-  packed = pack_each(codec, level, planes, from.rows, sums, shared);
+    : from(std::move(rows)), packed(from.rows.size()), checksums(from.rows.size()) {
+  packed = pack_each(codec, level, planes, from.rows, checksums, shared);
 }
 
 std::size_t write_chunks(const PackedRows& rows, WriteChunk write, std::int64_t dataset,

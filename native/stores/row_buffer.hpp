@@ -56,7 +56,7 @@ class RowBuffer {
 struct PackedRows {
   RowBuffer::Lent from;
   std::vector<std::vector<std::byte>> packed;  // an empty one for a row that stays as it is
-  std::vector<std::uint32_t> sums;
+  std::vector<std::uint32_t> checksums;
 
   PackedRows(RowBuffer::Lent rows, Codec codec, int level, std::size_t planes, bool shared);
 

@@ -14,39 +14,7 @@ a loader   decides when           Loader, stepwell.torch.Loader, stepwell.jax.Lo
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from stepwell.errors import (
-    BusyError,
-    ChecksumError,
-    FetchError,
-    FormatError,
-    KindError,
-    SchemaError,
-    StateError,
-    StepwellError,
-    VersionError,
-)
-from stepwell.exchange import as_source
-from stepwell.loader import Loader
-from stepwell.opening import open
-from stepwell.sampler import Block, Iid, Sampler, Sequential, Shuffle, Weighted
-from stepwell.source import Batch, Field, Ragged, Source
-from stepwell.store import Store
-from stepwell.stores import (
-    ArraySource,
-    PackReader,
-    PackWriter,
-    RecordReader,
-    RecordWriter,
-    ReplayReader,
-    ShardReader,
-    ShardWriter,
-    StepReader,
-    StepWriter,
-)
-from stepwell.stores.pack import PayloadType, set_payload_types
-from stepwell.writer import Writer
-
-if TYPE_CHECKING:  # they exist without an import: see __getattr__
+if TYPE_CHECKING:  # all of them exist without an import: see __getattr__
     from stepwell import (
         formats as formats,
         game2048 as game2048,
@@ -57,7 +25,38 @@ if TYPE_CHECKING:  # they exist without an import: see __getattr__
         torch as torch,
     )
     from stepwell.conversion import convert
+    from stepwell.errors import (
+        BusyError,
+        ChecksumError,
+        FetchError,
+        FormatError,
+        KindError,
+        SchemaError,
+        StateError,
+        StepwellError,
+        VersionError,
+    )
+    from stepwell.exchange import as_source
+    from stepwell.loader import Loader
+    from stepwell.opening import open
+    from stepwell.sampler import Block, Iid, Sampler, Sequential, Shuffle, Weighted
+    from stepwell.source import Batch, Field, Ragged, Source
+    from stepwell.store import Store
+    from stepwell.stores import (
+        ArraySource,
+        PackReader,
+        PackWriter,
+        RecordReader,
+        RecordWriter,
+        ReplayReader,
+        ShardReader,
+        ShardWriter,
+        StepReader,
+        StepWriter,
+    )
+    from stepwell.stores.pack import PayloadType
     from stepwell.stores.replay.writer import ReplayWriter
+    from stepwell.writer import Writer
 
 __all__ = [
     "ArraySource",
@@ -100,29 +99,41 @@ __all__ = [
 
 __version__ = "0.2.0"  # the build reads it here: to ask the installed package takes longer
 
+_MODULES = ("formats", "game2048", "jax", "replay", "stores", "telemetry", "torch")
 
-def _payload_types() -> tuple[PayloadType, ...]:
+_HOMES = {
+    "conversion": ("convert",),
+    "errors": tuple(name for name in __all__ if name.endswith("Error")),
+    "exchange": ("as_source",),
+    "loader": ("Loader",),
+    "opening": ("open",),
+    "replay": ("ReplayWriter",),  # which loads HDF5
+    "sampler": ("Block", "Iid", "Sampler", "Sequential", "Shuffle", "Weighted"),
+    "source": ("Batch", "Field", "Ragged", "Source"),
+    "store": ("Store",),
+    "writer": ("Writer",),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def _payload_types() -> "tuple[PayloadType, ...]":
+    """The types that packs know: stores know of no game, so they ask here."""
     from stepwell.game2048.payload import RunPayloads
 
     return (RunPayloads(),)
 
 
-set_payload_types(_payload_types)
-
-
-_MODULES = ("formats", "game2048", "jax", "replay", "stores", "telemetry", "torch")
-
 if not TYPE_CHECKING:  # a checker that saw it would take any name for one of ours
 
     def __getattr__(name: str) -> Any:
-        # `stepwell.torch` and the others exist without an import, and cost nothing until used.
-        if name == "convert":
-            return import_module("stepwell.conversion").convert
-        if name == "ReplayWriter":  # which loads HDF5
-            return import_module("stepwell.replay").ReplayWriter
+        # Names cost nothing until they are used: a command answers before NumPy is loaded.
         if name in _MODULES:
             return import_module(f"stepwell.{name}")
-        raise AttributeError(f"module 'stepwell' has no attribute {name!r}")
+        if name not in __all__:
+            raise AttributeError(f"module 'stepwell' has no attribute {name!r}")
+        home = import_module(f"stepwell.{_HOME.get(name, 'stores')}")
+        globals()[name] = found = getattr(home, name)
+        return found
 
 
 def __dir__() -> list[str]:

@@ -134,12 +134,12 @@ def decode_2048(boards: Annotated[NDArray[numpy.uint64], dict(shape=(None,), ord
     Steps as a network wants them, into the caller's arrays; of cells and one_hot one is empty.
     """
 
-def check_sums(file: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], entries: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], numbers: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], path: object, threads: int) -> None:
+def check_entries(file: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], entries: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], numbers: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], path: object, threads: int) -> None:
     """
     Raises ChecksumError for the first entry whose bytes are not those written.
     """
 
-def sums_of(file: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], entries: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], numbers: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], path: object) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+def checksums_of(file: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], entries: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], numbers: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], path: object) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
     """The CRC32C of each entry's bytes."""
 
 def copy_payloads(file: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], entries: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], numbers: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], path: object, threads: int) -> tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,))], Annotated[NDArray[numpy.uint8], dict(shape=(None,))]]:
@@ -249,9 +249,9 @@ class Records:
         Records of any length: where each begins, in items, and the bytes of all.
         """
 
-    def find_problems(self, field: int, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], places: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], most: int, numbered: bool = False) -> list[tuple[str, str, int, bool]]:
+    def find_problems(self, field: int, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], places: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], limit: int, numbered: bool = False) -> list[tuple[str, str, int, bool]]:
         """
-        What is wrong with these records: message, path, offset, whether it is a sum.
+        What is wrong with these records: message, path, offset, whether a checksum differs.
         """
 
     def copy_frames(self, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], places: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], numbers: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], chunk: int, begin: int) -> tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,))], Annotated[NDArray[numpy.uint8], dict(shape=(None,))]]:
@@ -271,18 +271,18 @@ def find_frames(chunk: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order
     """The whole frames in a chunk, 32 bytes each, and the bytes lost."""
 
 def begin_change(control: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
-    """Tell readers that entries are being changed."""
+    """Mark the entries as being changed, for readers."""
 
 def end_change(control: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], commit: int, length: int, boot: int) -> None:
-    """Tell them that it is done."""
+    """Mark the change as done."""
 
 def read_control(control: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple[int, int, int, int]:
     """
-    Sequence, number of the last commit, length and boot; 0 for a boot that does not fit the sum.
+    Sequence, number of the last commit, length and boot; boot is 0 when the checksum differs.
     """
 
-def block_sums(table: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], blocks: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
-    """The sums of some blocks of an offset table."""
+def block_checksums(table: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], blocks: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+    """The checksums of some blocks of an offset table."""
 
 class Readahead:
     """Mapped files, brought into memory ahead of a cursor."""
@@ -320,7 +320,7 @@ def upcast(kind: int, from_: Annotated[NDArray[numpy.uint8], dict(shape=(None,),
 def map_file(file: int, size: int, path: object) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)]:
     """The memory of an open file, which may then be closed."""
 
-def read_cells(file: int, path: object, codec: int, offsets: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], sizes: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], raw: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], sums: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], row_bytes: int, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], planes: int = 1) -> None:
+def read_cells(file: int, path: object, codec: int, offsets: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], sizes: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], raw: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], checksums: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], row_bytes: int, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], planes: int = 1) -> None:
     """
     Read payloads of an open file and unpack them side by side into `out`, their planes put together; those marked raw are copied as they are.
     """
@@ -328,7 +328,7 @@ def read_cells(file: int, path: object, codec: int, offsets: Annotated[NDArray[n
 def unpack_lzf(packed: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
     """Unpack LZF into all of `out`."""
 
-def sum_each(rows: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], row_bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+def checksum_each(rows: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], row_bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
     """CRC32C of each row, as bytes of uint32."""
 
 class LaneWriter:
@@ -347,7 +347,7 @@ class LaneWriter:
         """Put a frame into its slot; returns its number."""
 
     def close(self) -> None:
-        """Tell the readers, and remove the segment."""
+        """Mark it as closed for readers, and remove the segment."""
 
 class LaneReader:
     """The segment of one writer, read."""
@@ -375,8 +375,8 @@ class LaneReader:
     def replaced(self) -> bool:
         """Whether another segment has the name now."""
 
-    def wait(self, head: int, most_s: float) -> None:
-        """Wait for another head, for a while at the most."""
+    def wait(self, head: int, max_s: float) -> None:
+        """Wait for a new head, at most `max_s` seconds."""
 
     def read(self, number: int, pixels: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> tuple[bytes, float, float, float] | None:
         """
@@ -389,7 +389,7 @@ class PackedRows:
     def __len__(self) -> int: ...
 
     @property
-    def sums(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+    def checksums(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
         """CRC32C of what is stored of each, as bytes of uint32."""
 
     def raw(self, i: int) -> bool:
@@ -420,7 +420,7 @@ class RowBuffer:
         """
 
     def reserve(self, rows: int) -> None:
-        """Have memory for so many rows behind the last one."""
+        """Have memory for `rows` more."""
 
     def release(self, row: int) -> None:
         """Rows before this one are not needed any more."""

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from stepwell.batches import attributes_of, in_order
 from stepwell.errors import SchemaError
-from stepwell.field import Field, Ragged, offsets_of
+from stepwell.field import Batch, Field, Ragged, offsets_of
 from stepwell.files import extras
-from stepwell.source import Batch, Source
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from stepwell.source import Source
 
 TYPES = "arrow_types"
 """The attribute that lists the whole numbers that are times."""
@@ -242,7 +243,7 @@ def _bytes(array: "pa.Array") -> Ragged:
 # Fields and batches as types and arrays.
 
 
-def stream(source: Source) -> "pa.RecordBatchReader":
+def stream(source: "Source") -> "pa.RecordBatchReader":
     """The rows of a source, read a few MiB at a time as the reader is."""
     source._check_open()
     schema = schema_of(source)
@@ -250,7 +251,7 @@ def stream(source: Source) -> "pa.RecordBatchReader":
     return library().RecordBatchReader.from_batches(schema, rows)
 
 
-def schema_of(source: Source) -> "pa.Schema":
+def schema_of(source: "Source") -> "pa.Schema":
     """The Arrow schema for the fields of a source. Raises `SchemaError` for what has no type."""
     arrow = library()
     notes = attributes_of(source).get(TYPES)

@@ -1,12 +1,15 @@
 """Rows in order, a few MiB at a time: what formats are written from, and other libraries read."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stepwell.errors import FormatError
-from stepwell.source import Batch, Ragged, Source
+from stepwell.field import Batch, Ragged
+
+if TYPE_CHECKING:
+    from stepwell.source import Source
 
 Progress = Callable[[int, int], None]
 """Called with how much is done, and of how much."""
@@ -20,7 +23,7 @@ _MAX_UNKNOWN = 1 << 10
 
 
 def in_order(
-    source: Source,
+    source: "Source",
     first: int = 0,
     progress: Progress = lambda done, total: None,
     *,
@@ -41,7 +44,7 @@ def in_order(
         raise FormatError(f"truncated: expected {total} rows, got {first}", path=source.path)
 
 
-def whole(source: Source) -> Batch:
+def whole(source: "Source") -> Batch:
     """All rows as one batch, read in order into arrays of their own."""
     source._check_open()
     batch = source._empty(len(source))
@@ -59,7 +62,7 @@ def whole(source: Source) -> Batch:
     return {name: batch[name] for name in source.schema}
 
 
-def _batches(source: Source, first: int, max_bytes: int | None) -> Iterator[Batch]:
+def _batches(source: "Source", first: int, max_bytes: int | None) -> Iterator[Batch]:
     stored = source._from(first, list(source.schema))
     if stored is not None:
         yield from stored
@@ -103,7 +106,7 @@ def _from_zero(values: Any) -> Any:
     return values
 
 
-def attributes_of(source: Source) -> dict[str, Any]:
+def attributes_of(source: "Source") -> dict[str, Any]:
     """The metadata of a source, or of the source that it is a view of."""
     found = getattr(source, "attributes", None)
     if getattr(source, "stored_dtype", "") == "bfloat16":  # read as float32

@@ -16,6 +16,7 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -144,7 +145,7 @@ def convert(
         return _pack(given, path, force, threads, options)
     opened = _opened(source, source_kind, kind, where, fields, skip_bad, threads)
     call = _Call(opened, source_kind or "", fields, where, mode, force, report_to)
-    with opened:
+    with nullcontext() if isinstance(source, Source) else opened:  # the caller's stays open
         return call.write(kind, os.fspath(target), options)
 
 
@@ -255,7 +256,7 @@ class _Call:
             return
         if not self.force:
             sweep_part(path)
-            raise FileExistsError(f"{path} exists; force replaces it")
+            raise FileExistsError(f"{path} exists; force=True (--force) replaces it")
         found = kind_at(path)
         known = BY_NAME.get(kind)
         if found != kind or (path.is_dir() and known is not None and not _is_pure(path, known)):

@@ -80,15 +80,7 @@ def outline(source: "Source", size: Callable[[], int], *, columns: bool) -> Desc
 def text(source: "Source") -> str:
     """One line: `StepReader(1,000 rows, 20 runs, 16,000 bytes, {score: int64}, path='games')`."""
 
-    def size() -> int:
-        """Of the rows; where they have no fixed size, of the files."""
-        ragged = any(field.ragged for field in source.schema.values())
-        return (
-            int(source._stored_bytes())
-            if ragged and hasattr(source, "_stored_bytes")
-            else source.nbytes
-        )
-
+    size = getattr(source, "_stored_bytes", lambda: source.nbytes)  # views have no files
     about = outline(source, size, columns=False)
     parts = []
     if about.fields:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
@@ -13,8 +13,11 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 Kind = Literal["array", "bytes", "str"]
 
+Batch = dict[str, Any]
+"""One `numpy.ndarray` per field, or a `Ragged`; every one has the same length."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Field:
     """The type of one row of a field, and how a store keeps it.
 
@@ -77,8 +80,30 @@ class Field:
         sizes = [*(["*"] if self.ragged else []), *map(str, self.shape)]
         return str(self.dtype) + (f"[{', '.join(sizes)}]" if sizes else "")
 
+    def __repr__(self) -> str:
+        given = [repr(str(self))] if self.kind != "array" else [repr(str(self.dtype))]
+        given += [repr(self.shape)] if self.shape else []
+        given += ["ragged=True"] if self.ragged and self.kind == "array" else []
+        kept = ("compress", "level", "optional")
+        given += [f"{name}={value!r}" for name in kept if (value := getattr(self, name))]
+        return f"Field({', '.join(given)})"
+
     def __str__(self) -> str:
         return self.items if self.kind == "array" else str(self.kind)
+
+
+FieldLike = Field | DTypeLike | type | tuple[Any, ...]
+
+
+def as_fields(given: Mapping[str, FieldLike]) -> dict[str, Field]:
+    """Fields as people give them: `{"image": ("u1", (28, 28)), "label": "<i8", "text": str}`."""
+    if not isinstance(given, Mapping):
+        raise TypeError(f"fields: expected a dict of names and dtypes, got {type(given).__name__}")
+    fields = {}
+    for name, field in given.items():
+        parts = field if isinstance(field, tuple) else (field,)
+        fields[name] = field if isinstance(field, Field) else Field(*parts)
+    return fields
 
 
 def _kind_of(dtype: Any) -> Kind:

@@ -7,14 +7,15 @@ from numpy.typing import NDArray
 
 from stepwell import arrow, batches
 from stepwell.errors import SchemaError
-from stepwell.field import objects_of
-from stepwell.source import Batch, Field, Ragged, Source
+from stepwell.field import Batch, Field, Ragged, objects_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from stepwell.source import Source
 
-def frame_of(source: Source) -> "pd.DataFrame":
+
+def frame_of(source: "Source") -> "pd.DataFrame":
     """All rows of a source as a data frame."""
     import pandas
 

@@ -78,8 +78,8 @@ def target_kind(
         # A name without a suffix stands for a store that the source is not yet.
         if isinstance(source, Source) or source_kind in MADE:
             raise ValueError(
-                f"{target}: expected to={', '.join(MADE)} or a format, or a name that ends in "
-                f"{', '.join(suffix for known in FORMATS for suffix in known.suffixes)}"
+                f"{target}: expected to= (--to) {', '.join(MADE)} or a format, or a name that "
+                f"ends in {', '.join(suffix for known in FORMATS for suffix in known.suffixes)}"
             )
         return "steps" if source_kind in _HAVE_RUNS else "records"
     writable = [*MADE, *(f.name for f in FORMATS if f.file_writer or f.part_writer)]

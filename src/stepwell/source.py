@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stepwell import _core, description
+from stepwell import _core, arrow, batches, description, frames
 from stepwell.errors import SchemaError
-from stepwell.field import Field as Field, Ragged as Ragged
+from stepwell.field import Batch as Batch, Field as Field, Ragged as Ragged
 from stepwell.lazy import lazy
 
 if TYPE_CHECKING:
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
 Rows = NDArray[np.int64]
 """Row numbers, each in `range(len(source))`."""
-
-Batch = dict[str, Any]
-"""One `numpy.ndarray` per field, or a `Ragged`; every one has the same length."""
 
 Schema = Mapping[str, Field]
 
@@ -374,5 +371,5 @@ def bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
     return array.reshape(-1).view(np.uint8)
 
 
-# They need sources to be made of.
-from stepwell import arrow, batches, frames, views  # noqa: E402
+# They are made of sources.
+from stepwell import views  # noqa: E402

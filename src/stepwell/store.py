@@ -73,8 +73,9 @@ class Report:
         return "\n".join([*lines, *(f"not checked: {each}" for each in self.unchecked)])
 
     def _repr_html_(self) -> str:
-        found = {"problems": self.problems or "none", "checked": self.checked}
-        return html(f"{self.kind} at {self.path}", {**found, "not checked": self.unchecked})
+        found = {"problems": self.problems, "checked": self.checked, "not checked": self.unchecked}
+        facts = {name: each or "none" for name, each in found.items()}
+        return html(f"{self.kind} at {self.path}", facts)
 
 
 class Table(Sequence[Row], ABC):

@@ -21,6 +21,7 @@ from functools import wraps
 from pathlib import Path
 from typing import ClassVar, Concatenate, Literal, ParamSpec, Self, TypeVar
 
+from stepwell.description import html
 from stepwell.errors import BusyError
 from stepwell.files.atomic import make_folder
 from stepwell.files.lock import WriterLock
@@ -146,9 +147,16 @@ class Writer(ABC):
         """
         self._end(commit=True)
 
+    @property
+    def _state(self) -> str:
+        return "closed" if self._closed else "failed" if self._failed else "open"
+
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "failed" if self._failed else "open"
-        return f"{type(self).__name__}({str(getattr(self, '_root', ''))!r}, {state})"
+        return f"{type(self).__name__}({str(getattr(self, '_root', ''))!r}, {self._state})"
+
+    def _repr_html_(self) -> str:
+        path = str(getattr(self, "_root", ""))
+        return html(type(self).__name__, {"path": path, "state": self._state})
 
     def __enter__(self) -> Self:
         return self

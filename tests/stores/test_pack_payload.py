@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-import stepwell
 from stepwell import FormatError, PackReader, PackWriter, SchemaError
 from stepwell.source import Batch, Field, Schema
 from stepwell.stores.pack import PackStats, PayloadType, set_payload_types
@@ -56,14 +55,14 @@ def known() -> Iterator[None]:
     """Packs that know of words and of nothing else."""
     set_payload_types(lambda: (Words(),))
     yield
-    set_payload_types(stepwell._payload_types)
+    set_payload_types(None)
 
 
 @pytest.fixture
 def unknown() -> Iterator[None]:
     set_payload_types(tuple)
     yield
-    set_payload_types(stepwell._payload_types)
+    set_payload_types(None)
 
 
 @pytest.mark.usefixtures("known")

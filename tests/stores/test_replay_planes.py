@@ -181,7 +181,7 @@ def test_the_core_against_numpy(planes: int, size: int, count: int, seed: int) -
     file = os.memfd_create("rows")
     try:
         os.write(file, b"".join(stored))
-        cells = (offsets, sizes, raw, packed.sums.view(np.uint32))
+        cells = (offsets, sizes, raw, packed.checksums.view(np.uint32))
         _core.read_cells(file, "rows", ZSTD, *cells, size * planes, out, planes)
     finally:
         os.close(file)

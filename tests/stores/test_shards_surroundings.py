@@ -61,7 +61,7 @@ for number, how in enumerate(sys.argv[3:]):
         try:
             work()
         except sw.FormatError as error:
-            assert "became shorter" in str(error), error
+            assert "truncated while" in str(error), error
             # Where it ends, in the file, or the first row that was not there.
             assert 4096 + 100 <= error.offset < 6 << 20, error.offset
             print(how, Path(error.path).name, sep=": ")

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from stepwell import ChecksumError, FormatError, SchemaError, StepReader, StepWriter
+from stepwell import ChecksumError, Field, FormatError, SchemaError, StepReader, StepWriter
 from stepwell.stores import RunColumn
 from tests.arrays import STRUCTURES, random_array
 from tests.contract import assert_batch
@@ -99,6 +99,9 @@ def test_any_packed_dtype(quick_path: Path, name: str, shard_rows: int | None) -
         ([("x", "f4"), ("run_id", "f4")], "run_id is filled in: expected a whole number"),
         ([("step_index", "u2", (2,))], "step_index is filled in"),
         ([("δ", "f4")], "Latin-1"),
+        ({"x": str}, "field 'x': expected rows of one size, kept as they are, got Field..str"),
+        ({"x": Field("f4", compress="zstd")}, "kept as they are"),
+        ({"x": ("f4", 4)}, "expected a dtype and a tuple as shape"),  # NumPy's offset, or a shape
     ],
 )
 def test_no_other_dtype(quick_path: Path, dtype: Any, message: str) -> None:
@@ -107,6 +110,16 @@ def test_no_other_dtype(quick_path: Path, dtype: Any, message: str) -> None:
     assert not list(quick_path.rglob("*.npy"))
     with StepWriter(quick_path / "a", PLAIN):  # nothing is in the way
         pass
+
+
+def test_fields_as_other_stores_have_them(quick_path: Path) -> None:
+    given = {"obs": Field("<f4", (4,)), "image": ("u1", (2, 2)), "action": "<i4", "done": bool}
+    with StepWriter(quick_path / "a", given):
+        pass
+    wanted = np.dtype(
+        [("obs", "<f4", 4), ("image", "u1", (2, 2)), ("action", "<i4"), ("done", "?")]
+    )
+    assert StepReader.open(quick_path / "a").dtype == wanted
 
 
 def test_run_and_step_are_filled_in(quick_path: Path) -> None:

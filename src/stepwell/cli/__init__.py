@@ -1,18 +1,31 @@
-"""The command `stepwell`."""
+"""The commands `stepwell` and `a2pack`, each in a module that is imported when it runs."""
 
-from stepwell.cli import console, convert, games, record, records, stores
+import os
+import signal
+import threading
+from importlib import import_module
 
-__all__ = ["app", "main"]
-
-app = console.new_app("Training records at memory speed.")
-for command in (
-    *(stores.info, stores.head, stores.verify, stores.query, stores.bench),
-    *(convert.convert, record.record),
-):
-    app.command()(command)
-app.add_typer(games.app, name="2048")
-app.add_typer(records.app, name="records")
+__all__ = ["a2pack", "main"]
 
 
 def main() -> None:
+    """The command `stepwell`."""
+    _run("stepwell.cli.app")
+
+
+def a2pack() -> None:
+    """The command `a2pack`."""
+    _run("stepwell.cli.pack")
+
+
+def _run(module: str) -> None:
+    # An interrupt in the middle of imports would be a traceback, or an error of another module.
+    main_thread = threading.current_thread() is threading.main_thread()
+    mine = main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if mine:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    app = import_module(module).app
+    console = import_module("stepwell.cli.console")
+    if mine:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     console.run(app)

@@ -168,11 +168,21 @@ def show(facts: Mapping[str, Any], as_json: bool = False) -> None:
 def show_rows(
     names: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers: Collection[int] = ()
 ) -> None:
-    """Print a table, with `numbers` to the right; for other programs nothing is drawn."""
+    """Print a table, with `numbers` to the right; one too wide has a line for each value.
+
+    For other programs nothing is drawn.
+    """
     texts = [["" if value is None else str(value) for value in row] for row in rows]
     if not out.is_terminal:
         for line in (names, *texts):
             print("\t".join(cell.replace("\t", "\\t").replace("\n", "\\n") for cell in line))
+        return
+    if sum(len(name) + 3 for name in names) >= out.width:  # a table would have no room for values
+        wide = max(map(len, names))
+        for row in texts:
+            pairs = zip(names, row, strict=True)
+            text = "\n".join(f"{name:{wide}}  {cell}" for name, cell in pairs)
+            out.print(Text(text + "\n", no_wrap=True, overflow="ellipsis"))
         return
     table = Table()
     for i, name in enumerate(names):

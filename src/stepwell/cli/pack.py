@@ -17,7 +17,6 @@ from stepwell.cli.console import (
     local_path,
     new_app,
     progress,
-    run,
     say,
     show,
     show_skipped,
@@ -52,10 +51,6 @@ OutputOption = Annotated[
 WhereOption = Annotated[
     str | None, typer.Option("--where", help="Only runs for which this holds: 'max_score > 20000'.")
 ]
-
-
-def main() -> None:
-    run(app)
 
 
 @app.command()

@@ -59,15 +59,17 @@ def _statistics(path: str, source: Store) -> dict[str, Any]:
         raise ValueError(f"{path} has no runs; --stats counts runs")
     found: dict[str, Any] = {}
     if len(runs):
-        lengths = np.percentile(runs.counts, (50, 90, 99)).tolist()
-        found["run length"] = dict(zip(("p50", "p90", "p99"), lengths, strict=True))
+        # In a pack a run is a row, with its steps inside.
+        lengths = runs["steps"] if "steps" in runs.columns else runs.counts
+        near = np.percentile(lengths, (50, 90, 99), method="nearest").tolist()
+        found["run length"] = dict(zip(("p50", "p90", "p99"), near, strict=True))
     for name in runs.columns:
         values = [value for value in runs[name].tolist() if value is not None]
         if values and all(isinstance(value, int | float) for value in values):
             mean = sum(values) / len(values)
             found[name] = {"min": min(values), "mean": mean, "max": max(values)}
         else:
-            found[name] = dict(Counter(map(str, values)).most_common(5))
+            found[name] = dict(Counter(map(str, values)).most_common(5)) or None
     return found
 
 
@@ -91,8 +93,9 @@ def head(
             print(json.dumps({"row": row, **values}))
         return
     width = (out.width - 10) // len(found) - 3 if out.is_terminal else 40
+    width = width if width >= 8 else max(out.width - 20, 8)  # then each value has its line
     lines = [
-        (row, *(_short(column[i], max(width, 8)) for column in found.values()))
+        (row, *(_short(column[i], width) for column in found.values()))
         for i, row in enumerate(rows)
     ]
     show_rows(("row", *found), lines, numbers=(0,))

@@ -63,7 +63,7 @@ class PackFile:
 
     def check_checksums(self, entries: NDArray[Any], numbers: Rows, threads: int) -> None:
         """Raise `ChecksumError` for bytes that are not those that were written."""
-        _core.check_sums(self.data, entries.view(np.uint8), numbers, self.path, threads)
+        _core.check_entries(self.data, entries.view(np.uint8), numbers, self.path, threads)
 
     def payloads(
         self, entries: NDArray[Any], numbers: Rows, threads: int

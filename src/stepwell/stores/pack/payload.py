@@ -2,7 +2,7 @@
 
 A pack keeps bytes, each with a kind. A `PayloadType` has the meaning of some kinds:
 it checks them when they are written, decodes them, and has their columns and their statistics.
-`RAW` is the type of all other kinds. `stepwell/__init__.py` hands over the other types, once.
+`RAW` is the type of all other kinds. `stepwell/__init__.py` has the others of this package.
 """
 
 from abc import ABC, abstractmethod
@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+import stepwell
 from stepwell import _core
 from stepwell.errors import SchemaError
 from stepwell.source import Batch, Field, Ragged, Rows, Schema
@@ -124,16 +125,23 @@ class _Raw(PayloadType):
 
 RAW = _Raw()
 
-_known: Callable[[], tuple[PayloadType, ...]] = tuple
+
+@cache
+def _of_the_package() -> tuple[PayloadType, ...]:
+    types: tuple[PayloadType, ...] = stepwell._payload_types()
+    return types
 
 
-def set_payload_types(make: Callable[[], tuple[PayloadType, ...]]) -> None:
-    """Have packs know the types that `make` returns, and no other.
+_known: Callable[[], tuple[PayloadType, ...]] = _of_the_package
+
+
+def set_payload_types(make: Callable[[], tuple[PayloadType, ...]] | None) -> None:
+    """Have packs know the types that `make` returns, and no other; for None those of stepwell.
 
     It is called when the first pack is used: the module of a type need not be imported before.
     """
     global _known
-    _known = cache(make)
+    _known = _of_the_package if make is None else cache(make)
 
 
 def payload_types() -> tuple[PayloadType, ...]:

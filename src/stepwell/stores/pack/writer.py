@@ -184,7 +184,7 @@ class PackWriter(Writer):
             stored = [p if s is None else s for p, s in zip(payloads, packed, strict=True)]
             image, entries = self._laid_out(stored, kinds)
             entries["flags"][smaller], entries["reserved"][smaller] = self._codec, sizes
-        checksums = _core.sums_of(image, entries.view(np.uint8), numbers, "")
+        checksums = _core.checksums_of(image, entries.view(np.uint8), numbers, "")
         entries["crc32c"] = checksums.view(np.uint32)
         return Prepared(image, entries, tallies)
 

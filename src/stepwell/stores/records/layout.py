@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from stepwell import _core
 from stepwell.errors import FormatError
@@ -46,22 +45,6 @@ _MAX_RECORDS = 1 << 58
 _MAX_ATTRIBUTES = 1 << 20
 _DOCUMENT = Document(META, "zrecord", 1, checksummed=True, max_bytes=1 << 24)
 _REPLACED = rf"{re.escape(META)}|.*\.dict"
-
-FieldLike = Field | DTypeLike | type | tuple[Any, ...]
-
-
-def as_fields(given: Mapping[str, FieldLike]) -> dict[str, Field]:
-    """Fields as the user gives them: `{"image": ("u1", (28, 28)), "label": "<i8", "text": str}`.
-
-    Raises `ValueError` for what a record store cannot hold.
-    """
-    if not isinstance(given, Mapping):
-        raise TypeError(f"fields: expected a dict of names and dtypes, got {type(given).__name__}")
-    fields = {}
-    for name, field in given.items():
-        parts = field if isinstance(field, tuple) else (field,)
-        fields[name] = field if isinstance(field, Field) else Field(*parts)
-    return checked(fields)
 
 
 def checked(fields: Mapping[str, Field]) -> dict[str, Field]:

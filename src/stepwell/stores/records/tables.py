@@ -70,7 +70,9 @@ def change_memory(table: NDArray[np.uint8], checksums: NDArray[np.uint8], change
     entries[change.first : change.first + len(change.appended)] = change.appended
     entries[change.rows] = change.changed
     if len(checksums):
-        checksums.view("<u4")[change.blocks] = _core.block_sums(table, change.blocks).view("<u4")
+        checksums.view("<u4")[change.blocks] = _core.block_checksums(table, change.blocks).view(
+            "<u4"
+        )
 
 
 class TableFile:
@@ -161,7 +163,7 @@ class TableFile:
             self._memory = np.frombuffer(mapped, ENTRY)
 
     def _checksums_of(self, blocks: Rows) -> NDArray[Any]:
-        return _core.block_sums(self._memory.view(np.uint8), blocks).view("<u4")
+        return _core.block_checksums(self._memory.view(np.uint8), blocks).view("<u4")
 
     def _stored_checksums(self, blocks: Rows) -> NDArray[Any]:
         """The checksums that are there, from that of the first of some blocks to the last one's."""

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError, SchemaError
+from stepwell.field import FieldLike, as_fields
 from stepwell.files.atomic import sync_path
 from stepwell.files.journal import Journal
 from stepwell.files.regular import check_inside
@@ -33,9 +34,8 @@ from stepwell.stores.records.layout import (
     JOURNAL,
     LOCK,
     META,
-    FieldLike,
     Meta,
-    as_fields,
+    checked,
     checked_attributes,
     chunk_name,
     is_left_over,
@@ -95,7 +95,7 @@ class RecordWriter(Writer):
         if threads is not None and not 1 <= threads <= 4:
             raise ValueError(f"threads: expected 1 to 4, got {threads}")
         size = _count("chunk_records", chunk_records)
-        given = None if fields is None else as_fields(fields)
+        given = None if fields is None else checked(as_fields(fields))
         there = self._holds_commits(root)
         if given is None and not there:
             if mode == "x":

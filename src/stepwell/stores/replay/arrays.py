@@ -255,7 +255,7 @@ class _Single(_Column):
     def append(self, rows: _core.RowBuffer, count: int, pace: Pace) -> NDArray[np.uint32]:
         packed = rows.packed(self.rows, count, self._codec, _LEVEL, self._planes, pace.hurried)
         write_chunks(self.dataset, self._grow(count), packed, self._left_out)
-        return packed.sums.view(np.uint32)
+        return packed.checksums.view(np.uint32)
 
 
 class _Small(_Column):
@@ -292,7 +292,7 @@ class _Small(_Column):
             done += some
             if within + some == self._chunk_rows:
                 self._write(first + done - self._chunk_rows)
-        return _core.sum_each(joined, self._row_bytes).view(np.uint32)
+        return _core.checksum_each(joined, self._row_bytes).view(np.uint32)
 
     def flush(self) -> None:
         begun = self.rows % self._chunk_rows

@@ -131,7 +131,7 @@ class RunFile:
         found = self._read_chunks(name, count)
         if count and f"{CHECKSUMS}/{name}" in self._directory.datasets:
             stored = found.reshape(-1).view(np.uint8)
-            checksums = _core.sum_each(stored, len(stored) // count).view(np.uint32)
+            checksums = _core.checksum_each(stored, len(stored) // count).view(np.uint32)
             stated = self._read_chunks(f"{CHECKSUMS}/{name}", count)
             for i in np.flatnonzero(checksums != stated)[:1]:
                 message = f"{name}[{i}]: expected CRC32C {stated[i]:08x}, got {checksums[i]:08x}"

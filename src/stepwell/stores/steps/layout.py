@@ -1,17 +1,18 @@
 """Where things are in a step dataset (docs/formats/steps.md), and its rows as arrays."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from stepwell import _core
 from stepwell.errors import FormatError
+from stepwell.field import FieldLike, as_fields
 from stepwell.files.npy import NpyHeader, header_bytes, read_header
 from stepwell.files.regular import open_inside
 from stepwell.files.shared import shared_block
@@ -97,11 +98,15 @@ def _checked(file: BinaryIO, path: Path, dtype: np.dtype[Any] | None, rows: int)
     return header
 
 
-def check_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype if rows of it can be kept: packed fields of plain numbers.
+def row_dtype(given: DTypeLike | Mapping[str, FieldLike]) -> np.dtype[Any]:
+    """The dtype of rows: packed fields of plain numbers, given as NumPy has them or as `Field`s.
 
-    The fields that a writer fills in must be whole numbers.
+    The fields that a writer fills in must be whole numbers. Raises `ValueError` for others.
     """
+    wanted: Any = given
+    if isinstance(wanted, Mapping) and not {"names", "formats"} <= set(wanted):
+        wanted = [(name, *_plain(name, each)) for name, each in wanted.items()]
+    dtype: np.dtype[Any] = np.dtype(wanted)
     if not dtype.names:
         raise ValueError(f"expected a dtype with fields, got {dtype}")
     if dtype.hasobject:
@@ -114,6 +119,17 @@ def check_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
             raise ValueError(f"{name} is filled in: expected a whole number, got {dtype[name]}")
     header_bytes(dtype, 0)  # which some names cannot be in
     return dtype
+
+
+def _plain(name: str, given: FieldLike) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    if isinstance(given, tuple) and any(isinstance(part, int) for part in given):
+        raise ValueError(f"field {name!r}: expected a dtype and a tuple as shape, got {given}")
+    field = as_fields({name: given})[name]
+    if field.ragged or field.compress or field.optional:
+        raise ValueError(
+            f"field {name!r}: expected rows of one size, kept as they are, got {field!r}"
+        )
+    return field.dtype, field.shape
 
 
 def map_rows(pieces: list[Piece], dtype: np.dtype[Any] | None) -> list[NDArray[Any]]:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from stepwell.errors import FormatError, SchemaError
+from stepwell.field import FieldLike
 from stepwell.files import catalog
 from stepwell.files.atomic import is_temporary, sweep, sync_path, write_all, write_file
 from stepwell.files.npy import NpyHeader, header_bytes
@@ -34,10 +35,10 @@ from stepwell.stores.steps.layout import (
     MANIFEST,
     SHARDS,
     Piece,
-    check_dtype,
     load_rows,
     piece_name,
     pieces,
+    row_dtype,
 )
 from stepwell.stores.steps.manifest import BLOCK_BYTES, Manifest
 from stepwell.writer import Mode, Writer, exclusive
@@ -53,11 +54,12 @@ class StepWriter(Writer):
         with StepWriter("episodes", dtype, columns={"total_reward": float}) as writer:
             writer.append(rows, total_reward=204.5)
 
-    `dtype` has packed fields; `columns` are what is known of each run (int, float, str, bytes
-    or a `RunColumn`). Both are needed to begin a dataset and checked against one that is
-    there. Fields named `run_id` and `step_index` are filled in. Runs are there for others after
-    `commit`, which leaving the block does; what was appended since is dropped when the
-    block fails. `shard_rows` spreads the rows over files of that many.
+    `dtype` has packed fields, or is a dict of them: `{"obs": ("<f4", (4,)), "action": "<i4"}`.
+    `columns` are what is known of each run (int, float, str, bytes or a `RunColumn`). Both are
+    needed to begin a dataset and checked against one that is there. Fields named `run_id` and
+    `step_index` are filled in. Runs are there for others after `commit`, which leaving the block
+    does; what was appended since is dropped when the block fails. `shard_rows` spreads the rows
+    over files of that many.
 
     One writer at a time: the second one gets a `BusyError`.
     """
@@ -76,14 +78,14 @@ class StepWriter(Writer):
     def __init__(
         self,
         path: str | os.PathLike[str],
-        dtype: DTypeLike | None = None,
+        dtype: DTypeLike | Mapping[str, FieldLike] | None = None,
         columns: Mapping[str, type | RunColumn] | None = None,
         *,
         mode: Mode = "x",
         shard_rows: int | None = None,
     ) -> None:
         root = Path(path).absolute()  # wherever the process goes later
-        wanted = None if dtype is None else check_dtype(np.dtype(dtype))
+        wanted = None if dtype is None else row_dtype(dtype)
         known = database.run_columns(columns)
         if shard_rows is not None and index(shard_rows) < 0:
             raise ValueError(f"shard_rows must be at least 1, got {shard_rows}")

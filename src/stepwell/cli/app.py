@@ -1,0 +1,12 @@
+"""The verbs of the command `stepwell`."""
+
+from stepwell.cli import console, convert, games, record, records, stores
+
+app = console.new_app("Training records at memory speed.")
+for command in (
+    *(stores.info, stores.head, stores.verify, stores.query, stores.bench),
+    *(convert.convert, record.record),
+):
+    app.command()(command)
+app.add_typer(games.app, name="2048")
+app.add_typer(records.app, name="records")
