@@ -96,7 +96,6 @@ def global_steps(loaders: list[sw.Loader]) -> Iterator[tuple[int, NDArray[np.int
 
 def run(case: Case) -> list[NDArray[np.int64]]:
     """The rows of each epoch, as the ranks consumed them, restarted after every stop."""
-    length = case.sampler.order(case.rows).length
     epochs: list[list[NDArray[np.int64]]] = [[] for _ in range(case.epochs)]
     state: dict[str, Any] | None = None
     for part, world in enumerate(case.worlds):
@@ -110,16 +109,14 @@ def run(case: Case) -> list[NDArray[np.int64]]:
         taken = 0
         while limit is None or taken < limit:
             here = loaders[0].state_dict()
-            at_end = here["position"] == length
-            if here["epoch"] + at_end >= case.epochs:
+            if here["epoch"] >= case.epochs:
                 break
-            before = 0 if at_end else here["position"]
             epoch, rows = next(steps)
             states = [loader.state_dict() for loader in loaders]
             assert all(s == states[0] for s in states), "ranks stand at different places"
             taken += 1
             # What a shared tail repeats is padding, not progress.
-            epochs[epoch].append(rows[: states[0]["position"] - before])
+            epochs[epoch].append(rows[: loaders[0].position - here["position"]])
         state = json.loads(json.dumps(loaders[0].state_dict()))
         for loader in loaders:
             loader.close()
@@ -199,13 +196,38 @@ def test_a_state_that_was_edited_is_refused(key: str, value: Any) -> None:
         loader.load_state_dict(state)
 
 
-def test_a_state_at_the_end_of_an_epoch() -> None:
-    loader = sw.Loader(numbers(), 500, seed=7)
-    loop = iter(loader)
-    next(loop), next(loop)
-    state = loader.state_dict()
-    assert (state["epoch"], state["position"]) == (0, N)
-    again = sw.Loader(numbers(), 500, seed=7)
-    again.load_state_dict(state)
-    assert list(again) == []  # what is left of epoch 0
-    assert_rows(order_of(again), shuffled(1))
+def test_a_state_at_the_end_of_an_epoch_continues_with_the_next() -> None:
+    for drop_last, size in ((False, 500), (False, 64), (True, 64)):
+        loader = sw.Loader(numbers(), size, seed=7, drop_last=drop_last)
+        loop = iter(loader)
+        for _ in range(len(loader)):
+            next(loop)
+        assert loader.epoch == 0  # its loop has not ended
+        before = loader.state_dict()
+        assert next(loop, None) is None
+        assert before == loader.state_dict()
+        for batch_size, world_size in ((500, 1), (64, 1), (1, 1), (100, 3)):
+            again = sw.Loader(numbers(), batch_size, seed=7, rank=0, world_size=world_size)
+            again.load_state_dict(before)
+            again.set_epoch(before["epoch"])  # as a program does that counts by the state
+            assert next(iter(again))["i"][0] == shuffled(1)[0]
+
+
+def test_a_state_from_before_that_stands_at_the_last_row_continues_with_the_next_epoch() -> None:
+    state = {**sw.Loader(numbers(), 64, seed=7).state_dict(), "position": N}
+    for epoch in (None, 0, 1):
+        loader = sw.Loader(numbers(), 64, seed=7)
+        loader.load_state_dict(state)
+        if epoch is not None:
+            loader.set_epoch(epoch)
+        assert_rows(order_of(loader), shuffled(1))
+
+
+def test_what_is_left_of_an_epoch_may_be_less_than_a_step_of_this_world() -> None:
+    state = {**sw.Loader(numbers(), 64, seed=7).state_dict(), "position": 960}
+    loader = sw.Loader(numbers(), 64, seed=7, drop_last=True)
+    loader.load_state_dict(state)
+    assert_rows(order_of(loader), shuffled(1)[:960])
+    loader = sw.Loader(numbers(), 64, seed=7)
+    loader.load_state_dict(state)
+    assert_rows(order_of(loader), shuffled()[960:])

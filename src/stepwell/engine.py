@@ -39,7 +39,7 @@ class Engine(ABC):
         self.process = os.getpid()
         self._source, self._order = loader._source, loader._order
         self._transform, self._skip = loader._transform, loader._on_corrupt == "skip"
-        self._schedule = loader._schedule(loader._epoch, loader._position)
+        self._schedule = loader._schedule(*loader._reached)
         self._numbers = itertools.count()
 
     @abstractmethod

@@ -2,30 +2,31 @@
 
     for batch in Loader(source, 4096, seed=7): ...     one epoch, the next loop the next one
 
-A loader is a position: epoch and row. It moves when a batch is handed over, whatever has
-been prefetched, and the order of rows depends on neither threads, batch size nor world. So
-`state_dict` is a handful of numbers, and a run resumes exactly with all of those changed.
+A loop begins at its first `next`: there its epoch is settled, and the rank that reads. The
+loader's position moves when a batch is handed over, whatever has been prefetched, and the order
+of rows depends on neither threads, batch size nor world. So `state_dict` is a handful of numbers,
+and a run resumes exactly with all of those changed.
 """
 
 import inspect
 import operator
 import os
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from threading import Lock
 from typing import Any, Literal, TypedDict
 
-from stepwell import _core
+from stepwell import _core, ranks
 from stepwell.description import html
 from stepwell.engine import Delivery, Engine, NativeEngine, PythonEngine
 from stepwell.errors import FormatError, StateError
 from stepwell.exchange import as_source
+from stepwell.ranks import World
 from stepwell.sampler import Order, Sampler, Sequential, Shuffle, check_sampler
 from stepwell.source import Batch, Closing, Source
 
 Transform = Callable[[Batch], Batch]
-_UNKNOWN = "unknown"  # as the fingerprint of a source that is damaged
 
 
 class LoaderOptions(TypedDict, total=False):
@@ -48,16 +49,18 @@ class Loader(Closing):
     with the same rows.
 
     `shuffle` and `seed` are short for `sampler=Shuffle(seed)` or `Sequential()`. `rank` and
-    `world_size` come from torch.distributed, JAX or RANK and WORLD_SIZE when they are not
-    given; each rank reads its own part of every global batch. The tail of an epoch is a
-    short batch, or, with several ranks, shared out so that all get equal ones; `drop_last`
-    leaves it out.
+    `world_size` are found when a loop begins, if they are not given: by torch.distributed, JAX,
+    Ray or the variables of a launcher. Each rank reads its own part of every global batch; where
+    several processes read the same part, as in tensor-parallel jobs, give the data-parallel rank.
+    The tail of an epoch is a short batch, or, with several ranks, shared out so that all get
+    equal ones; `drop_last` leaves it out.
 
-    A loop that is left early is continued by the next one. `transform` is applied to each
-    batch in one of several threads, so batches reach it in no fixed order; one that has a method
-    `in_epoch(epoch)` is called for the transform of the batch's epoch, which it gives without
-    changing itself. With `on_corrupt="skip"` damaged rows are left out of their batch and
-    listed in `corrupt` once that batch is handed over.
+    Each loop is a whole epoch, the one after the last that was begun; a loaded state is continued
+    by the first loop after it. `transform` is applied to each batch in one of several threads, so
+    batches reach it in no fixed order; one that has a method `in_epoch(epoch)` is called for the
+    transform of the batch's epoch, which it gives without changing itself. With
+    `on_corrupt="skip"` damaged rows are left out of their batch and listed in `corrupt` once that
+    batch is handed over.
     """
 
     def __init__(
@@ -84,41 +87,50 @@ class Loader(Closing):
             raise ValueError(f"on_corrupt: expected 'raise' or 'skip', got {on_corrupt!r}")
         if (rank is None) != (world_size is None):
             raise ValueError("give both rank and world_size, or neither")
-        if rank is None or world_size is None:
-            rank, world_size = _find_world()
+        self._given: World | None = None
+        if rank is not None and world_size is not None:
+            numbers = _whole("rank", rank, 0), _whole("world_size", world_size)
+            self._given = World(*numbers, "arguments")
         self._source = as_source(source)
         self._sampler = sampler or (Shuffle(seed) if shuffle else Sequential())
         self._order: Order = self._sampler.order(len(self._source))
         self._batch_size = _whole("batch_size", batch_size)
         self._drop_last = bool(drop_last)
-        self._rank, self._world_size = _whole("rank", rank, 0), _whole("world_size", world_size)
         self._worker = (0, 1)  # this process among those that serve the rank, and their number
         self._threads = _whole("threads", _core.usable_cores() if threads is None else threads)
         self._prefetch = _whole("prefetch", prefetch)
         self._transform = transform
         self._on_corrupt = on_corrupt
-        self._epoch = 0
+        self._epoch = 0  # where the loader stands, as `state_dict` has it
         self._position = 0
+        self._at_end = False  # the epoch's last batch was handed over, its loop has not ended yet
+        self._begins = (0, 0)  # epoch and position where the next loop begins
+        self._loaded: tuple[int, int] | None = None  # a state, until a loop begins
+        self._reached = (0, 0)  # where the engine goes on, or the last loop was left
+        self._named = False  # the next loop begins where it does on purpose, not because it is next
         self._corrupt: dict[int, FormatError] = {}
         self._engine: Engine | None = None
         self._started: deque[Delivery | Exception] = deque()
         self._loops = 0  # begun or ended so far; a loop that is not the last one is over
-        self._at_end = False  # the epoch's last batch was handed over here, its loop goes on
         self._turn = Lock()  # one thread at a time moves the loader
+        self._parents: tuple[int, World] | None = None  # a process that knew its rank, and that
+        self._world = self._given or ranks.ALONE  # of the last loop that was begun
+        self._group: object = None  # the process group that the world is of
+        self._meeting = ranks.Meeting()
         self._begin = self._schedule(0, 0)
 
     # The loop.
 
     def __len__(self) -> int:
-        """Batches in a whole epoch, on each rank."""
-        return self._begin.steps_from(0)
+        """Batches in a whole epoch, on each rank of the world as it is now."""
+        return self._steps_from(0)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The rest of the current epoch; a new loop ends the one before it."""
-        if self._at_end:
-            self._epoch, self._position, self._at_end = self._epoch + 1, 0, False
-        self._loops += 1
-        return _Epoch(self, self._loops)
+        """A whole epoch, or what a loaded state has left of one.
+
+        It begins at the first `next`, and ends a loop that was begun before.
+        """
+        return _Loop(self)
 
     def forever(self) -> Iterator[Batch]:
         """Epoch after epoch, without end."""
@@ -142,7 +154,7 @@ class Loader(Closing):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next batch."""
+        """The epoch of the loop, until that has ended; then the one that comes next."""
         return self._epoch
 
     @property
@@ -153,7 +165,7 @@ class Loader(Closing):
     @property
     def remaining(self) -> int:
         """Batches that this rank still gets in this epoch."""
-        return self._begin.steps_from(self._position)
+        return self._steps_from(self._position)
 
     @property
     def corrupt(self) -> list[tuple[int, FormatError]]:
@@ -161,40 +173,51 @@ class Loader(Closing):
         return list(self._corrupt.items())
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch; nothing happens when the loader is in it already.
+        """Have the next loop begin this epoch; a loop that is under way goes on.
 
-        So a loop over epochs that calls this, as torch's samplers want it, resumes exactly.
+        A state of this epoch that was loaded is continued, if no loop has begun since. So a
+        program that calls this before each loop, as torch's samplers want it, resumes exactly.
         """
         epoch = _whole("epoch", epoch, 0)
-        if epoch != self._epoch:
-            self._move(epoch, 0)
+        loaded = self._loaded
+        self._stand(*(loaded if loaded is not None and loaded[0] == epoch else (epoch, 0)))
+        self._named = True
 
     def close(self) -> None:
-        """Stop the threads. A later loop starts them again."""
+        """Stop the threads. The next batch starts them again."""
         self._stop()
 
     # The state.
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands: plain numbers and strings, the same on every rank."""
-        return {**self._identity(), "epoch": self._epoch, "position": self._position}
+        """Where the loader stands: plain numbers and strings, the same on every rank.
+
+        After the last batch of an epoch that is the beginning of the next one.
+        """
+        epoch, position = self._begins if self._at_end else (self._epoch, self._position)
+        return {**self._identity(self._fingerprint()), "epoch": epoch, "position": position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken, exactly.
+        """Have the next loop continue where `state` was taken, exactly.
 
-        Raises `StateError` naming the field in which the state and this loader differ.
-        Threads, batch size and world may be others than they were.
+        A loop that is under way is ended. Raises `StateError` naming the field in which the state
+        and this loader differ. Threads, batch size and world may be others than they were.
         """
-        for key, mine in self._identity().items():
+        for key, mine in self._identity(self._fingerprint()).items():
             if key not in state:
                 raise StateError(f"state has no {key!r}")
-            if state[key] != mine and not (key == "fingerprint" and _UNKNOWN in (state[key], mine)):
+            if state[key] != mine and not (
+                key == "fingerprint" and ranks.UNKNOWN in (state[key], mine)
+            ):
                 raise StateError(f"state {key!r}: expected {mine!r}, got {state[key]!r}")
         for key, max_ in (("epoch", 2**64 - 1), ("position", self._order.length)):
             value: Any = state.get(key)
             if not hasattr(value, "__index__") or not 0 <= operator.index(value) <= max_:
                 raise StateError(f"state {key!r}: expected 0 to {max_}, got {value!r}")
-        self._move(operator.index(state["epoch"]), operator.index(state["position"]))
+        self._loops += 1
+        self._loaded = operator.index(state["epoch"]), operator.index(state["position"])
+        self._stand(*self._loaded)
+        self._named = True
 
     def _fingerprint(self) -> str:
         """That of the source, unless rows that it is made of are damaged and to be skipped."""
@@ -203,20 +226,26 @@ class Loader(Closing):
         except FormatError:
             if self._on_corrupt != "skip":
                 raise
-            return _UNKNOWN
+            return ranks.UNKNOWN
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity(self, fingerprint: str) -> dict[str, Any]:
         return {
             "version": 1,
             "sampler": self._sampler.name,
             "seed": int(self._sampler.seed),
             "length": len(self._source),
-            "fingerprint": self._fingerprint(),
+            "fingerprint": fingerprint,
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "_engine": None, "_started": deque()}
+        state = {**self.__dict__, "_engine": None, "_started": deque(), "_group": None}
         del state["_order"], state["_begin"], state["_turn"]
+        with suppress(ValueError):  # a launcher may know the world, and no rank
+            found = self._find()
+            if found.where in ranks.GROUPS and (
+                self._parents is None or found is not self._parents[1]
+            ):
+                state["_parents"] = os.getpid(), found
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -228,14 +257,22 @@ class Loader(Closing):
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({self._source!r}, batch_size={self._batch_size}, "
-            f"sampler={self._sampler!r}, rank={self._rank} of {self._world_size}, "
+            f"sampler={self._sampler!r}, rank={self._where()}, "
             f"epoch={self._epoch}, position={self._position})"
         )
 
+    def _where(self) -> str:
+        try:
+            return str(self._find())
+        except ValueError as error:
+            return f"unknown ({error})"
+
     def _repr_html_(self) -> str:
-        about = ("source", "batch_size", "epoch", "position", "remaining")
-        facts = {name: getattr(self, name) for name in about}
-        return html(type(self).__name__, {**facts, "sampler": self._sampler, "batches": len(self)})
+        about = ("source", "batch_size", "epoch", "position")
+        facts = {**{name: getattr(self, name) for name in about}, "rank": self._where()}
+        with suppress(ValueError):  # ranks that are not known
+            facts |= {"remaining": self.remaining, "batches": len(self)}
+        return html(type(self).__name__, {**facts, "sampler": self._sampler})
 
     # What a framework's loader changes.
 
@@ -258,23 +295,62 @@ class Loader(Closing):
 
     # Moving on.
 
-    def _schedule(self, epoch: int, position: int) -> _core.Schedule:
-        return _core.Schedule(
-            self._order.length,
-            self._batch_size,
-            self._rank,
-            self._world_size,
-            self._drop_last,
-            epoch,
-            position,
-            *self._worker,
-        )
+    def _find(self) -> World:
+        """The world as it is now."""
+        return self._given or ranks.find(self._parents)
 
-    def _move(self, epoch: int, position: int) -> None:
-        self._stop()
-        self._loops += 1
+    def _schedule(self, epoch: int, position: int, world: World | None = None) -> _core.Schedule:
+        rank, size, _ = world or self._world
+        length, batch, drop_last = self._order.length, self._batch_size, self._drop_last
+        return _core.Schedule(length, batch, rank, size, drop_last, epoch, position, *self._worker)
+
+    def _steps_from(self, position: int) -> int:
+        return self._schedule(0, 0, self._find()).steps_from(position)
+
+    def _stand(self, epoch: int, position: int) -> None:
+        """Have the next loop begin here, and the state show it."""
         self._at_end = False
-        self._epoch, self._position = epoch, position
+        self._begins = self._epoch, self._position = epoch, position
+
+    def _begin_loop(self) -> int:
+        """Settle which epoch the loop has and which rank reads, and return its steps."""
+        world = self._find()
+        schedule = self._schedule(0, 0, world)
+        epoch, position = place = self._begins
+        steps = schedule.steps_from(position)
+        if steps == 0 and self._worker[1] == 1:  # of several workers, others may have the rest
+            epoch, position = place = epoch + 1, 0
+            steps = schedule.steps_from(0)
+        left = "position {1} of epoch {0}".format(*self._reached)
+        left = "its last batch" if place == self._reached else left
+        self._meeting.begin(world, place, ranks.UNKNOWN if self._named else left, self._facts)
+        if place != self._reached or world[:2] != self._world[:2]:
+            self._stop()
+        self._world, self._group, self._begin = world, ranks.group(), schedule
+        self._loops += 1
+        self._loaded, self._named = None, False
+        self._begins, self._at_end = (epoch + 1, 0), False
+        self._reached = self._epoch, self._position = place
+        return steps
+
+    def _facts(self) -> dict[str, Any]:
+        """What has to be the same on every rank, besides epoch and position."""
+        try:
+            fingerprint = self._source.fingerprint
+        except FormatError:  # damaged rows are reported when their batch comes
+            fingerprint = ranks.UNKNOWN
+        batch = {"batch_size": self._batch_size, "drop_last": self._drop_last}
+        return {**self._identity(fingerprint), **batch}
+
+    def _check_group(self) -> None:
+        """Called when the process group is no longer the one that the loop began with."""
+        world = self._find()
+        if world[:2] != self._world[:2]:
+            raise RuntimeError(
+                f"expected rank {self._world}, as this loop began, got rank {world}; "
+                "begin a new loop once the process group is up"
+            )
+        self._group = ranks.group()
 
     def _stop(self) -> None:
         engine, self._engine = self._engine, None
@@ -305,9 +381,9 @@ class Loader(Closing):
             if isinstance(error, StopIteration):  # it would end the loop as if all were well
                 raise RuntimeError("a source or transform raised StopIteration") from error
             raise
-        self._epoch, self._position = delivery.epoch, delivery.position
-        self._corrupt.update(delivery.left_out)
-        self._at_end = self._begin.steps_from(self._position) == 0
+        self._epoch, self._position = self._reached = delivery.epoch, delivery.position
+        if delivery.left_out:
+            self._corrupt.update(delivery.left_out)
         return finished
 
     def _make_engine(self) -> Engine:
@@ -317,26 +393,36 @@ class Loader(Closing):
         return NativeEngine(self, reader, order)
 
 
-class _Epoch(Iterator[Any]):
-    """One loop: the batches from where the loader stands to the end of its epoch."""
+class _Loop(Iterator[Any]):
+    """One loop over a loader; its number is -1 until it begins."""
 
-    def __init__(self, loader: Loader, number: int) -> None:
+    def __init__(self, loader: Loader) -> None:
         self._loader = loader
-        self._number = number
-        self._over = False
+        self._number = -1
+        self._left = 0  # batches to come; -1 when the end was reported
 
     def __next__(self) -> Any:
         loader = self._loader
         with loader._turn:
-            if self._over:
+            if self._number != loader._loops:
+                if self._left < 0:
+                    raise StopIteration
+                if self._number >= 0:
+                    raise RuntimeError("this loop was ended: the loader began another or was moved")
+                self._left, self._number = loader._begin_loop(), loader._loops
+            elif loader._given is None and ranks.group() is not loader._group:
+                loader._check_group()
+            if self._left <= 0:
+                if self._left == 0:
+                    self._left = -1
+                    loader._stand(*loader._begins)
                 raise StopIteration
-            if loader._loops != self._number:
-                raise RuntimeError("this loop was ended: the loader has begun another or was moved")
-            if loader._begin.steps_from(loader._position) == 0:
-                self._over = True
-                loader._epoch, loader._position, loader._at_end = loader._epoch + 1, 0, False
-                raise StopIteration
-            return loader._next()
+            batch = loader._next()
+            self._left -= 1
+            if self._left == 0:
+                loader._reached = loader._epoch + 1, 0
+                loader._at_end = loader._worker[1] == 1
+            return batch
 
 
 def show_options(cls: type[Any], base: type[Any]) -> None:
@@ -357,16 +443,3 @@ def _whole(name: str, value: Any, min_: int = 1) -> int:
     if not min_ <= number < 2**63:
         raise ValueError(f"{name} must be at least {min_}, got {number}")
     return number
-
-
-def _find_world() -> tuple[int, int]:
-    """Rank and world of this process, from whichever framework has set them up."""
-    torch = sys.modules.get("torch.distributed")
-    if torch is not None and torch.is_available() and torch.is_initialized():
-        return torch.get_rank(), torch.get_world_size()
-    jax = sys.modules.get("jax")
-    if jax is not None and jax.distributed.is_initialized():
-        return jax.process_index(), jax.process_count()
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    return 0, 1
