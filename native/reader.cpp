@@ -1,6 +1,8 @@
 #include "reader.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <new>
 #include <numeric>
 #include <stdexcept>
@@ -170,6 +172,62 @@ class JoinReader final : public Reader {
   std::vector<ReaderPtr> parts_;
 };
 
+// Widens n numbers that end where the wide ones will end.
+template <class From, class To>
+void widen(std::byte* out, std::size_t n) {
+  std::array<From, 1024> narrow;
+  const std::byte* from = out + n * (sizeof(To) - sizeof(From));
+  while (n > 0) {  // a piece is read whole before what it becomes is written over it
+    const std::size_t count = std::min(n, narrow.size());
+    std::memcpy(narrow.data(), from, count * sizeof(From));
+    for (std::size_t i = 0; i < count; ++i) {
+      const To wide = static_cast<To>(narrow[i]);
+      std::memcpy(out + i * sizeof(To), &wide, sizeof(To));
+    }
+    from += count * sizeof(From), out += count * sizeof(To), n -= count;
+  }
+}
+
+using Widen = void (*)(std::byte*, std::size_t);
+
+Widen widening(const Width& width) {
+  if (width.from == width.to) return nullptr;
+  if (width.from == 2 && width.to == 4 && !width.has_sign) return widen<std::uint16_t, std::int32_t>;
+  require(width.to == 8, "numbers become 8 bytes wide, or 4 from 2 without a sign");
+  switch (width.from) {
+    case 1: return width.has_sign ? widen<std::int8_t, std::int64_t> : widen<std::uint8_t, std::int64_t>;
+    case 2: return width.has_sign ? widen<std::int16_t, std::int64_t> : widen<std::uint16_t, std::int64_t>;
+    case 4: return width.has_sign ? widen<std::int32_t, std::int64_t> : widen<std::uint32_t, std::int64_t>;
+    default: throw std::invalid_argument("numbers have 1, 2, 4 or 8 bytes");
+  }
+}
+
+class WidenedReader final : public Reader {
+ public:
+  WidenedReader(ReaderPtr base, std::vector<Width> widths, std::vector<Widen> widen, std::vector<std::size_t> fields)
+      : Reader(base->length(), std::move(fields)),
+        base_(std::move(base)),
+        widths_(std::move(widths)),
+        widen_(std::move(widen)) {}
+
+  void fill(std::span<const std::int64_t> rows, std::span<const std::int64_t> slots,
+            std::span<std::byte* const> outs) const override {
+    require(slots.empty(), "a widened reader is the outermost");
+    std::vector<std::byte*> ends(outs.begin(), outs.end());
+    for (std::size_t f = 0; f < ends.size(); ++f) ends[f] += rows.size() * (fields()[f] - base_->fields()[f]);
+    base_->fill(rows, {}, ends);
+    for (std::size_t f = 0; f < ends.size(); ++f)
+      if (widen_[f]) widen_[f](outs[f], rows.size() * fields()[f] / widths_[f].to);
+  }
+
+  bool holds(std::span<const std::byte> memory) const override { return base_->holds(memory); }
+
+ private:
+  ReaderPtr base_;
+  std::vector<Width> widths_;
+  std::vector<Widen> widen_;
+};
+
 std::vector<std::byte*> places(const Reader& reader, std::span<const std::size_t> layout,
                                std::byte* block) {
   std::vector<std::byte*> outs(reader.fields().size());
@@ -220,6 +278,20 @@ ReaderPtr join_reader(std::vector<ReaderPtr> parts) {
     fields.insert(fields.end(), part->fields().begin(), part->fields().end());
   }
   return std::make_shared<JoinReader>(std::move(parts), std::move(fields));
+}
+
+ReaderPtr widened_reader(ReaderPtr base, std::vector<Width> widths) {
+  require(widths.size() == base->fields().size(), "one width for each field is needed");
+  std::vector<Widen> widen;
+  std::vector<std::size_t> fields(base->fields().begin(), base->fields().end());
+  for (std::size_t f = 0; f < fields.size(); ++f) {
+    widen.push_back(widening(widths[f]));
+    if (!widen[f]) continue;
+    require(fields[f] % widths[f].from == 0, "a row has no whole number of items");
+    require(!__builtin_mul_overflow(fields[f], widths[f].to / widths[f].from, &fields[f]),
+            "a wider row is too large for memory");
+  }
+  return std::make_shared<WidenedReader>(std::move(base), std::move(widths), std::move(widen), std::move(fields));
 }
 
 bool overlap(std::span<const std::byte> a, std::span<const std::byte> b) {

@@ -60,6 +60,16 @@ ReaderPtr concat_reader(std::vector<ReaderPtr> parts);
 // The fields of each part side by side. All have the same length.
 ReaderPtr join_reader(std::vector<ReaderPtr> parts);
 
+// Whole numbers of `from` bytes that become ones of `to` bytes; the same size leaves a field as it is.
+struct Width {
+  std::size_t from, to;
+  bool has_sign;
+};
+
+// The same rows with wider numbers: the base fills the end of each output, from where they are widened
+// in place while they are in the cache. The outermost reader only: it takes no slots.
+ReaderPtr widened_reader(ReaderPtr base, std::vector<Width> widths);
+
 // Whether two stretches of memory have a byte in common.
 bool overlap(std::span<const std::byte> a, std::span<const std::byte> b);
 

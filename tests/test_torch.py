@@ -52,15 +52,15 @@ def test_batches_are_tensors_of_every_field() -> None:
         "move": torch.uint8,
         "ev_legal": torch.uint8,
         "ev_values": torch.float32,
-        "run_id": torch.uint32,
-        "step_index": torch.uint16,
+        "run_id": torch.int64,
+        "step_index": torch.int32,
     }
     expected = batch["board"].to(torch.float32)[:, None] + torch.tensor([0.0, 0.25, 0.5, 0.75])
     assert torch.equal(batch["ev_values"], expected)
 
 
 def test_tensors_share_memory_with_the_batch() -> None:
-    batch = steps().take(np.arange(10))
+    batch = steps().columns(["board", "move", "ev_values"]).take(np.arange(10))
     tensors = sw.torch.as_tensors(batch)
     for name, values in batch.items():
         assert tensors[name].data_ptr() == values.ctypes.data

@@ -2,6 +2,7 @@
 
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "arrays.hpp"
@@ -98,6 +99,15 @@ void bind_reader(nb::module_& m) {
   m.def("mapped_reader", &mapped_reader, "base"_a, "map"_a);
   m.def("concat_reader", &concat_reader, "parts"_a);
   m.def("join_reader", &join_reader, "parts"_a);
+  m.def(
+      "widened_reader",
+      [](ReaderPtr base, const std::vector<std::tuple<std::size_t, std::size_t, bool>>& widths) {
+        std::vector<Width> all;
+        for (const auto& [from, to, has_sign] : widths) all.push_back({from, to, has_sign});
+        return widened_reader(std::move(base), std::move(all));
+      },
+      "base"_a, "widths"_a,
+      "The same rows with wider whole numbers: (bytes, wider bytes, whether there is a sign) for each field.");
 }
 
 }  // namespace stepwell::bind

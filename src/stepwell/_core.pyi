@@ -124,6 +124,11 @@ def concat_reader(parts: Sequence[Reader]) -> Reader: ...
 
 def join_reader(parts: Sequence[Reader]) -> Reader: ...
 
+def widened_reader(base: Reader, widths: Sequence[tuple[int, int, bool]]) -> Reader:
+    """
+    The same rows with wider whole numbers: (bytes, wider bytes, whether there is a sign) for each field.
+    """
+
 def decode_2048(boards: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], moves: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], legal: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], symmetries: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], cells: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], one_hot: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], out_moves: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], out_legal: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], out_values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> None:
     """
     Steps as a network wants them, into the caller's arrays; of cells and one_hot one is empty.

@@ -13,7 +13,7 @@ import numpy as np
 
 from stepwell import _core
 from stepwell.errors import FormatError
-from stepwell.source import Rows
+from stepwell.source import Rows, Source
 
 if TYPE_CHECKING:
     from stepwell.loader import Loader
@@ -95,8 +95,11 @@ class Engine(ABC):
 class NativeEngine(Engine):
     """Row numbers, reads and buffers in the core's threads; Python only wraps the result."""
 
-    def __init__(self, loader: "Loader", reader: _core.Reader, order: _core.Order) -> None:
+    def __init__(
+        self, loader: "Loader", source: Source, reader: _core.Reader, order: _core.Order
+    ) -> None:
         super().__init__(loader)
+        self._source = source
         self._prefetch = _core.Prefetch(
             reader, order, self._schedule, loader._blocks, loader._threads, loader._prefetch
         )

@@ -285,6 +285,10 @@ class Loader(Closing):
     _blocks: _core.BlockPool = _core.shared_blocks()
     """Where native threads get memory from."""
 
+    def _read_from(self) -> Source:
+        """The source as native threads read it: the same rows, maybe in other types."""
+        return self._source
+
     def _start(self, batch: Batch) -> Any:
         """Begin to turn a batch into what the consumer gets."""
         return batch
@@ -387,10 +391,11 @@ class Loader(Closing):
         return finished
 
     def _make_engine(self) -> Engine:
-        reader, order = self._source._reader, self._order
+        source, order = self._read_from(), self._order
+        reader = source._reader
         if reader is None or self._transform is not None or not isinstance(order, _core.Order):
             return PythonEngine(self)
-        return NativeEngine(self, reader, order)
+        return NativeEngine(self, source, reader, order)
 
 
 class _Loop(Iterator[Any]):

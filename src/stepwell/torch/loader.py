@@ -1,0 +1,278 @@
+"""stepwell's loader with tensors as batches, which looks like torch's where a framework looks."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils import data
+
+from stepwell import _core, loader as _loader
+from stepwell.engine import Delivery, Engine, NativeEngine
+from stepwell.sampler import Sequential
+from stepwell.source import Batch, Source
+from stepwell.torch import sharing
+from stepwell.torch.dataset import MapDataset, RowNumbers, collate
+from stepwell.torch.tensors import Signed, Tensors, int64_names, signed, signed_types, tensors_of
+
+
+class Loader(_loader.Loader):
+    """`stepwell.Loader` whose batches are tensors.
+
+    On the CPU they share memory with the batch. With a CUDA `device`, batches are made in
+    pinned memory and copied on a stream of their own, one batch ahead of the consumer.
+    uint16 and uint32 become int32 and int64, which torch computes with; fields named in
+    `as_int64` become int64, uint64 with the same bits. A `transform` sees the source's types.
+
+    Frameworks find what they look for in a DataLoader: Lightning sets the epoch of `sampler`,
+    accelerate and transformers skip batches by `dataset`, `batch_sampler` and `collate_fn`. The
+    loader finds its rank itself, so nothing is to be prepared or given a sampler.
+    """
+
+    def __init__(
+        self,
+        source: Source | Mapping[str, Any] | Any,
+        batch_size: int,
+        *,
+        device: torch.device | str | int | None = None,
+        as_int64: Sequence[str] = (),
+        **options: Unpack[_loader.LoaderOptions],
+    ) -> None:
+        super().__init__(source, batch_size, **options)
+        self._as_int64 = int64_names(as_int64, self._source, self._transform)
+        self._by_rows = False  # the loop under way is one over row numbers
+        self._device = torch.device("cpu" if device is None else device)
+        if str(self._device) == "cuda":
+            self._device = torch.device("cuda", torch.cuda.current_device())
+        self._stream: torch.cuda.Stream | None = None
+        self._leaving: deque[tuple[torch.cuda.Event, Batch]] = deque()
+        if self._device.type == "cuda":
+            self._ahead = 2
+            self._blocks = self._pinned_blocks()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {**super().__getstate__(), "_stream": None, "_leaving": deque()}
+        state.pop("_blocks", None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self._device.type == "cuda":
+            self._blocks = self._pinned_blocks()
+
+    def _pinned_blocks(self) -> _core.BlockPool:
+        """Enough pinned memory for every batch that can be under way at once."""
+        pool = _core.BlockPool(0)
+        reader = self._read_from()._reader
+        if reader is not None:
+            size = reader.layout(self._batch_size)[-1]
+            for _ in range(self._prefetch + self._threads + self._ahead + 2):
+                memory = torch.empty(max(size, 1), dtype=torch.uint8, pin_memory=True)
+                pool.donate(memory.numpy())
+        return pool
+
+    # What a DataLoader has.
+
+    @property
+    def dataset(self) -> MapDataset:
+        """The rows, for frameworks that read the batches of `batch_sampler` themselves."""
+        return MapDataset(self._source, self._transform, as_int64=self._as_int64)
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether the tail of an epoch is left out."""
+        return self._drop_last
+
+    @property
+    def num_workers(self) -> int:
+        """0: threads make the batches, not processes."""
+        return 0
+
+    @property
+    def prefetch_factor(self) -> None:
+        """None: there are no worker processes."""
+
+    @property
+    def sampler(self) -> "RankSampler":
+        """The rows of this rank, one by one, and a `set_epoch`; `order` is stepwell's own."""
+        sequential = isinstance(self._sampler, Sequential)
+        return (_SequentialRankSampler if sequential else RankSampler)(self)
+
+    @property
+    def batch_sampler(self) -> "RankBatchSampler":
+        """The rows of each batch of this rank; a loop over them is one of the loader's."""
+        return RankBatchSampler(self)
+
+    def collate_fn(self, rows: Any) -> Tensors:
+        """What a batch read out of `dataset` becomes: tensors on the device."""
+        batch: Tensors = collate(rows)
+        return _each(batch, lambda tensor: tensor.to(self._device))
+
+    # How batches are made.
+
+    def _read_from(self) -> Source:
+        types = signed_types(self._source.schema, () if self._transform else self._as_int64)
+        return Signed(self._source, types) if types else self._source
+
+    def _next(self) -> Any:
+        if self._by_rows != isinstance(self._engine, _RowEngine):
+            self._stop()
+        return super()._next()
+
+    def _make_engine(self) -> Engine:
+        return _RowEngine(self) if self._by_rows else super()._make_engine()
+
+    def _start(self, batch: Batch) -> Any:
+        if self._by_rows:
+            return batch
+        if not isinstance(self._engine, NativeEngine):  # whose threads have done it
+            batch = signed(batch, self._as_int64)
+        tensors = tensors_of(batch)
+        if self._device.type == "cpu":
+            return tensors
+        if self._device.type != "cuda":
+            return _each(tensors, lambda t: t.to(self._device))
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)
+        block = _block_of(batch)
+        if block is None:
+            tensors = _each(tensors, lambda t: t.pin_memory())
+        # The device's memory belongs to the consumer's stream, where it is freed in order; the
+        # copy therefore waits for what that stream has been given so far, not for the work
+        # on the batch that is handed over next.
+        consumer = torch.cuda.current_stream(self._device)
+        if block is None:
+            copies = _each(tensors, lambda t: torch.empty_like(t, device=self._device))
+            pairs = [pair for name in tensors for pair in _pairs(copies[name], tensors[name])]
+        else:  # one copy for all fields
+            there = torch.empty(len(block), dtype=torch.uint8, device=self._device)
+            here = torch.from_numpy(block)
+            copies = {name: _within(there, here, t) for name, t in tensors.items()}
+            pairs = [(there, here)]
+        self._stream.wait_stream(consumer)
+        with torch.cuda.stream(self._stream):
+            for to, values in pairs:
+                to.copy_(values, non_blocking=True)
+        arrived = self._stream.record_event()
+        return copies, arrived, tensors
+
+    def _finish(self, started: Any) -> Any:
+        if self._device.type != "cuda" or self._by_rows:
+            return started
+        copies, arrived, host = started
+        torch.cuda.current_stream(self._device).wait_event(arrived)
+        # The host memory is used again only once the copy has left it.
+        while self._leaving and self._leaving[0][0].query():
+            self._leaving.popleft()
+        self._leaving.append((arrived, host))
+        return copies
+
+    def _stop(self) -> None:
+        if self._stream is not None and self._started:
+            self._stream.synchronize()  # copies under way into memory that is freed now
+        super()._stop()
+
+
+def _block_of(batch: Batch) -> NDArray[np.uint8] | None:
+    """The block that native threads put this batch into, when they did."""
+    bases = [getattr(values, "base", None) for values in batch.values()]
+    first = bases[0]
+    if isinstance(first, np.ndarray) and first.dtype == np.uint8 and first.ndim == 1:
+        return first if all(base is first for base in bases) else None
+    return None
+
+
+def _within(there: torch.Tensor, here: torch.Tensor, field: torch.Tensor) -> torch.Tensor:
+    """The part of `there`, a copy of `here`, that `field` is of `here`."""
+    begin = field.data_ptr() - here.data_ptr()
+    part = there[begin : begin + field.numel() * field.element_size()]
+    return part.view(field.dtype).view(field.shape)
+
+
+def _each(batch: dict[str, Any], fn: Any) -> dict[str, Any]:
+    def applied(value: Any) -> Any:
+        if isinstance(value, list):  # text stays where it is
+            return value
+        return tuple(map(fn, value)) if isinstance(value, tuple) else fn(value)
+
+    return {name: applied(value) for name, value in batch.items()}
+
+
+def _pairs(there: Any, here: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """What is to be copied of a field: nothing of text, two tensors of a ragged one."""
+    if isinstance(here, list):
+        return []
+    return list(zip(there, here, strict=True)) if isinstance(here, tuple) else [(there, here)]
+
+
+class _RowEngine(Engine):
+    """Gives the rows of each batch, for those who read them; nothing is ahead of the consumer."""
+
+    def next(self) -> Delivery:
+        epoch, start, count, after = self._schedule.step(next(self._numbers))
+        rows = self._rows(epoch, start, count)
+        return Delivery(RowNumbers(rows.tolist(), epoch), epoch, after)
+
+    def close(self) -> None: ...
+
+
+class RankBatchSampler(data.Sampler[list[int]]):
+    """The row numbers of each batch of a loader. A loop over them is a loop of the loader: it
+    begins the next epoch, moves `state_dict`, and ends with the next loop."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self.batch_size, self.drop_last = loader.batch_size, loader.drop_last
+
+    @property
+    def sampler(self) -> "RankSampler":
+        """The rows one by one."""
+        return self._loader.sampler
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have the next loop begin this epoch."""
+        self._loader.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        shares, given = sharing.reader().shares, self._loader._given
+        if shares is not None and (given is None or given.size > 1):
+            raise sharing.shared_twice(shares)
+        loop = iter(self._loader)
+        while True:
+            self._loader._by_rows = True
+            try:
+                rows: Any = next(loop, None)
+            finally:
+                self._loader._by_rows = False
+            if rows is None:
+                return
+            yield rows
+
+
+class RankSampler(data.Sampler[int]):
+    """The row numbers of a loader's rank, one by one. Frameworks call its `set_epoch`."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have the next loop begin this epoch."""
+        self._loader.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        loader, steps = self._loader, len(self._loader)
+        last = loader._schedule(0, 0, loader._find()).step(steps - 1)[2] if steps else 0
+        return max(steps - 1, 0) * loader.batch_size + last
+
+    def __iter__(self) -> Iterator[int]:
+        for rows in self._loader.batch_sampler:
+            yield from rows
+
+
+class _SequentialRankSampler(RankSampler, data.SequentialSampler):
+    """Lightning wants to see from the class that rows are not shuffled."""
