@@ -54,6 +54,14 @@ def test_record(tmp_path: Path) -> None:
         assert (run.state, run.steps, run.rows["frames"]) == ("closed", 60, 60)
 
 
+def test_record_cartpole(tmp_path: Path) -> None:
+    """Drawn by pygame, which the extra brings and which looks for no screen."""
+    facts_of("record", "--env", "CartPole-v1", "--steps", "20", "--out", tmp_path)
+    with ReplayReader.open(tmp_path) as reader:
+        episode = reader.episode(reader.episodes[0].episode_id)
+        assert episode.frames.shape == (episode.episode.steps, 400, 600, 3)
+
+
 def test_record_is_the_same_for_a_seed(tmp_path: Path) -> None:
     command = ("record", "--env", "CartPole-v1", "--steps", "80", "--frames", "none")
     for run_id in ("a", "b"):
@@ -117,6 +125,21 @@ def test_record_without_the_extra(tmp_path: Path, module: str) -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 2
     assert "needs an extra: pip install 'stepwell[gym]'" in done.stderr
+
+
+def test_record_what_cannot_be_drawn(tmp_path: Path) -> None:
+    """Where only gymnasium is installed, without the package that draws."""
+    command = ["stepwell", "record", "--env", "CartPole-v1", "--out", str(tmp_path / "out")]
+    script = (
+        f"import sys; sys.modules['pygame'] = None; sys.argv = {command!r}\n"
+        "from stepwell.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: CartPole-v1: pygame is not installed, run ")
+    assert line.endswith("; --frames none records without")
+    assert not (tmp_path / "out").exists()
 
 
 def test_info(store: Path) -> None:

@@ -29,7 +29,8 @@ def printed(*args: object, cwd: Path | None = None) -> list[str]:
     return done.stdout.splitlines()
 
 
-NAMES = sorted(path.name for path in EXAMPLES.glob("*.py"))
+ELSEWHERE = {"train_flax.py", "train_sb3.py", "train_torchrl.py"}  # in tests/frameworks
+NAMES = sorted({path.name for path in EXAMPLES.glob("*.py")} - ELSEWHERE)
 Run = Callable[..., tuple[int, str]]
 
 

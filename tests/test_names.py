@@ -87,6 +87,8 @@ def test_loaders_of_frameworks_show_their_options(loader: type) -> None:
     shown = dict(inspect.signature(loader).parameters)
     assert shown.pop("device").default is None
     assert "torch" not in loader.__module__ or shown.pop("as_int64").default == ()
+    if loader is sw.jax.Loader:
+        assert shown.pop("pad_last").default is False
     assert shown == own
     options = [name for name, each in own.items() if each.kind is inspect.Parameter.KEYWORD_ONLY]
     assert list(LoaderOptions.__annotations__) == options

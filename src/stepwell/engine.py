@@ -41,6 +41,7 @@ class Engine(ABC):
         self._transform, self._skip = loader._transform, loader._on_corrupt == "skip"
         self._schedule = loader._schedule(*loader._reached)
         self._numbers = itertools.count()
+        self.step = (0, 0, 0, 0)  # epoch, start, count and position after it, of the last `next`
 
     @abstractmethod
     def next(self) -> Delivery:
@@ -105,7 +106,7 @@ class NativeEngine(Engine):
         )
 
     def next(self) -> Delivery:
-        epoch, _, count, after = step = self._schedule.step(next(self._numbers))
+        epoch, _, count, after = self.step = step = self._schedule.step(next(self._numbers))
         try:
             batch = self._source._split(self._prefetch.next(), count)
         except Exception as error:
@@ -132,11 +133,11 @@ class PythonEngine(Engine):
         while len(self._pending) < self._depth:
             step = self._schedule.step(next(self._numbers))
             self._pending.append((step, self._pool.submit(self._delivery, *step)))
-        step, made = self._pending.popleft()
+        self.step, made = self._pending.popleft()
         try:
             return made.result()
         except Exception as error:
-            error.add_note(_note(*step))
+            error.add_note(_note(*self.step))
             raise
 
     def close(self) -> None:

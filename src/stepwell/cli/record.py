@@ -1,6 +1,7 @@
 """`stepwell record`: play an environment and keep everything that happens."""
 
 import enum
+import os
 import time
 import traceback
 from collections.abc import Callable
@@ -74,7 +75,7 @@ def record(
             try:
                 if wanted is not None:  # what cannot be drawn is better known before a run begins
                     made.reset()
-                    made.render()
+                    draw(made)
                 made = Record(
                     made,
                     output,
@@ -120,6 +121,7 @@ def _make(name: str, count: int, frames: str | None) -> Any:
     from gymnasium.vector import AutoresetMode
 
     register_atari(name)
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws in memory and needs no screen
     mode = None if frames is None else "rgb_array"
     with translated(name):
         if count == 1:
@@ -131,6 +133,16 @@ def _make(name: str, count: int, frames: str | None) -> Any:
             vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
             render_mode=mode,
         )
+
+
+def draw(env: Any) -> None:
+    """Render a frame; where a package for that is missing, its error also names the way without."""
+    import gymnasium as gym
+
+    try:
+        env.render()
+    except gym.error.DependencyNotInstalled as error:
+        raise gym.error.DependencyNotInstalled(f"{error}; --frames none records without") from error
 
 
 def register_atari(name: str) -> None:

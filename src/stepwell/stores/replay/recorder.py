@@ -86,11 +86,16 @@ def Record(
     and the time when it is not given; the rest is as in `ReplayWriter`.
 
     `close` closes the writer too; it and `reset` end an episode that is going on. Each environment
-    of a vector is an agent, "env0", "env1", …. Raises `SchemaError` for spaces other than Box,
-    Discrete, MultiBinary, MultiDiscrete, and Dict and Tuple of these.
+    of a Gymnasium vector is an agent, "env0", "env1", …. Vectors of others (stable-baselines3,
+    TorchRL) are given environments that record themselves, each a run of its own. Raises
+    `SchemaError` for spaces other than Box, Discrete, MultiBinary, MultiDiscrete, and Dict and
+    Tuple of these.
     """
     if not isinstance(env, gym.Env | VectorEnv):
-        raise TypeError(f"env: expected a Gymnasium environment, got {type(env).__name__}")
+        raise TypeError(
+            f"env: expected a Gymnasium environment, got {type(env).__name__}"
+            + _line_for(env, root, frames)
+        )
     writer = partial(
         ReplayWriter,
         root,
@@ -107,6 +112,20 @@ def Record(
         resets = AutoresetMode(env.metadata["autoreset_mode"])
         return RecordedVectorEnv(env, Recording(*given), resets)
     return RecordedEnv(env, Recording(*given))
+
+
+def _line_for(env: Any, root: Any, frames: str | None) -> str:
+    """The line to write for an environment of a library whose environments hold Gymnasium's."""
+    drawn = "" if frames is None else ", render_mode='rgb_array'"
+    which = "" if frames == "all" else f", frames={frames!r}"
+    inner = f"Record(gym.make(...{drawn}), {str(root)!r}{which})"
+    kind = "SubprocVecEnv" if type(env).__name__ == "SubprocVecEnv" else "DummyVecEnv"
+    lines = {
+        "stable_baselines3": f"{kind}([lambda: {inner}] * {getattr(env, 'num_envs', 1)})",
+        "torchrl": f"GymWrapper({inner})",
+    }
+    homes = (base.__module__.partition(".")[0] for base in type(env).__mro__)
+    return next((f"; record inside it: {lines[home]}" for home in homes if home in lines), "")
 
 
 def _frame_interval(frames: str | None, render_mode: str | None) -> int:
@@ -311,7 +330,7 @@ class RecordedVectorEnv(_Recorded, VectorWrapper):
     ) -> None:
         super().__init__(env)
         self._recording = recording
-        self._mode = mode
+        self.autoreset_mode = mode
 
     def reset(
         self,
@@ -344,16 +363,19 @@ class RecordedVectorEnv(_Recorded, VectorWrapper):
         following = self._each(observations)
         for i, actor in enumerate(recording.actors):
             if actor.seen is None:  # this step was a reset, or unexpected
-                if self._mode == AutoresetMode.NEXT_STEP:
+                if self.autoreset_mode == AutoresetMode.NEXT_STEP:
                     recording.begin(actor, following[i])
                 continue
-            last, info = following[i], infos
-            if over[i] and self._mode == AutoresetMode.SAME_STEP:
-                last, info = self._final(infos, i), infos.get("final_info", {})
+            last, info = following[i], _info_of(infos, i)
+            if over[i] and self.autoreset_mode == AutoresetMode.SAME_STEP:
+                last, info = self._final(infos, i), info.get("final_info", {})
+            info.pop(
+                "final_obs", None
+            )  # of another environment; the vector of the ALE masks nothing
             frame = picture(frames[i]) if wanted[i] else None
-            came = (last, rewards[i], terminated[i], truncated[i], _info_of(info, i))
+            came = (last, rewards[i], terminated[i], truncated[i], info)
             recording.add(actor, taken[i], frame, *came)
-            if over[i] and self._mode == AutoresetMode.SAME_STEP:
+            if over[i] and self.autoreset_mode == AutoresetMode.SAME_STEP:
                 recording.begin(actor, following[i])
         return result
 
@@ -366,16 +388,23 @@ class RecordedVectorEnv(_Recorded, VectorWrapper):
             raise ValueError(f"render: expected {self.num_envs} frames, one for each environment")
         return frames
 
-    def _final(self, infos: Mapping[str, Any], i: int) -> Any:
+    def _final(self, infos: Any, i: int) -> Any:
         """The last observation of an episode whose environment has been reset since."""
+        if isinstance(infos, list):
+            return infos[i].get("final_obs")
         found = infos.get("final_obs")
         if isinstance(found, Mapping | tuple):
             return self._each(found)[i]
         return None if found is None else found[i]
 
 
-def _info_of(infos: Mapping[str, Any], i: int) -> dict[str, Any]:
-    """The infos of one environment; `_key` marks the environments that `key` is for."""
+def _info_of(infos: Any, i: int) -> dict[str, Any]:
+    """The infos of one environment, out of a list (`DictInfoToList`) or a dict of arrays.
+
+    In a dict, `_key` marks the environments that `key` is for.
+    """
+    if isinstance(infos, list):
+        return dict(infos[i])
     found: dict[str, Any] = {}
     for key, value in infos.items():
         there = infos.get(f"_{key}")
