@@ -23,6 +23,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv,
 from stepwell.replay import Record, ReplayReader
 from tests.test_examples import EXAMPLES, printed
 
+pytestmark = pytest.mark.row("gym")
 PROGRAM = EXAMPLES / "train_sb3.py"
 ENVS, SHORT = 3, 15  # an episode is cut after 15 steps, so that some end either way
 

@@ -93,14 +93,14 @@ class IterableDataset(data.IterableDataset[Any]):
     def _check_reader(self) -> None:
         reader = sharing.reader()
         given = self._loader._given
-        if reader.shares is not None and (given is None or given.size > 1):
-            raise sharing.shared_twice(reader.shares)
         if reader.batches:
             raise RuntimeError(
                 "expected DataLoader(dataset, batch_size=None) around batches that are complete, "
                 "got a DataLoader that makes batches of them; where a framework makes it, as "
                 "transformers' Trainer does, give that stepwell.torch.MapDataset(source)"
             )
+        if reader.shares is not None and (given is None or given.size > 1):
+            raise sharing.shared_twice(reader.shares)
 
 
 _loader.show_options(IterableDataset, Loader)

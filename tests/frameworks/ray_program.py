@@ -1,0 +1,43 @@
+"""Ray: two workers of a TorchTrainer."""
+
+import os
+from typing import Any
+
+import ray
+import ray.train
+import torch.distributed as dist
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer, prepare_data_loader
+
+import stepwell as sw
+from tests.frameworks.notes import BATCH, EVEN_ROWS, ROWS, SEED, Notes, epochs, rows
+
+
+def prepared() -> Any:
+    """As Ray's page has it: the sampler that it adds is given each epoch."""
+    loader: Any = prepare_data_loader(sw.torch.DataLoader(EVEN_ROWS, BATCH, seed=SEED))
+    seen = []
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)
+        seen.append(rows(loader))
+    return seen
+
+
+def worker(config: Any) -> None:
+    notes = Notes(ray.train.get_context().get_world_rank())
+    loader = sw.torch.Loader(ROWS, BATCH, seed=SEED)
+    notes.ask("Loader", lambda: epochs(loader))
+    notes.ask("prepare_data_loader", prepared)
+    # As in a trainer of another framework: only Ray knows of ranks.
+    dist.destroy_process_group()
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)
+    alone = sw.Loader(ROWS, BATCH, seed=SEED)
+    notes.ask("Loader without a group", lambda: epochs(alone))
+    notes.ask("repr", lambda: [repr(alone)])
+
+
+if __name__ == "__main__":
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    here = RunConfig(storage_path=os.getcwd())
+    TorchTrainer(worker, scaling_config=ScalingConfig(num_workers=2), run_config=here).fit()

@@ -1,0 +1,33 @@
+"""jax.distributed and shardings over several devices."""
+
+import pytest
+
+from tests.frameworks.conftest import Launch
+from tests.frameworks.jax_program import N
+from tests.frameworks.notes import BATCH, Seen, check_epochs, plain
+
+
+@pytest.fixture
+def seen(launch: Launch) -> Seen:
+    return launch("jax_program")
+
+
+@pytest.mark.row("before")
+def test_a_loader_made_before_initialize_has_its_share(seen: Seen) -> None:
+    ranks = seen.rows("loader before initialize")
+    check_epochs(ranks, N)
+    assert ranks == [[plain(e, rank, 2, n=N) for e in range(2)] for rank in range(2)]
+    for rank, (text,) in enumerate(seen.rows("repr")):
+        assert "jax" in text.lower().split(f"rank={rank} of 2")[1]
+
+
+@pytest.mark.row("tail")
+@pytest.mark.parametrize(("name", "world"), [("four devices", 1), ("two processes", 2)])
+def test_the_last_batch_fits_the_sharding(seen: Seen, name: str, world: int) -> None:
+    got = [row for rank in seen.rows(name, world) for row in rank]
+    assert sorted(set(got)) == list(range(N))
+    assert len(got) - N < 4  # rows that fill up the last batch, fewer than devices
+    ranks = seen.rows(f"{name}, masked", world)
+    check_epochs([epochs for _, *epochs in ranks], N)
+    for shapes, *_ in ranks:
+        assert shapes == [[BATCH * world]] * len(shapes)

@@ -1,0 +1,30 @@
+"""Ray Train's workers around our loaders."""
+
+import pytest
+
+from tests.frameworks.conftest import Launch
+from tests.frameworks.notes import EVEN, Seen, check_epochs, plain
+
+
+@pytest.fixture
+def seen(launch: Launch) -> Seen:
+    return launch("ray_program")
+
+
+@pytest.mark.row("before")
+@pytest.mark.parametrize("name", ["Loader", "Loader without a group"])
+def test_workers_have_their_shares(seen: Seen, name: str) -> None:
+    ranks = seen.rows(name)
+    check_epochs(ranks)
+    assert ranks == [[plain(0, rank, 2), plain(1, rank, 2)] for rank in range(2)]
+
+
+@pytest.mark.row("before")
+def test_repr_names_ray(seen: Seen) -> None:
+    for rank, (text,) in enumerate(seen.rows("repr")):
+        assert "ray" in text.lower().split(f"rank={rank} of 2")[1]
+
+
+@pytest.mark.row("attributes")
+def test_prepare_data_loader(seen: Seen) -> None:
+    check_epochs(seen.rows("prepare_data_loader"), EVEN)
