@@ -175,11 +175,8 @@ class SourceContract:
     def test_repr_says_what_there_is(self, source: Source) -> None:
         text = repr(source)
         assert text.startswith(f"{type(source).__name__}({len(source)} rows, ")
-        ragged = any(field.ragged for field in source.schema.values())
-        if ragged and isinstance(source, Store):  # rows of no fixed size: the files count
-            assert f"{source.describe().bytes:,} bytes" in text
-        else:
-            assert f"{source.nbytes:,} bytes" in text
+        size = source.describe().bytes if isinstance(source, Store) else source.nbytes
+        assert f"{size:,} bytes" in text
         for name, field in source.schema.items():
             assert f"{name}: {field}" in text
         if source.path is not None:

@@ -67,7 +67,9 @@ def kill_and_follow(folder: Path, kills: int) -> None:
                 own.refresh()
                 last = len(KIT.stamps(own))
                 assert acknowledged <= last <= acknowledged + 1
-                interrupted += own.recordings["run"].state == "interrupted"
+                run = own.recordings.get("run")  # none, if it was killed before its first row
+                assert run is not None or last == 0
+                interrupted += run is not None and run.state == "interrupted"
     finally:
         (folder / "stop").touch()
         looks = [int(follower.ends()) for follower in followers]
