@@ -59,8 +59,8 @@ def main() -> None:
             new = {**state, "loader": loader.state_dict(), "seen": seen}
             torch.save(new, f"{checkpoint}.tmp")
             os.replace(f"{checkpoint}.tmp", checkpoint)
-            position = loader.state_dict()["position"]
-            print(f"epoch {loader.epoch} row {position} loss {loss.item():.4f}", flush=True)
+            at = f"epoch {loader.epoch} row {loader.position}"
+            print(f"{at} loss {loss.item():.4f}", flush=True)
     once = bool((seen == 1).all())
     print(f"every row exactly once in each of {EPOCHS} epochs: {once}; see {checkpoint}")
 

@@ -175,14 +175,15 @@ class JoinReader final : public Reader {
 // Widens n numbers that end where the wide ones will end.
 template <class From, class To>
 void widen(std::byte* out, std::size_t n) {
-  std::array<From, 256> narrow;
-  std::array<To, 256> wide;
+  std::array<From, 1024> narrow;
   const std::byte* from = out + n * (sizeof(To) - sizeof(From));
   while (n > 0) {  // a piece is read whole before what it becomes is written over it
     const std::size_t count = std::min(n, narrow.size());
     std::memcpy(narrow.data(), from, count * sizeof(From));
-    for (std::size_t i = 0; i < count; ++i) wide[i] = static_cast<To>(narrow[i]);
-    std::memcpy(out, wide.data(), count * sizeof(To));
+    for (std::size_t i = 0; i < count; ++i) {
+      const To wide = static_cast<To>(narrow[i]);
+      std::memcpy(out + i * sizeof(To), &wide, sizeof(To));
+    }
     from += count * sizeof(From), out += count * sizeof(To), n -= count;
   }
 }

@@ -288,6 +288,13 @@ class Loops(RuleBasedStateMachine):
         self.running, self.ended = None, False
         self.stands = self.begins = self.loaded = (state["epoch"], state["position"])
 
+    @rule(missing=st.integers(0, 3))
+    def load_near_the_end(self, missing: int) -> None:
+        """A state with nothing left of its epoch, or too little for a step of this world."""
+        position = max(0, len(self.data) - missing)
+        self.states.append({**self.loaders[0].state_dict(), "position": position})
+        self.load(0)
+
     @rule()
     def close(self) -> None:
         for loader in self.loaders:

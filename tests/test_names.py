@@ -220,10 +220,11 @@ def test_a_loader_shows_where_it_stands() -> None:
     loader = sw.Loader(source, 4, seed=7)
     assert loader.source is source
     assert (loader.batch_size, loader.epoch, loader.position, loader.remaining) == (4, 0, 0, 3)
-    first = next(iter(loader))
+    loop = iter(loader)
+    first = next(loop)
     assert (loader.epoch, loader.position, loader.remaining) == (0, 4, 2)
     assert loader.order.rows(0, 0, 4).tolist() == first["data"].tolist()
-    assert len(list(loader)) == 2
+    assert len(list(loop)) == 2
     assert (loader.epoch, loader.position, loader.remaining) == (1, 0, 3)
     many = sw.Loader(source, 2, rank=1, world_size=2)
     next(iter(many))

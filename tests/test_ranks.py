@@ -3,6 +3,7 @@
 import os
 import socket
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +166,6 @@ early, running = make(), make()
 loop = iter(running)
 next(loop)
 import torch.distributed as dist
-from torch.multiprocessing import spawn
 barrier = lambda: dist.barrier()
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 try:
@@ -303,19 +303,12 @@ def test_ranks_of_jax_that_is_initialized_after_the_loader_was_made() -> None:
 WORKERS = """
 import sys, numpy as np, stepwell as sw
 import torch.distributed as dist
-from multiprocessing import get_context
-
-def rows(loader):
-    return [row for batch in loader for row in batch["data"].tolist()]
-
-if __name__ == "__main__":
-    rank, store = int(sys.argv[1]), sys.argv[2]
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    loader = sw.Loader(np.arange(16), 2, shuffle=False)
-    from tests.test_ranks import in_children
-    print(in_children(loader))
-    dist.barrier()
-    dist.destroy_process_group()
+from tests.test_ranks import in_children
+rank, store = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+print(in_children(sw.Loader(np.arange(16), 2, shuffle=False)))
+dist.barrier()
+dist.destroy_process_group()
 """
 
 
@@ -325,8 +318,6 @@ def rows_of(loader: Any) -> list[int]:
 
 def in_children(loader: Any) -> list[list[int]]:
     """What worker processes of this one read, however they are started."""
-    from multiprocessing import get_context
-
     got = []
     for way in ("spawn", "forkserver", "fork"):
         with get_context(way).Pool(1) as pool:

@@ -11,7 +11,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable
-from multiprocessing import parent_process
 from typing import Any, NamedTuple
 
 UNKNOWN = "unknown"
@@ -47,8 +46,7 @@ def find(parents: tuple[int, World] | None = None) -> World:
     jax = sys.modules.get("jax")
     if jax is not None and jax.distributed.is_initialized():
         return World(jax.process_index(), jax.process_count(), _JAX)
-    parent = parent_process()
-    if parents is not None and parent is not None and parents[0] == parent.pid:
+    if parents is not None and parents[0] == _parent():
         return parents[1]
     return _of_ray() or _of_variables() or ALONE
 
@@ -66,6 +64,13 @@ def group() -> object:
         return None if jax is None else jax.global_state.client
     except AttributeError:
         return None
+
+
+def _parent() -> int | None:
+    """The process that made this one, as multiprocessing knows it: a forkserver is in between."""
+    process = sys.modules.get("multiprocessing.process")
+    parent = None if process is None else process.parent_process()
+    return None if parent is None else int(parent.pid)
 
 
 def _of_ray() -> World | None:

@@ -34,7 +34,7 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     if "PYTEST_XDIST_WORKER" in os.environ:
         base = base.parent  # the workers share what one of them launched
 
-    def launched(program: str, *launcher: str, limit_s: int = 100) -> Seen:
+    def launched(program: str, *launcher: str, limit_s: int = 85) -> Seen:
         folder = base / "frameworks" / program
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / "lock", "w") as lock:
@@ -62,6 +62,9 @@ def _run(args: list[str], folder: Path, log: Path, limit_s: int) -> None:
             child.wait(limit_s)
         except subprocess.TimeoutExpired:
             print(f"\nstill running after {limit_s} s", file=output)
+            child.terminate()  # torchrun then ends its ranks, which are in sessions of their own
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(30)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)  # and ranks that it left

@@ -88,9 +88,9 @@ def train(kind: Any, data: Any = None, folder: str = "none", resume: int = 0) ->
     return [list(chain(*model.steps[max(0, cut) : cut + 8])) for cut in cuts]
 
 
-def both(*what: Any) -> Any:
+def both(kind: Any, data: Any, folder: str) -> Any:
     """Two epochs at once; their rests after steps in the first and in the second."""
-    return [train(*what), train(*what, 3), train(*what, 9)]
+    return [train(kind, data, folder, step) for step in (0, 3, 9)]
 
 
 def main() -> None:

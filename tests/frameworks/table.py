@@ -19,7 +19,7 @@ workers | torch DataLoader, StatefulDataLoader | workers that are not persistent
 integers | torch | `run_id`, `step_index` | int64 and int32: `+`, `<`, `max`, indexing and pickle work
 tail | JAX, 4 devices | the last batch of an epoch | fits the sharding; with `pad_last`, the mask has every row once
 taken | Loader | a torch tensor, DataFrame, Arrow table, HF dataset, Parquet path | every row once
-given | pandas, Arrow, NumPy | `pd.DataFrame(batch)`, `np.asarray(source)`, DuckDB over a source | the rows, with their types
+given | pandas, Arrow, NumPy | `pd.DataFrame(batch)`, `np.asarray(source)`, DuckDB over a source | the rows, with their types; of arrays in a row `as_source(batch).to_pandas()`, and `np.asarray` of one field
 gym | stable-baselines3 | `Record(vec_env)` | names the line to write, which records what SB3's own buffer has
 """
 TABLE = {cells[0]: cells[1:] for cells in (row.split(" | ") for row in ROWS.strip().splitlines())}

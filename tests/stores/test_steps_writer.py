@@ -113,7 +113,12 @@ def test_no_other_dtype(quick_path: Path, dtype: Any, message: str) -> None:
 
 
 def test_fields_as_other_stores_have_them(quick_path: Path) -> None:
-    given = {"obs": Field("<f4", (4,)), "image": ("u1", (2, 2)), "action": "<i4", "done": bool}
+    given: dict[str, Any] = {
+        "obs": Field("<f4", (4,)),
+        "image": ("u1", (2, 2)),
+        "action": "<i4",
+        "done": bool,
+    }
     with StepWriter(quick_path / "a", given):
         pass
     wanted = np.dtype(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch.utils import data
 
 from stepwell import _core, loader as _loader
-from stepwell.engine import Delivery, Engine
+from stepwell.engine import Delivery, Engine, NativeEngine
 from stepwell.sampler import Sequential
 from stepwell.source import Batch, Source
 from stepwell.torch import sharing
@@ -127,7 +127,8 @@ class Loader(_loader.Loader):
     def _start(self, batch: Batch) -> Any:
         if self._by_rows:
             return batch
-        batch = signed(batch, self._as_int64)
+        if not isinstance(self._engine, NativeEngine):  # whose threads have done it
+            batch = signed(batch, self._as_int64)
         tensors = tensors_of(batch)
         if self._device.type == "cpu":
             return tensors

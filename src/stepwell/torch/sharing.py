@@ -47,6 +47,7 @@ def reader() -> Reader:
             for name in _SHARERS[kind].split("."):
                 ranks = getattr(ranks, name, 1)
             shares = f"{_package(frame)}'s {kind}" if ranks != 1 else shares
+            batches = batches or getattr(owner, "_auto_collation", False)
         elif kind == "_IterableDatasetFetcher":
             batches = batches or owner.auto_collation
         frame = frame.f_back
