@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stepwell.errors import BusyError, KindError, SchemaError
+from stepwell.exchange import as_source
 from stepwell.files.lock import is_locked
 from stepwell.files.regular import bytes_on_disk
 from stepwell.formats import (
@@ -85,7 +86,7 @@ class ConvertReport:
 
 
 def convert(
-    source: str | os.PathLike[str] | Source,
+    source: str | os.PathLike[str] | Source | Any,
     target: str | os.PathLike[str],
     *,
     to: str | None = None,
@@ -102,7 +103,7 @@ def convert(
     progress: Progress | None = None,
     **options: Any,
 ) -> ConvertReport:
-    """Make a store or a file of another store or file, or of any source.
+    """Make a store or a file of another store or file, or of whatever `as_source` takes.
 
     The names of paths decide what is made, and `to` where they do not: records, shards, steps or a
     format. `minari:name` is a dataset of Minari's. `field` chooses fields, `where` runs, by SQL.
@@ -122,6 +123,8 @@ def convert(
     if mode == "a" and force:
         raise ValueError("expected mode='a', which appends, or force, which replaces, got both")
     fields = [field] if isinstance(field, str) else None if field is None else list(field)
+    if not isinstance(source, str | os.PathLike):
+        source = as_source(source)
     source_kind = kind_of(source)
     kind = target_kind(source, source_kind, os.fspath(target), to, mode)
     if kind in ("records", "pack"):
