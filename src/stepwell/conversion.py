@@ -124,6 +124,9 @@ def convert(
     fields = [field] if isinstance(field, str) else None if field is None else list(field)
     source_kind = kind_of(source)
     kind = target_kind(source, source_kind, os.fspath(target), to, mode)
+    for name, wanted, noun in (("fps", "video", "a video"), ("env", "minari", "a Minari dataset")):
+        if name in options and kind != wanted:
+            raise ValueError(f"{name}: expected {noun} to write, got {kind}")
     if kind in ("records", "pack"):
         options |= {"compress": compress, "level": level}
     elif compress != "none" or level is not None:
