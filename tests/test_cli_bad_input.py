@@ -94,6 +94,9 @@ CASES: list[tuple[str, int, str]] = [
     ("records salvage {}/records {}/records", 2, "itself"),
     ("2048 play --games 1 --out {}/steps", 2, "steps is a step dataset; choose another folder"),
     ("2048 migrate {}/runs {}/records", 2, "records is a record store; choose another folder"),
+    *((f"{verb} EMPTY", 2, "got an empty text") for verb in ("info", "head", "verify", "bench")),
+    ("convert EMPTY {}/new.npz", 2, "got an empty text"),
+    ("2048 play --out EMPTY", 2, "got an empty text"),
     ("record --env CartPole-v1 --out s3://bucket/new", 2, "is a URL"),
     ("record --env CartPole-v1 --out {}/new --append", 2, "name it with --run-id"),
     ("2048 play --games 0 --out {}/new", 2, "'--games'"),
@@ -111,12 +114,34 @@ CASES: list[tuple[str, int, str]] = [
 def test_one_sentence_and_nothing_left(made: Path, command: str, code: int, words: str) -> None:
     before = snapshot(made)
     args = [part.replace("{}", str(made)).replace("+", " ") for part in command.split()]
+    args = ["" if part == "EMPTY" else part for part in args]
     done = stepwell(*args)
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
     assert words in done.stderr
     assert snapshot(made) == before
+
+
+@pytest.mark.filterwarnings("default:.*a record store costs")
+def test_a_refused_convert_does_not_warn(tmp_path: Path) -> None:
+    np.save(tmp_path / "small.npy", np.zeros(200_000, "u1"))
+    args = ("convert", tmp_path / "small.npy", tmp_path / "records", "--to", "records")
+    assert "a record store costs" in stepwell(*args).stderr
+    again = stepwell(*args)
+    assert again.returncode == 2
+    assert again.stderr.startswith("error: ")
+
+
+def test_more_problems_than_are_listed(tmp_path: Path) -> None:
+    with sw.RecordWriter(tmp_path / "records", {"x": "<f8"}) as records:
+        records.append({"x": np.arange(500.0)})
+    (chunk,) = (tmp_path / "records" / "chunk").iterdir()
+    os.truncate(chunk, 100)
+    done = stepwell("verify", tmp_path / "records")
+    assert done.returncode == 1
+    assert "100 problems" in done.stdout
+    assert "not checked: the rest: the check ends after 100 problems\n" in done.stderr
 
 
 def test_json_of_what_is_not_finite(tmp_path: Path) -> None:

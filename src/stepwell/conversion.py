@@ -166,7 +166,6 @@ class _Call:
 
     def write(self, kind: str, target: str, options: dict[str, Any]) -> ConvertReport:
         rows = self._rows()
-        self._warn(kind, rows, target, options)
         if target.startswith(PREFIX):
             write, _ = BY_NAME["minari"].writer(None)
             made = write(rows, target, progress=self.progress, **options)
@@ -175,8 +174,10 @@ class _Call:
         if self.source.path is not None and _is_inside(path, Path(self.source.path)):
             raise ValueError(f"{path} is the source itself, or inside it")
         if self.mode == "a" and path.exists():
+            self._warn(kind, rows, target, options)
             return self._append(kind, rows, path, options)
         self._check_target(path, kind)
+        self._warn(kind, rows, target, options)
         write, resumes = (_FILL[kind], True) if kind in MADE else BY_NAME[kind].writer(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         if not resumes:
@@ -235,7 +236,7 @@ class _Call:
             warnings.warn(
                 f"{target}: {len(rows):,} records would take about {after:,} bytes, the source "
                 f"has {before:,}: a record store costs {OVERHEAD} bytes for each field of a "
-                "record; to='steps' and to='shards' cost nothing",
+                "record; a step dataset or shards cost nothing",
                 stacklevel=4,
             )
 

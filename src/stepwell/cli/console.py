@@ -91,7 +91,8 @@ def _fail(error: Exception, code: int) -> None:
     if isinstance(error, OSError) and error.strerror:
         named = f"{os.fsdecode(error.filename)}: " if error.filename else ""
         text = f"{named}{error.strerror}"
-    err.print(Text("error:", "bold red"), str(text), markup=False, soft_wrap=True)
+    line = str(text).replace("\n", " ")  # HDF5's have several
+    err.print(Text("error:", "bold red"), line, markup=False, soft_wrap=True)
     sys.exit(code)
 
 
@@ -122,9 +123,17 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 def local_path(text: str) -> Path:
     """The path that an argument names. A URL would lose a slash, and name something else."""
+    if not text:
+        raise typer.BadParameter("expected a path, got an empty text")
     if "://" in text:
         raise typer.BadParameter(f"{text} is a URL; expected a path")
     return Path(text)
+
+
+def refuse_existing(output: Path, force: bool) -> None:
+    """Raise `FileExistsError` for an output that exists, unless it may be replaced."""
+    if os.path.lexists(output) and not force:
+        raise FileExistsError(f"{output} exists; --force replaces it")
 
 
 @contextmanager
@@ -134,8 +143,7 @@ def written(output: Path, force: bool) -> Iterator[Path]:
     Raises `FileExistsError` for what exists, unless it may be replaced.
     """
     if str(output) != "-":
-        if output.exists() and not force:
-            raise FileExistsError(f"{output} exists; --force replaces it")
+        refuse_existing(output, force)
         yield output
         return
     with TemporaryDirectory() as folder:

@@ -88,6 +88,8 @@ def convert(
     as_json: JsonOption = False,
 ) -> None:
     """Make a store, a file or a folder of another. Run it again to go on after an interrupt."""
+    if not source or not target:
+        raise ValueError("IN and OUT: expected two paths, got an empty text")
     begin = time.perf_counter()
     options = {name: v for name, v in {"fps": fps, "env": env}.items() if v is not None}
     register_atari(env or "")

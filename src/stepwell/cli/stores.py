@@ -206,6 +206,8 @@ def _problems(count: int) -> str:
 
 def _open(path: str, endpoint: str | None, *, mapped: bool = True) -> Store:
     """What is at a path, its rows not loaded where they can be mapped."""
+    if not path:  # which is the folder we are in, for Path
+        raise ValueError("PATH: expected a path or a URL, got an empty text")
     options: dict[str, Any] = {} if endpoint is None else {"endpoint": endpoint}
     if "://" not in path and mapped:
         store = store_at(Path(path))
