@@ -1,5 +1,6 @@
 """Every verb and what it cannot use: one sentence, the right exit code, nothing left behind."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -37,6 +38,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "empty").mkdir()
     (root / "text.txt").write_text("a letter\n")
     (root / "text.a2pack").write_text("a letter\n")
+    (root / "nothing.npy").touch()
+    (root / "nothing.a2pack").touch()
+    (root / "short.a2pack").write_bytes((root / "pack.a2pack").read_bytes()[:112])
     (root / "cut.npy").write_bytes((root / "array.npy").read_bytes()[:100])
     (root / "cut.a2pack").write_bytes((root / "pack.a2pack").read_bytes()[:-9])
     shutil.copytree(root / "shards", root / "cut-shards")
@@ -50,6 +54,7 @@ ANY_PATH: list[tuple[str, int, str]] = [
     *(("absent", 2, "absent: No such file"), ("empty", 2, "got an empty folder")),
     *(("text.txt", 2, "got a file"), ("cut.npy", 1, "cut.npy"), ("cut.a2pack", 1, "cut.a2pack")),
     *(("cut-shards", 1, ".shard"), ("text.a2pack", 1, "expected magic")),
+    *((name, 1, "truncated") for name in ("nothing.npy", "nothing.a2pack", "short.a2pack")),
 ]
 CASES: list[tuple[str, int, str]] = [
     *(
@@ -83,6 +88,17 @@ CASES: list[tuple[str, int, str]] = [
     ("convert {}/runs {}/pack.a2pack", 2, "exists"),
     ("convert {}/pack.a2pack {}/new.a2pack", 2, "expected runs to make a pack of"),
     ("convert {}/steps {}/new --to nothing", 2, "'--to'"),
+    ("convert {}/steps {}/new.npz --fps 3", 2, "fps: expected a video to write, got npz"),
+    ("convert {}/steps {}/new --to records --env CartPole-v1", 2, "env: expected a Minari dataset"),
+    ("records salvage {}/records {}/records/new", 2, "inside it"),
+    ("records salvage {}/records {}/records", 2, "itself"),
+    ("2048 play --games 1 --out {}/steps", 2, "steps is a step dataset; choose another folder"),
+    ("2048 migrate {}/runs {}/records", 2, "records is a record store; choose another folder"),
+    *((f"{verb} EMPTY", 2, "got an empty text") for verb in ("info", "head", "verify", "bench")),
+    ("convert EMPTY {}/new.npz", 2, "got an empty text"),
+    ("2048 play --out EMPTY", 2, "got an empty text"),
+    ("record --env CartPole-v1 --out s3://bucket/new", 2, "is a URL"),
+    ("record --env CartPole-v1 --out {}/new --append", 2, "name it with --run-id"),
     ("2048 play --games 0 --out {}/new", 2, "'--games'"),
     ("2048 play --out {}/text.txt", 2, "text.txt"),
     ("2048 migrate {}/absent {}/new", 2, "absent: No such file"),
@@ -98,12 +114,45 @@ CASES: list[tuple[str, int, str]] = [
 def test_one_sentence_and_nothing_left(made: Path, command: str, code: int, words: str) -> None:
     before = snapshot(made)
     args = [part.replace("{}", str(made)).replace("+", " ") for part in command.split()]
+    args = ["" if part == "EMPTY" else part for part in args]
     done = stepwell(*args)
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
     assert words in done.stderr
     assert snapshot(made) == before
+
+
+@pytest.mark.filterwarnings("default:.*a record store costs")
+def test_a_refused_convert_does_not_warn(tmp_path: Path) -> None:
+    np.save(tmp_path / "small.npy", np.zeros(200_000, "u1"))
+    args = ("convert", tmp_path / "small.npy", tmp_path / "records", "--to", "records")
+    assert "a record store costs" in stepwell(*args).stderr
+    again = stepwell(*args)
+    assert again.returncode == 2
+    assert again.stderr.startswith("error: ")
+
+
+def test_more_problems_than_are_listed(tmp_path: Path) -> None:
+    with sw.RecordWriter(tmp_path / "records", {"x": "<f8"}) as records:
+        records.append({"x": np.arange(500.0)})
+    (chunk,) = (tmp_path / "records" / "chunk").iterdir()
+    os.truncate(chunk, 100)
+    done = stepwell("verify", tmp_path / "records")
+    assert done.returncode == 1
+    assert "100 problems" in done.stdout
+    assert "not checked: the rest: the check ends after 100 problems\n" in done.stderr
+
+
+def test_json_of_what_is_not_finite(tmp_path: Path) -> None:
+    """There is no infinity in JSON, and bytes are in hexadecimal, whichever verb prints them."""
+    with sw.StepWriter(tmp_path / "steps", [("x", "<f4")], {"score": float, "key": bytes}) as steps:
+        steps.append({"x": np.full(1, np.nan)}, score=np.inf, key=b"\0\xff")
+    query = stepwell("query", tmp_path / "steps", "SELECT score, key FROM runs", "--json")
+    assert query.stdout == '[{"score": null, "key": "00ff"}]\n'
+    info = stepwell("info", tmp_path / "steps", "--stats", "--json")
+    stats = json.loads(info.stdout, parse_constant=pytest.fail)["stats"]
+    assert stats["score"] == {"min": None, "mean": None, "max": None}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,9 +7,12 @@ import pytest
 import stepwell as sw
 from tests import children
 
-HEAVY = [
+EXTRAS = [
     *("torch", "jax", "h5py", "hdf5plugin", "pyarrow", "pandas", "gymnasium", "minari", "obstore"),
-    *("array_record", "lz4", "av", "PIL", "typer", "rich", "multiprocessing"),
+    *("array_record", "lz4", "av", "PIL"),
+]
+HEAVY = [
+    *(*EXTRAS, "typer", "rich", "multiprocessing"),
     *("importlib.metadata", "email", "http", "urllib.request", "asyncio"),
 ]
 
@@ -83,3 +86,18 @@ except ImportError as error:
     print(error)
 """
     assert children.answer(script) == "Record needs an extra: pip install 'stepwell[gym]'"
+
+
+def test_help_and_completion_without_extras() -> None:
+    """Both get every name that a module lists: one of a missing extra is none."""
+    script = f"""
+import sys
+sys.modules.update(dict.fromkeys({EXTRAS}))
+import pydoc, rlcompleter
+import stepwell as sw
+for module in (sw, sw.replay, sw.game2048, sw.formats, sw.stores):
+    assert pydoc.render_doc(module)
+complete = rlcompleter.Completer({{"sw": sw}}).complete
+print(complete("sw.tor", 0), complete("sw.ReplayW", 0), complete("sw.StepR", 0), "torch" in dir(sw))
+"""
+    assert children.answer(script) == "None None sw.StepReader( False"

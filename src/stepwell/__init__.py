@@ -137,4 +137,10 @@ if not TYPE_CHECKING:  # a checker that saw it would take any name for one of ou
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_MODULES, "__version__"])
+    # help() and tab completion get every name that is listed: one whose extra is not there would
+    # stop them with an ImportError.
+    from importlib.util import find_spec
+
+    needs = {"ReplayWriter": "h5py", "jax": "jax", "telemetry": "h5py", "torch": "torch"}
+    missing = {name for name, package in needs.items() if find_spec(package) is None}
+    return sorted({*__all__, *_MODULES, "__version__"} - missing)

@@ -127,6 +127,9 @@ def convert(
         source = as_source(source)
     source_kind = kind_of(source)
     kind = target_kind(source, source_kind, os.fspath(target), to, mode)
+    for name, wanted, noun in (("fps", "video", "a video"), ("env", "minari", "a Minari dataset")):
+        if name in options and kind != wanted:
+            raise ValueError(f"{name}: expected {noun} to write, got {kind}")
     if kind in ("records", "pack"):
         options |= {"compress": compress, "level": level}
     elif compress != "none" or level is not None:
@@ -166,7 +169,6 @@ class _Call:
 
     def write(self, kind: str, target: str, options: dict[str, Any]) -> ConvertReport:
         rows = self._rows()
-        self._warn(kind, rows, target, options)
         if target.startswith(PREFIX):
             write, _ = BY_NAME["minari"].writer(None)
             made = write(rows, target, progress=self.progress, **options)
@@ -175,8 +177,10 @@ class _Call:
         if self.source.path is not None and _is_inside(path, Path(self.source.path)):
             raise ValueError(f"{path} is the source itself, or inside it")
         if self.mode == "a" and path.exists():
+            self._warn(kind, rows, target, options)
             return self._append(kind, rows, path, options)
         self._check_target(path, kind)
+        self._warn(kind, rows, target, options)
         write, resumes = (_FILL[kind], True) if kind in MADE else BY_NAME[kind].writer(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         if not resumes:
@@ -235,7 +239,7 @@ class _Call:
             warnings.warn(
                 f"{target}: {len(rows):,} records would take about {after:,} bytes, the source "
                 f"has {before:,}: a record store costs {OVERHEAD} bytes for each field of a "
-                "record; to='steps' and to='shards' cost nothing",
+                "record; a step dataset or shards cost nothing",
                 stacklevel=4,
             )
 

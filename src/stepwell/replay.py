@@ -66,4 +66,9 @@ if not TYPE_CHECKING:  # a checker that saw it would take any name for one of ou
 
 
 def __dir__() -> list[str]:
-    return list(__all__)
+    # Without names whose extra is not there: help() gets every name that is listed.
+    from importlib.util import find_spec
+
+    needs = {"writer": ("h5py",), "recorder": ("h5py", "gymnasium")}
+    missing = {home for home, packages in needs.items() if not all(map(find_spec, packages))}
+    return [name for name in __all__ if _LATER.get(name) not in missing]

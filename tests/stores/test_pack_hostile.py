@@ -200,8 +200,9 @@ def lies() -> Iterator[tuple[str, Lie]]:
         match = f"{part}: expected CRC32C"
         yield f"checksum of the {part}, {place}", Lie(flipped(page, place), match, ChecksumError)
     yield "cut", Lie(page[:300], "truncated: expected at least 393 bytes, got 300", ChecksumError)
-    for count in (0, 3, 2**31, 2**32, 2**59, 2**63, 2**64 - 1):
-        match = f"expected 1 to 2 entries, as many as fit, got {count}"
+    yield "no entries", Lie(with_count(0), "expected at least 1 entry, got 0")
+    for count in (3, 2**31, 2**32, 2**59, 2**63, 2**64 - 1):
+        match = f"truncated: {count} entries, but only 2 fit into the file"
         yield f"count {count}", Lie(with_count(count), match)
     inside = "entry 1: offset 128 lies inside"
     yield "swapped", Lie(summed(page[:28] + page[60:92] + page[28:60] + page[92:]), inside)

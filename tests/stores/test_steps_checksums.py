@@ -99,7 +99,7 @@ def test_a_flipped_bit_in_every_block(
         problems = StepReader.open(path, memory="map").verify().problems
         files[number].write_bytes(stored[number])
         (wrong,) = [str(p) for p in problems if isinstance(p, ChecksumError)]
-        first, last = at // 100 * 100 // 22, (at // 100 * 100 + 99) // 22
+        first, last = at // 100 * 100 // 22, min((at // 100 * 100 + 99) // 22, len(ROWS) - 1)
         assert wrong.startswith(f"block {at // 100} (rows {first} to {last}): expected CRC32C ")
 
 

@@ -88,9 +88,11 @@ _USAGE: Any = typer.BadParameter.__bases__[0]  # of whichever click typer has
 
 def _fail(error: Exception, code: int) -> None:
     text = error.args[0] if isinstance(error, KeyError) and error.args else error
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        text = f"{os.fsdecode(error.filename)}: {error.strerror}"
-    err.print(Text("error:", "bold red"), str(text), markup=False, soft_wrap=True)
+    if isinstance(error, OSError) and error.strerror:
+        named = f"{os.fsdecode(error.filename)}: " if error.filename else ""
+        text = f"{named}{error.strerror}"
+    line = str(text).replace("\n", " ")  # HDF5's have several
+    err.print(Text("error:", "bold red"), line, markup=False, soft_wrap=True)
     sys.exit(code)
 
 
@@ -121,9 +123,17 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 def local_path(text: str) -> Path:
     """The path that an argument names. A URL would lose a slash, and name something else."""
+    if not text:
+        raise typer.BadParameter("expected a path, got an empty text")
     if "://" in text:
         raise typer.BadParameter(f"{text} is a URL; expected a path")
     return Path(text)
+
+
+def refuse_existing(output: Path, force: bool) -> None:
+    """Raise `FileExistsError` for an output that exists, unless it may be replaced."""
+    if os.path.lexists(output) and not force:
+        raise FileExistsError(f"{output} exists; --force replaces it")
 
 
 @contextmanager
@@ -133,8 +143,7 @@ def written(output: Path, force: bool) -> Iterator[Path]:
     Raises `FileExistsError` for what exists, unless it may be replaced.
     """
     if str(output) != "-":
-        if output.exists() and not force:
-            raise FileExistsError(f"{output} exists; --force replaces it")
+        refuse_existing(output, force)
         yield output
         return
     with TemporaryDirectory() as folder:
@@ -149,12 +158,15 @@ def say(line: str) -> None:
     out.print(line, markup=False, soft_wrap=True)
 
 
+def print_json(value: Any) -> None:
+    """Print one line of JSON: bytes in hexadecimal, null for what is not finite, as in JSONL."""
+    print(json.dumps(_plain(value), allow_nan=False))
+
+
 def show(facts: Mapping[str, Any], as_json: bool = False) -> None:
     """Print facts, one a line; a mapping among them has a line for each of its items."""
     if as_json:
-        # As in JSONL: there is no NaN in JSON.
-        finite = {k: None if _is_odd(value) else value for k, value in facts.items()}
-        print(json.dumps(finite, default=str, allow_nan=False))
+        print_json(facts)
         return
     width = max(map(len, facts))
     for name, value in facts.items():
@@ -199,8 +211,18 @@ def show_skipped(skipped: Iterable[tuple[object, str]]) -> None:
         err.print(Text("skipped:", "yellow"), f"{path}: {reason}", markup=False, soft_wrap=True)
 
 
-def _is_odd(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, bytes):
+        return value.hex()
+    if hasattr(value, "tolist"):  # NumPy's
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, int | float | str | None) else str(value)
 
 
 def _text(value: Any) -> str:

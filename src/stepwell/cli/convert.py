@@ -87,8 +87,9 @@ def convert(
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a store, a file or a folder of another. The same command goes on where it was
-    stopped."""
+    """Make a store, a file or a folder of another. Run it again to go on after an interrupt."""
+    if not source or not target:
+        raise ValueError("IN and OUT: expected two paths, got an empty text")
     begin = time.perf_counter()
     options = {name: v for name, v in {"fps": fps, "env": env}.items() if v is not None}
     register_atari(env or "")

@@ -6,8 +6,17 @@ from typing import Annotated
 
 import typer
 
-from stepwell.cli.console import JsonOption, SkipOption, local_path, progress, show, show_skipped
+from stepwell.cli.console import (
+    JsonOption,
+    SkipOption,
+    err,
+    local_path,
+    progress,
+    show,
+    show_skipped,
+)
 from stepwell.game2048 import migrate_runs, play_to
+from stepwell.opening import store_at
 
 app = typer.Typer(no_args_is_help=True, help="2048: play games, bring old ones up to date.")
 
@@ -27,11 +36,24 @@ def play(
     as_json: JsonOption = False,
 ) -> None:
     """Play games of 2048 with the built-in player. Games that are there already are kept."""
+    _refuse_store(output)
     begin = time.perf_counter()
-    with progress("playing") as on_game:
-        paths = play_to(
-            output, games, depth=depth, seed=seed, workers=workers, clock=clock, on_game=on_game
-        )
+    done = 0
+
+    def count(played: int, total: int) -> None:
+        nonlocal done
+        done = played
+        on_game(played, total)
+
+    try:
+        with progress("playing") as on_game:
+            paths = play_to(
+                output, games, depth=depth, seed=seed, workers=workers, clock=clock, on_game=count
+            )
+    except KeyboardInterrupt:
+        kept = f"; {output} keeps the games that were finished, the same command goes on"
+        err.print(f"interrupted{kept if done else ''}", markup=False, soft_wrap=True)
+        raise
     facts = {
         "path": str(output),
         "games": len(paths),
@@ -53,8 +75,15 @@ def migrate(
     as_json: JsonOption = False,
 ) -> None:
     """Turn v1 runs into v2, leaving the originals alone."""
+    _refuse_store(out)
     with progress("migrating") as on_progress:
         report = migrate_runs(source, out, skip_bad=skip_bad, progress=on_progress)
     show_skipped(report.skipped)
     counts = {name: number for name, number in vars(report).items() if name != "skipped"}
     show({**counts, "skipped": len(report.skipped)}, as_json)
+
+
+def _refuse_store(folder: Path) -> None:
+    """Refuse to put run files into a store, which would then have files that it does not know."""
+    if folder.exists() and (found := store_at(folder)) is not None:
+        raise FileExistsError(f"{folder} is {found.noun}; choose another folder for run files")

@@ -17,6 +17,7 @@ from stepwell.cli.console import (
     local_path,
     new_app,
     progress,
+    refuse_existing,
     say,
     show,
     show_skipped,
@@ -68,6 +69,8 @@ def pack(
     as_json: JsonOption = False,
 ) -> None:
     """Pack every .a2run2 and .a2run file below a directory into one file."""
+    input.stat()  # what is missing is said first
+    refuse_existing(output, force)
     layout: dict[str, Any] = {"align": align, "compress": compress.value, "level": level}
     options: dict[str, Any] = {"threads": workers, "skip_bad": skip_bad, "replace": force}
     with progress("packing") as on_progress:

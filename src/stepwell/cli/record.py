@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 import stepwell as sw
-from stepwell.cli.console import JsonOption, progress, show
+from stepwell.cli.console import JsonOption, local_path, progress, show
 from stepwell.files.codecs import codec_names
 from stepwell.replay import ReplayReader
 
@@ -29,7 +29,9 @@ class WhenFull(enum.StrEnum):
 
 def record(
     env: Annotated[str, typer.Option(help="A Gymnasium environment: ALE/Breakout-v5.")],
-    output: Annotated[Path, typer.Option("--out", help="The replay store, new or not.")],
+    output: Annotated[
+        Path, typer.Option("--out", parser=local_path, help="The replay store, new or not.")
+    ],
     steps: Annotated[int, typer.Option(min=1, help="How many, in all environments.")] = 10_000,
     frames: Annotated[str, typer.Option(help="all, every:N or none.")] = "all",
     run_id: Annotated[str | None, typer.Option(help="Made of name and time by default.")] = None,
@@ -56,6 +58,8 @@ def record(
 
     Ctrl-C ends it; what was played until then is kept, and --run-id with --append goes on.
     """
+    if append and run_id is None:
+        raise ValueError("--append goes on with a run; name it with --run-id")
     try:
         from stepwell.replay import Record
     except ImportError as error:

@@ -1,7 +1,5 @@
 """`stepwell info`, `head`, `verify`, `query` and `bench`: one verb for any store."""
 
-import json
-import math
 import resource
 import sys
 import time
@@ -15,7 +13,16 @@ import typer
 from rich.progress import Progress
 
 import stepwell as sw
-from stepwell.cli.console import JsonOption, err, out, progress, say, show, show_rows
+from stepwell.cli.console import (
+    JsonOption,
+    err,
+    out,
+    print_json,
+    progress,
+    say,
+    show,
+    show_rows,
+)
 from stepwell.errors import KindError
 from stepwell.opening import store_at
 from stepwell.store import Report, Store
@@ -89,8 +96,7 @@ def head(
         found[name] = [v if given else None for v, given in zip(found[name], has, strict=True)]
     if as_json:
         for i, row in enumerate(rows):
-            values = {name: _plain(column[i]) for name, column in found.items()}
-            print(json.dumps({"row": row, **values}))
+            print_json({"row": row, **{name: column[i] for name, column in found.items()}})
         return
     width = (out.width - 10) // len(found) - 3 if out.is_terminal else 40
     width = width if width >= 8 else max(out.width - 20, 8)  # then each value has its line
@@ -149,7 +155,7 @@ def query(
     with _open(path, None) as store:
         table = store.query(sql)
     if as_json:
-        print(json.dumps(list(table), default=str))
+        print_json(list(table))
         return
     show_rows(table.columns, table.rows)
 
@@ -177,7 +183,7 @@ def bench(
                 "loader": _measure(_next_of(loader.forever()), seconds, bars, "loader"),
             }
     if as_json:
-        print(json.dumps({"path": path, "batch_size": batch_size, **results}))
+        print_json({"path": path, "batch_size": batch_size, **results})
         return
     if out.is_terminal:
         say(f"{path}: {len(source):,} rows, batches of {batch_size:,}")
@@ -200,25 +206,14 @@ def _problems(count: int) -> str:
 
 def _open(path: str, endpoint: str | None, *, mapped: bool = True) -> Store:
     """What is at a path, its rows not loaded where they can be mapped."""
+    if not path:  # which is the folder we are in, for Path
+        raise ValueError("PATH: expected a path or a URL, got an empty text")
     options: dict[str, Any] = {} if endpoint is None else {"endpoint": endpoint}
     if "://" not in path and mapped:
         store = store_at(Path(path))
         if store is not None and store.kind in ("steps", "npy"):
             options["memory"] = "map"
     return sw.open(path, **options)
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON has it: bytes in hexadecimal, None for what is not finite."""
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, np.ndarray | np.generic):
-        return _plain(value.tolist())
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if isinstance(value, int | float | str | None) else str(value)
 
 
 def _short(value: Any, width: int) -> str:

@@ -70,7 +70,7 @@ def parse_header(file: Any, size: int, path: Path) -> tuple[NpyHeader, bool]:
         return FormatError(message, path=str(path), offset=offset)
 
     start = file.read(12)
-    if start[:6] != MAGIC:
+    if start[:6] != MAGIC[: len(start)]:
         raise refuse(f"expected magic {MAGIC!r}, got {start[:6]!r}", 0)
     if len(start) < 12:
         raise refuse(f"truncated: expected 12 bytes or more, got {len(start)}", len(start))

@@ -137,7 +137,7 @@ class _Checker:
 
     def header(self) -> tuple[int, int, int]:
         start = self._file[:INDEX_AT].tobytes()
-        if start[:8] != MAGIC:
+        if start[:8] != MAGIC[: len(start)]:
             raise self.refuse(f"expected magic {MAGIC!r}, got {start[:8]!r}", 0)
         smallest = INDEX_AT + ENTRY.itemsize + _FOOTER_BYTES
         if (size := len(self._file)) < smallest:
@@ -151,8 +151,10 @@ class _Checker:
                 f"version {version} with unknown flags {flags:#x}", path=self._path, offset=12
             )
         room = (self.footer_at - INDEX_AT) // ENTRY.itemsize
-        if not 1 <= count <= room:
-            raise self.refuse(f"expected 1 to {room} entries, as many as fit, got {count}", 16)
+        if count > room:  # with a header as it was written
+            raise self.refuse(f"truncated: {count} entries, but only {room} fit into the file", 16)
+        if count < 1:
+            raise self.refuse("expected at least 1 entry, got 0", 16)
         return version, flags, count
 
     def footer(self, index: NDArray[Any]) -> tuple[int, int, int, int]:

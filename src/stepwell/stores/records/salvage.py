@@ -70,6 +70,10 @@ def salvage(
     root = Path(path)
     if not os.path.lexists(root / META):
         raise KindError(f"expected a record store, got {what_is_at(root)}", path=str(root))
+    if Path(out).resolve().is_relative_to(root.resolve()):
+        raise ValueError(f"{out} is the damaged store itself, or inside it; choose another folder")
+    if os.path.lexists(Path(out) / META):
+        raise FileExistsError(f"{out} is a record store already; choose a new folder")
     meta = Meta.read(root)
     for commit in read_commits(root, meta):
         meta = commit.after

@@ -32,6 +32,8 @@ def verified(root: Path, *, quick: bool, progress: Progress) -> Report:
             continue
         if not check.numbered:
             unchecked.append("whose frames they are: records were deleted, or are being changed")
+        if len(check.problems) >= _MAX_PROBLEMS:
+            unchecked.append(f"the rest: the check ends after {_MAX_PROBLEMS} problems")
         return Report(
             "records",
             str(root),

@@ -316,7 +316,9 @@ def _unknown(root: Path, run_id: str) -> FileExistsError:
 
 
 def _exists(root: Path, run_id: str) -> FileExistsError:
-    return FileExistsError(f"the run {run_id!r} exists already in {root}; mode='a' goes on with it")
+    return FileExistsError(
+        f"the run {run_id!r} exists already in {root}; mode='a' (--append) goes on with it"
+    )
 
 
 _PLACES = ("episode", "step_index", "frame_row", "obs_row", "action_row")

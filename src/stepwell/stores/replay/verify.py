@@ -83,6 +83,8 @@ def verify(root: Path, resolver: FrameResolver, quick: bool, progress: Progress)
             "every step of the database against the file, references and totals too",
         ]
     problems = list(islice(_problems(root, resolver, quick, progress), _MAX_PROBLEMS))
+    if len(problems) == _MAX_PROBLEMS:
+        unchecked.append(f"the rest: the check ends after {_MAX_PROBLEMS} problems")
     return Report("replay", str(root), tuple(problems), tuple(checked), tuple(unchecked))
 
 

@@ -161,7 +161,7 @@ class _Check:
         for block, (want, got) in enumerate(zip(known.blocks, again.blocks, strict=False)):
             if want != got:
                 first = block * BLOCK_BYTES // dtype.itemsize
-                last = ((block + 1) * BLOCK_BYTES - 1) // dtype.itemsize
+                last = min(((block + 1) * BLOCK_BYTES - 1) // dtype.itemsize, covered - 1)
                 where = f"block {block} (rows {first} to {last})"
                 message = f"{where}: expected CRC32C {want:08x}, got {got:08x}"
                 self.problems.append(ChecksumError(message, path=str(root)))
