@@ -2,8 +2,11 @@
 
 import os
 import signal
+import sys
 import threading
 from importlib import import_module
+
+from stepwell import __version__
 
 __all__ = ["a2pack", "main"]
 
@@ -19,6 +22,9 @@ def a2pack() -> None:
 
 
 def _run(module: str) -> None:
+    if sys.argv[1:] == ["--version"]:  # which needs none of the verbs
+        print(f"stepwell {__version__}")
+        sys.exit()
     # An interrupt in the middle of imports would be a traceback, or an error of another module.
     main_thread = threading.current_thread() is threading.main_thread()
     mine = main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler
