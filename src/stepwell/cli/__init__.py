@@ -24,7 +24,7 @@ def a2pack() -> None:
 def _run(module: str) -> None:
     if sys.argv[1:] == ["--version"]:  # which needs none of the verbs
         print(f"stepwell {__version__}")
-        sys.exit()
+        sys.exit(0)
     # An interrupt in the middle of imports would be a traceback, or an error of another module.
     main_thread = threading.current_thread() is threading.main_thread()
     mine = main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler
