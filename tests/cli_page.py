@@ -16,7 +16,8 @@ INTRODUCTION = """\
 
 Results go to standard output, progress bars and errors to standard error; off a terminal there
 are no bars. Exit codes: 0 fine, 1 damage or a difference was found, 2 it cannot be done (usage,
-missing, not ours, no room), 130 interrupted. `--json` prints one object for scripts.
+missing, not ours, no room), 130 interrupted, 141 nobody reads the output.
+`--json` prints one object for scripts.
 `stepwell --version` prints the version.
 """
 

@@ -112,7 +112,8 @@ def convert(
     and with `skip_bad` what is bad among them is left out. Other options go to the format: `fps`
     of a video, `env` of Minari. Runs are kept where the target has them.
 
-    After a kill or an error the same call goes on where it was, except to a single file that is
+    A step dataset or shards are verified first: reading them does not compare checksums. After a
+    kill or an error the same call goes on where it was, except to a single file that is
     not npy or safetensors; nothing has its final name before it is whole, and what is unfinished
     is in `<target>.part`. Raises `FileExistsError` when `target` exists. With `force` it is
     replaced, once the new one is whole, by one of the same kind, unless another process is
@@ -357,6 +358,9 @@ def _opened(
         if kind == "folder":
             _refuse_stores_inside(Path(text))
         return BY_NAME[kind].read(text if text.startswith(PREFIX) else Path(text), fields)
+    if isinstance(found, Store) and not found.checks_rows and "://" not in text:
+        for problem in found.verify().problems:
+            raise problem  # before it is copied under new checksums
     if where is not None and isinstance(found, Store):
         found = found.where(where)
     if isinstance(found, PackReader) and target == "steps":

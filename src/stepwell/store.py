@@ -183,6 +183,8 @@ class Store(Source):
     """What `info` and reports call it: "steps", "pack", …"""
     noun: ClassVar[str]
     """What sentences call it: "a step dataset"."""
+    checks_rows: ClassVar[bool] = True
+    """Whether damaged rows are an error when they are read, not only to `verify`."""
 
     _closed = False
 

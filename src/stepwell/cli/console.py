@@ -1,7 +1,8 @@
 """What all commands share: where they print, how they fail, how they show progress.
 
 Results go to standard output, bars and errors to standard error. Exit codes: 0 fine, 1 damage or
-a difference was found, 2 it cannot be done (usage, missing, not ours, no room), 130 interrupted.
+a difference was found, 2 it cannot be done (usage, missing, not ours, no room), 130 interrupted,
+141 nobody reads the output.
 """
 
 import io
@@ -77,6 +78,10 @@ def _run(app: typer.Typer) -> None:
         _fail(error, 2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except SystemExit:
+        if type(sys.stdout).__name__ == "PacifyFlushWrapper":  # click's, for a closed pipe
+            sys.exit(141)
+        raise
 
 
 def _warn(message: Warning | str, *rest: Any, **named: Any) -> None:
@@ -137,7 +142,7 @@ def refuse_existing(output: Path, force: bool) -> None:
 
 
 @contextmanager
-def written(output: Path, force: bool) -> Iterator[Path]:
+def written(output: Path, force: bool, suffix: str = "") -> Iterator[Path]:
     """Where to write what is wanted at `output`: there, or for `-` to a file that is then printed.
 
     Raises `FileExistsError` for what exists, unless it may be replaced.
@@ -147,9 +152,10 @@ def written(output: Path, force: bool) -> Iterator[Path]:
         yield output
         return
     with TemporaryDirectory() as folder:
-        yield Path(folder) / "out"
+        path = Path(folder, f"out{suffix}")
+        yield path
         sys.stdout.flush()
-        with (Path(folder) / "out").open("rb") as file:
+        with path.open("rb") as file:
             shutil.copyfileobj(file, sys.stdout.buffer)
 
 

@@ -3,7 +3,7 @@
 import enum
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -19,8 +19,10 @@ from stepwell.cli.console import (
     progress,
     show,
     show_skipped,
+    written,
 )
 from stepwell.cli.record import register_atari, translated
+from stepwell.formats import BY_NAME
 
 
 class Packing(enum.StrEnum):
@@ -55,7 +57,7 @@ def convert(
             help="A store, a file or folder of a format, minari:NAME, 2048 runs, old telemetry.",
         ),
     ],
-    target: Annotated[str, typer.Argument(metavar="OUT", help="What to make.")],
+    target: Annotated[str, typer.Argument(metavar="OUT", help="What to make; - prints it.")],
     to: Annotated[
         To | None, typer.Option(help="The kind to make, where the name OUT does not show it.")
     ] = None,
@@ -90,13 +92,21 @@ def convert(
     """Make a store, a file or a folder of another. Run it again to go on after an interrupt."""
     if not source or not target:
         raise ValueError("IN and OUT: expected two paths, got an empty text")
+    if target == "-":
+        suffixes = BY_NAME[to.value].suffixes if to and to.value in BY_NAME else ()
+        if not suffixes or append or part_bytes:
+            raise ValueError("-: expected --to and a format that is one file, to print")
     begin = time.perf_counter()
     options = {name: v for name, v in {"fps": fps, "env": env}.items() if v is not None}
     register_atari(env or "")
-    with progress("converting") as on_progress, translated(env) if env else _kept(target):
+    with (
+        written(Path(target), True, suffixes[0]) if target == "-" else nullcontext(target) as out,
+        progress("converting") as on_progress,
+        translated(env) if env else _kept(target),
+    ):
         report = sw.convert(
             source,
-            target,
+            out,
             to=None if to is None else to.value,
             field=field or None,
             where=where,
@@ -112,6 +122,8 @@ def convert(
             **options,
         )
     show_skipped(report.skipped)
+    if target == "-":
+        return
     facts = {
         "path": report.path,
         "from": report.source_kind,

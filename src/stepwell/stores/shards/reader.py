@@ -49,6 +49,7 @@ class ShardReader(Store):
 
     kind = "shards"
     noun = "a folder of shards"
+    checks_rows = False
 
     def __init__(
         self,

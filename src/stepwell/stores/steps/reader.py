@@ -38,6 +38,7 @@ class StepReader(Store):
 
     kind: ClassVar[str] = "steps"
     noun: ClassVar[str] = "a step dataset"
+    checks_rows: ClassVar[bool] = False
 
     def __init__(
         self,
