@@ -28,7 +28,7 @@ from stepwell.opening import store_at
 from stepwell.store import Report, Store
 
 PathArgument = Annotated[
-    str, typer.Argument(metavar="PATH", help="A store, a file or folder of a format that can be read, or a URL.")
+    str, typer.Argument(metavar="PATH", help="A store, a file or folder of a format, or a URL.")
 ]
 EndpointOption = Annotated[
     str | None, typer.Option(help="The server of a bucket, where it is not the usual one.")
