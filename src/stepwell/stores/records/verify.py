@@ -1,6 +1,7 @@
 """Everything in a store checked against everything else."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,9 @@ class _Check:
         problems = [self._problem(shared, place) for place in found[counts > 1]]
         for chunk in np.unique(there["chunk"]).tolist() if self._quick else ():
             path = self._root / chunk_name(chunk)
-            size = path.stat().st_size if path.exists() else 0
+            size = 0  # a rebalance may take it away at any moment
+            with suppress(FileNotFoundError):
+                size = path.stat().st_size
             of = there[there["chunk"] == chunk]
             outside = of[of["length"] > size - np.minimum(of["offset"], size)]
             behind = f"{name}: a payload behind the end of its chunk"
