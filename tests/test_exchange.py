@@ -302,12 +302,26 @@ def test_a_null_is_found_in_a_later_chunk() -> None:
         ([1, 2], "got <class 'list'>; ArraySource wraps"),
         (torch.zeros(2, dtype=torch.bfloat16), "that NumPy can hold, got torch.bfloat16"),
         (torch.eye(2).to_sparse(), "that NumPy can hold, got torch.float32, torch.sparse_coo"),
+        (torch.zeros(2, device="meta"), "that NumPy can hold, got .* meta tensor"),
     ],
 )
 def test_what_is_no_source(held: Any, text: str) -> None:
     for way in (sw.as_source, sw.open):
         with pytest.raises(TypeError, match=text):
             way(held)
+
+
+def test_categories_and_objects_of_polars() -> None:
+    polars = pytest.importorskip("polars")
+    kinds = [polars.Categorical, polars.Enum(["long enough to be a view", "a"])]
+    for kind in kinds:
+        column = polars.Series("x", ["a", "long enough to be a view", "a"], dtype=kind)
+        got = sw.as_source(polars.DataFrame([column])[1:])[:]["x"]
+        assert got.to_list() == ["long enough to be a view", "a"]
+    objects = polars.Series("x", [object()], dtype=polars.Object)  # whose addresses it hands over
+    for held in (objects, polars.DataFrame([objects])):
+        with pytest.raises(SchemaError, match=r"column 'x': expected numbers, .* got objects"):
+            sw.as_source(held)
 
 
 def test_a_stream_that_fails_is_no_shorter_table() -> None:

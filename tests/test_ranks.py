@@ -89,6 +89,10 @@ def test_variables_of_launchers(
         ),
         ({**STEP, "SLURM_STEP_ID": "0", "WORLD_SIZE": "8"}, "WORLD_SIZE=8 and rank 2 of 4"),
         ({"PMI_RANK": "3", "PMI_SIZE": "3"}, "got rank 3 of 3 - at PMI_RANK and PMI_SIZE"),
+        (
+            {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"},
+            "expected SLURM_PROCID beside SLURM_STEP_NUM_TASKS=4, got none",
+        ),
     ],
 )
 def test_variables_that_contradict_each_other(
@@ -139,10 +143,18 @@ rank, store = int(sys.argv[1]), sys.argv[2]
 def first(loader, epoch=None):
     if epoch is not None:
         loader.set_epoch(epoch)
+    loop = iter(loader)
     try:
-        return next(iter(loader))["data"].tolist()
+        got = next(loop)["data"].tolist()
+        next(loop)  # where ranks are compared
+        return got
     except RuntimeError as error:
         return error
+
+def look(loader, batches=1):
+    loop = iter(loader)
+    for _ in range(batches):
+        next(loop)
 
 def make(rows=16, **options):
     return sw.Loader(np.arange(rows), 2, **{"shuffle": False, **options})
@@ -180,20 +192,37 @@ turns(lambda: first(make(seed=rank, shuffle=True)))
 turns(lambda: first(make(sampler=sw.Block(2 + rank), shuffle=True)))
 turns(lambda: first(sw.Loader(np.arange(16) + rank, 2)))
 turns(lambda: first(sw.Loader(np.arange(16), 2 + rank)))
-turns(lambda: first(make(), epoch=3 * rank))
+turns(lambda: first(make(shuffle=True), epoch=3 * rank))
 turns(lambda: first(make(rank=0, world_size=1, seed=rank, shuffle=True)))  # as it was wanted
 
-looked = make()                        # rank 0 looks at batches, then both name their epochs
+looked = make(shuffle=True)            # rank 0 looks at batches, then both name their epochs
 if rank == 0:
-    first(looked), first(looked)
-turns(lambda: [first(looked, epoch) for epoch in range(20)][-1])
+    look(looked), look(looked)
+turns(lambda: type([first(looked, epoch) for epoch in range(3, 23)][-1]).__name__)
 
-ahead = make()                         # rank 0 looks at a batch, nobody names an epoch: rank 1 sees
-if rank == 0:                          # it when it comes to the epoch that rank 0 is in
-    first(ahead)
-turns(lambda: first(ahead) if rank == 0 else [list(ahead), first(ahead)][-1])
+resumed = make(shuffle=True)           # or load a state
+if rank == 0:
+    look(resumed)
+resumed.load_state_dict({**resumed.state_dict(), "epoch": 3, "position": 4})
+turns(lambda: type(first(resumed)).__name__)
 
-apart = make()                         # of epoch 1 on one rank
+same = make()                          # each epoch has the same rows: it matters to nobody
+look(same, 2 + 2 * rank)
+if rank == 0:
+    look(same, 3)
+turns(lambda: first(same))
+
+ahead = make(shuffle=True)             # rank 0 looks at a batch, nobody names an epoch
+if rank == 0:
+    look(ahead)
+turns(lambda: first(ahead))
+
+later = make(shuffle=True)             # it looks at two: rank 1 sees it when it comes to the epoch
+if rank == 0:                          # that rank 0 is in
+    look(later, 2)
+turns(lambda: first(later) if rank == 0 else [list(later), first(later)][-1])
+
+apart = make(shuffle=True)             # of epoch 1 on one rank
 apart.load_state_dict({**apart.state_dict(), "epoch": rank, "position": 4 * rank})
 turns(lambda: first(apart))
 dist.barrier()
@@ -235,11 +264,18 @@ def test_ranks_of_a_torch_group(tmp_path: Path) -> None:
         assert line.startswith(f"expected the same {odd}"), line
     assert not any(line.startswith("expected the same") for line in zero[4:10])
     assert one[10].startswith("[")
-    assert (zero[11], one[11]) == ("[0, 1]", "[2, 3]")
-    assert "end of the loop before on every rank, got 'its last batch' on rank 1 and" in one[12]
-    assert one[13].startswith(
-        "expected the same epoch on every rank, got 1 on rank 1 and 0 on rank"
-    )
+    assert zero[11:13] == one[11:13] == ["list", "list"]
+    assert (zero[13], one[13]) == ("[0, 1]", "[2, 3]")
+    for line, odd in zip(
+        one[14:],
+        [
+            "epoch on every rank, got 0 on rank 1 and 1 on rank 0",
+            "end of the loop before on every rank, got 'its last batch' on rank 1 and 'position 8",
+            "epoch on every rank, got 1 on rank 1 and 0 on rank 0",
+        ],
+        strict=True,
+    ):
+        assert line.startswith(f"expected the same {odd}"), line
 
 
 THREE = """
@@ -251,7 +287,8 @@ loader.set_epoch(5 if rank == 0 else 0)
 for turn in range(3):
     if turn == rank:
         try:
-            next(iter(loader))
+            loop = iter(loader)
+            next(loop), next(loop)
             print("begun")
         except RuntimeError as error:
             print(error)
@@ -280,7 +317,7 @@ print(repr(early).split("rank=")[1])
 turns(lambda: first(early))
 turns(lambda: first(early))
 turns(lambda: first(make(16 + 2 * rank)))
-turns(lambda: first(make(), epoch=3 * rank))
+turns(lambda: first(make(shuffle=True), epoch=3 * rank))
 many = make()
 turns(lambda: [first(many) for _ in range(40)][-1])
 """

@@ -245,6 +245,52 @@ dataset, loader = make()
 dataset.load_state_dict(main.state_dict())
 assert orders[tuple(got + rows(loader))] == 2
 assert epochs(loader, 2) == [3, 4]
+dataset.set_epoch(2)  # loops have begun since the state was loaded
+assert epochs(loader, 1) == [2]
+
+dataset, loader = make(persistent_workers=True)
+assert epochs(loader, 1) == [0]
+dataset.load_state_dict(main.state_dict())  # by workers that are there already
+assert orders[tuple(got + rows(loader))] == 2
+assert epochs(loader, 1) == [3]
+
+half = sw.Loader(np.arange(1000), 1, seed=7, drop_last=True)
+loop = iter(half)
+[next(loop) for _ in range(990)]
+dataset = sw.torch.IterableDataset(np.arange(1000), 64, seed=7, drop_last=True)
+dataset.load_state_dict(half.state_dict())  # ten rows are left, and no batch
+loader = DataLoader(dataset, batch_size=None, num_workers=2)
+assert rows(loader) == sw.Shuffle(7).order(1000).rows(1, 0, 960).tolist()
+try:
+    dataset.state_dict()
+except RuntimeError as error:
+    assert "torchdata's StatefulDataLoader has" in str(error)
+else:
+    raise AssertionError("a state of a process that reads nothing")
+dataset.set_epoch(5)
+assert dataset.state_dict()["epoch"] == 5
+print("right")
+"""
+
+
+LATE = """
+import time
+def late(worker):
+    time.sleep(worker * 0.2)
+
+for named in (False, True):
+    dataset, loader = make(persistent_workers=True, worker_init_fn=late)
+    next(iter(loader))  # of worker 0, when worker 1 has not begun
+    if named:
+        dataset.set_epoch(5)
+    assert epochs(loader, 2) == ([5, 6] if named else [1, 2]), named
+
+dataset, loader = make(worker_init_fn=late)
+loop = iter(loader)
+got = next(loop)["data"].tolist()
+dataset.set_epoch(5)  # is about the next loop, also for workers that come late to this one
+assert orders[tuple(got + rows(loop))] == 0
+assert epochs(loader, 1) == [5]
 print("right")
 """
 
@@ -252,6 +298,11 @@ print("right")
 def test_new_workers_go_on_to_the_next_epoch() -> None:
     # In an interpreter of its own: JAX, loaded by other tests, warns of any fork.
     assert answer(WORKERS) == "right"
+
+
+def test_a_worker_that_comes_late_joins_its_loop() -> None:
+    before = WORKERS.partition("for persistent")[0]
+    assert answer(before + LATE) == "right"
 
 
 def test_spawned_workers_share_the_epoch() -> None:

@@ -164,7 +164,7 @@ def _values(array: "pa.Array", field: Field) -> Any:
         array = _stored(array)
         kind = array.type
         if types.is_dictionary(kind):
-            array = array.dictionary_decode()
+            array = _decoded(array)
         elif types.is_fixed_size_list(kind):
             next(sizes, None)
             array = array.flatten()
@@ -194,6 +194,15 @@ def _stored(array: "pa.Array") -> "pa.Array":
     return array
 
 
+def _decoded(array: "pa.DictionaryArray") -> "pa.Array":
+    """The values of a dictionary's rows; Polars keeps those of categories as views."""
+    arrow, values = library(), array.dictionary
+    if str(values.type) in ("string_view", "binary_view"):
+        values = values.cast(arrow.large_binary())
+        array = arrow.DictionaryArray.from_arrays(array.indices, values)
+    return array.dictionary_decode()
+
+
 def _offsets(lists: "pa.Array") -> NDArray[np.int64]:
     offsets: NDArray[np.int64] = np.asarray(lists.offsets.to_numpy(), np.int64)
     from_zero: NDArray[np.int64] = offsets - offsets[0]
@@ -219,7 +228,7 @@ def _first_null(array: "pa.Array") -> int | None:
     if array.null_count:
         return int(array.is_null().to_numpy(zero_copy_only=False).argmax())
     if types.is_dictionary(array.type):
-        return _first_null(array.dictionary_decode()) if array.dictionary.null_count else None
+        return _first_null(_decoded(array)) if array.dictionary.null_count else None
     if types.is_fixed_size_list(array.type):
         inner = _first_null(array.flatten())
         return None if inner is None else inner // array.type.list_size

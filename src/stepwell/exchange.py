@@ -65,6 +65,8 @@ def as_source(given: Any) -> Source:
         given = given.to_frame("data" if given.name is None else given.name)
     if _is("pandas", "DataFrame", given):
         return _columns(*frames.columns_of(given))
+    if _is("polars", "DataFrame", given) or _is("polars", "Series", given):
+        _check_polars(given)
     if hasattr(given, "__arrow_c_stream__") or hasattr(given, "__arrow_c_array__"):
         return _of_arrow(given)
     if hasattr(given, "__array__") and hasattr(given, "__dlpack__"):  # JAX and others
@@ -114,10 +116,20 @@ def _of_tensor(tensor: Any) -> Any:
     """The memory of a tensor; of one on a device, a copy."""
     try:
         return tensor.numpy(force=True)
-    except TypeError as error:  # bfloat16, sparse or quantized
+    except (TypeError, RuntimeError) as error:  # bfloat16, sparse, quantized, meta or nested
         raise TypeError(
             f"expected a tensor that NumPy can hold, got {tensor.dtype}, {tensor.layout}: {error}"
         ) from None
+
+
+def _check_polars(given: Any) -> None:
+    """Refuse objects: Polars hands over their addresses as if they were bytes."""
+    columns = [given] if hasattr(given, "dtype") else given.get_columns()
+    for column in columns:
+        if column.dtype == sys.modules["polars"].Object:
+            raise SchemaError(
+                f"column {column.name!r}: expected numbers, text, bytes or lists, got objects"
+            )
 
 
 def _of_arrow(given: Any) -> ArraySource:

@@ -93,7 +93,8 @@ class Loader(Closing):
             self._given = World(*numbers, "arguments")
         self._source = as_source(source)
         self._sampler = sampler or (Shuffle(seed) if shuffle else Sequential())
-        self._order: Order = self._sampler.order(len(self._source))
+        self._rows = len(self._source)  # as the order has them: a refresh may bring more
+        self._order: Order = self._sampler.order(self._rows)
         self._batch_size = _whole("batch_size", batch_size)
         self._drop_last = bool(drop_last)
         self._worker = (0, 1)  # this process among those that serve the rank, and their number
@@ -117,6 +118,7 @@ class Loader(Closing):
         self._world = self._given or ranks.ALONE  # of the last loop that was begun
         self._group: object = None  # the process group that the world is of
         self._meeting = ranks.Meeting()
+        self._unmet: tuple[World, tuple[int, int], str] | None = None  # a loop of one batch so far
         self._begin = self._schedule(0, 0)
 
     # The loop.
@@ -195,7 +197,10 @@ class Loader(Closing):
         After the last batch of an epoch that is the beginning of the next one.
         """
         epoch, position = self._begins if self._at_end else (self._epoch, self._position)
-        return {**self._identity(self._fingerprint()), "epoch": epoch, "position": position}
+        identity = self._identity(self._fingerprint())
+        if position:  # of an order of so many rows, whatever the source has by now
+            identity["length"] = self._rows
+        return {**identity, "epoch": epoch, "position": position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Have the next loop continue where `state` was taken, exactly.
@@ -203,6 +208,7 @@ class Loader(Closing):
         A loop that is under way is ended. Raises `StateError` naming the field in which the state
         and this loader differ. Threads, batch size and world may be others than they were.
         """
+        self._renew()
         for key, mine in self._identity(self._fingerprint()).items():
             if key not in state:
                 raise StateError(f"state has no {key!r}")
@@ -239,6 +245,7 @@ class Loader(Closing):
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "_engine": None, "_started": deque(), "_group": None}
+        state["_unmet"] = None
         del state["_order"], state["_begin"], state["_turn"]
         with suppress(ValueError):  # a launcher may know the world, and no rank
             found = self._find()
@@ -251,7 +258,7 @@ class Loader(Closing):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._turn = Lock()
-        self._order = self._sampler.order(len(self._source))
+        self._order = self._sampler.order(self._rows)
         self._begin = self._schedule(0, 0)
 
     def __repr__(self) -> str:
@@ -316,8 +323,23 @@ class Loader(Closing):
         self._at_end = False
         self._begins = self._epoch, self._position = epoch, position
 
+    def _renew(self) -> None:
+        """Have an order of the rows that the source has now."""
+        if len(self._source) != self._rows:
+            self._stop()
+            self._loops += 1  # a loop that is under way has lost its order
+            self._rows = len(self._source)
+            self._order = self._sampler.order(self._rows)
+            self._meeting.forget_facts()
+
     def _begin_loop(self) -> int:
         """Settle which epoch the loop has and which rank reads, and return its steps."""
+        if self._begins[1] and len(self._source) != self._rows:
+            raise RuntimeError(
+                f"expected the {self._rows} rows of the state that was loaded, "
+                f"got {len(self._source)}: the source has changed since"
+            )
+        self._renew()
         world = self._find()
         schedule = self._schedule(0, 0, world)
         epoch, position = place = self._begins
@@ -327,7 +349,9 @@ class Loader(Closing):
             steps = schedule.steps_from(0)
         left = "position {1} of epoch {0}".format(*self._reached)
         left = "its last batch" if place == self._reached else left
-        self._meeting.begin(world, place, ranks.UNKNOWN if self._named else left, self._facts)
+        self._unmet = world, place, ranks.UNKNOWN if self._named else left
+        if steps == 1:
+            self._meet()
         if place != self._reached or world[:2] != self._world[:2]:
             self._stop()
         self._world, self._group, self._begin = world, ranks.group(), schedule
@@ -336,6 +360,15 @@ class Loader(Closing):
         self._begins, self._at_end = (epoch + 1, 0), False
         self._reached = self._epoch, self._position = place
         return steps
+
+    def _meet(self) -> None:
+        """Compare a loop with those of other ranks, at its second batch: a look at one is none."""
+        if self._unmet is not None:
+            world, (epoch, position), left = self._unmet
+            same = isinstance(self._sampler, Sequential)  # whose epochs have the same rows
+            left = ranks.UNKNOWN if same else left
+            self._meeting.begin(world, (epoch, position), left, self._facts, any_epoch=same)
+            self._unmet = None
 
     def _facts(self) -> dict[str, Any]:
         """What has to be the same on every rank, besides epoch and position."""
@@ -415,8 +448,11 @@ class _Loop(Iterator[Any]):
                 if self._number >= 0:
                     raise RuntimeError("this loop was ended: the loader began another or was moved")
                 self._left, self._number = loader._begin_loop(), loader._loops
-            elif loader._given is None and ranks.group() is not loader._group:
-                loader._check_group()
+            else:
+                if loader._unmet is not None:
+                    loader._meet()
+                if loader._given is None and ranks.group() is not loader._group:
+                    loader._check_group()
             if self._left <= 0:
                 if self._left == 0:
                     self._left = -1

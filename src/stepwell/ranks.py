@@ -132,6 +132,8 @@ def _in_slurm_step() -> bool:
 
 
 def _world(rank: str, size: str) -> World:
+    if _number(rank) is None:
+        raise ValueError(f"expected {rank} beside {size}={_number(size)}, got none")
     return _checked(World(_number(rank) or 0, _number(size) or 0, f"{rank} and {size}"))
 
 
@@ -155,7 +157,7 @@ def _number(name: str) -> int | None:
 
 
 class Meeting:
-    """What the ranks of a group are about to read, compared at the beginning of each loop.
+    """What the ranks of a group are about to read, compared once in each loop.
 
     Each rank puts its facts into the key-value store of the group. The first one's stay for the
     others to compare theirs with, so a loop costs the same in any world. Loaders are known by the
@@ -172,22 +174,30 @@ class Meeting:
     def __getstate__(self) -> dict[str, Any]:
         return {**Meeting().__dict__, "_made": f"{self._made} and copied"}
 
+    def forget_facts(self) -> None:
+        """Have the next loop find its facts again."""
+        self._facts = {}
+
     def begin(
         self,
         world: World,
         place: tuple[int, int],
         left: str,
         facts: Callable[[], dict[str, Any]],
+        *,
+        any_epoch: bool = False,
     ) -> None:
         """Raise `RuntimeError` if a rank that began the same loop has other facts.
 
-        `left` is where the loop before this one was left, `UNKNOWN` if that does not matter.
+        `left` is where the loop before this one was left, `UNKNOWN` if that does not matter. With
+        `any_epoch` the epochs of ranks may differ, because all have the same rows.
         """
         store = _store_of(world)
         if store is None:
             return
-        if not self._name:
+        if not self._facts:
             self._facts = facts()
+        if not self._name:
             self._name = f"stepwell/{world.size}/{self._made}/{_names[self._made]}"
             _names[self._made] += 1
         if place not in self._loops:
@@ -198,7 +208,7 @@ class Meeting:
         loop, left = self._loops[place]
         mine = {
             **self._facts,
-            "epoch": place[0],
+            "epoch": UNKNOWN if any_epoch else place[0],
             "position": place[1],
             "end of the loop before": left,
         }

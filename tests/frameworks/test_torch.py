@@ -48,7 +48,7 @@ def test_a_loop_of_another_world_is_an_error(seen: Seen) -> None:
 @pytest.mark.parametrize("name", ["unlike data", "unlike epochs"])
 def test_the_rank_that_comes_later_names_the_difference(seen: Seen, name: str) -> None:
     first, _ = seen(name)
-    assert first == plain(0, 0, 2)[:64]
+    assert first == plain(0, 0, 2)[:128]
     assert "rank 0" in seen.refusal(name, rank=1)
 
 

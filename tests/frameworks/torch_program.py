@@ -61,12 +61,13 @@ def resume() -> Any:
 
 
 def one_after_the_other(rank: int, loader: Any, epoch: int = 0) -> list[int]:
-    """The first batch of each rank, rank 1's after rank 0's: nobody waits for another."""
+    """The first two batches of each rank, rank 1's after rank 0's: nobody waits for another."""
     loader.set_epoch(epoch)
     if rank:
         dist.barrier()
     try:
-        return rows([next(iter(loader))])
+        loop = iter(loader)
+        return rows([next(loop), next(loop)])
     finally:
         if not rank:
             dist.barrier()
