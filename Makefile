@@ -7,8 +7,9 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 TOOLS  := scikit-build-core nanobind cmake ninja
 
 # How many processes share the tests. A process that has none left takes some of another's, so a
-# long file does not hold up the end, and most fixtures of a module are still made once.
-WORKERS ?= auto
+# long file does not hold up the end, and most fixtures of a module are still made once. One more than
+# there are cores: the tests of frameworks, kills and locks wait for other processes much of the time.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 PYTEST_ARGS ?=
 MINORS ?= 11 12 13 14 15 16 17 18 19
 PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal

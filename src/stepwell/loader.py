@@ -361,6 +361,10 @@ class Loader(Closing):
         self._reached = self._epoch, self._position = place
         return steps
 
+    def _end_loop(self) -> None:
+        """Called when a loop was asked for more than its last batch."""
+        self._stand(*self._begins)
+
     def _meet(self) -> None:
         """Compare a loop with those of other ranks, at its second batch: a look at one is none."""
         if self._unmet is not None:
@@ -456,7 +460,7 @@ class _Loop(Iterator[Any]):
             if self._left <= 0:
                 if self._left == 0:
                     self._left = -1
-                    loader._stand(*loader._begins)
+                    loader._end_loop()
                 raise StopIteration
             batch = loader._next()
             self._left -= 1

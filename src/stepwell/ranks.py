@@ -74,15 +74,24 @@ def _parent() -> int | None:
 
 
 def _of_ray() -> World | None:
-    ray = sys.modules.get(_RAY)
-    if ray is None:
+    train = sys.modules.get(_RAY)
+    if train is None or not _in_ray():
         return None
     try:
-        context = ray.get_context()
-        world = World(context.get_world_rank(), context.get_world_size(), _RAY)
+        context = train.get_context()
+        return World(context.get_world_rank(), context.get_world_size(), _RAY)
     except Exception:  # this is no worker of Ray Train
         return None
-    return world if world.size > 1 else None  # outside of workers some releases return 0 of 1
+
+
+def _in_ray() -> bool:
+    """Whether Ray started this process, whose variables are then those of Ray's own start."""
+    ray: Any = sys.modules.get("ray")
+    try:
+        worker = ray.get_runtime_context().worker
+        return bool(worker.connected and worker.mode == ray.WORKER_MODE)
+    except AttributeError:  # there is no Ray, or it is being imported
+        return False
 
 
 def _of_variables() -> World | None:
@@ -91,12 +100,7 @@ def _of_variables() -> World | None:
         return _world("RANK", "WORLD_SIZE")
     if size is not None and _number("LOCAL_RANK") is not None:
         return _of_lightning(size)
-    found = None
-    if _in_slurm_step():
-        found = _world("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
-    for rank, world in (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")):
-        if found is None and os.environ.get(rank) and os.environ.get(world):
-            found = _world(rank, world)
+    found = None if _in_ray() else _of_launcher()
     if size not in (None, 1 if found is None else found.size):
         raise ValueError(
             "expected RANK beside WORLD_SIZE, or rank= and world_size=, "
@@ -106,6 +110,15 @@ def _of_variables() -> World | None:
         if found is None and size is None and _number(name):
             raise ValueError(f"expected WORLD_SIZE beside {name}={_number(name)}, got none")
     return found
+
+
+def _of_launcher() -> World | None:
+    if _in_slurm_step():
+        return _world("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+    for rank, world in (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")):
+        if os.environ.get(rank) and os.environ.get(world):
+            return _world(rank, world)
+    return None
 
 
 def _of_lightning(size: int) -> World:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator, skip_first_batches
 from accelerate.utils import DataLoaderConfiguration
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 import stepwell as sw
-from tests.frameworks.notes import BATCH, EVEN_ROWS, ROWS, SEED, Notes, epochs, rows
+from tests.frameworks.notes import BATCH, EVEN_ROWS, HELD_OUT, ROWS, SEED, Notes, epochs, rows
 
 
 def make() -> Any:
@@ -43,6 +44,22 @@ def saved(accelerator: Accelerator) -> Any:
     rows(loader)
     accelerator.load_state("state")
     return [begun + rows(loader), rows(loader)]
+
+
+def counted() -> Any:
+    """The rows that metrics are of, and after which steps of two epochs the optimizer steps."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
+    held_out = accelerator.prepare(sw.torch.Loader(np.arange(HELD_OUT + 1), BATCH, shuffle=False))
+    loader = accelerator.prepare(make())
+    seen, steps = [], []
+    for _ in range(2):
+        for batch in loader:
+            with accelerator.accumulate():
+                steps.append(accelerator.sync_gradients)
+            del batch
+            if not seen:  # a validation inside of an epoch
+                seen = rows(accelerator.gather_for_metrics(batch) for batch in held_out)
+    return [seen, steps]
 
 
 def sharded_again(dispatch: bool | None) -> Any:
@@ -109,6 +126,7 @@ def main() -> None:
     notes.ask("Loader", lambda: epochs(prepare(before)))
     notes.ask("Loader, skipped", lambda: skipped(prepare(make())))
     notes.ask("checkpoint", lambda: saved(accelerator))
+    notes.ask("counted", counted)
     notes.ask("DataLoader", lambda: epochs(torchs(), 3))
     notes.ask("DataLoader, skipped", lambda: skipped(torchs()))
     notes.ask("MapDataset", lambda: epochs(shuffled()))

@@ -37,7 +37,18 @@ def worker(config: Any) -> None:
     notes.ask("repr", lambda: [repr(alone)])
 
 
+class Actor:
+    """One that no trainer knows of; the variables are those of the node's raylet."""
+
+    def rank(self) -> str:
+        os.environ |= {"SLURM_STEP_ID": "0", "SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4"}
+        return repr(sw.Loader(ROWS, BATCH))
+
+
 if __name__ == "__main__":
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    actor: Any = ray.remote(Actor).remote()
+    Notes(2).ask("actor", lambda: ray.get(actor.rank.remote()))
+    ray.kill(actor)
     here = RunConfig(storage_path=os.getcwd())
     TorchTrainer(worker, scaling_config=ScalingConfig(num_workers=2), run_config=here).fit()

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.frameworks.conftest import Launch
-from tests.frameworks.notes import BATCH, EVEN, Seen, check_epochs, plain
+from tests.frameworks.notes import BATCH, EVEN, HELD_OUT, Seen, check_epochs, plain
 
 
 @pytest.fixture
@@ -43,6 +43,13 @@ def test_prepare_of_torchs_data_loader(seen: Seen, name: str) -> None:
 def test_the_accelerator_saves_and_loads_a_loader(seen: Seen) -> None:
     for rank, epochs in enumerate(seen.rows("checkpoint")):
         assert epochs == [plain(0, rank, 2), plain(1, rank, 2)]
+
+
+@pytest.mark.row("attributes")
+def test_the_accelerator_knows_the_last_batch_of_a_loader(seen: Seen) -> None:
+    for gathered, steps in seen.rows("counted"):
+        assert sorted(gathered) == list(range(HELD_OUT + 1))  # none of those that fill ranks up
+        assert steps == 2 * [False, False, True, False, False, True, False, True]
 
 
 @pytest.mark.row("attributes")

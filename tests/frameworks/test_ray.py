@@ -25,6 +25,11 @@ def test_repr_names_ray(seen: Seen) -> None:
         assert "ray" in text.lower().split(f"rank={rank} of 2")[1]
 
 
+@pytest.mark.row("before")
+def test_an_actor_does_not_have_the_rank_of_its_node(seen: Seen) -> None:
+    assert "rank=0 of 1 (one process)" in seen("actor", ranks=1)[0]
+
+
 @pytest.mark.row("attributes")
 def test_prepare_data_loader(seen: Seen) -> None:
     check_epochs(seen.rows("prepare_data_loader"), EVEN)

@@ -116,9 +116,9 @@ class WholeSampler(data.Sampler[int]):
         loaded = self._loader._loaded
         if loaded is not None and loaded[0] != epoch:
             raise RuntimeError(
-                f"expected to continue epoch {loaded[0]}, whose state was loaded, got a framework "
-                f"that begins epoch {epoch}, as Fabric does; "
-                "loop over stepwell.torch.Loader(source, batch_size) as it is"
+                f"expected set_epoch({loaded[0]}), the epoch whose state was loaded, "
+                f"got set_epoch({epoch}), which would begin another; where a framework calls it, "
+                "as Fabric does, loop over stepwell.torch.Loader(source, batch_size) as it is"
             )
         self._loader.set_epoch(epoch)
         self._epoch = epoch

@@ -17,6 +17,9 @@ from stepwell.torch import sharing
 from stepwell.torch.dataset import MapDataset, RowNumbers, collate
 from stepwell.torch.tensors import Signed, Tensors, int64_names, signed, signed_types, tensors_of
 
+_OF_TORCH = {"generator", "multiprocessing_context", "persistent_workers", "pin_memory", "timeout"}
+"""What frameworks look up in a DataLoader in order to make another of it."""
+
 
 class Loader(_loader.Loader):
     """`stepwell.Loader` whose batches are tensors.
@@ -43,6 +46,7 @@ class Loader(_loader.Loader):
         super().__init__(source, batch_size, **options)
         self._as_int64 = int64_names(as_int64, self._source, self._transform)
         self._by_rows = False  # the loop under way is one over row numbers
+        self._began_at = 0
         self._device = torch.device("cpu" if device is None else device)
         if str(self._device) == "cuda":
             self._device = torch.device("cuda", torch.cuda.current_device())
@@ -105,10 +109,48 @@ class Loader(_loader.Loader):
         """The rows of each batch of this rank; a loop over them is one of the loader's."""
         return RankBatchSampler(self)
 
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_TORCH:
+            raise AttributeError(
+                f"a stepwell.torch.Loader has no {name!r}: it finds its rank itself, and needs no "
+                "preparing; where a framework insists on torch's class, "
+                "stepwell.torch.DataLoader(source, batch_size) is one"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def collate_fn(self, rows: Any) -> Tensors:
         """What a batch read out of `dataset` becomes: tensors on the device."""
         batch: Tensors = collate(rows)
         return _each(batch, lambda tensor: tensor.to(self._device))
+
+    # What accelerate asks the loader of a loop.
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Whether the batch that was handed over is the last one of its loop."""
+        return self._at_end
+
+    @property
+    def remainder(self) -> int:
+        """Rows in the last batch of all ranks together; 0 if it is full, -1 if the rest is dropped.
+
+        Where ranks do not divide it, those behind these are of the epoch's beginning.
+        """
+        begun = self._began_at
+        return (
+            -1 if self._drop_last else (self._rows - begun) % (self._batch_size * self._world.size)
+        )
+
+    def _begin_loop(self) -> int:
+        steps = super()._begin_loop()
+        self._began_at = self._position
+        if not self._by_rows:
+            sharing.show_accelerate(self)
+        return steps
+
+    def _end_loop(self) -> None:
+        super()._end_loop()
+        sharing.hide_from_accelerate(self)
 
     # How batches are made.
 
