@@ -51,7 +51,8 @@ def counted() -> Any:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
     held_out = accelerator.prepare(sw.torch.Loader(np.arange(HELD_OUT + 1), BATCH, shuffle=False))
     loader = accelerator.prepare(make())
-    seen, steps = [], []
+    seen: list[int] = []
+    steps = []
     for _ in range(2):
         for batch in loader:
             with accelerator.accumulate():

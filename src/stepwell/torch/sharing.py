@@ -64,11 +64,12 @@ def show_accelerate(loader: Any) -> None:
     It then steps after the last batch of an epoch, whatever has been accumulated, and
     `gather_for_metrics` leaves out the rows that fill ranks up.
     """
-    state, frame = _gradient_state(), sys._getframe(1)
+    state = _gradient_state()
+    frame: Any = sys._getframe(1)
     while state is not None and frame is not None and _package(frame) in _FRAMEWORKS:
         if _package(frame) == "accelerate":
             return  # its loader, which is one batch ahead of the consumer
-        frame: Any = frame.f_back
+        frame = frame.f_back
     if state is not None:
         state._remove_dataloader(loader)
         state._add_dataloader(loader)
