@@ -301,11 +301,6 @@ class Store(Source):
 
     # Below this line: for this package.
 
-    def _forget(self, *names: str) -> None:
-        """Have what was made of rows made again: there are others now."""
-        for made in ("_reader", "_layouts", *names):
-            self.__dict__.pop(made, None)
-
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError(f"closed: {self.noun}" + (f" at {self.path}" if self.path else ""))
