@@ -348,11 +348,14 @@ class WriterContract(WritingContract, QueryContract):
         try:
             assert begun.wait(60)
             last = 0
-            for _ in range(12):
-                there = kit.read(path)  # which verifies, too
-                assert there == list(range(1, len(there) + 1))
-                assert len(there) >= last
-                last = len(there)
+            with kit.store.open(path) as held:  # at a commit that the writer goes on from
+                for turn in range(12):
+                    there = kit.read(path)  # which verifies, too
+                    assert there == list(range(1, len(there) + 1))
+                    assert len(there) >= last
+                    last = len(there)
+                    report = held.verify(quick=turn % 2 == 0)
+                    assert report.ok, str(report)
         finally:
             stop.set()
             process.join(60)
