@@ -35,6 +35,7 @@ from stepwell.store import Store
 from stepwell.stores import STORES
 from tests.children import at_once, in_fork
 from tests.crash.contract import CrashContract
+from tests.query_contract import QueryContract
 from tests.writer_kit import WriterKit, files_of, open_below, snapshot, unchanged
 
 __all__ = ["WriterContract", "WriterKit", "WritingContract", "snapshot", "unchanged"]
@@ -277,8 +278,12 @@ class WritingContract(CrashContract):
         assert kit.read(path) == [1, 2, 3]
 
 
-class WriterContract(WritingContract):
+class WriterContract(WritingContract, QueryContract):
     """The whole exam: a writer, and the store that others read."""
+
+    def queried(self, path: Path) -> Store | None:
+        store = self.kit.store.open(self.filled(path))
+        return None if store.runs is None else store
 
     @pytest.mark.parametrize("harm", ["gone", "cut"])
     def test_a_file_that_is_damaged(self, path: Path, quick_path: Path, harm: str) -> None:
@@ -343,11 +348,14 @@ class WriterContract(WritingContract):
         try:
             assert begun.wait(60)
             last = 0
-            for _ in range(12):
-                there = kit.read(path)  # which verifies, too
-                assert there == list(range(1, len(there) + 1))
-                assert len(there) >= last
-                last = len(there)
+            with kit.store.open(path) as held:  # at a commit that the writer goes on from
+                for turn in range(12):
+                    there = kit.read(path)  # which verifies, too
+                    assert there == list(range(1, len(there) + 1))
+                    assert len(there) >= last
+                    last = len(there)
+                    report = held.verify(quick=turn % 2 == 0)
+                    assert report.ok, str(report)
         finally:
             stop.set()
             process.join(60)

@@ -93,7 +93,7 @@ class Loader(Closing):
             self._given = World(*numbers, "arguments")
         self._source = as_source(source)
         self._sampler = sampler or (Shuffle(seed) if shuffle else Sequential())
-        self._rows = len(self._source)  # as the order has them: a refresh may bring more
+        self._rows = len(self._source)  # that the order is of: a refresh may bring more
         self._order: Order = self._sampler.order(self._rows)
         self._batch_size = _whole("batch_size", batch_size)
         self._drop_last = bool(drop_last)
@@ -150,6 +150,11 @@ class Loader(Closing):
         return self._batch_size
 
     @property
+    def rows(self) -> int:
+        """Rows of this epoch: `len(source)`, unless that got more since the epoch was begun."""
+        return self._rows if self._position and not self._at_end else len(self._source)
+
+    @property
     def order(self) -> Order:
         """Which row is at which position of an epoch: `order.rows(epoch, start, count)`."""
         return self._order
@@ -197,49 +202,44 @@ class Loader(Closing):
         After the last batch of an epoch that is the beginning of the next one.
         """
         epoch, position = self._begins if self._at_end else (self._epoch, self._position)
-        identity = self._identity(self._fingerprint())
-        if position:  # of an order of so many rows, whatever the source has by now
-            identity["length"] = self._rows
-        return {**identity, "epoch": epoch, "position": position}
+        return {**self._identity(self.rows), "epoch": epoch, "position": position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Have the next loop continue where `state` was taken, exactly.
 
-        A loop that is under way is ended. Raises `StateError` naming the field in which the state
-        and this loader differ. Threads, batch size and world may be others than they were.
+        A loop that is under way is ended. Rows that the source got since are left out of the
+        epoch that the state is of, as `rows` shows. Raises `StateError` naming the field in which
+        the state and this loader differ. Threads, batch size and world may be others than they
+        were.
         """
-        self._renew()
-        for key, mine in self._identity(self._fingerprint()).items():
-            if key not in state:
-                raise StateError(f"state has no {key!r}")
-            if state[key] != mine and not (
-                key == "fingerprint" and ranks.UNKNOWN in (state[key], mine)
-            ):
-                raise StateError(f"state {key!r}: expected {mine!r}, got {state[key]!r}")
-        for key, max_ in (("epoch", 2**64 - 1), ("position", self._order.length)):
-            value: Any = state.get(key)
-            if not hasattr(value, "__index__") or not 0 <= operator.index(value) <= max_:
-                raise StateError(f"state {key!r}: expected 0 to {max_}, got {value!r}")
+        length = _number(state, "length", len(self._source))
+        for key, mine in self._identity(length).items():
+            other = state.get(key)
+            if other != mine and not (key == "fingerprint" and ranks.UNKNOWN in (other, mine)):
+                raise StateError(f"state {key!r}: expected {mine!r}, got {other!r}")
+        max_ = self._sampler.order(length).length
+        loaded = _number(state, "epoch", 2**64 - 1), _number(state, "position", max_)
         self._loops += 1
-        self._loaded = operator.index(state["epoch"]), operator.index(state["position"])
-        self._stand(*self._loaded)
+        self._bind(length)
+        self._loaded = loaded
+        self._stand(*loaded)
         self._named = True
 
-    def _fingerprint(self) -> str:
-        """That of the source, unless rows that it is made of are damaged and to be skipped."""
+    def _identity(self, length: int, skip: bool = False) -> dict[str, Any]:
+        """What a state is compared by: the order, and the first `length` rows of the source."""
+        if length > len(self._source):
+            raise StateError(f"expected {length} rows, the source has only {len(self._source)} now")
         try:
-            return self._source.fingerprint
-        except FormatError:
-            if self._on_corrupt != "skip":
+            fingerprint = self._source._fingerprint_of(length)
+        except FormatError:  # rows that it is made of are damaged, and to be skipped
+            if not skip and self._on_corrupt != "skip":
                 raise
-            return ranks.UNKNOWN
-
-    def _identity(self, fingerprint: str) -> dict[str, Any]:
+            fingerprint = ranks.UNKNOWN
         return {
             "version": 1,
             "sampler": self._sampler.name,
             "seed": int(self._sampler.seed),
-            "length": len(self._source),
+            "length": length,
             "fingerprint": fingerprint,
         }
 
@@ -265,7 +265,8 @@ class Loader(Closing):
         return (
             f"{type(self).__name__}({self._source!r}, batch_size={self._batch_size}, "
             f"sampler={self._sampler!r}, rank={self._where()}, "
-            f"epoch={self._epoch}, position={self._position})"
+            f"epoch={self._epoch}, position={self._position}"
+            + (f", rows={self.rows})" if self.rows != len(self._source) else ")")
         )
 
     def _where(self) -> str:
@@ -310,42 +311,47 @@ class Loader(Closing):
         """The world as it is now."""
         return self._given or ranks.find(self._parents)
 
-    def _schedule(self, epoch: int, position: int, world: World | None = None) -> _core.Schedule:
+    def _schedule(
+        self, epoch: int, position: int, world: World | None = None, order: Order | None = None
+    ) -> _core.Schedule:
         rank, size, _ = world or self._world
-        length, batch, drop_last = self._order.length, self._batch_size, self._drop_last
+        length, batch, drop_last = (order or self._order).length, self._batch_size, self._drop_last
         return _core.Schedule(length, batch, rank, size, drop_last, epoch, position, *self._worker)
 
     def _steps_from(self, position: int) -> int:
-        return self._schedule(0, 0, self._find()).steps_from(position)
+        order = self._order if self.rows == self._rows else self._sampler.order(self.rows)
+        return self._schedule(0, 0, self._find(), order).steps_from(position)
 
     def _stand(self, epoch: int, position: int) -> None:
         """Have the next loop begin here, and the state show it."""
         self._at_end = False
         self._begins = self._epoch, self._position = epoch, position
 
-    def _renew(self) -> None:
-        """Have an order of the rows that the source has now."""
-        if len(self._source) != self._rows:
-            self._stop()
-            self._loops += 1  # a loop that is under way has lost its order
-            self._rows = len(self._source)
-            self._order = self._sampler.order(self._rows)
+    def _bind(self, rows: int) -> None:
+        """Have an order of this number of rows."""
+        if rows != self._rows:
+            self._stop()  # what was made ahead is of another order
+            self._source._forget()
+            self._rows, self._order = rows, self._sampler.order(rows)
             self._meeting.forget_facts()
 
     def _begin_loop(self) -> int:
         """Settle which epoch the loop has and which rank reads, and return its steps."""
-        if self._begins[1] and len(self._source) != self._rows:
+        epoch, position = place = self._begins
+        if not position:
+            self._bind(len(self._source))
+        elif len(self._source) < self._rows:
             raise RuntimeError(
                 f"expected the {self._rows} rows of the state that was loaded, "
                 f"got {len(self._source)}: the source has changed since"
             )
-        self._renew()
         world = self._find()
         schedule = self._schedule(0, 0, world)
-        epoch, position = place = self._begins
         steps = schedule.steps_from(position)
         if steps == 0 and self._worker[1] == 1:  # of several workers, others may have the rest
             epoch, position = place = epoch + 1, 0
+            self._bind(len(self._source))
+            schedule = self._schedule(0, 0, world)
             steps = schedule.steps_from(0)
         left = "position {1} of epoch {0}".format(*self._reached)
         left = "its last batch" if place == self._reached else left
@@ -376,12 +382,9 @@ class Loader(Closing):
 
     def _facts(self) -> dict[str, Any]:
         """What has to be the same on every rank, besides epoch and position."""
-        try:
-            fingerprint = self._source.fingerprint
-        except FormatError:  # damaged rows are reported when their batch comes
-            fingerprint = ranks.UNKNOWN
         batch = {"batch_size": self._batch_size, "drop_last": self._drop_last}
-        return {**self._identity(fingerprint), **batch}
+        # Damaged rows are reported when their batch comes.
+        return {**self._identity(self._rows, skip=True), **batch}
 
     def _check_group(self) -> None:
         """Called when the process group is no longer the one that the loop began with."""
@@ -479,6 +482,13 @@ def show_options(cls: type[Any], base: type[Any]) -> None:
         named = [each for each in more if each.kind is inspect.Parameter.KEYWORD_ONLY]
         own[-1:] = [each for each in named if each.name not in taken]
         cls.__init__.__signature__ = inspect.Signature(own, return_annotation=None)
+
+
+def _number(state: Mapping[str, Any], key: str, max_: int) -> int:
+    value: Any = state.get(key)
+    if not hasattr(value, "__index__") or not 0 <= operator.index(value) <= max_:
+        raise StateError(f"state {key!r}: expected 0 to {max_}, got {value!r}")
+    return operator.index(value)
 
 
 def _whole(name: str, value: Any, min_: int = 1) -> int:

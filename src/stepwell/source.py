@@ -164,11 +164,17 @@ class Source(Closing, ABC):
         rows = as_rows(rows, len(self))
         reader = self._reader
         if reader is not None:
-            if out is None:
-                return self._split(reader.take(rows), len(rows))
-            batch = self._checked(out, len(rows))
-            reader.read(rows, [bytes_of(array) for array in batch.values()])
-            return batch
+            try:
+                if out is None:
+                    return self._split(reader.take(rows), len(rows))
+                batch = self._checked(out, len(rows))
+                reader.read(rows, [bytes_of(array) for array in batch.values()])
+                return batch
+            except IndexError:
+                if reader.length == len(self):
+                    raise
+            self._forget()  # a view of what has grown
+            return self.take(rows, out)
         self._check_open()
         _core.check_rows(rows, len(self))
         given = self._empty(len(rows)) if out is None else self._checked(out, len(rows))
@@ -223,13 +229,7 @@ class Source(Closing, ABC):
     @property
     def fingerprint(self) -> str:
         """Eight digits that change when the rows do: a checksum of schema, length and 16 rows."""
-        fields = " ".join(f"{name}:{field.items}" for name, field in self.schema.items())
-        text = f"{len(self)} {fields}"
-        crc = _core.crc32c(np.frombuffer(text.encode(), np.uint8))
-        for values in self.take(sample_rows(len(self))).values():
-            for part in (values.offsets, values.values) if isinstance(values, Ragged) else [values]:
-                crc = _core.crc32c(bytes_of(np.ascontiguousarray(part)), crc)
-        return f"{crc:08x}"
+        return f"{self._checksum(len(self), sample_rows(len(self))):08x}"
 
     def __repr__(self) -> str:
         return description.text(self)
@@ -293,6 +293,26 @@ class Source(Closing, ABC):
         return views.Windows(self, length, stride)
 
     # Below this line: for this package.
+
+    def _forget(self, *names: str) -> None:
+        """Have what was made of rows made again: there are others now."""
+        for made in ("_reader", "_layouts", *names):
+            self.__dict__.pop(made, None)
+
+    def _fingerprint_of(self, length: int) -> str:
+        """The fingerprint that this source had when it had only its first `length` rows."""
+        if length == len(self):
+            return self.fingerprint
+        return f"{self._checksum(length, sample_rows(length)):08x}"
+
+    def _checksum(self, length: int, rows: Rows) -> int:
+        """A checksum of the fields, a length, and some rows as they are stored."""
+        fields = " ".join(f"{name}:{field.items}" for name, field in self.schema.items())
+        crc = _core.crc32c(np.frombuffer(f"{length} {fields}".encode(), np.uint8))
+        for values in self.take(rows).values():
+            for part in (values.offsets, values.values) if isinstance(values, Ragged) else [values]:
+                crc = _core.crc32c(bytes_of(np.ascontiguousarray(part)), crc)
+        return crc
 
     @lazy
     def _reader(self) -> _core.Reader | None:

@@ -220,12 +220,20 @@ class Store(Source):
         """The runs of the rows; None where rows have no runs."""
         return None
 
-    def where(self, condition: str, *values: Any) -> Source:
-        """The rows of the runs for which an SQL condition holds; values stand for its `?`."""
+    def where(self, condition: str, *values: Any, timeout_s: float | None = None) -> Source:
+        """The rows of the runs for which an SQL condition holds; values stand for its `?`.
+
+        Raises `TimeoutError` when finding them takes longer than `timeout_s`.
+        """
         raise ValueError(f"{self.path} is {self.noun}: its rows have no runs to choose by SQL")
 
-    def query(self, sql: str, *values: Any) -> Table[dict[str, Any]]:
-        """What any SQL query over the runs returns; nothing can be changed by it."""
+    def query(
+        self, sql: str, *values: Any, timeout_s: float | None = None
+    ) -> Table[dict[str, Any]]:
+        """What any SQL query over the runs returns; nothing can be changed by it.
+
+        Raises `TimeoutError` when it takes longer than `timeout_s`.
+        """
         raise ValueError(f"{self.path} is {self.noun}: it has no runs to query")
 
     def describe(self) -> Description:
@@ -292,11 +300,6 @@ class Store(Source):
     def _verified(self, quick: bool, progress: Progress) -> Report: ...
 
     # Below this line: for this package.
-
-    def _forget(self, *names: str) -> None:
-        """Have what was made of rows made again: there are others now."""
-        for made in ("_reader", "_layouts", *names):
-            self.__dict__.pop(made, None)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -30,6 +30,12 @@ class _View(Source):
     def fingerprint(self) -> str:
         return self._base.fingerprint  # the same rows, whatever is read or made of them
 
+    def _fingerprint_of(self, length: int) -> str:
+        return self._base._fingerprint_of(length)
+
+    def _checksum(self, length: int, rows: Rows) -> int:
+        return self._base._checksum(length, rows)
+
     def _runs(self) -> tuple[Rows, Rows]:
         return self._base._runs()
 
@@ -56,8 +62,20 @@ class _Translated(_View):
 
     @property
     def fingerprint(self) -> str:
-        crc = _core.crc32c(self._map.apply(sample_rows(len(self))).view(np.uint8))
-        return f"{self._base.fingerprint}-{crc:08x}"
+        return self._fingerprint_of(len(self))
+
+    def _fingerprint_of(self, length: int) -> str:
+        """Of rows of the base, which may have others by now that are not here."""
+        rows = self._first_rows(sample_rows(length))
+        content = self._base._checksum(length, rows)
+        return f"{content:08x}-{_core.crc32c(rows.view(np.uint8)):08x}"
+
+    def _checksum(self, length: int, rows: Rows) -> int:
+        return self._base._checksum(length, self._first_rows(rows))
+
+    def _first_rows(self, rows: Rows) -> Rows:
+        """The row of the base that each row is, or begins with."""
+        return self._map.apply(rows)
 
 
 class Select(_Translated):
@@ -125,6 +143,7 @@ class Windows(_Translated):
         self._stride = stride
         starts, counts = base._runs()
         self._fits = np.maximum(counts - length, -1) // stride + 1
+        self._firsts = _core.range_map(starts, self._fits, stride)
         super().__init__(base, _core.range_map(starts, self._fits, stride, length))
         self._schema = {
             name: Field(field.dtype, (length, *field.shape)) for name, field in base.schema.items()
@@ -137,9 +156,11 @@ class Windows(_Translated):
     def schema(self) -> Schema:
         return self._schema
 
-    @property
-    def fingerprint(self) -> str:
-        return f"{self._base.fingerprint}-{self._length}/{self._stride}-{len(self)}"
+    def _fingerprint_of(self, length: int) -> str:
+        return f"{super()._fingerprint_of(length)}-{self._length}/{self._stride}"
+
+    def _first_rows(self, rows: Rows) -> Rows:
+        return self._firsts.apply(rows)
 
     def _runs(self) -> tuple[Rows, Rows]:
         return np.cumsum(self._fits) - self._fits, self._fits
@@ -274,7 +295,24 @@ class Concat(Source):
 
     @property
     def fingerprint(self) -> str:
-        return "+".join(part.fingerprint for part in self._parts)
+        return self._fingerprint_of(len(self))
+
+    def _fingerprint_of(self, length: int) -> str:
+        spans = zip(self._parts, self._starts.tolist(), self._starts[1:].tolist(), strict=False)
+        there = [
+            part._fingerprint_of(min(end, length) - start)
+            for part, start, end in spans
+            if start < length or length == len(self)
+        ]
+        return "+".join(there)
+
+    def _checksum(self, length: int, rows: Rows) -> int:
+        part_of = np.searchsorted(self._starts, rows, side="right") - 1
+        parts = np.unique(part_of).tolist()
+        each = [
+            self._parts[k]._checksum(length, rows[part_of == k] - self._starts[k]) for k in parts
+        ]
+        return _core.crc32c(np.array(each, np.int64).view(np.uint8))
 
     def _native(self, names: Sequence[str]) -> _core.Reader | None:
         readers = [reader for part in self._parts if (reader := part._native(names)) is not None]
@@ -338,7 +376,15 @@ class Join(Source):
 
     @property
     def fingerprint(self) -> str:
-        return ",".join(f"{name}:{part.fingerprint}" for name, part in self._parts.items())
+        return self._fingerprint_of(len(self))
+
+    def _fingerprint_of(self, length: int) -> str:
+        each = {name: part._fingerprint_of(length) for name, part in self._parts.items()}
+        return ",".join(f"{name}:{fingerprint}" for name, fingerprint in each.items())
+
+    def _checksum(self, length: int, rows: Rows) -> int:
+        each = [part._checksum(length, rows) for part in self._parts.values()]
+        return _core.crc32c(np.array(each, np.int64).view(np.uint8))
 
     def _native(self, names: Sequence[str]) -> _core.Reader | None:
         readers = []

@@ -3,10 +3,12 @@
 `WriterContract` (tests/writer_contract.py) is all of it.
 """
 
+import multiprocessing
 import os
 import random
 import shutil
 import signal
+import subprocess
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, ClassVar, get_args
@@ -74,13 +76,22 @@ class CrashContract:
         self.filled(path, 1)
         assert kit.read(path) == [1]
 
-    def test_a_child_does_not_keep_a_dead_parents_lock(self, path: Path) -> None:
+    @pytest.mark.parametrize("way", ["fork", "multiprocessing", "subprocess"])
+    def test_a_child_does_not_keep_a_dead_parents_lock(self, path: Path, way: str) -> None:
         kit = self.kit
-        kept = []  # until the parent is killed: a writer that is forgotten lets go
+        kept: list[Any] = []  # until the parent is killed: a writer that is forgotten lets go
 
         def parent() -> int:
             kept.append(kit.open(path))
             kit.append(kept[0], 5)
+            if way == "subprocess":
+                kept.append(subprocess.Popen(["sleep", "1000"], close_fds=False))
+                return int(kept[1].pid)
+            if way == "multiprocessing":
+                fork = multiprocessing.get_context("fork")
+                kept.append(fork.Process(target=signal.pause))
+                kept[1].start()
+                return int(kept[1].pid)
             child = os.fork()
             if child == 0:
                 signal.pause()

@@ -15,6 +15,7 @@ from hypothesis import given, strategies as st
 from stepwell import ChecksumError, PackReader
 from tests import packs
 from tests.packs import reference_pack
+from tests.query_contract import QueryContract
 from tests.reference import runs
 from tests.runs import RUN_V1, RUN_V2, random_run
 
@@ -66,6 +67,11 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> PackReader:
 def numbers(packed: PackReader) -> list[int]:
     found: list[int] = packed.numbers.tolist()
     return found
+
+
+class TestQueries(QueryContract):
+    def queried(self, path: Path) -> PackReader:
+        return PackReader.open(path)
 
 
 # Conditions.

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from stepwell import BusyError, Field, Loader, RecordReader, RecordWriter
+from stepwell.stores.records import view as look
 from tests import ROOT, children, records, scaled
 from tests.contract import assert_batch
 from tests.records import CODECS
@@ -291,6 +292,29 @@ def test_verify_beside_deletes_and_rebalances(quick_path: Path) -> None:
             reader.describe()
             reader.refresh()
     assert checked > 0  # or the writer was always in the way
+
+
+def test_a_commit_of_the_next_generation(quick_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes between the look at meta.json and that at the journal: it is looked at again."""
+    with RecordWriter(quick_path / "r", FIELDS) as writer:
+        writer.append(batch(np.arange(20)))
+        writer.commit()
+        writer.delete(np.arange(10))
+    with RecordWriter(quick_path / "r", mode="a") as writer:
+        read, late = look.map_control, [True]
+
+        def map_control(root: Path, *, write: bool = False) -> Any:
+            if late and not write:
+                late.clear()
+                writer.rebalance()
+                writer.append(batch(np.arange(5)))
+                writer.commit()
+            return read(root, write=write)
+
+        monkeypatch.setattr(look, "map_control", map_control)
+        with RecordReader.open(quick_path / "r") as store:
+            assert len(store) == 15
+            assert store.verify().ok
 
 
 def test_pickled_at_the_commit_it_had(quick_path: Path) -> None:

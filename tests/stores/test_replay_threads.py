@@ -134,7 +134,7 @@ with h5py.File(sys.argv[1] + "/other.h5", "w") as file:
     file["x"] = 1
     file.visit(lambda name: gc.collect() and None)
 forget("b")
-with in_turn:
+with in_turn():
     gc.collect()
 """
 

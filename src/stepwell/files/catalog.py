@@ -4,10 +4,12 @@ import errno
 import os
 import sqlite3
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import wraps
 from pathlib import Path
+from time import monotonic
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -19,15 +21,58 @@ from stepwell.files.regular import check_inside
 P = ParamSpec("P")
 R = TypeVar("R")
 
-in_turn = threading.RLock()
-"""Held by whoever is inside SQLite, and by whoever forks.
 
-A process that is forked while another of its threads holds one of SQLite's own locks would wait
-for that lock for ever.
-"""
-os.register_at_fork(
-    before=in_turn.acquire, after_in_parent=in_turn.release, after_in_child=in_turn.release
-)
+class _Turn(threading.local):
+    """A lock for each thread: held while the thread is inside SQLite, and by whoever forks.
+
+    A process that is forked while another of its threads holds one of SQLite's own locks would
+    wait for that lock for ever. Threads do not wait for each other.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        with _forking:
+            _locks.add(self.lock)
+
+
+_forking = threading.RLock()
+_locks: "weakref.WeakSet[threading.RLock]" = weakref.WeakSet()
+_held: "list[threading.RLock]" = []
+"""By a thread that forks, or is about to."""
+_turn = _Turn()
+
+
+def in_turn() -> "threading.RLock":
+    """This thread's lock, to be held inside SQLite."""
+    return _turn.lock
+
+
+def _before_fork() -> None:
+    _forking.acquire()
+    _held.append(_forking)
+    for lock in list(_locks):  # no thread adds one now
+        lock.acquire()
+        _held.append(lock)
+
+
+def _after_fork() -> None:
+    while _held:
+        _held.pop().release()
+
+
+def _make_way() -> None:
+    """Let a process fork in the middle of a query, where SQLite holds no lock that others need."""
+    if _held:
+        ours: Any = in_turn()
+        held = ours._release_save()
+        try:
+            with _forking:
+                pass
+        finally:
+            ours._acquire_restore(held)
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 def taking_turns(work: Callable[P, R]) -> Callable[P, R]:
@@ -35,7 +80,7 @@ def taking_turns(work: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(work)
     def alone(*args: P.args, **kwargs: P.kwargs) -> R:
-        with in_turn:
+        with in_turn():
             return work(*args, **kwargs)
 
     return alone
@@ -49,6 +94,7 @@ _ALLOWED = {
 }
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _SYSTEM = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
+_STEPS = 100_000  # of SQLite's machine, a few milliseconds
 _NOT_THE_USER = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, *_BUSY, *_SYSTEM}
 
 
@@ -87,7 +133,7 @@ def connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
     if not create:
         check_files(path)
     uri = f"{path.absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
-    with in_turn, translated(path):
+    with in_turn(), translated(path):
         database = sqlite3.connect(
             uri, uri=True, timeout=60, isolation_level=None, check_same_thread=False
         )
@@ -103,7 +149,7 @@ def connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
 @contextmanager
 def transaction(database: sqlite3.Connection, path: Path) -> Iterator[None]:
     """A transaction: the changes of the block, or none; nobody else writes meanwhile."""
-    with in_turn, translated(path):
+    with in_turn(), translated(path):
         database.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -121,7 +167,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
     Raises `FileNotFoundError` when there is no database.
     """
     check_files(path)
-    with in_turn, translated(path), closing(open_readonly(path)) as database:
+    with in_turn(), translated(path), closing(open_readonly(path)) as database:
         yield database
 
 
@@ -145,10 +191,14 @@ def open_readonly(path: Path) -> sqlite3.Connection:
 
 
 def query(
-    database: sqlite3.Connection, sql: str, values: Sequence[Any]
+    database: sqlite3.Connection,
+    sql: str,
+    values: Sequence[Any],
+    *,
+    timeout_s: float | None = None,
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Return the columns and rows of a query; nothing but queries is allowed."""
-    with _user_sql(database, repr(sql)):
+    with _user_sql(database, repr(sql), "", timeout_s):
         found = database.execute(sql, [_plain(value) for value in values])
         if found.description is None:
             raise ValueError(f"expected a query, got {sql!r}")
@@ -175,9 +225,14 @@ def select_ids(
     columns: Sequence[str],
     condition: str,
     values: Sequence[Any],
+    *,
+    timeout_s: float | None = None,
 ) -> NDArray[np.int64]:
     """Return the ids of the rows for which an SQL condition holds, ascending."""
-    (ids,) = select_numbers(database, table, (id_column,), condition, values, columns=columns)
+    wanted = (id_column,)
+    (ids,) = select_numbers(
+        database, table, wanted, condition, values, columns=columns, timeout_s=timeout_s
+    )
     return ids
 
 
@@ -189,12 +244,14 @@ def select_numbers(
     values: Sequence[Any],
     *,
     columns: Sequence[str],
+    timeout_s: float | None = None,
 ) -> list[NDArray[np.int64]]:
     """Return some whole-number columns of the rows for which an SQL condition holds.
 
     The rows are in the order of the first of `wanted`, which should be the primary key.
     `values` are bound to the `?`. Raises `ValueError` for anything that is not a
-    condition over `columns`, and SQLite's own error for a damaged database.
+    condition over `columns`, `TimeoutError` for one that takes longer than `timeout_s`, and
+    SQLite's own error for a damaged database.
     """
     # The condition stands in parentheses and on lines of its own: a comment must not swallow the
     # rest. Each column comes as one text, which NumPy reads far faster than Python makes tuples.
@@ -204,10 +261,12 @@ def select_numbers(
         f"SELECT count(*), {texts} FROM (SELECT {', '.join(wanted)} FROM {table} "
         f"WHERE (\n{condition}\n) ORDER BY {wanted[0]})"
     )
-    with _user_sql(database, f"where {condition!r}", f"; the columns are {', '.join(columns)}"):
+    hint = f"; the columns are {', '.join(columns)}"
+    with _user_sql(database, f"where {condition!r}", hint, timeout_s):
         bound = [_plain(value) for value in values]
-        # A condition that closes the parentheses and opens others parses in one place, not in two.
-        database.execute(f"EXPLAIN SELECT (\n{condition}\n) FROM {table}", bound)
+        # One that closes the parentheses does not parse without them, and what would follow it
+        # here (THEN) does not parse there.
+        database.execute(f"EXPLAIN SELECT CASE WHEN\n{condition}\nTHEN 1 END FROM {table}", bound)
         count, *found = database.execute(sql, bound).fetchone()
     numbers = []
     for name in wanted:
@@ -222,25 +281,40 @@ def select_numbers(
 
 
 @contextmanager
-def _user_sql(database: sqlite3.Connection, sql: str, hint: str = "") -> Iterator[None]:
+def _user_sql(
+    database: sqlite3.Connection, sql: str, hint: str, timeout_s: float | None
+) -> Iterator[None]:
     """SQL of a user's: it may read and compute, and nothing else.
 
     A mistake in it is a `ValueError`; damage, a busy database and Ctrl-C stay what they are.
     """
+    deadline = None if timeout_s is None else monotonic() + timeout_s
+    raised: list[BaseException] = []
+
+    def stop() -> bool:
+        try:
+            _make_way()
+            if deadline is not None and monotonic() > deadline:
+                raise TimeoutError(f"{sql}: not done within {timeout_s} s")
+        except BaseException as error:  # SQLite makes an error of its own of it
+            raised.append(error)
+        return bool(raised)
+
     database.set_authorizer(
         lambda action, *_: sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY
     )
     # Python gets a turn now and then, so that Ctrl-C ends a query that never would.
-    database.set_progress_handler(lambda: 0, 1_000_000)
+    database.set_progress_handler(stop, _STEPS)
     try:
         yield
     except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError) as error:
-        if _code(error) == sqlite3.SQLITE_INTERRUPT:  # which SQLite makes an error of its own
-            raise KeyboardInterrupt from None
+        if _code(error) == sqlite3.SQLITE_INTERRUPT:
+            raise (raised[0] if raised else KeyboardInterrupt()) from None
         if _code(error) in _NOT_THE_USER:
             raise
         raise ValueError(f"{sql}: {error}{hint}") from None
     finally:
+        database.set_progress_handler(None, 0)
         database.set_authorizer(None)
 
 

@@ -39,11 +39,11 @@ class OldTelemetry:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.stat()
-        with in_turn, translated(path):
+        with in_turn(), translated(path):
             self._database = open_readonly(path)
             self._database.row_factory = sqlite3.Row
         try:
-            with in_turn, translated(path):
+            with in_turn(), translated(path):
                 self._database.execute(f"PRAGMA busy_timeout = {_WAIT_MS}")
                 columns = self._columns("steps", _NEEDED + _OTHERS)
                 ended = self._columns("episodes", ("episode_id",))["episode_id"]

@@ -239,7 +239,7 @@ class PackReader(Store):
         self._check_open()
         return PackRuns(self) if self._type.columns else None
 
-    def where(self, condition: str, *values: Any) -> "PackReader":
+    def where(self, condition: str, *values: Any, timeout_s: float | None = None) -> "PackReader":
         """The items for which an SQL condition holds: `where("steps >= ?", 100)`.
 
         Columns are `run` (the number of an entry), `kind`, and those of the payload type. They
@@ -248,17 +248,17 @@ class PackReader(Store):
         """
         if self.runs is None:
             super().where(condition)
-        found = select_runs(self, condition, values)
+        found = select_runs(self, condition, values, timeout_s)
         return self._with(self._numbers[np.isin(self._numbers, found)])
 
-    def query(self, sql: str, *values: Any) -> QueryTable:
+    def query(self, sql: str, *values: Any, timeout_s: float | None = None) -> QueryTable:
         """The result of an SQL query over the table `runs`: `query("SELECT max(steps) FROM runs")`.
 
         It has the columns of `where`, and of a part the runs of that part.
         """
         if self.runs is None:
             super().query(sql)
-        return query_runs(self, sql, values)
+        return query_runs(self, sql, values, timeout_s)
 
     def split(self, fraction: float, seed: int = 0) -> tuple["PackReader", "PackReader"]:
         """Two packs without an entry in common, the first with `fraction` of the entries."""

@@ -48,19 +48,25 @@ class PackRuns(Runs):
         return query_runs(self._pack, sql, (len(wanted), wanted.start)).rows
 
 
-def select_runs(pack: "PackReader", condition: str, values: Sequence[Any]) -> Rows:
+def select_runs(
+    pack: "PackReader", condition: str, values: Sequence[Any], timeout_s: float | None
+) -> Rows:
     """Return the numbers of the runs of the whole pack for which `condition` holds, ascending."""
     with _opened(pack) as database:
         columns = list(_columns(pack))
-        return catalog.select_ids(database, "runs", "run", columns, condition, values)
+        return catalog.select_ids(
+            database, "runs", "run", columns, condition, values, timeout_s=timeout_s
+        )
 
 
-def query_runs(pack: "PackReader", sql: str, values: Sequence[Any]) -> QueryTable:
+def query_runs(
+    pack: "PackReader", sql: str, values: Sequence[Any], timeout_s: float | None = None
+) -> QueryTable:
     """The result of a query over the table `runs`; that of a part of a pack has that part."""
     with _opened(pack) as database:
         if not pack._is_whole:
             catalog.show_only(database, "runs", "run", pack._numbers.tolist())
-        return QueryTable(*catalog.query(database, sql, values))
+        return QueryTable(*catalog.query(database, sql, values, timeout_s=timeout_s))
 
 
 @contextmanager
@@ -75,7 +81,7 @@ def _opened(pack: "PackReader") -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def _memory() -> Iterator[sqlite3.Connection]:
-    with catalog.in_turn, closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
+    with catalog.in_turn(), closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
         yield database
 
 

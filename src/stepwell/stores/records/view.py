@@ -166,9 +166,10 @@ def look(root: Path, *, checksums: bool, old: View | None = None, at: Meta | Non
             if todo is None or (map_control(root).tobytes() == before and Meta.read(root) == meta):
                 return view
             # Else a writer came meanwhile, and perhaps a part of what it did was copied.
-        except ChecksumError:
-            # Perhaps there was a checkpoint between the look at meta.json and that at the journal.
-            if Meta.read(root).commit == meta.commit:
+        except FormatError:
+            # Perhaps there was a checkpoint, or another generation, between the look at meta.json
+            # and that at the journal.
+            if Meta.read(root) == meta:
                 raise
         except FileNotFoundError as error:
             # Another generation may have taken the place of the one that was being looked at.

@@ -243,7 +243,7 @@ class Database:
                     self._database.execute(statement)
                 self._database.execute(f"PRAGMA user_version = {VERSION}")
         if not version:  # so that the file itself is a store, should someone lose the log beside it
-            with in_turn, translated(self._path):
+            with in_turn(), translated(self._path):
                 self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def runs(self) -> dict[str, RunRow]:

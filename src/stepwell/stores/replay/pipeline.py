@@ -139,7 +139,7 @@ class Pipeline:
     @property
     def can_be_waited_for(self) -> bool:
         """Not by a thread that holds what the pipeline's own needs, nor by that one itself."""
-        held = inside_h5py() or in_turn._is_owned()  # type: ignore[attr-defined]
+        held = inside_h5py() or in_turn()._is_owned()  # type: ignore[attr-defined]
         return not held and threading.current_thread() is not self._thread
 
     def _wait_until(self, ready: Callable[[], bool]) -> None:

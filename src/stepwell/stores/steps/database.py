@@ -145,7 +145,7 @@ def look(path: Path, identity: str = "") -> Seen:
 
 def facts(database: sqlite3.Connection, path: Path) -> Seen:
     """Read what there is. Raises `FormatError` when it is not the database of a dataset."""
-    with catalog.in_turn, translated(path):
+    with catalog.in_turn(), translated(path):
         database.execute("BEGIN")  # a writer may commit between one query and the next
         try:
             meta, (count, end, last) = _state(database, path)
@@ -263,12 +263,20 @@ class StepRuns(Runs):
     def counts(self) -> Rows:
         return self._ranges.counts
 
-    def _choose(self, condition: str, values: Sequence[Any]) -> Chosen:
+    def _choose(
+        self, condition: str, values: Sequence[Any], timeout_s: float | None = None
+    ) -> Chosen:
         """The runs for which a condition holds, in the order of their rows."""
         with reading(self._path, self._seen.identity) as opened:
             found = Chosen(
                 *catalog.select_numbers(
-                    opened, "runs", OWN, condition, values, columns=list(columns(opened))
+                    opened,
+                    "runs",
+                    OWN,
+                    condition,
+                    values,
+                    columns=list(columns(opened)),
+                    timeout_s=timeout_s,
                 )
             )
         # Later runs are not here.
@@ -283,9 +291,9 @@ class StepRuns(Runs):
             found = found.pick(np.argsort(found.starts, kind="stable"))
         return found
 
-    def _query(self, sql: str, values: Sequence[Any]) -> QueryTable:
+    def _query(self, sql: str, values: Sequence[Any], timeout_s: float | None) -> QueryTable:
         with self._showing(slice(None)) as opened:
-            return QueryTable(*catalog.query(opened, sql, values))
+            return QueryTable(*catalog.query(opened, sql, values, timeout_s=timeout_s))
 
     def _select(self, names: Sequence[str], wanted: range) -> list[tuple[Any, ...]]:
         with self._showing(slice(wanted.start, wanted.stop)) as opened:

@@ -132,13 +132,13 @@ class StepReader(Store):
 
     # Parts.
 
-    def where(self, condition: str, *values: Any) -> "StepReader":
+    def where(self, condition: str, *values: Any, timeout_s: float | None = None) -> "StepReader":
         """The steps of the runs for which an SQL condition holds: `where("reward > ?", 9)`.
 
         Raises `ValueError` naming the columns when it is not a condition over them.
         """
         self._check_open()
-        return self._with(self._table._choose(condition, values))
+        return self._with(self._table._choose(condition, values, timeout_s))
 
     def split(self, fraction: float, seed: int = 0) -> tuple["StepReader", "StepReader"]:
         """Two datasets without a run in common, the first with `fraction` of the runs."""
@@ -171,14 +171,14 @@ class StepReader(Store):
 
     # Queries.
 
-    def query(self, sql: str, *values: Any) -> QueryTable:
+    def query(self, sql: str, *values: Any, timeout_s: float | None = None) -> QueryTable:
         """The result of an SQL query over the table `runs`; nothing can be changed by it.
 
         The table has the runs of this dataset, or part, as of the commit that it has. Raises
         `ValueError` for SQL that is wrong or would write.
         """
         self._check_open()
-        return self._table._query(sql, values)
+        return self._table._query(sql, values, timeout_s)
 
     # A source.
 

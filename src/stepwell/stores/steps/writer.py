@@ -111,7 +111,7 @@ class StepWriter(Writer):
         if dtype not in (None, self._dtype):
             raise SchemaError(f"expected rows of {self._dtype}, as the dataset has, got {dtype}")
         self._max_rows = 1 << 62 if self._shard_rows else _max_rows(header)
-        with catalog.in_turn, catalog.translated(path):
+        with catalog.in_turn(), catalog.translated(path):
             found = database.columns(self._database)
         self._columns = {name: each for name, each in found.items() if name not in database.OWN}
         if unknown := ", ".join(sorted(set(columns) - set(self._columns))):
@@ -279,7 +279,7 @@ class StepWriter(Writer):
     def _release(self) -> None:
         opened, self._database = self._database, None
         if opened is not None:
-            with catalog.in_turn:
+            with catalog.in_turn():
                 opened.close()
 
     def _pieces(self, rows: int, first: int = 0) -> list[Piece]:
