@@ -64,8 +64,9 @@ def open_inside(root: Path, name: str, flags: int = os.O_RDONLY) -> int:
 def read_inside(root: Path, name: str, max_bytes: int) -> bytes:
     """The bytes of a small file of a store. Raises `FormatError` when it is larger."""
     with os.fdopen(open_inside(root, name), "rb") as file:
-        data = file.read(max_bytes + 1)
-    if len(data) > max_bytes:
+        size = os.fstat(file.fileno()).st_size
+        data = b"" if size > max_bytes else file.read(size + 1)  # which it makes room for
+    if max(len(data), size) > max_bytes:
         raise FormatError(f"expected at most {max_bytes:,} bytes, got more", path=str(root / name))
     return data
 

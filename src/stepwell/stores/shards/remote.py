@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from stepwell import _core
 from stepwell.errors import ChecksumError, FetchError, FormatError
 from stepwell.files.atomic import new_file
-from stepwell.files.remote import RemoteFiles
+from stepwell.files.remote import RemoteFiles, is_missing
 from stepwell.ordered import in_order
 from stepwell.source import Rows
 from stepwell.stores.shards.layout import (
@@ -155,6 +155,14 @@ class RemoteShards(Corpus):
                 left = left[needed:]
                 needed -= len(found[-1])
             yield found[0] if len(found) == 1 else np.concatenate(found)
+
+    def payload(self, number: int) -> Iterator[NDArray[np.uint8]]:
+        try:
+            yield from super().payload(number)
+        except FetchError as error:
+            if not is_missing(error):
+                raise
+            raise FormatError("expected a shard, found none", path=self.where(number)) from error
 
     def _bytes(self, number: int, begin: int, end: int) -> NDArray[np.uint8]:
         """Bytes `begin` to `end` of the rows of a shard, from the bucket."""
