@@ -296,7 +296,7 @@ class PackReader(Store):
             return len(rows), text
 
         done = 0
-        with new_file(Path(path)) as out:
+        with new_file(Path(path), follow=True) as out:
             for items, text in in_order(
                 lines, self._text_chunks(), threads, ahead=None if threads > 1 else 0
             ):
