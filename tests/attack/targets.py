@@ -49,6 +49,8 @@ class Target:
     """Files of this folder are not on a disk, so there are no links or pipes among them."""
     left_out: ClassVar[tuple[str, ...]] = ()
     """Calls that it does not have."""
+    refuses: ClassVar[tuple[type[Exception], ...]] = ()
+    """Errors for a file that the user named, as Python's `open` has them."""
     condition: ClassVar[str] = ""
     """An SQL condition that some of its runs fulfil."""
 
@@ -292,6 +294,7 @@ class Pack(Target):
     """And what a killed packer left beside it, in the way of another pack."""
 
     name = "pack"
+    refuses = (IsADirectoryError,)
     condition = "steps > 2"
 
     def write(self, path: Path, stamps: range) -> Iterator[None]:
@@ -392,6 +395,7 @@ class State(Target):
 
 class Array(Target):
     name = "npy"
+    refuses = (IsADirectoryError,)
     states = ("closed",)
     left_out = ("append", "reopen")
 
