@@ -38,7 +38,7 @@ KNOWN: tuple[Known, ...] = (
     Known("13", "wrong", r"^replay/.*telemetry\.sqlite"),
     Known("15", "error", r"^replay/", r"KeyError|without a path"),
     Known("17", "error", r"^records/.*pipe:chunk( |$)", "NotADirectoryError"),
-    Known("19", "crash", r"^(pack|records|rowstate)/\w+ (later|refresh) .*cut:", "SIGBUS"),
+    Known("19", "crash", r"^(records|rowstate)/\w+ (later|refresh) .*cut:", "SIGBUS"),
     Known("22", "error", r"^(records|rowstate)/.*grow:journal", "MemoryError"),
 )
 

@@ -69,6 +69,7 @@ class Field:
         target = TARGETS[case.target]
         self._put(case.target, case.state)
         want = right[case.target, case.state, case.call]
+        refused: tuple[type[Exception], ...] = (*REFUSED, *target.refuses)
         found: tuple[str, str] | None = None
         with called(target, case.call, self._store) as ask:
             for harm in case.harms:
@@ -76,7 +77,7 @@ class Field:
             before = snapshot(self._outside)
             try:
                 got = ask()
-            except (*REFUSED, *target.refuses) as error:
+            except refused as error:
                 if isinstance(error, sw.FormatError) and error.path is None:
                     found = "error", f"a FormatError without a path: {error}"
                 elif case.call in WRITERS:
