@@ -17,7 +17,7 @@ PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 NATIVE := $(shell find native -name '*.[ch]pp') CMakeLists.txt pyproject.toml
 CORE   := $(filter-out native/bind/%,$(filter %.cpp,$(NATIVE)))
 
-.PHONY: demo test lint docs pythons suite kills lane bench scale sanitize stub wheel constraints clean
+.PHONY: demo test lint docs pythons suite kills attack lane bench scale sanitize stub wheel constraints clean
 
 demo: $(VENV)/demo
 	$(BIN)/python -m benchmarks.demo
@@ -42,6 +42,12 @@ docs: $(VENV)/test
 # Kills every writer 10,000 times, where the suite does it 100 times.
 kills: $(VENV)/test
 	STEPWELL_KILLS=10000 $(BIN)/python -m pytest tests/crash tests/stores -k test_kills -o faulthandler_timeout=7200
+
+# Damages every store in 100,000 ways, where the suite does it in 3,000; what fails is kept in
+# tests/attack/kept.txt and tried first from then on. One case again: python -m tests.attack --seed N
+ATTACKS ?= 100000
+attack: $(VENV)/test
+	$(BIN)/python -m tests.attack --cases $(ATTACKS) --kept --keep
 
 # Looks for torn frames among ten million, where the suite does it among 300,000.
 lane: $(VENV)/test

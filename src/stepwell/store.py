@@ -257,11 +257,12 @@ class Store(Source):
 
         Never raises for damage; the report lists what was checked and what could not be.
         """
-        self._check_open()
         if os.path.isabs(self.path or "") and not os.path.lexists(self.path):
+            self._check_open()
             gone = FormatError("nothing is there any more", path=self.path)
             return Report(self.kind, self.path, (gone,))
         try:
+            self._check_open()
             return self._verified(quick, progress or (lambda done, total: None))
         except FormatError as error:
             return Report(self.kind, self.path, (error,))

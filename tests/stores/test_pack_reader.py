@@ -15,6 +15,7 @@ from hypothesis import given, settings, strategies as st
 from stepwell import FormatError, PackReader
 from stepwell.game2048 import Run
 from tests import packs
+from tests.children import in_fork
 from tests.reference import pack as reference, runs
 from tests.runs import RUN_V1, assert_run, random_payloads
 
@@ -316,3 +317,30 @@ def test_what_verify_has_checked(pack: PackReader) -> None:
     assert not whole.unchecked
     assert "statistics" in str(quick.unchecked)
     assert "9 of 9 entries" in str(part.checked)
+
+
+@pytest.mark.parametrize("left", [1, 5000])
+def test_a_file_that_is_cut_while_it_is_open(path: Path, tmp_path: Path, left: int) -> None:
+    """An error from the next call on: to touch what is gone would end the process."""
+    copy = tmp_path / "cut.a2pack"
+    copy.write_bytes(path.read_bytes())
+    pack = PackReader.open(copy)
+    os.truncate(copy, left)
+    calls: list[Callable[[], Any]] = [
+        *(lambda: pack.take([149]), lambda: pack.decode(149), lambda: pack.decode_batch([149])),
+        *(lambda: pack.slices([149]), lambda: pack.describe(), lambda: pack.where("steps > 2")),
+        *(lambda: pack.query("SELECT sum(steps) FROM runs"), lambda: list(pack)),
+    ]
+
+    def look() -> list[str]:
+        found = [str(problem) for problem in pack.verify().problems]
+        for call in calls:
+            with pytest.raises(FormatError) as caught:
+                call()
+            found.append(str(caught.value))
+        return found
+
+    size = path.stat().st_size
+    assert set(in_fork(look)) == {
+        f"truncated: expected {size} bytes, got {left} - at {copy}:{left}"
+    }

@@ -132,6 +132,47 @@ def test_a_kept_shard_that_becomes_a_link(
     assert path.is_symlink() == (opened == "before")  # it is replaced where it is needed
 
 
+@pytest.mark.parametrize("opened", ["before", "after"])
+def test_the_folder_of_kept_shards_that_becomes_a_link(
+    s3: Bucket, tmp_path: Path, opened: str
+) -> None:
+    """Nothing is put into what it leads to, or read from there."""
+    reader = s3.open("cached", cache=tmp_path / "c")
+    reader.take([0])
+    (folder,) = (tmp_path / "c").iterdir()
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    calls: list[Callable[[], Any]] = [
+        lambda: reader.take([0]),
+        lambda: reader.take([150]),
+        lambda: list(reader.batches(50)),
+        lambda: s3.open("cached", cache=tmp_path / "c"),
+    ]
+    for call in calls if opened == "before" else calls[-1:]:
+        with pytest.raises(FormatError, match="expected a folder, got a link"):
+            call()
+    assert list(kept(tmp_path / "elsewhere")) == ["000000.shard"]
+
+
+def test_a_folder_in_the_place_of_a_kept_shard(s3: Bucket, rows: Floats, tmp_path: Path) -> None:
+    reader = s3.open("cached", cache=tmp_path)
+    (folder,) = tmp_path.iterdir()
+    (folder / "000000.shard" / "work").mkdir(parents=True)
+    with pytest.raises(FormatError, match="expected a regular file, got a folder") as caught:
+        reader.take([0])
+    assert caught.value.path == str(folder / "000000.shard")
+    assert_same(reader.take([100])["data"], rows[[100]])
+    assert (folder / "000000.shard" / "work").is_dir()
+
+
+@pytest.mark.parametrize("letters", [242, 249])
+def test_a_name_too_long_for_a_file(tmp_path: Path, letters: int) -> None:
+    store = MemoryStore()
+    rows = build(tmp_path / "a", [4], names=["a.shard"])
+    obstore.put(store, "n" * letters + ".shard", (tmp_path / "a" / "a.shard").read_bytes())
+    assert_same(ShardReader(store, cache=tmp_path / "c")[:]["data"], rows)
+
+
 def test_a_cache_that_is_read_only(
     s3: Bucket, rows: Floats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

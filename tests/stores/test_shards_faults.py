@@ -245,6 +245,14 @@ def test_other_bytes(s3: Bucket) -> None:
     assert wrong.value.path == s3.url("sums-bare/000002.shard")
 
 
+def test_verify_reports_a_shard_that_is_gone(s3: Bucket, tmp_path: Path) -> None:
+    build(tmp_path, [3, 2], checksums=True)
+    (tmp_path / "000001.shard").unlink()
+    s3.upload(tmp_path, "gone")
+    (problem,) = s3.open("gone").verify().problems
+    assert str(problem) == f"expected a shard, found none - at {s3.url('gone/000001.shard')}"
+
+
 def test_a_list_of_nonsense(s3: Bucket) -> None:
     store = MemoryStore()
     obstore.put(store, "shards.json", b'{"format": 1}')

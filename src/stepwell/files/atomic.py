@@ -12,6 +12,8 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell.errors import FormatError
+
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp", re.DOTALL)
 
 
@@ -63,19 +65,21 @@ def create_beside(target: Path) -> tuple[int, Path]:
 
 
 @contextmanager
-def new_file(target: Path, *, follow: bool = True) -> Iterator[BinaryIO]:
+def new_file(target: Path, *, follow: bool = False) -> Iterator[BinaryIO]:
     """A file to write to, which becomes `target` at the end of the block, whole and on disk.
 
-    When the block fails, `target` is what it was before and nothing is left behind. A link is
-    followed; what is no regular file (a device, a pipe) is not replaced but written to. Without
-    `follow`, for files inside a store, whatever has the name is replaced.
+    When the block fails, `target` is what it was before and nothing is left behind. A link, a pipe
+    or a device that has the name is replaced; a folder is a `FormatError`. With `follow`, only for
+    outputs that the user named, a link is followed and a pipe or a device is written to.
     """
     if follow:
         target = Path(os.path.realpath(target))
-    if follow and target.exists() and not target.is_file():
-        with target.open("wb") as file:
-            yield file
-        return
+        if target.exists() and not target.is_file():
+            with target.open("wb") as file:
+                yield file
+            return
+    elif target.is_dir() and not target.is_symlink():
+        raise FormatError("expected a regular file, got a folder", path=str(target))
     descriptor, beside = create_beside(target)
     try:
         with open(descriptor, "wb") as file:
@@ -92,7 +96,7 @@ def new_file(target: Path, *, follow: bool = True) -> Iterator[BinaryIO]:
     sync_path(target.parent)
 
 
-def write_file(target: Path, data: bytes, *, follow: bool = True) -> None:
+def write_file(target: Path, data: bytes, *, follow: bool = False) -> None:
     """Put `data` into the file `target`, all of it or nothing; see `new_file`."""
     with new_file(target, follow=follow) as file:
         file.write(data)

@@ -46,14 +46,20 @@ def open_inside(root: Path, name: str, flags: int = os.O_RDONLY) -> int:
     or a folder on the way is a link, or the file is not a regular one; nothing is touched then.
     """
     path = f"{root}{os.sep}{name}"  # a Path costs more than the call
-    _check_folders(root, name)
+    folder = _open_folders(root, name) if os.sep in name else None
     flags |= os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
     try:
-        file = os.open(path, flags, 0o666)
+        file = os.open(
+            path if folder is None else os.path.basename(name), flags, 0o666, dir_fd=folder
+        )
     except OSError as error:
+        error.filename = path
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
             raise _not_regular(os.lstat(path).st_mode, Path(path)) from None
         raise
+    finally:
+        if folder is not None:
+            os.close(folder)
     mode = os.fstat(file).st_mode
     if not stat.S_ISREG(mode):
         os.close(file)
@@ -64,8 +70,9 @@ def open_inside(root: Path, name: str, flags: int = os.O_RDONLY) -> int:
 def read_inside(root: Path, name: str, max_bytes: int) -> bytes:
     """The bytes of a small file of a store. Raises `FormatError` when it is larger."""
     with os.fdopen(open_inside(root, name), "rb") as file:
-        data = file.read(max_bytes + 1)
-    if len(data) > max_bytes:
+        size = os.fstat(file.fileno()).st_size
+        data = b"" if size > max_bytes else file.read(size + 1)  # which it makes room for
+    if max(len(data), size) > max_bytes:
         raise FormatError(f"expected at most {max_bytes:,} bytes, got more", path=str(root / name))
     return data
 
@@ -76,7 +83,7 @@ def check_inside(root: Path, *names: str) -> None:
     Files that do not exist are fine.
     """
     for name in names:
-        _check_folders(root, name)
+        check_folders(root, name)
         path = root / name
         try:
             mode = os.lstat(path).st_mode
@@ -111,17 +118,37 @@ def bytes_on_disk(*paths: Path) -> int:
     return total
 
 
-def _check_folders(root: Path, name: str) -> None:
-    """The folders between a store and a file of it are folders."""
-    if os.sep not in name:
-        return
+def check_folders(root: Path, name: str) -> None:
+    """Raise `FormatError` unless the folders between a store and a file of it are folders."""
     at = root
-    for part in Path(name).parts[:-1]:
+    for part in name.split(os.sep)[:-1]:
         at /= part
         mode = os.lstat(at).st_mode
         if not stat.S_ISDIR(mode):
-            found = _KINDS.get(stat.S_IFMT(mode), "a file")
-            raise FormatError(f"expected a folder, got {found}", path=str(at))
+            raise _no_folder(mode, at)
+
+
+def _open_folders(root: Path, name: str) -> int:
+    """The folder that a file of a store is in, open: what is there later does not matter."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    folder, at = os.open(root, flags), root
+    for part in name.split(os.sep)[:-1]:
+        above, at = folder, at / part
+        try:
+            folder = os.open(part, flags | os.O_NOFOLLOW, dir_fd=above)
+        except OSError as error:
+            error.filename = str(at)
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                raise _no_folder(os.lstat(at).st_mode, at) from None
+            raise
+        finally:
+            os.close(above)
+    return folder
+
+
+def _no_folder(mode: int, path: Path) -> FormatError:
+    found = _KINDS.get(stat.S_IFMT(mode), "a file")
+    return FormatError(f"expected a folder, got {found}", path=str(path))
 
 
 def _not_regular(mode: int, path: Path) -> FormatError:

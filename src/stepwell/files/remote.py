@@ -131,7 +131,7 @@ class RemoteFiles:
                 lambda store: bytes(obstore.get(store, name).bytes()), self.url_of(name)
             )
         except FetchError as error:
-            if isinstance(error.__cause__, FileNotFoundError | obstore.exceptions.NotFoundError):
+            if is_missing(error):
                 return None
             raise
 
@@ -196,6 +196,12 @@ class RemoteFiles:
             time.sleep(pause)
             left_s = self._deadline_s - spent_s - pause
             pause = min(pause * 2, 5.0)
+
+
+def is_missing(error: FetchError) -> bool:
+    """Whether there was an answer: that there is no such file."""
+    none = FileNotFoundError, _obstore().exceptions.NotFoundError
+    return isinstance(error.__cause__, none)
 
 
 class _Short(OSError):

@@ -129,6 +129,6 @@ def _batches_in(opened: Any) -> "tuple[pa.Schema, Iterator[pa.RecordBatch]]":
 def write(source: Source, path: Path, *, progress: Progress) -> None:
     """Write an Arrow file. After a kill this begins again."""
     schema, ipc = schema_of(source), library().ipc
-    with new_file(path) as out, ipc.new_file(out, schema) as writer:
+    with new_file(path, follow=True) as out, ipc.new_file(out, schema) as writer:
         for batch in in_order(source, progress=progress):
             writer.write_batch(record_batch(batch, schema))

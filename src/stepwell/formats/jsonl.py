@@ -146,7 +146,7 @@ def write(source: Source, path: Path, *, progress: Progress) -> None:
         if field.kind == "bytes" or field.dtype.kind not in "biuf" or field.dtype.itemsize > 8:
             raise SchemaError(f"{name!r}: JSON has no type for {field}")
     done = 0
-    with new_file(path) as out:
+    with new_file(path, follow=True) as out:
         text = TextIOWrapper(out, encoding="utf-8", newline="\n")
         for batch in in_order(source, progress=progress):
             columns = [_plain(values) for values in batch.values()]

@@ -183,7 +183,10 @@ def write(source: Source, path: Path, *, progress: Progress) -> None:
         raise SchemaError(f"{taken.pop()!r} would be there twice; choose one field")
     total = len(source)
     passes = count()
-    with new_file(path) as out, zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
+    with (
+        new_file(path, follow=True) as out,
+        zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive,
+    ):
 
         def batches(name: str) -> Iterator[Any]:
             share = part_of(progress, next(passes), len(source.schema) + len(ragged))

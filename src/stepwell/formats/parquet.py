@@ -69,7 +69,7 @@ def _opened(file: Path) -> Any:
 def write(source: Source, path: Path, *, progress: Progress) -> None:
     """Write one file. After a kill this begins again; a folder of parts goes on."""
     schema = schema_of(source)
-    with new_file(path) as out:
+    with new_file(path, follow=True) as out:
         _write(schema, out, in_order(source, progress=progress))
 
 

@@ -35,7 +35,7 @@ def write(source: Source, path: Path, *, progress: Progress, fps: float = 30) ->
     if not fps > 0 or (gif and fps > _MAX_GIF_FPS):
         limit = f" and up to {_MAX_GIF_FPS} for a GIF" if gif else ""
         raise ValueError(f"fps: expected more than 0{limit}, got {fps:g}")
-    with new_file(path) as file:
+    with new_file(path, follow=True) as file:
         video = _Gif(file, fps) if gif else _Mp4(file, fps)
         for batch in in_order(source.columns([name]), progress=progress):
             for picture in batch[name]:

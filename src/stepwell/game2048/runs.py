@@ -220,7 +220,7 @@ class Run:
 
     def save(self, path: str | os.PathLike[str], version: Literal[1, 2] = 2) -> None:
         """Write the run to a file: all of it, on the disk, or nothing."""
-        write_file(Path(path), self.to_bytes(version))
+        write_file(Path(path), self.to_bytes(version), follow=True)
 
     # Properties.
 

@@ -36,6 +36,12 @@ class PackFile:
         self.table: bytes | None = None
         """The database of `where`, once it was used."""
 
+    def check_whole(self) -> None:
+        """Raise `FormatError` when the file was cut: its memory would end the process."""
+        if isinstance(self.memory, mmap.mmap) and (size := self.memory.size()) < len(self.data):
+            message = f"truncated: expected {len(self.data)} bytes, got {size}"
+            raise FormatError(message, path=str(self.path), offset=size)
+
     @lazy
     def content_checksum(self) -> int:
         """A checksum that identifies this pack.

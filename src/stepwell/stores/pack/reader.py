@@ -62,8 +62,8 @@ class PackReader(Store):
 
     As a source it has the fields of its payload type (runs have arrays of steps). A pack of
     raw payloads, or with some among others, has `payload` and `kind`. Stored bytes are checked
-    against their CRC32C whenever they are read, unless `checksums` is False. The file must not
-    be changed or cut while it is open.
+    against their CRC32C whenever they are read, unless `checksums` is False. A file
+    that was cut is an error from the next call on; a slice is its memory, and ends the process.
     """
 
     kind: ClassVar[_Kind] = _Kind("pack")
@@ -157,6 +157,7 @@ class PackReader(Store):
 
     def decode(self, i: int) -> Any:
         """Return item `i`."""
+        self._check_open()
         return self._decode(np.array([self._row(i)]), threads=1)[0]
 
     def decode_batch(self, indices: ArrayLike, *, workers: int | None = None) -> list[Any]:
@@ -221,7 +222,6 @@ class PackReader(Store):
     def extract(self, indices: ArrayLike, directory: str | os.PathLike[str]) -> list[Path]:
         """Write payloads to files of their own, named by number and kind; return their paths."""
         rows, folder = self._rows(indices), Path(directory)
-        self._check_open()
         folder.mkdir(parents=True, exist_ok=True)
         paths = []
         for row in rows:
@@ -296,7 +296,7 @@ class PackReader(Store):
             return len(rows), text
 
         done = 0
-        with new_file(Path(path)) as out:
+        with new_file(Path(path), follow=True) as out:
             for items, text in in_order(
                 lines, self._text_chunks(), threads, ahead=None if threads > 1 else 0
             ):
@@ -338,9 +338,15 @@ class PackReader(Store):
 
     # Below this line: for this package.
 
+    def _check_open(self) -> None:
+        super()._check_open()
+        if self._file is not None:
+            self._file.check_whole()
+
     @property
     def _opened(self) -> PackFile:
-        self._check_open()
+        if self._file is None:
+            self._check_open()
         assert self._file is not None
         return self._file
 
@@ -427,6 +433,7 @@ class PackReader(Store):
         self._opened.give_back(int(first["offset"]), int(last["offset"] + last["length"]))
 
     def _rows(self, indices: ArrayLike) -> Rows:
+        self._check_open()
         rows = as_rows(indices, len(self))
         _core.check_rows(rows, len(self))
         return rows

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from stepwell import _core
 from stepwell.errors import ChecksumError, FetchError, FormatError
 from stepwell.files.atomic import new_file
-from stepwell.files.remote import RemoteFiles
+from stepwell.files.regular import check_folders
+from stepwell.files.remote import RemoteFiles, is_missing
 from stepwell.ordered import in_order
 from stepwell.source import Rows
 from stepwell.stores.shards.layout import (
@@ -37,6 +38,7 @@ _HEADERS_AT_ONCE = 16
 _TRIES = 3
 _FOLDER_LETTERS = 16
 _LEFT_S = 3600
+_MAX_NAME = 240  # and a few letters more until it is whole
 
 
 class RemoteShards(Corpus):
@@ -156,6 +158,14 @@ class RemoteShards(Corpus):
                 needed -= len(found[-1])
             yield found[0] if len(found) == 1 else np.concatenate(found)
 
+    def payload(self, number: int) -> Iterator[NDArray[np.uint8]]:
+        try:
+            yield from super().payload(number)
+        except FetchError as error:
+            if not is_missing(error):
+                raise
+            raise FormatError("expected a shard, found none", path=self.where(number)) from error
+
     def _bytes(self, number: int, begin: int, end: int) -> NDArray[np.uint8]:
         """Bytes `begin` to `end` of the rows of a shard, from the bucket."""
         name = self.shards[number].name
@@ -199,7 +209,10 @@ class _Cache:
             raise ValueError(f"cache_bytes: expected at least 0, got {max_bytes}")
         self._root = folder
         self._folder = folder / hashlib.sha256(files.place.encode()).hexdigest()[:_FOLDER_LETTERS]
-        self._folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            self._folder.mkdir()
+        self._check_folder()
         self._max_bytes = max_bytes
         self._files = files
         self._connections = connections
@@ -208,8 +221,10 @@ class _Cache:
 
     def shard(self, shard: Shard) -> LocalShards | None:
         """A shard on the disk, brought there first if need be; None where there is no room."""
-        if HEADER_BYTES + shard.payload_bytes > self._max_bytes:
+        too_long = len(os.fsencode(shard.name)) > _MAX_NAME
+        if too_long or HEADER_BYTES + shard.payload_bytes > self._max_bytes:
             return None
+        self._check_folder()
         with self._turn:
             found = self._there(shard)
             if found is None:
@@ -225,9 +240,15 @@ class _Cache:
 
     def bytes_of(self, shard: Shard, begin: int, end: int) -> NDArray[np.uint8] | None:
         """Bytes `begin` to `end` of the rows of a shard; None if it is not on the disk."""
+        self._check_folder()
         with self._turn:
             found = self._there(shard)
         return None if found is None else found.copied(0, begin, end)
+
+    def _check_folder(self) -> None:
+        """The user named the folder above: whatever else has the name of this one leads out."""
+        with suppress(FileNotFoundError):
+            check_folders(self._root, f"{self._folder.name}/")
 
     def _there(self, shard: Shard) -> LocalShards | None:
         """A shard that is on the disk already, and as long as it was when it came."""
@@ -259,7 +280,7 @@ class _Cache:
     def _bring_once(self, path: Path, shard: Shard) -> None:
         total, crc = HEADER_BYTES + shard.payload_bytes, 0
         ranges = [(at, min(at + _RANGE_BYTES, total)) for at in range(0, total, _RANGE_BYTES)]
-        with new_file(path, follow=False) as file:
+        with new_file(path) as file:
             fetched = in_order(
                 lambda r: self._files.read(shard.name, *r), ranges, self._connections
             )
