@@ -1,4 +1,8 @@
-"""Values put into a dtype that can hold each of them, or refused by name."""
+"""Values put into a dtype that can hold each of them, or refused by name.
+
+One rule for every writer: what comes out is what went in, or it is a `SchemaError`. Whoever may
+lose digits casts first.
+"""
 
 from typing import Any
 
@@ -9,30 +13,50 @@ from stepwell.errors import SchemaError
 
 
 def fit_into(name: str, values: NDArray[Any], want: NDArray[Any]) -> None:
-    """Copy values into a field that can hold each of them.
+    """Copy values into a field that can hold each of them exactly.
 
-    Raises `SchemaError` for another shape, a kind that cannot be cast, and a value that does not
-    fit.
+    Raises `SchemaError` for another shape, a kind that cannot be cast, and a value that would
+    change.
     """
     given, kept = values.dtype, want.dtype
-    whole = given.kind in "iu" and kept.kind in "iu"
-    castable = whole or np.can_cast(given, kept, "same_kind")
-    if given.names or kept.names:
-        castable = given == kept
-    elif kept.kind in "SU":
-        castable = given.kind == kept.kind
-    if values.shape != want.shape or not castable:
+    if values.shape != want.shape or not _is_castable(given, kept):
         raise SchemaError(f"{name}: expected {kept} {want.shape}, got {given} {values.shape}")
     with np.errstate(over="ignore"):
         want[...] = values
-    if kept.kind in "fc" and given.kind in "fc" and given != kept:
-        lost = np.isfinite(values) & ~np.isfinite(want)
-        if lost.any():
-            raise SchemaError(f"{name}: {values[lost].flat[0]!r} does not fit {kept}")
-    if kept.kind in "mM" and given != kept and (want.astype(given) != values).any():
-        raise SchemaError(f"{name}: not every {given} fits {kept}")
-    if kept.kind in "iuSU" and not np.can_cast(given, kept, "safe"):
-        changed = np.asarray(want != values)
-        if changed.any():
-            value = values[changed].flat[0]
-            raise SchemaError(f"{name}: {value!r} does not fit {kept}")
+    changed = changed_by(values, want)
+    if changed is not None and changed.any():
+        raise does_not_fit(name, values[changed].flat[0], str(kept), digits=kept.kind in "fc")
+
+
+def does_not_fit(name: str, value: Any, kept: str, *, digits: bool) -> SchemaError:
+    """The error for a value that a type has no place for, or not all of its digits."""
+    hint = f"; cast to {kept} what may lose digits" if digits else ""
+    return SchemaError(f"{name}: {value!r} does not fit {kept}{hint}")
+
+
+def _is_castable(given: np.dtype[Any], kept: np.dtype[Any]) -> bool:
+    """Whether values of a kind can be of another; each may still be one that does not fit."""
+    if given.names or kept.names:
+        return given == kept
+    if kept.kind in "SU":
+        return given.kind == kept.kind
+    whole = given.kind in "iu" and kept.kind in "iu"
+    return whole or np.can_cast(given, kept, "same_kind")
+
+
+def changed_by(values: NDArray[Any], want: NDArray[Any]) -> NDArray[np.bool_] | None:
+    """Which values are others now; None where none can be."""
+    given, kept = values.dtype, want.dtype
+    # NumPy calls floats of whole numbers safe, and shorter units of time; neither is.
+    floats = given.kind in "iu" and kept.kind in "fc"
+    if not floats and given.kind not in "mM" and np.can_cast(given, kept, "safe"):
+        return None
+    back: NDArray[Any] = want
+    if floats:  # compared as whole numbers: NumPy would round both sides
+        limit = np.float64(2.0 ** (8 * given.itemsize - (given.kind == "i")))
+        beyond = want.real >= limit  # the highest one was rounded up
+        back = np.where(beyond, 0, want.real).astype(given)
+        return np.asarray(beyond | (back != values))
+    if kept.kind in "mM":
+        back = want.astype(given)
+    return np.asarray((back != values) & ~((back != back) & (values != values)))

@@ -318,8 +318,8 @@ def what_is_at(path: Path) -> str:
 
 
 def _column(values: list[Any]) -> NDArray[Any]:
-    """Values of one column. NumPy would cut zeros off the end of bytes."""
-    if any(isinstance(value, bytes) for value in values):
+    """Values of one column. NumPy would cut zeros off the end of bytes and of text."""
+    if any(isinstance(v, bytes) or (isinstance(v, str) and v.endswith("\0")) for v in values):
         made = np.empty(len(values), object)
         made[:] = values
         return made

@@ -287,6 +287,27 @@ def test_another_pack_is_not_taken_for_the_one_that_was_pickled(tmp_path: Path) 
             pickle.loads(each)
 
 
+@pytest.mark.parametrize("recorded", [True, False])
+def test_another_pack_whose_checksums_are_the_same(tmp_path: Path, recorded: bool) -> None:
+    """Those of a run v1 are: it ends in one of its own. Others may have none."""
+    body = bytes([*RUN_V1[:20], RUN_V1[20] ^ 1, *RUN_V1[21:-4]])
+    other = body + runs.crc32c(body).to_bytes(4, "little")
+
+    def written(*payloads: bytes) -> Path:
+        path = tmp_path / "p.a2pack"
+        if recorded:
+            return packs.write(path, payloads)
+        entries = [reference.Entry(16, payload) for payload in payloads]
+        path.write_bytes(packs.without_checksums(reference.write_pack(entries)))
+        return path
+
+    kept = pickle.dumps(PackReader.open(written(RUN_V1, RUN_V1, RUN_V1)))
+    assert len(pickle.loads(kept)) == 3
+    written(RUN_V1, other, RUN_V1)
+    with pytest.raises(FormatError, match="not the pack"):
+        pickle.loads(kept)
+
+
 def test_fields_of_the_head_are_read_without_the_steps(pack: PackReader) -> None:
     rows = [5, 0, 5, 149]
     whole = pack.take(rows)

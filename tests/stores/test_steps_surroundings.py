@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,7 @@ from stepwell.game2048 import play_to
 from stepwell.store import Store
 from tests import children, packs, scaled
 from tests.runs import RUN_V2
+from tests.steps import tampered
 
 STEP = np.dtype([("x", "<f4"), ("run_id", "<u4"), ("step_index", "<u2")])
 
@@ -46,6 +48,41 @@ def test_a_replaced_dataset_is_noticed(tmp_path: Path, memory: Any) -> None:
         with pytest.raises(FormatError, match="another dataset is here now"):
             pickle.loads(data)
     assert part[:]["x"].tolist() == np.repeat([2, 3, 4], 4).tolist()  # what it has, it has
+
+
+@pytest.mark.parametrize("memory", ["ram", "map", "shared"])
+def test_a_dataset_that_was_built_again_is_another_one(tmp_path: Path, memory: Any) -> None:
+    """Even with the same runs and more: its rows are others."""
+    path = tmp_path / "v"
+    build(path, 20)
+    dataset = StepReader.open(path, memory=memory)
+    pickled = pickle.dumps(dataset)
+    shutil.rmtree(path)
+    with StepWriter(path, STEP, {"s": int}) as writer:
+        for run in range(25):
+            writer.append({"x": np.full(4, 1000 + run, "f4")}, s=run)
+    for call in (dataset.refresh, lambda: dataset.where("1"), lambda: pickle.loads(pickled)):
+        with pytest.raises(FormatError, match="another dataset is here now"):
+            call()
+    assert dataset[:]["x"].max() == 19
+
+
+def test_a_dataset_without_an_id(tmp_path: Path) -> None:
+    """Those of today have none, and are known by their first runs."""
+    dataset, path = build(tmp_path / "v", 5), tmp_path / "v"
+    with tampered(path) as database:
+        database.execute("DELETE FROM meta WHERE key = 'id'")
+    with pytest.raises(FormatError, match="another dataset is here now"):
+        dataset.refresh()
+    dataset = StepReader.open(path)
+    with StepWriter(path, mode="a") as writer:
+        writer.append({"x": np.zeros(2, "f4")}, s=9)
+    assert len(pickle.loads(pickle.dumps(dataset))) == 20
+    assert dataset.refresh()
+    path.rename(tmp_path / "before")
+    build(path, 9, first=50)
+    with pytest.raises(FormatError, match="another dataset is here now"):
+        dataset.refresh()
 
 
 def test_a_dataset_that_grew_is_the_same_one(tmp_path: Path) -> None:
@@ -136,21 +173,23 @@ def test_a_fork_beside_threads_that_filter(tmp_path: Path, kind: str) -> None:
 # What is kept, and what is not.
 
 
-def test_headers_and_sums_are_never_ahead(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["rows", "runs"])
+def test_headers_and_sums_are_never_ahead(tmp_path: Path, key: str) -> None:
     path = tmp_path / "v"
-    build(path, 3)
-    whole = (path / "manifest.json").read_bytes()
-    manifest = json.loads(whole)
-    (path / "manifest.json").write_text(json.dumps({**manifest, "rows": 13}))
-    (problem,) = StepReader.open(path).verify().problems
-    assert "at most 12 rows" in str(problem)
-    (path / "manifest.json").write_bytes(whole)
+    dataset = build(path, 3)
+    manifest = json.loads((path / "manifest.json").read_bytes())
+    (path / "manifest.json").write_text(json.dumps({**manifest, key: manifest[key] + 1}))
+    for opened in (StepReader.open, lambda path: StepWriter(path, mode="a")):
+        with pytest.raises(FormatError, match=r"as manifest\.json states, got 12 of 3 runs"):
+            opened(path)
+    if key == "rows":
+        (problem,) = dataset.verify().problems
+        assert "at most 12 rows" in str(problem)
     data = bytearray((path / "steps.npy").read_bytes())
     at = data.index(b"(12,)")
     data[at : at + 5] = b"(99,)"
     (path / "steps.npy").write_bytes(data)
-    (problem,) = StepReader.open(path).verify().problems
-    assert "header: expected at most 12 rows, got 99" in str(problem)
+    assert "header: expected at most 12 rows, got 99" in str(dataset.verify().problems[-1])
 
 
 def test_runs_in_files_with_odd_names(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from stepwell.cli import console, convert, games, record, records, stores
 
 app = console.new_app("Training records at memory speed.")
 for command in (
-    *(stores.info, stores.head, stores.verify, stores.query, stores.bench),
+    *(stores.info, stores.head, stores.verify, stores.repair, stores.query, stores.bench),
     *(convert.convert, record.record),
 ):
     app.command()(command)

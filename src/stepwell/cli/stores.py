@@ -5,6 +5,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,7 @@ from stepwell.cli.console import (
 from stepwell.errors import KindError
 from stepwell.opening import store_at
 from stepwell.store import Report, Store
+from stepwell.stores.steps.repair import is_repairable
 
 PathArgument = Annotated[
     str, typer.Argument(metavar="PATH", help="A store, a file or folder of a format, or a URL.")
@@ -144,6 +146,38 @@ def check(open_store: Callable[[], Store], path: str, quick: bool, as_json: bool
         out.print(f"{verdict}: {report.path} ({details})", markup=False, soft_wrap=True)
     if not report.ok:
         raise typer.Exit(1)
+
+
+def repair(
+    path: PathArgument,
+    as_one_run: Annotated[
+        bool,
+        typer.Option("--as-one-run", help="Keep lost rows that do not know their run as one run."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Rebuild the runs that the database of a step dataset has lost, from the rows themselves.
+
+    What was there before is kept beside, and the last lines name it.
+    """
+    where = Path(path)
+    found = None if "://" in path else store_at(where)
+    if found is None and not is_repairable(where):
+        raise FileNotFoundError(f"{path}: no rows of a step dataset, which repair rebuilds")
+    if found is not None and found.kind != "steps":
+        hint = "; `stepwell records salvage` saves its records" * (found.kind == "records")
+        raise ValueError(f"{path} is {found.noun}: repair rebuilds step datasets only{hint}")
+    with progress("repairing") as on_progress:
+        done = sw.StepReader.repair(where, as_one_run=as_one_run, progress=on_progress)
+    if as_json:
+        print_json(asdict(done))
+        return
+    for line in done.did or ("nothing to repair",):
+        say(line)
+    if done.lost:
+        say(f"{', '.join(done.lost)}: NULL in these runs, as no row holds them")
+    for each in done.kept:
+        say(f"kept as it was: {each}")
 
 
 def query(

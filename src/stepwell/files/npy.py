@@ -4,6 +4,7 @@ import ast
 import math
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -89,7 +90,10 @@ def parse_header(file: Any, size: int, path: Path) -> tuple[NpyHeader, bool]:
         raise refuse(f"truncated: expected a header of {length} bytes, got {size - text_at}", size)
     file.seek(text_at)
     text = file.read(length)
-    dtype, fortran, shape = _parse(text, "utf-8" if version == (3, 0) else "latin-1", refuse)
+    try:
+        dtype, fortran, shape = _parse(text, "utf-8" if version == (3, 0) else "latin-1")
+    except Exception as error:  # whatever a damaged literal makes Python or NumPy raise
+        raise refuse(f"the header does not parse: {error}", 10) from None
     # Larger than NumPy itself could hold, were the bytes there.
     size_of_all = max(dtype.itemsize, 1) * math.prod(n for n in shape if n > 0)
     if dtype.subdtype is not None or len(shape) > MAX_AXES or size_of_all >= 2**63:
@@ -151,16 +155,14 @@ def _as_descr(parts: Any) -> Any:
     ]
 
 
-def _parse(text: bytes, encoding: str, refuse: Any) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
-    try:
-        header = ast.literal_eval(text.decode(encoding))
-        dtype = np.lib.format.descr_to_dtype(header["descr"])
-        fortran, shape = header["fortran_order"], header["shape"]
-        whole = all(type(n) is int and 0 <= n < 2**62 for n in shape)
-        if set(header) != {"descr", "fortran_order", "shape"} or type(fortran) is not bool:
-            raise ValueError("unexpected keys or values")
-        if type(shape) is not tuple or not whole:
-            raise ValueError(f"shape {shape!r}")
-    except Exception as error:  # whatever a damaged literal makes Python or NumPy raise
-        raise refuse(f"the header does not parse: {error}", 10) from None
+@lru_cache(maxsize=64)  # the files of one store have the same, or nearly so
+def _parse(text: bytes, encoding: str) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
+    header = ast.literal_eval(text.decode(encoding))
+    dtype = np.lib.format.descr_to_dtype(header["descr"])
+    fortran, shape = header["fortran_order"], header["shape"]
+    whole = all(type(n) is int and 0 <= n < 2**62 for n in shape)
+    if set(header) != {"descr", "fortran_order", "shape"} or type(fortran) is not bool:
+        raise ValueError("unexpected keys or values")
+    if type(shape) is not tuple or not whole:
+        raise ValueError(f"shape {shape!r}")
     return dtype, fortran, shape

@@ -53,9 +53,13 @@ class PackFile:
         found = _core.crc32c(np.array([layout.data_crc], "<u4").view(np.uint8), layout.index_crc)
         index = layout.index
         own = (index["kind"] == SELF_CHECKED_KIND) & (index["flags"] == Codec.NONE)
-        entries = index[own & (index["length"] >= 4)]
-        ends = entries["offset"].astype(np.int64) + entries["length"]
-        return _core.crc32c(self.data[ends[:, None] + np.arange(-4, 0)].reshape(-1), found)
+        own &= index["length"] >= 4
+        bare = (index["crc32c"] == 0) & ~own & (index["length"] > 0)  # nobody recorded any
+        for entries, size in ((index[own], 4), (index[bare], 8)):
+            begins = entries["offset"].astype(np.int64)[:, None]
+            tails = begins + entries["length"][:, None] + np.arange(-size, 0)
+            found = _core.crc32c(self.data[np.maximum(tails, begins)].reshape(-1), found)
+        return found
 
     def give_back(self, begin: int, end: int) -> None:
         """Let go of pages that a scan is done with.

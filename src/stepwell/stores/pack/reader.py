@@ -89,9 +89,11 @@ class PackReader(Store):
 
     @property
     def _seen(self) -> tuple[int, ...]:
-        """A checksum that identifies the pack; of a whole one found at no cost."""
+        """Checksums that identify the pack; a whole one that is closed has those of its layout."""
         seen = (self._layout.index_crc, self._layout.data_crc)
-        return seen if self._is_whole else (*seen, self._opened.content_checksum)
+        if self._closed and self._is_whole:
+            return seen
+        return (*seen, self._opened.content_checksum)
 
     def _with(self, numbers: Rows) -> "PackReader":
         """The same file with these entries only."""
@@ -472,6 +474,6 @@ def _rebuild(
 ) -> PackReader:
     pack = cls(path, checksums=checksums)
     again = pack if numbers is None else pack._with(numbers)
-    if again._seen != seen:
+    if again._seen[: len(seen)] != seen:
         raise FormatError("this is not the pack that was pickled", path=str(path))
     return again

@@ -20,6 +20,7 @@ from stepwell.files.atomic import (
     temporary_name,
     write_all,
 )
+from stepwell.fit import changed_by, does_not_fit, fit_into
 from stepwell.source import is_masked
 from stepwell.stores.shards.layout import (
     HEADER_BYTES,
@@ -44,12 +45,12 @@ class ShardWriter(Writer):
     """Writes a corpus of activations as shards of about `shard_bytes`.
 
         with ShardWriter("acts/", width=768) as writer:
-            writer.append(rows)                 any floats, (n, width)
+            writer.append(rows)                 (n, width)
 
     A shard appears under its name when it is full and at a commit, whole and on the disk. A writer
     that was killed is continued with `mode="a"`: `rows` is how many are there, and the rows to
     go on with. `dtype` is float32 (if none is given for a new corpus), float16 or "bfloat16";
-    values that it cannot hold are refused.
+    values that it cannot hold exactly are refused: cast what may lose digits.
     """
 
     noun = "a folder of shards"
@@ -208,11 +209,9 @@ class ShardWriter(Writer):
         elif array.dtype == like.dtype:
             made = np.ascontiguousarray(array)
         else:
-            with np.errstate(over="ignore"):
-                made = np.ascontiguousarray(array, like.dtype)
-            lost = ~np.isfinite(made) & np.isfinite(array)
-            if lost.any():
-                raise SchemaError(f"{array[lost][0]!r} does not fit {like.kind}")
+            made = np.empty(array.shape, like.dtype)
+            numbers = array if array.dtype.kind in "fiu" else array.astype(np.float32)
+            fit_into("rows", numbers, made)
         return made.view(np.uint8).reshape(len(made), like.row_bytes)
 
 
@@ -225,15 +224,15 @@ def _detached(rows: Any) -> Any:
 
 
 def _to_bfloat16(array: NDArray[Any]) -> NDArray[np.uint16]:
-    """The upper halves of float32, rounded to nearest even."""
+    """The upper halves of float32, whose lower halves are empty."""
     if array.dtype.name == "bfloat16":
         return np.ascontiguousarray(array).view(np.uint16)
     with np.errstate(over="ignore"):
         floats = np.ascontiguousarray(array, np.float32)
-    bits = floats.view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    # Values just below infinity may have been rounded to it.
-    lost = ((rounded & np.uint32(0x7FFF)) == np.uint32(0x7F80)) & np.isfinite(array)
+    bits, missing = floats.view(np.uint32), np.isnan(floats)
+    lost = (bits & np.uint32(0xFFFF) != 0) & ~missing
+    changed = changed_by(array, floats)
+    lost = lost if changed is None else lost | changed
     if lost.any():
-        raise SchemaError(f"{array[lost][0]!r} does not fit bfloat16")
-    return np.where(np.isnan(floats), np.uint32(0x7FC0), rounded).astype(np.uint16)
+        raise does_not_fit("rows", array[lost][0], "bfloat16", digits=True)
+    return np.where(missing, np.uint32(0x7FC0), bits >> np.uint32(16)).astype(np.uint16)

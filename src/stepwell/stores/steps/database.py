@@ -1,6 +1,7 @@
 """The runs of a step dataset: a SQLite database whose transaction is the commit."""
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -21,7 +22,7 @@ from stepwell.source import Rows
 from stepwell.store import QueryTable, Runs
 from stepwell.stores.steps.layout import VERSION
 
-_IDENTITY_RUNS = 16  # the first ones identify a dataset
+_IDENTITY_RUNS = 16  # the first ones identify a dataset that has no id
 
 OWN = ("id", "first_step_idx", "num_steps")
 """Columns that every dataset has."""
@@ -60,7 +61,7 @@ class Seen(NamedTuple):
     last_run: int
     """The highest id of a run, -1 where there is none; later runs have higher ones."""
     identity: str
-    """Which dataset this is, whatever its path: how many of its first runs, and their checksum."""
+    """Which dataset this is, whatever its path: its id; of one without, a checksum of some runs."""
     shard_rows: int
     dtype: np.dtype[Any] | None
     """None in a dataset of the original program, whose array alone knows."""
@@ -80,6 +81,7 @@ def create(
         "dtype": json.dumps(dtype_to_json(dtype)),
         "shard_rows": str(shard_rows),
         "rows": "0",
+        "id": os.urandom(16).hex(),
     }
     with closing(catalog.connect(path, create=True)) as database, transaction(database, path):
         database.execute(f"CREATE TABLE runs ({', '.join([own, *others])})")
@@ -213,15 +215,21 @@ def reading(path: Path, identity: str = "") -> Iterator[sqlite3.Connection]:
     another dataset than the one with this identity.
     """
     with catalog.reading(path) as opened:
-        if identity and _identity(opened, int(identity.partition(":")[0])) != identity:
+        kind = identity.partition(":")[0]
+        if identity and _identity(opened, int(kind) if kind != "id" else 0) != identity:
             raise FormatError("another dataset is here now; open it again", path=str(path))
         yield opened
 
 
 def _identity(database: sqlite3.Connection, runs: int) -> str:
-    """The first runs identify a dataset, and no append changes them."""
-    found = database.execute("SELECT * FROM runs ORDER BY id LIMIT ?", (runs,)).fetchall()
-    return f"{runs}:{_core.crc32c(np.frombuffer(repr(found).encode(), np.uint8)):08x}"
+    """The id that a dataset got when it was begun; without one its first runs, which no append
+    changes."""
+    if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+        found = database.execute("SELECT value FROM meta WHERE key = 'id'").fetchone()
+        if found is not None:
+            return f"id:{found[0]}"
+    first = database.execute("SELECT * FROM runs ORDER BY id LIMIT ?", (runs,)).fetchall()
+    return f"{runs}:{_core.crc32c(np.frombuffer(repr(first).encode(), np.uint8)):08x}"
 
 
 class Chosen(NamedTuple):

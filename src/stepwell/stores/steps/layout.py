@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,6 +25,7 @@ SHARDS = "shards"
 FILLED = ("run_id", "step_index")
 """Fields that a writer fills in, where rows have them."""
 _READ_BYTES = 1 << 28  # between two chances of a Ctrl-C
+_NONE = np.empty(0, np.uint8)
 
 
 def piece_name(number: int, shard_rows: int) -> str:
@@ -137,11 +138,11 @@ def map_rows(pieces: list[Piece], dtype: np.dtype[Any] | None) -> list[NDArray[A
     segments: list[NDArray[Any]] = []
     for piece in pieces:
         with piece.open(dtype, piece.inside + piece.rows) as (file, header):
-            if piece.rows:
-                place = piece.place(header)
-                segments.append(np.memmap(file, header.dtype, "r", place, (piece.rows,)))
-            else:
-                segments.append(np.empty(0, header.dtype))
+            begin = piece.place(header)
+            end = begin + piece.rows * header.dtype.itemsize
+            # Not NumPy's, which keeps a descriptor for each of a thousand files.
+            rows = _core.map_file(file.fileno(), end, piece.path)[begin:] if piece.rows else _NONE
+            segments.append(rows.view(header.dtype))
     return segments
 
 
@@ -149,35 +150,35 @@ def load_rows(
     pieces: list[Piece], dtype: np.dtype[Any] | None, owner: str | None = None
 ) -> NDArray[Any]:
     """All rows in one array on huge pages; shared by all who name the same `owner`."""
-    with ExitStack() as stack:
-        opened = []
-        for piece in pieces:
-            file, header = stack.enter_context(piece.open(dtype, piece.inside + piece.rows))
-            opened.append((file, header, piece))
+    headers, about = [], []
+    for piece in pieces:
+        with piece.open(dtype, piece.inside + piece.rows) as (file, header):
+            headers.append(header)
             dtype = header.dtype
-        kind = header.dtype
+            if owner is not None:
+                found = os.fstat(file.fileno())
+                about.append((found.st_dev, found.st_ino, _checksum(file, header, piece)))
+    kind = headers[0].dtype
 
-        def fill(block: NDArray[np.uint8]) -> None:
-            at = 0
-            for file, header, piece in opened:
-                begin = piece.place(header)
-                end = begin + piece.rows * kind.itemsize
+    def fill(block: NDArray[np.uint8]) -> None:
+        at = 0
+        for piece, header in zip(pieces, headers, strict=True):
+            begin = piece.place(header)
+            end = begin + piece.rows * kind.itemsize
+            with os.fdopen(open_inside(piece.root, piece.name), "rb") as file:
                 for offset in range(begin, end, _READ_BYTES):
                     part = block[at : at + min(_READ_BYTES, end - offset)]
                     _core.load(file.fileno(), piece.path, offset, part)
                     at += len(part)
 
-        size = sum(piece.rows for piece in pieces) * kind.itemsize
-        if owner is None or not size:
-            block = _core.allocate(size)
-            fill(block)
-        else:
-            stats = [os.fstat(file.fileno()) for file, _, _ in opened]
-            files = [(s.st_dev, s.st_ino) for s in stats]
-            places = [(piece.inside, piece.rows) for piece in pieces]
-            some = [_checksum(file, header, piece) for file, header, piece in opened]
-            block = shared_block(owner, f"{kind} {files} {places} {some}", size, fill)
-        return block.view(kind)
+    size = sum(piece.rows for piece in pieces) * kind.itemsize
+    if owner is None or not size:
+        block = _core.allocate(size)
+        fill(block)
+    else:
+        places = [(piece.inside, piece.rows) for piece in pieces]
+        block = shared_block(owner, f"{kind} {places} {about}", size, fill)
+    return block.view(kind)
 
 
 def _checksum(file: BinaryIO, header: NpyHeader, piece: Piece) -> int:

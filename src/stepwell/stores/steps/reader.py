@@ -17,6 +17,7 @@ from stepwell.store import Progress, QueryTable, Report, Store
 from stepwell.stores.steps import database
 from stepwell.stores.steps.database import Chosen, Seen, StepRuns
 from stepwell.stores.steps.layout import DATABASE, VERSION, load_rows, map_rows, pieces
+from stepwell.stores.steps.repair import Repaired, check_whole, repair
 from stepwell.stores.steps.verify import check, health
 
 Memory = Literal["ram", "map", "shared"]
@@ -63,6 +64,7 @@ class StepReader(Store):
     ) -> None:
         self._root, self._memory, self._resident_bytes = root, memory, resident_bytes
         now = database.look(root / DATABASE, seen.identity if seen else "")
+        check_whole(root, now)
         seen = seen or now
         if seen.rows > now.rows:
             raise FormatError(
@@ -160,6 +162,7 @@ class StepReader(Store):
             raise ValueError(f"{self._root} has become shorter; open it again")
         if now == before:
             return False
+        check_whole(self._root, now)
         if now.rows > before.rows:
             self._segments = self._segments + self._load(before.rows, now)
         self._show(StepRuns(self._table._path, now))
@@ -168,6 +171,18 @@ class StepReader(Store):
     def close(self) -> None:
         super().close()
         self._segments = []
+
+    @staticmethod
+    def repair(
+        path: str | os.PathLike[str], *, as_one_run: bool = False, progress: Progress | None = None
+    ) -> Repaired:
+        """Rebuild the runs that a damaged database has lost, from what the rows hold.
+
+        Where runs begin is read from the fields `run_id` and `step_index`; rows without them
+        become one run with `as_one_run`, else they are a `FormatError`. Run columns are lost:
+        NULL. What was there before is kept beside. Raises `BusyError` beside a writer.
+        """
+        return repair(path, as_one_run=as_one_run, progress=progress)
 
     # Queries.
 

@@ -41,6 +41,7 @@ from stepwell.stores.steps.layout import (
     row_dtype,
 )
 from stepwell.stores.steps.manifest import BLOCK_BYTES, Manifest
+from stepwell.stores.steps.repair import check_whole
 from stepwell.writer import Mode, Writer, exclusive
 
 _FLUSH_BYTES = 1 << 23
@@ -108,6 +109,7 @@ class StepWriter(Writer):
             raise SchemaError(f"shard_rows: the dataset has {self._shard_rows}, got {shard_rows}")
         with self._pieces(0)[0].open(seen.dtype) as (_, header):
             self._dtype = header.dtype
+        check_whole(self._root, seen)
         if dtype not in (None, self._dtype):
             raise SchemaError(f"expected rows of {self._dtype}, as the dataset has, got {dtype}")
         self._max_rows = 1 << 62 if self._shard_rows else _max_rows(header)
@@ -177,7 +179,7 @@ class StepWriter(Writer):
 
     @classmethod
     def _holds_commits(cls, root: Path) -> bool:
-        return database.has_runs(root / DATABASE)
+        return database.has_runs(root / DATABASE) or _has_lost_runs(root)
 
     @classmethod
     def _is_left_over(cls, path: Path) -> bool:
@@ -363,6 +365,17 @@ def _new_piece(piece: Piece, dtype: np.dtype[Any]) -> None:
     """An array file without rows; NumPy finds no file or a whole one."""
     piece.path.parent.mkdir(exist_ok=True)
     write_file(piece.path, header_bytes(dtype, 0), follow=False)
+
+
+def _has_lost_runs(root: Path) -> bool:
+    """Whether the files of an empty database state that there were runs."""
+    try:
+        check_whole(root, database.look(root / DATABASE))
+    except FormatError:
+        return True
+    except FileNotFoundError:
+        pass
+    return False
 
 
 def _max_rows(header: NpyHeader) -> int:
