@@ -16,6 +16,16 @@ from tests.reference.runs import block, breakdown_of, file_of
 
 PAGE = "records.md"
 CHUNK, MORE, JOURNAL = (file_of(PAGE, f"records-{name}") for name in ("chunk", "more", "journal"))
+OLD_JOURNAL = bytes.fromhex("""
+5a524a4c64ebc20298000000000000000300000000000000030000000000000003000000000000000100000001000000
+00000000000000000000000004000000c000000000000000020000000000000001000000000000000000000000000000
+98000000000000000000000008000000020000000000000001000000000000000000000000000000b800000000000000
+00000000010000005a524a4cb5dafeaea800000000000000040000000000000002000000000000000300000000000000
+010000000100000001000000000000000000000004000000c00000000000000002000000000000000000000000000000
+010000000000000000000000000000009800000000000000000000000800000002000000000000000000000000000000
+01000000000000000000000000000000b8000000000000000000000001000000
+""")
+"""The same commits as they were written before there were seals."""
 TABLES = ("n-offset", "n-sums", "text-offset", "text-sums")
 
 # The store of the page.
@@ -56,14 +66,15 @@ def test_the_store_of_the_page(page: Path) -> None:
         assert store.present([0, 1])["text"].tolist() == [True, False]
         assert store.verify().ok
     (page / "chunk/0.zr").write_bytes(CHUNK + MORE)
-    (page / "journal.zr").write_bytes(JOURNAL)
-    assert [c.number for c in parse_journal(JOURNAL, 2)] == [3, 4]
-    assert b"".join(map(build_commit, parse_journal(JOURNAL, 2))) == JOURNAL
-    assert read_store(page).records == [{"n": n[2], "text": b"c"}, {"n": n[1], "text": None}]
-    with RecordReader.open(page) as store:
-        assert store["n"][:].tolist() == [5, -1]
-        assert store["text"][:] == ["c", ""]
-        assert store.verify().ok
+    for journal in (JOURNAL, OLD_JOURNAL):
+        (page / "journal.zr").write_bytes(journal)
+        assert [c.number for c in parse_journal(journal, 2)] == [3, 4]
+        assert b"".join(map(build_commit, parse_journal(journal, 2))) == JOURNAL
+        assert read_store(page).records == [{"n": n[2], "text": b"c"}, {"n": n[1], "text": None}]
+        with RecordReader.open(page) as store:
+            assert store["n"][:].tolist() == [5, -1]
+            assert store["text"][:] == ["c", ""]
+            assert store.verify().ok
 
 
 def test_the_package_writes_the_store_of_the_page(page: Path, tmp_path: Path) -> None:

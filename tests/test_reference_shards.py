@@ -124,5 +124,5 @@ def test_a_state_is_what_the_page_says(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "journal").stat().st_size == 0
     assert reference.read_state(tmp_path / "a") == want
     assert {path.name for path in (tmp_path / "a").iterdir()} == {
-        *("state.json", "values", "there", "journal", "writer.lock")
+        *("state.json", "values", "there", "checksums", "journal", "writer.lock")
     }

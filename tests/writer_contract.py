@@ -313,6 +313,37 @@ class WriterContract(WritingContract, QueryContract):
                 # What says that anything was committed may be what is gone.
                 assert kit.look(copy) in ([1, 2, 3], [1, 2, 3, 4], [4])
 
+    def test_a_file_that_is_cut_while_it_is_open(self, path: Path, quick_path: Path) -> None:
+        """What was there or an error, for readers and writers: never the end of the process."""
+        kit = self.kit
+        self.filled(path, 1, 2, 3)
+        for number, file in enumerate(files_of(path)):
+            copy = quick_path / str(number) / kit.name
+            copy.parent.mkdir()
+            shutil.copytree(path, copy) if path.is_dir() else shutil.copy(path, copy)
+            place = copy / file.relative_to(path) if path.is_dir() else copy
+
+            def read(copy: Path = copy, place: Path = place) -> None:
+                with kit.store.open(copy) as store:
+                    os.truncate(place, 0)
+                    with contextlib.suppress(sw.StepwellError, EOFError):  # of the kit's own look
+                        assert kit.stamps(store) == [1, 2, 3]
+                    with contextlib.suppress(sw.StepwellError, OSError):
+                        store.refresh()
+
+            def write(copy: Path = copy, place: Path = place) -> None:
+                with contextlib.suppress(sw.StepwellError, OSError, ValueError):
+                    writer = kit.open(copy, "a")
+                    kit.append(writer, 4)
+                    os.truncate(place, 0)
+                    writer.commit()
+
+            before = place.read_bytes()
+            in_fork(read)
+            place.write_bytes(before)
+            if not kit.one_commit:
+                in_fork(write)
+
     def test_a_commit_is_seen(self, path: Path) -> None:
         kit = self.kit
         writer = kit.open(path)

@@ -97,6 +97,7 @@ void bind_reader(nb::module_& m);
 void bind_prefetch(nb::module_& m);
 void bind_decode2048(nb::module_& m);
 void bind_entries(nb::module_& m);
+void bind_row_state(nb::module_& m);
 void bind_runs(nb::module_& m);
 void bind_jsonl(nb::module_& m);
 void bind_board(nb::module_& m);

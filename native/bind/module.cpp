@@ -60,6 +60,7 @@ NB_MODULE(_core, m) {
   stepwell::bind::bind_board(m);
   stepwell::bind::bind_player(m);
   stepwell::bind::bind_records(m);
+  stepwell::bind::bind_row_state(m);
   stepwell::bind::bind_shards(m);
   stepwell::bind::bind_batch_codec(m);
   stepwell::bind::bind_lane(m);

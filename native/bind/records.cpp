@@ -57,10 +57,8 @@ std::vector<std::size_t> checked_fields(const Records& records, std::vector<std:
   return fields;
 }
 
-// The numbers at the start of writer.lock.
-std::uint64_t* numbers_of(BytesOut& control) {
-  if (control.size() < 64) throw std::invalid_argument("writer.lock has 64 bytes");
-  return reinterpret_cast<std::uint64_t*>(control.data());
+void check_control(std::size_t bytes) {
+  if (bytes < 64) throw std::invalid_argument("writer.lock has 64 bytes");
 }
 
 }  // namespace
@@ -209,62 +207,59 @@ void bind_records(nb::module_& m) {
       "Frames of new records for a place in a chunk, and their entries, field by field.");
   m.def(
       "find_frames",
-      [](BytesIn chunk, bool exact) {
+      [](BytesIn chunk, bool exact, nb::object of) {
         FoundFrames found;
+        const std::string path = path_bytes(of);
         {
           const Unlocked unlocked;
-          found = find_frames(span_of(chunk), exact);
+          found = find_frames(span_of(chunk), exact, path);
         }
         const std::uint64_t lost = found.lost;
         return std::tuple(bytes_of(std::move(found.frames)), lost);
       },
-      "chunk"_a.noconvert(), "exact"_a, "The whole frames in a chunk, 32 bytes each, and the bytes lost.");
+      "chunk"_a.noconvert(), "exact"_a, "path"_a, "The whole frames in a chunk, 32 bytes each, and the bytes lost.");
   m.def(
       "begin_change",
-      [](BytesOut control) {
-        std::uint64_t* const sequence = numbers_of(control);
-        __atomic_store_n(sequence, *sequence | 1, __ATOMIC_SEQ_CST);
-        __atomic_thread_fence(__ATOMIC_SEQ_CST);
+      [](BytesOut control, nb::object path) {
+        check_control(control.size());
+        begin_change(span_of(control), path_bytes(path));
       },
-      "control"_a.noconvert(), "Mark the entries as being changed, for readers.");
+      "control"_a.noconvert(), "path"_a, "Mark the entries as being changed, for readers.");
   m.def(
       "end_change",
-      [](BytesOut control, std::uint64_t commit, std::uint64_t length, std::uint64_t boot) {
-        std::uint64_t* const numbers = numbers_of(control);
-        __atomic_store_n(numbers + 1, commit, __ATOMIC_RELAXED);
-        __atomic_store_n(numbers + 2, length, __ATOMIC_RELAXED);
-        __atomic_store_n(numbers + 3, boot, __ATOMIC_RELAXED);
-        const std::uint64_t said[] = {commit, length, boot};
-        __atomic_store_n(numbers + 4, crc32c(0, std::as_bytes(std::span(said))), __ATOMIC_RELAXED);
-        __atomic_store_n(numbers, (numbers[0] | 1) + 1, __ATOMIC_SEQ_CST);
+      [](BytesOut control, nb::object path, std::uint64_t commit, std::uint64_t length, std::uint64_t boot,
+         std::uint64_t attributes) {
+        check_control(control.size());
+        end_change(span_of(control), {0, commit, length, boot, attributes}, path_bytes(path));
       },
-      "control"_a.noconvert(), "commit"_a, "length"_a, "boot"_a, "Mark the change as done.");
+      "control"_a.noconvert(), "path"_a, "commit"_a, "length"_a, "boot"_a, "attributes"_a, "Mark the change as done.");
   m.def(
       "read_control",
-      [](BytesIn control) {
-        if (control.size() < 64) throw std::invalid_argument("writer.lock has 64 bytes");
-        const auto* numbers = reinterpret_cast<const std::uint64_t*>(control.data());
-        std::uint64_t sequence, said[3], checksum;
-        do {
-          sequence = __atomic_load_n(numbers, __ATOMIC_ACQUIRE);
-          for (int i = 0; i < 3; ++i) said[i] = __atomic_load_n(numbers + 1 + i, __ATOMIC_RELAXED);
-          checksum = __atomic_load_n(numbers + 4, __ATOMIC_RELAXED);
-          __atomic_thread_fence(__ATOMIC_ACQUIRE);
-        } while (sequence != __atomic_load_n(numbers, __ATOMIC_RELAXED));
-        const bool whole = checksum == crc32c(0, std::as_bytes(std::span(said)));
-        return std::tuple(sequence, said[0], said[1], whole ? said[2] : 0);
+      [](BytesIn control, nb::object path) {
+        check_control(control.size());
+        const RecordControl now = read_control(span_of(control), path_bytes(path));
+        return std::tuple(now.sequence, now.commit, now.length, now.boot, now.attributes);
       },
-      "control"_a.noconvert(),
-      "Sequence, number of the last commit, length and boot; boot is 0 when the checksum differs.");
+      "control"_a.noconvert(), "path"_a,
+      "Sequence, number of the last commit, length, boot (0 when the checksum differs), and the last commit that set "
+      "attributes.");
   m.def(
       "block_checksums",
-      [](BytesIn table, RowsIn blocks) {
+      [](BytesIn table, RowsIn blocks, nb::object path) {
         const auto numbers = own_copy(blocks);
         for (const auto block : numbers)
           if (block < 0) throw std::invalid_argument("a block has no negative number");
-        return bytes_of(block_checksums(span_of(table), numbers));
+        return bytes_of(block_checksums(span_of(table), numbers, path_bytes(path)));
       },
-      "table"_a.noconvert(), "blocks"_a.noconvert(), "The checksums of some blocks of an offset table.");
+      "table"_a.noconvert(), "blocks"_a.noconvert(), "path"_a, "The checksums of some blocks of an offset table.");
+  m.def(
+      "put_entries",
+      [](BytesOut table, RowsIn given, BytesIn entries, nb::object path) {
+        const auto rows = own_copy(given);
+        put_places(span_of(table), rows, copy_as<Place>(entries, rows.size()), path_bytes(path));
+      },
+      "table"_a.noconvert(), "rows"_a.noconvert(), "entries"_a.noconvert(), "path"_a,
+      "Put entries where these rows have theirs, in a mapped table.");
 }
 
 }  // namespace stepwell::bind

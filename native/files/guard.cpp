@@ -18,7 +18,10 @@ std::atomic<bool> given_up{false};
 void on_bus_error(int number, siginfo_t* info, void*) {
   const auto* at = static_cast<const std::byte*>(info->si_addr);
   for (Guard* each = guard; each; each = each->outer) {
-    if (at < each->memory.data() || at >= each->memory.data() + each->memory.size()) continue;
+    // As numbers: some guards are for all of the memory.
+    if (reinterpret_cast<std::uintptr_t>(at) - reinterpret_cast<std::uintptr_t>(each->memory.data()) >=
+        each->memory.size())
+      continue;
     each->fault = at;
     siglongjmp(each->back, 1);
   }
@@ -50,8 +53,11 @@ void install_guard() {
 }
 
 void throw_cut(const Guard& guard, const std::string& path) {
-  throw FormatError("truncated while it was read", path,
-                    guard.begin + static_cast<std::uint64_t>(guard.fault - guard.memory.data()));
+  throw_cut(path, guard.begin + static_cast<std::uint64_t>(guard.fault - guard.memory.data()));
+}
+
+void throw_cut(const std::string& path, std::uint64_t offset) {
+  throw FormatError("truncated while it was read", path, offset);
 }
 
 }  // namespace stepwell::detail

@@ -18,8 +18,15 @@ struct Guard {
   Guard* outer;
 };
 extern thread_local Guard* guard;
+// Whatever happens, the guard ends with the function that has it.
+struct Guarding {
+  explicit Guarding(Guard& now) : outer(now.outer) { guard = &now; }
+  ~Guarding() { guard = outer; }
+  Guard* const outer;
+};
 void install_guard();  // again, if someone has put another handler there
 [[noreturn]] void throw_cut(const Guard& guard, const std::string& path);
+[[noreturn]] void throw_cut(const std::string& path, std::uint64_t offset);
 }  // namespace detail
 
 // Runs `work`, which may read `memory`, a mapping of `path` from byte `begin` on. Throws FormatError when the file no
@@ -29,14 +36,26 @@ template <class Work>
 void guarded(std::span<const std::byte> memory, const std::string& path, Work&& work, std::uint64_t begin = 0) {
   detail::install_guard();
   detail::Guard guard{memory, begin, {}, nullptr, detail::guard};
-  if (sigsetjmp(guard.back, 0) == 0) {
-    detail::guard = &guard;
+  const detail::Guarding guarding(guard);
+  if (sigsetjmp(guard.back, 0) == 0)
     work();
-    detail::guard = guard.outer;
+  else
+    detail::throw_cut(guard, path);
+}
+
+// The same for work that reads several mapped files, and may throw. `find` is asked whose an address is: a path, and
+// the offset there.
+template <class Find, class Work>
+void guarded_any(Find&& find, Work&& work) {
+  detail::install_guard();
+  detail::Guard guard{{static_cast<const std::byte*>(nullptr), SIZE_MAX}, 0, {}, nullptr, detail::guard};
+  const detail::Guarding guarding(guard);
+  if (sigsetjmp(guard.back, 0) == 0) {
+    work();
     return;
   }
-  detail::guard = guard.outer;
-  detail::throw_cut(guard, path);
+  const auto [path, offset] = find(guard.fault);
+  detail::throw_cut(path, offset);
 }
 
 }  // namespace stepwell

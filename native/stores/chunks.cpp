@@ -37,6 +37,14 @@ std::string Chunks::path_of(std::uint32_t id) const {
   return folder_ + "/" + std::to_string(id) + ".zr";
 }
 
+std::pair<std::string, std::uint64_t> Chunks::find(const std::byte* at) const {
+  for (std::uint32_t i = 0; i < kMax; ++i)
+    for (const Mapping* map = slots_[i].load(std::memory_order_acquire); map; map = map->older)
+      if (at >= map->base && at < map->base + map->reserved)
+        return {path_of(first_ + i), static_cast<std::uint64_t>(at - map->base)};
+  return {};
+}
+
 std::span<const std::byte> Chunks::map(std::uint32_t id, std::uint64_t end) {
   const std::string path = path_of(id);
   if (id < first_ || id - first_ >= kMax)

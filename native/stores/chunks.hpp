@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "error.hpp"
 
@@ -38,6 +39,8 @@ class Chunks {
   }
 
   std::string path_of(std::uint32_t id) const;
+  // The path and offset of what is mapped at an address; an empty path for anything else.
+  std::pair<std::string, std::uint64_t> find(const std::byte* at) const;
 
  private:
   // More is mapped than the file has, so that it can grow without being mapped again.

@@ -94,63 +94,67 @@ Framed copy_frames(const Records& records, std::span<const std::int64_t> rows,
   Framed made{shared_blocks()->take(bytes), bytes, std::vector<Place>(places.size())};
   std::byte* const block = made.block.get();
   std::size_t at = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    for (std::size_t f = 0; f < fields; ++f) {
-      const Place& place = places[f * count + i];
-      if (i + ahead < count) records.ask_for(places[f * count + i + ahead]);
-      if (place.offset == 0) continue;
-      Frame frame = records.frame(f, place, rows[i]);
-      const auto data = records.payload(f, place, frame, rows[i]);
-      frame.record = static_cast<std::uint64_t>(numbers[i]);
-      std::memcpy(block + at, &frame, sizeof frame);
-      const std::size_t payload = at + sizeof frame;
-      if (!data.empty()) std::memcpy(block + payload, data.data(), data.size());
-      made.places[f * count + i] = {begin + payload, chunk, place.length};
-      at = close_frame(block, payload + data.size());
+  records.guarded_read([&] {
+    for (std::size_t i = 0; i < count; ++i) {
+      for (std::size_t f = 0; f < fields; ++f) {
+        const Place& place = places[f * count + i];
+        if (i + ahead < count) records.ask_for(places[f * count + i + ahead]);
+        if (place.offset == 0) continue;
+        Frame frame = records.frame(f, place, rows[i]);
+        const auto data = records.payload(f, place, frame, rows[i]);
+        frame.record = static_cast<std::uint64_t>(numbers[i]);
+        std::memcpy(block + at, &frame, sizeof frame);
+        const std::size_t payload = at + sizeof frame;
+        if (!data.empty()) std::memcpy(block + payload, data.data(), data.size());
+        made.places[f * count + i] = {begin + payload, chunk, place.length};
+        at = close_frame(block, payload + data.size());
+      }
     }
-  }
+  });
   return made;
 }
 
-FoundFrames find_frames(std::span<const std::byte> chunk, bool exact) {
+FoundFrames find_frames(std::span<const std::byte> chunk, bool exact, const std::string& path) {
   FoundFrames found;
   // The empty record 0 of field 0 is a frame of zeros, and so is what was never written. It counts
   // when it stands between frames, or before the end of those.
   std::vector<FoundFrame> zeros;
   std::size_t at = 0;
   bool in_step = true;
-  while (at + sizeof(Frame) <= chunk.size()) {
-    Frame frame;
-    std::memcpy(&frame, chunk.data() + at, sizeof frame);
-    const std::size_t payload = at + sizeof frame;
-    const bool zero = frame.record == 0 && frame.stored == 0 && frame.length == 0 &&
-                      frame.checksum == 0 && frame.field == 0 && frame.codec == 0;
-    const bool whole = frame.codec <= static_cast<std::uint16_t>(Codec::kLz4) &&
-                       frame.stored <= chunk.size() - payload &&
-                       (frame.codec != 0 || frame.stored == frame.length) && (!zero || in_step) &&
-                       crc32c(0, chunk.subspan(payload, frame.stored)) == frame.checksum;
-    if (!whole) {
-      const auto step = chunk.subspan(at, kFrameAlign);
-      if (std::ranges::any_of(step, [](std::byte b) { return b != std::byte{}; }))
-        found.lost += kFrameAlign;
-      in_step = false;
-      zeros.clear();
-      at += kFrameAlign;
-      continue;
+  guarded(chunk, path, [&] {
+    while (at + sizeof(Frame) <= chunk.size()) {
+      Frame frame;
+      std::memcpy(&frame, chunk.data() + at, sizeof frame);
+      const std::size_t payload = at + sizeof frame;
+      const bool zero = frame.record == 0 && frame.stored == 0 && frame.length == 0 &&
+                        frame.checksum == 0 && frame.field == 0 && frame.codec == 0;
+      const bool whole = frame.codec <= static_cast<std::uint16_t>(Codec::kLz4) &&
+                         frame.stored <= chunk.size() - payload &&
+                         (frame.codec != 0 || frame.stored == frame.length) && (!zero || in_step) &&
+                         crc32c(0, chunk.subspan(payload, frame.stored)) == frame.checksum;
+      if (!whole) {
+        const auto step = chunk.subspan(at, kFrameAlign);
+        if (std::ranges::any_of(step, [](std::byte b) { return b != std::byte{}; }))
+          found.lost += kFrameAlign;
+        in_step = false;
+        zeros.clear();
+        at += kFrameAlign;
+        continue;
+      }
+      const FoundFrame one{payload,      frame.record, frame.stored, frame.length,
+                           frame.field, frame.codec,  0};
+      if (zero) {
+        if (zeros.size() < kManyZeros) zeros.push_back(one);
+      } else {
+        if (zeros.size() < kManyZeros)
+          found.frames.insert(found.frames.end(), zeros.begin(), zeros.end());
+        zeros.clear();
+        found.frames.push_back(one);
+      }
+      in_step = true;
+      at = aligned(payload + frame.stored);
     }
-    const FoundFrame one{payload,      frame.record, frame.stored, frame.length,
-                         frame.field, frame.codec,  0};
-    if (zero) {
-      if (zeros.size() < kManyZeros) zeros.push_back(one);
-    } else {
-      if (zeros.size() < kManyZeros)
-        found.frames.insert(found.frames.end(), zeros.begin(), zeros.end());
-      zeros.clear();
-      found.frames.push_back(one);
-    }
-    in_step = true;
-    at = aligned(payload + frame.stored);
-  }
+  });
   if (exact) found.frames.insert(found.frames.end(), zeros.begin(), zeros.end());
   return found;
 }

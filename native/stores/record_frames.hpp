@@ -52,11 +52,12 @@ struct FoundFrame {
 static_assert(sizeof(FoundFrame) == 32);
 
 // The whole frames of a chunk, in order. What is none is passed over in steps of 8 bytes; `lost` is
-// how many bytes that were not zeros were passed over. `exact`: the bytes end where the frames do.
+// how many bytes that were not zeros were passed over. `exact`: the bytes end where the frames do. The
+// bytes are a mapping of `path`.
 struct FoundFrames {
   std::vector<FoundFrame> frames;
   std::uint64_t lost = 0;
 };
-FoundFrames find_frames(std::span<const std::byte> chunk, bool exact);
+FoundFrames find_frames(std::span<const std::byte> chunk, bool exact, const std::string& path);
 
 }  // namespace stepwell

@@ -88,9 +88,16 @@ class RecordReader final : public Reader {
     const auto places = std::make_unique_for_overwrite<Place[]>(count * numbers_.size());
     records_->places(rows, numbers_, {places.get(), count * numbers_.size()});
     const std::size_t ahead = records_ahead(std::accumulate(fields().begin(), fields().end(), std::size_t{0}), 1);
+    records_->guarded_read([&] { copy(rows, slots, outs, places.get(), ahead); });
+  }
+
+ private:
+  void copy(std::span<const std::int64_t> rows, std::span<const std::int64_t> slots, std::span<std::byte* const> outs,
+            const Place* places, std::size_t ahead) const {
+    const std::size_t count = rows.size();
     for (std::size_t i = 0; i < count; ++i) {
       for (std::size_t f = 0; f < numbers_.size(); ++f) {
-        const Place* of = places.get() + f * count;
+        const Place* of = places + f * count;
         if (i + ahead < count) records_->ask_for(of[i + ahead]);
         const std::size_t bytes = fields()[f];
         const auto slot = slots.empty() ? i : static_cast<std::size_t>(slots[i]);
@@ -105,18 +112,17 @@ class RecordReader final : public Reader {
     }
   }
 
- private:
   std::shared_ptr<const Records> records_;
   std::vector<std::size_t> numbers_;
 };
 
 // Calls work(begin, end) for stretches of so many rows that each has about kPiece bytes.
 template <class Work>
-void in_pieces(std::size_t count, std::size_t bytes, Work&& work) {
+void in_pieces(const Records& records, std::size_t count, std::size_t bytes, Work&& work) {
   if (count == 0) return;
   const std::size_t step = std::max<std::size_t>(kPiece / std::max<std::size_t>(bytes / count, 1), 1);
   share_out((count + step - 1) / step, shared_pool().helpers() + 1, [&](std::size_t piece) {
-    work(piece * step, std::min(count, (piece + 1) * step));
+    records.guarded_read([&] { work(piece * step, std::min(count, (piece + 1) * step)); });
   });
 }
 
@@ -164,37 +170,59 @@ void Records::places(std::span<const std::int64_t> rows, std::span<const std::si
                      std::span<Place> out) const {
   constexpr std::size_t ahead = 16;
   for (unsigned tries = 0;; ++tries) {
-    const std::uint64_t before = sequence();
+    std::uint64_t before = 0, after = 0;
+    std::size_t damaged_field = SIZE_MAX, damaged_block = 0;
+    guarded_read([&] {
+      before = sequence();
+      if (before % 2) return;
+      for (std::size_t f = 0; f < fields.size(); ++f) {
+        const std::byte* const table = fields_[fields[f]].table.data();
+        Place* const to = out.data() + f * rows.size();
+        for (std::size_t i = 0; i < rows.size(); ++i) {
+          if (i + ahead < rows.size())
+            __builtin_prefetch(table + static_cast<std::size_t>(rows[i + ahead]) * sizeof(Place));
+          const auto row = static_cast<std::size_t>(rows[i]);
+          to[i] = load_place(table + row * sizeof(Place));
+          const std::size_t block = row / kPlacesPerBlock, bit = first_bit_[fields[f]] + block;
+          const std::uint64_t mask = std::uint64_t{1} << bit % 64;
+          if (checked_[bit / 64].load(std::memory_order_relaxed) & mask) [[likely]] continue;
+          if (block_is_whole(fields[f], block))
+            checked_[bit / 64].fetch_or(mask, std::memory_order_relaxed);
+          else
+            damaged_field = fields[f], damaged_block = block;
+        }
+      }
+      std::atomic_thread_fence(std::memory_order_acquire);
+      after = sequence();
+    });
     if (before % 2) {
       wait_for_writer(tries);
       continue;
     }
-    std::size_t damaged_field = SIZE_MAX, damaged_block = 0;
-    for (std::size_t f = 0; f < fields.size(); ++f) {
-      const std::byte* const table = fields_[fields[f]].table.data();
-      Place* const to = out.data() + f * rows.size();
-      for (std::size_t i = 0; i < rows.size(); ++i) {
-        if (i + ahead < rows.size())
-          __builtin_prefetch(table + static_cast<std::size_t>(rows[i + ahead]) * sizeof(Place));
-        const auto row = static_cast<std::size_t>(rows[i]);
-        to[i] = load_place(table + row * sizeof(Place));
-        const std::size_t block = row / kPlacesPerBlock, bit = first_bit_[fields[f]] + block;
-        const std::uint64_t mask = std::uint64_t{1} << bit % 64;
-        if (checked_[bit / 64].load(std::memory_order_relaxed) & mask) [[likely]] continue;
-        if (block_is_whole(fields[f], block))
-          checked_[bit / 64].fetch_or(mask, std::memory_order_relaxed);
-        else
-          damaged_field = fields[f], damaged_block = block;
-      }
-    }
-    std::atomic_thread_fence(std::memory_order_acquire);
-    if (sequence() != before) continue;
+    if (after != before) continue;
     if (damaged_field == SIZE_MAX) return;
     throw ChecksumError("records " + std::to_string(damaged_block * kPlacesPerBlock) + " to " +
                             std::to_string((damaged_block + 1) * kPlacesPerBlock - 1) +
                             ": the entries have a different checksum",
                         fields_[damaged_field].table_path, damaged_block * kTableBlock);
   }
+}
+
+std::pair<std::string, std::uint64_t> Records::find(const std::byte* at) const {
+  const auto offset = [at](std::span<const std::byte> in) {
+    return reinterpret_cast<std::uintptr_t>(at) - reinterpret_cast<std::uintptr_t>(in.data());
+  };
+  const auto pages = [](std::span<const std::byte> in) { return (in.size() + kTableBlock - 1) / kTableBlock * kTableBlock; };
+  for (const RecordField& field : fields_) {
+    const std::string& path = field.table_path;
+    if (offset(field.table) < pages(field.table)) return {path, offset(field.table)};
+    if (offset(field.checksums) < pages(field.checksums))
+      return {path.substr(0, path.rfind('.')) + ".sums", offset(field.checksums)};
+  }
+  const std::string& any = fields_.front().table_path;
+  if (offset(control_) < pages(control_)) return {any.substr(0, any.rfind('/')) + "/writer.lock", offset(control_)};
+  const auto found = chunks_->find(at);
+  return found.first.empty() ? std::pair(any.substr(0, any.rfind('/')), std::uint64_t{0}) : found;
 }
 
 template <class Error>
@@ -315,7 +343,7 @@ void read_fixed(const Records& records, std::size_t field, std::span<const std::
                 std::span<const Place> places, std::span<std::byte> out) {
   const std::size_t bytes = records.fields()[field].bytes;
   const std::size_t ahead = records_ahead(bytes, 1);
-  in_pieces(rows.size(), out.size(), [&](std::size_t begin, std::size_t end) {
+  in_pieces(records, rows.size(), out.size(), [&](std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; ++i) {
       if (i + ahead < end) records.ask_for(places[i + ahead]);
       const auto to = out.subspan(i * bytes, bytes);
@@ -335,18 +363,20 @@ RaggedBatch read_ragged(const Records& records, std::size_t field,
   RaggedBatch batch;
   batch.offsets.resize(rows.size() + 1);
   std::size_t total = 0;
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (i + 8 < rows.size()) records.ask_for(places[i + 8], 1);  // the frames alone
-    batch.offsets[i] = static_cast<std::int64_t>(total / item);
-    if (places[i].offset == 0) continue;
-    frames[i] = records.frame(field, places[i], rows[i]);
-    total += frames[i].length;
-  }
+  records.guarded_read([&] {
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      if (i + 8 < rows.size()) records.ask_for(places[i + 8], 1);  // the frames alone
+      batch.offsets[i] = static_cast<std::int64_t>(total / item);
+      if (places[i].offset == 0) continue;
+      frames[i] = records.frame(field, places[i], rows[i]);
+      total += frames[i].length;
+    }
+  });
   batch.offsets[rows.size()] = static_cast<std::int64_t>(total / item);
   batch.bytes = total;
   batch.block = shared_blocks()->take(total);
   const std::size_t ahead = records_ahead(total, std::max<std::size_t>(rows.size(), 1));
-  in_pieces(rows.size(), total, [&](std::size_t begin, std::size_t end) {
+  in_pieces(records, rows.size(), total, [&](std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; ++i) {
       if (i + ahead < end) records.ask_for(places[i + ahead]);
       if (places[i].offset == 0) continue;
@@ -366,8 +396,8 @@ std::vector<RecordProblem> find_problems(const Records& records, std::size_t fie
   std::mutex mutex;
   std::size_t stored = 0;
   for (const Place& place : places) stored += place.length;
-  in_pieces(rows.size(), stored, [&](std::size_t begin, std::size_t end) {
-    std::vector<std::byte> memory;
+  in_pieces(records, rows.size(), stored, [&](std::size_t begin, std::size_t end) {
+    thread_local std::vector<std::byte> memory;  // not left behind when a file is cut
     const auto note = [&](const FormatError& e, bool checksum) {
       const std::lock_guard lock(mutex);
       if (problems.size() < limit) problems.push_back({e.what(), e.path, e.offset, checksum});
@@ -375,13 +405,16 @@ std::vector<RecordProblem> find_problems(const Records& records, std::size_t fie
     for (std::size_t i = begin; i < end; ++i) {
       if (places[i].offset == 0) continue;
       try {
-        const Frame frame = records.frame(field, places[i], rows[i]);
-        if (frame.codec == static_cast<std::uint16_t>(Codec::kRaw)) {
-          records.payload(field, places[i], frame, rows[i]);
-        } else {
-          memory.resize(frame.length);
-          records.unpack_into(field, places[i], frame, rows[i], memory);
-        }
+        Frame frame;
+        records.guarded_read([&] {
+          frame = records.frame(field, places[i], rows[i]);
+          if (frame.codec == static_cast<std::uint16_t>(Codec::kRaw)) {
+            records.payload(field, places[i], frame, rows[i]);
+          } else {
+            memory.resize(frame.length);
+            records.unpack_into(field, places[i], frame, rows[i], memory);
+          }
+        });
         if (numbered && frame.record != static_cast<std::uint64_t>(rows[i]))
           throw FormatError("record " + std::to_string(rows[i]) + ": the frame is that of record " +
                                 std::to_string(frame.record),
@@ -400,17 +433,78 @@ std::vector<RecordProblem> find_problems(const Records& records, std::size_t fie
   return problems;
 }
 
-std::vector<std::uint32_t> block_checksums(std::span<const std::byte> table,
-                                      std::span<const std::int64_t> blocks) {
+std::vector<std::uint32_t> block_checksums(std::span<const std::byte> table, std::span<const std::int64_t> blocks,
+                                           const std::string& path) {
   static constexpr std::byte zeros[kTableBlock]{};
-  std::vector<std::uint32_t> checksums;
-  checksums.reserve(blocks.size());
-  for (const std::int64_t block : blocks) {
-    const std::size_t begin = std::min(static_cast<std::size_t>(block) * kTableBlock, table.size());
-    const std::size_t size = std::min(kTableBlock, table.size() - begin);
-    checksums.push_back(crc32c(crc32c(0, table.subspan(begin, size)), {zeros, kTableBlock - size}));
-  }
+  std::vector<std::uint32_t> checksums(blocks.size());
+  guarded(table, path, [&] {
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      const std::size_t begin = std::min(static_cast<std::size_t>(blocks[i]) * kTableBlock, table.size());
+      const std::size_t size = std::min(kTableBlock, table.size() - begin);
+      checksums[i] = crc32c(crc32c(0, table.subspan(begin, size)), {zeros, kTableBlock - size});
+    }
+  });
   return checksums;
+}
+
+void put_places(std::span<std::byte> table, std::span<const std::int64_t> rows, std::span<const Place> places,
+                const std::string& path) {
+  for (const std::int64_t row : rows)
+    if (row < 0 || static_cast<std::uint64_t>(row) >= table.size() / sizeof(Place))
+      throw std::invalid_argument("a row lies outside the table");
+  guarded(table, path, [&] {
+    for (std::size_t i = 0; i < rows.size(); ++i)
+      std::memcpy(table.data() + static_cast<std::size_t>(rows[i]) * sizeof(Place), &places[i], sizeof(Place));
+  });
+}
+
+namespace {
+
+// Of what writer.lock says: commit, length, boot, and the last commit that set attributes.
+std::uint32_t control_checksum(const RecordControl& of) {
+  const std::uint64_t said[] = {of.commit, of.length, of.boot, of.attributes};
+  return crc32c(0, std::as_bytes(std::span(said)));
+}
+
+}  // namespace
+
+RecordControl read_control(std::span<const std::byte> control, const std::string& path) {
+  const auto* numbers = reinterpret_cast<const std::uint64_t*>(control.data());
+  RecordControl now{};
+  std::uint64_t checksum = 0;
+  guarded(control, path, [&] {
+    do {
+      now.sequence = __atomic_load_n(numbers, __ATOMIC_ACQUIRE);
+      now.commit = __atomic_load_n(numbers + 1, __ATOMIC_RELAXED);
+      now.length = __atomic_load_n(numbers + 2, __ATOMIC_RELAXED);
+      now.boot = __atomic_load_n(numbers + 3, __ATOMIC_RELAXED);
+      checksum = __atomic_load_n(numbers + 4, __ATOMIC_RELAXED);
+      now.attributes = __atomic_load_n(numbers + 5, __ATOMIC_RELAXED);
+      __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    } while (now.sequence != __atomic_load_n(numbers, __ATOMIC_RELAXED));
+  });
+  if (checksum != control_checksum(now)) now.boot = 0;
+  return now;
+}
+
+void begin_change(std::span<std::byte> control, const std::string& path) {
+  auto* const sequence = reinterpret_cast<std::uint64_t*>(control.data());
+  guarded(control, path, [&] {
+    __atomic_store_n(sequence, *sequence | 1, __ATOMIC_SEQ_CST);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+  });
+}
+
+void end_change(std::span<std::byte> control, const RecordControl& now, const std::string& path) {
+  auto* const numbers = reinterpret_cast<std::uint64_t*>(control.data());
+  guarded(control, path, [&] {
+    __atomic_store_n(numbers + 1, now.commit, __ATOMIC_RELAXED);
+    __atomic_store_n(numbers + 2, now.length, __ATOMIC_RELAXED);
+    __atomic_store_n(numbers + 3, now.boot, __ATOMIC_RELAXED);
+    __atomic_store_n(numbers + 4, control_checksum(now), __ATOMIC_RELAXED);
+    __atomic_store_n(numbers + 5, now.attributes, __ATOMIC_RELAXED);
+    __atomic_store_n(numbers, (numbers[0] | 1) + 1, __ATOMIC_SEQ_CST);
+  });
 }
 
 }  // namespace stepwell

@@ -12,6 +12,7 @@
 
 #include "blocks.hpp"
 #include "files/compress.hpp"
+#include "files/guard.hpp"
 #include "reader.hpp"
 #include "stores/chunks.hpp"
 
@@ -80,7 +81,15 @@ class Records {
   // Has a place's first cache lines fetched ahead of their use.
   void ask_for(const Place& place, std::size_t lines = 32) const;
 
+  // Runs `work`, which calls the functions above and owns nothing that a file cut meanwhile could make it leave
+  // behind. Throws FormatError when one was.
+  template <class Work>
+  void guarded_read(Work&& work) const {
+    guarded_any([this](const std::byte* at) { return find(at); }, work);
+  }
+
  private:
+  std::pair<std::string, std::uint64_t> find(const std::byte* at) const;
   bool block_is_whole(std::size_t field, std::size_t block) const;
   std::uint64_t sequence() const;
   template <class Error>
@@ -128,7 +137,21 @@ std::vector<RecordProblem> find_problems(const Records& records, std::size_t fie
                                          bool numbered);
 
 // The checksums of some blocks of a table, whose last block may be short.
-std::vector<std::uint32_t> block_checksums(std::span<const std::byte> table,
-                                      std::span<const std::int64_t> blocks);
+std::vector<std::uint32_t> block_checksums(std::span<const std::byte> table, std::span<const std::int64_t> blocks,
+                                           const std::string& path);
+
+// Puts entries where some rows have theirs, in a table that is mapped.
+void put_places(std::span<std::byte> table, std::span<const std::int64_t> rows, std::span<const Place> places,
+                const std::string& path);
+
+// The numbers at the start of writer.lock, which is mapped and has at least 64 bytes.
+struct RecordControl {
+  std::uint64_t sequence, commit, length, boot;
+  std::uint64_t attributes;  // the last commit that set some
+};
+// `boot` is 0 when the checksum differs.
+RecordControl read_control(std::span<const std::byte> control, const std::string& path);
+void begin_change(std::span<std::byte> control, const std::string& path);
+void end_change(std::span<std::byte> control, const RecordControl& now, const std::string& path);
 
 }  // namespace stepwell

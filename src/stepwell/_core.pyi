@@ -267,22 +267,42 @@ def make_frames(fields: Sequence[tuple[int, int, int, Dictionary | None, Annotat
     Frames of new records for a place in a chunk, and their entries, field by field.
     """
 
-def find_frames(chunk: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], exact: bool) -> tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,))], int]:
+def find_frames(chunk: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], exact: bool, path: object) -> tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,))], int]:
     """The whole frames in a chunk, 32 bytes each, and the bytes lost."""
 
-def begin_change(control: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
+def begin_change(control: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], path: object) -> None:
     """Mark the entries as being changed, for readers."""
 
-def end_change(control: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], commit: int, length: int, boot: int) -> None:
+def end_change(control: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], path: object, commit: int, length: int, boot: int, attributes: int) -> None:
     """Mark the change as done."""
 
-def read_control(control: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple[int, int, int, int]:
+def read_control(control: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], path: object) -> tuple[int, int, int, int, int]:
     """
-    Sequence, number of the last commit, length and boot; boot is 0 when the checksum differs.
+    Sequence, number of the last commit, length, boot (0 when the checksum differs), and the last commit that set attributes.
     """
 
-def block_checksums(table: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], blocks: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+def block_checksums(table: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], blocks: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], path: object) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
     """The checksums of some blocks of an offset table."""
+
+def put_entries(table: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], entries: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], path: object) -> None:
+    """Put entries where these rows have theirs, in a mapped table."""
+
+class StateTables:
+    """The mapped tables of a row state."""
+
+    def __init__(self, values: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], there: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], checksums: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], row_bytes: int, folder: object) -> None: ...
+
+    def get(self, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
+        """The vectors of these rows, checked; zeros for those without."""
+
+    def put(self, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], values: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """Write vectors and their checksums."""
+
+    def present(self, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
+        """1 for rows that have something, else 0."""
+
+    def count(self) -> int:
+        """How many rows have something."""
 
 class Readahead:
     """Mapped files, brought into memory ahead of a cursor."""

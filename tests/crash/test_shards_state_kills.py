@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from stepwell.files import journal as files_journal
+from stepwell.files.journal import SEAL_BYTES
 from stepwell.source import Rows
 from stepwell.stores import RowState
 from stepwell.stores.shards import state as state_module
 from tests.crash.disk import recorded
 from tests.crash.faults import fault
+from tests.reference import shards as reference
 
 WIDTH = 3
 State = dict[int, int]
@@ -52,26 +55,37 @@ def contents(path: Path) -> State:
 # Promise 2: power cuts.
 
 
+@pytest.fixture
+def restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads a journal does so after the machine was started again."""
+    monkeypatch.setattr(files_journal, "boot_number", lambda: 1)
+
+
+@pytest.mark.usefixtures("restarted")
 def test_a_journal_of_any_length_and_with_any_damage(quick_path: Path) -> None:
-    """As if the tables had never been written."""
+    """As if the tables had never been written, and nothing was committed."""
     path = quick_path / "state"
     state = RowState(path, WIDTH, np.float32)
     ends = [0]
     for stamp in range(1, 6):
         state.put(*put(stamp))
-        ends.append((path / "journal").stat().st_size)
+        ends.append((path / "journal").stat().st_size - SEAL_BYTES)
     journal, described = (path / "journal").read_bytes(), (path / "state.json").read_bytes()
     state.close()
     for at in range(len(journal)):
         whole = max(i for i, end in enumerate(ends) if end <= at)
         flipped = journal[:at] + bytes([journal[at] ^ 1 << at % 8]) + journal[at + 1 :]
-        for damaged in (journal[:at] + b"\0" * (at % 3), flipped):
+        in_a_seal = any(end <= at < end + SEAL_BYTES for end in ends[1:])
+        for damaged, kept in (
+            (journal[:at] + b"\0" * (at % 3), whole),
+            (flipped, len(ends) - 1 if in_a_seal else whole),
+        ):
             copy = quick_path / str(at)
             copy.mkdir()
             (copy / "state.json").write_bytes(described)
             (copy / "journal").write_bytes(damaged)
             for _ in range(2):
-                assert contents(copy) == model(whole)
+                assert contents(copy) == model(kept)
             shutil.rmtree(copy)
 
 
@@ -80,16 +94,17 @@ def seen_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables are written by calls that can be recorded, where they are memory otherwise."""
 
     def apply(self: RowState, ids: Rows, values: NDArray[Any]) -> None:
-        size = self._values.itemsize * self._width
         for row_id, row in zip(ids.tolist(), values, strict=True):
-            os.pwrite(self._files[state_module.VALUES], row.tobytes(), row_id * size)
+            checksum = reference.row_checksum(row_id, row.tobytes())
+            os.pwrite(self._files[state_module.VALUES], row.tobytes(), row_id * row.nbytes)
             os.pwrite(self._files[state_module.THERE], b"\1", row_id)
+            os.pwrite(self._files[state_module.CHECKSUMS], checksum, row_id * 4)
 
     monkeypatch.setattr(RowState, "_apply", apply)
     monkeypatch.setattr(state_module, "_JOURNAL_BYTES", 400)
 
 
-@pytest.mark.usefixtures("seen_tables")
+@pytest.mark.usefixtures("seen_tables", "restarted")
 @pytest.mark.parametrize("every", [1, 3])
 def test_power_cuts(quick_path: Path, every: int) -> None:
     """What was committed is there; of what was not, whole puts up to some of them."""

@@ -25,7 +25,7 @@ from tests.reference import runs
 RAW, FLATE, ZSTD, ZSTD_DICT, LZ4 = range(5)
 CODECS = {"raw": RAW, "flate": FLATE, "zstd": ZSTD, "zstd-dict": ZSTD_DICT, "lz4": LZ4}
 Compress = Literal["raw", "flate", "zstd", "zstd-dict", "lz4"]
-ENTRY, FRAME, HEAD, BLOCK = 16, 24, 56, 256
+ENTRY, FRAME, HEAD, SEAL, BLOCK = 16, 24, 56, 24, 256
 MISSING = bytes(ENTRY)
 
 Record = dict[str, bytes | None]
@@ -95,6 +95,8 @@ class Commit:
     changes: list[Change]
     """One for each field."""
     deletes: int = 0
+    attributes: dict[str, Any] | None = None
+    """Where it sets some."""
 
 
 @dataclass
@@ -292,8 +294,10 @@ def read_store(path: Path) -> Store:
     )  # fmt: skip
     need(len(state.unfull) == len(chunks["unfull"]), "unfull")
     check(state, first_chunk)
-    new = read_journal(path, len(fields), state.number)
+    new, more = read_journal(path, len(fields), state.number)
+    attributes = meta["attributes"]
     for commit in new:
+        attributes = attributes if commit.attributes is None else commit.attributes
         ends = [change.first + len(change.appended) for change in commit.changes]
         for change, end in zip(commit.changes, ends, strict=True):
             need(change.first <= state.peak or end == change.first, "a gap before new entries")
@@ -303,13 +307,15 @@ def read_store(path: Path) -> Store:
         check(commit, first_chunk)
         state = commit
     store = Store(
-        fields, [{} for _ in range(state.length)], meta["attributes"], {}, generation,
+        fields, [{} for _ in range(state.length)], attributes, {}, generation,
         state.number, state.peak, first_chunk, chunks["size"], state.unfull, state.deletes,
         meta["id"],
     )  # fmt: skip
     for position, field in enumerate(fields):
         changes = [commit.changes[position] for commit in new]
         table = read_table(path, field, generation, state.length, changes)
+        if new or more:
+            check_entries(table, state, first_chunk)
         store.dictionaries |= read_dictionary(path, field)
         for row, record in enumerate(store.records):
             offset, number, length = struct.unpack_from("<QII", table, row * ENTRY)
@@ -349,6 +355,21 @@ def read_table(
             if stored[number * 4 : number * 4 + 4] != struct.pack("<I", crc32c(block)):
                 raise BrokenChecksum(f"{sums.name}: block {number}")
     return bytes(table)
+
+
+def check_entries(table: bytes, state: Commit, first_chunk: int) -> None:
+    """No entry is of a commit that the journal does not have."""
+    ends = {chunk.number: chunk.end for chunk in state.unfull}
+    seen = set()
+    for row in range(len(table) // ENTRY):
+        offset, number, length = struct.unpack_from("<QII", table, row * ENTRY)
+        if offset:
+            known = first_chunk <= number < state.next_chunk
+            inside = known and (offset + length) % (1 << 64) <= ends.get(number, 1 << 64)
+            twice = row < state.length and (offset, number) in seen
+            if row >= state.peak or not inside or twice:
+                raise BrokenChecksum(f"the entry of record {row} is of another commit")
+            seen.add((offset, number))
 
 
 def read_dictionary(path: Path, field: Field) -> dict[str, bytes]:
@@ -391,29 +412,42 @@ def read_payload(
     return data
 
 
-def read_journal(path: Path, fields: int, after: int) -> list[Commit]:
-    """The commits that meta.json, which has those up to `after`, does not have."""
+def read_journal(path: Path, fields: int, after: int) -> tuple[list[Commit], bool]:
+    """The commits that meta.json, which has those up to `after`, does not have; and whether
+    something is behind them."""
     file = path / "journal.zr"
     data = file.read_bytes() if file.exists() else b""
-    commits = parse_journal(data, fields)
-    end = sum(len(build_commit(commit)) for commit in commits)
+    commits, end = walk(data, fields)
     new = [commit for commit in commits if commit.number > after]
     if new and new[0].number != after + 1:
         raise BrokenChecksum(f"commit {new[0].number} is there, {after + 1} is not")
     last = new[-1].number if new else after
-    for at in range(end, len(data), 8):
+    for at in range(end, len(data)):
+        numbers = []
         if data[at : at + 4] == b"ZRJL":
-            for later in parse_journal(data[at:], fields):
-                if later.number > last:
-                    raise BrokenChecksum(f"commit {later.number} is there, {last + 1} is not")
-    return new
+            numbers = [later.number for later in walk(data[at:], fields)[0]]
+        elif data[at : at + 4] == b"ZRSL" and len(data) >= at + SEAL:
+            number, boot = struct.unpack_from("<QQ", data, at + 8)
+            numbers = [number] if data[at : at + SEAL] == seal(number, boot) and not boot else []
+        if max(numbers, default=0) > last:
+            raise BrokenChecksum(f"commit {max(numbers)} was there, {last + 1} is not")
+    return new, any(data[end + (SEAL if end else 0) :])
 
 
 def parse_journal(data: bytes, fields: int) -> list[Commit]:
     """The commits that follow one another from the beginning on."""
+    return walk(data, fields)[0]
+
+
+def walk(data: bytes, fields: int) -> tuple[list[Commit], int]:
+    """The same, and where the last of them ends."""
     commits: list[Commit] = []
-    at = 0
-    while len(data) - at >= HEAD:
+    at = end = 0
+    while True:
+        if commits and data[at : at + 4] != b"ZRJL":  # the seal, whatever became of it
+            at += SEAL
+        if len(data) - at < HEAD:
+            break
         magic, crc, size, number = struct.unpack_from("<4sIQQ", data, at)
         if magic != b"ZRJL" or not HEAD <= size <= len(data) - at:
             break
@@ -421,8 +455,8 @@ def parse_journal(data: bytes, fields: int) -> list[Commit]:
         if not follows or crc32c(data[at + 8 : at + size]) != crc:
             break
         commits.append(parse_commit(data[at : at + size], fields))
-        at += size
-    return commits
+        at = end = at + size
+    return commits, end
 
 
 def parse_commit(data: bytes, fields: int) -> Commit:
@@ -446,15 +480,27 @@ def parse_commit(data: bytes, fields: int) -> Commit:
             change.changed.append((row, data[at + 8 : at + 24]))
             at += 24
         changes.append(change)
-    need(at == len(data), "bytes behind the last field of a commit")
+    attributes = None
+    if at < len(data):
+        try:
+            attributes = json.loads(data[at:])
+        except ValueError as error:
+            raise Broken(f"behind the last field of a commit: {error}") from error
+        need(isinstance(attributes, dict), "attributes")
     chunks = [Chunk(chunk, end, records) for chunk, records, end in unfull]
-    return Commit(number, length, peak, next_chunk, chunks, changes, deletes)
+    return Commit(number, length, peak, next_chunk, chunks, changes, deletes, attributes)
 
 
 # Writing.
 
 
+def seal(number: int, boot: int = 0) -> bytes:
+    body = struct.pack("<QQ", number, boot)
+    return struct.pack("<4sI", b"ZRSL", crc32c(body)) + body
+
+
 def build_commit(commit: Commit) -> bytes:
+    """A commit and its seal."""
     body = struct.pack("<QQQ", commit.number, commit.length, commit.peak)
     body += struct.pack("<IIQ", commit.next_chunk, len(commit.unfull), commit.deletes)
     for chunk in commit.unfull:
@@ -463,8 +509,11 @@ def build_commit(commit: Commit) -> bytes:
         body += struct.pack("<QQQ", change.first, len(change.appended), len(change.changed))
         body += b"".join(change.appended)
         body += b"".join(struct.pack("<Q", row) + entry for row, entry in change.changed)
+    if commit.attributes is not None:
+        text = json.dumps(commit.attributes).encode()
+        body += text.ljust(align8(len(text)))
     body = struct.pack("<Q", 16 + len(body)) + body
-    return struct.pack("<4sI", b"ZRJL", crc32c(body)) + body
+    return struct.pack("<4sI", b"ZRJL", crc32c(body)) + body + seal(commit.number)
 
 
 def table_checksums(table: bytes) -> bytes:

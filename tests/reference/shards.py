@@ -174,12 +174,12 @@ def read_state(folder: Path) -> dict[int, Row]:
     """What a row state holds, the journal included."""
     width = json.loads((folder / "state.json").read_text())["width"]
     values, there = (folder / "values").read_bytes(), (folder / "there").read_bytes()
-    size = 4 * width
-    found = {
-        i: tuple(floats(values[i * size : (i + 1) * size], "float32"))
-        for i, mark in enumerate(there)
-        if mark and (i + 1) * size <= len(values)
-    }
+    checksums, size, found = (folder / "checksums").read_bytes(), 4 * width, {}
+    for i, mark in enumerate(there):
+        row = values[i * size : (i + 1) * size]
+        assert checksums[4 * i : 4 * i + 4] == (row_checksum(i, row) if mark else bytes(4))
+        if mark:
+            found[i] = tuple(floats(row, "float32"))
     journal, at = (folder / "journal").read_bytes(), 0
     while at + 16 <= len(journal):
         magic, crc, length = struct.unpack_from("<4sIQ", journal, at)
@@ -192,4 +192,10 @@ def read_state(folder: Path) -> dict[int, Row]:
             begin = 8 + 8 * count + i * size
             found[row_id] = tuple(floats(body[begin : begin + size], "float32"))
         at += 16 + length
+        if journal[at : at + 4] != b"RST1":
+            at += 24  # a seal
     return found
+
+
+def row_checksum(row_id: int, values: bytes) -> bytes:
+    return struct.pack("<I", max(crc32c(struct.pack("<Q", row_id) + values), 1))

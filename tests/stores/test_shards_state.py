@@ -128,7 +128,7 @@ def test_width_and_dtype_stay(tmp_path: Path) -> None:
 def test_a_description_that_is_none(tmp_path: Path) -> None:
     RowState(tmp_path, 3, np.float32).close()
     whole = (tmp_path / "state.json").read_bytes()
-    newer = json.dumps({**json.loads(whole), "version": 2}).encode()
+    newer = json.dumps({**json.loads(whole), "version": 3}).encode()
     others = [b"[]", b"7", b"{}", b'{"width": 0, "dtype": "<f4"}', newer]
     for text in [*others, *(whole[:at] for at in range(len(whole)))]:
         (tmp_path / "state.json").write_bytes(text)

@@ -33,6 +33,8 @@ class Document:
     name: str
     format: str
     version: int
+    older: tuple[int, ...] = ()
+    """Versions that are read as well; the block goes by `text["version"]`."""
     checksummed: bool = False
     """It has a member `crc32c` of all others."""
     indent: int | None = 1
@@ -67,7 +69,7 @@ class Document:
             text = json.loads(data)
             if not isinstance(text, dict) or text.get("format") != self.format:
                 raise ValueError(f"expected the format {self.format!r}")
-            if text["version"] != self.version:
+            if text["version"] not in (self.version, *self.older):
                 raise VersionError(
                     f"expected version {self.version}, got {text['version']!r}", path=path
                 )

@@ -61,6 +61,16 @@ class PackFile:
             found = _core.crc32c(self.data[np.maximum(tails, begins)].reshape(-1), found)
         return found
 
+    def check_size(self) -> None:
+        """Raise `FormatError` when someone has cut the file since: touching the pages that are gone
+        would end the process."""
+        if isinstance(self.memory, mmap.mmap) and self.memory.size() < len(self.data):
+            raise FormatError(
+                f"truncated while it was open: expected {len(self.data)} bytes",
+                path=str(self.path),
+                offset=self.memory.size(),
+            )
+
     def give_back(self, begin: int, end: int) -> None:
         """Let go of pages that a scan is done with.
 
@@ -73,6 +83,7 @@ class PackFile:
 
     def check_checksums(self, entries: NDArray[Any], numbers: Rows, threads: int) -> None:
         """Raise `ChecksumError` for bytes that are not those that were written."""
+        self.check_size()
         _core.check_entries(self.data, entries.view(np.uint8), numbers, self.path, threads)
 
     def payloads(
@@ -82,6 +93,7 @@ class PackFile:
 
         The entries that come back point there, and have the checksums that are still to be checked.
         """
+        self.check_size()
         if entries["flags"].any():
             return self.unpacked(entries, numbers, threads)
         return self.data, entries

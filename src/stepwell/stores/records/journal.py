@@ -1,6 +1,6 @@
 """journal.zr: the commits since the last checkpoint, each whole or not there."""
 
-import os
+import json
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,17 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.errors import ChecksumError, FormatError
-from stepwell.files.journal import Framing
-from stepwell.files.regular import open_inside
+from stepwell.files.journal import SEAL_BYTES, Framing, read_journal
 from stepwell.stores.records.layout import ENTRY, JOURNAL, ChunkState, Meta
 from stepwell.stores.records.tables import Change
 
-FRAMING = Framing(b"ZRJL", whole=True)
+FRAMING = Framing(b"ZRJL", whole=True, seal_magic=b"ZRSL")
 _FRAME_BYTES = len(FRAMING.frame(b""))
 _HEAD = struct.Struct("<3Q2IQ")
 _CHUNK = np.dtype([("id", "<u4"), ("records", "<u4"), ("position", "<u8")])
 _FIELD = struct.Struct("<3Q")
 _CHANGED = np.dtype([("record", "<u8"), ("entry", ENTRY)])
+_MAX_TRIES = 10
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class Commit:
     after: Meta
     """The state of the store after it."""
     changes: tuple[Change, ...]
+    attributed: bool = False
+    """It sets the attributes, too."""
 
     def encode(self) -> bytes:
         """The body of its record."""
@@ -40,6 +42,9 @@ class Commit:
             together["record"], together["entry"] = change.rows, change.changed
             counts = (change.first, len(change.appended), len(change.rows))
             parts += [_FIELD.pack(*counts), change.appended.tobytes(), together.tobytes()]
+        if self.attributed:
+            text = json.dumps(meta.attributes).encode()
+            parts.append(text.ljust(-(-len(text) // 8) * 8))
         return b"".join(parts)
 
     @classmethod
@@ -57,8 +62,9 @@ class Commit:
                 raise ValueError(f"expected a record below {before.length}, got {rows.max()}")
             changes.append(Change(first, entries, rows.astype(np.int64), together["entry"]))
         more = len(changes[0].appended)
+        attributes = json.loads(body[at:].tobytes()) if at < len(body) else None
         follows = (
-            at == len(body)
+            isinstance(attributes, dict | None)
             and all(len(change.appended) == more for change in changes)
             and all(change.first == before.length or not more for change in changes)
             and (length == before.length + more if more else length <= before.length)
@@ -75,12 +81,13 @@ class Commit:
             next_chunk=next_chunk,
             deletes=deletes,
             unfull=tuple(ChunkState(i, end, records) for i, records, end in unfull.tolist()),
+            attributes=before.attributes if attributes is None else attributes,
         )
         after.check()
-        return cls(after, tuple(changes))
+        return cls(after, tuple(changes), attributes is not None)
 
 
-_UNREADABLE = (ValueError, OverflowError, struct.error)
+_UNREADABLE = (ValueError, OverflowError, RecursionError, struct.error)
 
 
 def _items(
@@ -90,20 +97,27 @@ def _items(
     return np.frombuffer(body, dtype, count, at), at + count * dtype.itemsize
 
 
-def read_commits(root: Path, meta: Meta) -> list[Commit]:
-    """The whole commits of a journal that meta.json does not have.
+def read_commits(root: Path, meta: Meta) -> tuple[list[Commit], bool]:
+    """The whole commits of a journal that meta.json does not have, and whether something is behind
+    them, which is torn or old.
 
-    What follows them may be torn or old. Raises `ChecksumError` when a later commit shows that
-    one was damaged, and `FormatError` for one that does not follow on the one before.
+    Raises `ChecksumError` when a later commit or a seal shows that one was damaged, and
+    `FormatError` for one that does not follow on the one before.
     """
-    path = root / JOURNAL
-    try:
-        with open(open_inside(root, JOURNAL), "rb") as file:
-            if not os.fstat(file.fileno()).st_size:
-                return []
-            data = np.fromfile(file, np.uint8)
-    except FileNotFoundError:
-        return []
+    data = read_journal(root, JOURNAL)
+    for tries in range(_MAX_TRIES):
+        try:
+            return _commits(data, meta, str(root / JOURNAL))
+        except ChecksumError:
+            # Beside a writer, the end may have been read after the beginning was written over.
+            again = read_journal(root, JOURNAL)
+            if tries == _MAX_TRIES - 1 or np.array_equal(again, data):
+                raise
+            data = again
+    raise AssertionError
+
+
+def _commits(data: NDArray[np.uint8], meta: Meta, path: str) -> tuple[list[Commit], bool]:
     found: list[Commit] = []
     before, end, last = meta, 0, None
     for at, body in FRAMING.records(data):
@@ -115,18 +129,18 @@ def read_commits(root: Path, meta: Meta) -> list[Commit]:
                 found.append(Commit.decode(body, before))
             except _UNREADABLE as error:
                 message = f"commit {number} contradicts itself: {error}"
-                raise FormatError(message, path=str(path), offset=at) from None
+                raise FormatError(message, path=path, offset=at) from None
             before = found[-1].after
         last, end = number, at + _FRAME_BYTES + len(body)
-    for at in FRAMING.places(data, end):
-        rest = FRAMING.body_at(data, at)
-        if rest is not None and _number(rest) > before.commit:
-            raise ChecksumError(
-                f"commit {before.commit + 1} is damaged, commit {_number(rest)} is whole",
-                path=str(path),
-                offset=end,
-            )
-    return found
+    known = max([FRAMING.sealed(data, end), *map(_number, FRAMING.later(data, end))])
+    if known > before.commit:
+        raise ChecksumError(
+            f"commit {before.commit + 1} is damaged, and commit {known} was there; "
+            "`salvage` makes a new store of what is left",
+            path=path,
+            offset=end,
+        )
+    return found, bool(data[end + (SEAL_BYTES if end else 0) :].any())
 
 
 def _number(body: NDArray[np.uint8]) -> int:

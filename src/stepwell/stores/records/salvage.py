@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell import _core
-from stepwell.errors import KindError
+from stepwell.errors import FormatError, KindError
 from stepwell.files.atomic import write_file
 from stepwell.store import Progress, what_is_at
 from stepwell.stores.records.journal import read_commits
@@ -75,9 +75,13 @@ def salvage(
     if os.path.lexists(Path(out) / META):
         raise FileExistsError(f"{out} is a record store already; choose a new folder")
     meta = Meta.read(root)
-    for commit in read_commits(root, meta):
-        meta = commit.after
-    every, lost = _frames(root, meta)
+    whole = True
+    try:
+        for commit in read_commits(root, meta)[0]:
+            meta = commit.after
+    except FormatError:
+        whole = False  # whatever is behind the ends that meta.json knows may be of a lost commit
+    every, lost = _frames(root, meta, whole)
     frames = every[_usable(every, root, meta)]
     lost += int(every["stored"].sum(dtype=np.int64) - frames["stored"].sum(dtype=np.int64))
     # In the order in which they were written: updates go to the newest chunk.
@@ -149,16 +153,18 @@ def _groups(frames: NDArray[Any]) -> Iterator[tuple[int, dict[int, int]]]:
         yield last, group
 
 
-def _frames(path: Path, meta: Meta) -> tuple[NDArray[Any], int]:
+def _frames(path: Path, meta: Meta, whole: bool) -> tuple[NDArray[Any], int]:
     """The whole frames of all chunks, and how many bytes are none."""
-    ends = {state.id: state.position for state in meta.unfull}
+    ends = {state.id: state.position for state in meta.unfull if whole}
     found, lost = [np.empty(0, _FOUND)], 0
     for number in chunk_numbers(path):
-        if not meta.first_chunk <= number < meta.next_chunk:
+        if number < meta.first_chunk or (whole and number >= meta.next_chunk):
             continue
         data = map_file(path, chunk_name(number))
         end = ends.get(number)
-        frames, bytes_lost = _core.find_frames(data[:end], end is not None)
+        frames, bytes_lost = _core.find_frames(
+            data[:end], end is not None, path / chunk_name(number)
+        )
         made = frames.view(_FOUND).copy()
         made["chunk"] = number
         found.append(made)

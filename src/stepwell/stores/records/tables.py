@@ -16,7 +16,7 @@ from stepwell.errors import ChecksumError
 from stepwell.files.atomic import write_all
 from stepwell.files.regular import open_inside
 from stepwell.source import Rows
-from stepwell.stores.records.layout import ENTRY, TABLE_BLOCK
+from stepwell.stores.records.layout import ENTRY, TABLE_BLOCK, Meta
 
 _GROW_ENTRIES = 1 << 20
 _SIZE = ENTRY.itemsize
@@ -70,8 +70,34 @@ def change_memory(table: NDArray[np.uint8], checksums: NDArray[np.uint8], change
     entries[change.first : change.first + len(change.appended)] = change.appended
     entries[change.rows] = change.changed
     if len(checksums):
-        checksums.view("<u4")[change.blocks] = _core.block_checksums(table, change.blocks).view(
-            "<u4"
+        made = _core.block_checksums(table, change.blocks, "")
+        checksums.view("<u4")[change.blocks] = made.view("<u4")
+
+
+def check_entries(entries: NDArray[np.uint8], meta: Meta, path: Path) -> None:
+    """Raise `ChecksumError` when a table has entries that only a later commit can have written:
+    that commit is damaged, or the table is."""
+    table = entries.view(ENTRY)
+    ends = np.full(meta.next_chunk - meta.first_chunk, np.iinfo(np.uint64).max, np.uint64)
+    for state in meta.unfull:
+        ends[state.id - meta.first_chunk] = state.position
+    there = np.flatnonzero(table["offset"])
+    chunks = table["chunk"][there].astype(np.int64) - meta.first_chunk
+    wrong = (there >= meta.peak) | (chunks < 0) | (chunks >= len(ends))
+    known = np.flatnonzero(~wrong)
+    stop = table["offset"][there[known]] + table["length"][there[known]]
+    wrong[known] = stop > ends[chunks[known]]
+    live = there[there < meta.length]
+    order = live[np.lexsort((table["offset"][live], table["chunk"][live]))]
+    places = table[["offset", "chunk"]][order]
+    twice = order[1:][places[1:] == places[:-1]]
+    found = [*there[wrong].tolist(), *twice.tolist()]
+    if found:
+        raise ChecksumError(
+            f"the entry of record {min(found)} is of a commit that the journal does not have: "
+            "the commit is damaged, or this table; `salvage` makes a new store of what is left",
+            path=str(path),
+            offset=min(found) * _SIZE,
         )
 
 
@@ -98,7 +124,7 @@ class TableFile:
         return len(self._memory)
 
     def entry(self, row: int) -> bytes:
-        return bytes(self._memory[row].tobytes())
+        return os.pread(self._file, _SIZE, row * _SIZE)
 
     def change(self, change: Change, peak: int) -> None:
         """Put new entries where they belong, and matching checksums."""
@@ -154,7 +180,8 @@ class TableFile:
 
     def _put(self, rows: Rows, entries: Entries) -> None:
         """Replace entries here and there. Tests that watch the disk do it through the file."""
-        self._memory[rows] = entries
+        flat = self._memory.view(np.uint8)
+        _core.put_entries(flat, rows, np.ascontiguousarray(entries).view(np.uint8), self.path)
 
     def _map(self) -> None:
         size = os.fstat(self._file).st_size // _SIZE
@@ -163,7 +190,8 @@ class TableFile:
             self._memory = np.frombuffer(mapped, ENTRY)
 
     def _checksums_of(self, blocks: Rows) -> NDArray[Any]:
-        return _core.block_checksums(self._memory.view(np.uint8), blocks).view("<u4")
+        flat = self._memory.view(np.uint8)
+        return _core.block_checksums(flat, blocks, self.path).view("<u4")
 
     def _stored_checksums(self, blocks: Rows) -> NDArray[Any]:
         """The checksums that are there, from that of the first of some blocks to the last one's."""

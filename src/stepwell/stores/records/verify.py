@@ -90,7 +90,7 @@ class _Check:
         meta, control = self.view.meta, self.view.control
         if Meta.read(self._root).generation != meta.generation:
             raise BusyError(f"{self._root} was rebalanced meanwhile")
-        return bool(len(control)) and read_control(control).commit != meta.commit
+        return bool(len(control)) and read_control(control, self._root).commit != meta.commit
 
     def _frames(self, name: str, rows: Rows, places: Entries) -> list[FormatError]:
         if self._quick:

@@ -5,7 +5,6 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,23 +13,32 @@ from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.errors import BusyError, ChecksumError, FormatError
+from stepwell.files.journal import boot_number
 from stepwell.files.lock import is_locked
-from stepwell.files.regular import open_inside
+from stepwell.files.regular import check_inside, open_inside
 from stepwell.source import Batch, Ragged, Rows
 from stepwell.stores.records.journal import Commit, read_commits
 from stepwell.stores.records.layout import (
     CHUNKS,
     ENTRY,
+    JOURNAL,
     LOCK,
     MAX_CHUNKS,
     META,
     TABLE_BLOCK,
     Meta,
+    chunk_name,
     chunk_numbers,
     load_dictionary,
     table_names,
 )
-from stepwell.stores.records.tables import Entries, change_memory, map_file, own_copy
+from stepwell.stores.records.tables import (
+    Entries,
+    change_memory,
+    check_entries,
+    map_file,
+    own_copy,
+)
 
 _PATIENCE_S = 5.0
 _SETTLE_S = 0.25
@@ -47,16 +55,8 @@ class Control(NamedTuple):
     length: int
     of_this_boot: bool
     """Whether it was written since the machine started; else it is not used."""
-
-
-@cache
-def boot_number() -> int:
-    """Another number each time the machine starts; 0 where it has none."""
-    try:
-        text = Path("/proc/sys/kernel/random/boot_id").read_text()
-        return int(text.replace("-", "")[:16], 16)
-    except (OSError, ValueError):
-        return 0
+    attributed: int
+    """The last commit that set attributes."""
 
 
 def map_control(root: Path, *, write: bool = False) -> NDArray[np.uint8]:
@@ -76,11 +76,11 @@ def map_control(root: Path, *, write: bool = False) -> NDArray[np.uint8]:
         os.close(file)
 
 
-def read_control(control: NDArray[np.uint8]) -> Control:
+def read_control(control: NDArray[np.uint8], root: Path) -> Control:
     if not len(control):
-        return Control(0, 0, 0, False)
-    sequence, commit, length, boot = _core.read_control(control)
-    return Control(sequence, commit, length, boot == boot_number() != 0)
+        return Control(0, 0, 0, False, 0)
+    sequence, commit, length, boot, attributed = _core.read_control(control, root / LOCK)
+    return Control(sequence, commit, length, boot == boot_number() != 0, attributed)
 
 
 @dataclass(frozen=True)
@@ -140,9 +140,10 @@ def look(root: Path, *, checksums: bool, old: View | None = None, at: Meta | Non
         meta = Meta.read(root)
         if known_as is not None and known_as.store_id != meta.store_id:
             raise FormatError("another store is here now; open it again", path=str(root))
+        check_inside(root, chunk_name(0))  # the folder is one
         try:
             control = map_control(root)
-            seen, before = read_control(control), control.tobytes()
+            seen = read_control(control, root)
             odd = seen.sequence % 2 == 1
             known = seen.of_this_boot and not odd and seen.commit >= meta.commit
             live = is_locked(root / LOCK)
@@ -154,16 +155,24 @@ def look(root: Path, *, checksums: bool, old: View | None = None, at: Meta | Non
                 if odd:
                     raise BusyError(f"the writer of {root} stays in the middle of a commit")
             # Whoever opens a store is to know of a damaged journal, beside a writer, too.
-            commits = read_commits(root, meta) if old is None or not (live and known) else []
-            now, todo = commits[-1].after if commits else meta, commits if commits or odd else None
+            commits, more = list[Commit](), False
+            if old is None or not (live and known) or seen.attributed > meta.commit:
+                commits, more = read_commits(root, meta)
+            states = [meta, *(commit.after for commit in commits)]
+            now = states[-1]
+            todo = commits if commits or odd or more or is_grown(root, meta) else None
             if known and (live or seen.commit >= now.commit):
-                todo = None
+                now, todo = [state for state in states if state.commit <= seen.commit][-1], None
+                if now.commit < seen.attributed and _waits(begin, root, seen):
+                    continue  # for meta.json: there was a checkpoint between two looks
                 if seen.commit != now.commit:  # perhaps something was deleted since
                     now = replace(now, commit=seen.commit, length=seen.length, deletes=1)
             if at is not None:
                 now = _back(now, at, root)
             view = mapped(root, now, control, todo, checksums=checksums, old=old)
-            if todo is None or (map_control(root).tobytes() == before and Meta.read(root) == meta):
+            if todo is None:
+                return view
+            if read_control(map_control(root), root) == seen and Meta.read(root) == meta:
                 return view
             # Else a writer came meanwhile, and perhaps a part of what it did was copied.
         except FormatError:
@@ -177,6 +186,15 @@ def look(root: Path, *, checksums: bool, old: View | None = None, at: Meta | Non
                 raise FormatError("the file is missing", path=str(error.filename)) from None
 
 
+def _waits(begin: float, root: Path, seen: Control) -> bool:
+    """Wait a little. Raises `ChecksumError` when a commit does not appear."""
+    if time.monotonic() > begin + _PATIENCE_S:
+        message = f"expected commit {seen.attributed}, which writer.lock has, got none"
+        raise ChecksumError(message, path=str(root / JOURNAL))
+    time.sleep(0.002)
+    return True
+
+
 def _back(now: Meta, at: Meta, root: Path) -> Meta:
     """An earlier moment: entries behind the end stay as they were, so its length can be seen."""
     if now.commit < at.commit:
@@ -185,7 +203,7 @@ def _back(now: Meta, at: Meta, root: Path) -> Meta:
         )
     if at.length > now.length and at.generation != now.generation:
         raise BusyError(f"{root} has become shorter, and was rebalanced; open it again")
-    return replace(now, length=at.length, commit=at.commit)
+    return replace(now, length=at.length, commit=at.commit, attributes=at.attributes)
 
 
 def mapped(
@@ -202,7 +220,10 @@ def mapped(
     chunks = old.chunks if same and old else _core.Chunks(root / CHUNKS, meta.first_chunk)
     if commits is not None:
         control = _NOTHING
-    tables = [_table(root, name, meta, commits) for name in meta.fields]
+    tables = [
+        files_of(root, name, meta) if commits is None else redone(root, name, meta, commits)
+        for name in meta.fields
+    ]
     records = records_of(root, meta, chunks, tables, control, checksums=checksums)
     # All that there are now: a rebalance would take away the names.
     ids = [i for i in chunk_numbers(root) if 0 <= i - meta.first_chunk < MAX_CHUNKS]
@@ -228,14 +249,28 @@ def records_of(
     return _core.Records(chunks, fields, control, meta.length, checksums)
 
 
-def _table(
-    root: Path, name: str, meta: Meta, commits: list[Commit] | None
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def files_of(root: Path, name: str, meta: Meta) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """The entries of a field, and their checksums; none where that file does not exist."""
     table, checksums = table_names(name, meta.generation)
     checked = os.path.lexists(root / checksums)
-    if commits is None:
-        return map_file(root, table), map_file(root, checksums) if checked else _NOTHING
+    return map_file(root, table), map_file(root, checksums) if checked else _NOTHING
+
+
+def is_grown(root: Path, meta: Meta) -> bool:
+    """Whether a table has more room than at the last checkpoint: its writer did not close it."""
+    names = (table_names(name, meta.generation)[0] for name in meta.fields)
+    return any((root / name).stat().st_size > meta.peak * ENTRY.itemsize for name in names)
+
+
+def redone(
+    root: Path, name: str, meta: Meta, commits: list[Commit]
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """A copy of both with some commits done to it; `meta` is the state after them.
+
+    Raises `ChecksumError` when the table has entries of yet another commit.
+    """
+    table, checksums = table_names(name, meta.generation)
+    checked = os.path.lexists(root / checksums)
     changes = [commit.changes[meta.numbers[name]] for commit in commits]
     there = (root / table).stat().st_size // ENTRY.itemsize
     need = changes[0].first if changes else meta.length  # what no commit brings
@@ -250,4 +285,5 @@ def _table(
     checks = own_copy(root, checksums, blocks * 4) if checked else _NOTHING
     for change in changes:
         change_memory(entries, checks, change)
+    check_entries(entries, meta, root / table)
     return entries, checks

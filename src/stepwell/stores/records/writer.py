@@ -22,7 +22,7 @@ from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError, SchemaError
 from stepwell.field import FieldLike, as_fields
 from stepwell.files.atomic import sync_path
-from stepwell.files.journal import Journal
+from stepwell.files.journal import Journal, boot_number
 from stepwell.files.regular import check_inside
 from stepwell.source import Batch, Rows, Schema, Source, as_rows
 from stepwell.store import Progress
@@ -46,7 +46,14 @@ from stepwell.stores.records.layout import (
 )
 from stepwell.stores.records.tables import Entries, Staging, TableFile
 from stepwell.stores.records.values import as_values
-from stepwell.stores.records.view import View, boot_number, map_control, mapped, read_control
+from stepwell.stores.records.view import (
+    View,
+    is_grown,
+    map_control,
+    mapped,
+    read_control,
+    redone,
+)
 from stepwell.writer import Mode, Writer, check_mode, exclusive
 
 GROW_BYTES = 1 << 30
@@ -76,6 +83,8 @@ class RecordWriter(Writer):
 
     _chunks: OpenChunks
     _journal: Journal
+    _attributed = 0
+    """The last commit of this writer that set attributes."""
 
     def __init__(
         self,
@@ -230,7 +239,9 @@ class RecordWriter(Writer):
 
     def _commit(self) -> None:
         chunks = self._chunks
-        if self._staging.touched or not self._born:
+        given = self._attributes
+        changed = self._staging.touched or given is not None
+        if changed or not self._born:
             changes = self._staging.changes()
             for table, change in zip(self._tables, changes, strict=True):
                 table.check(change, self._meta.peak)
@@ -242,20 +253,22 @@ class RecordWriter(Writer):
                 next_chunk=chunks.next,
                 deletes=self._meta.deletes + self._staging.deletes,
                 unfull=chunks.unfull,
+                attributes=self._meta.attributes if given is None else given,
             )
-            commit = Commit(after, changes)
+            commit = Commit(after, changes, given is not None)
             body = commit.encode()  # the disk is at work on the payloads meanwhile
             with self._at_risk():
                 chunks.sync()
                 if not self._born:  # which makes it a store, and syncs the names
                     self._meta.write(self._root)
                     self._born = True
-                if self._staging.touched:
+                if changed:
                     self._journal.append(body)
-                    self._journal.sync()
+                    self._journal.sync(after.commit)
                     self._apply(commit)
                     chunks.committed()
-        if self._attributes is not None or self._journal.end > _JOURNAL_BYTES:
+                    self._attributes = None
+        if given is not None or self._journal.end > _JOURNAL_BYTES:
             self._checkpoint()
 
     def _rollback(self) -> None:
@@ -302,15 +315,20 @@ class RecordWriter(Writer):
         root, self._meta = self._root, meta
         (root / CHUNKS).mkdir(exist_ok=True)
         check_inside(root, chunk_name(0))  # the folder is no link
-        commits = read_commits(root, meta) if self._born else []
+        commits, more = read_commits(root, meta) if self._born else ([], False)
         new = not (root / JOURNAL).exists()
         self._journal = Journal(root, JOURNAL, FRAMING, step_bytes=_JOURNAL_STEP)
         self._control = map_control(root, write=True)
-        seen, last = read_control(self._control), meta.commit + len(commits)
+        seen, last = read_control(self._control, root), meta.commit + len(commits)
         if self._born and seen.of_this_boot and seen.commit > last:
             raise ChecksumError(
                 f"expected {seen.commit} commits, got {last}", path=str(root / JOURNAL)
             )
+        done = seen.of_this_boot and seen.commit == last
+        if self._born and not done and (commits or more or is_grown(root, meta)):
+            after = commits[-1].after if commits else meta
+            for name in meta.fields:  # before anything is changed
+                redone(root, name, after, commits)
         self._open_tables()
         if new:
             sync_path(root)  # commits to a journal whose name is lost are lost
@@ -344,8 +362,11 @@ class RecordWriter(Writer):
 
     def _announce(self) -> None:
         """Report the last commit to readers."""
-        _core.begin_change(self._control)
-        _core.end_change(self._control, self._meta.commit, self._meta.length, boot_number())
+        meta, lock = self._meta, self._root / LOCK
+        _core.begin_change(self._control, lock)
+        _core.end_change(
+            self._control, lock, meta.commit, meta.length, boot_number(), self._attributed
+        )
 
     def _stage(self) -> None:
         """Begin with what is committed."""
@@ -356,17 +377,16 @@ class RecordWriter(Writer):
         with self._at_risk():
             for table in self._tables:
                 table.sync()
-            if self._attributes is not None:
-                self._meta = replace(self._meta, attributes=self._attributes)
             self._meta.write(self._root)
-            self._attributes = None
             self._journal.restart(cut=False)
 
     def _apply(self, commit: Commit) -> None:
-        _core.begin_change(self._control)
+        _core.begin_change(self._control, self._root / LOCK)
         for table, change in zip(self._tables, commit.changes, strict=True):
             table.change(change, commit.after.peak)
         self._meta = commit.after
+        if commit.attributed:
+            self._attributed = commit.after.commit
         self._announce()
         self._stage()
 

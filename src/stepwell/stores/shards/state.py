@@ -12,19 +12,21 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from stepwell import _core
-from stepwell.errors import FormatError, SchemaError
+from stepwell.errors import ChecksumError, FormatError, SchemaError
 from stepwell.files.atomic import is_temporary, sweep, sync_path
 from stepwell.files.document import Document, whole_number
-from stepwell.files.journal import Framing, Journal
+from stepwell.files.journal import SEAL_BYTES, Framing, Journal, boot_number, read_journal
 from stepwell.files.npy import dtype_from_json, dtype_to_json
 from stepwell.files.regular import open_inside
 from stepwell.fit import fit_into
 from stepwell.source import Rows, as_rows, is_masked
 from stepwell.writer import Mode, Writer, exclusive
 
-META = Document("state.json", "stepwell-rowstate", 1, indent=None)
-FRAMING = Framing(b"RST1", whole=False)
-VALUES, THERE, JOURNAL, LOCK = "values", "there", "journal", "writer.lock"
+META = Document("state.json", "stepwell-rowstate", 2, older=(1,), indent=None)
+FRAMING = Framing(b"RST1", whole=False, seal_magic=b"RSTS")
+VALUES, THERE, CHECKSUMS = "values", "there", "checksums"
+JOURNAL, LOCK = "journal", "writer.lock"
+_HEAD_BYTES = len(FRAMING.frame(b""))
 _JOURNAL_BYTES = 1 << 24
 _MAX_ROWS = 1 << 48
 _PIECE_BYTES = 1 << 20
@@ -40,6 +42,9 @@ class RowState(Writer):
     A `put` is there whole or not at all, whatever happens, and seen by `get` at once. After
     `commit` it survives a power cut, too; `rollback` drops the puts since. A full journal (16 MiB)
     is a commit, as a full shard is. One process at a time.
+
+    Every vector has a checksum, and `get` raises `ChecksumError` for one that was changed since; a
+    state of version 0.1 has none, and `checked` is False.
     """
 
     noun = "a row state"
@@ -61,18 +66,21 @@ class RowState(Writer):
         with self._opening():
             sweep(self._root, META.name)
             make = self._described if there else self._made
-            self._width, self._dtype = make(width, dtype)
+            self._width, self._dtype, self._checked = make(width, dtype)
+            row_bytes = self._width * self._dtype.itemsize
+            self._sizes = {VALUES: row_bytes, THERE: 1} | ({CHECKSUMS: 4} if self._checked else {})
             self._late = _Late(self._width, self._dtype)
-            for name in (VALUES, THERE):
+            for name in self._sizes:
                 self._files[name] = open_inside(self._root, name, os.O_RDWR | os.O_CREAT)
             self._journal = Journal(self._root, JOURNAL, FRAMING)
             sync_path(self._root)
             self._map()
-            if self._replay(self._journal):
+            surplus = self._surplus()
+            replayed = self._replay(self._journal)
+            self._check_cut(surplus)
+            if replayed:
                 # Behind what is whole may be records that nobody is to find again.
                 self._checkpoint()
-            else:  # else the tables may be anything
-                self._check_values()
             self._replayed = True
 
     @property
@@ -85,14 +93,20 @@ class RowState(Writer):
         """The dtype of a value."""
         return self._dtype
 
+    @property
+    def checked(self) -> bool:
+        """Whether vectors have checksums; those of version 0.1 have none."""
+        return self._checked
+
     def __repr__(self) -> str:
-        return f"RowState({self._width} x {self._dtype}, path={str(self._root)!r})"
+        unchecked = "" if self._checked else ", without checksums"
+        return f"RowState({self._width} x {self._dtype}, path={str(self._root)!r}{unchecked})"
 
     @exclusive
     def __len__(self) -> int:
         """How many rows have something."""
         late, _ = self._late.last()
-        return int(self._there.sum(dtype=np.int64)) + int((self._there[late] == 0).sum())
+        return self._tables.count() + int((~self._in_tables(late)).sum())
 
     def put(self, row_ids: ArrayLike, values: ArrayLike) -> None:
         """Keep a vector for each of these rows, in place of what there was; all or none."""
@@ -112,23 +126,30 @@ class RowState(Writer):
         journal = self._journal
         assert journal is not None
         self._make_room(int(ids.max(initial=-1)) + 1)
-        if journal.end and journal.end + len(body) + 16 > _JOURNAL_BYTES:
+        size = _HEAD_BYTES + len(body)
+        if journal.end and journal.end + size > _JOURNAL_BYTES:
             self._checkpoint()
+        # A put survives the process at once, and the machine after a commit.
+        boot = boot_number()
+        seal = FRAMING.seal(journal.end + size, boot) if boot else bytes(SEAL_BYTES)
         with self._changing():
             try:
-                journal.append(body)
+                journal.append(body, seal)
             except BaseException:
                 self._failed, self._torn = journal.torn, False
                 raise
+            with suppress(OSError):  # the seal in the journal says it, too
+                self._note(seal)
             self._late.put(ids, values)
 
     @exclusive
     def get(self, row_ids: ArrayLike) -> NDArray[Any]:
         """The vectors of these rows; zeros for those without."""
         ids = _as_ids(row_ids)
-        inside = ids < len(self._values)
+        inside = ids < self._rows
         known = ids if inside.all() else ids[inside]
-        found = np.asarray(self._values[known])
+        found = np.empty((len(known), self._width), self._dtype)
+        self._tables.get(known, _bytes_of(found))
         places = self._late.places(known)
         late = places >= 0
         found[late] = self._late.values[places[late]]
@@ -142,9 +163,9 @@ class RowState(Writer):
     def present(self, row_ids: ArrayLike) -> NDArray[np.bool]:
         """Which of these rows have something."""
         ids = _as_ids(row_ids)
-        found = ids < len(self._there)
+        found = ids < self._rows
         known = ids[found]
-        found[found] = (self._there[known] != 0) | (self._late.places(known) >= 0)
+        found[found] = self._in_tables(known) | (self._late.places(known) >= 0)
         return found
 
     # Below this line: the methods of `Writer`.
@@ -154,12 +175,13 @@ class RowState(Writer):
         assert journal is not None
         if journal.end > self._committed:
             with self._at_risk():
-                journal.sync()
+                journal.sync(journal.end - SEAL_BYTES)
             self._committed = journal.end
 
     def _rollback(self) -> None:
         assert self._journal is not None
         with self._at_risk():
+            self._note(bytes(SEAL_BYTES))
             self._journal.cut(self._committed)
         with self._changing():
             self._late.clear()
@@ -174,7 +196,7 @@ class RowState(Writer):
             if journal is not None and journal.end and settled:
                 self._checkpoint()
         finally:
-            self._values, self._there = np.zeros((0, 0)), np.zeros(0, np.uint8)
+            self._forget_tables()
             files, self._files, self._journal = self._files, {}, None
             with ExitStack() as closing:
                 for file in files.values():
@@ -193,16 +215,18 @@ class RowState(Writer):
 
     # Below this line: for this package.
 
-    def _described(self, width: int | None, dtype: DTypeLike | None) -> tuple[int, np.dtype[Any]]:
-        """The width and dtype of the state that is there."""
+    def _described(
+        self, width: int | None, dtype: DTypeLike | None
+    ) -> tuple[int, np.dtype[Any], bool]:
+        """The width and dtype of the state that is there, and whether it has checksums."""
         with META.parsing(self._root) as text:
             there, kept = whole_number(text["width"], 1 << 62, min_=1), text["dtype"]
-            there_dtype = dtype_from_json(kept)
+            there_dtype, checked = dtype_from_json(kept), text["version"] > 1
         if width not in (None, there) or (dtype is not None and np.dtype(dtype) != there_dtype):
             raise SchemaError(f"expected {there} x {there_dtype}, got {width} x {dtype}")
-        return there, there_dtype
+        return there, there_dtype, checked
 
-    def _made(self, width: int | None, dtype: DTypeLike | None) -> tuple[int, np.dtype[Any]]:
+    def _made(self, width: int | None, dtype: DTypeLike | None) -> tuple[int, np.dtype[Any], bool]:
         """The width and dtype of a new state, written down."""
         if width is None or index(width) < 1:
             raise ValueError(f"width: expected at least 1 for a new state, got {width}")
@@ -210,40 +234,62 @@ class RowState(Writer):
         if made.names or made.hasobject or made.shape or not made.itemsize:
             raise ValueError(f"expected a plain dtype, got {made}")
         META.write(self._root, {"width": width, "dtype": dtype_to_json(made)})
-        return width, made
+        return width, made, True
+
+    def _rows_of(self, name: str) -> int:
+        """Rows that a table has room for."""
+        return os.fstat(self._files[name]).st_size // self._sizes[name]
 
     def _map(self) -> None:
-        size = self._width * self._dtype.itemsize
-        rows = min(
-            os.fstat(self._files[VALUES]).st_size // size, os.fstat(self._files[THERE]).st_size
-        )
+        rows = min(map(self._rows_of, self._sizes))
         self._late.make_room(rows)
-        if not rows:
-            self._values = np.zeros((0, self._width), self._dtype)
-            self._there = np.zeros(0, np.uint8)
-            return
-        values = np.frombuffer(mmap.mmap(self._files[VALUES], rows * size), self._dtype)
-        self._values = values.reshape(rows, self._width)
-        self._there = np.frombuffer(mmap.mmap(self._files[THERE], rows), np.uint8)
+        parts = {name: np.empty(0, np.uint8) for name in (VALUES, THERE, CHECKSUMS)}
+        for name, size in self._sizes.items():
+            if rows:
+                parts[name] = np.frombuffer(mmap.mmap(self._files[name], rows * size), np.uint8)
+        row_bytes = self._sizes[VALUES]
+        self._tables = _core.StateTables(*parts.values(), row_bytes, self._root)
+        self._rows = rows
 
-    def _check_values(self) -> None:
-        """Raise `FormatError` if there are rows without values: someone cut the file."""
-        known = os.fstat(self._files[THERE]).st_size
-        for at in range(len(self._values), known, _PIECE_BYTES):
-            if any(os.pread(self._files[THERE], _PIECE_BYTES, at)):
-                raise FormatError(
-                    f"truncated: expected {known} rows, got {len(self._values)}",
-                    path=str(self._root / VALUES),
-                    offset=self._values.nbytes,
-                )
+    def _forget_tables(self) -> None:
+        nothing = np.empty(0, np.uint8)
+        self._tables = _core.StateTables(nothing, nothing, nothing, 1, self._root)
+        self._rows = 0
+
+    def _in_tables(self, rows: Rows) -> NDArray[np.bool]:
+        found = np.empty(len(rows), np.uint8)
+        self._tables.present(rows, found)
+        return found.astype(np.bool)
+
+    def _surplus(self) -> set[int]:
+        """Rows of which one table has something, where another has already ended."""
+        found: set[int] = set()
+        for name, size in self._sizes.items():
+            end, step = self._rows_of(name) * size, _PIECE_BYTES // size * size or size
+            for at in range(self._rows * size, end, step):
+                piece = np.frombuffer(os.pread(self._files[name], step, at), np.uint8)
+                found.update(((np.flatnonzero(piece) + at) // size).tolist())
+        return found
+
+    def _check_cut(self, surplus: set[int]) -> None:
+        """Raise `FormatError` when rows are in some tables only: someone cut the others. Those that
+        the journal has may be so after a crash."""
+        lost = surplus - set(self._late.ids.tolist())
+        if lost:
+            short = min(self._sizes, key=self._rows_of)
+            raise FormatError(
+                f"truncated: expected {max(lost) + 1} rows, got {self._rows_of(short)}",
+                path=str(self._root / short),
+                offset=os.fstat(self._files[short]).st_size,
+            )
 
     def _make_room(self, rows: int) -> None:
         """Room on the disk before it is written to through memory, where nothing can be refused."""
-        if rows <= len(self._values):
+        if rows <= self._rows:
             return
-        rows = max(rows, len(self._values) * 5 // 4, 4096)
-        self._grow(VALUES, rows * self._width * self._dtype.itemsize)
-        self._grow(THERE, rows)
+        rows = max(rows, self._rows * 5 // 4, 4096)
+        for name, size in self._sizes.items():
+            self._grow(name, rows * size)
         with self._changing():
             self._map()
 
@@ -266,21 +312,31 @@ class RowState(Writer):
             raise
 
     def _apply(self, ids: Rows, values: NDArray[Any]) -> None:
-        self._values[ids] = values
-        self._there[ids] = 1
+        self._tables.put(ids, _bytes_of(values))
 
     def _replay(self, journal: Journal) -> bool:
         """Do again what the journal has: some of it may not have reached the tables. Return
-        whether it has anything."""
-        with os.fdopen(open_inside(self._root, JOURNAL), "rb") as file:
-            data = np.fromfile(file, np.uint8)
+        whether it has anything.
+
+        Raises `ChecksumError` for a put that was there and was damaged; what was torn while it
+        was written is dropped.
+        """
+        data, puts, end = read_journal(self._root, JOURNAL), [], 0
         for at, body in FRAMING.records(data):
             put = self._parsed(body)
             if put is None:
                 break
-            self._make_room(int(put[0].max(initial=-1)) + 1)
-            self._late.put(*put)
-            journal.end = at + 16 + len(body)
+            puts.append(put)
+            end = at + _HEAD_BYTES + len(body)
+        noted = np.frombuffer(os.pread(self._lock_file, SEAL_BYTES, 0), np.uint8)
+        if max(FRAMING.sealed(data, end), FRAMING.sealed(noted, 0)) > end:
+            raise ChecksumError(
+                f"put {len(puts)} of this journal is damaged", path=str(journal.path), offset=end
+            )
+        for ids, values in puts:
+            self._make_room(int(ids.max(initial=-1)) + 1)
+            self._late.put(ids, values)
+            journal.end = end + SEAL_BYTES
         return len(data) > 0
 
     def _parsed(self, body: NDArray[np.uint8]) -> tuple[Rows, NDArray[Any]] | None:
@@ -293,6 +349,22 @@ class RowState(Writer):
             return None
         return ids, body[8 + 8 * count :].view(self._dtype).reshape(count, self._width)
 
+    @property
+    def _lock_file(self) -> int:
+        assert self._lock is not None
+        return self._lock.file
+
+    def _note(self, seal: bytes) -> None:
+        """Write down outside of the journal, for as long as the machine runs, where it ends."""
+        os.pwrite(self._lock_file, seal, 0)
+
+    def _sync(self, name: str, file: int) -> None:
+        try:
+            os.fsync(file)
+        except OSError as error:
+            error.filename = str(self._root / name)
+            raise
+
     def _checkpoint(self) -> None:
         """Everything in the tables, on the disk; then the journal begins again.
 
@@ -304,12 +376,17 @@ class RowState(Writer):
         self._commit()
         with self._at_risk():  # until the tables have everything the journal is needed
             self._apply(*self._late.last())
-            for name in (VALUES, THERE):
-                sync_path(self._root / name)
+            for name, file in self._files.items():
+                self._sync(name, file)
+            self._note(bytes(SEAL_BYTES))
             journal.restart(cut=True)
         with self._changing():
             self._late.clear()
             self._committed = 0
+
+
+def _bytes_of(values: NDArray[Any]) -> NDArray[np.uint8]:
+    return values.reshape(-1).view(np.uint8)
 
 
 def _as_ids(row_ids: ArrayLike) -> Rows:
