@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -17,9 +17,13 @@ from stepwell.files.npy import NpyHeader, header_bytes, read_header
 from stepwell.files.regular import open_inside
 from stepwell.files.shared import shared_block
 
+if TYPE_CHECKING:
+    from stepwell.stores.steps.blocks import Checks
+
 VERSION = 1
 DATABASE = "metadata.db"
 MANIFEST = "manifest.json"
+CHECKSUMS = "steps.crc"
 LOCK = "writer.lock"
 SHARDS = "shards"
 FILLED = ("run_id", "step_index")
@@ -32,6 +36,13 @@ def piece_name(number: int, shard_rows: int) -> str:
     return f"{SHARDS}/steps_{number:05}.npy" if shard_rows else "steps.npy"
 
 
+class Segment(NamedTuple):
+    """Rows in memory, and the checksums that they are compared with when they are first met."""
+
+    rows: NDArray[Any]
+    blocks: _core.CheckedBlocks | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Consecutive rows that are in one file."""
@@ -41,6 +52,8 @@ class Piece:
     inside: int
     """The first of the rows, counted in the file."""
     rows: int
+    number: int = 0
+    """Of the file."""
 
     @property
     def path(self) -> Path:
@@ -71,7 +84,7 @@ def pieces(root: Path, rows: int, shard_rows: int, first: int = 0) -> list[Piece
     while first < rows:
         number, inside = divmod(first, shard_rows)
         count = min(shard_rows - inside, rows - first)
-        found.append(Piece(root, piece_name(number, shard_rows), inside, count))
+        found.append(Piece(root, piece_name(number, shard_rows), inside, count, number))
         first += count
     return found
 
@@ -132,21 +145,29 @@ def _plain(name: str, given: FieldLike) -> tuple[np.dtype[Any], tuple[int, ...]]
     return field.dtype, field.shape
 
 
-def map_rows(pieces: list[Piece], dtype: np.dtype[Any] | None) -> list[NDArray[Any]]:
+def map_rows(
+    pieces: list[Piece], dtype: np.dtype[Any] | None, checks: "Checks | None" = None
+) -> list[Segment]:
     """An array over each file. The files must not shrink while the arrays are used."""
-    segments: list[NDArray[Any]] = []
+    segments = []
     for piece in pieces:
         with piece.open(dtype, piece.inside + piece.rows) as (file, header):
+            rows: NDArray[Any] = np.empty(0, header.dtype)
+            blocks = None
             if piece.rows:
                 place = piece.place(header)
-                segments.append(np.memmap(file, header.dtype, "r", place, (piece.rows,)))
-            else:
-                segments.append(np.empty(0, header.dtype))
+                rows = np.memmap(file, header.dtype, "r", place, (piece.rows,))
+                if checks is not None:
+                    blocks = checks.of(piece, file, header, rows.view(np.uint8))
+            segments.append(Segment(rows, blocks))
     return segments
 
 
 def load_rows(
-    pieces: list[Piece], dtype: np.dtype[Any] | None, owner: str | None = None
+    pieces: list[Piece],
+    dtype: np.dtype[Any] | None,
+    owner: str | None = None,
+    checks: "Checks | None" = None,
 ) -> NDArray[Any]:
     """All rows in one array on huge pages; shared by all who name the same `owner`."""
     with ExitStack() as stack:
@@ -160,12 +181,12 @@ def load_rows(
         def fill(block: NDArray[np.uint8]) -> None:
             at = 0
             for file, header, piece in opened:
-                begin = piece.place(header)
-                end = begin + piece.rows * kind.itemsize
-                for offset in range(begin, end, _READ_BYTES):
-                    part = block[at : at + min(_READ_BYTES, end - offset)]
-                    _core.load(file.fileno(), piece.path, offset, part)
-                    at += len(part)
+                data = block[at : at + piece.rows * kind.itemsize]
+                blocks = None if checks is None else checks.of(piece, file, header, data)
+                _load(file, header, piece, data, blocks)
+                at += len(data)
+            if checks is not None:
+                checks.check_loaded(block)
 
         size = sum(piece.rows for piece in pieces) * kind.itemsize
         if owner is None or not size:
@@ -173,11 +194,28 @@ def load_rows(
             fill(block)
         else:
             stats = [os.fstat(file.fileno()) for file, _, _ in opened]
-            files = [(s.st_dev, s.st_ino) for s in stats]
+            files = [(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in stats]
             places = [(piece.inside, piece.rows) for piece in pieces]
             some = [_checksum(file, header, piece) for file, header, piece in opened]
-            block = shared_block(owner, f"{kind} {files} {places} {some}", size, fill)
+            is_checked = checks is not None
+            block = shared_block(owner, f"{kind} {files} {places} {some} {is_checked}", size, fill)
         return block.view(kind)
+
+
+def _load(
+    file: BinaryIO,
+    header: NpyHeader,
+    piece: Piece,
+    data: NDArray[np.uint8],
+    blocks: "_core.CheckedBlocks | None",
+) -> None:
+    """Parts of a file one after another, which end where blocks end."""
+    begin = 0
+    skew = piece.inside * header.dtype.itemsize % _READ_BYTES
+    for end in [*range(_READ_BYTES - skew, len(data), _READ_BYTES), len(data)]:
+        place = piece.place(header) + begin
+        _core.load(file.fileno(), piece.path, place, data[begin:end], blocks, begin)
+        begin = end
 
 
 def _checksum(file: BinaryIO, header: NpyHeader, piece: Piece) -> int:
