@@ -83,6 +83,31 @@ class GuardedReader final : public Reader {
   std::uint64_t begin_;
 };
 
+class CheckedReader final : public Reader {
+ public:
+  CheckedReader(ReaderPtr base, std::shared_ptr<const CheckedBlocks> blocks, std::size_t stride, std::size_t from,
+                std::size_t to)
+      : Reader(base->length(), {base->fields().begin(), base->fields().end()}),
+        base_(std::move(base)),
+        blocks_(std::move(blocks)),
+        stride_(stride),
+        from_(from),
+        to_(to) {}
+
+  void fill(std::span<const std::int64_t> rows, std::span<const std::int64_t> slots,
+            std::span<std::byte* const> outs) const override {
+    blocks_->check_rows(rows, stride_, from_, to_);
+    base_->fill(rows, slots, outs);
+  }
+
+  bool holds(std::span<const std::byte> memory) const override { return base_->holds(memory); }
+
+ private:
+  ReaderPtr base_;
+  std::shared_ptr<const CheckedBlocks> blocks_;
+  std::size_t stride_, from_, to_;
+};
+
 class MappedReader final : public Reader {
  public:
   MappedReader(ReaderPtr base, RowMapPtr map, std::vector<std::size_t> fields)
@@ -248,6 +273,15 @@ ReaderPtr table_reader(Table table, std::vector<Field> fields, std::shared_ptr<c
 ReaderPtr guarded_reader(ReaderPtr base, std::span<const std::byte> memory, std::string path,
                          std::uint64_t begin) {
   return std::make_shared<GuardedReader>(std::move(base), memory, std::move(path), begin);
+}
+
+ReaderPtr checked_reader(ReaderPtr base, std::shared_ptr<const CheckedBlocks> blocks, std::size_t stride,
+                         std::size_t from, std::size_t to) {
+  require(from <= to && to <= stride, "a field leaves its row");
+  std::size_t bytes;
+  require(!__builtin_mul_overflow(static_cast<std::size_t>(base->length()), stride, &bytes) && bytes == blocks->size(),
+          "the blocks are of other rows");
+  return std::make_shared<CheckedReader>(std::move(base), std::move(blocks), stride, from, to);
 }
 
 ReaderPtr mapped_reader(ReaderPtr base, RowMapPtr map) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "blocks.hpp"
+#include "files/checked.hpp"
 #include "gather.hpp"
 #include "rowmap.hpp"
 
@@ -50,6 +51,11 @@ ReaderPtr table_reader(Table table, std::vector<Field> fields, std::shared_ptr<c
 // be a table_reader.
 ReaderPtr guarded_reader(ReaderPtr base, std::span<const std::byte> memory, std::string path,
                          std::uint64_t begin);
+
+// The same rows, whose blocks are checked when they are first met: bytes `from` to `to` of rows of `stride` bytes.
+// The base must have the rows of `blocks`, one behind the other.
+ReaderPtr checked_reader(ReaderPtr base, std::shared_ptr<const CheckedBlocks> blocks, std::size_t stride,
+                         std::size_t from, std::size_t to);
 
 // A view: row i is the base's rows map(i), one after another. The base checks them.
 ReaderPtr mapped_reader(ReaderPtr base, RowMapPtr map);

@@ -74,6 +74,13 @@ def tampered(path: Path) -> Iterator[sqlite3.Connection]:
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
+def of_before(path: Path) -> None:
+    """Make a dataset one of before there were checksums of small blocks."""
+    (path / "steps.crc").unlink()
+    with tampered(path) as database:
+        database.execute("DELETE FROM meta WHERE key LIKE 'block_%'")
+
+
 def original(path: Path, lengths: Sequence[int] = LENGTHS) -> NDArray[Any]:
     """A dataset as the original program writes them: no meta table, no manifest of ours."""
     path.mkdir()

@@ -13,10 +13,12 @@ from stepwell.stores import RowState
 from stepwell.stores.shards.reader import splitmix64
 from tests import ROOT
 from tests.reference import shards as reference
-from tests.reference.runs import crc32c
+from tests.reference.runs import crc32c, file_of
 from tests.shards import COUNTS, assert_same, build
 
 PAGE = (ROOT / "docs" / "formats" / "shards.md").read_text()
+CHECKSUMS = file_of("steps.md", "checksums")
+"""Without any: a file of shards has the same header."""
 KINDS = pytest.mark.parametrize("kind", reference.KINDS)
 
 
@@ -38,6 +40,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "page").mkdir()
     (tmp_path / "page" / "000000.shard").write_bytes(page_shard())
     (tmp_path / "page" / "shards.json").write_text(json.dumps(page_list()))
+    (tmp_path / "page" / "shards.crc").write_bytes(CHECKSUMS + reference.blocks(page_shard()[32:]))
     return tmp_path / "page"
 
 

@@ -23,7 +23,17 @@ from tests.reference.steps import (
     read_steps,
     write_steps,
 )
-from tests.steps import COLUMNS, LENGTHS, build, columns, fields, rows_of, rows_of_all, tampered
+from tests.steps import (
+    COLUMNS,
+    LENGTHS,
+    build,
+    columns,
+    fields,
+    of_before,
+    rows_of,
+    rows_of_all,
+    tampered,
+)
 
 PAGE = "steps.md"
 ARRAY = file_of(PAGE, "steps")
@@ -39,12 +49,14 @@ def page(tmp_path: Path) -> Path:
     with closing(sqlite3.connect(path / "metadata.db")) as database:
         database.executescript(block(PAGE, "sql", "steps"))
     (path / "manifest.json").write_text(block(PAGE, "json", "steps"))
+    (path / "steps.crc").write_bytes(file_of(PAGE, "checksums"))
     return path
 
 
 def test_the_dataset_of_the_page(page: Path) -> None:
     steps = read_steps(page, verify=True)
     assert steps.blocks is not None
+    assert steps.small is not None
     dataset = StepReader.open(page)
     assert dataset.dtype == steps.rows.dtype == STEP
     assert dataset.verify().ok
@@ -68,6 +80,7 @@ def test_the_package_writes_the_dataset_of_the_page(page: Path, tmp_path: Path) 
     with StepWriter(tmp_path / "mine", STEP, RUN_COLUMNS) as writer:
         writer.append(steps.rows, **known)
     assert (tmp_path / "mine" / "steps.npy").read_bytes() == ARRAY
+    assert (tmp_path / "mine" / "steps.crc").read_bytes() == file_of(PAGE, "checksums")
     with tampered(page) as theirs, tampered(tmp_path / "mine") as mine:
         (known_id,) = theirs.execute("SELECT value FROM meta WHERE key = 'id'").fetchone()
         mine.execute("UPDATE meta SET value = ? WHERE key = 'id'", (known_id,))
@@ -78,13 +91,22 @@ def test_the_package_writes_the_dataset_of_the_page(page: Path, tmp_path: Path) 
     assert {**text, "created": wanted["created"]} == wanted
 
 
-def test_appending_to_the_dataset_of_the_page(page: Path) -> None:
+@pytest.mark.parametrize("before", [False, True])
+def test_appending_to_the_dataset_of_the_page(page: Path, before: bool) -> None:
+    """To one of before there was a steps.crc, too, which then gets one."""
+    if before:
+        of_before(page)
+        assert read_steps(page, verify=True).small is None
+        dataset = StepReader.open(page, memory="map")
+        assert "there is no steps.crc" in str(dataset.verify())
+        assert "compared on load and by verify" in dataset.describe().facts["checksums"]
     rows = read_steps(page).rows
     with StepWriter(page, mode="a") as writer:
         assert writer.append(rows, max_score=8, highest_tile=4) == 1
     steps = read_steps(page, verify=True)
     assert steps.rows["run_id"].tolist() == [0, 0, 1, 1]
-    assert steps.blocks is not None
+    assert None not in (steps.blocks, steps.small)
+    assert StepReader.open(page).verify().unchecked == ()
 
 
 @pytest.mark.parametrize("shard_rows", [0, 1, 9, 1000])

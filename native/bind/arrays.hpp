@@ -90,6 +90,7 @@ inline std::string path_bytes(nb::handle path) {
 void bind_exit(nb::module_& m);
 void bind_threads(nb::module_& m);
 void bind_checksum(nb::module_& m);
+void bind_checked(nb::module_& m);
 void bind_blocks(nb::module_& m);
 void bind_order(nb::module_& m);
 void bind_rowmap(nb::module_& m);

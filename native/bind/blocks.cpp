@@ -28,15 +28,16 @@ void bind_blocks(nb::module_& m) {
       "Fresh memory on huge pages, its content unspecified.");
   m.def(
       "load",
-      [](int file, nb::object where, std::uint64_t offset, BytesOut out) {
+      [](int file, nb::object where, std::uint64_t offset, BytesOut out, const CheckedBlocks* blocks, std::size_t at) {
         const std::string path = path_bytes(where);
         const Unlocked unlocked;
-        load(file, path, offset, span_of(out));
+        load(file, path, offset, span_of(out), blocks, at);
       },
       nb::sig("def load(file: int, path: str | bytes | os.PathLike[str], offset: int,"
-              " out: NDArray[numpy.uint8]) -> None"),
-      "file"_a, "path"_a, "offset"_a, "out"_a.noconvert(),
-      "Part of an open file, read into `out` by all cores; `path` is for messages.\n"
+              " out: NDArray[numpy.uint8], blocks: CheckedBlocks | None = None, at: int = 0) -> None"),
+      "file"_a, "path"_a, "offset"_a, "out"_a.noconvert(), "blocks"_a.none() = nb::none(), "at"_a = 0,
+      "Part of an open file, read into `out` by all cores; `path` is for messages. With the checksums of the\n"
+      "memory that `out` is part of, from byte `at` on, they are compared meanwhile.\n"
       "Raises FormatError when it ends early.");
   m.def(
       "begin_writeback",

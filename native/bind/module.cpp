@@ -48,6 +48,7 @@ NB_MODULE(_core, m) {
   stepwell::bind::bind_exit(m);
   stepwell::bind::bind_threads(m);
   stepwell::bind::bind_checksum(m);
+  stepwell::bind::bind_checked(m);
   stepwell::bind::bind_blocks(m);
   stepwell::bind::bind_order(m);
   stepwell::bind::bind_rowmap(m);

@@ -96,6 +96,8 @@ void bind_reader(nb::module_& m) {
       "file"_a.noconvert(), "offset"_a, "rows"_a, "row_bytes"_a, "path"_a, "begin"_a = 0,
       "Rows of a mapped file that someone may cut: an error, not the end of the process. The memory "
       "is that of the file from byte `begin` on.");
+  m.def("checked_reader", &checked_reader, "base"_a, "blocks"_a, "stride"_a, "from_"_a, "to"_a,
+        "The same rows, of `stride` bytes, checked when their blocks are first met; of bytes `from_` to `to`.");
   m.def("mapped_reader", &mapped_reader, "base"_a, "map"_a);
   m.def("concat_reader", &concat_reader, "parts"_a);
   m.def("join_reader", &join_reader, "parts"_a);

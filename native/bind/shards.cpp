@@ -1,3 +1,5 @@
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 #include <sys/mman.h>
@@ -17,16 +19,19 @@
 namespace stepwell::bind {
 namespace {
 
-// file's memory, begin, bytes, path
-using StretchIn = std::tuple<BytesIn, std::size_t, std::size_t, nb::object>;
+using BlocksIn = std::shared_ptr<CheckedBlocks>;
+// file's memory, begin, bytes, path, checksums or None
+using StretchIn = std::tuple<BytesIn, std::size_t, std::size_t, nb::object, std::optional<BlocksIn>>;
 
 std::vector<Stretch> stretches_of(const std::vector<StretchIn>& given, std::vector<BytesIn>& keep) {
   std::vector<Stretch> stretches;
-  for (const auto& [memory, begin, bytes, path] : given) {
+  for (const auto& [memory, begin, bytes, path, blocks] : given) {
     if (begin > memory.size() || bytes > memory.size() - begin)
       throw std::invalid_argument("a stretch leaves its file");
+    if (blocks && (*blocks)->size() != bytes) throw std::invalid_argument("the blocks are of another stretch");
     keep.push_back(memory);
-    stretches.push_back({span_of(memory).subspan(begin, bytes), path_bytes(path), begin});
+    stretches.push_back(
+        {span_of(memory).subspan(begin, bytes), path_bytes(path), begin, blocks ? *blocks : nullptr});
   }
   return stretches;
 }
@@ -79,6 +84,7 @@ struct BoundViews {
     {
       const Unlocked unlocked;
       ahead.wait(cut.before, cut.before, cut.before + cut.bytes, watch);
+      if (const auto& blocks = cuts.of(cut).blocks) blocks->check(cut.at, cut.at + cut.bytes);
     }
     const auto memory = cuts.memory(cut);
     const nb::handle owner = owners[cut.stretch];

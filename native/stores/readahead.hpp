@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "files/checked.hpp"
+
 namespace stepwell {
 
 // Part of a mapped file that is read from its beginning to its end.
@@ -18,6 +20,7 @@ struct Stretch {
   std::span<const std::byte> memory;
   std::string path;
   std::uint64_t begin;  // of the memory, in its file
+  std::shared_ptr<const CheckedBlocks> blocks{};  // of the memory, where it has checksums
 };
 
 // Stretches one after another, as one run of bytes. A thread stays up to `window` bytes ahead of what

@@ -142,6 +142,7 @@ void Upcasts::convert(const Making& making, std::size_t piece, std::uint64_t don
   const std::size_t count = std::min(making.piece, making.values - first);
   ahead_.wait(done_with, making.cut.before, making.cut.before + (first + count) * size, watch);
   const Stretch& of = cuts_.of(making.cut);
+  if (of.blocks) of.blocks->check(making.cut.at + first * size, making.cut.at + (first + count) * size);
   const auto from = cuts_.memory(making.cut).subspan(first * size, count * size);
   const bool past_caches = larger_than_caches(making.values * wide());
   const auto to = [&]<class To>(To* values) {

@@ -19,6 +19,33 @@ def crc32c(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', 
 def crc32c_portable(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], crc: int = 0) -> int:
     """The same, without the processor's instruction."""
 
+def stream_checksums(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], block_bytes: int, inside: int = 0, crc: int = 0) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+    """
+    The CRC32C of each block of `data`, 4 bytes each; the first has `inside` bytes already, of checksum `crc`.
+    """
+
+class CheckedBlocks:
+    """Bytes of a file, whose blocks are checked the first time they are met."""
+
+    def __init__(self, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], block_bytes: int, stored: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], rest: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], path: object, begin: int, checksum_path: object, inside: int = 0, crc: int = 0) -> None: ...
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every block has been checked."""
+
+    def check(self, begin: int, end: int) -> None:
+        """
+        Check the blocks of some bytes. Raises ChecksumError with path and offset.
+        """
+
+    def check_all(self) -> None:
+        """The same for all, by all cores."""
+
+    def checksum(self, begin: int, end: int, crc: int = 0) -> int:
+        """
+        The CRC32C of some bytes, continued from `crc`; of a file that someone may cut.
+        """
+
 class BlockPool:
     """Memory for batches, reused when the last array over it dies."""
 
@@ -39,9 +66,10 @@ def shared_blocks() -> BlockPool:
 def allocate(bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
     """Fresh memory on huge pages, its content unspecified."""
 
-def load(file: int, path: str | bytes | os.PathLike[str], offset: int, out: NDArray[numpy.uint8]) -> None:
+def load(file: int, path: str | bytes | os.PathLike[str], offset: int, out: NDArray[numpy.uint8], blocks: CheckedBlocks | None = None, at: int = 0) -> None:
     """
-    Part of an open file, read into `out` by all cores; `path` is for messages.
+    Part of an open file, read into `out` by all cores; `path` is for messages. With the checksums of the
+    memory that `out` is part of, from byte `at` on, they are compared meanwhile.
     Raises FormatError when it ends early.
     """
 
@@ -116,6 +144,11 @@ def bounded_reader(base: Reader, maps: Sequence[Annotated[NDArray[numpy.uint8], 
 def guarded_reader(file: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], offset: int, rows: int, row_bytes: int, path: object, begin: int = 0) -> Reader:
     """
     Rows of a mapped file that someone may cut: an error, not the end of the process. The memory is that of the file from byte `begin` on.
+    """
+
+def checked_reader(base: Reader, blocks: CheckedBlocks, stride: int, from_: int, to: int) -> Reader:
+    """
+    The same rows, of `stride` bytes, checked when their blocks are first met; of bytes `from_` to `to`.
     """
 
 def mapped_reader(base: Reader, map: RowMap) -> Reader: ...
@@ -307,7 +340,7 @@ class StateTables:
 class Readahead:
     """Mapped files, brought into memory ahead of a cursor."""
 
-    def __init__(self, stretches: Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], int, int, object]], window: int, mapped: bool) -> None: ...
+    def __init__(self, stretches: Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], int, int, object, CheckedBlocks | None]], window: int, mapped: bool) -> None: ...
 
     def wait(self, begin: int, end: int) -> None:
         """
@@ -317,7 +350,7 @@ class Readahead:
 class Views:
     """Rows of shards (0 f32, 1 f16) as they are, read ahead of a loop."""
 
-    def __init__(self, stretches: Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], int, int, object]], rows: int, width: int, window: int, kind: int) -> None: ...
+    def __init__(self, stretches: Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], int, int, object, CheckedBlocks | None]], rows: int, width: int, window: int, kind: int) -> None: ...
 
     def next(self) -> NDArray[numpy.float32 | numpy.float16]:
         """
@@ -327,7 +360,7 @@ class Views:
 class Upcasts:
     """Rows of shards (0 f32, 1 f16, 2 bf16) made float32 or float64."""
 
-    def __init__(self, stretches: Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], int, int, object]], rows: int, width: int, window: int, kind: int, doubles: bool, threads: int) -> None: ...
+    def __init__(self, stretches: Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], int, int, object, CheckedBlocks | None]], rows: int, width: int, window: int, kind: int, doubles: bool, threads: int) -> None: ...
 
     def next(self) -> NDArray[numpy.float32 | numpy.float64]:
         """The next `rows` rows of a stretch, or those its end leaves."""

@@ -16,6 +16,7 @@ from tests.reference.runs import crc32c
 KINDS = ["float32", "float16", "bfloat16"]
 SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 HEADER = 32
+BLOCK = 4096
 MASK = (1 << 64) - 1
 
 Row = tuple[float, ...]
@@ -149,6 +150,19 @@ def check_folder(folder: Path) -> None:
             raise Broken(f"{entry} is not what {entry['name']} is")
         if entry["crc32c"] is not None and int(entry["crc32c"], 16) != crc32c(data[HEADER:]):
             raise BrokenChecksum(entry["name"])
+        if entry.get("first_block") is not None:
+            wanted = blocks(data[HEADER:])
+            stored = (folder / "shards.crc").read_bytes()
+            if stored[:16] != b"STEPCRC\0" + struct.pack("<II", 1, BLOCK):
+                raise Broken("no checksums")
+            if stored[16 + 4 * entry["first_block"] :][: len(wanted)] != wanted:
+                raise BrokenChecksum(f"blocks of {entry['name']}")
+
+
+def blocks(payload: bytes) -> bytes:
+    """The checksums of the blocks of a shard, as shards.crc has them."""
+    crcs = [crc32c(payload[at : at + BLOCK]) for at in range(0, len(payload), BLOCK)]
+    return struct.pack(f"<{len(crcs)}I", *crcs)
 
 
 # Subsamples.

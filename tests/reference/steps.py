@@ -6,6 +6,7 @@ A dataset is read whole and written whole; nothing is mended, nothing is locked.
 
 import json
 import sqlite3
+import struct
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from tests.reference.runs import crc32c
 
 BLOCK_BYTES = 1 << 26
+SMALL_BYTES = 1 << 12
 OWN = ("id", "first_step_idx", "num_steps")
 
 
@@ -40,6 +42,8 @@ class Steps:
     shard_rows: int = 0
     blocks: list[int] | None = None
     """The checksums of the manifest; None without one."""
+    small: list[int] | None = None
+    """Those of steps.crc and the database; None without them."""
     types: dict[str, str] = field(default_factory=dict)
     """The SQL type of each column of the runs that is not in every dataset."""
 
@@ -52,6 +56,13 @@ def checksums(rows: NDArray[Any]) -> list[int]:
     """The CRC32C of each block of the rows."""
     data = rows.tobytes()
     return [crc32c(data[at : at + BLOCK_BYTES]) for at in range(0, len(data), BLOCK_BYTES)]
+
+
+def small_checksums(rows: NDArray[Any], shard_rows: int) -> list[int]:
+    """The CRC32C of each block of each file."""
+    size = shard_rows or len(rows) or 1
+    files = [rows[at : at + size].tobytes() for at in range(0, len(rows), size)]
+    return [crc32c(f[at : at + SMALL_BYTES]) for f in files for at in range(0, len(f), SMALL_BYTES)]
 
 
 def piece(path: Path, number: int, shard_rows: int) -> Path:
@@ -84,7 +95,8 @@ def read_steps(path: Path, *, verify: bool = False) -> Steps:
     if "dtype" in meta and json.loads(meta["dtype"]) != descr(rows.dtype):
         raise Broken(f"rows of {rows.dtype}, the database says {meta['dtype']}")
     types = {name: kind for _, name, kind, *_ in info if name not in OWN}
-    steps = Steps(rows, runs, shard_rows, _read_manifest(path, rows), types)
+    small = _read_small(path, meta)
+    steps = Steps(rows, runs, shard_rows, _read_manifest(path, rows), small, types)
     if verify:
         check(steps)
     return steps
@@ -106,6 +118,16 @@ def _read_rows(path: Path, count: int, shard_rows: int) -> NDArray[Any]:
             raise Broken(f"{len(data)} bytes for {wanted} rows")
         parts.append(np.frombuffer(data, np.uint8))
     return np.concatenate(parts).view(dtype)
+
+
+def _read_small(path: Path, meta: dict[str, str]) -> list[int] | None:
+    if "block_bytes" not in meta:
+        return None
+    data, tail = (path / "steps.crc").read_bytes(), bytes.fromhex(meta["block_tail"])
+    if data[:8] != b"STEPCRC\0" or struct.unpack("<II", data[8:16]) != (1, SMALL_BYTES):
+        raise Broken("no checksums")
+    data = data[16:] + tail
+    return list(struct.unpack(f"<{len(data) // 4}I", data))
 
 
 def _read_manifest(path: Path, rows: NDArray[Any]) -> list[int] | None:
@@ -137,6 +159,8 @@ def check(steps: Steps) -> None:
         at += run["num_steps"]
     if steps.blocks is not None and steps.blocks != checksums(steps.rows):
         raise BrokenChecksum("a block does not match its checksum")
+    if steps.small not in (None, small_checksums(steps.rows, steps.shard_rows)):
+        raise BrokenChecksum("a small block does not match its checksum")
 
 
 # Writing.
@@ -153,7 +177,11 @@ def write_steps(path: Path, steps: Steps) -> None:
         np.save(piece(path, number, steps.shard_rows), part)
     if steps.shard_rows and not len(steps.rows):
         np.save(piece(path, 0, steps.shard_rows), steps.rows)
-    _write_database(path / "metadata.db", steps)
+    crcs = small_checksums(steps.rows, steps.shard_rows)
+    small = struct.pack(f"<{len(crcs)}I", *crcs)
+    header = b"STEPCRC\0" + struct.pack("<II", 1, SMALL_BYTES)
+    (path / "steps.crc").write_bytes(header + small[:-4])
+    _write_database(path / "metadata.db", steps, small[-4:])
     text = {
         "format": "stepwell-steps",
         "version": 1,
@@ -167,7 +195,7 @@ def write_steps(path: Path, steps: Steps) -> None:
     (path / "manifest.json").write_text(json.dumps(text))
 
 
-def _write_database(path: Path, steps: Steps) -> None:
+def _write_database(path: Path, steps: Steps, tail: bytes) -> None:
     own = "id INTEGER PRIMARY KEY, first_step_idx INTEGER NOT NULL, num_steps INTEGER NOT NULL"
     declared = [own, *(f'"{name}" {kind}' for name, kind in steps.types.items())]
     meta = {
@@ -175,6 +203,8 @@ def _write_database(path: Path, steps: Steps) -> None:
         "dtype": json.dumps(descr(steps.rows.dtype)),
         "shard_rows": str(steps.shard_rows),
         "rows": str(len(steps.rows)),
+        "block_bytes": str(SMALL_BYTES),
+        "block_tail": tail.hex(),
     }
     with closing(sqlite3.connect(path)) as database:
         database.execute("PRAGMA journal_mode = WAL")

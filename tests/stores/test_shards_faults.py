@@ -287,7 +287,7 @@ def test_a_list_that_promises_too_much(s3: Bucket, tmp_path: Path) -> None:
         ] * 3
         assert all(str(problem.path).endswith("/000001.shard") for problem in problems)
         asked = [request.method for request in s3.proxy.asked_for("000001.shard")]
-        assert asked.count("GET") <= 3
+        assert asked.count("GET") <= 4  # one of them for the header
     path.write_bytes(path.read_bytes()[:40])
     s3.upload(tmp_path, "cut")
     with pytest.raises(FormatError, match=r"truncated: .* got 40") as caught:

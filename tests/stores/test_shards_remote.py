@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from obstore.store import LocalStore, MemoryStore
 
-from stepwell import FetchError, Loader, ShardReader, ShardWriter
+from stepwell import ChecksumError, FetchError, FormatError, Loader, ShardReader, ShardWriter
 from stepwell.source import Source
 from tests import children, scaled
 from tests.buckets import Bucket
 from tests.contract import Expected, SourceContract, assert_array, assert_batch, pick
 from tests.reference import shards as reference
-from tests.shards import COUNTS, assert_same, build
+from tests.shards import COUNTS, assert_same, build, values
 
 MIB = 1 << 20
 
@@ -163,6 +163,43 @@ def test_views_and_out(s3: Bucket, large: Path) -> None:
             assert_same(mine.rows, theirs.rows)
 
 
+def test_a_list_that_is_not_what_the_shards_are(s3: Bucket, tmp_path: Path) -> None:
+    """Half as wide and twice as many rows: as many bytes, and other rows."""
+    build(tmp_path, [4, 6], width=64, checksums=True)
+    path = tmp_path / "shards.json"
+    text = path.read_text().replace('"width": 64', '"width": 32')
+    path.write_text(text.replace('"rows": 4', '"rows": 8').replace('"rows": 6', '"rows": 12'))
+    s3.upload(tmp_path, "halved")
+    reads: list[Any] = [
+        lambda reader: reader.take([3]),
+        lambda reader: list(reader.batches()),
+        lambda reader: list(Loader(reader, 3)),
+    ]
+    for read in reads:
+        with pytest.raises(FormatError, match="rows of 64 x float32, got"):
+            read(s3.open("halved"))
+    assert not s3.open("halved").verify().ok
+
+
+def test_damage_in_a_bucket(s3: Bucket, tmp_path: Path) -> None:
+    """Of the rows and of their checksums: whoever takes some of them comes to it."""
+    with ShardWriter(tmp_path, 64, shard_bytes=1 << 15) as writer:
+        writer.append(values(500, 64))
+    for name, at in (("000001.shard", 5000), ("shards.crc", 16 + 4 * 9)):
+        stored = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(stored[:at] + bytes([stored[at] ^ 4]) + stored[at + 1 :])
+        s3.upload(tmp_path, name)
+        (tmp_path / name).write_bytes(stored)
+        reader = s3.open(name)
+        assert len(reader.take([0, 499])["data"]) == 2
+        for read in (lambda: reader.take([147]), lambda: list(reader.batches())):  # noqa: B023
+            with pytest.raises(ChecksumError, match=r"000001.shard:4128") as caught:
+                read()
+            assert caught.value.offset == 32 + 4096
+        reader = s3.open(name, checksums=False)
+        assert len(reader.take([147])["data"]) == 1
+
+
 # How it is asked for.
 
 
@@ -184,10 +221,13 @@ def test_bytes_in_flight(s3: Bucket, connections: int, window_bytes: int, batch_
     reader = s3.open("large", connections=connections)
     s3.proxy.latency_s = 0.005
     assert sum(len(b.rows) for b in reader.batches(batch_rows, None, window_bytes)) == 1500
-    assert 0 < s3.proxy.most_in_flight <= window_bytes
     sizes = [request.size for request in s3.proxy.requests]
+    beside = [request.size for request in s3.proxy.asked_for("shards.crc")]
+    headers = 32 * 4
+    assert 0 < s3.proxy.most_in_flight <= window_bytes + headers + sum(beside)
     assert max(sizes) <= 4 * MIB
-    assert sum(sizes) == 1500 * 2048  # everything once
+    assert sum(sizes) == 1500 * 2048 + headers + 4 * 1500 // 2  # everything once, and nothing else
+    assert len(beside) == 4
     if connections > 1 and window_bytes > MIB // 4:
         assert s3.proxy.most_in_flight > max(sizes)  # several at a time
 

@@ -10,7 +10,7 @@ from stepwell import ChecksumError, StepReader, StepWriter, VersionError
 from stepwell.files.npy import header_bytes
 from stepwell.stores.steps import manifest, verify
 from tests.contract import assert_batch
-from tests.steps import LENGTHS, STEP, build, fields, rows_of_all
+from tests.steps import LENGTHS, STEP, build, fields, of_before, rows_of_all
 
 ROWS = rows_of_all()
 HEADER = len(header_bytes(STEP, 0))
@@ -87,10 +87,11 @@ def test_a_flipped_bit_in_every_block(
             writer.append(rows_of_all(), max_score=0)
             writer._flush()
             writer.rollback()
+    of_before(path)
     files = sorted(path.rglob("*.npy"))
     stored = [file.read_bytes() for file in files]
     size = STEP.itemsize * (shard_rows or len(ROWS))
-    assert StepReader.open(path).verify().ok
+    assert StepReader.open(path, memory="map").verify().ok
     for at in range(0, ROWS.nbytes, 17):
         number, inside = divmod(at, size)
         damaged = bytearray(stored[number])

@@ -252,7 +252,7 @@ def test_rows_of_another_run(path: Path, field: str, value: int, message: str) -
     rows = ROWS.copy()
     rows[field][40] = value
     (path / "steps.npy").write_bytes(header_bytes(STEP, len(rows)) + rows.tobytes())
-    problems = StepReader.open(path).verify().problems
+    problems = StepReader.open(path, memory="map").verify().problems
     assert message in str(problems[0])
     assert [type(problem) for problem in problems] == [FormatError, ChecksumError]
 

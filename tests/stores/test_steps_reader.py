@@ -11,7 +11,17 @@ import pytest
 
 from stepwell import StepReader, StepWriter
 from tests.contract import assert_batch
-from tests.steps import COLUMNS, LENGTHS, STEP, build, columns, fields, ranges, rows_of_all
+from tests.steps import (
+    COLUMNS,
+    LENGTHS,
+    STEP,
+    build,
+    columns,
+    fields,
+    of_before,
+    ranges,
+    rows_of_all,
+)
 
 ROWS = rows_of_all()
 RUNS = [{"id": i, "num_steps": n, **columns(i)} for i, n in enumerate(LENGTHS)]
@@ -264,6 +274,8 @@ def test_health(quick_path: Path, shard_rows: int | None) -> None:
     build(path)
     (path / "manifest.json").write_bytes(manifest)
     assert health() == "headers or manifest behind the last commit: a writer was killed"
+    assert StepReader.open(path).verify().unchecked == ()
+    of_before(path)
     report = StepReader.open(path).verify()
     assert report.ok
     assert any("the manifest covers the first 38" in each for each in report.unchecked)

@@ -16,6 +16,7 @@ HEADER = struct.Struct("<8sQQII")
 HEADER_BYTES = HEADER.size
 SUFFIX = ".shard"
 LIST = Document("shards.json", "stepwell-shards", 1)
+CHECKSUMS = "shards.crc"
 
 KINDS = ("float32", "float16", "bfloat16")
 """The dtypes of the tags 0, 1 and 2. NumPy has no bfloat16."""
@@ -34,6 +35,8 @@ class Shard:
     kind: str
     crc32c: int | None = None
     """Of the payload, where a manifest has it."""
+    first_block: int | None = None
+    """Where the checksums of its blocks begin in `shards.crc`, where that has them."""
 
     @property
     def dtype(self) -> np.dtype[Any] | None:
@@ -104,6 +107,7 @@ def listing(shards: Sequence[Shard]) -> dict[str, Any]:
                 "width": shard.width,
                 "dtype": shard.kind,
                 "crc32c": None if shard.crc32c is None else f"{shard.crc32c:08x}",
+                **({} if shard.first_block is None else {"first_block": shard.first_block}),
             }
             for shard in shards
         ],
@@ -167,4 +171,7 @@ def _from_json(text: Any) -> Shard:
         raise ValueError(f"{name}: {rows!r} rows of {width!r} values of {text['dtype']!r}")
     if crc is not None and not 0 <= int(crc, 16) < 1 << 32:
         raise ValueError(f"{name}: expected a CRC32C of 32 bits, got {crc}")
-    return Shard(name, rows, width, text["dtype"], None if crc is None else int(crc, 16))
+    first = text.get("first_block")
+    if first is not None:
+        first = whole_number(first, _MAX_BYTES)
+    return Shard(name, rows, width, text["dtype"], None if crc is None else int(crc, 16), first)

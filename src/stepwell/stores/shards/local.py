@@ -13,14 +13,17 @@ from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.errors import FormatError
+from stepwell.files.checked import BLOCK_BYTES, Checksums
 from stepwell.files.regular import open_inside, open_regular
 from stepwell.source import Rows
 from stepwell.stores.shards.layout import (
+    CHECKSUMS,
     HEADER_BYTES,
     KINDS,
     LIST,
     SUFFIX,
     Shard,
+    check_crc,
     listed_in,
     parse_header,
     with_checksum,
@@ -64,6 +67,19 @@ class Corpus(ABC):
 
     def check_whole(self, number: int) -> None:
         """Raise `FormatError` for a file that was cut since it was opened."""
+
+    def blocks_of(self, number: int) -> _core.CheckedBlocks | None:
+        """The checksums of the blocks of a shard, none of them compared yet, where `parts` does
+        not do so."""
+        return None
+
+    def check_rows(self, number: int, begin: int, end: int) -> None:
+        """Raise `ChecksumError` when rows that `parts` gave are not those that were written."""
+
+    def check_passed(self, number: int, begin: int, end: int, crc: int) -> int:
+        """The checksum of a shard up to row `end`, where that up to `begin` is `crc`: for a shard
+        that is read in order, and only as a whole has a checksum, which is then compared."""
+        return 0
 
     def closed(self) -> Self:
         """The same without open files."""
@@ -115,6 +131,16 @@ class Corpus(ABC):
             raise FormatError("expected a corpus with rows, got none", path=self.where(0))
 
 
+def one_block(
+    data: NDArray[np.uint8], crc: int, path: Path | str, begin: int
+) -> _core.CheckedBlocks:
+    """Bytes of a file that have one checksum together."""
+    stored = np.array([crc] if len(data) else [], "<u4").view(np.uint8)
+    none = np.empty(0, np.uint8)
+    size = 1 << len(data).bit_length()
+    return _core.CheckedBlocks(data, size, stored, none, path, begin, path)
+
+
 def whole(data: NDArray[np.uint8], where: str, at: int) -> _core.Reader:
     """Bytes from byte `at` of a file on as one row, to be copied: someone may cut the file."""
     return _core.guarded_reader(data, 0, 1, len(data), where, at)
@@ -133,8 +159,13 @@ class _Mapped:
 class LocalShards(Corpus):
     """Mapped shards, in the order of their paths as they are given."""
 
-    def __init__(self, paths: Sequence[Path], folder: Path | None = None) -> None:
-        """Files that the caller named; with `folder`, files of that folder, none of them a link."""
+    def __init__(
+        self, paths: Sequence[Path], folder: Path | None = None, *, checksums: bool = True
+    ) -> None:
+        """Files that the caller named; with `folder`, files of that folder, none of them a link.
+
+        With `checksums`, blocks are compared with theirs when they are first met.
+        """
         self.paths = [path.absolute() for path in paths]
         self._files = [_mapped(path, inside=folder is not None) for path in self.paths]
         folders = {path.parent for path in self.paths} if folder is None else {folder.absolute()}
@@ -146,12 +177,37 @@ class LocalShards(Corpus):
                 for file, path in zip(self._files, self.paths, strict=True)
             ]
         )
+        self._known: dict[Path, Checksums] = {}
+        self._blocks: list[_core.CheckedBlocks | None] = [None] * len(self.paths)
+        self._in_order: list[_core.CheckedBlocks | None] = [None] * len(self.paths)
+        if checksums:
+            self._open_checksums()
+
+    def _open_checksums(self) -> None:
+        """What each shard is compared with: its blocks, or all of it once it was read in order."""
+        for number, (shard, file) in enumerate(zip(self.shards, self._files, strict=True)):
+            self._blocks[number] = self.blocks_of(number)
+            if shard.first_block is None and shard.crc32c is not None:
+                data = file.memory[HEADER_BYTES : HEADER_BYTES + shard.payload_bytes]
+                self._in_order[number] = one_block(data, shard.crc32c, file.path, HEADER_BYTES)
+
+    def blocks_of(self, number: int) -> _core.CheckedBlocks | None:
+        shard, file = self.shards[number], self._files[number]
+        if shard.first_block is None:
+            return None
+        at = file.path.parent
+        if at not in self._known:
+            self._known[at] = Checksums(at, CHECKSUMS, block_bytes=BLOCK_BYTES)
+        data = file.memory[HEADER_BYTES : HEADER_BYTES + shard.payload_bytes]
+        return self._known[at].of(data, shard.first_block, file.path, HEADER_BYTES)
 
     @classmethod
-    def in_folder(cls, folder: Path, names: Collection[str] | None = None) -> "LocalShards":
+    def in_folder(
+        cls, folder: Path, names: Collection[str] | None = None, *, checksums: bool = True
+    ) -> "LocalShards":
         """All shards of a directory or those of some names, sorted by the bytes of their names."""
         chosen = sorted(shard_names(folder) if names is None else names, key=os.fsencode)
-        made = cls([folder / name for name in chosen], folder)
+        made = cls([folder / name for name in chosen], folder, checksums=checksums)
         missing = made._listed.keys() - set(made.paths)
         for path in sorted(missing):
             if not path.exists():  # else it is newer than our names
@@ -165,7 +221,7 @@ class LocalShards(Corpus):
     def closed(self) -> "LocalShards":
         """The same without the files; whoever is still reading them has them for as long."""
         made = copy(self)
-        made._files = []
+        made._files, made._blocks, made._in_order, made._known = [], [], [], {}
         return made
 
     def where(self, number: int) -> str:
@@ -177,17 +233,33 @@ class LocalShards(Corpus):
 
     def reader(self) -> _core.Reader:
         """All rows as they are stored, in any order; a file that was cut is an error."""
-        parts = [
-            _core.guarded_reader(
-                file.memory, HEADER_BYTES, file.shard.rows, file.shard.row_bytes, file.path
-            )
-            for file in self._files
-            if file.shard.rows
-        ]
+        parts = []
+        for file, blocks in zip(self._files, self._blocks, strict=True):
+            rows, size = file.shard.rows, file.shard.row_bytes
+            if rows:
+                part = _core.guarded_reader(file.memory, HEADER_BYTES, rows, size, file.path)
+                if blocks is not None:
+                    part = _core.checked_reader(part, blocks, size, 0, size)
+                parts.append(part)
         return parts[0] if len(parts) == 1 else _core.concat_reader(parts)
 
     def rows(self, rows: Rows) -> NDArray[np.uint8]:
         return self.reader().take(rows)[: len(rows) * self.shards[0].row_bytes]
+
+    def check_rows(self, number: int, begin: int, end: int) -> None:
+        blocks, size = self._blocks[number], self.shards[number].row_bytes
+        if blocks is not None:
+            blocks.check(begin * size, end * size)
+
+    def check_passed(self, number: int, begin: int, end: int, crc: int) -> int:
+        block, shard = self._in_order[number], self.shards[number]
+        if block is None:
+            return 0
+        crc = block.checksum(begin * shard.row_bytes, end * shard.row_bytes, crc)
+        if end == shard.rows:
+            check_crc(shard, crc, self.where(number))
+            self._in_order[number] = None
+        return crc
 
     def copied(self, number: int, begin: int, end: int) -> NDArray[np.uint8]:
         """Bytes `begin` to `end` of the rows of a shard; an error if its file was cut."""
@@ -213,8 +285,9 @@ class LocalShards(Corpus):
     def parts(
         self, numbers: Sequence[int], step: int, window_bytes: int
     ) -> Iterator[NDArray[np.uint8]]:
-        """Not copied; pages that are in memory anyway are left to whoever reads them."""
-        ahead = _core.Readahead(self._stretches(numbers), window_bytes, False)
+        """Not copied, not checked; pages that are in memory anyway are left to whoever reads
+        them."""
+        ahead = _core.Readahead(self._stretches(numbers, checked=False), window_bytes, False)
         at = 0
         for number, begin, end in self.cuts(numbers, step):
             file, size = self._files[number], self._files[number].shard.row_bytes
@@ -237,10 +310,16 @@ class LocalShards(Corpus):
         stretches = self._stretches(range(len(self.shards)))
         return stretches, rows, first.width, window_bytes, KINDS.index(first.kind)
 
-    def _stretches(self, numbers: Sequence[int]) -> list[tuple[NDArray[np.uint8], int, int, Path]]:
-        """Memory, first byte, bytes and path of the rows of shards."""
-        files = [self._files[number] for number in numbers]
-        return [(file.memory, HEADER_BYTES, file.shard.payload_bytes, file.path) for file in files]
+    def _stretches(
+        self, numbers: Sequence[int], *, checked: bool = True
+    ) -> list[tuple[NDArray[np.uint8], int, int, Path, _core.CheckedBlocks | None]]:
+        """Memory, first byte, bytes, path and checksums of the rows of shards."""
+        found = []
+        for number in numbers:
+            file, blocks = self._files[number], self._blocks[number] if checked else None
+            size = file.shard.payload_bytes
+            found.append((file.memory, HEADER_BYTES, size, file.path, blocks))
+        return found
 
 
 def shard_names(folder: Path) -> list[str]:

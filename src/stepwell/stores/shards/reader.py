@@ -44,16 +44,18 @@ class ShardReader(Store):
         for batch in Loader(acts, 4096):            shuffled; batch["data"]
 
     `take` and the loader give rows in the stored dtype (bfloat16, which NumPy does not have, as
-    float32). The files may be larger than memory: `batches` keeps a window of them.
+    float32). The files may be larger than memory: `batches` keeps a window of them. Rows are
+    compared with their checksums the first time they are read, unless `checksums` is False.
     """
 
     kind = "shards"
     noun = "a folder of shards"
-    checks_rows = False
 
     def __init__(
         self,
         where: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | Any,
+        *,
+        checksums: bool = True,
         **options: Any,
     ) -> None:
         """A directory of shards, paths in the order of their rows, a URL or an obstore store.
@@ -64,10 +66,17 @@ class ShardReader(Store):
         Raises `FormatError` naming the shard that does not fit, and `FetchError` for a bucket that
         does not answer.
         """
-        self._begin(where, options)
+        self._begin(where, options, checksums)
 
-    def _begin(self, where: Any, options: dict[str, Any], seen: list[Shard] | None = None) -> None:
+    def _begin(
+        self,
+        where: Any,
+        options: dict[str, Any],
+        checksums: bool = True,
+        seen: list[Shard] | None = None,
+    ) -> None:
         self._where: Any = where
+        self._checksums = checksums
         self._path, self._options = repr(where), options
         if isinstance(where, str | os.PathLike):  # wherever the process goes later
             self._where = self._path = str(where) if is_url(where) else os.path.abspath(where)
@@ -88,19 +97,24 @@ class ShardReader(Store):
         where, options = self._where, self._options
         shards: Corpus
         if self._is_remote:
-            shards = RemoteShards(where, names, **options)
+            shards = RemoteShards(where, names, checksums=self._checksums, **options)
         elif options:
             raise TypeError(f"{', '.join(options)}: only for what is in a bucket")
         elif isinstance(where, str):
             path = Path(where)
+            checks = {"checksums": self._checksums}
             folder = path.is_dir()
-            shards = LocalShards.in_folder(path, names) if folder else LocalShards([path])
+            shards = (
+                LocalShards.in_folder(path, names, **checks)
+                if folder
+                else LocalShards([path], **checks)
+            )
             if not shards.shards:
                 raise FormatError("expected .shard files, found none", path=str(path))
         else:
             for url in filter(is_url, where):
                 raise TypeError(f"expected paths, or one URL of them all, got {url!r} among others")
-            shards = LocalShards([Path(path) for path in where])
+            shards = LocalShards([Path(path) for path in where], checksums=self._checksums)
             if not shards.shards:
                 raise ValueError("expected at least one shard")
         shards.check()
@@ -108,7 +122,8 @@ class ShardReader(Store):
 
     def __getstate__(self) -> dict[str, Any]:
         seen = None if isinstance(self._where, list) else self.shards
-        return {"where": self._where, "options": self._options, "seen": seen}
+        kept = {"where": self._where, "options": self._options, "seen": seen}
+        return {**kept, "checksums": self._checksums}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._begin(**state)
@@ -192,6 +207,7 @@ class ShardReader(Store):
             "width": self._width,
             "dtype": self._stored_kind,
             "checksums": sum(shard.crc32c is not None for shard in shards),
+            "block_checksums": sum(shard.first_block is not None for shard in shards),
         }
 
     def _health(self) -> str:
@@ -252,13 +268,11 @@ class ShardReader(Store):
     ) -> Iterator[RowBatch]:
         rows = begin()
         first, integer = 0, np.dtype(np.int64)
-        for number, at, end in shards.cuts(range(len(shards.shards)), step):
-            last = first + end - at
+        passed = _Passed(shards)
+        for cut in shards.cuts(range(len(shards.shards)), step):
+            last = first + cut[2] - cut[1]
             # No name for it here: its memory is for the next one as soon as the caller lets go.
-            yield RowBatch(
-                rows() if end < shards.shards[number].rows else _last_of(shards, number, rows()),
-                np.arange(first, last, dtype=integer),
-            )
+            yield RowBatch(passed.checked(*cut, rows()), np.arange(first, last, dtype=integer))
             first = last
 
     def _copies(
@@ -272,6 +286,7 @@ class ShardReader(Store):
         numbers = range(len(shards.shards))
         parts = shards.parts(numbers, step, window_bytes)
         for (number, begin, end), data in zip(shards.cuts(numbers, step), parts, strict=True):
+            shards.check_rows(number, begin, end)
             if out is None and self._is_stored(wanted):
                 rows = data.view(wanted).reshape(-1, self._width)
                 rows.flags.writeable = False
@@ -298,11 +313,15 @@ class ShardReader(Store):
                 message = f"{surplus} bytes behind the last row"
                 problems.append(FormatError(message, path=where, offset=end))
             try:
-                crc = 0
+                crc = at = 0
+                blocks = None if quick else shards.blocks_of(number)
                 for data in () if quick else shards.payload(number):
                     crc = _core.crc32c(data, crc)
                     done += len(data)
                     progress(done, total)
+                    if blocks is not None:
+                        blocks.check(at, at + len(data))
+                        at += len(data)
                 shards.check_whole(number)
                 if not quick:
                     check_crc(shard, crc, where)
@@ -365,17 +384,26 @@ class ShardReader(Store):
         _core.upcast(KINDS.index(self._stored_kind), data, flat, doubles, self._cores, where, at)
 
 
-def _last_of(shards: Corpus, number: int, rows: NDArray[Any]) -> NDArray[Any]:
-    """The last rows of a shard, if it is still as long as it was."""
-    shards.check_whole(number)
-    return rows
+class _Passed:
+    """What is known of a shard once its last rows were read in order."""
+
+    def __init__(self, shards: Corpus) -> None:
+        self._shards, self._crc = shards, 0
+
+    def checked(self, number: int, begin: int, end: int, rows: NDArray[Any]) -> NDArray[Any]:
+        """The rows, the last of a shard only if it is as long as it was, and its checksum right."""
+        shards = self._shards
+        self._crc = shards.check_passed(number, begin, end, self._crc if begin else 0)
+        if end == shards.shards[number].rows:
+            shards.check_whole(number)
+        return rows
 
 
 def _check_known(seen: Sequence[Shard], there: Corpus) -> None:
     """Raise `FormatError` unless the shards that were seen are the first that are there."""
     for before, now in zip_longest(seen, there.shards[: len(seen)]):
         if now is not None and None in (before.crc32c, now.crc32c):
-            now = replace(now, crc32c=before.crc32c)
+            now = replace(now, crc32c=before.crc32c, first_block=before.first_block)
         if before != now:
             raise FormatError("another corpus is here now; open it again", path=there.where(0))
 

@@ -4,6 +4,7 @@ import hashlib
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,11 +17,13 @@ from numpy.typing import NDArray
 from stepwell import _core
 from stepwell.errors import ChecksumError, FetchError, FormatError
 from stepwell.files.atomic import new_file
+from stepwell.files.checked import BLOCK_BYTES, ENTRY_BYTES, block_count, entry_place
 from stepwell.files.regular import check_folders
 from stepwell.files.remote import RemoteFiles, is_missing
 from stepwell.ordered import in_order
 from stepwell.source import Rows
 from stepwell.stores.shards.layout import (
+    CHECKSUMS,
     HEADER_BYTES,
     LIST,
     SUFFIX,
@@ -36,6 +39,7 @@ _RANGE_BYTES = 1 << 22
 _NEAR_BYTES = 1 << 16
 _HEADERS_AT_ONCE = 16
 _TRIES = 3
+_KNOWN_BYTES = 1 << 26
 _FOLDER_LETTERS = 16
 _LEFT_S = 3600
 _MAX_NAME = 240  # and a few letters more until it is whole
@@ -58,12 +62,16 @@ class RemoteShards(Corpus):
         connections: int = 8,
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int = 1 << 34,
+        checksums: bool = True,
         **options: Any,
     ) -> None:
         if connections < 1:
             raise ValueError(f"connections: expected at least 1, got {connections}")
         self._files = files = RemoteFiles(where, **options)
         self._connections = connections
+        self._checksums = checksums
+        self._turns = defaultdict[int, threading.Lock](threading.Lock)
+        self._known: dict[int, NDArray[np.uint8]] = {}  # checksums of the blocks of shards
         self._cache = (
             None if cache is None else _Cache(Path(cache), cache_bytes, files, connections)
         )
@@ -83,6 +91,8 @@ class RemoteShards(Corpus):
         if not shards:
             raise FetchError("expected .shard files, found none", url=files.url)
         super().__init__(shards)
+        self._unmet = set() if listed is None else set(range(len(shards)))
+        """Shards whose headers were not compared with the list yet."""
 
     def where(self, number: int) -> str:
         return self._files.url_of(self.shards[number].name)
@@ -105,7 +115,7 @@ class RemoteShards(Corpus):
                 return
             for first, last in _groups(local, size):
                 near = local[first:last]
-                data = self._bytes(number, int(near[0]) * size, (int(near[-1]) + 1) * size)
+                data = self._checked(number, int(near[0]) * size, (int(near[-1]) + 1) * size)
                 out[places[first:last]] = data.reshape(-1, size)[near - near[0]]
 
         tasks: list[tuple[int, Rows, Rows]] = []
@@ -117,7 +127,11 @@ class RemoteShards(Corpus):
             for first, last in _groups(local, size) if self._cache is None else whole:
                 tasks.append((number, mine[first:last], local[first:last]))
         with ThreadPoolExecutor(self._connections) as pool:
+            met = set(of.tolist()) & self._unmet if self._cache is None else set()
+            headers = [pool.submit(self._meet, number) for number in sorted(met)]
             list(pool.map(lambda task: fetch(*task), tasks))
+            for header in headers:
+                header.result()
         return out.reshape(-1)
 
     def parts(
@@ -125,7 +139,9 @@ class RemoteShards(Corpus):
     ) -> Iterator[NDArray[np.uint8]]:
         """A range has many small parts, or one of several ranges is put together: how much a loop
         takes at a time does not decide how many requests are under way."""
-        max_bytes = min(_RANGE_BYTES, max(window_bytes // self._connections // 64 * 64, 64))
+        checked = self._checksums and any(self.shards[n].first_block is not None for n in numbers)
+        unit = BLOCK_BYTES if checked else 64
+        max_bytes = min(_RANGE_BYTES, max(window_bytes // self._connections // unit * unit, unit))
         ranges = [
             (number, at, min(at + max_bytes, size))
             for number in numbers
@@ -139,7 +155,7 @@ class RemoteShards(Corpus):
             number, begin, end = range_
             shard = self.shards[number]
             kept = None if self._cache is None else self._cache.bytes_of(shard, begin, end)
-            return self._bytes(number, begin, end) if kept is None else kept
+            return self._checked(number, begin, end) if kept is None else kept
 
         fetched = in_order(fetch, ranges, min(self._connections, ahead), ahead=ahead)
         coming = zip(ranges, fetched, strict=True)
@@ -150,9 +166,12 @@ class RemoteShards(Corpus):
             while needed:
                 if not len(left):
                     (_, first, last), left = next(coming)
+                    shard = self.shards[number]
+                    if not self._checksums or shard.first_block is not None:
+                        continue
                     crc = _core.crc32c(left, crc if first else 0)
-                    if last == self.shards[number].payload_bytes:
-                        check_crc(self.shards[number], crc, self.where(number))
+                    if last == shard.payload_bytes:
+                        check_crc(shard, crc, self.where(number))
                 found.append(left[:needed])
                 left = left[needed:]
                 needed -= len(found[-1])
@@ -166,10 +185,62 @@ class RemoteShards(Corpus):
                 raise
             raise FormatError("expected a shard, found none", path=self.where(number)) from error
 
+    def _checked(self, number: int, begin: int, end: int) -> NDArray[np.uint8]:
+        """The same as `_bytes`, in whole blocks that are compared with their checksums; those that
+        differ are fetched again, and a `ChecksumError` in the end."""
+        shard, where = self.shards[number], self.where(number)
+        if not self._checksums or shard.first_block is None:
+            return self._bytes(number, begin, end)
+        first = begin // BLOCK_BYTES
+        last = block_count(end, BLOCK_BYTES)
+        at, to = first * BLOCK_BYTES, min(last * BLOCK_BYTES, shard.payload_bytes)
+        none = np.empty(0, np.uint8)
+        for left in reversed(range(_TRIES)):
+            data = np.ascontiguousarray(self._bytes(number, at, to))
+            known = self._blocks_of(number)[first * ENTRY_BYTES : last * ENTRY_BYTES]
+            place = HEADER_BYTES + at
+            try:
+                _core.CheckedBlocks(data, BLOCK_BYTES, known, none, where, place, where).check_all()
+                break
+            except ChecksumError:
+                self._known.pop(number, None)  # it may be they that came damaged
+                if not left:
+                    raise
+        return data[begin - at : end - at]
+
+    def _blocks_of(self, number: int) -> NDArray[np.uint8]:
+        """The checksums of the blocks of a shard; of few shards at a time."""
+        shard = self.shards[number]
+        assert shard.first_block is not None
+        with self._turns[number]:  # once, however many ranges are waiting for them
+            found = self._known.get(number)
+            if found is None:
+                end = shard.first_block + block_count(shard.payload_bytes, BLOCK_BYTES)
+                place = entry_place(shard.first_block), entry_place(end)
+                found = self._known[number] = self._files.read(CHECKSUMS, *place)
+                others = [each for each in list(self._known) if each != number]
+                while others and sum(map(len, list(self._known.values()))) > _KNOWN_BYTES:
+                    self._known.pop(others.pop(0), None)
+        return found
+
     def _bytes(self, number: int, begin: int, end: int) -> NDArray[np.uint8]:
-        """Bytes `begin` to `end` of the rows of a shard, from the bucket."""
+        """Bytes `begin` to `end` of the rows of a shard, from the bucket; its header comes with the
+        first of them."""
         name = self.shards[number].name
+        if begin == 0 and number in self._unmet:
+            data = self._files.read(name, 0, HEADER_BYTES + end)
+            self._meet(number, data[:HEADER_BYTES].tobytes())
+            return data[HEADER_BYTES:]
         return self._files.read(name, HEADER_BYTES + begin, HEADER_BYTES + end)
+
+    def _meet(self, number: int, header: bytes | None = None) -> None:
+        """Raise `FormatError` unless the header of a shard is what the list has of it."""
+        name, where = self.shards[number].name, self.where(number)
+        if header is None:
+            header = self._files.read(name, 0, HEADER_BYTES).tobytes()
+        found = parse_header(header, name, where)
+        with_checksum(found, self.shards[number], self._files.url_of(LIST.name))
+        self._unmet.discard(number)
 
     def _header(self, name: str) -> Shard:
         size = self._sizes[name]

@@ -19,10 +19,13 @@ from stepwell.files.atomic import (
     sync_path,
     temporary_name,
     write_all,
+    write_file,
 )
+from stepwell.files.checked import Growing, block_count, header_bytes as checksum_header
 from stepwell.fit import changed_by, does_not_fit, fit_into
 from stepwell.source import is_masked
 from stepwell.stores.shards.layout import (
+    CHECKSUMS,
     HEADER_BYTES,
     KINDS,
     LIST,
@@ -37,7 +40,7 @@ from stepwell.stores.shards.local import LocalShards, shard_names
 from stepwell.writer import Mode, Writer, exclusive
 
 LOCK = ".writer.lock"
-_BESIDE = rf".*\{SUFFIX}|{LIST.name}"
+_BESIDE = rf".*\{SUFFIX}|{LIST.name}|{CHECKSUMS}"
 _MAX_SHARDS = 10**6
 
 
@@ -74,6 +77,7 @@ class ShardWriter(Writer):
         self._file = -1
         self._beside = temporary_name(root / SUFFIX)
         self._open_rows = self._crc = 0
+        self._blocks = Growing()
         self._begin(root, LOCK, mode)
         with self._opening():
             self._shards = self._found()
@@ -120,6 +124,7 @@ class ShardWriter(Writer):
                 at_byte = HEADER_BYTES + self._open_rows * self._like.row_bytes
                 write_all(self._file, flat, at_byte, self._beside)
                 self._crc = _core.crc32c(flat, self._crc)
+                self._blocks.add(flat, at_byte - HEADER_BYTES)
                 self._open_rows += len(part)
                 at += len(part)
                 if self._open_rows == self._shard_rows:
@@ -133,7 +138,10 @@ class ShardWriter(Writer):
             return
         with self._at_risk():
             name = f"{len(self._shards):06}{SUFFIX}"
-            shard = replace(self._like, name=name, rows=self._open_rows, crc32c=self._crc)
+            first = self._store_checksums()
+            shard = Shard(
+                name, self._open_rows, self._like.width, self._like.kind, self._crc, first
+            )
             header = header_bytes(shard.rows, shard.width, shard.kind)
             write_all(self._file, np.frombuffer(header, np.uint8), 0, self._beside)
             os.fsync(self._file)
@@ -165,7 +173,7 @@ class ShardWriter(Writer):
 
     @classmethod
     def _is_left_over(cls, path: Path) -> bool:
-        return path.name == LOCK or is_temporary(path, _BESIDE)
+        return path.name in (LOCK, CHECKSUMS) or is_temporary(path, _BESIDE)
 
     # Below this line: for this package.
 
@@ -185,15 +193,44 @@ class ShardWriter(Writer):
         if found and [shard.name for shard in found] != known:
             if [shard.name for shard in found[:-1]] == known:
                 # The last writer was killed between the shard and the list, and knew the checksum.
-                found[-1] = replace(found[-1], crc32c=there.checksum(len(found) - 1))
+                found[-1] = self._finished(there, found)
             LIST.write(root, listing(found))
         return found
+
+    def _finished(self, there: LocalShards, found: list[Shard]) -> Shard:
+        """The last shard, which no list has yet, with its checksums."""
+        self._shards, at = found[:-1], 0
+        for data in there.payload(len(found) - 1):
+            self._crc = _core.crc32c(data, self._crc)
+            self._blocks.add(data, at)
+            at += len(data)
+        return replace(found[-1], crc32c=self._crc, first_block=self._store_checksums())
+
+    def _store_checksums(self) -> int:
+        """Put the checksums of the blocks of the open shard behind those of the others, on the
+        disk; where they begin."""
+        if not os.path.lexists(self._root / CHECKSUMS):
+            write_file(self._root / CHECKSUMS, checksum_header(), follow=False)
+        return self._blocks.store_all(self._root, CHECKSUMS, self._known_blocks())
+
+    def _known_blocks(self) -> int:
+        """How many checksums of blocks the shards that are there have."""
+        size = self._blocks.block_bytes
+        return max(
+            (
+                shard.first_block + block_count(shard.payload_bytes, size)
+                for shard in self._shards
+                if shard.first_block is not None
+            ),
+            default=0,
+        )
 
     def _start_shard(self) -> None:
         if len(self._shards) >= _MAX_SHARDS:
             raise ValueError(f"{_MAX_SHARDS:,} shards, and more would not sort; make larger ones")
         self._file, self._beside = create_beside(self._root / f"{len(self._shards):06}{SUFFIX}")
         self._open_rows = self._crc = 0
+        self._blocks.rest.clear()
 
     def _packed(self, rows: ArrayLike) -> NDArray[np.uint8]:
         """Rows as bytes of the stored kind, (n, bytes of a row)."""

@@ -16,6 +16,7 @@ from stepwell import _core
 from stepwell.errors import FormatError, VersionError
 from stepwell.files import catalog
 from stepwell.files.catalog import transaction, translated
+from stepwell.files.checked import BLOCK_BYTES, MAX_BLOCK_BYTES
 from stepwell.files.npy import dtype_from_json, dtype_to_json
 from stepwell.lazy import lazy
 from stepwell.source import Rows
@@ -65,6 +66,10 @@ class Seen(NamedTuple):
     shard_rows: int
     dtype: np.dtype[Any] | None
     """None in a dataset of the original program, whose array alone knows."""
+    block_bytes: int = 0
+    """Rows that each checksum covers, in bytes; 0 where there are none."""
+    block_tail: bytes = b""
+    """The last checksums, which are not in the file of checksums."""
 
 
 def create(
@@ -82,6 +87,7 @@ def create(
         "shard_rows": str(shard_rows),
         "rows": "0",
         "id": os.urandom(16).hex(),
+        **block_meta(BLOCK_BYTES, b""),
     }
     with closing(catalog.connect(path, create=True)) as database, transaction(database, path):
         database.execute(f"CREATE TABLE runs ({', '.join([own, *others])})")
@@ -92,6 +98,11 @@ def create(
                 database.execute(f'CREATE INDEX "runs_by_{name}" ON runs ("{name}")')
         database.execute(_META)
         database.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
+
+
+def block_meta(block_bytes: int, tail: bytes) -> dict[str, str]:
+    """What a commit keeps of the checksums of its rows."""
+    return {"block_bytes": str(block_bytes), "block_tail": tail.hex()}
 
 
 def run_columns(given: Mapping[str, type | RunColumn] | None) -> dict[str, RunColumn]:
@@ -117,14 +128,17 @@ def append(
     names: Sequence[str],
     runs: Iterable[Sequence[Any]],
     rows: int,
+    blocks: Mapping[str, str],
 ) -> None:
-    """Add runs (id, first_step_idx, num_steps, then `names`) and the number of rows: the commit."""
+    """Add runs (id, first_step_idx, num_steps, then `names`), the number of rows and the last of
+    their checksums: the commit."""
     every = ", ".join(map(quoted, [*OWN, *names]))
     marks = ", ".join("?" * (len(OWN) + len(names)))
     with transaction(database, path):
         database.executemany(f"INSERT INTO runs ({every}) VALUES ({marks})", runs)
         database.execute(_META)
-        database.execute("INSERT OR REPLACE INTO meta VALUES ('rows', ?)", (str(rows),))
+        meta = {"rows": str(rows), **blocks}
+        database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta.items())
 
 
 def has_runs(path: Path) -> bool:
@@ -160,6 +174,8 @@ def facts(database: sqlite3.Connection, path: Path) -> Seen:
         raise VersionError(f"expected version {VERSION}, got {version!r}", path=str(path))
     try:
         rows, shard_rows = int(meta.get("rows", end)), int(meta.get("shard_rows", 0))
+        block_bytes = int(meta.get("block_bytes", 0))
+        block_tail = bytes.fromhex(meta.get("block_tail", ""))
         dtype = None
         if "dtype" in meta:
             dtype = dtype_from_json(json.loads(meta["dtype"]))
@@ -171,7 +187,9 @@ def facts(database: sqlite3.Connection, path: Path) -> Seen:
         )
     if type(last) is not int or shard_rows < 0:
         raise FormatError(f"expected whole numbers, got {shard_rows=}, {last=}", path=str(path))
-    return Seen(rows, count, last, identity, shard_rows, dtype)
+    if not 0 <= block_bytes <= MAX_BLOCK_BYTES or block_bytes.bit_count() > 1:
+        raise FormatError(f"expected checksums of blocks, got {block_bytes=}", path=str(path))
+    return Seen(rows, count, last, identity, shard_rows, dtype, block_bytes, block_tail)
 
 
 def _state(database: sqlite3.Connection, path: Path) -> tuple[dict[Any, Any], tuple[Any, Any, Any]]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -17,9 +17,13 @@ from stepwell.files.npy import NpyHeader, header_bytes, read_header
 from stepwell.files.regular import open_inside
 from stepwell.files.shared import shared_block
 
+if TYPE_CHECKING:
+    from stepwell.stores.steps.blocks import Checks
+
 VERSION = 1
 DATABASE = "metadata.db"
 MANIFEST = "manifest.json"
+CHECKSUMS = "steps.crc"
 LOCK = "writer.lock"
 SHARDS = "shards"
 FILLED = ("run_id", "step_index")
@@ -33,6 +37,13 @@ def piece_name(number: int, shard_rows: int) -> str:
     return f"{SHARDS}/steps_{number:05}.npy" if shard_rows else "steps.npy"
 
 
+class Segment(NamedTuple):
+    """Rows in memory, and the checksums that they are compared with when they are first met."""
+
+    rows: NDArray[Any]
+    blocks: _core.CheckedBlocks | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Consecutive rows that are in one file."""
@@ -42,6 +53,8 @@ class Piece:
     inside: int
     """The first of the rows, counted in the file."""
     rows: int
+    number: int = 0
+    """Of the file."""
 
     @property
     def path(self) -> Path:
@@ -72,7 +85,7 @@ def pieces(root: Path, rows: int, shard_rows: int, first: int = 0) -> list[Piece
     while first < rows:
         number, inside = divmod(first, shard_rows)
         count = min(shard_rows - inside, rows - first)
-        found.append(Piece(root, piece_name(number, shard_rows), inside, count))
+        found.append(Piece(root, piece_name(number, shard_rows), inside, count, number))
         first += count
     return found
 
@@ -133,21 +146,31 @@ def _plain(name: str, given: FieldLike) -> tuple[np.dtype[Any], tuple[int, ...]]
     return field.dtype, field.shape
 
 
-def map_rows(pieces: list[Piece], dtype: np.dtype[Any] | None) -> list[NDArray[Any]]:
+def map_rows(
+    pieces: list[Piece], dtype: np.dtype[Any] | None, checks: "Checks | None" = None
+) -> list[Segment]:
     """An array over each file. The files must not shrink while the arrays are used."""
-    segments: list[NDArray[Any]] = []
+    segments = []
     for piece in pieces:
         with piece.open(dtype, piece.inside + piece.rows) as (file, header):
-            begin = piece.place(header)
-            end = begin + piece.rows * header.dtype.itemsize
-            # Not NumPy's, which keeps a descriptor for each of a thousand files.
-            rows = _core.map_file(file.fileno(), end, piece.path)[begin:] if piece.rows else _NONE
-            segments.append(rows.view(header.dtype))
+            data = _NONE
+            blocks = None
+            if piece.rows:
+                begin = piece.place(header)
+                end = begin + piece.rows * header.dtype.itemsize
+                # Not NumPy's, which keeps a descriptor for each of a thousand files.
+                data = _core.map_file(file.fileno(), end, piece.path)[begin:]
+                if checks is not None:
+                    blocks = checks.of(piece, file, header, data)
+            segments.append(Segment(data.view(header.dtype), blocks))
     return segments
 
 
 def load_rows(
-    pieces: list[Piece], dtype: np.dtype[Any] | None, owner: str | None = None
+    pieces: list[Piece],
+    dtype: np.dtype[Any] | None,
+    owner: str | None = None,
+    checks: "Checks | None" = None,
 ) -> NDArray[Any]:
     """All rows in one array on huge pages; shared by all who name the same `owner`."""
     headers, about = [], []
@@ -156,20 +179,21 @@ def load_rows(
             headers.append(header)
             dtype = header.dtype
             if owner is not None:
-                found = os.fstat(file.fileno())
-                about.append((found.st_dev, found.st_ino, _checksum(file, header, piece)))
+                s = os.fstat(file.fileno())
+                now = s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns
+                about.append((*now, _checksum(file, header, piece)))
     kind = headers[0].dtype
 
     def fill(block: NDArray[np.uint8]) -> None:
         at = 0
         for piece, header in zip(pieces, headers, strict=True):
-            begin = piece.place(header)
-            end = begin + piece.rows * kind.itemsize
+            data = block[at : at + piece.rows * kind.itemsize]
             with os.fdopen(open_inside(piece.root, piece.name), "rb") as file:
-                for offset in range(begin, end, _READ_BYTES):
-                    part = block[at : at + min(_READ_BYTES, end - offset)]
-                    _core.load(file.fileno(), piece.path, offset, part)
-                    at += len(part)
+                blocks = None if checks is None else checks.of(piece, file, header, data)
+                _load(file, header, piece, data, blocks)
+            at += len(data)
+        if checks is not None:
+            checks.check_loaded(block)
 
     size = sum(piece.rows for piece in pieces) * kind.itemsize
     if owner is None or not size:
@@ -177,8 +201,24 @@ def load_rows(
         fill(block)
     else:
         places = [(piece.inside, piece.rows) for piece in pieces]
-        block = shared_block(owner, f"{kind} {places} {about}", size, fill)
+        block = shared_block(owner, f"{kind} {places} {about} {checks is not None}", size, fill)
     return block.view(kind)
+
+
+def _load(
+    file: BinaryIO,
+    header: NpyHeader,
+    piece: Piece,
+    data: NDArray[np.uint8],
+    blocks: "_core.CheckedBlocks | None",
+) -> None:
+    """Parts of a file one after another, which end where blocks end."""
+    begin = 0
+    skew = piece.inside * header.dtype.itemsize % _READ_BYTES
+    for end in [*range(_READ_BYTES - skew, len(data), _READ_BYTES), len(data)]:
+        place = piece.place(header) + begin
+        _core.load(file.fileno(), piece.path, place, data[begin:end], blocks, begin)
+        begin = end
 
 
 def _checksum(file: BinaryIO, header: NpyHeader, piece: Piece) -> int:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.errors import FormatError
@@ -15,8 +14,18 @@ from stepwell.sampler import split_runs
 from stepwell.source import Batch, Field, Rows, Schema
 from stepwell.store import Progress, QueryTable, Report, Store
 from stepwell.stores.steps import database
+from stepwell.stores.steps.blocks import BlockChecks, Checks, ManifestChecks
 from stepwell.stores.steps.database import Chosen, Seen, StepRuns
-from stepwell.stores.steps.layout import DATABASE, VERSION, load_rows, map_rows, pieces
+from stepwell.stores.steps.layout import (
+    DATABASE,
+    MANIFEST,
+    VERSION,
+    Segment,
+    load_rows,
+    map_rows,
+    pieces,
+)
+from stepwell.stores.steps.manifest import BLOCK_BYTES
 from stepwell.stores.steps.repair import Repaired, check_whole, repair
 from stepwell.stores.steps.verify import check, health
 
@@ -33,13 +42,14 @@ class StepReader(Store):
     `memory="ram"` reads the rows into huge pages with all cores, `"shared"` does so once for all
     processes of the machine that open it so, and `"map"` maps the files, of which about
     `resident_bytes` are kept in memory at a time.
+    Rows are compared with their checksums while they are read into memory, or when a mapped block
+    of them is first met, unless `checksums` is False.
     Filters keep ranges of rows, never a row number per row, and are step datasets themselves.
     A dataset that is appended to keeps the rows it was opened with until `refresh`.
     """
 
     kind: ClassVar[str] = "steps"
     noun: ClassVar[str] = "a step dataset"
-    checks_rows: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -47,22 +57,24 @@ class StepReader(Store):
         *,
         memory: Memory = "ram",
         resident_bytes: int = 1 << 30,
+        checksums: bool = True,
     ) -> None:
         if memory not in ("ram", "map", "shared"):
             raise ValueError(f"memory: expected 'ram', 'map' or 'shared', got {memory!r}")
-        self._begin(
-            Path(path).absolute(), memory, resident_bytes
-        )  # wherever the process goes later
+        root = Path(path).absolute()  # wherever the process goes later
+        self._begin(root, memory, resident_bytes, checksums)
 
     def _begin(
         self,
         root: Path,
         memory: Memory,
         resident_bytes: int,
+        checksums: bool = True,
         seen: Seen | None = None,
         chosen: Chosen | None = None,
     ) -> None:
         self._root, self._memory, self._resident_bytes = root, memory, resident_bytes
+        self._checksums = checksums
         now = database.look(root / DATABASE, seen.identity if seen else "")
         check_whole(root, now)
         seen = seen or now
@@ -71,7 +83,7 @@ class StepReader(Store):
                 f"expected {seen.rows} rows, as pickled, got {now.rows}", path=str(root)
             )
         self._segments = self._load(0, seen)
-        self._dtype = self._segments[0].dtype
+        self._dtype = self._segments[0].rows.dtype
         self._show(StepRuns(root / DATABASE, seen, chosen))
 
     @classmethod
@@ -80,6 +92,7 @@ class StepReader(Store):
 
     def __getstate__(self) -> dict[str, Any]:
         opened = {"memory": self._memory, "resident_bytes": self._resident_bytes}
+        opened["checksums"] = self._checksums
         seen, chosen = self._seen, self._table._chosen  # others may be appended meanwhile
         return {"root": self._root, **opened, "seen": seen, "chosen": chosen}
 
@@ -202,14 +215,19 @@ class StepReader(Store):
         assert fields is not None
         layout = [(fields[name][1], self.schema[name].row_bytes) for name in names]
         size = self._dtype.itemsize
-        tables = [
-            _core.table_reader(segment.view(np.uint8).reshape(-1, size), layout)
-            for segment in self._segments
-            if len(segment) or len(self._segments) == 1
-        ]
+        tables = []
+        for rows, blocks in self._segments:
+            if not len(rows) and len(self._segments) > 1:
+                continue
+            table = _core.table_reader(rows.view(np.uint8).reshape(-1, size), layout)
+            if blocks is not None:
+                ends = [(offset, offset + bytes_) for offset, bytes_ in layout]
+                needed = min(ends)[0], max(end for _, end in ends)
+                table = _core.checked_reader(table, blocks, size, *needed)
+            tables.append(table)
         reader = tables[0] if len(tables) == 1 else _core.concat_reader(tables)
         if self._memory == "map":
-            maps = [segment.view(np.uint8) for segment in self._segments if len(segment)]
+            maps = [rows.view(np.uint8) for rows, _ in self._segments if len(rows)]
             reader = _core.bounded_reader(reader, maps, self._resident_bytes)
         chosen = self._table._chosen
         if chosen is None:
@@ -226,6 +244,7 @@ class StepReader(Store):
             "row_bytes": self._dtype.itemsize,
             "shard_rows": self._seen.shard_rows,
             "version": VERSION,
+            "checksums": self._checksum_words(),
         }
 
     def _health(self) -> str:
@@ -236,10 +255,21 @@ class StepReader(Store):
 
     # Below this line: for this package.
 
-    def _load(self, begin: int, seen: Seen) -> list[NDArray[Any]]:
+    def _load(self, begin: int, seen: Seen) -> list[Segment]:
         """Rows from `begin` on as arrays: one, or one for each mapped file."""
         found = pieces(self._root, seen.rows, seen.shard_rows, begin)
+        checks: Checks | None = None
+        if self._checksums and seen.block_bytes:
+            checks = BlockChecks(self._root, seen)
         if self._memory == "map":
-            return map_rows(found, seen.dtype)
+            return map_rows(found, seen.dtype, checks)
+        if self._checksums and checks is None and begin == 0:
+            checks = ManifestChecks(self._root)
         owner = str(self._root.resolve()) if self._memory == "shared" else None
-        return [load_rows(found, seen.dtype, owner)]
+        return [Segment(load_rows(found, seen.dtype, owner, checks))]
+
+    def _checksum_words(self) -> str:
+        if self._seen.block_bytes:
+            return f"of every {self._seen.block_bytes:,} bytes of rows"
+        manifest = f"of every {BLOCK_BYTES:,} bytes of rows, compared on load and by verify"
+        return manifest if (self._root / MANIFEST).exists() else "none"

@@ -18,17 +18,20 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from stepwell.errors import FormatError, SchemaError
+from stepwell.errors import ChecksumError, FormatError, SchemaError
 from stepwell.field import FieldLike
 from stepwell.files import catalog
 from stepwell.files.atomic import is_temporary, sweep, sync_path, write_all, write_file
+from stepwell.files.checked import Checksums, Growing, cut_to, header_bytes as checksum_header
 from stepwell.files.npy import NpyHeader, header_bytes
 from stepwell.files.regular import check_inside
 from stepwell.fit import fit_into
 from stepwell.source import is_masked
 from stepwell.stores.steps import database
-from stepwell.stores.steps.database import RunColumn
+from stepwell.stores.steps.blocks import BlockChecks
+from stepwell.stores.steps.database import RunColumn, Seen
 from stepwell.stores.steps.layout import (
+    CHECKSUMS,
     DATABASE,
     FILLED,
     LOCK,
@@ -47,6 +50,8 @@ from stepwell.writer import Mode, Writer, exclusive
 _FLUSH_BYTES = 1 << 23
 _DATABASES = rf"{re.escape(DATABASE)}(\.new)?(-wal|-shm|-journal)?"
 _PIECES = r"steps(_\d{5,})?\.npy"
+_BESIDE = rf"{_PIECES}|{re.escape(CHECKSUMS)}"
+_KEPT_CHECKSUMS = 1 << 10  # they travel in the transaction: no file is synced for a small commit
 
 
 class StepWriter(Writer):
@@ -104,7 +109,7 @@ class StepWriter(Writer):
         path = self._root / DATABASE
         self._database = catalog.connect(path)
         seen = database.facts(self._database, path)
-        self._rows, self._runs, self._last_run, _, self._shard_rows, _ = seen
+        self._rows, self._runs, self._last_run, _, self._shard_rows = seen[:5]
         if shard_rows not in (None, self._shard_rows):
             raise SchemaError(f"shard_rows: the dataset has {self._shard_rows}, got {shard_rows}")
         with self._pieces(0)[0].open(seen.dtype) as (_, header):
@@ -122,7 +127,7 @@ class StepWriter(Writer):
             kind = self._columns[name].sql
             if kind in _KINDS and kind != column.sql:
                 raise SchemaError(f"run column {name}: the dataset has {kind}, got {column.sql}")
-        self._mend()
+        self._mend(seen)
 
     # Writing.
 
@@ -191,6 +196,8 @@ class StepWriter(Writer):
             if re.fullmatch(_PIECES, path.name):
                 with Piece(path.parent, path.name, 0, 0).open(None) as (_, header):
                     return header.shape == (0,)  # there may be rows that were never committed
+            if path.name == CHECKSUMS:
+                return bool(Checksums(path.parent, CHECKSUMS, 0).block_bytes)
             if path.name == MANIFEST:
                 found = Manifest.read(path.parent, 1)
                 return found is not None and (found.rows, found.runs) == (0, 0)
@@ -198,7 +205,7 @@ class StepWriter(Writer):
             return False
         # A database has no run here: that was looked at before.
         ours = path.name == LOCK or re.fullmatch(_DATABASES, path.name) is not None
-        return ours or is_temporary(path, _PIECES)
+        return ours or is_temporary(path, _BESIDE)
 
     def _create(
         self, dtype: np.dtype[Any] | None, columns: Mapping[str, RunColumn], shard_rows: int
@@ -213,16 +220,17 @@ class StepWriter(Writer):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
         sync_path(self._root)  # a log of changes beside another database would be its end
         _new_piece(Piece(self._root, piece_name(0, shard_rows), 0, 0), dtype)
+        write_file(self._root / CHECKSUMS, checksum_header(), follow=False)
         beside = self._root / f"{DATABASE}.new"
         database.create(beside, dtype, columns, shard_rows)
         sync_path(beside)
         beside.rename(path)
         sync_path(self._root)
 
-    def _mend(self) -> None:
+    def _mend(self, seen: Seen) -> None:
         """Cut rows that were never committed; bring headers and checksums up to those that were."""
-        check_inside(self._root, MANIFEST)
-        sweep(self._root, rf"{_PIECES}|{re.escape(MANIFEST)}")
+        check_inside(self._root, MANIFEST, CHECKSUMS)
+        sweep(self._root, rf"{_BESIDE}|{re.escape(MANIFEST)}")
         if self._shard_rows:
             sweep(self._root / SHARDS, _PIECES)
         for left in self._root.glob(f"{DATABASE}.new*"):
@@ -231,7 +239,10 @@ class StepWriter(Writer):
         with suppress(FormatError):  # damaged: made again from the rows
             found = Manifest.read(self._root, self._dtype.itemsize)
         self._committed = found if found and found.rows <= self._rows else Manifest()
+        self._committed_blocks = Growing()
         self._rollback()
+        self._mend_blocks(seen)
+        self._committed_blocks = self._blocks.copy()
         found = self._manifest
         step = max(BLOCK_BYTES // self._dtype.itemsize, 1)
         for begin in range(found.rows, self._rows, step):
@@ -241,6 +252,45 @@ class StepWriter(Writer):
         if (found.rows, found.runs) != (self._rows, self._runs):
             found.write(self._root, self._dtype, self._rows, self._runs)
         self._committed = found.copy()
+
+    def _mend_blocks(self, seen: Seen) -> None:
+        """Read the checksums of the last commit; make those that datasets of before have not.
+
+        Their rows are all read once, and compared with what the manifest has of them.
+        """
+        size = self._dtype.itemsize
+        if seen.block_bytes:
+            stored = BlockChecks(self._root, seen).opened(size).stored
+            self._blocks = Growing(seen.block_bytes, stored, bytearray(seen.block_tail))
+            cut_to(self._root, CHECKSUMS, stored)  # others were never committed
+            return
+        self._blocks = Growing()
+        step = max(BLOCK_BYTES // size, 1)
+        known, again = self._committed, Manifest()
+        for begin in range(0, self._rows, step):
+            some = self._pieces(min(begin + step, self._rows), begin)
+            data = load_rows(some, self._dtype).view(np.uint8)
+            again.add(data[: max(known.covered - begin * size, 0)])
+            self._add_blocks(data, begin)
+        if again.blocks != known.blocks:
+            message = "expected rows as manifest.json has their checksums, got others; see verify"
+            raise ChecksumError(message, path=str(self._root))
+        write_file(self._root / CHECKSUMS, checksum_header(), follow=False)
+        self._blocks.store(self._root, CHECKSUMS, keep=_KEPT_CHECKSUMS)
+        assert self._database is not None
+        path = self._root / DATABASE
+        database.append(self._database, path, [], [], self._rows, self._block_meta())
+
+    def _add_blocks(self, data: NDArray[np.uint8], first: int) -> None:
+        """Continue the checksums with the bytes of the rows from `first` on."""
+        at, size = 0, self._dtype.itemsize
+        for piece in self._pieces(first + len(data) // size, first):
+            end = at + piece.rows * size
+            self._blocks.add(data[at:end], piece.inside * size)
+            at = end
+
+    def _block_meta(self) -> dict[str, str]:
+        return database.block_meta(self._blocks.block_bytes, bytes(self._blocks.rest))
 
     def _commit(self) -> None:
         if not self._new_runs:
@@ -253,20 +303,22 @@ class StepWriter(Writer):
             if self._shard_rows:
                 sync_path(self._root / SHARDS)
             path = self._root / DATABASE
-            database.append(self._database, path, [*self._columns], self._new_runs, self._written)
+            self._blocks.store(self._root, CHECKSUMS, keep=_KEPT_CHECKSUMS)
+            names, runs = [*self._columns], self._new_runs
+            database.append(self._database, path, names, runs, self._written, self._block_meta())
             self._runs += len(self._new_runs)
             begin, self._rows = self._rows, self._written
             self._last_run, self._new_runs = self._next_run - 1, []
             self._patch_headers(begin)
             self._manifest.write(self._root, self._dtype, self._rows, self._runs)
-            self._committed = self._manifest.copy()
+            self._committed, self._committed_blocks = self._manifest.copy(), self._blocks.copy()
 
     def _rollback(self) -> None:
         """Leave exactly the committed rows in the files."""
         self._pending, self._pending_rows, self._new_runs = [], 0, []
         self._written = self._rows
         self._next_run = self._last_run + 1
-        self._manifest = self._committed.copy()
+        self._manifest, self._blocks = self._committed.copy(), self._committed_blocks.copy()
         committed = self._pieces(self._rows)
         last = committed[-1]
         with last.open(self._dtype, last.rows, os.O_RDWR) as (file, header):
@@ -312,6 +364,7 @@ class StepWriter(Writer):
     def _settle(self, data: NDArray[np.uint8]) -> None:
         """Everything that was pending is written."""
         self._manifest.add(data)
+        self._add_blocks(data, self._written)
         self._written += len(data) // self._dtype.itemsize
         self._pending, self._pending_rows = [], 0
 

@@ -1,0 +1,141 @@
+#include "files/checked.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <stdexcept>
+
+#include "error.hpp"
+#include "files/checksum.hpp"
+#include "files/guard.hpp"
+#include "threads.hpp"
+
+namespace stepwell {
+namespace {
+
+constexpr std::size_t kEntry = sizeof(std::uint32_t);
+constexpr std::size_t kPiece = std::size_t{4} << 20;
+
+}  // namespace
+
+std::vector<std::uint32_t> stream_checksums(std::span<const std::byte> data, std::size_t block_bytes,
+                                            std::size_t inside, std::uint32_t crc) {
+  if (block_bytes == 0 || inside >= block_bytes) throw std::invalid_argument("a block has fewer bytes");
+  std::vector<std::uint32_t> found;
+  found.reserve((inside + data.size()) / block_bytes + 1);
+  while (!data.empty()) {
+    const auto part = data.first(std::min(data.size(), block_bytes - inside));
+    found.push_back(crc32c(crc, part));
+    data = data.subspan(part.size());
+    inside = 0, crc = 0;
+  }
+  return found;
+}
+
+CheckedBlocks::CheckedBlocks(std::span<const std::byte> data, std::size_t block_bytes, std::size_t inside,
+                             std::uint32_t crc, std::span<const std::byte> stored, std::vector<std::byte> rest,
+                             Where where, std::shared_ptr<const void> keep)
+    : data_(data),
+      shift_(static_cast<std::size_t>(std::countr_zero(block_bytes))),
+      inside_(inside),
+      crc_(crc),
+      stored_(stored),
+      rest_(std::move(rest)),
+      where_(std::move(where)),
+      keep_(std::move(keep)) {
+  if (!std::has_single_bit(block_bytes)) throw std::invalid_argument("the bytes of a block are a power of two");
+  if (inside >= block_bytes) throw std::invalid_argument("a block has fewer bytes");
+  blocks_ = data.empty() ? 0 : block_of(data.size() - 1) + 1;
+  if (stored.size() % kEntry || stored.size() + rest_.size() != blocks_ * kEntry)
+    throw std::invalid_argument("one checksum for each block is needed");
+  checked_ = std::make_unique<std::atomic<std::uint64_t>[]>((blocks_ + 63) / 64);
+  left_ = blocks_;
+}
+
+// Whether a block is as it was written; what is wrong with it otherwise. Under a guard: owns nothing, throws nothing.
+bool CheckedBlocks::compare(std::size_t block, Bad& bad) const {
+  const std::size_t begin = begin_of(block), end = std::min(begin_of(block + 1), data_.size());
+  const std::uint32_t got = crc32c(block == 0 ? crc_ : 0, data_.subspan(begin, end - begin));
+  const std::size_t at = block * kEntry;
+  std::uint32_t expected;
+  std::memcpy(&expected, at < stored_.size() ? stored_.data() + at : rest_.data() + (at - stored_.size()), kEntry);
+  if (got != expected) {
+    bad = {block, expected, got, true};
+    return false;
+  }
+  const std::uint64_t bit = std::uint64_t{1} << (block % 64);
+  if (!(checked_[block / 64].fetch_or(bit, std::memory_order_relaxed) & bit))
+    left_.fetch_sub(1, std::memory_order_relaxed);
+  return true;
+}
+
+// Runs work(bad) while the files may be cut, and throws what it found.
+template <class Work>
+void CheckedBlocks::guard(Work&& work) const {
+  Bad bad{};
+  guarded(stored_, where_.checksum_path,
+          [&] { guarded(data_, where_.path, [&] { work(bad); }, where_.begin); });
+  if (!bad.found) return;
+  const std::size_t begin = begin_of(bad.block), end = std::min(begin_of(bad.block + 1), data_.size());
+  throw ChecksumError("a block of " + std::to_string(end - begin) + " bytes: expected CRC32C " + hex_of(bad.expected) +
+                          ", got " + hex_of(bad.got),
+                      where_.path, where_.begin + begin);
+}
+
+void CheckedBlocks::check(std::size_t begin, std::size_t end) const {
+  if (begin >= end || is_done()) return;
+  if (end > data_.size()) throw std::out_of_range("bytes behind the last block");
+  std::size_t block = block_of(begin);
+  const std::size_t last = block_of(end - 1);
+  while (block <= last && is_checked(block)) ++block;
+  if (block > last) return;
+  guard([&](Bad& bad) {
+    for (; block <= last; ++block)
+      if (!is_checked(block) && !compare(block, bad)) return;
+  });
+}
+
+void CheckedBlocks::check_all() const {
+  const std::size_t step = std::max(kPiece, block_bytes());
+  share_out((inside_ + data_.size() + step - 1) / step, usable_cores(), [&](std::size_t piece) {
+    const std::size_t begin = piece * step;
+    check(begin > inside_ ? begin - inside_ : 0, std::min(begin + step - inside_, data_.size()));
+  });
+}
+
+void CheckedBlocks::check_rows(std::span<const std::int64_t> rows, std::size_t stride, std::size_t from,
+                               std::size_t to) const {
+  if (from >= to || is_done()) return;
+  if (to > stride) throw std::invalid_argument("a field leaves its row");
+  const std::size_t length = data_.size() / stride;
+  std::size_t next = 0;
+  // Up to the first row with a block that was not met before.
+  const auto skip = [&] {
+    for (; next < rows.size(); ++next) {
+      const auto row = static_cast<std::size_t>(rows[next]);
+      if (row >= length) return;
+      const std::size_t last = block_of(row * stride + to - 1);
+      for (std::size_t block = block_of(row * stride + from); block <= last; ++block)
+        if (!is_checked(block)) return;
+    }
+  };
+  skip();
+  if (next == rows.size()) return;
+  guard([&](Bad& bad) {
+    for (; next < rows.size(); ++next) {
+      const auto row = static_cast<std::size_t>(rows[next]);
+      if (row >= length) return;  // the reader behind us says so
+      const std::size_t last = block_of(row * stride + to - 1);
+      for (std::size_t block = block_of(row * stride + from); block <= last; ++block)
+        if (!is_checked(block) && !compare(block, bad)) return;
+    }
+  });
+}
+
+std::uint32_t CheckedBlocks::checksum(std::size_t begin, std::size_t end, std::uint32_t crc) const {
+  if (begin > end || end > data_.size()) throw std::out_of_range("bytes behind the last block");
+  guard([&](Bad&) { crc = crc32c(crc, data_.subspan(begin, end - begin)); });
+  return crc;
+}
+
+}  // namespace stepwell
