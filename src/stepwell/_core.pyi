@@ -19,6 +19,9 @@ def crc32c(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', 
 def crc32c_portable(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], crc: int = 0) -> int:
     """The same, without the processor's instruction."""
 
+def checksum_values(rows: list) -> list:
+    """CRC32C of each row of SQLite's values: None, numbers, text, bytes."""
+
 class BlockPool:
     """Memory for batches, reused when the last array over it dies."""
 

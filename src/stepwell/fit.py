@@ -36,3 +36,10 @@ def fit_into(name: str, values: NDArray[Any], want: NDArray[Any]) -> None:
         if changed.any():
             value = values[changed].flat[0]
             raise SchemaError(f"{name}: {value!r} does not fit {kept}")
+
+
+def unmasked(name: str, value: Any) -> Any:
+    """The value itself. Raises `SchemaError` for masked values, whose mask would be lost."""
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise SchemaError(f"{name}: expected values, got masked ones; fill them: .filled(0)")
+    return value

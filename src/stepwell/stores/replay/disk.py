@@ -70,6 +70,11 @@ class RunDisk:
             undo.callback(self.lock.release)
             self._database = undo.enter_context(closing(Database(root)))
             self._arrays = self._open(mode)
+            if self._arrays is not None:
+                undo.callback(self._arrays.close)
+            # Before the index: one that is unlike the database belongs to a run in this state.
+            self._database.commit(run_id, [], [], {"state": "recording"})
+            self._note("recording")
             undo.pop_all()
         self._going_on: dict[int, Episode] = {}
         self._known = self.next_episode
@@ -103,9 +108,6 @@ class RunDisk:
         else:
             self._path.unlink(missing_ok=True)  # nothing in it was ever committed
             arrays = None
-        # Before the index: one that is not as the database has it belongs to a run in this state.
-        self._database.commit(self._run_id, [], [], {"state": "recording"})
-        self._note("recording")
         return arrays
 
     def _reopen(self) -> ArrayFile:
@@ -113,9 +115,6 @@ class RunDisk:
         try:
             return ArrayFile(self._path, self.rows)
         except FormatError:  # not closed, or closed without the commit
-            with closing(RunFile(self._path, self._run_id)) as file:
-                for name, count in self.rows.items():  # HDF5 would look for ever for what was cut
-                    file.stored_bytes(name, count)
             self._build((), {})
             return ArrayFile(self._path, self.rows)
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.errors import FormatError, StepwellError
+from stepwell.files.lock import is_locked
 from stepwell.files.regular import read_inside
 from stepwell.store import Progress, Report
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, KINDS, OBSERVATIONS, Channel, as_scalar
@@ -25,7 +26,14 @@ from stepwell.stores.replay.database import (
     reading,
     run_rows,
 )
-from stepwell.stores.replay.layout import CHECKSUM, CHECKSUMS, INDEX, NUMBERS, STEPS
+from stepwell.stores.replay.layout import (
+    CHECKSUM,
+    CHECKSUMS,
+    INDEX,
+    NUMBERS,
+    STEPS,
+    lock_path,
+)
 from stepwell.stores.replay.resolver import FrameResolver
 from stepwell.stores.replay.rows import RunFile
 
@@ -72,7 +80,7 @@ def verify(root: Path, resolver: FrameResolver, quick: bool, progress: Progress)
     """Check a store; up to a hundred problems. `quick` reads no rows of the files."""
     checked = [
         "the pages of the database, and its rows against each other",
-        "the datasets of each run's file: names, types and rows",
+        "the datasets of each run's file: names, types and rows, by HDF5 too unless it is written",
     ]
     unchecked = ["info, timestamp and agent_id of steps, which have no checksum"]
     if quick:
@@ -154,6 +162,7 @@ class _Run:
             for problem in self._of_datasets(file):
                 whole = False
                 yield problem
+            yield from self._of_hdf5(file, quick)
             if whole and not quick:
                 yield from self._of_numbers(file)
                 for channel in self._run.channels:
@@ -211,6 +220,19 @@ class _Run:
         for name in (STEPS, "rewards", "dones"):
             if self._run.rows.get(name) != self._run.steps:
                 yield self._wrong(f"{self._run.steps:,} steps, {name} has other rows")
+
+    def _of_hdf5(self, file: RunFile, quick: bool) -> Iterator[FormatError]:
+        """What HDF5 says of its own blocks, unless a writer changes them meanwhile."""
+        from stepwell.stores.replay.hdf5 import check_metadata  # which takes a while to import
+
+        lock, before = lock_path(self._root, self._run.run_id), file.path.stat()
+        if is_locked(lock):
+            return
+        try:
+            check_metadata(file.path, self._run.rows, chunks=not quick)
+        except FormatError as error:
+            if not is_locked(lock) and file.path.stat().st_mtime_ns == before.st_mtime_ns:
+                yield error
 
     def _of_numbers(self, file: RunFile) -> Iterator[FormatError]:
         """The same steps in both places, and episodes that add up."""

@@ -24,6 +24,7 @@ from stepwell.stores.replay.channels import (
     OBSERVATIONS,
     Channel,
     Tree,
+    as_array,
     as_json,
     as_scalar,
     leaves,
@@ -371,7 +372,7 @@ class ReplayWriter(Writer):
             if type(tree) is int and inlet.whole and -(2**63) <= tree < 2**63:
                 return ((inlet, tree),)
             if isinstance(tree, _NUMBERS):
-                return ((inlet, inlet.channel.fitting(np.asarray(tree))),)
+                return ((inlet, inlet.channel.fitting(as_array(kind, tree))),)
         found = dict(leaves(kind, tree))
         known = {i.channel.name: i for i in self._inlets.values() if i.kind == kind}
         if not known:
