@@ -12,12 +12,13 @@ namespace {
 // eight for the number or the length, then the bytes of a text or a blob.
 class Values {
  public:
-  std::uint32_t checksum(PyObject* row) {
+  std::uint32_t checksum(PyObject* row, Py_ssize_t count) {
     bytes_.clear();
     const nb::object items = nb::steal(PySequence_Fast(row, "expected a row of values"));
     if (!items.is_valid()) throw nb::python_error();
+    if (PySequence_Fast_GET_SIZE(items.ptr()) < count) throw nb::value_error("a row is too short");
     PyObject** values = PySequence_Fast_ITEMS(items.ptr());
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items.ptr()); ++i) add(values[i]);
+    for (Py_ssize_t i = 0; i < count; ++i) add(values[i]);
     return crc32c(0, bytes_);
   }
 
@@ -67,10 +68,10 @@ class Values {
 };
 
 // The GIL is kept all the time.
-nb::list checksum_values(nb::list rows) {
+nb::list checksum_values(nb::list rows, Py_ssize_t count) {
   Values values;
   nb::list made;
-  for (const nb::handle row : rows) made.append(values.checksum(row.ptr()));
+  for (const nb::handle row : rows) made.append(values.checksum(row.ptr(), count));
   return made;
 }
 
@@ -91,8 +92,8 @@ void bind_checksum(nb::module_& m) {
         return crc32c_portable(crc, span_of(data));
       },
       "data"_a.noconvert(), "crc"_a = 0, "The same, without the processor's instruction.");
-  m.def("checksum_values", &checksum_values, "rows"_a,
-        "CRC32C of each row of SQLite's values: None, numbers, text, bytes.");
+  m.def("checksum_values", &checksum_values, "rows"_a, "count"_a,
+        "CRC32C of the first `count` values of each row: None, numbers, text, bytes.");
 }
 
 }  // namespace stepwell::bind

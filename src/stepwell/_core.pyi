@@ -19,8 +19,10 @@ def crc32c(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', 
 def crc32c_portable(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], crc: int = 0) -> int:
     """The same, without the processor's instruction."""
 
-def checksum_values(rows: list) -> list:
-    """CRC32C of each row of SQLite's values: None, numbers, text, bytes."""
+def checksum_values(rows: list, count: int) -> list:
+    """
+    CRC32C of the first `count` values of each row: None, numbers, text, bytes.
+    """
 
 class BlockPool:
     """Memory for batches, reused when the last array over it dies."""

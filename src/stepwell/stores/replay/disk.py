@@ -26,6 +26,7 @@ from stepwell.stores.replay.database import (
     iso_time,
     iso_times,
     reading,
+    run_rows,
 )
 from stepwell.stores.replay.hdf5 import FILE_VERSION
 from stepwell.stores.replay.items import (
@@ -301,12 +302,10 @@ def committed_steps(root: Path, run_id: str | None = None) -> int:
     """How many steps of a run, or of all, were committed to a store, if it is one yet."""
     try:
         with reading(root) as database:
-            found = database.execute(
-                "SELECT sum(steps) FROM runs WHERE ?1 IS NULL OR run_id = ?1", (run_id,)
-            ).fetchone()
+            runs = run_rows(database, database_path(root))
     except FileNotFoundError:
         return 0
-    return int(found[0] or 0)
+    return sum(run.steps for name, run in runs.items() if run_id in (None, name))
 
 
 def _unknown(root: Path, run_id: str) -> FileExistsError:

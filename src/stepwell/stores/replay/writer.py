@@ -29,7 +29,7 @@ from stepwell.stores.replay.channels import (
     as_scalar,
     leaves,
 )
-from stepwell.stores.replay.database import reading
+from stepwell.stores.replay.database import database_path, find_episode, reading
 from stepwell.stores.replay.disk import RunDisk, committed_steps, is_left_over
 from stepwell.stores.replay.items import Ending, Inlet, Step
 from stepwell.stores.replay.layout import array_path, is_replay
@@ -339,11 +339,9 @@ class ReplayWriter(Writer):
     def _find_episode(self, name: str) -> _Stream:
         _check_text("episode_id", name)
         with reading(self.root) as database:
-            found = database.execute(
-                "SELECT run_id, number, ended, (SELECT max(step_index) FROM steps WHERE "
-                "steps.episode_id = episodes.episode_id) FROM episodes WHERE episode_id = ?",
-                (name,),
-            ).fetchone()
+            found = find_episode(database, name, database_path(self.root))
+            sql = "SELECT max(step_index) FROM steps WHERE episode_id = ?"
+            (last,) = database.execute(sql, (name,)).fetchone()
         if found is None:
             own = name.removeprefix(f"{self.run_id}-ep")
             number, self._next_episode = self._next_episode, self._next_episode + 1
@@ -352,10 +350,11 @@ class ReplayWriter(Writer):
                     raise ValueError(f"episode_id: {name!r} is a name that this writer gives")
                 self._taken = max(self._taken, int(own) + 1)
             return _Stream(number, name)
-        run_id, number, ended, last = found
-        if run_id != self.run_id:
-            raise ValueError(f"episode {name!r} is one of the run {run_id!r}, not {self.run_id!r}")
-        return _Stream(number, name, 0 if last is None else last + 1, bool(ended))
+        if found.run_id != self.run_id:
+            raise ValueError(
+                f"episode {name!r} is one of the run {found.run_id!r}, not {self.run_id!r}"
+            )
+        return _Stream(found.number, name, 0 if last is None else last + 1, found.ended)
 
     def _fit(self, kind: str, tree: Tree, new: list[Inlet]) -> _Arrays:
         """The arrays of a kind in a step, with their inlets. `new` are inlets that are not open.
