@@ -24,6 +24,7 @@ __all__ = [
     "camera",
     "change",
     "flipped",
+    "forget_checksums",
     "frame",
     "numbers_of",
     "observation",
@@ -122,11 +123,22 @@ def row_of(tree: Any, row: int) -> Any:
     return tree[row]
 
 
-def change(root: Path, sql: str, *values: Any) -> None:
-    """Damage the database of a store."""
+def change(root: Path, sql: str, *values: Any, checksums: bool = False) -> None:
+    """Damage the database of a store: one as it was before rows had `checksums`, or of today."""
     with closing(sqlite3.connect(root / "telemetry" / "telemetry.sqlite")) as database:
+        if not checksums:
+            forget_checksums(database)
         assert database.execute(sql, values).rowcount
         database.commit()
+
+
+def forget_checksums(database: sqlite3.Connection) -> None:
+    """Make a database as version 0.1.0 of this package did."""
+    for table in ("runs", "episodes", "steps"):
+        if any(
+            name == "checksum" for _, name, *_ in database.execute(f"PRAGMA table_info({table})")
+        ):
+            database.execute(f"ALTER TABLE {table} DROP COLUMN checksum")
 
 
 @contextmanager

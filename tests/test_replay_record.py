@@ -312,8 +312,13 @@ def test_an_observation_outside_its_space(tmp_path: Path) -> None:
     env.step(env.action_space.sample())
     wrongs: list[tuple[dict[str, Any], str]] = [
         ({"camera": np.zeros((6, 8), np.uint8)}, r"observations/camera: expected the shape"),
-        ({"camera": np.full((6, 8, 3), 0.5)}, "uint8, got float64 that does not fit"),
-        ({"switches": ["on"] * 5}, "observations/switches: expected int8"),
+        ({"camera": np.full((6, 8, 3), 0.5)}, "expected uint8 .*, got float64"),
+        ({"camera": np.full((6, 8, 3), 256)}, "observations/camera: .*256.* does not fit uint8"),
+        ({"camera": np.ma.masked_less(np.zeros((6, 8, 3), np.uint8), 1)}, "camera: .* masked"),
+        ({"switches": ["on"] * 5}, "observations/switches: expected an array of numbers"),
+        ({"switches": [300] * 5}, "observations/switches: .*300.* does not fit int8"),
+        ({"place": (np.zeros(2), np.uint64(2**64 - 1))}, "place/.*18446744073709551615.* int64"),
+        ({"place": (np.array([0, 1e300]), 1)}, r"place/\(0\): .*1e\+300.* does not fit float32"),
         ({"place": (np.zeros(2),)}, "observations/place: expected 2 members, got 1"),
     ]
     for wrong, message in wrongs:

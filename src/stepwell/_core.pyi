@@ -46,6 +46,11 @@ class CheckedBlocks:
         The CRC32C of some bytes, continued from `crc`; of a file that someone may cut.
         """
 
+def checksum_values(rows: list, count: int) -> list:
+    """
+    CRC32C of the first `count` values of each row: None, numbers, text, bytes.
+    """
+
 class BlockPool:
     """Memory for batches, reused when the last array over it dies."""
 

@@ -57,6 +57,15 @@ def changed_by(values: NDArray[Any], want: NDArray[Any]) -> NDArray[np.bool_] | 
         beyond = want.real >= limit  # the highest one was rounded up
         back = np.where(beyond, 0, want.real).astype(given)
         return np.asarray(beyond | (back != values))
+    if given.kind in "fc" and kept.kind in "fc":  # rounded to the field's precision
+        return np.isfinite(values) & ~np.isfinite(want)
     if kept.kind in "mM":
         back = want.astype(given)
     return np.asarray((back != values) & ~((back != back) & (values != values)))
+
+
+def unmasked(name: str, value: Any) -> Any:
+    """The value itself. Raises `SchemaError` for masked values, whose mask would be lost."""
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise SchemaError(f"{name}: expected values, got masked ones; fill them: .filled(0)")
+    return value

@@ -118,7 +118,7 @@ def test_damaged_infos(quick_path: Path, info: Any) -> None:
         ("obs_ref", "nonsense", FormatError),
         ("obs_ref", "h5://../../etc/observations/1", FormatError),
         ("obs_ref", "h5://other/observations/1", (FormatError, FileNotFoundError)),
-        ("obs_ref", "h5://run/observations/999", IndexError),
+        ("obs_ref", "h5://run/observations/999", FormatError),
         ("obs_ref", "h5://run/nothing/1", FormatError),
         ("frame_ref", 3, FormatError),
         ("action", "left", FormatError),

@@ -289,6 +289,8 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"observation": []}, SchemaError, "expected 1 to .* bytes, got 0"),
     ({"observation": np.zeros((3, 0))}, SchemaError, "expected 1 to .* bytes, got 0"),
     ({"observation": np.array(["a"])}, SchemaError, "observations: expected"),
+    ({"observation": np.ma.masked_less([1, 2], 2)}, SchemaError, "observations: .* masked"),
+    ({"action": np.ma.masked}, SchemaError, "actions: .* masked"),
     ({"observation": np.array([None])}, SchemaError, "observations: expected"),
     ({"observation": [[1], [1, 2]]}, SchemaError, "observations: not an array"),
     ({"observation": np.zeros(2, "c16")}, SchemaError, "expected"),

@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell import _core
 from stepwell.errors import BusyError, FormatError
 from stepwell.files.regular import check_inside
 
@@ -330,3 +331,35 @@ def _plain(value: Any) -> Any:
     if not isinstance(value, int | float | str | bytes | None):
         raise TypeError(f"expected a number, text, bytes or None, got {type(value).__name__}")
     return value
+
+
+# Checksums of rows: a column `checksum` behind the others has the CRC32C of their values.
+
+
+def with_checksums(rows: Sequence[Sequence[Any]], count: int) -> list[tuple[Any, ...]]:
+    """Rows of `count` values as they are to be written, each with its checksum behind them."""
+    found = _core.checksum_values(list(rows), count)
+    return [(*row, checksum) for row, checksum in zip(rows, found, strict=True)]
+
+
+def checksum_sql(database: sqlite3.Connection, table: str) -> str:
+    """What to select as the checksum of a row: NULL in tables that were made without."""
+    found = {name: required for _, name, _, required, *_ in _columns(database, table)}
+    if "checksum" not in found:
+        return "NULL"
+    # None is a row from before the table had the column. Where it always had, it is damage.
+    return "coalesce(checksum, -1)" if found["checksum"] else "checksum"
+
+
+def _columns(database: sqlite3.Connection, table: str) -> list[tuple[Any, ...]]:
+    return database.execute(f"PRAGMA table_info({table})").fetchall()
+
+
+def damaged_rows(rows: list[tuple[Any, ...]], count: int) -> list[tuple[int, str]]:
+    """Of rows of `count` values and what `checksum_sql` selects, which are damaged, and how."""
+    found = _core.checksum_values(rows, count)
+    return [
+        (i, f"expected a checksum of {row[count]!r:.20}, got {checksum}")
+        for i, (row, checksum) in enumerate(zip(rows, found, strict=True))
+        if row[count] != checksum and row[count] is not None
+    ]

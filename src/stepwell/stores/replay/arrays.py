@@ -11,7 +11,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from stepwell.stores.replay.hdf5 import (
     LIBVER,
     UNSUMMED,
     flush,
-    open_for_reading,
+    limit_attempts,
     row_of,
     translated,
     write_chunks,
@@ -38,6 +38,7 @@ from stepwell.stores.replay.hdf5 import (
 )
 from stepwell.stores.replay.items import HURRIED, Pace
 from stepwell.stores.replay.layout import CHECKSUM, CHECKSUMS, RAW, ZSTD
+from stepwell.stores.replay.rows import RunFile
 
 _LEVEL = 3
 _CODECS = {
@@ -63,6 +64,7 @@ class ArrayFile:
             access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
             access.set_libver_bounds(h5py.h5f.LIBVER_V110, h5py.h5f.LIBVER_V110)
             access.set_file_locking(False, True)
+            limit_attempts(access, 1)  # nobody else writes
             # No cache of chunks: HDF5 does not survive one that it cannot write to a full disk.
             access.set_cache(0, 521, 0, 0.75)
             mode = h5py.h5f.ACC_RDWR | h5py.h5f.ACC_SWMR_WRITE
@@ -125,7 +127,10 @@ def build_file(
     """Put a closed file in the place of the one at `path`, and return the rows of its datasets.
 
     It has the first `rows` of each dataset that was there, chunk by chunk as they are stored, and
-    new ones for `channels` and `numbers`. Readers find the old file or the new one.
+    new ones for `channels` and `numbers`. Readers find the old file or the new one. HDF5 does not
+    read the old one, of which it may understand nothing any more.
+
+    Raises `FormatError`, and changes nothing, when one of those rows is damaged.
     """
     beside = temporary_name(path)
     fresh = {name: Channel("", field) for name, field in numbers.items()}
@@ -139,11 +144,11 @@ def build_file(
         with translated(path), writing(lambda: h5py.File(beside, "x", **options)) as new:
             new.attrs.update(attributes)
             if rows:
-                with open_for_reading(path) as old:
+                with closing(RunFile(path, attributes["run_id"])) as old:
                     for name, count in rows.items():
-                        _copy(_dataset(old, name, count, path, more=True), new, name, count)
-            for name, channel in fresh.items():
-                _create(new, name, channel)
+                        _copy(old, new, name, count)
+            for name, each in fresh.items():
+                _create(new, name, each.field, each.chunk_rows, each.planes)
             entries = {name: _entry(new[name]) for name in found}
         with beside.open("r+b") as file:
             file.write(Directory(str(attributes["run_id"]), base, entries).to_bytes())
@@ -172,49 +177,45 @@ def _filters(dataset: h5py.Dataset) -> list[int]:
     return [properties.get_filter(i)[0] for i in range(properties.get_nfilters())]
 
 
-def _dataset(
-    file: h5py.File, name: str, count: int, path: Path, *, more: bool = False
-) -> h5py.Dataset:
-    """A dataset of `count` rows, or of `more`."""
+def _dataset(file: h5py.File, name: str, count: int, path: Path) -> h5py.Dataset:
+    """A dataset of `count` rows."""
     found = file.get(name)
     if not isinstance(found, h5py.Dataset) or found.chunks is None:
         raise FormatError(f"expected a dataset {name!r} in chunks", path=str(path))
     length = int(found.shape[0])
-    if length < count or (length > count and not more):
+    if length != count:
         raise FormatError(f"{name}: expected {count:,} rows, got {length:,}", path=str(path))
     return found
 
 
-def _create(file: h5py.File, name: str, channel: Channel) -> None:
+def _create(
+    file: h5py.File, name: str, field: Field, chunk_rows: int, planes: int, count: int = 0
+) -> h5py.Dataset:
     filters: dict[str, Any] = {}
-    dtype, row, compress = channel.field.dtype, channel.field.shape, channel.field.compress
-    if channel.planes > 1:
+    dtype, row = field.dtype, field.shape
+    if planes > 1:
         # HDF5's shuffle goes by the bytes of an element: as an array, the last axis is one.
         dtype, row = np.dtype((dtype, row[-1:])), row[:-1]
-    if compress == "zstd":
-        filters = dict(hdf5plugin.Zstd(clevel=_LEVEL), shuffle=channel.planes > 1)
-    elif compress != "none":
-        filters = {"compression": compress}
-    file.create_dataset(
+    if field.compress == "zstd":
+        filters = dict(hdf5plugin.Zstd(clevel=_LEVEL), shuffle=planes > 1)
+    elif field.compress != "none":
+        filters = {"compression": field.compress}
+    return file.create_dataset(
         name,
-        (0, *row),
+        (count, *row),
         dtype,
-        chunks=(channel.chunk_rows, *row),
+        chunks=(chunk_rows, *row),
         maxshape=(None, *row),
         **filters,
     )
 
 
-def _copy(old: h5py.Dataset, new: h5py.File, name: str, count: int) -> None:
-    row = old.shape[1:]
-    space = h5py.h5s.create_simple((count, *row), (h5py.h5s.UNLIMITED, *row))
-    new.require_group(name.rpartition("/")[0] or "/")
-    properties = old.id.get_create_plist()
-    copy = h5py.h5d.create(new.id, name.encode(), old.id.get_type(), space, properties)
-    rest = (0,) * len(row)
-    for first in range(0, count, old.chunks[0]):
-        mask, stored = old.id.read_direct_chunk((first, *rest))
-        copy.write_direct_chunk((first, *rest), stored, mask)
+def _copy(old: RunFile, new: h5py.File, name: str, count: int) -> None:
+    entry = old.entry(name)
+    copy = _create(new, name, entry.field, entry.chunk_rows, entry.planes, count)
+    rest = (0,) * (len(copy.shape) - 1)
+    for first, stored, mask in old.stored(name, count):
+        copy.id.write_direct_chunk((first, *rest), stored, mask)
 
 
 class _Column(ABC):

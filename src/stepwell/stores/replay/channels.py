@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from stepwell.errors import FormatError, SchemaError
 from stepwell.files.npy import dtype_from_json, dtype_to_json
+from stepwell.fit import unmasked
 from stepwell.source import Field
 
 KINDS = FRAMES, OBSERVATIONS, ACTIONS = "frames", "observations", "actions"
@@ -140,7 +141,9 @@ def as_scalar(array: Any) -> int | float | None:
     return value if fits and value == value else None
 
 
-def _array(name: str, value: Any) -> NDArray[Any]:
+def as_array(name: str, value: Any) -> NDArray[Any]:
+    """An array of numbers. Raises `SchemaError` for anything else."""
+    unmasked(name, value)
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -167,7 +170,7 @@ def leaves(name: str, tree: Tree) -> Iterator[tuple[str, NDArray[Any]]]:
         for number, branch in enumerate(tree):
             yield from leaves(f"{name}/({number})", branch)
     else:
-        yield name, _array(name, tree)
+        yield name, as_array(name, tree)
 
 
 def _key(name: str, key: Any) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from stepwell.errors import FormatError, VersionError
+from stepwell.errors import ChecksumError, FormatError, VersionError
 from stepwell.files import catalog
 from stepwell.files.catalog import connect, in_turn, taking_turns, transaction, translated
 from stepwell.files.regular import check_inside
@@ -40,7 +40,8 @@ CREATE TABLE IF NOT EXISTS runs (
     lag_steps INTEGER NOT NULL DEFAULT 0,
     lag_seconds REAL NOT NULL DEFAULT 0,
     channels TEXT NOT NULL DEFAULT '[]',
-    rows TEXT NOT NULL DEFAULT '{}'
+    rows TEXT NOT NULL DEFAULT '{}',
+    checksum INTEGER NOT NULL
 );
 CREATE TABLE IF NOT EXISTS episodes (
     episode_id TEXT NOT NULL PRIMARY KEY,
@@ -55,7 +56,8 @@ CREATE TABLE IF NOT EXISTS episodes (
     truncated INTEGER NOT NULL,
     started_at TEXT NOT NULL,
     ended_at TEXT,
-    final_obs_ref TEXT
+    final_obs_ref TEXT,
+    checksum INTEGER NOT NULL
 );
 CREATE INDEX IF NOT EXISTS idx_episodes_run_id ON episodes(run_id);
 CREATE TABLE IF NOT EXISTS steps (
@@ -71,6 +73,7 @@ CREATE TABLE IF NOT EXISTS steps (
     timestamp TEXT NOT NULL,
     agent_id TEXT,
     run_id TEXT NOT NULL,
+    checksum INTEGER NOT NULL,
     PRIMARY KEY (episode_id, step_index)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS idx_steps_run_id ON steps(run_id);
@@ -105,9 +108,15 @@ class Episode:
 
     @classmethod
     def of(cls, row: Sequence[Any], path: Path) -> "Episode":
-        """The episode of a row of the database at `path`."""
-        values = dict(zip(EPISODE_COLUMNS, row, strict=True))
+        """The episode of a row of the database at `path`, as `SELECT_EPISODES` has it."""
+        check_rows("episode", [tuple(row)], len(EPISODE_COLUMNS), path)
+        values = dict(zip(EPISODE_COLUMNS, row, strict=False))
         _check_counts(row[0], {name: values[name] for name in ("number", "steps", "dropped")}, path)
+        texts = [values[name] for name in ("episode_id", "run_id", "started_at")]
+        maybe = [values[name] for name in ("agent_id", "ended_at", "final_obs_ref")]
+        _check_types(row[0], texts, str, path)
+        _check_types(row[0], [each for each in maybe if each is not None], str, path)
+        _check_types(row[0], [values["total_reward"]], float, path)
         for name in ("ended", "terminated", "truncated"):
             values[name] = bool(values[name])
         return cls(**values)
@@ -125,14 +134,18 @@ class Episode:
 
 EPISODE_COLUMNS = tuple(Episode.__dataclass_fields__)
 _PUT_EPISODE = (
-    f"INSERT INTO episodes ({', '.join(EPISODE_COLUMNS)}) "
-    f"VALUES ({', '.join('?' * len(EPISODE_COLUMNS))}) ON CONFLICT (episode_id) DO UPDATE SET "
-    + ", ".join(f"{name} = excluded.{name}" for name in EPISODE_COLUMNS[4:])
+    f"INSERT INTO episodes ({', '.join(EPISODE_COLUMNS)}, checksum) "
+    f"VALUES ({', '.join('?' * len(EPISODE_COLUMNS))}, ?) ON CONFLICT (episode_id) DO UPDATE SET "
+    + ", ".join(f"{name} = excluded.{name}" for name in (*EPISODE_COLUMNS[4:], "checksum"))
     + " WHERE run_id = excluded.run_id"
+)
+STEP_COLUMNS = (
+    *("episode_id", "step_index", "action", "reward", "terminated", "truncated", "frame_ref"),
+    *("obs_ref", "info", "timestamp", "agent_id", "run_id"),
 )
 
 _PAGE_BYTES = 4096  # as SQLite makes new databases
-_STEP_VALUES = 12
+_STEP_VALUES = len(STEP_COLUMNS) + 1
 _ROWS_AT_ONCE = 256  # SQLite gives the interpreter back once a statement, not once a row
 
 
@@ -142,10 +155,46 @@ def _check_counts(of: Any, counts: Mapping[str, Any], path: Path) -> None:
             raise FormatError(f"{of!r}: {name}: expected a count, got {count!r}", path=str(path))
 
 
+def _check_types(of: Any, values: Iterable[Any], kind: type, path: Path) -> None:
+    for value in values:
+        if not isinstance(value, kind):
+            message = f"{of!r}: expected {kind.__name__}, got {value!r:.40}"
+            raise FormatError(message, path=str(path))
+
+
+def check_rows(noun: str, rows: list[tuple[Any, ...]], count: int, path: Path) -> None:
+    """Raise `ChecksumError` for a row that is not as it was written, by its first value."""
+    for i, problem in catalog.damaged_rows(rows, count)[:1]:
+        raise ChecksumError(f"{noun} {rows[i][0]!r}: {problem}", path=str(path))
+
+
 def all_episodes(database: sqlite3.Connection) -> sqlite3.Cursor:
-    """The rows of all episodes as they began, each with its id behind its columns."""
-    columns = ", ".join(EPISODE_COLUMNS)
-    return database.execute(f"SELECT {columns}, rowid FROM episodes ORDER BY rowid")
+    """The rows of all episodes as they began: behind the columns of each its checksum and id."""
+    return database.execute(f"{_select_episodes(database)} ORDER BY rowid")
+
+
+def _select_episodes(database: sqlite3.Connection) -> str:
+    checksum = catalog.checksum_sql(database, "episodes")
+    return f"SELECT {', '.join(EPISODE_COLUMNS)}, {checksum}, rowid FROM episodes"
+
+
+def find_episode(database: sqlite3.Connection, name: str, path: Path) -> Episode | None:
+    """The episode of this name, if there is one."""
+    sql = f"{_select_episodes(database)} WHERE episode_id = ?"
+    row = database.execute(sql, (name,)).fetchone()
+    return None if row is None else Episode.of(row, path)
+
+
+def steps_of(
+    database: sqlite3.Connection, episodes: Iterable[Episode]
+) -> list[list[tuple[Any, ...]]]:
+    """The steps of each episode, with a checksum behind the columns."""
+    checksum = catalog.checksum_sql(database, "steps")
+    sql = (
+        f"SELECT {', '.join(STEP_COLUMNS)}, {checksum} FROM steps "
+        "WHERE episode_id = ? ORDER BY step_index LIMIT ?"
+    )
+    return [database.execute(sql, (e.episode_id, e.steps)).fetchall() for e in episodes]
 
 
 def database_path(root: Path) -> Path:
@@ -190,16 +239,29 @@ class RunRow:
 
 
 _RUN_COLUMNS = tuple(RunRow.__dataclass_fields__)
-_COUNTS = ("steps", "episodes", "enqueued", "written", "dropped")
+_COUNTS = ("steps", "episodes", "enqueued", "written", "dropped", "lag_steps")
+_TEXTS = ("file", "state", "created_at", "updated_at")
 
 
 @taking_turns
 def run_rows(database: sqlite3.Connection, path: Path) -> dict[str, RunRow]:
     """Every run, in the order in which they began."""
-    sql = f"SELECT {', '.join(_RUN_COLUMNS)} FROM runs ORDER BY created_at, run_id"
+    return {row[0]: _run_row(row, path) for row in _runs(database, path)}
+
+
+def _runs(
+    database: sqlite3.Connection, path: Path, condition: str = "1", *values: Any
+) -> list[tuple[Any, ...]]:
+    """Rows of the table of runs that are as they were written."""
     with translated(path):
-        found = database.execute(sql).fetchall()
-    return {row[0]: _run_row(row, path) for row in found}
+        checksum = catalog.checksum_sql(database, "runs")
+        found = database.execute(
+            f"SELECT {', '.join(_RUN_COLUMNS)}, {checksum} FROM runs "
+            f"WHERE {condition} ORDER BY created_at, run_id",
+            values,
+        ).fetchall()
+    check_rows("run", found, len(_RUN_COLUMNS), path)
+    return [row[:-1] for row in found]
 
 
 def _run_row(row: Sequence[Any], path: Path) -> RunRow:
@@ -211,6 +273,7 @@ def _run_row(row: Sequence[Any], path: Path) -> RunRow:
     except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise FormatError(f"run {row[0]!r}: {error}", path=str(path)) from None
     values = dict(zip(_RUN_COLUMNS, row, strict=True))
+    _check_types(row[0], [values[name] for name in _TEXTS], str, path)
     _check_counts(row[0], counted, path)
     _check_counts(row[0], {name: values[name] for name in _COUNTS}, path)
     return RunRow(**{**values, "channels": made, "rows": counted})
@@ -242,6 +305,9 @@ class Database:
                 for statement in _SCHEMA.split(";"):
                     self._database.execute(statement)
                 self._database.execute(f"PRAGMA user_version = {VERSION}")
+            for table in ("runs", "episodes", "steps"):  # of before there were checksums
+                if catalog.checksum_sql(self._database, table) == "NULL":
+                    self._database.execute(f"ALTER TABLE {table} ADD COLUMN checksum INTEGER")
         if not version:  # so that the file itself is a store, should someone lose the log beside it
             with in_turn(), translated(self._path):
                 self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -253,10 +319,11 @@ class Database:
         """Enter a run, before its file is there."""
         with transaction(self._database, self._path):
             self._database.execute(
-                "INSERT INTO runs (run_id, file, state, created_at, updated_at) "
-                "VALUES (?, ?, 'recording', ?, ?)",
+                "INSERT INTO runs (run_id, file, state, created_at, updated_at, checksum) "
+                "VALUES (?, ?, 'recording', ?, ?, 0)",
                 (run_id, file, now, now),
             )
+            self._sign(run_id)
 
     def commit(
         self,
@@ -267,8 +334,9 @@ class Database:
     ) -> None:
         """Steps, the episodes they belong to and the run's own row, all or nothing."""
         with transaction(self._database, self._path):
-            self._insert_steps(steps)
-            self._database.executemany(_PUT_EPISODE, map(astuple, episodes))
+            self._insert_steps(catalog.with_checksums(steps, len(STEP_COLUMNS)))
+            rows = catalog.with_checksums([*map(astuple, episodes)], len(EPISODE_COLUMNS))
+            self._database.executemany(_PUT_EPISODE, rows)
             self._update(run_id, facts)
 
     def note(
@@ -280,10 +348,20 @@ class Database:
             report(run_rows(self._database, self._path))
 
     def _update(self, run_id: str, facts: Mapping[str, Any]) -> None:
+        _runs(self._database, self._path, "run_id = ?", run_id)  # never a checksum over damage
         changes = ", ".join(f"{name} = ?" for name in facts)
         self._database.execute(
             f"UPDATE runs SET {changes} WHERE run_id = ?", (*facts.values(), run_id)
         )
+        self._sign(run_id)
+
+    def _sign(self, run_id: str) -> None:
+        """Bring the checksum of a run's own row up to date."""
+        row = self._database.execute(
+            f"SELECT {', '.join(_RUN_COLUMNS)} FROM runs WHERE run_id = ?", (run_id,)
+        ).fetchone()
+        ((*_, checksum),) = catalog.with_checksums([row], len(_RUN_COLUMNS))
+        self._database.execute("UPDATE runs SET checksum = ? WHERE run_id = ?", (checksum, run_id))
 
     def _insert_steps(self, steps: Sequence[Sequence[Any]]) -> None:
         """By statements of as many rows as a power of two, of which SQLite keeps a few ready."""
@@ -316,12 +394,11 @@ class Database:
     @taking_turns
     def episode(self, episode_id: str) -> Episode:
         """An episode that was committed."""
-        columns = ", ".join(EPISODE_COLUMNS)
         with translated(self._path):
-            row = self._database.execute(
-                f"SELECT {columns} FROM episodes WHERE episode_id = ?", (episode_id,)
-            ).fetchone()
-        return Episode.of(row, self._path)
+            found = find_episode(self._database, episode_id, self._path)
+        if found is None:
+            raise FormatError(f"there is no episode {episode_id!r}", path=str(self._path))
+        return found
 
     @taking_turns
     def close(self) -> None:

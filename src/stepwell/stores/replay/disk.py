@@ -26,6 +26,7 @@ from stepwell.stores.replay.database import (
     iso_time,
     iso_times,
     reading,
+    run_rows,
 )
 from stepwell.stores.replay.hdf5 import FILE_VERSION
 from stepwell.stores.replay.items import (
@@ -70,6 +71,11 @@ class RunDisk:
             undo.callback(self.lock.release)
             self._database = undo.enter_context(closing(Database(root)))
             self._arrays = self._open(mode)
+            if self._arrays is not None:
+                undo.callback(self._arrays.close)
+            # Before the index: one that is unlike the database belongs to a run in this state.
+            self._database.commit(run_id, [], [], {"state": "recording"})
+            self._note("recording")
             undo.pop_all()
         self._going_on: dict[int, Episode] = {}
         self._known = self.next_episode
@@ -103,9 +109,6 @@ class RunDisk:
         else:
             self._path.unlink(missing_ok=True)  # nothing in it was ever committed
             arrays = None
-        # Before the index: one that is not as the database has it belongs to a run in this state.
-        self._database.commit(self._run_id, [], [], {"state": "recording"})
-        self._note("recording")
         return arrays
 
     def _reopen(self) -> ArrayFile:
@@ -113,9 +116,6 @@ class RunDisk:
         try:
             return ArrayFile(self._path, self.rows)
         except FormatError:  # not closed, or closed without the commit
-            with closing(RunFile(self._path, self._run_id)) as file:
-                for name, count in self.rows.items():  # HDF5 would look for ever for what was cut
-                    file.stored_bytes(name, count)
             self._build((), {})
             return ArrayFile(self._path, self.rows)
 
@@ -302,12 +302,10 @@ def committed_steps(root: Path, run_id: str | None = None) -> int:
     """How many steps of a run, or of all, were committed to a store, if it is one yet."""
     try:
         with reading(root) as database:
-            found = database.execute(
-                "SELECT sum(steps) FROM runs WHERE ?1 IS NULL OR run_id = ?1", (run_id,)
-            ).fetchone()
+            runs = run_rows(database, database_path(root))
     except FileNotFoundError:
         return 0
-    return int(found[0] or 0)
+    return sum(run.steps for name, run in runs.items() if run_id in (None, name))
 
 
 def _unknown(root: Path, run_id: str) -> FileExistsError:

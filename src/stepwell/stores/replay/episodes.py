@@ -11,7 +11,7 @@ from stepwell.lazy import lazy
 from stepwell.source import Rows
 from stepwell.store import QueryTable, Runs, Table
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS, Tree
-from stepwell.stores.replay.database import EPISODE_COLUMNS, Episode
+from stepwell.stores.replay.database import EPISODE_COLUMNS, STEP_COLUMNS, Episode
 from stepwell.stores.replay.refs import FrameRef
 from stepwell.stores.replay.resolver import FrameResolver
 
@@ -70,22 +70,24 @@ class EpisodeSteps:
         observations: bool,
         frames: bool,
     ) -> None:
+        """`rows` are those of the database, in the order of its columns."""
         self.episode = episode
-        columns: Any = list(zip(*rows, strict=True)) or [()] * 9
-        self.step_index = np.array(columns[0], np.int64)
-        self.rewards = np.array(columns[2], np.float64)
-        self.terminated = np.array(columns[3], bool)
-        self.truncated = np.array(columns[4], bool)
-        self.timestamps: tuple[str, ...] = tuple(columns[8])
-        self._infos = columns[7]
-        self.frame_steps, self.frames = _resolved(resolver, FRAMES, columns[5], frames)
+        columns: Any = list(zip(*rows, strict=True)) or [()] * len(STEP_COLUMNS)
+        columns = dict(zip(STEP_COLUMNS, columns, strict=False))
+        self.step_index = np.array(columns["step_index"], np.int64)
+        self.rewards = np.array(columns["reward"], np.float64)
+        self.terminated = np.array(columns["terminated"], bool)
+        self.truncated = np.array(columns["truncated"], bool)
+        self.timestamps: tuple[str, ...] = columns["timestamp"]
+        self._infos = columns["info"]
+        self.frame_steps, self.frames = _resolved(resolver, FRAMES, columns["frame_ref"], frames)
         self.observation_steps, self.observations = _resolved(
-            resolver, OBSERVATIONS, columns[6], observations
+            resolver, OBSERVATIONS, columns["obs_ref"], observations
         )
         self.final_observation: Tree = None
         if observations and episode.final_obs_ref is not None:
             self.final_observation = resolver.resolve(episode.final_obs_ref, missing="raise")
-        self.action_steps, self.actions = _actions(resolver, episode.run_id, columns[1])
+        self.action_steps, self.actions = _actions(resolver, episode.run_id, columns["action"])
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -113,10 +115,7 @@ def _resolved(
     if len(groups) > 1:
         raise FormatError(f"{kind}: the references of an episode lead to several datasets")
     (((run_id, dataset), found),) = groups.items()
-    try:
-        return steps, resolver.read(run_id, dataset, [row for _, row in found])
-    except KeyError as error:
-        raise FormatError(str(error.args[0])) from None
+    return steps, resolver.read(run_id, dataset, [row for _, row in found])
 
 
 def _actions(resolver: FrameResolver, run_id: str, values: Sequence[Any]) -> tuple[Rows, Tree]:

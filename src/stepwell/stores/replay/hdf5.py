@@ -10,9 +10,10 @@ import ctypes
 import errno
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import h5py
 import hdf5plugin  # noqa: F401 - makes h5py know zstd
@@ -28,6 +29,7 @@ LIBVER = ("v110", "v110")  # what SWMR needs, and what chunk_index.py reads
 
 
 _written: dict[int, tuple[int, int]] = {}
+_stuck: set[tuple[int, int]] = set()  # files that HDF5 could not close
 
 
 @contextmanager
@@ -52,6 +54,9 @@ def writing(open_file: Callable[[], h5py.File]) -> Iterator[h5py.File]:
     finally:
         try:
             file.close()
+        except BaseException:
+            _stuck.add(_written[number])
+            raise
         finally:
             _written.pop(number, None)
 
@@ -96,7 +101,13 @@ def open_for_reading(path: Path, run_id: str | None = None) -> h5py.File:
     """
     path.stat()  # h5py's error for a missing file does not name it
     with translated(path):
-        file = h5py.File(path, "r", libver="latest", swmr=True, locking=False)
+        access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+        access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
+        access.set_libver_bounds(h5py.h5f.LIBVER_LATEST, h5py.h5f.LIBVER_LATEST)
+        access.set_file_locking(False, False)
+        limit_attempts(access, _ATTEMPTS)
+        mode = h5py.h5f.ACC_RDONLY | h5py.h5f.ACC_SWMR_READ
+        file = h5py.File(h5py.h5f.open(os.fsencode(path), mode, fapl=access))
     try:
         with translated(path):
             stated = file.attrs.get("run_id")
@@ -108,24 +119,58 @@ def open_for_reading(path: Path, run_id: str | None = None) -> h5py.File:
     return file
 
 
+def check_metadata(path: Path, names: Iterable[str], *, chunks: bool) -> None:
+    """Raise `FormatError` unless HDF5 itself finds these datasets, and all of their `chunks`: its
+    own blocks have checksums, which readers of ours do not need."""
+    found = path.stat()
+    if (found.st_dev, found.st_ino) in (*_stuck, *_written.values()):
+        return  # this process has it open in another way, and HDF5 knows a file only once
+    with open_for_reading(path) as file, translated(path):
+        for name in names:
+            dataset = file[name]
+            if chunks:
+                dataset.id.get_num_chunks()
+
+
 def row_of(dataset: h5py.Dataset, compress: str | None = None) -> Field:
     """The field of a dataset. Where each element is an array, its axes are the row's last."""
     return Field(dataset.dtype, dataset.shape[1:], compress=compress)
 
 
-def _find() -> tuple[int, "ctypes._NamedFuncPointer"] | None:
+class _Found(NamedTuple):
+    """Functions of HDF5: the address of one, and two to call."""
+
+    write: int
+    flush: "ctypes._NamedFuncPointer"
+    attempts: "ctypes._NamedFuncPointer"
+
+
+def _find() -> _Found | None:
     try:
         library = ctypes.CDLL(h5py.h5d.__file__)  # and with it all that it is linked to
         write, flush = library.H5Dwrite_chunk, library.H5Fflush
+        attempts = library.H5Pset_metadata_read_attempts
     except (OSError, AttributeError):
         return None
     flush.argtypes = [ctypes.c_int64, ctypes.c_int]
-    flush.restype = ctypes.c_int
-    return ctypes.cast(write, ctypes.c_void_p).value or 0, flush
+    attempts.argtypes = [ctypes.c_int64, ctypes.c_uint]
+    flush.restype = attempts.restype = ctypes.c_int
+    return _Found(ctypes.cast(write, ctypes.c_void_p).value or 0, flush, attempts)
 
 
 _FOUND = _find()
 _LOCAL = 0  # H5F_SCOPE_LOCAL
+_ATTEMPTS = 24  # a few hundredths of a second, in which any writer has written a block
+
+
+def limit_attempts(access: h5py.h5p.PropFAID, attempts: int) -> None:
+    """Let HDF5 read a block of its own only so often when the checksum of that is wrong.
+
+    In SWMR mode it tries a hundred times, and waits twice as long each time: for ever.
+    """
+    if _FOUND is not None:
+        with phil:
+            _FOUND.attempts(access.id, attempts)
 
 
 def inside_h5py() -> bool:
@@ -139,7 +184,7 @@ def write_chunks(dataset: h5py.Dataset, first: int, rows: _core.PackedRows, raw_
     done = 0
     if _FOUND is not None:
         with phil:
-            done = rows.write(_FOUND[0], dataset.id.id, first, rank, raw_mask)
+            done = rows.write(_FOUND.write, dataset.id.id, first, rank, raw_mask)
     for i in range(done, len(rows)):
         mask = raw_mask if rows.raw(i) else 0
         dataset.id.write_direct_chunk((first + i, *(0,) * (rank - 1)), rows.stored(i), mask)
@@ -149,6 +194,6 @@ def flush(file: h5py.File) -> None:
     """Hand everything that HDF5 remembers of a file to the system."""
     if _FOUND is not None:
         with phil:
-            if _FOUND[1](file.id.id, _LOCAL) >= 0:
+            if _FOUND.flush(file.id.id, _LOCAL) >= 0:
                 return
     file.flush()

@@ -12,21 +12,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.description import Description
-from stepwell.errors import FormatError, SchemaError
+from stepwell.errors import FormatError, SchemaError, StepwellError
 from stepwell.files.catalog import query, select_ids
 from stepwell.files.lock import is_locked
 from stepwell.files.regular import bytes_on_disk
 from stepwell.lazy import lazy
 from stepwell.source import Batch, Field, Rows, Schema
 from stepwell.store import Progress, QueryTable, Report, Store
+from stepwell.stores.replay.channels import KINDS, Channel
 from stepwell.stores.replay.database import (
     EPISODE_COLUMNS,
+    STEP_COLUMNS,
     Episode,
     RunRow,
     all_episodes,
+    check_rows,
     database_path,
     reading,
     run_rows,
+    steps_of,
 )
 from stepwell.stores.replay.episodes import EpisodeList, EpisodeSteps, EpisodeTable
 from stepwell.stores.replay.layout import is_replay, lock_path
@@ -51,7 +55,7 @@ class _Moment(NamedTuple):
     recordings: dict[str, RunRow]
     rows: list[tuple[Any, ...]]
     """The rows of episodes in the database, in the order of the reader's own rows; behind the
-    columns of each its id there."""
+    columns of each its checksum and its id there."""
 
 
 class ReplayReader(Store):
@@ -153,6 +157,7 @@ class ReplayReader(Store):
     def runs(self) -> EpisodeTable:
         """The episodes, those that are still going on too, as a table."""
         self._check_open()
+        check_rows("episode", self._moment.rows, len(EPISODE_COLUMNS), database_path(self.root))
         return EpisodeTable(self._moment.rows, self._runs)
 
     @property
@@ -164,11 +169,11 @@ class ReplayReader(Store):
     @lazy
     def _episodes(self) -> Sequence[Episode]:
         path = database_path(self.root)
-        return tuple(Episode.of(row[:-1], path) for row in self._moment.rows)
+        return tuple(Episode.of(row, path) for row in self._moment.rows)
 
     @lazy
-    def _by_id(self) -> dict[str, Episode]:
-        return {episode.episode_id: episode for episode in self._episodes}
+    def _by_id(self) -> dict[str, tuple[Any, ...]]:
+        return {row[0]: row for row in self._moment.rows}
 
     def where(self, condition: str, *values: Any, timeout_s: float | None = None) -> "ReplayReader":
         """The steps of the episodes for which an SQL condition over their columns holds."""
@@ -200,16 +205,22 @@ class ReplayReader(Store):
     ) -> EpisodeSteps:
         """Everything that was recorded of an episode. Raises `KeyError` when there is none."""
         self._check_open()
-        found = self._by_id.get(episode_id)
-        if found is None:
-            raise KeyError(f"there is no episode {episode_id!r} - at {database_path(self.root)}")
+        path, row = database_path(self.root), self._by_id.get(episode_id)
+        if row is None:
+            raise KeyError(f"there is no episode {episode_id!r} - at {path}")
+        found = Episode.of(row, path)
         with reading(self.root) as database:
-            rows = database.execute(
-                "SELECT step_index, action, reward, terminated, truncated, frame_ref, obs_ref, "
-                "info, timestamp FROM steps WHERE episode_id = ? ORDER BY step_index LIMIT ?",
-                (episode_id, found.steps),
-            ).fetchall()
-        return EpisodeSteps(self.resolver, found, rows, observations, frames)
+            (rows,) = steps_of(database, [found])
+        if len(rows) < found.steps:
+            message = f"{episode_id}: expected {found.steps:,} steps, got {len(rows):,}"
+            raise FormatError(message, path=str(path))
+        check_rows("a step of", rows, len(STEP_COLUMNS), path)
+        try:
+            return EpisodeSteps(self.resolver, found, rows, observations, frames)
+        except StepwellError:
+            raise
+        except (LookupError, TypeError, ValueError, OverflowError) as error:  # what rows may say
+            raise FormatError(f"{episode_id}: {error.args[0]}", path=str(path)) from None
 
     def sizes(self, run_id: str) -> dict[str, tuple[int, int]]:
         """Bytes of each array of a run: of its rows, and of the same in the file."""
@@ -286,7 +297,22 @@ class ReplayReader(Store):
     def _fields(self) -> Schema:
         self._check_open()
         used = [run for run, _ in self._used] or self.recordings.values()
-        return common_fields([run for run in used if run.steps], self._options)
+        return common_fields([self._as_filed(run) for run in used if run.steps], self._options)
+
+    def _as_filed(self, run: RunRow) -> RunRow:
+        """A run with its arrays as the file has them, of which that has a checksum."""
+        named = [channel.name for channel in run.channels]
+        filled = {name for name in run.rows if name.partition("/")[0] in KINDS}
+        if filled != set(named):
+            raise FormatError(
+                f"run {run.run_id!r}: expected arrays {sorted(filled)}, got {named}",
+                path=str(database_path(self.root)),
+            )
+        file = self.resolver.run_file(run.run_id)
+        try:
+            return replace(run, channels=tuple(Channel(n, file.field(n)) for n in named))
+        except KeyError as error:
+            raise FormatError(error.args[0], path=str(file.path)) from None
 
     @lazy
     def _table(self) -> tuple[list[str], StepTable, Rows]:
@@ -347,8 +373,8 @@ def _chosen(
 
 def _keep(database: sqlite3.Connection, moment: _Moment) -> None:
     """Have queries see the episodes of a moment in place of what became of them."""
-    columns = ", ".join(EPISODE_COLUMNS)
+    columns = ", ".join((*EPISODE_COLUMNS, "checksum"))
     database.execute(f"CREATE TEMP TABLE episodes ({columns})")
-    places = ", ".join("?" * (1 + len(EPISODE_COLUMNS)))
+    places = ", ".join("?" * (2 + len(EPISODE_COLUMNS)))
     insert = f"INSERT INTO temp.episodes ({columns}, rowid) VALUES ({places})"
     database.executemany(insert, moment.rows)

@@ -28,7 +28,15 @@ from gymnasium.vector.utils import iterate
 from numpy.typing import NDArray
 
 from stepwell.errors import BusyError, SchemaError
-from stepwell.stores.replay.channels import ACTIONS, OBSERVATIONS, Channel, Tree, leaves
+from stepwell.fit import fit_into
+from stepwell.stores.replay.channels import (
+    ACTIONS,
+    OBSERVATIONS,
+    Channel,
+    Tree,
+    as_array,
+    leaves,
+)
 from stepwell.stores.replay.layout import lock_path
 from stepwell.stores.replay.writer import ReplayWriter
 from stepwell.writer import Mode
@@ -89,7 +97,8 @@ def Record(
     of a Gymnasium vector is an agent, "env0", "env1", …. Vectors of others (stable-baselines3,
     TorchRL) are given environments that record themselves, each a run of its own. Raises
     `SchemaError` for spaces other than Box, Discrete, MultiBinary, MultiDiscrete, and Dict and
-    Tuple of these.
+    Tuple of these; so does a step for a value that does not fit its space's dtype, but for the
+    digits of floats.
     """
     if not isinstance(env, gym.Env | VectorEnv):
         raise TypeError(
@@ -441,7 +450,8 @@ def _zeros(name: str, space: spaces.Space[Any]) -> Tree:
 def value_of(name: str, space: spaces.Space[Any], value: Any) -> Tree:
     """A copy of a value in the dtypes and the order that its space states.
 
-    Raises `SchemaError` when it is not of that shape, or would lose more than digits.
+    Floats are rounded to the precision of their space. Raises `SchemaError` when it is not of that
+    shape, or would change in any other way.
     """
     if isinstance(space, spaces.Dict):
         return {
@@ -453,12 +463,20 @@ def value_of(name: str, space: spaces.Space[Any], value: Any) -> Tree:
         return tuple(
             value_of(f"{name}/({i})", inner, value[i]) for i, inner in enumerate(space.spaces)
         )
-    given = np.asarray(value)
+    given = as_array(name, value)
     if given.shape != space.shape:
         raise SchemaError(f"{name}: expected the shape {space.shape}, got {given.shape}")
-    if given.dtype.kind not in "biuf":
-        raise SchemaError(f"{name}: expected {space.dtype}, got {given.dtype}")
-    made: NDArray[Any] = given.astype(space.dtype)  # always a copy
-    if not np.can_cast(given.dtype, made.dtype, "same_kind") and (made != given).any():
-        raise SchemaError(f"{name}: expected {space.dtype}, got {given.dtype} that does not fit")
+    made: NDArray[Any] = np.empty(space.shape, space.dtype)
+    if given.dtype.kind == "f" or made.dtype.kind == "b":
+        given = _rounded(given, made.dtype)
+    fit_into(name, given, made)
     return made
+
+
+def _rounded(given: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Floats in the precision of a space, whole numbers and flags in its dtype; or as they are."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = given.astype(dtype)
+        finite = dtype.kind == "f"
+        same = np.isfinite(cast) == np.isfinite(given) if finite else cast == given
+    return cast if same.all() else given

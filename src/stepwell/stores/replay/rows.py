@@ -7,6 +7,7 @@ ours is left to h5py.
 import os
 import threading
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from stepwell.stores.replay.directory import DatasetEntry, Directory, is_ours
 from stepwell.stores.replay.layout import CHECKSUM, CHECKSUMS, RAW, STEP_COLUMNS, STEPS, ZSTD
 
 _POOLED_FROM = 1 << 21
+_CHUNKS_AT_ONCE = 256
 _BOTH_LEFT_OUT = 3  # the mask of a chunk that is as it is where there are two filters
 
 
@@ -88,9 +90,13 @@ class RunFile:
 
     def field(self, name: str) -> Field:
         """The field of a dataset. Raises `KeyError` when there is none of that name."""
+        return self.entry(name).field
+
+    def entry(self, name: str) -> DatasetEntry:
+        """The same, and how its rows are stored."""
         with self._lock:
             self._follow()
-            return self._dataset(name)[0].field
+            return self._dataset(name)[0]
 
     def length(self, name: str) -> int:
         """Rows that a dataset has by now, committed or not. Raises `KeyError` as `field` does."""
@@ -133,9 +139,7 @@ class RunFile:
             stored = found.reshape(-1).view(np.uint8)
             checksums = _core.checksum_each(stored, len(stored) // count).view(np.uint32)
             stated = self._read_chunks(f"{CHECKSUMS}/{name}", count)
-            for i in np.flatnonzero(checksums != stated)[:1]:
-                message = f"{name}[{i}]: expected CRC32C {stated[i]:08x}, got {checksums[i]:08x}"
-                raise ChecksumError(message, path=str(self.path))
+            _compare(name, 0, stated, checksums, self.path)
         return found
 
     def read_steps(self, count: int) -> list[NDArray[Any]]:
@@ -161,6 +165,45 @@ class RunFile:
         items = count * (field.row_bytes // field.dtype.itemsize)
         return np.frombuffer(data, field.dtype, items).reshape(count, *field.shape)
 
+    def stored(self, name: str, count: int) -> Iterator[tuple[int, bytes, int]]:
+        """The chunks of the first rows of a dataset as they are stored: the first row of each, its
+        bytes, and the mask of filters left out.
+
+        Raises `ChecksumError` or `FormatError` when one of the rows is damaged.
+        """
+        entry = self.entry(name)
+        size, each = entry.field.row_bytes, entry.chunk_rows
+        for begin in range(0, count, each * _CHUNKS_AT_ONCE):
+            rows = np.arange(begin, min(count, begin + each * _CHUNKS_AT_ONCE), dtype=np.int64)
+            with self._lock:
+                self._check_length(name, count)
+                _, places = self._find(name, rows[::each])
+                checksums = self._checksums(name, rows)
+            lengths = places.sizes.tolist() if each == 1 else [size * each] * len(places.sizes)
+            for i, offset in enumerate(places.offsets.tolist()):
+                first = begin + i * each
+                data = self._chunk(f"{name}[{first}]", offset, lengths[i], size * each)
+                if len(checksums):
+                    kept = np.frombuffer(data, np.uint8)[: size * (count - first)]
+                    found = _core.checksum_each(kept, len(kept) if each == 1 else size)
+                    _compare(name, first, checksums[first - begin :], found.view("u4"), self.path)
+                yield first, data, int(places.masks[i])
+
+    def _chunk(self, name: str, offset: int, size: int, raw_size: int) -> bytes:
+        data = b""
+        if 0 < size <= raw_size + raw_size // 8 + 4096:  # before anything is made for it
+            data = os.pread(self._file, size, offset)
+        if not data or len(data) < size:
+            message = f"{name}: expected a chunk of {size:,} bytes, got {len(data):,}"
+            raise FormatError(message, path=str(self.path), offset=offset)
+        return data
+
+    def _check_length(self, name: str, count: int) -> None:
+        length = self._dataset(name)[1].rows()
+        if length < count:
+            message = f"{name}: truncated: expected {count:,} rows, got {length:,}"
+            raise FormatError(message, path=str(self.path))
+
     def stored_bytes(self, name: str, count: int) -> int:
         """The bytes of the chunks of the first `count` rows of a dataset.
 
@@ -169,6 +212,7 @@ class RunFile:
         with self._lock:
             self._follow()
             entry, _ = self._dataset(name)
+            self._check_length(name, count)
             chunks = np.arange(0, count, entry.chunk_rows, dtype=np.int64)
             _, places = self._find(name, chunks)
             size = os.fstat(self._file).st_size
@@ -252,6 +296,13 @@ class RunFile:
             return
         if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
             self._open()
+
+
+def _compare(name: str, first: int, stated: NDArray[Any], found: NDArray[Any], path: Path) -> None:
+    """Raise `ChecksumError` unless rows, from `first` on, have the checksums that are stated."""
+    for i in np.flatnonzero(found != stated[: len(found)])[:1]:
+        message = f"{name}[{first + i}]: expected CRC32C {stated[i]:08x}, got {found[i]:08x}"
+        raise ChecksumError(message, path=str(path))
 
 
 def _fresh(count: int, field: Field) -> NDArray[Any]:

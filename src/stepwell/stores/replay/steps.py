@@ -6,14 +6,15 @@ arrays of a row are is one of them.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.errors import SchemaError
+from stepwell.errors import FormatError, SchemaError
 from stepwell.source import Field, Rows
-from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS
+from stepwell.stores.replay.channels import ACTIONS, FRAMES, KINDS, OBSERVATIONS
 from stepwell.stores.replay.database import Episode, RunRow
 from stepwell.stores.replay.resolver import FrameResolver
 
@@ -75,8 +76,10 @@ def _load(
     """The same for one run."""
     if not run.steps:
         return _NOTHING, np.zeros(len(episodes), np.int64)
-    places, rewards, dones = resolver.run_file(run.run_id).read_steps(run.steps)
-    rows, episode = _rows_of(places[:, 0], np.array([e.number for e in episodes]))
+    file = resolver.run_file(run.run_id)
+    places, rewards, dones = file.read_steps(run.steps)
+    rows, episode = _rows_of(places[:, 0], np.array([e.number for e in episodes], np.int64))
+    _check(run, episodes, episode, places, file.path)
     _, index, frame, observation, action = places[rows].T
     # A stretch is a part of an episode without a gap. Nothing follows its last step,
     # or what was seen after the episode.
@@ -108,6 +111,23 @@ def _load(
     )  # fmt: skip
     lengths = np.bincount(episode[kept], minlength=len(episodes))
     return StepTable(*(np.ascontiguousarray(column[kept]) for column in columns)), lengths
+
+
+def _check(
+    run: RunRow, episodes: Sequence[Episode], episode: Rows, places: Rows, path: Path
+) -> None:
+    """Raise `FormatError` unless the database has the steps that the file has, and their arrays."""
+    found = np.bincount(episode, minlength=len(episodes))
+    for each, count in zip(episodes, found.tolist(), strict=True):
+        if each.steps != count:
+            message = f"{each.episode_id}: expected {each.steps:,} steps, got {count:,}"
+            raise FormatError(message, path=str(path))
+    last = dict(zip(KINDS, places[:, 2:].max(0, initial=-1).tolist(), strict=True))
+    last[OBSERVATIONS] = max([last[OBSERVATIONS], *(e.final_row for e in episodes)])
+    for kind, row in last.items():
+        if row >= run.count(kind):
+            message = f"{kind}: expected more than {row:,} rows, got {run.count(kind):,}"
+            raise FormatError(f"run {run.run_id!r}: {message}", path=str(path))
 
 
 def common_fields(runs: Sequence[RunRow], options: StepOptions) -> dict[str, Field]:

@@ -5,6 +5,7 @@ steps of an episode never change.
 """
 
 import json
+import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -13,19 +14,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.errors import FormatError, StepwellError
+from stepwell.errors import ChecksumError, FormatError, StepwellError
+from stepwell.files.catalog import checksum_sql, damaged_rows
+from stepwell.files.lock import is_locked
 from stepwell.files.regular import read_inside
 from stepwell.store import Progress, Report
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, KINDS, OBSERVATIONS, Channel, as_scalar
 from stepwell.stores.replay.database import (
+    STEP_COLUMNS,
     Episode,
     RunRow,
     all_episodes,
     database_path,
     reading,
     run_rows,
+    steps_of,
 )
-from stepwell.stores.replay.layout import CHECKSUM, CHECKSUMS, INDEX, NUMBERS, STEPS
+from stepwell.stores.replay.layout import (
+    CHECKSUM,
+    CHECKSUMS,
+    INDEX,
+    NUMBERS,
+    STEPS,
+    lock_path,
+)
 from stepwell.stores.replay.resolver import FrameResolver
 from stepwell.stores.replay.rows import RunFile
 
@@ -72,9 +84,9 @@ def verify(root: Path, resolver: FrameResolver, quick: bool, progress: Progress)
     """Check a store; up to a hundred problems. `quick` reads no rows of the files."""
     checked = [
         "the pages of the database, and its rows against each other",
-        "the datasets of each run's file: names, types and rows",
+        "the datasets of each run's file: names, types and rows, by HDF5 too unless it is written",
     ]
-    unchecked = ["info, timestamp and agent_id of steps, which have no checksum"]
+    unchecked: list[str] = []
     if quick:
         unchecked.append("the rows of the files, because of quick")
     else:
@@ -82,25 +94,33 @@ def verify(root: Path, resolver: FrameResolver, quick: bool, progress: Progress)
             "every row of every array against its checksum",
             "every step of the database against the file, references and totals too",
         ]
-    problems = list(islice(_problems(root, resolver, quick, progress), _MAX_PROBLEMS))
+    found = _problems(root, resolver, quick, progress, unchecked)
+    problems = list(islice(found, _MAX_PROBLEMS))
     if len(problems) == _MAX_PROBLEMS:
         unchecked.append(f"the rest: the check ends after {_MAX_PROBLEMS} problems")
     return Report("replay", str(root), tuple(problems), tuple(checked), tuple(unchecked))
 
 
 def _problems(
-    root: Path, resolver: FrameResolver, quick: bool, progress: Progress
+    root: Path, resolver: FrameResolver, quick: bool, progress: Progress, unchecked: list[str]
 ) -> Iterator[FormatError]:
     path = database_path(root)
+    episodes: list[Episode] = []
+    wrong: list[FormatError] = []
     try:
         with reading(root) as database:
             broken = [text for (text,) in database.execute("PRAGMA integrity_check(20)")]
             if broken != ["ok"]:
                 raise FormatError(f"SQLite: {'; '.join(broken)}", path=str(path))
             runs = run_rows(database, path).values()
-            episodes = [Episode.of(row[:-1], path) for row in all_episodes(database)]
+            unchecked += _without_checksums(database)
+            for row in all_episodes(database).fetchall():
+                try:
+                    episodes.append(Episode.of(row, path))
+                except FormatError as error:
+                    wrong.append(error)
             database.execute(_COUNTED)
-            wrong = [
+            wrong += [
                 FormatError(text.format(*row), path=str(path))
                 for text, sql in _RULES.items()
                 for row in database.execute(f"{sql} LIMIT 20")
@@ -121,6 +141,14 @@ def _problems(
         here = [episode for episode in episodes if episode.run_id == run.run_id]
         yield from _Run(root, resolver, run, here, add).problems(quick)
     progress(total, total)
+
+
+def _without_checksums(database: sqlite3.Connection) -> Iterator[str]:
+    for table in ("runs", "episodes", "steps"):
+        sql = f"SELECT count(*) FROM {table} WHERE {checksum_sql(database, table)} IS NULL"
+        (count,) = database.execute(sql).fetchone()
+        if count:
+            yield f"{count:,} of the {table}, which were recorded without checksums in the database"
 
 
 class _Run:
@@ -154,6 +182,7 @@ class _Run:
             for problem in self._of_datasets(file):
                 whole = False
                 yield problem
+            yield from self._of_hdf5(file, quick)
             if whole and not quick:
                 yield from self._of_numbers(file)
                 for channel in self._run.channels:
@@ -212,6 +241,19 @@ class _Run:
             if self._run.rows.get(name) != self._run.steps:
                 yield self._wrong(f"{self._run.steps:,} steps, {name} has other rows")
 
+    def _of_hdf5(self, file: RunFile, quick: bool) -> Iterator[FormatError]:
+        """What HDF5 says of its own blocks, unless a writer changes them meanwhile."""
+        from stepwell.stores.replay.hdf5 import check_metadata  # which takes a while to import
+
+        lock, before = lock_path(self._root, self._run.run_id), file.path.stat()
+        if is_locked(lock):
+            return
+        try:
+            check_metadata(file.path, self._run.rows, chunks=not quick)
+        except FormatError as error:
+            if not is_locked(lock) and file.path.stat().st_mtime_ns == before.st_mtime_ns:
+                yield error
+
     def _of_numbers(self, file: RunFile) -> Iterator[FormatError]:
         """The same steps in both places, and episodes that add up."""
         places, rewards, dones = file.read_steps(self._run.steps)
@@ -223,8 +265,11 @@ class _Run:
         begins = np.searchsorted(places[order, 0], numbers, "left").tolist()
         for first in range(0, len(numbers), _EPISODES):
             group = self._episodes[first : first + _EPISODES]
-            found = self._step_rows(group)
+            with reading(self._root) as database:
+                found = steps_of(database, group)
             for episode, begin, steps in zip(group, begins[first:], found, strict=False):
+                for i, problem in damaged_rows(steps, len(STEP_COLUMNS)):
+                    yield self._of(episode, f"step {steps[i][1]}: {problem}", ChecksumError)
                 here = order[begin : begin + episode.steps]
                 if len(here) < len(steps) or (places[here, 0] != episode.number).any():
                     yield self._of(episode, "not all of its steps are in the file")
@@ -234,16 +279,10 @@ class _Run:
             self._checked(sum(map(len, found)))
         yield from self._of_ends(file, places)
 
-    def _of(self, episode: Episode, text: str) -> FormatError:
-        return FormatError(f"episode {episode.episode_id!r}: {text}", path=str(self._database))
-
-    def _step_rows(self, episodes: list[Episode]) -> list[list[tuple[Any, ...]]]:
-        sql = (
-            "SELECT step_index, action, reward, terminated, truncated, frame_ref, obs_ref, run_id "
-            "FROM steps WHERE episode_id = ? ORDER BY step_index LIMIT ?"
-        )
-        with reading(self._root) as database:
-            return [database.execute(sql, (e.episode_id, e.steps)).fetchall() for e in episodes]
+    def _of(
+        self, episode: Episode, text: str, kind: type[FormatError] = FormatError
+    ) -> FormatError:
+        return kind(f"episode {episode.episode_id!r}: {text}", path=str(self._database))
 
     def _stored(
         self,
@@ -279,7 +318,8 @@ class _Run:
             if last >= self._run.count(kind):
                 yield self._of(episode, f"no row {last:,} of {kind}")
         total = 0.0
-        for mine, its in zip(steps, stored, strict=True):
+        for row, its in zip(steps, stored, strict=True):
+            mine = (*row[1:8], row[11])  # without info, timestamp and agent
             if mine != its:
                 yield self._of(episode, f"{mine} in the database, {its} in the file")
             total += mine[2]

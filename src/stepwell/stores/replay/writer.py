@@ -24,11 +24,12 @@ from stepwell.stores.replay.channels import (
     OBSERVATIONS,
     Channel,
     Tree,
+    as_array,
     as_json,
     as_scalar,
     leaves,
 )
-from stepwell.stores.replay.database import reading
+from stepwell.stores.replay.database import database_path, find_episode, reading
 from stepwell.stores.replay.disk import RunDisk, committed_steps, is_left_over
 from stepwell.stores.replay.items import Ending, Inlet, Step
 from stepwell.stores.replay.layout import array_path, is_replay
@@ -338,11 +339,9 @@ class ReplayWriter(Writer):
     def _find_episode(self, name: str) -> _Stream:
         _check_text("episode_id", name)
         with reading(self.root) as database:
-            found = database.execute(
-                "SELECT run_id, number, ended, (SELECT max(step_index) FROM steps WHERE "
-                "steps.episode_id = episodes.episode_id) FROM episodes WHERE episode_id = ?",
-                (name,),
-            ).fetchone()
+            found = find_episode(database, name, database_path(self.root))
+            sql = "SELECT max(step_index) FROM steps WHERE episode_id = ?"
+            (last,) = database.execute(sql, (name,)).fetchone()
         if found is None:
             own = name.removeprefix(f"{self.run_id}-ep")
             number, self._next_episode = self._next_episode, self._next_episode + 1
@@ -351,10 +350,11 @@ class ReplayWriter(Writer):
                     raise ValueError(f"episode_id: {name!r} is a name that this writer gives")
                 self._taken = max(self._taken, int(own) + 1)
             return _Stream(number, name)
-        run_id, number, ended, last = found
-        if run_id != self.run_id:
-            raise ValueError(f"episode {name!r} is one of the run {run_id!r}, not {self.run_id!r}")
-        return _Stream(number, name, 0 if last is None else last + 1, bool(ended))
+        if found.run_id != self.run_id:
+            raise ValueError(
+                f"episode {name!r} is one of the run {found.run_id!r}, not {self.run_id!r}"
+            )
+        return _Stream(found.number, name, 0 if last is None else last + 1, found.ended)
 
     def _fit(self, kind: str, tree: Tree, new: list[Inlet]) -> _Arrays:
         """The arrays of a kind in a step, with their inlets. `new` are inlets that are not open.
@@ -371,7 +371,7 @@ class ReplayWriter(Writer):
             if type(tree) is int and inlet.whole and -(2**63) <= tree < 2**63:
                 return ((inlet, tree),)
             if isinstance(tree, _NUMBERS):
-                return ((inlet, inlet.channel.fitting(np.asarray(tree))),)
+                return ((inlet, inlet.channel.fitting(as_array(kind, tree))),)
         found = dict(leaves(kind, tree))
         known = {i.channel.name: i for i in self._inlets.values() if i.kind == kind}
         if not known:
