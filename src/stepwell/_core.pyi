@@ -19,6 +19,11 @@ def crc32c(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', 
 def crc32c_portable(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], crc: int = 0) -> int:
     """The same, without the processor's instruction."""
 
+def checksum_values(rows: list, count: int) -> list:
+    """
+    CRC32C of the first `count` values of each row: None, numbers, text, bytes.
+    """
+
 def stream_checksums(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], block_bytes: int, inside: int = 0, crc: int = 0) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
     """
     The CRC32C of each block of `data`, 4 bytes each; the first has `inside` bytes already, of checksum `crc`.
@@ -45,11 +50,6 @@ class CheckedBlocks:
         """
         The CRC32C of some bytes, continued from `crc`; of a file that someone may cut.
         """
-
-def checksum_values(rows: list, count: int) -> list:
-    """
-    CRC32C of the first `count` values of each row: None, numbers, text, bytes.
-    """
 
 class BlockPool:
     """Memory for batches, reused when the last array over it dies."""
