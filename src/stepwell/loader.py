@@ -132,12 +132,12 @@ class Loader(Closing):
 
         It begins at the first `next`, and ends a loop that was begun before.
         """
-        return _Loop(self)
+        return Loop(self)
 
     def forever(self) -> Iterator[Batch]:
         """Epoch after epoch, without end."""
         while True:
-            yield from self
+            yield from Loop(self)
 
     @property
     def source(self) -> Source:
@@ -367,10 +367,6 @@ class Loader(Closing):
         self._reached = self._epoch, self._position = place
         return steps
 
-    def _end_loop(self) -> None:
-        """Called when a loop was asked for more than its last batch."""
-        self._stand(*self._begins)
-
     def _meet(self) -> None:
         """Compare a loop with those of other ranks, at its second batch: a look at one is none."""
         if self._unmet is not None:
@@ -438,7 +434,7 @@ class Loader(Closing):
         return NativeEngine(self, source, reader, order)
 
 
-class _Loop(Iterator[Any]):
+class Loop(Iterator[Any]):
     """One loop over a loader; its number is -1 until it begins."""
 
     def __init__(self, loader: Loader) -> None:
@@ -463,7 +459,7 @@ class _Loop(Iterator[Any]):
             if self._left <= 0:
                 if self._left == 0:
                     self._left = -1
-                    loader._end_loop()
+                    loader._stand(*loader._begins)
                 raise StopIteration
             batch = loader._next()
             self._left -= 1

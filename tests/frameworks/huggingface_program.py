@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -47,19 +47,40 @@ def saved(accelerator: Accelerator) -> Any:
 
 
 def counted() -> Any:
-    """The rows that metrics are of, and after which steps of two epochs the optimizer steps."""
+    """The rows that metrics are of, and after which steps of four epochs the optimizer steps."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
     held_out = accelerator.prepare(sw.torch.Loader(np.arange(HELD_OUT + 1), BATCH, shuffle=False))
     loader = accelerator.prepare(make())
-    seen: list[int] = []
-    steps = []
-    for _ in range(2):
-        for batch in loader:
+    beside = make().forever()
+    seen: list[list[int]] = []
+    steps: list[bool] = []
+    kept: list[Any] = []
+
+    def epoch(batches: Any, each: Any = None) -> None:
+        for number, batch in enumerate(batches):
+            if each is not None:
+                each(number)
             with accelerator.accumulate():
                 steps.append(accelerator.sync_gradients)
-            del batch
-            if not seen:  # a validation inside of an epoch
-                seen = rows(accelerator.gather_for_metrics(batch) for batch in held_out)
+            seen[-1:] = [rows([accelerator.gather_for_metrics(batch)])]
+
+    def validate(number: int) -> None:
+        if number == 2:
+            found = rows(accelerator.gather_for_metrics(batch) for batch in held_out)
+            seen.insert(0, sorted(found))
+        next(beside)
+
+    def leave(number: int) -> None:
+        if number == 3:  # a validation that is left at its last batch, which is not asked for more
+            list(islice(held_out, len(held_out)))
+        if number == 5 and accelerator.is_main_process:
+            kept.append(iter(make()))
+            next(kept[0])
+
+    epoch(loader)
+    epoch(loader, validate)
+    epoch(loader, leave)
+    epoch(skip_first_batches(loader, 3))
     return [seen, steps]
 
 

@@ -14,6 +14,7 @@ from stepwell.engine import Delivery, Engine, NativeEngine
 from stepwell.sampler import Sequential
 from stepwell.source import Batch, Source
 from stepwell.torch import sharing
+from stepwell.torch.counting import CountedLoop, gradient_state
 from stepwell.torch.dataset import MapDataset, RowNumbers, collate
 from stepwell.torch.tensors import Signed, Tensors, int64_names, signed, signed_types, tensors_of
 
@@ -46,7 +47,7 @@ class Loader(_loader.Loader):
         super().__init__(source, batch_size, **options)
         self._as_int64 = int64_names(as_int64, self._source, self._transform)
         self._by_rows = False  # the loop under way is one over row numbers
-        self._began_at = 0
+        self._began_at = 0  # where the loop under way did
         self._device = torch.device("cpu" if device is None else device)
         if str(self._device) == "cuda":
             self._device = torch.device("cuda", torch.cuda.current_device())
@@ -123,34 +124,14 @@ class Loader(_loader.Loader):
         batch: Tensors = collate(rows)
         return _each(batch, lambda tensor: tensor.to(self._device))
 
-    # What accelerate asks the loader of a loop.
-
-    @property
-    def end_of_dataloader(self) -> bool:
-        """Whether the batch that was handed over is the last one of its loop."""
-        return self._at_end
-
-    @property
-    def remainder(self) -> int:
-        """Rows in the last batch of all ranks together; 0 if it is full, -1 if the rest is dropped.
-
-        Where ranks do not divide it, those behind these are of the epoch's beginning.
-        """
-        begun = self._began_at
-        return (
-            -1 if self._drop_last else (self._rows - begun) % (self._batch_size * self._world.size)
-        )
+    def __iter__(self) -> Iterator[Batch]:
+        """A loop over the next epoch, or over the rest of a loaded one, which accelerate sees."""
+        return CountedLoop(self) if self._given is None and gradient_state() else super().__iter__()
 
     def _begin_loop(self) -> int:
         steps = super()._begin_loop()
         self._began_at = self._position
-        if not self._by_rows:
-            sharing.show_accelerate(self)
         return steps
-
-    def _end_loop(self) -> None:
-        super()._end_loop()
-        sharing.hide_from_accelerate(self)
 
     # How batches are made.
 

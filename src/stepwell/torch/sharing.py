@@ -58,36 +58,6 @@ def _package(frame: Any) -> str:
     return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
-def show_accelerate(loader: Any) -> None:
-    """Have accelerate know a loop of ours, where it is not one of accelerate's own loaders' loops.
-
-    It then steps after the last batch of an epoch, whatever has been accumulated, and
-    `gather_for_metrics` leaves out the rows that fill ranks up.
-    """
-    state = _gradient_state()
-    frame: Any = sys._getframe(1)
-    while state is not None and frame is not None and _package(frame) in _FRAMEWORKS:
-        if _package(frame) == "accelerate":
-            return  # its loader, which is one batch ahead of the consumer
-        frame = frame.f_back
-    if state is not None:
-        state._remove_dataloader(loader)
-        state._add_dataloader(loader)
-
-
-def hide_from_accelerate(loader: Any) -> None:
-    """Have accelerate ask the loop around this one, which has ended."""
-    state = _gradient_state()
-    if state is not None:
-        state._remove_dataloader(loader)
-
-
-def _gradient_state() -> Any:
-    """That of accelerate, once the program has an Accelerator."""
-    kept = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
-    return kept() if kept is not None and kept._shared_state else None
-
-
 def shared_twice(shares: str) -> RuntimeError:
     """What to raise for a part that would be shared out again."""
     return RuntimeError(
