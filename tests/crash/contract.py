@@ -119,7 +119,9 @@ class CrashContract:
                         shutil.rmtree(each) if each.is_dir() else each.unlink()
                     last = 0
         assert interesting > 0
-        self.kit.open(quick_path / self.kit.name, "x" if self.kit.one_commit else "a").close()
+        mode: Any = "x" if self.kit.one_commit else "a"
+        with self.kit.open(quick_path / self.kit.name, mode) as writer:
+            self.kit.append(writer, last + 1)
         assert not list(quick_path.rglob("*.tmp"))  # nothing of those that were killed stays
 
     def _after_a_crash(self, folder: Path, acknowledged: int) -> int:
