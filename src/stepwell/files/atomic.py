@@ -12,8 +12,8 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-_WRITERS = "00000000"
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp", re.DOTALL)
+_WRITERS = "00000000"
 
 
 def temporary_name(target: Path, token: str | None = None) -> Path:
