@@ -1,7 +1,7 @@
 """Training on data that grows: each epoch has the rows of its beginning, whatever is resumed."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -19,7 +19,7 @@ SEED = 3
 
 def grow(kind: str, path: Path, rows: range) -> None:
     """What comes every hour: rows that carry their numbers."""
-    numbers = np.arange(rows.start, rows.stop)
+    numbers: Any = np.arange(rows.start, rows.stop)
     writer: Any
     if kind == "shards":
         numbers = numbers.astype(np.float32)[:, None]
@@ -111,7 +111,7 @@ def rest(source: sw.Source, state: dict[str, Any]) -> Rows:
     return np.concatenate([batch["x"].reshape(len(batch["x"]), -1)[:, 0] for batch in loader])
 
 
-VIEWS = {
+VIEWS: dict[str, Callable[[Any], sw.Source]] = {
     "select": lambda source: source.select([5, 99, 0, 7, 1, 8, 30, 2, 3, 64, 50, 41]),
     "columns": lambda source: source.columns(["x"]),
     "map": lambda source: source.map(dict),

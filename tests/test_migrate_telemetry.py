@@ -17,6 +17,7 @@ import pytest
 
 import stepwell as sw
 from stepwell.replay import ReplayReader, ReplayWriter
+from stepwell.stores.replay.writer import _Stream
 from stepwell.telemetry import (
     json_arrays,
     migrate,
@@ -274,7 +275,7 @@ def test_step_indices_that_begin_later(tmp_path: Path) -> None:
         b"[[1, 2], [3]]", b"[[1, 2], [3, 4, 5]]", b"[1, , 2]", b"[1 2]", b"[1.2.3]", b"[1, 2",
         b"[1, 2]]", b"[[1], 2]", b"[1, [2]]", b"[--1]", b"[]", b"[[]]", b"[1e]", b"[+1]", b"[1,]",
         b"[,1]", b"[1-2]", b"[-]", b"]", b"[[1,2],[3,4]", b"[ 1 , 2 ]",
-        b"[99999999999999999999]", b"[1e400]", b'"[[1,2]]"', b'{"a": "[[1, 2]]"}',
+        b"[99999999999999999999]", b'"[[1,2]]"', b'{"a": "[[1, 2]]"}',
         b'{"a": [[1, 2]], "b": [[3, 4]]}', b'[[1, 2], ["x", 4]]', b'[{"a": [[1]]}]', b"[01]",
         b"[-0]", b"[[-5, 10], [100, -7]]",
         b"[1 , 2]", b"[\n1,\t2]", b"[1.5, 2.5e+3]", b"[.5]", b"[5.]",
@@ -349,11 +350,19 @@ def test_few_columns_are_enough(tmp_path: Path) -> None:
         ({"render_payload": [[0.5]]}, "whole numbers from 0 to 255"),
         ({"reward": None}, "reward: expected a number, got None"),
         ({"info": b"{"}, "step 1 of episode 'a-ep1': Expecting"),
+        ({"reward": float("inf")}, "reward: expected a finite number that float64 has, got inf"),
+        ({"terminated": "false"}, "terminated: expected 0 or 1, got 'false'"),
+        ({"truncated": 2}, "truncated: expected 0 or 1, got 2"),
+        ({"observation": [9007199254740993, 1]}, "expected float64 as in the first steps"),
+        ({"observation": [9007199254740993, 0.5]}, "9007199254740993 among fractions"),
+        ({"observation": b"[1e999, 0.5]"}, "a number that is too large"),
+        ({"observation": b"[" * 100_000 + b"]" * 100_000}, "nested too deeply"),
+        ({"info": b'{"a":' * 5000 + b"1" + b"}" * 5000}, "nested too deeply"),
         ({"observation": {"dtype": "uint8", "data": [300]}}, "no uint8"),
         ({"observation": {"dtype": "what", "data": [3]}}, "not an array"),
         ({"run_id": "other"}, "expected the run 'a' of the steps before, got 'other'"),
     ],
-    ids=str,
+    ids=lambda each: str(each)[:60],
 )
 def test_bad_steps(tmp_path: Path, bad: dict[str, Any], message: str) -> None:
     path = tmp_path / "o.sqlite"
@@ -370,6 +379,42 @@ def test_bad_steps(tmp_path: Path, bad: dict[str, Any], message: str) -> None:
     assert reason.startswith("step 1 of episode 'a-ep1': ")
     assert report.added == report.verified
     assert ReplayReader.open(tmp_path / "new").episode("a-ep1").step_index.tolist() == [0, 2, 3]
+
+
+def test_a_reward_that_float64_has_not(tmp_path: Path) -> None:
+    path = tmp_path / "o.sqlite"
+    with database(path) as connection:
+        connection.execute("DROP TABLE steps")  # for one whose rewards have no type
+        names = "episode_id, step_index, action, observation, reward, terminated"
+        connection.execute(f"CREATE TABLE steps ({names})")
+        connection.execute("INSERT INTO steps VALUES ('e', 0, 1, '[1.5]', 9007199254740993, 0)")
+    with pytest.raises(sw.SchemaError, match="reward: expected a finite number"):
+        migrate_telemetry(path, tmp_path / "new")
+
+
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+def test_an_end_in_the_middle_of_an_episode(
+    tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused; in stores that version 0.1 made of such, rewards do not reach across it."""
+    path = tmp_path / "o.sqlite"
+    with database(path) as connection:
+        for i in range(6):
+            flags = {end: int(i == 2), "reward": 1.0, "observation": [i, 0.5]}
+            step(connection, "a-ep1", i, **flags)
+    with pytest.raises(sw.SchemaError, match=r"step 3 of episode 'a-ep1': .* has ended"):
+        migrate_telemetry(path, tmp_path / "part")
+    report = migrate_telemetry(path, tmp_path / "part", skip_bad=True)
+    assert (report.added, len(report.skipped)) == (0, 3)  # the three before were moved already
+    monkeypatch.setattr(_Stream, "over", property(lambda _: False, lambda *_: None))
+    migrate_telemetry(path, tmp_path / "new")
+    with ReplayReader.open(tmp_path / "new", n_step=3, gamma=1.0, next_observation=False) as steps:
+        assert steps[:]["reward"].tolist() == [3, 2, 1, 3, 2, 1]
+        assert steps[:][end].tolist() == [True, True, True, False, False, False]
+    with ReplayReader.open(tmp_path / "new") as steps:  # what came after step 2 is not of it
+        both = zip(steps[:]["observation"][:, 0], steps[:]["next_observation"][:, 0], strict=True)
+        known = {int(now): int(later) for now, later in both if now != 2}
+        assert known == {0: 1, 1: 2, 3: 4, 4: 5}
 
 
 def test_what_does_not_fit_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,6 +119,10 @@ class CrashContract:
                         shutil.rmtree(each) if each.is_dir() else each.unlink()
                     last = 0
         assert interesting > 0
+        mode: Any = "x" if self.kit.one_commit else "a"
+        with self.kit.open(quick_path / self.kit.name, mode) as writer:
+            self.kit.append(writer, last + 1)
+        assert not list(quick_path.rglob("*.tmp"))  # nothing of those that were killed stays
 
     def _after_a_crash(self, folder: Path, acknowledged: int) -> int:
         """How many commits there are: those that were acknowledged, or one more."""

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,29 @@ KIT = Kit()
 
 class TestWriter(WriterContract):
     kit = KIT
+
+
+def test_what_dead_packers_left_goes_with_the_next_one(tmp_path: Path) -> None:
+    """Whatever they packed; not what others are at, and not files of other names."""
+
+    def begin() -> None:
+        writer = KIT.open(tmp_path / "dead.a2pack")
+        KIT.append(writer, 1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(EOFError):
+        children.in_fork(begin)
+    others = [tmp_path / ".pack.tmp", tmp_path / ".a.00000001.tmp"]
+    for other in others:
+        other.write_bytes(b"not of a packer")
+    pipe = tmp_path / ".pipe.00000000.tmp"
+    os.mkfifo(pipe)
+    assert (tmp_path / ".dead.a2pack.00000000.tmp").exists()
+    with KIT.open(tmp_path / "live.a2pack") as live, KIT.open(tmp_path / "new.a2pack") as new:
+        KIT.append(live, 1)
+        KIT.append(new, 1)
+    found = {path.name for path in tmp_path.iterdir()}
+    assert found == {"live.a2pack", "new.a2pack", *(path.name for path in (*others, pipe))}
 
 
 def game(number: int, steps: int = 20) -> bytes:

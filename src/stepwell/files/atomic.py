@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from stepwell.errors import FormatError
 
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp", re.DOTALL)
+_WRITERS = "00000000"
 
 
 def temporary_name(target: Path, token: str | None = None) -> Path:
@@ -26,7 +27,12 @@ def temporary_name(target: Path, token: str | None = None) -> Path:
 
 def writer_name(target: Path) -> Path:
     """The name of the file beside `target` that its only writer makes, and locks."""
-    return temporary_name(target, "00000000")
+    return temporary_name(target, _WRITERS)
+
+
+def is_writers(path: Path) -> bool:
+    """Whether a name is one that `writer_name` gives."""
+    return path.name.startswith(".") and path.name.endswith(f".{_WRITERS}.tmp")
 
 
 def is_temporary(path: Path, pattern: str) -> bool:

@@ -7,7 +7,7 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
-from stepwell.errors import BusyError
+from stepwell.errors import BusyError, FormatError
 from stepwell.files.regular import is_at, open_inside
 
 _PAUSES_S = (0.0, 0.001, 0.002, 0.005, 0.01)
@@ -80,6 +80,20 @@ def _take(file: int) -> None:
             return
         time.sleep(pause_s)
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def remove_unlocked(path: Path) -> None:
+    """Remove a file that its writer holds the lock of, if that writer is dead."""
+    with suppress(FileNotFoundError, FormatError, PermissionError):  # gone, or not a writer's
+        file = open_inside(path.parent, path.name)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_at(file, path):
+                path.unlink()
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(file)
 
 
 def is_locked(path: Path) -> bool:

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from stepwell.errors import SchemaError
 
 _NUMBER = b" \t\r\n0123456789-"
+_MAX_WHOLE = 2.0**53  # up to which float64 has every whole number
 _SAFE = 10**18  # NumPy does not report a whole number that is too large for it
+_MAX_DEPTH = 32  # that NumPy has arrays of
 _MARK = "\0array"  # stands for the array that was read before the rest
 _MARKED = json.dumps(_MARK).encode()
 _WRAPPED = ("__ndarray__", "data")
@@ -35,7 +37,12 @@ def parse(blob: Any) -> Parts:
         return _split(blob)
     data = blob.encode() if isinstance(blob, str) else blob
     array = _rectangle(data)
-    return (array, None) if array is not None else _split(_loads(data))
+    if array is not None:
+        return array, None
+    parts = _split(_loads(data))
+    if b"Infinity" not in data and _has_infinite(parts[0]):
+        raise SchemaError("a number that is too large for float64")
+    return parts
 
 
 def picture(parts: Parts) -> Parts:
@@ -62,7 +69,7 @@ def _rectangle(data: bytes) -> NDArray[Any] | None:
     """The array of a text that is nothing but nested lists of whole numbers; None for any other."""
     frame = data.translate(None, _NUMBER)
     depth = len(frame) - len(frame.lstrip(b"["))
-    if not depth:
+    if not 0 < depth <= _MAX_DEPTH:
         return None
     inside = []  # numbers in a list of each level, the innermost first
     for level in range(1, depth + 1):
@@ -151,7 +158,24 @@ def _split_numbers(value: Any) -> Parts:
             raise SchemaError("expected lists of equal lengths") from None
         return None, _listed(value)
     numbers = array.size and array.dtype.kind in "biuf"
+    if numbers and array.dtype.kind == "f" and np.abs(array).max() >= _MAX_WHOLE:
+        _check_whole(value)
     return (array, None) if numbers else (None, _listed(value))
+
+
+def _check_whole(value: Any) -> None:
+    """Raise `SchemaError` for a whole number that lost digits among fractions."""
+    if isinstance(value, list):
+        for each in value:
+            _check_whole(each)
+    elif isinstance(value, int) and float(value) != value:
+        raise SchemaError(f"{value} among fractions, for which float64 has not enough digits")
+
+
+def _has_infinite(tree: Any) -> bool:
+    if isinstance(tree, dict):
+        return any(map(_has_infinite, tree.values()))
+    return tree is not None and tree.dtype.kind == "f" and bool(np.isinf(tree).any())
 
 
 def _unwrapped(value: dict[str, Any]) -> NDArray[Any] | None:
@@ -166,6 +190,8 @@ def _unwrapped(value: dict[str, Any]) -> NDArray[Any] | None:
             array = np.frombuffer(base64.b64decode(data, validate=True), dtype)
         else:
             natural = np.asarray(data)
+            if natural.dtype.kind == "f":
+                _check_whole(data)
             array = natural.astype(dtype)
             floats = natural.dtype.kind == "f"
             if not np.array_equal(array.astype(natural.dtype), natural, equal_nan=floats):

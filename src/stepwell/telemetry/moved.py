@@ -44,6 +44,8 @@ class MovedStep(NamedTuple):
             frame, shown = picture(parse(row["render_payload"]))
             rest = {"observation": unseen, "action": done, "render_payload": shown}
             info = _info(row["info"], rest)
+        except RecursionError:
+            raise SchemaError(f"{where}: nested too deeply") from None
         except ValueError as error:
             raise SchemaError(f"{where}: {error}") from None
         if isinstance(action, np.ndarray) and not action.ndim:
@@ -51,6 +53,13 @@ class MovedStep(NamedTuple):
         reward = row["reward"]
         if not isinstance(reward, int | float) or reward != reward:
             raise SchemaError(f"{where}: reward: expected a number, got {reward!r}")
+        if not np.isfinite(reward) or float(reward) != reward:
+            raise SchemaError(
+                f"{where}: reward: expected a finite number that float64 has, got {reward!r}"
+            )
+        for name in ("terminated", "truncated"):  # text would be true, whatever it is
+            if row[name] not in (None, 0, 1):
+                raise SchemaError(f"{where}: {name}: expected 0 or 1, got {row[name]!r}")
         found = {OBSERVATIONS: observation, ACTIONS: action, FRAMES: frame}
         blobs = (row["observation"], row["render_payload"])
         columns = {
@@ -132,7 +141,7 @@ class Types:
         with np.errstate(invalid="ignore"):
             made = array.astype(dtype)
             # Fractions are rounded only where float32 was given.
-            fits = array.dtype.kind == dtype.kind == "f" or (made == array).all()
+            fits = array.dtype.kind == dtype.kind == "f" or _equal(array, made)
         if not fits:
             raise SchemaError(
                 f"{name}: expected {dtype} as in the first steps, got {array.min()} to "
@@ -194,6 +203,10 @@ def _same(kind: str, expected: Tree, got: Tree) -> bool:
 def _equal(expected: NDArray[Any], got: NDArray[Any]) -> bool:
     if expected.shape != got.shape:
         return False
-    if expected.dtype.kind == "f":
-        return np.array_equal(expected.astype(got.dtype), got, equal_nan=got.dtype.kind == "f")
-    return np.array_equal(expected, got)
+    if expected.dtype.kind == got.dtype.kind == "f":
+        return np.array_equal(expected.astype(got.dtype), got, equal_nan=True)
+    # NumPy compares whole numbers with floats as floats, which have fewer digits.
+    with np.errstate(invalid="ignore"):
+        return np.array_equal(expected, got) and np.array_equal(
+            expected, got.astype(expected.dtype)
+        )

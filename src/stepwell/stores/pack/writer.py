@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from stepwell import _core
 from stepwell.errors import BusyError, FormatError
-from stepwell.files.atomic import sync_path, write_all, writer_name
+from stepwell.files.atomic import is_writers, sync_path, write_all, writer_name
 from stepwell.files.codecs import CODECS, Codec, Packer, codec_names, train_dictionary
-from stepwell.files.lock import WriterLock
+from stepwell.files.lock import WriterLock, remove_unlocked
 from stepwell.store import what_is_at
 from stepwell.stores.pack.layout import (
     ENTRY,
@@ -112,6 +112,10 @@ class PackWriter(Writer):
         self._ready(lock)
         with self._opening():
             self._refuse_existing()  # again: another writer may have come and gone meanwhile
+            with suppress(PermissionError):  # a folder that cannot be listed
+                for path in filter(is_writers, self._root.parent.iterdir()):
+                    if path != self._beside:
+                        remove_unlocked(path)  # what a packer that was killed left
             self._rollback()
 
     def __len__(self) -> int:

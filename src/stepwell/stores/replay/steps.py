@@ -84,6 +84,7 @@ def _load(
     # A stretch is a part of an episode without a gap. Nothing follows its last step,
     # or what was seen after the episode.
     last = np.append((np.diff(episode) != 0) | (np.diff(index) != 1), [True])[: len(rows)]
+    last |= dones[rows] != 0  # old telemetry goes on with the name of an episode that ended
     following = np.append(observation[1:], -1)[: len(rows)]
     following[last] = -1
     whole = np.array([e.steps + e.dropped for e in episodes], np.int64)[episode]
