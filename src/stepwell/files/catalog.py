@@ -237,7 +237,7 @@ def _user_sql(database: sqlite3.Connection, sql: str, hint: str = "") -> Iterato
     except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError) as error:
         if _code(error) == sqlite3.SQLITE_INTERRUPT:  # which SQLite makes an error of its own
             raise KeyboardInterrupt from None
-        if _code(error) in _NOT_THE_USER:
+        if _code(error) in _NOT_THE_USER or "decode to UTF-8" in str(error):  # Python's words
             raise
         raise ValueError(f"{sql}: {error}{hint}") from None
     finally:
