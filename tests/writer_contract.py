@@ -344,6 +344,33 @@ class WriterContract(WritingContract, QueryContract):
             if not kit.one_commit:
                 in_fork(write)
 
+    @pytest.mark.parametrize("harm", ["gone", "flipped"])
+    def test_a_log_that_is_lost(self, path: Path, harm: str) -> None:
+        """What SQLite has not put into its database yet, after a kill: all of it, or an error."""
+        kit = self.kit
+        if kit.one_commit or not kit.misses_a_log:
+            return
+        kept = []
+
+        def work() -> None:
+            writer = kit.open(path)
+            kept.append(writer)
+            for stamp in (1, 2, 3):
+                kit.append(writer, stamp)
+                writer.commit()
+
+        in_fork(work)
+        for log in path.rglob("*-wal"):
+            data = bytearray(log.read_bytes())
+            data[len(data) // 2] ^= 1
+            log.unlink() if harm == "gone" else log.write_bytes(data)
+            log.with_name(log.name.replace("-wal", "-shm")).unlink()
+        for _ in range(2):
+            with contextlib.suppress(sw.StepwellError):
+                assert kit.look(path) in ([1, 2, 3], [1, 2, 3, 4])
+            with contextlib.suppress(sw.StepwellError), kit.open(path, "a") as writer:
+                kit.append(writer, 4)
+
     def test_a_commit_is_seen(self, path: Path) -> None:
         kit = self.kit
         writer = kit.open(path)

@@ -29,6 +29,8 @@ class WriterKit(ABC):
     """Before its first commit there is a store, and what was appended survives a kill."""
     recordable: ClassVar[bool] = True
     """Everything it writes goes through functions of `os` (not SQLite, HDF5 or memory)."""
+    misses_a_log: ClassVar[bool] = True
+    """Commits that went with SQLite's log are noticed."""
     small_disk: ClassVar[str] = ""
     """Of a size that it fills with commits; others have a test of their own."""
 

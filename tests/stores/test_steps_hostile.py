@@ -240,6 +240,22 @@ def test_numbers_that_are_none(path: Path, value: str) -> None:
     assert "run 1: expected whole numbers" in str(problem)
 
 
+def test_text_that_is_none(path: Path) -> None:
+    sql("UPDATE runs SET engine = CAST(x'ff' AS TEXT) WHERE id = 1")(path)
+    dataset = StepReader.open(path)
+    for call in (
+        lambda: dataset.runs["engine"],
+        lambda: list(dataset.runs),
+        lambda: dataset.query("SELECT engine FROM runs"),
+    ):
+        with pytest.raises(FormatError, match="decode to UTF-8") as caught:
+            call()
+        assert caught.value.path == str(path / "metadata.db")
+    sql("UPDATE runs SET first_step_idx = CAST(x'ff' AS TEXT) WHERE id = 1")(path)
+    with pytest.raises(FormatError, match="decode to UTF-8"):
+        StepReader.open(path).where("1")
+
+
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [

@@ -311,7 +311,7 @@ def _user_sql(
     except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError) as error:
         if _code(error) == sqlite3.SQLITE_INTERRUPT:
             raise (raised[0] if raised else KeyboardInterrupt()) from None
-        if _code(error) in _NOT_THE_USER:
+        if _code(error) in _NOT_THE_USER or "decode to UTF-8" in str(error):  # Python's words
             raise
         raise ValueError(f"{sql}: {error}{hint}") from None
     finally:
