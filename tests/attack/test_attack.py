@@ -1,5 +1,6 @@
 """3,000 cases of random damage; `make attack` has 100,000."""
 
+import re
 import sqlite3
 import subprocess
 import sys
@@ -62,3 +63,11 @@ def test_a_database_that_never_ends(
                 call(path)
 
     in_fork(look)
+
+
+def test_the_page_names_tests_that_exist() -> None:
+    page = (ROOT / "docs" / "security.md").read_text()
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page)
+    assert len(named) > 20
+    gone = [name for file, name in named if f"def {name}(" not in (ROOT / file).read_text()]
+    assert not gone
