@@ -35,6 +35,7 @@ KNOWN: tuple[Known, ...] = (
     Known("12", "wrong", r"^(sharded-)?steps/.*steps\w*\.npy"),
     Known("12", "wrong", r"^shards/.*\.shard"),
     Known("12", "wrong", r"^rowstate/.*(journal|there|values)"),
+    Known("13", "wrong", r"^(sharded-)?steps/.*metadata\.db"),
     Known("13", "wrong", r"^replay/.*telemetry\.sqlite"),
     Known("15", "error", r"^replay/", r"KeyError|without a path"),
     Known("17", "error", r"^records/.*pipe:chunk( |$)", "NotADirectoryError"),

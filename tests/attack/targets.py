@@ -198,7 +198,7 @@ class Steps(Target):
 
     def do_run(self, path: Path) -> Answer:
         with self.open(path) as store:
-            return digest([[store.run(i) for i in store.runs["id"]], store.runs["engine"]])
+            return digest([[store.run(i) for i in store.runs["id"]], store.runs.rows])
 
 
 class ShardedSteps(Steps):

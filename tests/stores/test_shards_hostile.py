@@ -49,7 +49,17 @@ def bad_list(data: bytes, message: str = "not a shards.json", **options: Any) ->
 
 
 WRONG: dict[str, list[Any]] = {
-    "name": [None, 3, "", "x", "../a.shard", "/a.shard", "\0.shard"],
+    "name": [
+        None,
+        3,
+        "",
+        "x",
+        "../a.shard",
+        "/a.shard",
+        "\0.shard",
+        "n" * 394 + ".shard",
+        "\ud800.shard",
+    ],
     "rows": [None, -1, 1.5, "3", True, 2**62, 10**30],
     "width": [None, 0, -1, 2.0, 2**61],
     "dtype": [None, "", "float64", 0, []],
@@ -100,7 +110,7 @@ HOSTILE: dict[str, Case] = {
     "no rows": Case({SHARD: header(0, 3, 0)}, "expected a corpus with rows", SHARD, writer=False),
     **{f"list {data[-60:]!r}": bad_list(data) for data in NONSENSE},
     **{
-        f"list, {name}: {value!r}": bad_list(listing({**ENTRY, name: value}))
+        f"list, {name}: {value!r:.20}": bad_list(listing({**ENTRY, name: value}))
         for name, many in WRONG.items()
         for value in many
     },

@@ -141,6 +141,7 @@ def connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
         try:
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = FULL")
+            _check_schema(database, path, "view", "trigger")
         except BaseException:
             database.close()
             raise
@@ -177,7 +178,7 @@ def open_readonly(path: Path) -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}?mode=ro"
     database = sqlite3.connect(uri, uri=True)
     try:
-        database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        _check_schema(database, path, "view")
     except sqlite3.OperationalError:
         database.close()
         # A database in WAL mode wants to put files beside itself. Where nobody can write, nobody
@@ -189,6 +190,18 @@ def open_readonly(path: Path) -> sqlite3.Connection:
         database.close()
         raise
     return database
+
+
+def _check_schema(database: sqlite3.Connection, path: Path, *refused: str) -> None:
+    """Raise `FormatError` for what would run statements of its own, for ever maybe: a view in the
+    place of a table, or a trigger on one."""
+    found = database.execute(
+        "SELECT type, tbl_name FROM sqlite_master WHERE lower(tbl_name) IN "
+        "('runs', 'episodes', 'steps', 'meta') AND type IN ('view', 'trigger')"
+    )
+    for kind, name in found.fetchall():
+        if kind in refused:
+            raise FormatError(f"expected {name} to be a plain table, got a {kind}", path=str(path))
 
 
 def query(

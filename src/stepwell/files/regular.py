@@ -56,6 +56,8 @@ def open_inside(root: Path, name: str, flags: int = os.O_RDONLY) -> int:
         error.filename = path
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
             raise _not_regular(os.lstat(path).st_mode, Path(path)) from None
+        if error.errno == errno.ENOTDIR:
+            raise _no_folder(os.stat(root).st_mode, root) from None
         raise
     finally:
         if folder is not None:
@@ -131,7 +133,10 @@ def check_folders(root: Path, name: str) -> None:
 def _open_folders(root: Path, name: str) -> int:
     """The folder that a file of a store is in, open: what is there later does not matter."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    folder, at = os.open(root, flags), root
+    try:
+        folder, at = os.open(root, flags), root
+    except NotADirectoryError:
+        raise _no_folder(os.stat(root).st_mode, root) from None
     for part in name.split(os.sep)[:-1]:
         above, at = folder, at / part
         try:

@@ -1,5 +1,6 @@
 """The header of a shard, and the list beside the shards; docs/formats/shards.md has the bytes."""
 
+import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ KINDS = ("float32", "float16", "bfloat16")
 _SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2")}
 _MAX_BYTES = 1 << 62
+_MAX_NAME = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,8 @@ def _from_json(text: Any) -> Shard:
     name, crc = text["name"], text.get("crc32c")
     if not isinstance(name, str) or {"/", "\0"} & set(name) or not name.endswith(SUFFIX):
         raise ValueError(f"expected the name of a shard, got {name!r}")
+    if (size := len(os.fsencode(name))) > _MAX_NAME:
+        raise ValueError(f"expected a name of at most {_MAX_NAME} bytes, got {size}")
     rows = whole_number(text["rows"], _MAX_BYTES)
     width = whole_number(text["width"], _MAX_BYTES, min_=1)
     if text["dtype"] not in KINDS or rows * width * 4 > _MAX_BYTES:
