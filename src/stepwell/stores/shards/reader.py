@@ -102,13 +102,11 @@ class ShardReader(Store):
             raise TypeError(f"{', '.join(options)}: only for what is in a bucket")
         elif isinstance(where, str):
             path = Path(where)
-            checks = {"checksums": self._checksums}
-            folder = path.is_dir()
-            shards = (
-                LocalShards.in_folder(path, names, **checks)
-                if folder
-                else LocalShards([path], **checks)
-            )
+            checks = self._checksums
+            if path.is_dir():
+                shards = LocalShards.in_folder(path, names, checksums=checks)
+            else:
+                shards = LocalShards([path], checksums=checks)
             if not shards.shards:
                 raise FormatError("expected .shard files, found none", path=str(path))
         else:

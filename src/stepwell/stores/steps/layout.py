@@ -41,6 +41,10 @@ class Segment(NamedTuple):
 
     rows: NDArray[Any]
     blocks: _core.CheckedBlocks | None = None
+    path: Path | None = None
+    """Of the file that they are mapped from."""
+    begin: int = 0
+    """In that file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +156,14 @@ def map_rows(
     segments = []
     for piece in pieces:
         with piece.open(dtype, piece.inside + piece.rows) as (file, header):
-            rows: NDArray[Any] = np.empty(0, header.dtype)
-            blocks = None
-            if piece.rows:
-                place = piece.place(header)
-                rows = np.memmap(file, header.dtype, "r", place, (piece.rows,))
-                if checks is not None:
-                    blocks = checks.of(piece, file, header, rows.view(np.uint8))
-            segments.append(Segment(rows, blocks))
+            if not piece.rows:
+                segments.append(Segment(np.empty(0, header.dtype)))
+                continue
+            place = piece.place(header)
+            rows: NDArray[Any] = np.memmap(file, header.dtype, "r", place, (piece.rows,))
+            data = rows.view(np.uint8)
+            blocks = None if checks is None else checks.of(piece, file, header, data)
+            segments.append(Segment(rows, blocks, piece.path, place))
     return segments
 
 

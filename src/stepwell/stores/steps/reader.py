@@ -201,10 +201,10 @@ class StepReader(Store):
         layout = [(fields[name][1], self.schema[name].row_bytes) for name in names]
         size = self._dtype.itemsize
         tables = []
-        for rows, blocks in self._segments:
+        for rows, blocks, path, begin in self._segments:
             if not len(rows) and len(self._segments) > 1:
                 continue
-            table = _core.table_reader(rows.view(np.uint8).reshape(-1, size), layout)
+            table = _core.table_reader(rows.view(np.uint8).reshape(-1, size), layout, path, begin)
             if blocks is not None:
                 ends = [(offset, offset + bytes_) for offset, bytes_ in layout]
                 needed = min(ends)[0], max(end for _, end in ends)
@@ -212,13 +212,13 @@ class StepReader(Store):
             tables.append(table)
         reader = tables[0] if len(tables) == 1 else _core.concat_reader(tables)
         if self._memory == "map":
-            maps = [rows.view(np.uint8) for rows, _ in self._segments if len(rows)]
+            maps = [each.rows.view(np.uint8) for each in self._segments if len(each.rows)]
             reader = _core.bounded_reader(reader, maps, self._resident_bytes)
         chosen = self._table._chosen
         if chosen is None:
             return reader
-        rows = _core.range_map(chosen.starts, chosen.counts, 1, 1)
-        return _core.mapped_reader(reader, rows)
+        ranges = _core.range_map(chosen.starts, chosen.counts, 1, 1)
+        return _core.mapped_reader(reader, ranges)
 
     def _runs(self) -> tuple[Rows, Rows]:
         return self._table.starts, self._table.counts
