@@ -36,6 +36,10 @@ def cold(path):
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+def warm(path):
+    with open(path, "rb") as file:
+        while file.read(1 << 24):
+            pass
 def ms(work, times=1):
     taken = []
     for _ in range(times):
@@ -60,6 +64,7 @@ source = sw.StepReader.open(steps, memory="map", **options)
 source.take(np.arange(1))
 wanted = rows(source, 4096)
 ms(lambda: source.take(wanted))
+warm(steps / "steps.npy")
 """,
     "the same rows again": """
 source = sw.StepReader.open(steps, memory="map", **options)
@@ -143,6 +148,7 @@ def main() -> None:
     taken: dict[str, dict[str, list[float]]] = {case: {way: [] for way in ways} for case in CASES}
     with steps_dataset(args.rows, keep=args.keep) as steps:
         shards = _shards()
+        (steps / "steps.npy").read_bytes()
         turns = [(case, way) for case in CASES for way in ways]
         for turn in range(args.rounds):
             random.Random(turn).shuffle(turns)
@@ -181,9 +187,6 @@ def _shards() -> Path:
 
 
 def _run(code: str, way: str, source: Path, steps: Path, shards: Path) -> float:
-    with (steps / "steps.npy").open("rb") as file:  # in the page cache, whoever had it dropped
-        while file.read(1 << 24):
-            pass
     command = [sys.executable, "-c", BEGIN + code, way, str(steps), str(shards)]
     where = {**os.environ, "PYTHONPATH": str(source)}
     return float(subprocess.run(command, env=where, check=True, capture_output=True).stdout)

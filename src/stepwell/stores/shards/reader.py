@@ -84,6 +84,8 @@ class ShardReader(Store):
             self._where = list(where)
         self._shards = self._found(None if seen is None else [shard.name for shard in seen])
         _check_known(seen or (), self._shards)
+        covered = all(shard.first_block is not None for shard in self._shards.shards)
+        self.checks_rows = checksums and covered
         first = self._shards.shards[0]
         self._width, self._stored_kind, self._stored = first.width, first.kind, first.dtype
         self._dtype = first.dtype or np.dtype(np.float32)

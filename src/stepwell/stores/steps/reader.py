@@ -76,6 +76,7 @@ class StepReader(Store):
         self._checksums = checksums
         now = database.look(root / DATABASE, seen.identity if seen else "")
         seen = seen or now
+        self.checks_rows = checksums and seen.block_bytes > 0
         if seen.rows > now.rows:
             raise FormatError(
                 f"expected {seen.rows} rows, as pickled, got {now.rows}", path=str(root)
