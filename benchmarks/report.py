@@ -18,7 +18,7 @@ from benchmarks.results import Case, cells, number
 
 _SCRIPTS = (
     *("take", "loader", "shuffle", "pack", "steps"),
-    *("records", "shards", "replay", "lane"),
+    *("records", "shards", "checksums", "replay", "lane"),
 )
 _FRONT = "one shuffled epoch, one array per field"  # the picture of README.md
 _DRAWN = ("raw take:", "one shuffled epoch", "row numbers of a shuffled epoch of 100,000,000")

@@ -110,7 +110,7 @@ def _where_case(path: Path) -> Case:
 def _read_cases(path: Path, batch: int, rounds: int) -> list[Case]:
     steps = sw.StepReader.open(path)
     half = steps.where("max_score >= ?", BEST // 2)
-    stored = steps._segments[0]  # the very memory that the dataset reads
+    stored = steps._segments[0].rows  # the very memory that the dataset reads
     sources: dict[str, sw.Source] = {
         _WHOLE: steps,
         _HALF: half,

@@ -13,14 +13,19 @@ namespace {
 
 using TableIn = nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::device::cpu>;
 
-ReaderPtr table(TableIn rows, const std::vector<std::pair<std::size_t, std::size_t>>& fields) {
+ReaderPtr table(TableIn rows, const std::vector<std::pair<std::size_t, std::size_t>>& fields, nb::object path,
+                std::uint64_t begin) {
   if (rows.shape(1) > 1 && rows.stride(1) != 1)
     throw std::invalid_argument("the bytes of a row must be neighbours");
   std::vector<Field> layout;
   for (const auto& [offset, bytes] : fields) layout.push_back({offset, bytes});
   const Table table{reinterpret_cast<const std::byte*>(rows.data()),
                     static_cast<std::int64_t>(rows.shape(0)), rows.stride(0), rows.shape(1)};
-  return table_reader(table, std::move(layout), std::make_shared<TableIn>(rows));
+  auto reader = table_reader(table, std::move(layout), std::make_shared<TableIn>(rows));
+  if (path.is_none()) return reader;
+  if (table.stride != static_cast<std::ptrdiff_t>(table.row_bytes))
+    throw std::invalid_argument("the rows of a file must be neighbours");
+  return guarded_reader(std::move(reader), {table.base, rows.size()}, path_bytes(path), begin);
 }
 
 NumpyBytes take(const Reader& reader, RowsIn given) {
@@ -68,8 +73,9 @@ void bind_reader(nb::module_& m) {
           "count"_a, "Where each field begins in a block of `count` rows, and the block's size.")
       .def("take", &take, "rows"_a.noconvert(), "The rows in a block of the shared pool, laid out by `layout`.")
       .def("read", &read_into, "rows"_a.noconvert(), "outs"_a, "The rows into the caller's memory.");
-  m.def("table_reader", &table, "rows"_a.noconvert(), "fields"_a,
-        "Fields, as (offset, bytes), of the rows of a two-dimensional byte array.");
+  m.def("table_reader", &table, "rows"_a.noconvert(), "fields"_a, "path"_a = nb::none(), "begin"_a = 0,
+        "Fields, as (offset, bytes), of the rows of a two-dimensional byte array; with a path, of the memory of\n"
+        "that file from byte `begin` on, which someone may cut: an error, not the end of the process.");
   m.def(
       "bounded_reader",
       [](ReaderPtr base, const std::vector<BytesIn>& maps, std::size_t budget) {

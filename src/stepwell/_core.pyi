@@ -136,9 +136,10 @@ class Reader:
     def read(self, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], outs: Sequence[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]]) -> None:
         """The rows into the caller's memory."""
 
-def table_reader(rows: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), device='cpu', writable=False)], fields: Sequence[tuple[int, int]]) -> Reader:
+def table_reader(rows: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), device='cpu', writable=False)], fields: Sequence[tuple[int, int]], path: object | None = None, begin: int = 0) -> Reader:
     """
-    Fields, as (offset, bytes), of the rows of a two-dimensional byte array.
+    Fields, as (offset, bytes), of the rows of a two-dimensional byte array; with a path, of the memory of
+    that file from byte `begin` on, which someone may cut: an error, not the end of the process.
     """
 
 def bounded_reader(base: Reader, maps: Sequence[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]], budget: int) -> Reader:

@@ -183,7 +183,7 @@ class Store(Source):
     """What `info` and reports call it: "steps", "pack", …"""
     noun: ClassVar[str]
     """What sentences call it: "a step dataset"."""
-    checks_rows: ClassVar[bool] = True
+    checks_rows: bool = True
     """Whether damaged rows are an error when they are read, not only to `verify`."""
 
     _closed = False

@@ -48,7 +48,7 @@ def parse_header(data: bytes, path: str) -> int:
 
 
 def block_count(size: int, block_bytes: int) -> int:
-    """How many blocks so many bytes of one file have."""
+    """The number of blocks that `size` bytes of one file have."""
     return -(-size // block_bytes)
 
 
@@ -60,7 +60,7 @@ def entry_place(entry: int) -> int:
 class Checksums:
     """The checksums of blocks of a store: those of its file, or the first `stored`; then `rest`.
 
-    Raises `FormatError` when the file is missing, is another one or has fewer.
+    Raises `FormatError` when the file is missing, not one of checksums, or has fewer.
     """
 
     def __init__(

@@ -84,6 +84,8 @@ class ShardReader(Store):
             self._where = list(where)
         self._shards = self._found(None if seen is None else [shard.name for shard in seen])
         _check_known(seen or (), self._shards)
+        covered = all(shard.first_block is not None for shard in self._shards.shards)
+        self.checks_rows = checksums and covered
         first = self._shards.shards[0]
         self._width, self._stored_kind, self._stored = first.width, first.kind, first.dtype
         self._dtype = first.dtype or np.dtype(np.float32)
@@ -102,13 +104,11 @@ class ShardReader(Store):
             raise TypeError(f"{', '.join(options)}: only for what is in a bucket")
         elif isinstance(where, str):
             path = Path(where)
-            checks = {"checksums": self._checksums}
-            folder = path.is_dir()
-            shards = (
-                LocalShards.in_folder(path, names, **checks)
-                if folder
-                else LocalShards([path], **checks)
-            )
+            checks = self._checksums
+            if path.is_dir():
+                shards = LocalShards.in_folder(path, names, checksums=checks)
+            else:
+                shards = LocalShards([path], checksums=checks)
             if not shards.shards:
                 raise FormatError("expected .shard files, found none", path=str(path))
         else:

@@ -42,6 +42,10 @@ class Segment(NamedTuple):
 
     rows: NDArray[Any]
     blocks: _core.CheckedBlocks | None = None
+    path: Path | None = None
+    """Of the file that they are mapped from."""
+    begin: int = 0
+    """In that file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,16 +157,15 @@ def map_rows(
     segments = []
     for piece in pieces:
         with piece.open(dtype, piece.inside + piece.rows) as (file, header):
-            data = _NONE
-            blocks = None
-            if piece.rows:
-                begin = piece.place(header)
-                end = begin + piece.rows * header.dtype.itemsize
-                # Not NumPy's, which keeps a descriptor for each of a thousand files.
-                data = _core.map_file(file.fileno(), end, piece.path)[begin:]
-                if checks is not None:
-                    blocks = checks.of(piece, file, header, data)
-            segments.append(Segment(data.view(header.dtype), blocks))
+            if not piece.rows:
+                segments.append(Segment(np.empty(0, header.dtype)))
+                continue
+            begin = piece.place(header)
+            end = begin + piece.rows * header.dtype.itemsize
+            # Not NumPy's, which keeps a descriptor for each of a thousand files.
+            data = _core.map_file(file.fileno(), end, piece.path)[begin:]
+            blocks = None if checks is None else checks.of(piece, file, header, data)
+            segments.append(Segment(data.view(header.dtype), blocks, piece.path, begin))
     return segments
 
 

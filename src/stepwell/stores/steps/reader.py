@@ -78,6 +78,7 @@ class StepReader(Store):
         now = database.look(root / DATABASE, seen.identity if seen else "")
         check_whole(root, now)
         seen = seen or now
+        self.checks_rows = checksums and seen.block_bytes > 0
         if seen.rows > now.rows:
             raise FormatError(
                 f"expected {seen.rows} rows, as pickled, got {now.rows}", path=str(root)
@@ -216,10 +217,10 @@ class StepReader(Store):
         layout = [(fields[name][1], self.schema[name].row_bytes) for name in names]
         size = self._dtype.itemsize
         tables = []
-        for rows, blocks in self._segments:
+        for rows, blocks, path, begin in self._segments:
             if not len(rows) and len(self._segments) > 1:
                 continue
-            table = _core.table_reader(rows.view(np.uint8).reshape(-1, size), layout)
+            table = _core.table_reader(rows.view(np.uint8).reshape(-1, size), layout, path, begin)
             if blocks is not None:
                 ends = [(offset, offset + bytes_) for offset, bytes_ in layout]
                 needed = min(ends)[0], max(end for _, end in ends)
@@ -227,13 +228,13 @@ class StepReader(Store):
             tables.append(table)
         reader = tables[0] if len(tables) == 1 else _core.concat_reader(tables)
         if self._memory == "map":
-            maps = [rows.view(np.uint8) for rows, _ in self._segments if len(rows)]
+            maps = [each.rows.view(np.uint8) for each in self._segments if len(each.rows)]
             reader = _core.bounded_reader(reader, maps, self._resident_bytes)
         chosen = self._table._chosen
         if chosen is None:
             return reader
-        rows = _core.range_map(chosen.starts, chosen.counts, 1, 1)
-        return _core.mapped_reader(reader, rows)
+        ranges = _core.range_map(chosen.starts, chosen.counts, 1, 1)
+        return _core.mapped_reader(reader, ranges)
 
     def _runs(self) -> tuple[Rows, Rows]:
         return self._table.starts, self._table.counts
