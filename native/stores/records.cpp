@@ -86,9 +86,11 @@ class RecordReader final : public Reader {
     check_rows(rows, length());
     const std::size_t count = rows.size();
     const auto places = std::make_unique_for_overwrite<Place[]>(count * numbers_.size());
-    records_->places(rows, numbers_, {places.get(), count * numbers_.size()});
     const std::size_t ahead = records_ahead(std::accumulate(fields().begin(), fields().end(), std::size_t{0}), 1);
-    records_->guarded_read([&] { copy(rows, slots, outs, places.get(), ahead); });
+    records_->guarded_read([&] {
+      records_->places(rows, numbers_, {places.get(), count * numbers_.size()});
+      copy(rows, slots, outs, places.get(), ahead);
+    });
   }
 
  private:
