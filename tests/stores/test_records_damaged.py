@@ -319,10 +319,11 @@ def test_the_folder_of_chunks_is_no_link(store: Path, quick_path: Path) -> None:
     (store / "chunk").rename(quick_path / "elsewhere")
     for make in ((store / "chunk").touch, lambda: (store / "chunk").symlink_to("../elsewhere")):
         make()
-        for open_it in (RecordReader.open, lambda path: RecordWriter(path, mode="a")):
-            with pytest.raises(FormatError, match="expected a folder, got ") as caught:
-                open_it(store)
-            assert caught.value.path == str(store / "chunk")
+        with pytest.raises(FormatError, match="expected a folder, got ") as caught:
+            RecordReader.open(store)
+        assert caught.value.path == str(store / "chunk")
+        with pytest.raises(FormatError, match="expected a folder, got "):
+            RecordWriter(store, mode="a")
         (store / "chunk").unlink()
 
 
