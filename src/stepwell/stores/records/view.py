@@ -244,8 +244,8 @@ def records_of(
     fields = []
     for (name, field), (table, crcs) in zip(meta.fields.items(), tables, strict=True):
         dictionary = load_dictionary(root, name, field)
-        path = root / table_names(name, meta.generation)[0]
-        fields.append((name, field.row_bytes, field.ragged, dictionary, table, crcs, path))
+        paths = (f"{root}/{file}" for file in table_names(name, meta.generation))
+        fields.append((name, field.row_bytes, field.ragged, dictionary, table, crcs, *paths))
     return _core.Records(chunks, fields, control, meta.length, checksums)
 
 
@@ -258,8 +258,9 @@ def files_of(root: Path, name: str, meta: Meta) -> tuple[NDArray[np.uint8], NDAr
 
 def is_grown(root: Path, meta: Meta) -> bool:
     """Whether a table has more room than at the last checkpoint: its writer did not close it."""
-    names = (table_names(name, meta.generation)[0] for name in meta.fields)
-    return any((root / name).stat().st_size > meta.peak * ENTRY.itemsize for name in names)
+    tables = (root / table_names(name, meta.generation)[0] for name in meta.fields)
+    room = meta.peak * ENTRY.itemsize
+    return any(table.exists() and table.stat().st_size > room for table in tables)
 
 
 def redone(
