@@ -19,9 +19,9 @@ namespace stepwell::bind {
 namespace {
 
 using DictionaryIn = std::optional<std::shared_ptr<Dictionary>>;
-// name, bytes, ragged, dictionary, table, checksums, path of the table
+// name, bytes, ragged, dictionary, table, checksums, path of the table, path of the checksums
 using FieldIn = std::tuple<std::string, std::size_t, bool, DictionaryIn, BytesIn,
-                           BytesIn, nb::object>;
+                           BytesIn, nb::object, nb::object>;
 // field, codec, level, dictionary, values, ends or none, bytes of a record, marks or none
 using ValuesIn = std::tuple<std::uint16_t, std::uint16_t, int, DictionaryIn, BytesIn,
                             std::optional<RowsIn>, std::size_t, std::optional<BytesIn>>;
@@ -41,11 +41,12 @@ std::shared_ptr<Records> make_records(std::shared_ptr<Chunks> chunks,
   auto keep = std::make_shared<std::vector<BytesIn>>();
   keep->push_back(control);
   std::vector<RecordField> fields;
-  for (const auto& [name, bytes, ragged, dictionary, table, checksums, path] : given) {
+  for (const auto& [name, bytes, ragged, dictionary, table, checksums, path, beside] : given) {
     if (bytes == 0) throw std::invalid_argument("an item has at least one byte");
     keep->push_back(table);
     keep->push_back(checksums);
-    fields.push_back({name, bytes, ragged, dictionary.value_or(nullptr), span_of(table), span_of(checksums), path_bytes(path)});
+    fields.push_back({name, bytes, ragged, dictionary.value_or(nullptr), span_of(table), span_of(checksums), path_bytes(path),
+                      path_bytes(beside)});
   }
   return std::make_shared<Records>(std::move(chunks), std::move(fields), span_of(control), length,
                                    checksums, std::move(keep));

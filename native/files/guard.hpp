@@ -43,10 +43,11 @@ void guarded(std::span<const std::byte> memory, const std::string& path, Work&& 
     detail::throw_cut(guard, path);
 }
 
-// The same for work that reads several mapped files, and may throw. `find` is asked whose an address is: a path, and
+// The same for work that reads several mapped files, and may throw; inside another such guard, that one answers. `find` is asked whose an address is: a path, and
 // the offset there.
 template <class Find, class Work>
 void guarded_any(Find&& find, Work&& work) {
+  if (detail::guard && detail::guard->memory.size() == SIZE_MAX) return work();  // inside another one
   detail::install_guard();
   detail::Guard guard{{static_cast<const std::byte*>(nullptr), SIZE_MAX}, 0, {}, nullptr, detail::guard};
   const detail::Guarding guarding(guard);

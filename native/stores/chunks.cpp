@@ -21,7 +21,12 @@ constexpr std::size_t kReserve = std::size_t{1} << 20;
 Chunks::Chunks(std::string folder, std::uint32_t first)
     : folder_(std::move(folder)),
       first_(first),
-      slots_(std::make_unique<std::atomic<const Mapping*>[]>(kMax)) {}
+      slots_(std::make_unique<std::atomic<const Mapping*>[]>(kMax)) {
+  struct stat found{};
+  if (lstat(folder_.c_str(), &found) == 0 && !S_ISDIR(found.st_mode))
+    throw FormatError(S_ISLNK(found.st_mode) ? "expected a folder, got a link" : "expected a folder, got something else",
+                      folder_, 0);
+}
 
 Chunks::~Chunks() {
   for (std::uint32_t i = 0; i < kMax; ++i)

@@ -22,7 +22,7 @@ struct ChunkMissing : FormatError {
 // this lives, whatever happens to the names of the files.
 class Chunks {
  public:
-  // Chunks with ids from `first` on, in `folder`.
+  // Chunks with ids from `first` on, in `folder`. Throws FormatError when that is none, or a link to one.
   Chunks(std::string folder, std::uint32_t first);
   ~Chunks();
   Chunks(const Chunks&) = delete;

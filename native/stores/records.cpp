@@ -86,9 +86,11 @@ class RecordReader final : public Reader {
     check_rows(rows, length());
     const std::size_t count = rows.size();
     const auto places = std::make_unique_for_overwrite<Place[]>(count * numbers_.size());
-    records_->places(rows, numbers_, {places.get(), count * numbers_.size()});
     const std::size_t ahead = records_ahead(std::accumulate(fields().begin(), fields().end(), std::size_t{0}), 1);
-    records_->guarded_read([&] { copy(rows, slots, outs, places.get(), ahead); });
+    records_->guarded_read([&] {
+      records_->places(rows, numbers_, {places.get(), count * numbers_.size()});
+      copy(rows, slots, outs, places.get(), ahead);
+    });
   }
 
  private:
@@ -214,10 +216,9 @@ std::pair<std::string, std::uint64_t> Records::find(const std::byte* at) const {
   };
   const auto pages = [](std::span<const std::byte> in) { return (in.size() + kTableBlock - 1) / kTableBlock * kTableBlock; };
   for (const RecordField& field : fields_) {
-    const std::string& path = field.table_path;
-    if (offset(field.table) < pages(field.table)) return {path, offset(field.table)};
+    if (offset(field.table) < pages(field.table)) return {field.table_path, offset(field.table)};
     if (offset(field.checksums) < pages(field.checksums))
-      return {path.substr(0, path.rfind('.')) + ".sums", offset(field.checksums)};
+      return {field.checksums_path, offset(field.checksums)};
   }
   const std::string& any = fields_.front().table_path;
   if (offset(control_) < pages(control_)) return {any.substr(0, any.rfind('/')) + "/writer.lock", offset(control_)};

@@ -48,6 +48,7 @@ struct RecordField {
   std::span<const std::byte> table;  // at the start of a page, at least 16 bytes a record
   std::span<const std::byte> checksums;   // 4 bytes for every block of the table; empty: not checked
   std::string table_path;
+  std::string checksums_path;
 };
 
 // A store as a reader sees it. Safe from any thread; call without the GIL.

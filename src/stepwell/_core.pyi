@@ -272,7 +272,7 @@ class Chunks:
 class Records:
     """The records of a store, as a reader sees them."""
 
-    def __init__(self, chunks: Chunks, fields: Sequence[tuple[str, int, bool, Dictionary | None, Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], object]], control: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], length: int, checksums: bool) -> None: ...
+    def __init__(self, chunks: Chunks, fields: Sequence[tuple[str, int, bool, Dictionary | None, Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], object, object]], control: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], length: int, checksums: bool) -> None: ...
 
     def places(self, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], fields: Sequence[int]) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
         """The entries of these rows, field by field, 16 bytes each."""

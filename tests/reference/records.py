@@ -422,13 +422,13 @@ def read_journal(path: Path, fields: int, after: int) -> tuple[list[Commit], boo
     if new and new[0].number != after + 1:
         raise BrokenChecksum(f"commit {new[0].number} is there, {after + 1} is not")
     last = new[-1].number if new else after
-    for at in range(end, len(data)):
-        numbers = []
-        if data[at : at + 4] == b"ZRJL":
+    for found in re.finditer(b"ZRJL|ZRSL", data[end:]):
+        at, numbers = end + found.start(), []
+        if found[0] == b"ZRJL":
             numbers = [later.number for later in walk(data[at:], fields)[0]]
-        elif data[at : at + 4] == b"ZRSL" and len(data) >= at + SEAL:
-            number, boot = struct.unpack_from("<QQ", data, at + 8)
-            numbers = [number] if data[at : at + SEAL] == seal(number, boot) and not boot else []
+        elif len(data) >= at + SEAL:
+            (number,) = struct.unpack_from("<Q", data, at + 8)
+            numbers = [number] if data[at : at + SEAL] == seal(number) else []
         if max(numbers, default=0) > last:
             raise BrokenChecksum(f"commit {max(numbers)} was there, {last + 1} is not")
     return new, any(data[end + (SEAL if end else 0) :])
@@ -494,8 +494,8 @@ def parse_commit(data: bytes, fields: int) -> Commit:
 # Writing.
 
 
-def seal(number: int, boot: int = 0) -> bytes:
-    body = struct.pack("<QQ", number, boot)
+def seal(number: int) -> bytes:
+    body = struct.pack("<QQ", number, 0)
     return struct.pack("<4sI", b"ZRSL", crc32c(body)) + body
 
 

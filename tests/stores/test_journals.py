@@ -86,6 +86,16 @@ def test_a_damaged_commit_is_no_torn_one(quick_path: Path, name: str, earlier: b
         assert (store["x"][:].tolist(), store.attributes) == whole
 
 
+def test_salvage_of_a_store_whose_journal_is_damaged(quick_path: Path) -> None:
+    """The frames of the commit that was lost are there."""
+    path, begin, _ = crashed(quick_path, CHANGES["append"], earlier=True)
+    flip(path / "journal.zr", begin + 30)
+    report = RecordReader.salvage(path, quick_path / "new")
+    assert report.records == 12
+    with RecordReader.open(quick_path / "new") as store:
+        assert store["x"][:].tolist() == [*range(9), 90, 10, 11]
+
+
 @pytest.mark.parametrize("name", ["append", "update", "delete"])
 def test_what_the_tables_have_shows_it_too(quick_path: Path, name: str) -> None:
     """The power was cut before the seal was on the disk, or the store is one of before seals."""

@@ -315,6 +315,18 @@ def test_a_damaged_store(
     assert str(store / file) in str(caught.value)
 
 
+def test_the_folder_of_chunks_is_no_link(store: Path, quick_path: Path) -> None:
+    (store / "chunk").rename(quick_path / "elsewhere")
+    for make in ((store / "chunk").touch, lambda: (store / "chunk").symlink_to("../elsewhere")):
+        make()
+        with pytest.raises(FormatError, match="expected a folder, got ") as caught:
+            RecordReader.open(store)
+        assert caught.value.path == str(store / "chunk")
+        with pytest.raises(FormatError, match="expected a folder, got "):
+            RecordWriter(store, mode="a")
+        (store / "chunk").unlink()
+
+
 def test_a_store_edited_by_hand(store: Path) -> None:
     """Without the checksum of meta.json, which then is not asked for."""
     text = json.loads((store / "meta.json").read_text())

@@ -49,15 +49,15 @@ def read_journal(root: Path, name: str) -> NDArray[np.uint8]:
     Raises `FormatError` for one that is mostly holes: nothing writes such a file.
     """
     try:
-        found = open_inside(root, name)
+        file = open_inside(root, name)
     except FileNotFoundError:
         return np.empty(0, np.uint8)
-    with open(found, "rb") as file:
-        size, at, end, holes = os.fstat(file.fileno()).st_size, 0, 0, 0
+    try:
+        size, at, end, holes = os.fstat(file).st_size, 0, 0, 0
         while at < size:
             try:
-                begin = os.lseek(file.fileno(), at, os.SEEK_DATA)
-                at = os.lseek(file.fileno(), begin, os.SEEK_HOLE)
+                begin = os.lseek(file, at, os.SEEK_DATA)
+                at = os.lseek(file, begin, os.SEEK_HOLE)
             except OSError as error:
                 if error.errno != errno.ENXIO:  # a file system that knows of no holes
                     end = size
@@ -66,8 +66,13 @@ def read_journal(root: Path, name: str) -> NDArray[np.uint8]:
             if holes > _MAX_HOLES:
                 message = f"expected a journal, got {holes:,} bytes of holes and more"
                 raise FormatError(message, path=str(root / name), offset=begin)
-        file.seek(0)
-        return np.frombuffer(file.read(end), np.uint8)
+        if not end:
+            return np.empty(0, np.uint8)
+        os.lseek(file, 0, os.SEEK_SET)
+        with open(file, "rb", closefd=False) as opened:
+            return np.frombuffer(opened.read(end), np.uint8)
+    finally:
+        os.close(file)
 
 
 @dataclass(frozen=True)

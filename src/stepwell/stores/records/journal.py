@@ -105,6 +105,8 @@ def read_commits(root: Path, meta: Meta) -> tuple[list[Commit], bool]:
     `FormatError` for one that does not follow on the one before.
     """
     data = read_journal(root, JOURNAL)
+    if not len(data):
+        return [], False
     for tries in range(_MAX_TRIES):
         try:
             return _commits(data, meta, str(root / JOURNAL))

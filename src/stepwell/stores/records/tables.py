@@ -106,6 +106,7 @@ class TableFile:
 
     def __init__(self, root: Path, name: str, checksums: str) -> None:
         self.path, self._checksums_path = root / name, root / checksums
+        self._name = str(self.path)  # the core takes it faster
         self._file = open_inside(root, name, os.O_RDWR | os.O_CREAT)
         try:
             self._checksums = open_inside(root, checksums, os.O_RDWR | os.O_CREAT)
@@ -181,7 +182,7 @@ class TableFile:
     def _put(self, rows: Rows, entries: Entries) -> None:
         """Replace entries here and there. Tests that watch the disk do it through the file."""
         flat = self._memory.view(np.uint8)
-        _core.put_entries(flat, rows, np.ascontiguousarray(entries).view(np.uint8), self.path)
+        _core.put_entries(flat, rows, np.ascontiguousarray(entries).view(np.uint8), self._name)
 
     def _map(self) -> None:
         size = os.fstat(self._file).st_size // _SIZE
@@ -191,7 +192,7 @@ class TableFile:
 
     def _checksums_of(self, blocks: Rows) -> NDArray[Any]:
         flat = self._memory.view(np.uint8)
-        return _core.block_checksums(flat, blocks, self.path).view("<u4")
+        return _core.block_checksums(flat, blocks, self._name).view("<u4")
 
     def _stored_checksums(self, blocks: Rows) -> NDArray[Any]:
         """The checksums that are there, from that of the first of some blocks to the last one's."""

@@ -15,7 +15,7 @@ from stepwell import _core
 from stepwell.errors import BusyError, ChecksumError, FormatError
 from stepwell.files.journal import boot_number
 from stepwell.files.lock import is_locked
-from stepwell.files.regular import check_inside, open_inside
+from stepwell.files.regular import open_inside
 from stepwell.source import Batch, Ragged, Rows
 from stepwell.stores.records.journal import Commit, read_commits
 from stepwell.stores.records.layout import (
@@ -27,7 +27,6 @@ from stepwell.stores.records.layout import (
     META,
     TABLE_BLOCK,
     Meta,
-    chunk_name,
     chunk_numbers,
     load_dictionary,
     table_names,
@@ -79,7 +78,7 @@ def map_control(root: Path, *, write: bool = False) -> NDArray[np.uint8]:
 def read_control(control: NDArray[np.uint8], root: Path) -> Control:
     if not len(control):
         return Control(0, 0, 0, False, 0)
-    sequence, commit, length, boot, attributed = _core.read_control(control, root / LOCK)
+    sequence, commit, length, boot, attributed = _core.read_control(control, f"{root}/{LOCK}")
     return Control(sequence, commit, length, boot == boot_number() != 0, attributed)
 
 
@@ -140,7 +139,6 @@ def look(root: Path, *, checksums: bool, old: View | None = None, at: Meta | Non
         meta = Meta.read(root)
         if known_as is not None and known_as.store_id != meta.store_id:
             raise FormatError("another store is here now; open it again", path=str(root))
-        check_inside(root, chunk_name(0))  # the folder is one
         try:
             control = map_control(root)
             seen = read_control(control, root)
@@ -159,17 +157,16 @@ def look(root: Path, *, checksums: bool, old: View | None = None, at: Meta | Non
             if old is None or not (live and known) or seen.attributed > meta.commit:
                 commits, more = read_commits(root, meta)
             states = [meta, *(commit.after for commit in commits)]
-            now = states[-1]
-            todo = commits if commits or odd or more or is_grown(root, meta) else None
+            now, todo = states[-1], None
             if known and (live or seen.commit >= now.commit):
-                now, todo = [state for state in states if state.commit <= seen.commit][-1], None
+                now = [state for state in states if state.commit <= seen.commit][-1]
                 if now.commit < seen.attributed and _waits(begin, root, seen):
                     continue  # for meta.json: there was a checkpoint between two looks
                 if seen.commit != now.commit:  # perhaps something was deleted since
                     now = replace(now, commit=seen.commit, length=seen.length, deletes=1)
-            if at is not None:
-                now = _back(now, at, root)
-            view = mapped(root, now, control, todo, checksums=checksums, old=old)
+            elif commits or odd or more or is_grown(root, meta):
+                todo = commits
+            view = mapped(root, now, control, todo, checksums=checksums, old=old, at=at)
             if todo is None:
                 return view
             if read_control(map_control(root), root) == seen and Meta.read(root) == meta:
@@ -214,8 +211,10 @@ def mapped(
     *,
     checksums: bool = True,
     old: View | None,
+    at: Meta | None = None,
 ) -> View:
-    """A view of the tables as they are, or of a copy with the `commits` done to it."""
+    """A view of the tables as they are, or of a copy with the `commits` done to it; with `at`, as
+    long as it was then."""
     same = old is not None and old.meta.generation == meta.generation
     chunks = old.chunks if same and old else _core.Chunks(root / CHUNKS, meta.first_chunk)
     if commits is not None:
@@ -224,6 +223,8 @@ def mapped(
         files_of(root, name, meta) if commits is None else redone(root, name, meta, commits)
         for name in meta.fields
     ]
+    if at is not None:
+        meta = _back(meta, at, root)
     records = records_of(root, meta, chunks, tables, control, checksums=checksums)
     # All that there are now: a rebalance would take away the names.
     ids = [i for i in chunk_numbers(root) if 0 <= i - meta.first_chunk < MAX_CHUNKS]
@@ -244,8 +245,8 @@ def records_of(
     fields = []
     for (name, field), (table, crcs) in zip(meta.fields.items(), tables, strict=True):
         dictionary = load_dictionary(root, name, field)
-        path = root / table_names(name, meta.generation)[0]
-        fields.append((name, field.row_bytes, field.ragged, dictionary, table, crcs, path))
+        paths = (f"{root}/{file}" for file in table_names(name, meta.generation))
+        fields.append((name, field.row_bytes, field.ragged, dictionary, table, crcs, *paths))
     return _core.Records(chunks, fields, control, meta.length, checksums)
 
 
@@ -258,8 +259,9 @@ def files_of(root: Path, name: str, meta: Meta) -> tuple[NDArray[np.uint8], NDAr
 
 def is_grown(root: Path, meta: Meta) -> bool:
     """Whether a table has more room than at the last checkpoint: its writer did not close it."""
-    names = (table_names(name, meta.generation)[0] for name in meta.fields)
-    return any((root / name).stat().st_size > meta.peak * ENTRY.itemsize for name in names)
+    tables = (root / table_names(name, meta.generation)[0] for name in meta.fields)
+    room = meta.peak * ENTRY.itemsize
+    return any(table.exists() and table.stat().st_size > room for table in tables)
 
 
 def redone(
@@ -277,7 +279,7 @@ def redone(
     if there < need:
         message = f"truncated: expected {need} entries, got {there}"
         raise FormatError(message, path=str(root / table))
-    lengths = [meta.length, *(commit.after.length for commit in commits)]
+    lengths = [meta.peak, *(commit.after.length for commit in commits)]
     rows = [int(change.rows.max(initial=-1)) for change in changes]
     # Whole blocks: a checksum is that of all entries of a block.
     blocks = max(*lengths, *rows, 0) // TABLE_BLOCK + 1

@@ -10,7 +10,7 @@ import operator
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -313,8 +313,10 @@ class RecordWriter(Writer):
 
     def _open(self, meta: Meta) -> None:
         root, self._meta = self._root, meta
-        (root / CHUNKS).mkdir(exist_ok=True)
-        check_inside(root, chunk_name(0))  # the folder is no link
+        self._lock_path = str(root / LOCK)
+        with suppress(FileExistsError):
+            (root / CHUNKS).mkdir()
+        check_inside(root, chunk_name(0))  # the folder is one, and no link
         commits, more = read_commits(root, meta) if self._born else ([], False)
         new = not (root / JOURNAL).exists()
         self._journal = Journal(root, JOURNAL, FRAMING, step_bytes=_JOURNAL_STEP)
@@ -362,10 +364,10 @@ class RecordWriter(Writer):
 
     def _announce(self) -> None:
         """Report the last commit to readers."""
-        meta, lock = self._meta, self._root / LOCK
-        _core.begin_change(self._control, lock)
+        meta, path = self._meta, self._lock_path
+        _core.begin_change(self._control, path)
         _core.end_change(
-            self._control, lock, meta.commit, meta.length, boot_number(), self._attributed
+            self._control, path, meta.commit, meta.length, boot_number(), self._attributed
         )
 
     def _stage(self) -> None:
@@ -381,7 +383,7 @@ class RecordWriter(Writer):
             self._journal.restart(cut=False)
 
     def _apply(self, commit: Commit) -> None:
-        _core.begin_change(self._control, self._root / LOCK)
+        _core.begin_change(self._control, self._lock_path)
         for table, change in zip(self._tables, commit.changes, strict=True):
             table.change(change, commit.after.peak)
         self._meta = commit.after

@@ -248,7 +248,9 @@ class RowState(Writer):
             if rows:
                 parts[name] = np.frombuffer(mmap.mmap(self._files[name], rows * size), np.uint8)
         row_bytes = self._sizes[VALUES]
-        self._tables = _core.StateTables(*parts.values(), row_bytes, self._root)
+        self._tables = _core.StateTables(
+            parts[VALUES], parts[THERE], parts[CHECKSUMS], row_bytes, self._root
+        )
         self._rows = rows
 
     def _forget_tables(self) -> None:
