@@ -8,7 +8,8 @@ import json
 import math
 import re
 import sqlite3
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,8 @@ def read_store(root: Path) -> Store:
             [dict(row) for row in database.execute(f"SELECT * FROM {table}")]
             for table in ("runs", "episodes", "steps")
         )
+    for row in (*runs, *episodes, *steps):
+        assert row.pop("checksum") == row_checksum(row.values())
     store = Store(
         {row["run_id"]: Run(row, read_run(root, row)) for row in runs},
         {row["episode_id"]: row for row in episodes},
@@ -77,6 +80,24 @@ def read_store(root: Path) -> Store:
     for run in store.runs.values():
         _check_run(store, run)
     return store
+
+
+def row_checksum(values: Iterable[Any]) -> int:
+    """The CRC32C of a row of the database, from its values."""
+    stored = b""
+    for value in values:
+        if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+            value = int(value)
+        if value is None:
+            stored += struct.pack("<Bq", 0, 0)
+        elif isinstance(value, int):
+            stored += struct.pack("<Bq", 1, value)
+        elif isinstance(value, float):
+            stored += struct.pack("<Bd", 2, value)
+        else:
+            data = value.encode() if isinstance(value, str) else value
+            stored += struct.pack("<Bq", 3 if isinstance(value, str) else 4, len(data)) + data
+    return crc32c(stored)
 
 
 def read_run(root: Path, row: Mapping[str, Any]) -> Arrays:
@@ -97,7 +118,7 @@ def read_run(root: Path, row: Mapping[str, Any]) -> Arrays:
             assert file[name].maxshape[0] is None
         for channel in json.loads(row["channels"]):
             _check_channel(file, channel, found)
-        _check_directory(path, file, row["run_id"], list(committed))
+        _check_directory(path, file, row["run_id"], committed, row["state"] == "closed")
     for name in ("steps", "rewards", "dones"):
         assert found[f"checksums/{name}"].tolist() == [crc32c(r.tobytes()) for r in found[name]]
     for name, (dtype, shape) in _NUMBERS.items():
@@ -154,18 +175,24 @@ def _planes(channel: Mapping[str, Any]) -> int:
     return shape[-1] if stacked and packed and channel["name"] != "frames" else 1
 
 
-def _check_directory(path: Path, file: h5py.File, run_id: str, names: list[str]) -> None:
+def _check_directory(
+    path: Path, file: h5py.File, run_id: str, committed: Mapping[str, int], closed: bool
+) -> None:
     line, _, rest = path.read_bytes()[: file.userblock_size].partition(b"\n")
     magic, kind, version, crc, length = line.split(b" ")
     assert (magic, kind, version) == (b"STEPWELL", b"REPLAY", b"1")
     text = rest[: int(length)]
     assert len(crc) == 8
     assert crc32c(text) == int(crc, 16)
-    assert not rest[int(length) :].strip(b"\0")
+    sign, mark_crc, marked = struct.unpack("<4sIQ", rest[-16:])
+    assert not rest[int(length) : -16].strip(b"\0")
+    assert sign == b"MARK"
+    assert crc32c(rest[-8:]) == mark_crc
+    assert not closed or marked == sum(committed.values())
     stated = json.loads(text)
     assert stated["run_id"] == run_id
     assert stated["base"] == file.userblock_size >= 4096
-    assert set(stated["datasets"]) >= set(names)  # one that was being added may be there, empty
+    assert set(stated["datasets"]) >= set(committed)  # one that was being added may be there, empty
     for name, entry in stated["datasets"].items():
         dataset = _dataset(file, name)
         assert entry["header"] == h5py.h5o.get_info(dataset.id).addr

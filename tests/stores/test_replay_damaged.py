@@ -3,13 +3,13 @@
 import random
 import shutil
 import sqlite3
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from stepwell.errors import ChecksumError, FormatError
+from stepwell.errors import ChecksumError, FormatError, StepwellError
 from stepwell.replay import ReplayReader, ReplayWriter
 from stepwell.stores.replay.rows import RunFile
 from tests import children
@@ -189,3 +189,112 @@ def test_a_database_without_checksums(store: Path) -> None:
     assert unchecked() == list(expected)
     record_all(store, "run", range(60, 70))
     assert unchecked() == list(expected)[1:]  # the run's own row was written again
+
+
+# What a writer cannot account for.
+
+
+def without_log(root: Path) -> None:
+    """The database forgets the commits that are still in its log."""
+    for name in ("-wal", "-shm"):
+        Path(f"{root}/telemetry/telemetry.sqlite{name}").unlink(missing_ok=True)
+
+
+FORGETFUL = """
+import os, shutil, sys
+from stepwell.replay import ReplayWriter
+from tests.replays import record
+for number in range(3):
+    if number < 2:
+        writer = ReplayWriter(sys.argv[1], "run", mode="a")
+    for i in range(10):
+        record(writer, 10 * number + i, terminated=i == 9)
+    writer.commit()
+    if not number:
+        writer.close()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "rows = '{}'",
+        "rows = '{}', steps = 0, written = 0, episodes = 0",
+        "rows = '{}', channels = '[]', steps = 0, written = 0, episodes = 0, enqueued = 0",
+        "steps = 50, written = 50",
+        "rows = replace(rows, '\"frames\": 20', '\"frames\": 10')",
+        "rows = replace(rows, '\"checksums/frames\": 20', '\"checksums/frames\": 10')",
+        "rows = replace(rows, '\"episodes/starts\": 6', '\"episodes/starts\": 5')",
+        "rows = replace(rows, '\"frames\": 20, ', ''), channels = '[]'",
+        "rows = replace(rows, '\"steps\": 60', '\"steps\": 50')",
+    ],
+)
+def test_a_database_that_knows_less_than_the_file(
+    store: Path, changed: str, checksums: bool
+) -> None:
+    path = store / "replay" / "run.h5"
+    before = path.read_bytes()
+    change(store, f"UPDATE runs SET {changed}", checksums=checksums)
+    try:
+        with ReplayReader.open(store) as reader:
+            assert not reader.verify().ok
+    except FormatError:
+        assert checksums
+    with pytest.raises(FormatError, match="expected"):
+        ReplayWriter(store, "run", mode="a")
+    assert path.read_bytes() == before
+
+
+def test_a_database_that_has_lost_commits(quick_path: Path) -> None:
+    """The last two of three were in its log. The first was moved into the file at the close."""
+    children.answer(FORGETFUL, quick_path)
+    without_log(quick_path)
+    path = quick_path / "replay" / "run.h5"
+    before = path.read_bytes()
+    with ReplayReader.open(quick_path) as reader:
+        assert len(reader.episodes) == 1
+        assert "expected at least" in reader.describe().health
+        assert any("expected at least" in str(problem) for problem in reader.verify().problems)
+    with pytest.raises(FormatError, match=r"expected at least .* the file was left alone"):
+        ReplayWriter(quick_path, "run", mode="a")
+    assert path.read_bytes() == before
+
+
+ODD = [None, -1, 2**63 - 1, 1e308, "", "x", "h5://run/observations/99999", b"\xff\xfe", "[]", "{}"]
+
+
+def test_damaged_databases_raise_our_own_errors(recorded: Path, quick_path: Path) -> None:
+    """Odd values of before there were checksums, and flipped bits."""
+    draw, tables = random.Random(3), dict[str, list[str]]()
+    with closing(sqlite3.connect(recorded / "closed" / "telemetry/telemetry.sqlite")) as database:
+        for table in ("runs", "episodes", "steps"):
+            found = database.execute(f"PRAGMA table_info({table})")
+            tables[table] = [name for _, name, *_ in found if name != "checksum"]
+    seen: list[tuple[int, str]] = []
+    for number in range(60):
+        root = quick_path / str(number)
+        shutil.copytree(recorded / "closed", root)
+        if number % 3:
+            table = draw.choice(list(tables))
+            one = "step_index = 3" if table == "steps" else "rowid = 1"
+            sql = f"UPDATE {table} SET {draw.choice(tables[table])} = ? WHERE {one}"
+            with suppress(sqlite3.IntegrityError):
+                change(root, sql, draw.choice(ODD))
+        else:
+            path = root / "telemetry" / "telemetry.sqlite"
+            data = bytearray(path.read_bytes())
+            data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+            path.write_bytes(data)
+        with ExitStack() as stack:
+            try:
+                reader = stack.enter_context(ReplayReader.open(root))
+                reader.verify()
+                reader.describe()
+                read(root)
+                ReplayWriter(root, "run", mode="a").close()
+            except (StepwellError, FileNotFoundError) as error:
+                seen.append((number, str(error)))
+    assert len(seen) > 20
+    assert [(number, text) for number, text in seen if f"{quick_path}/{number}/" not in text] == []

@@ -2,6 +2,7 @@
 
 import errno
 import math
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -317,3 +318,21 @@ def test_a_killed_writers_log_is_lost(quick_path: Path) -> None:
     with pytest.raises(FileExistsError, match=r"run\.h5, which the database does not list"):
         ReplayWriter(quick_path, "run")
     record_all(quick_path, "other", range(20))  # others can be recorded
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs another user, who cannot write")
+def test_a_killed_store_that_was_copied_without_its_index(quick_path: Path) -> None:
+    """Where nobody can write, the log that the writer left is read all the same."""
+    children.answer(KILLED, quick_path / "store")
+    Path(f"{database(quick_path / 'store')}-shm").unlink()
+    quick_path.chmod(0o755)
+    script = """
+import os, sys
+import stepwell.stores.replay.hdf5  # whoever that user is may not find it
+from stepwell.replay import ReplayReader
+os.setresuid(65534, 65534, 65534)
+with ReplayReader.open(sys.argv[1]) as reader:
+    print(len(reader), reader.verify().ok, sorted(os.listdir(f"{sys.argv[1]}/telemetry")))
+"""
+    names = ["telemetry.sqlite", "telemetry.sqlite-wal"]
+    assert children.answer(script, quick_path / "store") == f"1 True {names}"

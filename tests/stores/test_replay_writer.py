@@ -15,7 +15,6 @@ import h5py
 import numpy as np
 import pytest
 
-import stepwell as sw
 from stepwell import BusyError, SchemaError
 from stepwell.replay import FrameResolver, LaneReader, LaneWriter, ReplayReader, ReplayWriter
 from stepwell.stores.replay.disk import RunDisk
@@ -397,19 +396,6 @@ def test_a_block_that_fails_cuts_what_was_going_on(quick_path: Path) -> None:
         "run-ep0001": (5, True, True, False),
         "run-ep0002": (1, True, False, False),
     }
-
-
-def test_what_cannot_be_accounted_for_stays(quick_path: Path) -> None:
-    """A row that has forgotten its arrays is no reason to remove them."""
-    record_all(quick_path, "run", range(12))
-    path = quick_path / "replay" / "run.h5"
-    before = path.read_bytes()
-    change(quick_path, "UPDATE runs SET rows = '{}'")
-    with pytest.raises(sw.FormatError, match="expected rows of 12 steps"):
-        ReplayWriter(quick_path, "run", mode="a")
-    assert path.read_bytes() == before
-    with ReplayReader.open(quick_path) as reader:
-        assert "no rows in its file" in str(reader.verify())
 
 
 def test_a_writer_that_was_forgotten(quick_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

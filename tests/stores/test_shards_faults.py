@@ -133,6 +133,20 @@ def test_a_server_that_falls_silent_late(monkeypatch: pytest.MonkeyPatch) -> Non
     assert clock.now <= 64 + 2  # the shortest time that a request is given
 
 
+def test_it_is_tried_again_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, tries = Clock(), list[float]()
+    monkeypatch.setattr(remote, "time", clock)
+    files = remote.RemoteFiles("s3://b/a", deadline_s=5, endpoint="http://127.0.0.1:9", **KEYS)
+
+    def work(store: Any) -> None:
+        tries.append(clock.now)
+        raise OSError("no answer")
+
+    with pytest.raises(FetchError, match="no answer"):
+        files._tried(work, "s3://b/a/x")
+    assert 4.8 < tries[-1] < 5  # with some time for an answer
+
+
 @pytest.mark.parametrize("kind", ["403", "500", "dropped"])
 def test_opening(s3: Bucket, kind: str) -> None:
     s3.proxy.fault = times(None, FAULTS[kind])

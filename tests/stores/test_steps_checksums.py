@@ -10,7 +10,7 @@ from stepwell import ChecksumError, StepReader, StepWriter, VersionError
 from stepwell.files.npy import header_bytes
 from stepwell.stores.steps import manifest, verify
 from tests.contract import assert_batch
-from tests.steps import LENGTHS, STEP, build, fields, of_before, rows_of_all
+from tests.steps import LENGTHS, STEP, build, fields, of_before, rows_of_all, tampered
 
 ROWS = rows_of_all()
 HEADER = len(header_bytes(STEP, 0))
@@ -114,3 +114,43 @@ def test_damage_since_it_was_opened(path: Path, memory: Any) -> None:
     (problem,) = dataset.verify().problems
     assert type(problem) is ChecksumError
     assert dataset.verify(quick=True).ok  # which leaves rows out, and says so
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE runs SET score = 9 WHERE id = 1",
+        "UPDATE runs SET name = 'a' WHERE id = 1",
+        "UPDATE runs SET name = NULL WHERE id = 1",
+        "UPDATE runs SET seen = x'61' WHERE id = 1",
+        "DELETE FROM run_checksums WHERE id = 1",
+        "UPDATE run_checksums SET checksum = 7 WHERE id = 1",
+    ],
+)
+def test_a_run_column_that_was_changed(quick_path: Path, change: str) -> None:
+    path = quick_path / "a"
+    columns = {"score": float, "name": str, "seen": bytes}
+    with StepWriter(path, {"x": "<i8"}, columns=columns) as writer:
+        for number in range(3):
+            writer.append({"x": [number]}, score=number, name="b\0c", seen=b"a\0")
+    with StepReader.open(path) as reader:
+        assert reader.verify().ok
+    with tampered(path) as database:
+        assert database.execute(change).rowcount
+    with StepReader.open(path) as reader:
+        (problem,) = reader.verify().problems
+    assert isinstance(problem, ChecksumError)
+    assert "run 1: expected a checksum" in str(problem)
+
+
+def test_runs_from_before_there_were_checksums_of_them(path: Path) -> None:
+    with tampered(path) as database:
+        database.execute("DROP TABLE run_checksums")
+    runs = len(LENGTHS)
+    for more in range(2):
+        with StepReader.open(path) as reader:
+            report = reader.verify()
+        assert report.ok
+        assert f"the columns of {runs} runs, which were written without" in str(report.unchecked)
+        assert f"the columns of {more} runs against checksums" in report.checked
+        build(path, [*LENGTHS, *[3] * (more + 1)])

@@ -183,9 +183,15 @@ def open_readonly(path: Path) -> sqlite3.Connection:
         database.close()
         # A database in WAL mode wants to put files beside itself. Where nobody can write, nobody
         # is writing, and it can be read as it lies there.
-        if os.access(path.parent, os.W_OK) or path.with_name(path.name + "-wal").exists():
+        log, index = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
+        if os.access(path.parent, os.W_OK) or index.exists():
             raise
-        return sqlite3.connect(f"{uri}&immutable=1", uri=True)
+        if not log.exists():
+            return sqlite3.connect(f"{uri}&immutable=1", uri=True)
+        # The log of a writer that was killed counts; alone, SQLite keeps the index of it in memory.
+        database = sqlite3.connect(f"{uri}&vfs=unix-none", uri=True)
+        database.execute("PRAGMA locking_mode = EXCLUSIVE")
+        return database
     except BaseException:
         database.close()
         raise

@@ -15,6 +15,7 @@ from stepwell.errors import FetchError, FormatError
 T = TypeVar("T")
 
 _PAUSE_S = 0.1
+_PARTS = 32  # of the deadline; no request gets less than one
 _STATUS = re.compile(r"status code: (4\d\d)")
 _OUTSIDE = re.compile(r"status code: 416|[Ii]nvalid range|range was invalid")
 
@@ -160,7 +161,7 @@ class RemoteFiles:
         if self._given is not None:
             return self._given
         patience_s = self._deadline_s / 2
-        while patience_s > max(left_s, self._deadline_s / 32):
+        while patience_s > max(left_s, self._deadline_s / _PARTS):
             patience_s /= 2
         return self._with_patience(patience_s)
 
@@ -187,14 +188,15 @@ class RemoteFiles:
                 self._answered |= isinstance(error, obstore.exceptions.NotFoundError)
                 keyless = not self._answered and _KEYLESS.search(str(error)) is not None
                 limit_s = min(_KEYLESS_S / 2, self._deadline_s) if keyless else self._deadline_s
-                if not _may_pass(error, keyless) or spent_s + pause > limit_s:
+                rest_s = limit_s - spent_s - self._deadline_s / _PARTS  # left for the last one
+                if not _may_pass(error, keyless) or rest_s <= 0:
                     message = _first_line(error)
                     if keyless:
                         known = (text for name, text in _KEYS.items() if self.url.startswith(name))
                         message = f"no credentials: {next(known, 'the store has none')} ({message})"
                     raise FetchError(message, url=url) from error
-            time.sleep(pause)
-            left_s = self._deadline_s - spent_s - pause
+            time.sleep(min(pause, rest_s))
+            left_s = self._deadline_s - spent_s - min(pause, rest_s)
             pause = min(pause * 2, 5.0)
 
 

@@ -25,7 +25,7 @@ from stepwell.errors import FormatError
 from stepwell.files.atomic import sync_path, temporary_name
 from stepwell.source import Field
 from stepwell.stores.replay.channels import Channel
-from stepwell.stores.replay.directory import DatasetEntry, Directory, space_for
+from stepwell.stores.replay.directory import DatasetEntry, Directory, space_for, write_mark
 from stepwell.stores.replay.hdf5 import (
     LIBVER,
     UNSUMMED,
@@ -112,6 +112,13 @@ class ArrayFile:
             flush(self._file)
         sync_path(self._path)
 
+    def mark_committed(self) -> None:
+        """Note in the file that the database has all of its rows. Nobody has to wait for that."""
+        base = int(self._file.userblock_size)
+        if base:
+            with suppress(OSError):
+                write_mark(self._file.id.get_vfd_handle(), base, sum(self.rows.values()))
+
     def close(self) -> None:
         with translated(self._path):
             self._guard.close()
@@ -138,7 +145,7 @@ def build_file(
     for name in [name for name in fresh if name not in UNSUMMED]:
         fresh[f"{CHECKSUMS}/{name}"] = Channel("", CHECKSUM)
     found = dict(rows) | dict.fromkeys(fresh, 0)
-    base = space_for(len(found))
+    base = space_for(found)
     try:
         options = {"libver": LIBVER, "locking": False, "userblock_size": base}
         with translated(path), writing(lambda: h5py.File(beside, "x", **options)) as new:
@@ -152,6 +159,8 @@ def build_file(
             entries = {name: _entry(new[name]) for name in found}
         with beside.open("r+b") as file:
             file.write(Directory(str(attributes["run_id"]), base, entries).to_bytes())
+            file.flush()
+            write_mark(file.fileno(), base, sum(rows.values()))
         sync_path(beside)
         beside.replace(path)
         sync_path(path.parent)

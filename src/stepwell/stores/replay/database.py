@@ -119,7 +119,13 @@ class Episode:
         _check_types(row[0], [values["total_reward"]], float, path)
         for name in ("ended", "terminated", "truncated"):
             values[name] = bool(values[name])
-        return cls(**values)
+        made = cls(**values)
+        try:
+            _ = made.final_row
+        except FormatError as error:
+            message = f"{row[0]}: final_obs_ref leads nowhere: {error.args[0]}"
+            raise FormatError(message, path=str(path)) from None
+        return made
 
     @property
     def final_row(self) -> int:
@@ -166,6 +172,12 @@ def check_rows(noun: str, rows: list[tuple[Any, ...]], count: int, path: Path) -
     """Raise `ChecksumError` for a row that is not as it was written, by its first value."""
     for i, problem in catalog.damaged_rows(rows, count)[:1]:
         raise ChecksumError(f"{noun} {rows[i][0]!r}: {problem}", path=str(path))
+
+
+def has_checksums(database: sqlite3.Connection) -> str:
+    """Which rows have a checksum: "all", or "some" or "none" in a database of before."""
+    known = {"NULL": "none", "checksum": "some"}
+    return known.get(catalog.checksum_sql(database, "steps"), "all")
 
 
 def all_episodes(database: sqlite3.Connection) -> sqlite3.Cursor:
@@ -232,6 +244,11 @@ class RunRow:
     channels: tuple[Channel, ...]
     rows: Mapping[str, int]
     """How many rows of each dataset were committed."""
+
+    @property
+    def committed(self) -> int:
+        """The same of all datasets together."""
+        return sum(self.rows.values())
 
     def count(self, kind: str) -> int:
         """Rows of frames, observations or actions."""
@@ -376,6 +393,14 @@ class Database:
                 list(chain.from_iterable(steps[first : first + count])),
             )
             first += count
+
+    @taking_turns
+    def episodes(self, run_id: str) -> list[Episode]:
+        """The episodes of a run that were committed."""
+        with translated(self._path):
+            sql = f"{_select_episodes(self._database)} WHERE run_id = ?"
+            found = self._database.execute(sql, (run_id,)).fetchall()
+        return [Episode.of(row, self._path) for row in found]
 
     @taking_turns
     def names_given(self, run_id: str) -> int:

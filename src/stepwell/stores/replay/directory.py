@@ -3,10 +3,15 @@
 HDF5 leaves the first bytes of a file to whoever wants them. Ours are a line with a checksum and a
 length, then JSON, then zeros up to the HDF5. A reader that knows where the datasets begin needs
 nothing of HDF5 but their chunks.
+
+The last bytes of the block are a mark: how many rows the database had when it was last committed
+to. One that has fewer has lost a commit.
 """
 
 import json
 import os
+import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +29,9 @@ _LINE_BYTES = 64  # that the first line has at most
 _VERSION = 1
 _MIN_BASE, _MAX_BASE = 4096, 1 << 24
 _MAX_SHARED = 1 << 20  # bytes of a chunk of several rows
-_PER_DATASET = 512
+_PER_DATASET = 512  # besides its name
+_MARK = struct.Struct("<4sIQ")  # sign, CRC32C of the number, number
+_MARK_SIGN = b"MARK"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +72,7 @@ class Directory:
         ).encode()
         crc = _core.crc32c(np.frombuffer(text, np.uint8))
         whole = _MAGIC + f"{_VERSION} {crc:08x} {len(text)}\n".encode() + text
-        if len(whole) > self.base:
+        if len(whole) + _MARK.size > self.base:
             raise ValueError(f"{len(self.datasets)} datasets need more than {self.base} bytes")
         return whole.ljust(self.base, b"\0")
 
@@ -104,6 +111,24 @@ class Directory:
             raise FormatError(f"not a directory of datasets: {error}", path=str(path)) from None
 
 
+def write_mark(file: int, base: int, rows: int) -> None:
+    """Mark that so many rows, of all datasets together, were committed."""
+    os.pwrite(file, _MARK.pack(_MARK_SIGN, _checksum(rows), rows), base - _MARK.size)
+
+
+def read_mark(file: int, base: int) -> int | None:
+    """The rows that were committed when that was marked, None in files without a mark."""
+    stored = os.pread(file, _MARK.size, base - _MARK.size)
+    if len(stored) < _MARK.size:
+        return None
+    sign, checksum, rows = _MARK.unpack(stored)
+    return rows if (sign, checksum) == (_MARK_SIGN, _checksum(rows)) else None
+
+
+def _checksum(number: int) -> int:
+    return _core.crc32c(np.array([number], "<u8").view(np.uint8))
+
+
 def is_ours(file: int) -> bool:
     """Whether an open file begins as the files of runs do."""
     return os.pread(file, len(_MAGIC), 0) == _MAGIC
@@ -122,6 +147,7 @@ def _entry(stated: Any) -> DatasetEntry:
     return entry
 
 
-def space_for(names: int) -> int:
-    """Bytes to leave before the HDF5 for as many datasets: a power of two, as HDF5 wants it."""
-    return min(_MAX_BASE, max(_MIN_BASE, 1 << (names * _PER_DATASET).bit_length()))
+def space_for(names: Iterable[str]) -> int:
+    """Bytes to leave before the HDF5 for these datasets: a power of two, as HDF5 wants it."""
+    size = sum(_PER_DATASET + len(json.dumps(name)) for name in names)
+    return min(_MAX_BASE, max(_MIN_BASE, 1 << size.bit_length()))

@@ -1,6 +1,8 @@
 """A run on the disk, as its writer sees it: arrays first, then the transaction that names them."""
 
+import errno
 import json
+import os
 import re
 import sqlite3
 import time
@@ -8,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -22,14 +24,16 @@ from stepwell.stores.replay.channels import KINDS, Channel, count_rows
 from stepwell.stores.replay.database import (
     Database,
     Episode,
+    RunRow,
     database_path,
     iso_time,
     iso_times,
     reading,
     run_rows,
 )
-from stepwell.stores.replay.hdf5 import FILE_VERSION
+from stepwell.stores.replay.hdf5 import FILE_VERSION, UNSUMMED
 from stepwell.stores.replay.items import (
+    BATCH_STEPS,
     Counters,
     Ending,
     Inlet,
@@ -47,6 +51,7 @@ from stepwell.stores.replay.layout import (
     write_index,
 )
 from stepwell.stores.replay.rows import RunFile
+from stepwell.stores.replay.steps import check_arrays
 from stepwell.writer import Mode, check_mode, check_unused
 
 
@@ -99,25 +104,59 @@ class RunDisk:
         self.names_given = self._database.names_given(self._run_id)
         self._written = known.written
         sweep(self._path.parent, re.escape(self._path.name))
-        if self.rows:
-            arrays = self._reopen()
-        elif known.steps or self.next_episode:  # so the file may hold what this row has forgotten
-            raise FormatError(
-                f"run {self._run_id!r}: expected rows of {known.steps:,} steps, got none",
-                path=str(database_path(self._root)),
-            )
-        else:
-            self._path.unlink(missing_ok=True)  # nothing in it was ever committed
-            arrays = None
-        return arrays
-
-    def _reopen(self) -> ArrayFile:
-        self._path.stat()
+        if not self._path.exists():
+            if known.rows or known.steps:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._path))
+            return None
         try:
-            return ArrayFile(self._path, self.rows)
+            if known.rows and self._knows_all(known):
+                return ArrayFile(self._path, self.rows)
         except FormatError:  # not closed, or closed without the commit
-            self._build((), {})
-            return ArrayFile(self._path, self.rows)
+            pass
+        self._check_account(known)
+        if not known.rows:
+            self._path.unlink()  # nothing in it was ever committed
+            return None
+        self._build((), {})
+        return ArrayFile(self._path, self.rows)
+
+    def _knows_all(self, known: RunRow) -> bool:
+        """Whether the database has every dataset of the file, and agrees with itself."""
+        with closing(RunFile(self._path, self._run_id)) as file:
+            whole = known.rows.keys() == set(file.names) and known.rows[STEPS] == known.steps
+            return whole and (file.committed or 0) <= known.committed
+
+    def _check_account(self, known: RunRow) -> None:
+        """Raise `FormatError` unless all that was committed to the file is known to the database.
+
+        What is not goes away: there is more in a file than in the database when a writer was killed
+        between the two, and when the database has lost a commit.
+        """
+        episodes = self._database.episodes(self._run_id)
+        with closing(RunFile(self._path, self._run_id)) as file:
+            more = file.length(STEPS) - known.steps if STEPS in file.names else 0
+            marked = file.committed
+            if marked is None:  # in a file of before; what is not committed is one batch at most
+                lost = more > BATCH_STEPS or not known.rows
+                marked = known.committed + (more if lost else 0)
+            if marked > known.committed:
+                self._refuse(f"at least {marked:,} rows, as the file has", f"{known.committed:,}")
+            steps, ended = sum(e.steps for e in episodes), sum(e.ended for e in episodes)
+            counts = dict.fromkeys((STEPS, "rewards", "dones"), steps)
+            counts |= dict.fromkeys(UNSUMMED, ended)
+            for name, count in counts.items():
+                if known.rows.get(name, 0) != count:
+                    self._refuse(f"{count:,} rows of {name}", f"{known.rows.get(name, 0):,}")
+            if known.steps != steps:
+                self._refuse(f"{steps:,} steps", f"{known.steps:,}")
+            if steps:
+                places, _, _ = file.read_steps(steps)
+                final = max(each.final_row for each in episodes)
+                check_arrays(known, places, final, database_path(self._root))
+
+    def _refuse(self, expected: str, got: str) -> NoReturn:
+        message = f"run {self._run_id!r}: expected {expected}, got {got}; the file was left alone"
+        raise FormatError(message, path=str(database_path(self._root)))
 
     @property
     def name(self) -> str:
@@ -254,6 +293,8 @@ class RunDisk:
             facts["channels"] = json.dumps([channel.to_json() for channel in self.channels])
             facts["rows"] = json.dumps(self.rows)
         self._database.commit(self._run_id, steps, episodes, facts)
+        if self._arrays is not None:
+            self._arrays.mark_committed()
 
     def _note(self, state: str) -> None:
         """Write what becomes of the run to the database and to the index."""

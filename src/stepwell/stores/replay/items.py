@@ -10,6 +10,7 @@ from stepwell import _core
 from stepwell.stores.replay.channels import KINDS, Channel
 
 Item = TypeVar("Item")
+BATCH_STEPS = 512  # of a commit, at most
 _AT_ONCE = 256  # that are looked at before others get the interpreter
 _REST_S = 50e-6  # long enough for a thread that waits for the GIL to wake up
 

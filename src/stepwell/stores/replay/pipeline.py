@@ -10,9 +10,17 @@ from types import TracebackType
 from stepwell.files.catalog import in_turn
 from stepwell.stores.replay.disk import RunDisk
 from stepwell.stores.replay.hdf5 import inside_h5py
-from stepwell.stores.replay.items import Counters, Ending, Inlet, Pace, Rows, Step, rows_after
+from stepwell.stores.replay.items import (
+    BATCH_STEPS,
+    Counters,
+    Ending,
+    Inlet,
+    Pace,
+    Rows,
+    Step,
+    rows_after,
+)
 
-_BATCH_STEPS = 512
 _FIRST_STEPS = 64  # to have memory for, before it is known whether there will be many
 _FREED_AT_ONCE = 256
 _MAX_WAIT_S = 3600.0  # of a thread, at a time
@@ -107,7 +115,7 @@ class Pipeline:
         """Hand an item over, with `size` bytes of arrays. The last line does it; an interrupt
         before has done no harm."""
         size += _OVERHEAD
-        if len(self.queue) in (0, _BATCH_STEPS - 1) or self._bytes + size > self._limit // 2:
+        if len(self.queue) in (0, BATCH_STEPS - 1) or self._bytes + size > self._limit // 2:
             self._more.notify_all()
         self._bytes += size
         self._enqueued += isinstance(item, Step)
@@ -238,12 +246,12 @@ class Pipeline:
     def _next(self) -> list[Step | Ending]:
         """Wait for a batch; empty when there will be none."""
         deadline = time.monotonic() + self._wait
-        while len(self.queue) < _BATCH_STEPS and not self._closing and self._done >= self._wanted:
+        while len(self.queue) < BATCH_STEPS and not self._closing and self._done >= self._wanted:
             left = deadline - time.monotonic()
             if left <= 0 or self._bytes > self._limit // 2:
                 break
             self._more.wait(min(left, _MAX_WAIT_S))
-        count = min(len(self.queue), _BATCH_STEPS)
+        count = min(len(self.queue), BATCH_STEPS)
         items = [self.queue.popleft() for _ in range(count)]
         if items:
             before, self.last = self.last, rows_after(items[-1])

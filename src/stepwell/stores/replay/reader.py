@@ -28,6 +28,7 @@ from stepwell.stores.replay.database import (
     all_episodes,
     check_rows,
     database_path,
+    has_checksums,
     reading,
     run_rows,
     steps_of,
@@ -42,7 +43,7 @@ from stepwell.stores.replay.steps import (
     dataset_name,
     load_steps,
 )
-from stepwell.stores.replay.verify import verify
+from stepwell.stores.replay.verify import lost_commit, verify
 
 _Condition = tuple[str, tuple[Any, ...]]
 _NUMBERS = ("reward", "terminated", "truncated", "discount")
@@ -217,9 +218,9 @@ class ReplayReader(Store):
         check_rows("a step of", rows, len(STEP_COLUMNS), path)
         try:
             return EpisodeSteps(self.resolver, found, rows, observations, frames)
-        except StepwellError:
-            raise
         except (LookupError, TypeError, ValueError, OverflowError) as error:  # what rows may say
+            if isinstance(error, StepwellError) and getattr(error, "path", path):
+                raise
             raise FormatError(f"{episode_id}: {error.args[0]}", path=str(path)) from None
 
     def sizes(self, run_id: str) -> dict[str, tuple[int, int]]:
@@ -237,6 +238,8 @@ class ReplayReader(Store):
         self._check_open()
         facts: dict[str, Any] = {"recordings": {}}
         rows, fields, health = 0, dict[str, Field](), "fine"
+        with reading(self.root) as database:
+            facts["checksums"] = has_checksums(database)
         for name, run in self.recordings.items():
             about = ("state", "steps", "episodes", "dropped", "created_at")
             facts["recordings"][name] = {each: getattr(run, each) for each in about}
@@ -246,6 +249,12 @@ class ReplayReader(Store):
                 for run in self.recordings
                 for array, (raw, stored) in self.sizes(run).items()
             }
+            lost = (
+                lost_commit(self.root, run, self.resolver.run_file(name))
+                for name, run in self.recordings.items()
+                if run.rows
+            )
+            health = next(filter(None, lost), health)
             rows = len(self)
             fields = dict(self.schema)
         except SchemaError as error:

@@ -19,7 +19,7 @@ from stepwell.errors import ChecksumError, FormatError
 from stepwell.files.regular import open_inside
 from stepwell.source import Field, Rows
 from stepwell.stores.replay.chunk_index import ChunkIndex, Places
-from stepwell.stores.replay.directory import DatasetEntry, Directory, is_ours
+from stepwell.stores.replay.directory import DatasetEntry, Directory, is_ours, read_mark
 from stepwell.stores.replay.layout import CHECKSUM, CHECKSUMS, RAW, STEP_COLUMNS, STEPS, ZSTD
 
 _POOLED_FROM = 1 << 21
@@ -97,6 +97,20 @@ class RunFile:
         with self._lock:
             self._follow()
             return self._dataset(name)[0]
+
+    @property
+    def names(self) -> list[str]:
+        """Every dataset."""
+        with self._lock:
+            self._follow()
+            return list(self._directory.datasets)
+
+    @property
+    def committed(self) -> int | None:
+        """Rows of all datasets together that the database had, None in files that do not know."""
+        with self._lock:
+            self._follow()
+            return read_mark(self._file, self._directory.base)
 
     def length(self, name: str) -> int:
         """Rows that a dataset has by now, committed or not. Raises `KeyError` as `field` does."""

@@ -16,6 +16,7 @@ from stepwell.errors import FormatError, SchemaError
 from stepwell.source import Field, Rows
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, KINDS, OBSERVATIONS
 from stepwell.stores.replay.database import Episode, RunRow
+from stepwell.stores.replay.layout import CHECKSUMS
 from stepwell.stores.replay.resolver import FrameResolver
 
 
@@ -123,12 +124,20 @@ def _check(
         if each.steps != count:
             message = f"{each.episode_id}: expected {each.steps:,} steps, got {count:,}"
             raise FormatError(message, path=str(path))
+    check_arrays(run, places, max((e.final_row for e in episodes), default=-1), path)
+
+
+def check_arrays(run: RunRow, places: Rows, final: int, path: Path) -> None:
+    """Raise `FormatError` when the database counts fewer rows of an array than its steps, or what
+    was seen in the end, are in."""
     last = dict(zip(KINDS, places[:, 2:].max(0, initial=-1).tolist(), strict=True))
-    last[OBSERVATIONS] = max([last[OBSERVATIONS], *(e.final_row for e in episodes)])
+    last[OBSERVATIONS] = max(last[OBSERVATIONS], final)
     for kind, row in last.items():
-        if row >= run.count(kind):
-            message = f"{kind}: expected more than {row:,} rows, got {run.count(kind):,}"
-            raise FormatError(f"run {run.run_id!r}: {message}", path=str(path))
+        for name in [c.name for c in run.channels if c.kind == kind] or [kind]:
+            counts = {run.rows.get(each, 0) for each in (name, f"{CHECKSUMS}/{name}")}
+            if min(counts) <= row:
+                message = f"{name}: expected at least {row + 1:,} rows, got {min(counts):,}"
+                raise FormatError(f"run {run.run_id!r}: {message}", path=str(path))
 
 
 def common_fields(runs: Sequence[RunRow], options: StepOptions) -> dict[str, Field]:

@@ -7,6 +7,7 @@ steps of an episode never change.
 import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -56,15 +57,15 @@ _RULES = {
     "WHERE run_id NOT IN (SELECT run_id FROM runs)",
     "steps of the episode {!r}, which is not there": "SELECT episode_id FROM counted "
     "WHERE episode_id NOT IN (SELECT episode_id FROM episodes)",
-    "run {!r}: {:,} steps, its episodes have {:,}": "SELECT r.run_id, r.steps, "
+    "run {!r}: {} steps, its episodes have {}": "SELECT r.run_id, r.steps, "
     "coalesce(sum(e.steps), 0) AS found FROM runs r LEFT JOIN episodes e USING (run_id) "
     "GROUP BY r.run_id HAVING r.steps != found",
-    "run {!r}: {:,} episodes, the last is number {:,}": "SELECT r.run_id, r.episodes, "
+    "run {!r}: {} episodes, the last is number {}": "SELECT r.run_id, r.episodes, "
     "coalesce(max(e.number), -1) AS last FROM runs r LEFT JOIN episodes e USING (run_id) "
     "GROUP BY r.run_id HAVING r.episodes != last + 1",
-    "run {!r}: {:,} steps taken, {:,} written, {:,} there": "SELECT run_id, enqueued, written, "
+    "run {!r}: {} steps taken, {} written, {} there": "SELECT run_id, enqueued, written, "
     "steps FROM runs WHERE written != steps OR enqueued < written",
-    "episode {!r}: expected {:,} steps, got {:,}": "SELECT e.episode_id, e.steps, "
+    "episode {!r}: expected {} steps, got {}": "SELECT e.episode_id, e.steps, "
     "coalesce(c.steps, 0) AS found FROM episodes e LEFT JOIN counted c USING (episode_id) "
     "WHERE e.steps != found",
     "episode {!r}: terminated, truncated: {}, {}, its steps have {}, {}": "SELECT e.episode_id, "
@@ -84,7 +85,7 @@ def verify(root: Path, resolver: FrameResolver, quick: bool, progress: Progress)
     """Check a store; up to a hundred problems. `quick` reads no rows of the files."""
     checked = [
         "the pages of the database, and its rows against each other",
-        "the datasets of each run's file: names, types and rows, by HDF5 too unless it is written",
+        "the datasets of each run's file: names, types and rows; by HDF5 too, unless it is written",
     ]
     unchecked: list[str] = []
     if quick:
@@ -94,6 +95,8 @@ def verify(root: Path, resolver: FrameResolver, quick: bool, progress: Progress)
             "every row of every array against its checksum",
             "every step of the database against the file, references and totals too",
         ]
+    if find_spec("hdf5plugin") is None:
+        unchecked.append("HDF5's own blocks, without the extra `replay`")
     found = _problems(root, resolver, quick, progress, unchecked)
     problems = list(islice(found, _MAX_PROBLEMS))
     if len(problems) == _MAX_PROBLEMS:
@@ -151,6 +154,17 @@ def _without_checksums(database: sqlite3.Connection) -> Iterator[str]:
             yield f"{count:,} of the {table}, which were recorded without checksums in the database"
 
 
+def lost_commit(root: Path, run: RunRow, file: RunFile) -> str | None:
+    """What is wrong when the file of a run knows of a commit that the database has lost."""
+    marked = file.committed or 0
+    if marked > run.committed:  # or it has grown meanwhile
+        with reading(root) as database:
+            now = run_rows(database, database_path(root)).get(run.run_id, run).committed
+        if marked > now:
+            return f"run {run.run_id!r}: expected at least {marked:,} rows, got {now:,}"
+    return None
+
+
 class _Run:
     """One run: its row, its episodes, its file."""
 
@@ -178,6 +192,9 @@ class _Run:
                     yield self._wrong(f"{self._run.steps:,} steps, and no rows in its file")
                 return
             file = self._resolver.run_file(self._run.run_id)
+            lost = lost_commit(self._root, self._run, file)
+            if lost:
+                yield FormatError(lost, path=str(self._database))
             whole = True
             for problem in self._of_datasets(file):
                 whole = False
@@ -243,11 +260,11 @@ class _Run:
 
     def _of_hdf5(self, file: RunFile, quick: bool) -> Iterator[FormatError]:
         """What HDF5 says of its own blocks, unless a writer changes them meanwhile."""
+        lock, before = lock_path(self._root, self._run.run_id), file.path.stat()
+        if is_locked(lock) or find_spec("hdf5plugin") is None:
+            return
         from stepwell.stores.replay.hdf5 import check_metadata  # which takes a while to import
 
-        lock, before = lock_path(self._root, self._run.run_id), file.path.stat()
-        if is_locked(lock):
-            return
         try:
             check_metadata(file.path, self._run.rows, chunks=not quick)
         except FormatError as error:

@@ -23,12 +23,16 @@ from stepwell.source import Rows
 from stepwell.store import QueryTable, Runs
 from stepwell.stores.steps.layout import VERSION
 
+_RUNS_AT_ONCE = 10_000
 _IDENTITY_RUNS = 16  # the first ones identify a dataset that has no id
 
 OWN = ("id", "first_step_idx", "num_steps")
 """Columns that every dataset has."""
 
 _META = "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)"
+_CHECKSUMS = (
+    "CREATE TABLE IF NOT EXISTS run_checksums (id INTEGER PRIMARY KEY, checksum INTEGER NOT NULL)"
+)
 
 _SQL_TYPES = {int: "INTEGER", float: "REAL", str: "TEXT", bytes: "BLOB"}
 
@@ -134,11 +138,42 @@ def append(
     their checksums: the commit."""
     every = ", ".join(map(quoted, [*OWN, *names]))
     marks = ", ".join("?" * (len(OWN) + len(names)))
+    given = list(runs)
+    signed = catalog.with_checksums(given, len(OWN) + len(names))
     with transaction(database, path):
-        database.executemany(f"INSERT INTO runs ({every}) VALUES ({marks})", runs)
+        database.executemany(f"INSERT INTO runs ({every}) VALUES ({marks})", given)
+        database.execute(_CHECKSUMS)
+        database.executemany(
+            "INSERT INTO run_checksums VALUES (?, ?)", ((run[0], run[-1]) for run in signed)
+        )
         database.execute(_META)
         meta = {"rows": str(rows), **blocks}
         database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta.items())
+
+
+def check_runs(database: sqlite3.Connection, last_run: int) -> tuple[list[str], int]:
+    """Runs that are not as they were written, and how many were written without a checksum."""
+    names = [name for name in columns(database) if name not in OWN]
+    every = ", ".join(f"r.{quoted(name)}" for name in [*OWN, *names])
+    known = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'run_checksums'").fetchone()
+    if known is None:
+        (count,) = database.execute(
+            "SELECT count(*) FROM runs WHERE id <= ?", (last_run,)
+        ).fetchone()
+        return [], count
+    # Runs of before there were checksums come first. Where a later one has none, it was removed.
+    (first,) = database.execute("SELECT min(id) FROM run_checksums").fetchone()
+    found = database.execute(
+        f"SELECT {every}, CASE WHEN r.id < ? THEN c.checksum ELSE coalesce(c.checksum, -1) END "
+        "FROM runs r LEFT JOIN run_checksums c USING (id) WHERE r.id <= ? ORDER BY r.id",
+        (last_run + 1 if first is None else first, last_run),
+    )
+    wrong, unchecked, count = [], 0, len(OWN) + len(names)
+    while rows := found.fetchmany(_RUNS_AT_ONCE):
+        unchecked += sum(row[-1] is None for row in rows)
+        damaged = catalog.damaged_rows(rows, count)
+        wrong += [f"run {rows[i][0]}: {problem}" for i, problem in damaged]
+    return wrong, unchecked
 
 
 def has_runs(path: Path) -> bool:

@@ -25,6 +25,8 @@ from stepwell.stores.steps.layout import (
 )
 from stepwell.stores.steps.manifest import BLOCK_BYTES, Manifest
 
+_MAX_PROBLEMS = 100
+
 if TYPE_CHECKING:
     from stepwell.stores.steps.reader import StepReader
 
@@ -100,6 +102,7 @@ class _Check:
             broken = [text for (text,) in opened.execute("PRAGMA integrity_check") if text != "ok"]
         self.problems.extend(FormatError(f"SQLite: {text}", path=path) for text in broken)
         self.checked.append("the database, by SQLite's own integrity check")
+        self._check_columns(path)
         self._check_ranges(path)
         self.checked.append("that the rows of each run follow those of the run before")
         try:
@@ -108,6 +111,15 @@ class _Check:
             self.problems.append(error)
         self._check_not_ahead()
         self.checked.append("that headers and manifest are not ahead of the database")
+
+    def _check_columns(self, path: str) -> None:
+        with database.reading(self._root / DATABASE, self._seen.identity) as opened:
+            wrong, unchecked = database.check_runs(opened, self._seen.last_run)
+        self.problems.extend(ChecksumError(text, path=path) for text in wrong[:_MAX_PROBLEMS])
+        self.checked.append(f"the columns of {self._seen.runs - unchecked} runs against checksums")
+        if unchecked:
+            text = f"the columns of {unchecked} runs, which were written without checksums"
+            self.unchecked.append(text)
 
     def _check_ranges(self, path: str) -> None:
         with database.reading(self._root / DATABASE, self._seen.identity) as opened:
