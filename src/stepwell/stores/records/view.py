@@ -245,8 +245,9 @@ def records_of(
     fields = []
     for (name, field), (table, crcs) in zip(meta.fields.items(), tables, strict=True):
         dictionary = load_dictionary(root, name, field)
-        paths = (f"{root}/{file}" for file in table_names(name, meta.generation))
-        fields.append((name, field.row_bytes, field.ragged, dictionary, table, crcs, *paths))
+        path, beside = (f"{root}/{file}" for file in table_names(name, meta.generation))
+        about = (name, field.row_bytes, field.ragged, dictionary, table, crcs, path, beside)
+        fields.append(about)
     return _core.Records(chunks, fields, control, meta.length, checksums)
 
 
