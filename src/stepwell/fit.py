@@ -19,6 +19,9 @@ def fit_into(name: str, values: NDArray[Any], want: NDArray[Any]) -> None:
     change.
     """
     given, kept = values.dtype, want.dtype
+    if given == kept and values.shape == want.shape:
+        want[...] = values
+        return
     if values.shape != want.shape or not _is_castable(given, kept):
         raise SchemaError(f"{name}: expected {kept} {want.shape}, got {given} {values.shape}")
     with np.errstate(over="ignore"):
