@@ -1,7 +1,7 @@
 """Values put into a dtype that can hold each of them, or refused by name.
 
-One rule for every writer: what comes out is what went in, or it is a `SchemaError`. Whoever may
-lose digits casts first.
+One rule for every writer: what comes out is what went in, or it is a `SchemaError`; whoever means to
+lose digits casts first. Only floats are rounded, to the precision of their field.
 """
 
 from typing import Any
@@ -13,24 +13,27 @@ from stepwell.errors import SchemaError
 
 
 def fit_into(name: str, values: NDArray[Any], want: NDArray[Any]) -> None:
-    """Copy values into a field that can hold each of them exactly.
+    """Copy values into a field that can hold each of them.
 
     Raises `SchemaError` for another shape, a kind that cannot be cast, and a value that would
-    change.
+    change by more than a float's rounding.
     """
     given, kept = values.dtype, want.dtype
+    if given == kept and values.shape == want.shape:
+        want[...] = values
+        return
     if values.shape != want.shape or not _is_castable(given, kept):
         raise SchemaError(f"{name}: expected {kept} {want.shape}, got {given} {values.shape}")
     with np.errstate(over="ignore"):
         want[...] = values
     changed = changed_by(values, want)
     if changed is not None and changed.any():
-        raise does_not_fit(name, values[changed].flat[0], str(kept), digits=kept.kind in "fc")
+        raise does_not_fit(name, values[changed].flat[0], str(kept), digits=given.kind in "iu")
 
 
 def does_not_fit(name: str, value: Any, kept: str, *, digits: bool) -> SchemaError:
     """The error for a value that a type has no place for, or not all of its digits."""
-    hint = f"; cast to {kept} what may lose digits" if digits else ""
+    hint = f"; cast to {kept} what may lose digits" if digits and "float" in kept else ""
     return SchemaError(f"{name}: {value!r} does not fit {kept}{hint}")
 
 
@@ -58,7 +61,7 @@ def changed_by(values: NDArray[Any], want: NDArray[Any]) -> NDArray[np.bool_] | 
         back = np.where(beyond, 0, want.real).astype(given)
         return np.asarray(beyond | (back != values))
     if given.kind in "fc" and kept.kind in "fc":  # rounded to the field's precision
-        return np.isfinite(values) & ~np.isfinite(want)
+        return np.asarray(np.isfinite(values) & ~np.isfinite(want))
     if kept.kind in "mM":
         back = want.astype(given)
     return np.asarray((back != values) & ~((back != back) & (values != values)))

@@ -318,7 +318,10 @@ def test_a_damaged_store(
 def test_the_folder_of_chunks_is_no_link(store: Path, quick_path: Path) -> None:
     (store / "chunk").rename(quick_path / "elsewhere")
     for linked in (False, True):
-        (store / "chunk").symlink_to("../elsewhere") if linked else (store / "chunk").touch()
+        if linked:
+            (store / "chunk").symlink_to("../elsewhere")
+        else:
+            (store / "chunk").touch()
         with pytest.raises(FormatError, match="expected a folder, got ") as caught:
             RecordReader.open(store)
         assert caught.value.path == str(store / "chunk")

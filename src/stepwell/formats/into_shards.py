@@ -1,14 +1,9 @@
 """One field of floats into activation shards."""
 
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from stepwell.batches import attributes_of, in_order
 from stepwell.errors import SchemaError
-from stepwell.fit import does_not_fit
 from stepwell.formats.parts import PART_BYTES
 from stepwell.formats.streams import Progress
 from stepwell.source import Source
@@ -40,16 +35,4 @@ def fill(
         kind = "bfloat16"
     with ShardWriter(path, field.shape[0], kind, mode="a", shard_bytes=part_bytes) as writer:
         for batch in in_order(source, 0 if append else writer.rows, progress):
-            writer.append(_rounded(name, np.asarray(batch[name])))
-
-
-def _rounded(name: str, rows: NDArray[Any]) -> NDArray[Any]:
-    """float64 as float32; the others as they are."""
-    if rows.dtype.itemsize <= 4:
-        return rows
-    with np.errstate(over="ignore"):
-        made = rows.astype(np.float32)
-    lost = np.isinf(made) & np.isfinite(rows)
-    if lost.any():
-        raise does_not_fit(name, rows[lost][0], "float32", digits=False)
-    return made
+            writer.append(batch[name])

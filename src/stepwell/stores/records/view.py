@@ -242,7 +242,7 @@ def records_of(
     checksums: bool = True,
 ) -> _core.Records:
     """The records that tables, each with its checksums, lead to."""
-    fields = []
+    fields: list[Any] = []
     for (name, field), (table, crcs) in zip(meta.fields.items(), tables, strict=True):
         dictionary = load_dictionary(root, name, field)
         path, beside = (f"{root}/{file}" for file in table_names(name, meta.generation))

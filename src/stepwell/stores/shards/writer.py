@@ -48,12 +48,12 @@ class ShardWriter(Writer):
     """Writes a corpus of activations as shards of about `shard_bytes`.
 
         with ShardWriter("acts/", width=768) as writer:
-            writer.append(rows)                 (n, width)
+            writer.append(rows)                 any floats, (n, width)
 
     A shard appears under its name when it is full and at a commit, whole and on the disk. A writer
     that was killed is continued with `mode="a"`: `rows` is how many are there, and the rows to
     go on with. `dtype` is float32 (if none is given for a new corpus), float16 or "bfloat16";
-    values that it cannot hold exactly are refused: cast what may lose digits.
+    floats are rounded to it, and values that it cannot hold are refused.
     """
 
     noun = "a folder of shards"
@@ -261,15 +261,18 @@ def _detached(rows: Any) -> Any:
 
 
 def _to_bfloat16(array: NDArray[Any]) -> NDArray[np.uint16]:
-    """The upper halves of float32, whose lower halves are empty."""
+    """The upper halves of float32, rounded to nearest even."""
     if array.dtype.name == "bfloat16":
         return np.ascontiguousarray(array).view(np.uint16)
     with np.errstate(over="ignore"):
         floats = np.ascontiguousarray(array, np.float32)
-    bits, missing = floats.view(np.uint32), np.isnan(floats)
-    lost = (bits & np.uint32(0xFFFF) != 0) & ~missing
-    changed = changed_by(array, floats)
-    lost = lost if changed is None else lost | changed
+    bits = floats.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    made = np.where(np.isnan(floats), np.uint32(0x7FC0), rounded)
+    kept = (made << np.uint32(16)).view(np.float32)
+    lost = changed_by(array, kept) if array.dtype.kind in "iu" else None
+    # Values just below infinity may have been rounded to it.
+    lost = np.isfinite(array) & ~np.isfinite(kept) if lost is None else lost
     if lost.any():
-        raise does_not_fit("rows", array[lost][0], "bfloat16", digits=True)
-    return np.where(missing, np.uint32(0x7FC0), bits >> np.uint32(16)).astype(np.uint16)
+        raise does_not_fit("rows", array[lost][0], "bfloat16", digits=array.dtype.kind in "iu")
+    return made.astype(np.uint16)

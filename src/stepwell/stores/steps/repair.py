@@ -51,9 +51,12 @@ class _Stated(NamedTuple):
     runs: int = 0
 
 
-def check_whole(root: Path, seen: Seen) -> None:
-    """Raise `FormatError` when headers or manifest know of commits that the database has not."""
-    stated = list(_stated(root, seen))
+def check_whole(root: Path, seen: Seen, *, manifest: bool = False) -> None:
+    """Raise `FormatError` when headers, or the manifest, know of commits that the database has not.
+
+    Readers leave the manifest to `verify`: it grows with the rows, and headers state as many.
+    """
+    stated = list(_stated(root, seen, manifest))
     if any(each.rows > seen.rows or each.runs > seen.runs for each in stated):
         seen = database.look(root / DATABASE)  # last of all: a writer may have committed meanwhile
     for name, rows, runs in stated:
@@ -66,7 +69,7 @@ def check_whole(root: Path, seen: Seen) -> None:
             )
 
 
-def _stated(root: Path, seen: Seen) -> Iterator[_Stated]:
+def _stated(root: Path, seen: Seen, with_manifest: bool) -> Iterator[_Stated]:
     """What the files that the last commits changed state."""
     size = seen.shard_rows
     number = max(seen.rows - 1, 0) // size if size else 0
@@ -78,7 +81,7 @@ def _stated(root: Path, seen: Seen) -> Iterator[_Stated]:
             if header.shape[0]:  # else it has no committed row yet
                 yield _Stated(piece.name, each * size + header.shape[0])
     with suppress(FormatError):  # damaged: readers do not need it, and a writer makes it again
-        manifest = Manifest.read(root, row_bytes) if row_bytes else None
+        manifest = Manifest.read(root, row_bytes) if row_bytes and with_manifest else None
         if manifest is not None:
             yield _Stated(MANIFEST, manifest.rows, manifest.runs)
 
@@ -202,7 +205,7 @@ class _Repair:
             self._did.append(f"{MANIFEST}: the next writer makes it again")
             if manifest.runs > len(known + found):
                 empty = manifest.runs - len(known + found)
-                self._did.append(f"{empty} runs are lost: no row tells of them")
+                self._did.append(f"{empty} runs are lost: no row is theirs")
         sync_path(root)
         made = (end - start, len(found), removed, lost, tuple(self._kept), tuple(self._did))
         return Repaired(str(root), *made)
@@ -227,7 +230,7 @@ class _Repair:
         names = [n for n in FILLED if n in (dtype.names or ()) and dtype[n].kind in "iu"]
         if not names and not as_one_run:
             raise FormatError(
-                f"rows {start} to {end - 1} have neither run_id nor step_index, so nothing tells "
+                f"rows {start} to {end - 1} have neither run_id nor step_index, so nothing shows "
                 "where their runs begin; as_one_run (--as-one-run) keeps them as one run",
                 path=str(self._root),
             )
@@ -347,7 +350,7 @@ def _files(root: Path, meta: dict[Any, Any]) -> _Files:
             shard_rows = int(meta.get("shard_rows", 0))
         shard_rows = shard_rows if shard_rows > 0 else found[0][1]
         if shard_rows <= 0:
-            raise FormatError(f"nothing tells how many rows a file of {SHARDS} has", path=str(root))
+            raise FormatError(f"nothing shows how many rows a file of {SHARDS} has", path=str(root))
     return _Files(shard_rows, dtype, found)
 
 

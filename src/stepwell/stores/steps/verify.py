@@ -150,9 +150,12 @@ class _Check:
         headers = _headers(root, database.look(root / DATABASE))
         seen = database.look(root / DATABASE)
         limits = {piece.name: piece.rows for piece in pieces(root, seen.rows, seen.shard_rows)}
-        if self._manifest is not None and self._manifest.rows > seen.rows:
-            there = self._manifest.rows
-            message = f"expected at most {seen.rows} rows, as the database has, got {there}"
+        known = self._manifest
+        if known is not None and (known.rows > seen.rows or known.runs > seen.runs):
+            message = (
+                f"expected at most {seen.rows} rows of {seen.runs} runs, as the database has, "
+                f"got {known.rows} of {known.runs}; `stepwell repair` rebuilds what the rows hold"
+            )
             self.problems.append(FormatError(message, path=str(root / MANIFEST)))
         for piece, stated, _ in headers:
             if stated > limits[piece.name]:

@@ -114,7 +114,7 @@ class StepWriter(Writer):
             raise SchemaError(f"shard_rows: the dataset has {self._shard_rows}, got {shard_rows}")
         with self._pieces(0)[0].open(seen.dtype) as (_, header):
             self._dtype = header.dtype
-        check_whole(self._root, seen)
+        check_whole(self._root, seen, manifest=True)
         if dtype not in (None, self._dtype):
             raise SchemaError(f"expected rows of {self._dtype}, as the dataset has, got {dtype}")
         self._max_rows = 1 << 62 if self._shard_rows else _max_rows(header)
@@ -423,7 +423,7 @@ def _new_piece(piece: Piece, dtype: np.dtype[Any]) -> None:
 def _has_lost_runs(root: Path) -> bool:
     """Whether the files of an empty database state that there were runs."""
     try:
-        check_whole(root, database.look(root / DATABASE))
+        check_whole(root, database.look(root / DATABASE), manifest=True)
     except FormatError:
         return True
     except FileNotFoundError:
