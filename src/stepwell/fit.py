@@ -1,7 +1,7 @@
 """Values put into a dtype that can hold each of them, or refused by name.
 
-One rule for every writer: what comes out is what went in, or it is a `SchemaError`; whoever means to
-lose digits casts first. Only floats are rounded, to the precision of their field.
+One rule for every writer: what comes out is what went in, or it is a `SchemaError`; whoever means
+to lose digits casts first. Only floats are rounded, to the precision of their field.
 """
 
 from typing import Any
