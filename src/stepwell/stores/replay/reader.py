@@ -219,7 +219,7 @@ class ReplayReader(Store):
         try:
             return EpisodeSteps(self.resolver, found, rows, observations, frames)
         except (LookupError, TypeError, ValueError, OverflowError) as error:  # what rows may say
-            if isinstance(error, StepwellError) and getattr(error, "path", path):
+            if isinstance(error, StepwellError) and getattr(error, "path", None) is not None:
                 raise
             raise FormatError(f"{episode_id}: {error.args[0]}", path=str(path)) from None
 
