@@ -256,7 +256,7 @@ def test_verify(tmp_path: Path) -> None:
         database.execute("UPDATE episodes SET total_reward = 3")
         database.commit()
     done = stepwell("verify", tmp_path)
-    assert (done.returncode, done.stdout) == (1, f"INVALID: {tmp_path} (1 problem)\n")
+    assert (done.returncode, done.stdout) == (1, f"INVALID: {tmp_path} (2 problems)\n")
     assert "episode 'a-ep0000': expected total_reward 10.0, got 3.0" in done.stderr
 
 

@@ -93,6 +93,7 @@ void bind_checksum(nb::module_& m) {
       },
       "data"_a.noconvert(), "crc"_a = 0, "The same, without the processor's instruction.");
   m.def("checksum_values", &checksum_values, "rows"_a, "count"_a,
+        nb::sig("def checksum_values(rows: list[tuple[object, ...]], count: int) -> list[int]"),
         "CRC32C of the first `count` values of each row: None, numbers, text, bytes.");
 }
 

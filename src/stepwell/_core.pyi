@@ -19,7 +19,7 @@ def crc32c(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', 
 def crc32c_portable(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], crc: int = 0) -> int:
     """The same, without the processor's instruction."""
 
-def checksum_values(rows: list, count: int) -> list:
+def checksum_values(rows: list[tuple[object, ...]], count: int) -> list[int]:
     """
     CRC32C of the first `count` values of each row: None, numbers, text, bytes.
     """

@@ -357,8 +357,9 @@ def _plain(value: Any) -> Any:
 
 def with_checksums(rows: Sequence[Sequence[Any]], count: int) -> list[tuple[Any, ...]]:
     """Rows of `count` values as they are to be written, each with its checksum behind them."""
-    found = _core.checksum_values(list(rows), count)
-    return [(*row, checksum) for row, checksum in zip(rows, found, strict=True)]
+    made = [tuple(row) for row in rows]
+    found = _core.checksum_values(made, count)
+    return [(*row, checksum) for row, checksum in zip(made, found, strict=True)]
 
 
 def checksum_sql(database: sqlite3.Connection, table: str) -> str:

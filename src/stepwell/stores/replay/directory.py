@@ -112,7 +112,7 @@ class Directory:
 
 
 def write_mark(file: int, base: int, rows: int) -> None:
-    """Mark that so many rows, of all datasets together, were committed."""
+    """Write how many rows, of all datasets together, were committed."""
     os.pwrite(file, _MARK.pack(_MARK_SIGN, _checksum(rows), rows), base - _MARK.size)
 
 

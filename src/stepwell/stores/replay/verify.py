@@ -22,6 +22,7 @@ from stepwell.files.regular import read_inside
 from stepwell.store import Progress, Report
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, KINDS, OBSERVATIONS, Channel, as_scalar
 from stepwell.stores.replay.database import (
+    EPISODE_COLUMNS,
     STEP_COLUMNS,
     Episode,
     RunRow,
@@ -117,9 +118,12 @@ def _problems(
                 raise FormatError(f"SQLite: {'; '.join(broken)}", path=str(path))
             runs = run_rows(database, path).values()
             unchecked += _without_checksums(database)
-            for row in all_episodes(database).fetchall():
+            found = all_episodes(database).fetchall()
+            for i, problem in damaged_rows(found, len(EPISODE_COLUMNS)):
+                wrong.append(ChecksumError(f"episode {found[i][0]!r}: {problem}", path=str(path)))
+            for row in found:  # what else is wrong with them
                 try:
-                    episodes.append(Episode.of(row, path))
+                    episodes.append(Episode.of((*row[: len(EPISODE_COLUMNS)], None), path))
                 except FormatError as error:
                     wrong.append(error)
             database.execute(_COUNTED)
