@@ -176,12 +176,12 @@ class ReplayReader(Store):
     def _by_id(self) -> dict[str, tuple[Any, ...]]:
         return {row[0]: row for row in self._moment.rows}
 
-    def where(self, condition: str, *values: Any) -> "ReplayReader":
+    def where(self, condition: str, *values: Any, timeout_s: float | None = None) -> "ReplayReader":
         """The steps of the episodes for which an SQL condition over their columns holds."""
         self._check_open()
         with reading(self.root) as database:
             self._pin(database)
-            moment = _chosen(database, self._moment, condition, values)
+            moment = _chosen(database, self._moment, condition, values, timeout_s)
         part = copy(self)
         part.resolver = copy(self.resolver)  # files of its own
         part._conditions, part._moment = (*self._conditions, (condition, values)), moment
@@ -193,13 +193,13 @@ class ReplayReader(Store):
         if self._names or self._conditions or now != self._moment.recordings:
             _keep(database, self._moment)
 
-    def query(self, sql: str, *values: Any) -> QueryTable:
+    def query(self, sql: str, *values: Any, timeout_s: float | None = None) -> QueryTable:
         """The result of an SQL query over the tables `episodes`, `steps` and `runs`; nothing can be
         changed. The episodes are those of this reader, the other tables are as they are by now."""
         self._check_open()
         with reading(self.root) as database:
             self._pin(database)
-            return QueryTable(*query(database, sql, values))
+            return QueryTable(*query(database, sql, values, timeout_s=timeout_s))
 
     def episode(
         self, episode_id: str, *, observations: bool = True, frames: bool = True
@@ -365,10 +365,17 @@ class ReplayReader(Store):
 
 
 def _chosen(
-    database: sqlite3.Connection, moment: _Moment, condition: str, values: Sequence[Any]
+    database: sqlite3.Connection,
+    moment: _Moment,
+    condition: str,
+    values: Sequence[Any],
+    timeout_s: float | None = None,
 ) -> _Moment:
     """Those episodes of a moment for which a condition holds."""
-    found = select_ids(database, "episodes", "rowid", EPISODE_COLUMNS, condition, values)
+    columns = EPISODE_COLUMNS
+    found = select_ids(
+        database, "episodes", "rowid", columns, condition, values, timeout_s=timeout_s
+    )
     wanted = set(found.tolist())
     return moment._replace(rows=[row for row in moment.rows if row[-1] in wanted])
 
