@@ -170,7 +170,8 @@ class ReplayReader(Store):
     @lazy
     def _episodes(self) -> Sequence[Episode]:
         path = database_path(self.root)
-        return tuple(Episode.of(row, path) for row in self._moment.rows)
+        check_rows("episode", self._moment.rows, len(EPISODE_COLUMNS), path)
+        return tuple(Episode.of(row, path, checked=True) for row in self._moment.rows)
 
     @lazy
     def _by_id(self) -> dict[str, tuple[Any, ...]]:

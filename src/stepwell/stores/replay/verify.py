@@ -263,7 +263,7 @@ class _Run:
                 yield self._wrong(f"{self._run.steps:,} steps, {name} has other rows")
 
     def _of_hdf5(self, file: RunFile, quick: bool) -> Iterator[FormatError]:
-        """What HDF5 says of its own blocks, unless a writer changes them meanwhile."""
+        """Let HDF5 check its own blocks, unless a writer changes them meanwhile."""
         lock, before = lock_path(self._root, self._run.run_id), file.path.stat()
         if is_locked(lock) or find_spec("hdf5plugin") is None:
             return
