@@ -1,4 +1,4 @@
-"""What is not found yet, by the number of the issue's list; an entry goes with its item."""
+"""What nobody can find: where formats have no checksums, or nothing states what should be there."""
 
 import re
 from dataclasses import dataclass
@@ -24,23 +24,9 @@ class Known:
 
 
 KNOWN: tuple[Known, ...] = (
-    # Not ours to find: the formats have no checksums, or nothing says what should be there.
     Known("npy", "wrong", r"^npy/"),
     Known("foreign", "wrong", r"^arrayrecord/.*stepwell\.json"),
     Known("unlisted", "wrong", r"^(cached|shards)/.*shards\.json"),
-    # Items of the list.
-    Known("1", "wrong|lost", r"^(sharded-)?steps/killed .*metadata\.db-wal"),
-    Known("1", "wrong|lost", r"^replay/killed .*sqlite-wal"),
-    Known("5", "hang", r"^replay/\w+ (append|reopen) .*run\.h5"),
-    Known("12", "wrong", r"^(sharded-)?steps/.*steps\w*\.npy"),
-    Known("12", "wrong", r"^shards/.*\.shard"),
-    Known("12", "wrong", r"^rowstate/.*(journal|there|values)"),
-    Known("13", "wrong", r"^(sharded-)?steps/.*metadata\.db"),
-    Known("13", "wrong", r"^replay/.*telemetry\.sqlite"),
-    Known("15", "error", r"^replay/", r"KeyError|without a path"),
-    Known("17", "error", r"^records/.*pipe:chunk( |$)", "NotADirectoryError"),
-    Known("19", "crash", r"^(records|rowstate)/\w+ (later|refresh) .*cut:", "SIGBUS"),
-    Known("22", "error", r"^(records|rowstate)/.*grow:journal", "MemoryError"),
 )
 
 

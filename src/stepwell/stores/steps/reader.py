@@ -173,7 +173,8 @@ class StepReader(Store):
             raise ValueError("a part of a dataset does not grow; refresh the dataset itself")
         before, now = self._seen, database.look(self._table._path, self._seen.identity)
         if now.rows < before.rows:
-            raise ValueError(f"{self._root} has become shorter; open it again")
+            message = f"expected at least {before.rows:,} rows, got {now.rows:,}; open it again"
+            raise FormatError(message, path=str(self._table._path))
         if now == before:
             return False
         check_whole(self._root, now)
