@@ -42,6 +42,7 @@ def test_info(corpus: Path) -> None:
         "width": 8,
         "dtype": "float16",
         "checksums": 2,
+        "block_checksums": 0,
         "health": "fine",
     }
 

@@ -8,6 +8,7 @@
 #include "error.hpp"
 #include "files/checksum.hpp"
 #include "files/guard.hpp"
+#include "gather.hpp"
 #include "threads.hpp"
 
 namespace stepwell {
@@ -15,6 +16,7 @@ namespace {
 
 constexpr std::size_t kEntry = sizeof(std::uint32_t);
 constexpr std::size_t kPiece = std::size_t{4} << 20;
+constexpr std::size_t kUsualShift = 12;  // blocks of 4 KiB: a constant saves a third of the time
 
 }  // namespace
 
@@ -103,28 +105,35 @@ void CheckedBlocks::check_all() const {
   });
 }
 
+// Whether all blocks of some rows were met. This is what a take costs after the first touch, so it has hardly a branch.
+template <class Block>
+bool CheckedBlocks::are_checked(std::span<const std::int64_t> rows, std::size_t stride, std::size_t from,
+                                std::size_t to, Block&& block_at) const {
+  if (to - from > block_bytes()) return false;  // a row has at most two blocks
+  const std::size_t begin = inside_ + from, length = to - from - 1;
+  std::uint64_t all = 1;
+  for (const std::int64_t row : rows) {
+    const std::size_t at = static_cast<std::size_t>(row) * stride + begin;
+    const std::size_t first = block_at(at), last = block_at(at + length);
+    if (first != last) all &= static_cast<std::uint64_t>(is_checked(last));
+    all &= checked_[first / 64].load(std::memory_order_relaxed) >> (first % 64);
+  }
+  return all;
+}
+
 void CheckedBlocks::check_rows(std::span<const std::int64_t> rows, std::size_t stride, std::size_t from,
                                std::size_t to) const {
   if (from >= to || is_done()) return;
   if (to > stride) throw std::invalid_argument("a field leaves its row");
-  const std::size_t length = data_.size() / stride;
+  stepwell::check_rows(rows, static_cast<std::int64_t>(data_.size() / stride));
+  const bool usual = shift_ == kUsualShift;
+  if (usual ? are_checked(rows, stride, from, to, [](std::size_t at) { return at >> kUsualShift; })
+            : are_checked(rows, stride, from, to, [this](std::size_t at) { return at >> shift_; }))
+    return;
   std::size_t next = 0;
-  // Up to the first row with a block that was not met before.
-  const auto skip = [&] {
-    for (; next < rows.size(); ++next) {
-      const auto row = static_cast<std::size_t>(rows[next]);
-      if (row >= length) return;
-      const std::size_t last = block_of(row * stride + to - 1);
-      for (std::size_t block = block_of(row * stride + from); block <= last; ++block)
-        if (!is_checked(block)) return;
-    }
-  };
-  skip();
-  if (next == rows.size()) return;
   guard([&](Bad& bad) {
     for (; next < rows.size(); ++next) {
       const auto row = static_cast<std::size_t>(rows[next]);
-      if (row >= length) return;  // the reader behind us says so
       const std::size_t last = block_of(row * stride + to - 1);
       for (std::size_t block = block_of(row * stride + from); block <= last; ++block)
         if (!is_checked(block) && !compare(block, bad)) return;
