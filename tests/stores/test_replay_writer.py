@@ -41,7 +41,6 @@ class Kit(WriterKit):
     fourth on there is a frame, for which the file has to be made new."""
 
     store = ReplayReader
-    misses_a_log = False  # its files know of steps that the database does not
     writer = ReplayWriter
     has_rollback = False
     recordable = False  # SQLite and HDF5 write by themselves

@@ -32,6 +32,7 @@ _MAX_SHARED = 1 << 20  # bytes of a chunk of several rows
 _PER_DATASET = 512  # besides its name
 _MARK = struct.Struct("<4sIQ")  # sign, CRC32C of the number, number
 _MARK_SIGN = b"MARK"
+_HDF5 = b"\x89HDF"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,14 @@ def read_mark(file: int, base: int) -> int | None:
         return None
     sign, checksum, rows = _MARK.unpack(stored)
     return rows if (sign, checksum) == (_MARK_SIGN, _checksum(rows)) else None
+
+
+def find_mark(file: int) -> int | None:
+    """The same, of a file whose block was not read."""
+    base = _MIN_BASE
+    while base <= _MAX_BASE and os.pread(file, 4, base) != _HDF5:
+        base *= 2
+    return read_mark(file, base)
 
 
 def _checksum(number: int) -> int:

@@ -48,6 +48,7 @@ from stepwell.stores.replay.layout import (
     array_path,
     is_replay,
     lock_path,
+    lost_commits,
     write_index,
 )
 from stepwell.stores.replay.rows import RunFile
@@ -330,7 +331,12 @@ def _refuse(root: Path, run_id: str, mode: Mode) -> None:
         check_unused(root, "a replay store", is_left_over)
         if array_path(root, run_id).exists():
             raise _unknown(root, run_id)
-    elif committed_steps(root, run_id) and mode == "x":
+        return
+    with suppress(FileNotFoundError), reading(root) as database:
+        # SQLite lets go of a damaged log as soon as it may write.
+        for lost in lost_commits(root, run_rows(database, database_path(root)), [run_id]):
+            raise lost
+    if committed_steps(root, run_id) and mode == "x":
         raise _exists(root, run_id)
 
 

@@ -7,18 +7,22 @@ replay/index.json            which runs there are
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
+from stepwell.errors import FormatError, StepwellError
 from stepwell.files.atomic import sweep, write_file
-from stepwell.files.regular import check_inside
+from stepwell.files.regular import check_inside, open_inside, read_inside
 from stepwell.source import Field
-from stepwell.stores.replay.database import RunRow, database_path
+from stepwell.stores.replay.database import RunRow, database_path, reading, run_rows
+from stepwell.stores.replay.directory import find_mark
 from stepwell.stores.replay.refs import check_run_id
 
 INDEX = "index.json"
+_MAX_INDEX = 1 << 22
 STEPS = "steps"
 STEP_COLUMNS = ("episode", "step_index", "frame", "observation", "action")
 NUMBERS: Mapping[str, Field] = {
@@ -66,3 +70,46 @@ def write_index(root: Path, runs: Mapping[str, RunRow]) -> None:
     check_inside(folder, "index.json")
     sweep(folder, INDEX)
     write_file(folder / INDEX, json.dumps(index, indent=2).encode() + b"\n", follow=False)
+
+
+def lost_commits(
+    root: Path, runs: Mapping[str, RunRow], names: Sequence[str] | None = None
+) -> Iterator[FormatError]:
+    """Runs, or some of them, of whose files the database knows less than was committed.
+
+    Those that it has as closed are whole: it lost no commit before that one.
+    """
+    marked = dict.fromkeys(_listed(root), 0)
+    with suppress(OSError):  # what there is instead of files is reported by whoever reads them
+        for entry in os.listdir(root / "replay"):
+            name = entry.removesuffix(".h5")
+            if name == entry or (name in runs and runs[name].state == "closed"):
+                continue
+            with (
+                suppress(OSError, StepwellError),
+                open(open_inside(root, f"replay/{entry}"), "rb") as file,
+            ):
+                marked[name] = find_mark(file.fileno()) or 0
+    if names is not None:
+        marked = {name: rows for name, rows in marked.items() if name in names}
+    if any(name not in runs or rows > runs[name].committed for name, rows in marked.items()):
+        with reading(root) as database:  # or they have grown meanwhile
+            runs = run_rows(database, database_path(root))
+    for name, rows in marked.items():
+        if name not in runs:
+            message = (
+                f"expected a run {name!r}, which has a file or is in {INDEX}, got none"
+            )
+        elif rows > (got := runs[name].committed):
+            message = f"run {name!r}: expected at least {rows:,} rows, as its file has, got {got:,}"
+        else:
+            continue
+        yield FormatError(message, path=str(database_path(root)))
+
+
+def _listed(root: Path) -> list[str]:
+    """The runs that index.json has, if it can be read; a run is in the database before."""
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads(read_inside(root, f"replay/{INDEX}", _MAX_INDEX))
+        return [str(name) for name in found] if isinstance(found, dict) else []
+    return []

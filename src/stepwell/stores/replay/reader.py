@@ -34,7 +34,7 @@ from stepwell.stores.replay.database import (
     steps_of,
 )
 from stepwell.stores.replay.episodes import EpisodeList, EpisodeSteps, EpisodeTable
-from stepwell.stores.replay.layout import is_replay, lock_path
+from stepwell.stores.replay.layout import is_replay, lock_path, lost_commits
 from stepwell.stores.replay.resolver import FrameResolver
 from stepwell.stores.replay.steps import (
     StepOptions,
@@ -43,7 +43,7 @@ from stepwell.stores.replay.steps import (
     dataset_name,
     load_steps,
 )
-from stepwell.stores.replay.verify import lost_commit, verify
+from stepwell.stores.replay.verify import verify
 
 _Condition = tuple[str, tuple[Any, ...]]
 _NUMBERS = ("reward", "terminated", "truncated", "discount")
@@ -98,6 +98,7 @@ class ReplayReader(Store):
         self._conditions: tuple[_Condition, ...] = ()
         self.resolver = FrameResolver(root, open_files=open_files)
         self._moment = self._look()
+        self._check_whole(self._moment)
 
     def __getstate__(self) -> dict[str, Any]:
         left_out = (*_OF_A_MOMENT, "_closed")
@@ -129,10 +130,21 @@ class ReplayReader(Store):
                 moment = _chosen(database, moment, condition, values)
         return moment
 
+    def _check_whole(self, moment: _Moment) -> None:
+        for lost in lost_commits(self.root, moment.recordings, self._names):
+            raise lost
+
     def refresh(self) -> bool:
         self._check_open()
-        before, self._moment = self._moment, self._look()
-        if before == self._moment:
+        before, now = self._moment, self._look()
+        self._check_whole(now)
+        for name, run in before.recordings.items():
+            got = now.recordings[name].committed if name in now.recordings else 0
+            if got < run.committed:
+                message = f"run {name!r}: expected at least {run.committed:,} rows, got {got:,}"
+                raise FormatError(f"{message}; open it again", path=str(database_path(self.root)))
+        self._moment = now
+        if before == now:
             return False
         self._forget(*_OF_A_MOMENT)
         changed = before.rows != self._moment.rows
@@ -250,12 +262,7 @@ class ReplayReader(Store):
                 for run in self.recordings
                 for array, (raw, stored) in self.sizes(run).items()
             }
-            lost = (
-                lost_commit(self.root, run, self.resolver.run_file(name))
-                for name, run in self.recordings.items()
-                if run.rows
-            )
-            health = next(filter(None, lost), health)
+            health = next(map(str, lost_commits(self.root, self.recordings)), health)
             rows = len(self)
             fields = dict(self.schema)
         except SchemaError as error:

@@ -8,6 +8,7 @@ import os
 import threading
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -135,10 +136,8 @@ class RunFile:
         try:
             if out is None:
                 out = _fresh(len(rows), entry.field)
-            _unpack(file, self.path, entry, places, checksums, out.reshape(-1).view(np.uint8))
-        except FormatError as error:  # which counts the rows of this call
-            row = f"{name}[{rows[error.offset or 0]}]"
-            raise type(error)(f"{row}: {error.args[0]}", path=str(self.path)) from None
+            with self._naming(name, rows):
+                _unpack(file, self.path, entry, places, checksums, out.reshape(-1).view(np.uint8))
         finally:
             os.close(file)
         return out
@@ -263,8 +262,18 @@ class RunFile:
             raise FormatError(f"{name}: expected uint32, got {entry.field}", path=str(self.path))
         found = np.empty(len(rows), np.uint32)
         none = np.empty(0, np.uint32)
-        _unpack(self._file, self.path, entry, places, none, found.view(np.uint8))
+        with self._naming(name, rows):
+            _unpack(self._file, self.path, entry, places, none, found.view(np.uint8))
         return found
+
+    @contextmanager
+    def _naming(self, name: str, rows: Rows) -> Iterator[None]:
+        """Errors that count the rows of a call name the dataset and its row instead."""
+        try:
+            yield
+        except FormatError as error:
+            row = f"{name}[{rows[error.offset or 0]}]"
+            raise type(error)(f"{row}: {error.args[0]}", path=str(self.path)) from None
 
     def _dataset(self, name: str) -> tuple[DatasetEntry, ChunkIndex]:
         if self._file < 0:

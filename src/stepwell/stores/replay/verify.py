@@ -39,6 +39,7 @@ from stepwell.stores.replay.layout import (
     NUMBERS,
     STEPS,
     lock_path,
+    lost_commits,
 )
 from stepwell.stores.replay.resolver import FrameResolver
 from stepwell.stores.replay.rows import RunFile
@@ -116,7 +117,7 @@ def _problems(
             broken = [text for (text,) in database.execute("PRAGMA integrity_check(20)")]
             if broken != ["ok"]:
                 raise FormatError(f"SQLite: {'; '.join(broken)}", path=str(path))
-            runs = run_rows(database, path).values()
+            runs = run_rows(database, path)
             unchecked += _without_checksums(database)
             found = all_episodes(database).fetchall()
             for i, problem in damaged_rows(found, len(EPISODE_COLUMNS)):
@@ -136,7 +137,11 @@ def _problems(
         yield error
         return
     yield from wrong
-    total = sum(run.steps + sum(run.rows.get(c.name, 0) for c in run.channels) for run in runs)
+    yield from lost_commits(root, runs)
+    counts = (
+        [run.steps, *(run.rows.get(c.name, 0) for c in run.channels)] for run in runs.values()
+    )
+    total = sum(map(sum, counts))
     done = 0
 
     def add(count: int) -> None:
@@ -144,7 +149,7 @@ def _problems(
         done = min(done + count, total)
         progress(done, total)
 
-    for run in runs:
+    for run in runs.values():
         here = [episode for episode in episodes if episode.run_id == run.run_id]
         yield from _Run(root, resolver, run, here, add).problems(quick)
     progress(total, total)
@@ -156,17 +161,6 @@ def _without_checksums(database: sqlite3.Connection) -> Iterator[str]:
         (count,) = database.execute(sql).fetchone()
         if count:
             yield f"{count:,} of the {table}, which were recorded without checksums in the database"
-
-
-def lost_commit(root: Path, run: RunRow, file: RunFile) -> str | None:
-    """What is wrong when the file of a run knows of a commit that the database has lost."""
-    marked = file.committed or 0
-    if marked > run.committed:  # or it has grown meanwhile
-        with reading(root) as database:
-            now = run_rows(database, database_path(root)).get(run.run_id, run).committed
-        if marked > now:
-            return f"run {run.run_id!r}: expected at least {marked:,} rows, got {now:,}"
-    return None
 
 
 class _Run:
@@ -196,9 +190,6 @@ class _Run:
                     yield self._wrong(f"{self._run.steps:,} steps, and no rows in its file")
                 return
             file = self._resolver.run_file(self._run.run_id)
-            lost = lost_commit(self._root, self._run, file)
-            if lost:
-                yield FormatError(lost, path=str(self._database))
             whole = True
             for problem in self._of_datasets(file):
                 whole = False

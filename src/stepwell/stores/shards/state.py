@@ -72,6 +72,8 @@ class RowState(Writer):
             self._late = _Late(self._width, self._dtype)
             for name in self._sizes:
                 self._files[name] = open_inside(self._root, name, os.O_RDWR | os.O_CREAT)
+            if os.fstat(self._files[THERE]).st_size and not os.path.lexists(self._root / JOURNAL):
+                raise FormatError("expected a journal, found none", path=str(self._root / JOURNAL))
             self._journal = Journal(self._root, JOURNAL, FRAMING)
             sync_path(self._root)
             self._map()

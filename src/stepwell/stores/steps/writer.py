@@ -107,6 +107,8 @@ class StepWriter(Writer):
         self, dtype: np.dtype[Any] | None, columns: Mapping[str, RunColumn], shard_rows: int | None
     ) -> None:
         path = self._root / DATABASE
+        # Before the connection: SQLite lets go of a damaged log as soon as it may write.
+        check_whole(self._root, database.look(path), manifest=True)
         self._database = catalog.connect(path)
         seen = database.facts(self._database, path)
         self._rows, self._runs, self._last_run, _, self._shard_rows = seen[:5]
@@ -114,7 +116,6 @@ class StepWriter(Writer):
             raise SchemaError(f"shard_rows: the dataset has {self._shard_rows}, got {shard_rows}")
         with self._pieces(0)[0].open(seen.dtype) as (_, header):
             self._dtype = header.dtype
-        check_whole(self._root, seen, manifest=True)
         if dtype not in (None, self._dtype):
             raise SchemaError(f"expected rows of {self._dtype}, as the dataset has, got {dtype}")
         self._max_rows = 1 << 62 if self._shard_rows else _max_rows(header)
