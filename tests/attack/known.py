@@ -27,6 +27,8 @@ KNOWN: tuple[Known, ...] = (
     Known("npy", "wrong", r"^npy/"),
     Known("foreign", "wrong", r"^arrayrecord/.*stepwell\.json"),
     Known("unlisted", "wrong", r"^(cached|shards)/.*shards\.json"),
+    # The database's log, and the only other file that states what was committed.
+    Known("both", "wrong|lost", r"^replay/killed (?=.*sqlite-wal)(?=.*:replay( |/run\.h5|$))"),
 )
 
 

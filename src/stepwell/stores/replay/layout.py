@@ -97,9 +97,7 @@ def lost_commits(
             runs = run_rows(database, database_path(root))
     for name, rows in marked.items():
         if name not in runs:
-            message = (
-                f"expected a run {name!r}, which has a file or is in {INDEX}, got none"
-            )
+            message = f"expected a run {name!r}, which has a file or is in {INDEX}, got none"
         elif rows > (got := runs[name].committed):
             message = f"run {name!r}: expected at least {rows:,} rows, as its file has, got {got:,}"
         else:
