@@ -100,10 +100,13 @@ def test_a_store_that_was_migrated(tmp_path: Path) -> None:
         ("UPDATE runs SET episodes = 9", "9 episodes, the last is number 3"),
         ("UPDATE runs SET enqueued = 1", "1 steps taken, 24 written"),
         ("UPDATE runs SET rows = replace(rows, '\"frames\": 24', '\"frames\": 25')", "25 rows"),
-        ("UPDATE runs SET rows = replace(rows, '\"frames\": 24', '\"frames\": 23')", "no row 23"),
+        (
+            "UPDATE runs SET rows = replace(rows, '\"frames\": 24', '\"frames\": 23')",
+            "rows, as its file has, got",
+        ),
         ("UPDATE runs SET channels = replace(channels, '[20, 30, 3]', '[20, 30]')", "got uint8"),
         ("UPDATE runs SET channels = replace(channels, 'place', 'peace')", "no number of rows for"),
-        ("DELETE FROM runs WHERE run_id = 'b'", "is of a run that is not there"),
+        ("DELETE FROM runs WHERE run_id = 'b'", "expected a run 'b', which has a file"),
     ],
 )
 def test_numbers_that_do_not_agree(store: Path, sql: str, message: str) -> None:

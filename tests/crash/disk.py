@@ -260,6 +260,9 @@ class _Recorder:
             if name == "write" and args[0] in self._opened:
                 size = os.lseek(args[0], 0, os.SEEK_CUR)  # none of ours appends
             result = call(*args, **options)
+            if options.get("dir_fd") is not None:
+                folder = os.readlink(f"/proc/self/fd/{options['dir_fd']}")
+                args = (os.path.join(folder, args[0]), *args[1:])
             note(result, *args, *(() if size is None else (size,)))
             return result
 

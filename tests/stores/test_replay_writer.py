@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import pytest
 
-from stepwell import BusyError, SchemaError
+from stepwell import BusyError, FormatError, SchemaError
 from stepwell.replay import FrameResolver, LaneReader, LaneWriter, ReplayReader, ReplayWriter
 from stepwell.stores.replay.disk import RunDisk
 from tests import children
@@ -485,7 +485,7 @@ def test_readers_that_ask_do_not_keep_writers_out(quick_path: Path) -> None:
 def test_a_file_that_the_database_does_not_know(quick_path: Path) -> None:
     record_all(quick_path, "run", range(2))
     (quick_path / "replay" / "run.h5").rename(quick_path / "replay" / "other.h5")
-    with pytest.raises(FileExistsError, match=r"other\.h5, which the database does not list"):
+    with pytest.raises(FormatError, match=r"expected a run 'other', which has a file"):
         ReplayWriter(quick_path, "other")
     with pytest.raises(FileNotFoundError):
         ReplayWriter(quick_path, "run", mode="a")

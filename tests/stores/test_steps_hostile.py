@@ -222,10 +222,12 @@ def test_ranges_that_overlap_or_leave_gaps(path: Path, change: str, message: str
         # Whatever the ranges are, the rows are rows of the dataset.
         assert len(dataset.where("1")[:]["board"]) == len(dataset.where("1"))
         assert len(dataset.windows(2)[:]["board"]) == len(dataset.windows(2))
-        (problem,) = dataset.verify().problems
+        changed, problem = dataset.verify().problems
         assert type(problem) is FormatError
         assert message in str(problem)
-        assert str(path / "metadata.db") in str(problem)
+        assert isinstance(changed, ChecksumError)
+        for each in (problem, changed):
+            assert str(path / "metadata.db") in str(each)
 
 
 @pytest.mark.parametrize("value", ["'x'", "2.5", "x'00'"])
@@ -236,8 +238,9 @@ def test_numbers_that_are_none(path: Path, value: str) -> None:
     for call in (lambda: dataset.where("1"), lambda: dataset.windows(2), lambda: dataset.run(0)):
         with pytest.raises(FormatError, match="not all whole numbers"):
             call()
-    (problem,) = dataset.verify().problems
+    changed, problem = dataset.verify().problems
     assert "run 1: expected whole numbers" in str(problem)
+    assert isinstance(changed, ChecksumError)
 
 
 def test_text_that_is_none(path: Path) -> None:

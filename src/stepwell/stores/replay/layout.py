@@ -75,21 +75,15 @@ def write_index(root: Path, runs: Mapping[str, RunRow]) -> None:
 def lost_commits(
     root: Path, runs: Mapping[str, RunRow], names: Sequence[str] | None = None
 ) -> Iterator[FormatError]:
-    """Runs, or some of them, of whose files the database knows less than was committed.
-
-    Those that it has as closed are whole: it lost no commit before that one.
-    """
+    """Runs, or some of them, of whose files the database knows less than was committed."""
     marked = dict.fromkeys(_listed(root), 0)
     with suppress(OSError):  # what there is instead of files is reported by whoever reads them
-        for entry in os.listdir(root / "replay"):
+        folder = root / "replay"
+        for entry in [] if folder.is_symlink() else os.listdir(folder):
             name = entry.removesuffix(".h5")
-            if name == entry or (name in runs and runs[name].state == "closed"):
-                continue
-            with (
-                suppress(OSError, StepwellError),
-                open(open_inside(root, f"replay/{entry}"), "rb") as file,
-            ):
-                marked[name] = find_mark(file.fileno()) or 0
+            if name != entry:
+                with suppress(OSError, StepwellError):
+                    marked[name] = _mark_of(folder, entry)
     if names is not None:
         marked = {name: rows for name, rows in marked.items() if name in names}
     if any(name not in runs or rows > runs[name].committed for name, rows in marked.items()):
@@ -103,6 +97,14 @@ def lost_commits(
         else:
             continue
         yield FormatError(message, path=str(database_path(root)))
+
+
+def _mark_of(folder: Path, name: str) -> int:
+    file = open_inside(folder, name)
+    try:
+        return find_mark(file) or 0
+    finally:
+        os.close(file)
 
 
 def _listed(root: Path) -> list[str]:

@@ -297,14 +297,24 @@ class _Repair:
             database.create(target, self._files.dtype, {}, self._files.shard_rows)
         with closing(catalog.connect(target)) as opened, catalog.transaction(opened, target):
             bad = self._runs[len(known) :]
-            opened.executemany("DELETE FROM runs WHERE id = ?", ((run,) for run, *_ in bad))
+            opened.execute(database._CHECKSUMS)
+            for table in ("runs", "run_checksums"):
+                opened.executemany(f"DELETE FROM {table} WHERE id = ?", ((run,) for run, *_ in bad))
             required = [name for name in lost if self._columns[name].required]
             if required:
                 self._allow_null(opened)
                 self._did.append(f"{', '.join(required)}: may be NULL from now on")
             opened.executemany(f"INSERT INTO runs ({', '.join(OWN)}) VALUES (?, ?, ?)", found)
+            others = [None] * len([name for name in database.columns(opened) if name not in OWN])
+            signed = catalog.with_checksums([(*run, *others) for run in found], 3 + len(others))
+            opened.executemany(
+                "INSERT OR REPLACE INTO run_checksums VALUES (?, ?)",
+                ((run[0], run[-1]) for run in signed),
+            )
             opened.execute(database._META)
             opened.execute("INSERT OR REPLACE INTO meta VALUES ('rows', ?)", (str(rows),))
+            # Those of blocks went with the commits; the next writer reads all rows for new ones.
+            opened.execute("DELETE FROM meta WHERE key IN ('block_bytes', 'block_tail')")
         if target != self._path:
             sync_path(target)
             target.rename(self._path)
