@@ -11,6 +11,7 @@ TOOLS  := scikit-build-core nanobind cmake ninja
 # there are cores: the tests of frameworks, kills and locks wait for other processes much of the time.
 WORKERS ?= $(shell expr $$(nproc) + 1)
 PYTEST_ARGS ?=
+KILLS ?= 10000
 MINORS ?= 11 12 13 14 15 16 17 18 19
 PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
@@ -39,9 +40,9 @@ docs: $(VENV)/test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "built: build/site/index.html"
 
-# Kills every writer 10,000 times, where the suite does it 100 times.
+# Kills every writer 10,000 times, where the suite does it 100 times: make kills KILLS=1500 for fewer.
 kills: $(VENV)/test
-	STEPWELL_KILLS=10000 $(BIN)/python -m pytest tests/crash tests/stores -k test_kills -o faulthandler_timeout=7200
+	STEPWELL_KILLS=$(KILLS) $(PYTEST) tests/crash tests/stores -k test_kills -o faulthandler_timeout=7200
 
 # Damages every store in 100,000 ways, where the suite does it in 3,000; what fails is kept in
 # tests/attack/kept.txt and tried first from then on. One case again: python -m tests.attack --seed N
@@ -70,7 +71,7 @@ sanitize: $(VENV)/test .venv-asan/done build/race build/fuzz
 	build/fuzz
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
-	STEPWELL_SANITIZED=1 .venv-asan/bin/python -m pytest -p no:cacheprovider
+	STEPWELL_SANITIZED=1 .venv-asan/bin/python -m pytest -n $(WORKERS) --dist worksteal -p no:cacheprovider
 
 # Writes the type stub of the compiled module.
 stub: $(VENV)/test
