@@ -13,6 +13,7 @@ may do; outputs that exist already.
 """
 
 import os
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -164,8 +165,8 @@ class Writer(ABC):
     def __exit__(self, kind: object, *exc: object) -> None:
         self._end(commit=kind is None)
 
-    def __del__(self) -> None:
-        if not self._closed:
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not self._closed and not is_ending():  # there are no names any more
             with suppress(Exception):  # nobody is left to catch it
                 self._end(commit=False)
 

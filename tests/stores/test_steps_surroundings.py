@@ -196,3 +196,15 @@ def test_runs_in_files_with_odd_names(tmp_path: Path) -> None:
     sw.convert(tmp_path / "runs", tmp_path / "out")
     sources = sw.StepReader.open(tmp_path / "out").runs["source"].tolist()
     assert sources == ["bad\\xff.a2run2", path.name]
+
+
+def test_a_program_that_ends_with_an_open_writer_is_quiet(quick_path: Path) -> None:
+    script = """
+import sys, stepwell as sw
+writer = sw.StepWriter(sys.argv[1], {"x": "<f4"})
+writer.append({"x": [1.0]})
+writer.commit()
+"""
+    ended = children.python(script, quick_path / "a")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert len(StepReader.open(quick_path / "a")) == 1

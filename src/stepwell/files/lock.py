@@ -2,8 +2,10 @@
 
 import fcntl
 import os
+import sys
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -59,8 +61,9 @@ class WriterLock:
         if file >= 0:
             os.close(file)
 
-    def __del__(self) -> None:
-        self.release()
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_ending():  # there are no names any more
+            self.release()
 
 
 def _in_child() -> None:
