@@ -200,8 +200,9 @@ def test_runs_in_files_with_odd_names(tmp_path: Path) -> None:
 
 def test_a_program_that_ends_with_an_open_writer_is_quiet(quick_path: Path) -> None:
     script = """
-import sys, stepwell as sw
+import sys, threading, stepwell as sw
 writer = sw.StepWriter(sys.argv[1], {"x": "<f4"})
+threading.current_thread().writer = writer  # until modules have gone
 writer.append({"x": [1.0]})
 writer.commit()
 """

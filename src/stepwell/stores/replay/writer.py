@@ -304,7 +304,7 @@ class ReplayWriter(Writer):
         finally:
             self._release()
 
-    def __del__(self) -> None:
+    def __del__(self, is_ending: Any = None) -> None:
         """The finalizer does it, which also runs when the interpreter ends."""
 
     @classmethod
