@@ -58,6 +58,8 @@ CASES: list[tuple[str, Any, bool]] = [
     ("<f4", np.array([[1e-300, 0]]), True),
     ("<f4", np.array([[0.1, 0]]).astype("f4"), True),
     ("<f2", np.array([[2049, 0]], "i4"), False),
+    ("<f2", np.array([[-(2**31), 0]], "i4"), False),
+    ("<f2", np.array([[-(2**63), 0]], "i8"), False),
     ("<f2", np.array([[0.1, 0]], "f4"), True),
     ("<f2", np.array([[70000, 0]], "f4"), False),
 ]
@@ -82,3 +84,9 @@ def test_bfloat16_is_exact_or_refused(quick_path: Path) -> None:
     for values in (np.array([[257, 0]]), np.array([[3.4e38, 0]])):
         with pytest.raises(SchemaError, match="does not fit bfloat16"):
             shards(quick_path / "b", "bfloat16", values)
+
+
+@pytest.mark.parametrize("low", [np.int64(-(2**63)), np.uint64(2**63)])
+def test_a_number_that_is_no_time(quick_path: Path, low: Any) -> None:
+    with pytest.raises(SchemaError, match="does not fit timedelta64"):
+        steps(quick_path / "a", "<m8[s]", np.array([[low, low]]))

@@ -52,18 +52,21 @@ def changed_by(values: NDArray[Any], want: NDArray[Any]) -> NDArray[np.bool_] | 
     given, kept = values.dtype, want.dtype
     # NumPy calls floats of whole numbers safe, and shorter units of time; neither is.
     floats = given.kind in "iu" and kept.kind in "fc"
-    if not floats and given.kind not in "mM" and np.can_cast(given, kept, "safe"):
+    times = "m" in given.kind.lower() + kept.kind.lower()
+    if not floats and not times and np.can_cast(given, kept, "safe"):
         return None
     back: NDArray[Any] = want
     if floats:  # compared as whole numbers: NumPy would round both sides
         limit = np.float64(2.0 ** (8 * given.itemsize - (given.kind == "i")))
-        beyond = want.real >= limit  # the highest one was rounded up
+        beyond = ~np.isfinite(want) | (want.real >= limit)  # the highest one was rounded up
         back = np.where(beyond, 0, want.real).astype(given)
         return np.asarray(beyond | (back != values))
     if given.kind in "fc" and kept.kind in "fc":  # rounded to the field's precision
         return np.asarray(np.isfinite(values) & ~np.isfinite(want))
     if kept.kind in "mM":
         back = want.astype(given)
+        if given.kind in "iu":  # whose lowest one is no time
+            return np.asarray((back != values) | np.isnat(want))
     return np.asarray((back != values) & ~((back != back) & (values != values)))
 
 

@@ -168,6 +168,7 @@ def undo_flips(harms: tuple[Harm, ...], root: Path, template: Template) -> bool:
     """
     if any(harm.kind != "flip" for harm in harms):
         return False
+    harms = tuple(harm for harm in harms if not harm.file.endswith("-shm"))  # holds nothing
     for harm in harms:
         place, bits = map(int, harm.where)
         with open(root / harm.file, "rb") as file:

@@ -27,8 +27,14 @@ KNOWN: tuple[Known, ...] = (
     Known("npy", "wrong", r"^npy/"),
     Known("foreign", "wrong", r"^arrayrecord/.*stepwell\.json"),
     Known("unlisted", "wrong", r"^(cached|shards)/.*shards\.json"),
-    # The database's log, and the only other file that states what was committed.
+    # SQL reads what the database has; rows are compared with their checksums when they are read.
+    Known(
+        "query", "wrong", r"^(replay|(sharded-)?steps)/\w+ (query|where) .*(sqlite|metadata\.db)"
+    ),
+    # Both of what states how much was committed.
     Known("both", "wrong|lost", r"^replay/killed (?=.*sqlite-wal)(?=.*:replay( |/run\.h5|$))"),
+    Known("both", "wrong", r"^rowstate/killed (?=.*writer\.lock)(?=.*journal)"),
+    Known("both", "wrong", r"^records/.*remove:\w+\.sums"),
 )
 
 

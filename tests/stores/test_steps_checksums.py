@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepwell import ChecksumError, StepReader, StepWriter, VersionError
+from stepwell import ChecksumError, SchemaError, StepReader, StepWriter, VersionError
 from stepwell.files.npy import header_bytes
 from stepwell.stores.steps import manifest, verify
 from tests.contract import assert_batch
@@ -141,6 +141,30 @@ def test_a_run_column_that_was_changed(quick_path: Path, change: str) -> None:
         (problem,) = reader.verify().problems
     assert isinstance(problem, ChecksumError)
     assert "run 1: expected a checksum" in str(problem)
+
+
+def test_columns_of_another_programs_making(quick_path: Path) -> None:
+    """Types that change what they are given, and columns that came later."""
+    path = quick_path / "a"
+    with StepWriter(path, {"x": "<i8"}) as writer:
+        writer.append({"x": [1]})
+    with tampered(path) as database:
+        for kind in ("NUMERIC", "DATETIME", "VARCHAR(20)", "JSON"):
+            database.execute(f"ALTER TABLE runs ADD COLUMN {kind[:4]} {kind}")
+    with StepWriter(path, mode="a") as writer:
+        writer.append({"x": [2]}, NUME="12", DATE="2020", VARC=5, JSON=2.0)
+    with StepReader.open(path) as reader:
+        assert reader.verify().ok
+        assert reader.runs["NUME"].tolist() == [None, 12]
+
+
+def test_a_whole_number_that_a_float_column_cannot_hold(quick_path: Path) -> None:
+    with StepWriter(quick_path / "a", {"x": "<i8"}, columns={"t": float}) as writer:
+        with pytest.raises(SchemaError, match="t: 9007199254740993 does not fit a float"):
+            writer.append({"x": [1]}, t=2**53 + 1)
+        writer.append({"x": [1]}, t=2**53)
+    with StepReader.open(quick_path / "a") as reader:
+        assert reader.verify().ok
 
 
 def test_runs_from_before_there_were_checksums_of_them(path: Path) -> None:

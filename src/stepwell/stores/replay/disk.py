@@ -331,11 +331,12 @@ def _refuse(root: Path, run_id: str, mode: Mode) -> None:
         check_unused(root, "a replay store", is_left_over)
         if array_path(root, run_id).exists():
             raise _unknown(root, run_id)
-        return
+    known: Mapping[str, RunRow] = {}
     with suppress(FileNotFoundError), reading(root) as database:
-        # SQLite lets go of a damaged log as soon as it may write.
-        for lost in lost_commits(root, run_rows(database, database_path(root)), [run_id]):
-            raise lost
+        known = run_rows(database, database_path(root))
+    # Before it is opened: SQLite lets go of a damaged log as soon as it may write.
+    for lost in lost_commits(root, known, [run_id]):
+        raise lost
     if committed_steps(root, run_id) and mode == "x":
         raise _exists(root, run_id)
 

@@ -87,7 +87,7 @@ def lost_commits(
     if names is not None:
         marked = {name: rows for name, rows in marked.items() if name in names}
     if any(name not in runs or rows > runs[name].committed for name, rows in marked.items()):
-        with reading(root) as database:  # or they have grown meanwhile
+        with suppress(FileNotFoundError), reading(root) as database:  # or they have grown meanwhile
             runs = run_rows(database, database_path(root))
     for name, rows in marked.items():
         if name not in runs:

@@ -451,6 +451,8 @@ def _sqlite(name: str, value: Any, kind: str) -> Any:
         raise SchemaError(f"{name}: expected {kind}, got {type(value).__name__}")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise SchemaError(f"{name}: {value} is beyond the 64 bits of SQLite")
+    if isinstance(value, int) and kind == "REAL" and int(float(value)) != value:
+        raise SchemaError(f"{name}: {value} does not fit a float; cast what may lose digits")
     if isinstance(value, str):
         try:
             value.encode()
