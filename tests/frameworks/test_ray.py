@@ -2,8 +2,11 @@
 
 import pytest
 
+from tests import SANITIZED
 from tests.frameworks.conftest import Launch
 from tests.frameworks.notes import EVEN, Seen, check_epochs, plain
+
+pytestmark = pytest.mark.skipif(SANITIZED, reason="Ray's processes take minutes to begin")
 
 
 @pytest.fixture

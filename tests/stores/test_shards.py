@@ -263,7 +263,7 @@ def test_a_subsample_is_a_source_and_small_to_send(tmp_path: Path) -> None:
     build(tmp_path, [20_000], "float16", width=1)
     part = ShardReader.open(tmp_path).subsample(0.5)
     sent = pickle.dumps(part)
-    assert len(sent) < 1000
+    assert len(sent) < 2000 + len(str(tmp_path))  # 20,000 row ids are 160,000 bytes
     again = pickle.loads(sent)
     assert again.row_ids.tolist() == part.row_ids.tolist()
     assert (again.fraction, again.weight) == (0.5, 2)
