@@ -61,7 +61,9 @@ for number in map(int, sys.argv[2].split(",")):
     print(number, flush=True)
     signal.alarm(60)  # ends the process, wherever it hangs
     with ReplayReader.open(root) as reader:
-        if reader.verify().ok:
+        report = reader.verify()
+        # Those of an interrupted run may have been torn by its end.
+        if report.ok and "HDF5: " not in str(report.unchecked):
             silent.append(number)
     try:
         ReplayWriter(root, "run", mode="a").close()

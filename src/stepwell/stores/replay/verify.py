@@ -151,7 +151,7 @@ def _problems(
 
     for run in runs.values():
         here = [episode for episode in episodes if episode.run_id == run.run_id]
-        yield from _Run(root, resolver, run, here, add).problems(quick)
+        yield from _Run(root, resolver, run, here, add, unchecked).problems(quick)
     progress(total, total)
 
 
@@ -173,6 +173,7 @@ class _Run:
         run: RunRow,
         episodes: list[Episode],
         checked: Callable[[int], None],
+        unchecked: list[str],
     ) -> None:
         self._root = root
         self._database = database_path(root)
@@ -180,6 +181,7 @@ class _Run:
         self._run = run
         self._episodes = episodes
         self._checked = checked
+        self._unchecked = unchecked
 
     def problems(self, quick: bool) -> Iterator[FormatError]:
         try:
@@ -254,7 +256,11 @@ class _Run:
                 yield self._wrong(f"{self._run.steps:,} steps, {name} has other rows")
 
     def _of_hdf5(self, file: RunFile, quick: bool) -> Iterator[FormatError]:
-        """Let HDF5 check its own blocks, unless a writer changes them meanwhile."""
+        """Let HDF5 check its own blocks, unless a writer changes them meanwhile.
+
+        One that was killed may have left some half written, behind what was committed: our own
+        readers, and the writer that goes on, do without them.
+        """
         lock, before = lock_path(self._root, self._run.run_id), file.path.stat()
         if is_locked(lock) or find_spec("hdf5plugin") is None:
             return
@@ -263,8 +269,15 @@ class _Run:
         try:
             check_metadata(file.path, self._run.rows, chunks=not quick)
         except FormatError as error:
-            if not is_locked(lock) and file.path.stat().st_mtime_ns == before.st_mtime_ns:
+            if is_locked(lock) or file.path.stat().st_mtime_ns != before.st_mtime_ns:
+                return
+            if self._run.state == "closed":
                 yield error
+            else:
+                name = self._run.run_id
+                self._unchecked.append(
+                    f"{error.args[0]} in the run {name!r}, which was interrupted"
+                )
 
     def _of_numbers(self, file: RunFile) -> Iterator[FormatError]:
         """The same steps in both places, and episodes that add up."""
