@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import stat
 import threading
 import time
 from collections import defaultdict
@@ -369,8 +370,8 @@ class _Cache:
             for each in [*folder.glob(f"*{SUFFIX}"), *folder.glob(f".*{SUFFIX}.*.tmp")]:
                 with suppress(FileNotFoundError):
                     about = each.lstat()
-                    if each == path:
-                        continue  # it is about to be replaced
+                    if each == path or stat.S_ISDIR(about.st_mode):
+                        continue  # it is about to be replaced, or nobody's shard
                     total += about.st_size
                     if each.suffix == SUFFIX:
                         there.append((about.st_mtime_ns, about.st_size, each))
