@@ -65,9 +65,6 @@ bool CheckedBlocks::compare(std::size_t block, Bad& bad) const {
     bad = {block, expected, got, true};
     return false;
   }
-  const std::uint64_t bit = std::uint64_t{1} << (block % 64);
-  if (!(checked_[block / 64].fetch_or(bit, std::memory_order_relaxed) & bit))
-    left_.fetch_sub(1, std::memory_order_relaxed);
   return true;
 }
 
@@ -92,9 +89,26 @@ void CheckedBlocks::check(std::size_t begin, std::size_t end) const {
   while (block <= last && is_checked(block)) ++block;
   if (block > last) return;
   guard([&](Bad& bad) {
-    for (; block <= last; ++block)
-      if (!is_checked(block) && !compare(block, bad)) return;
+    while (block <= last) block = check_word(block, last, bad);
   });
+}
+
+// Checks blocks from `block` up to `last` of one word of bits, which are set at once: threads that load a file do not
+// meet at the counter for each block. Returns the block behind them, or behind `last` when one is bad.
+std::size_t CheckedBlocks::check_word(std::size_t block, std::size_t last, Bad& bad) const {
+  auto& word = checked_[block / 64];
+  const std::size_t end = std::min(block / 64 * 64 + 64, last + 1);
+  const std::uint64_t known = word.load(std::memory_order_relaxed);
+  std::uint64_t met = 0;
+  for (; block < end; ++block) {
+    const std::uint64_t bit = std::uint64_t{1} << (block % 64);
+    if (known & bit) continue;
+    if (!compare(block, bad)) break;
+    met |= bit;
+  }
+  const std::uint64_t before = word.fetch_or(met, std::memory_order_relaxed);
+  left_.fetch_sub(static_cast<std::size_t>(std::popcount(met & ~before)), std::memory_order_relaxed);
+  return bad.found ? last + 1 : end;
 }
 
 void CheckedBlocks::check_all() const {
@@ -135,8 +149,8 @@ void CheckedBlocks::check_rows(std::span<const std::int64_t> rows, std::size_t s
     for (; next < rows.size(); ++next) {
       const auto row = static_cast<std::size_t>(rows[next]);
       const std::size_t last = block_of(row * stride + to - 1);
-      for (std::size_t block = block_of(row * stride + from); block <= last; ++block)
-        if (!is_checked(block) && !compare(block, bad)) return;
+      for (std::size_t block = block_of(row * stride + from); block <= last;) block = check_word(block, last, bad);
+      if (bad.found) return;
     }
   });
 }

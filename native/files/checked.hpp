@@ -63,6 +63,7 @@ class CheckedBlocks {
     return checked_[block / 64].load(std::memory_order_relaxed) >> (block % 64) & 1;
   }
   bool compare(std::size_t block, Bad& bad) const;
+  std::size_t check_word(std::size_t block, std::size_t last, Bad& bad) const;
   template <class Block>
   bool are_checked(std::span<const std::int64_t> rows, std::size_t stride, std::size_t from, std::size_t to,
                    Block&& block_at) const;

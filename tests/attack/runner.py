@@ -152,23 +152,30 @@ def prepared() -> Iterator[tuple[Templates, Right, Path]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _in_child(call: Callable[[], Any]) -> Any:
-    """What a call returns in a child: threads and obstore stay there."""
+def _forked(work: Callable[[Connection], None]) -> tuple[int, Connection]:
+    """A child that does this, and the pipe that it sends to: threads and obstore stay there."""
     ours, theirs = Pipe(duplex=False)
     pid = os.fork()
     if not pid:
         try:
-            theirs.send(call())
+            ours.close()
+            work(theirs)
             os._exit(0)
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(1)
     theirs.close()
+    return pid, ours
+
+
+def _in_child(call: Callable[[], Any]) -> Any:
+    """What a call returns in a child."""
+    pid, pipe = _forked(lambda theirs: theirs.send(call()))
     try:
-        return ours.recv()
+        return pipe.recv()
     finally:
-        ours.close()
+        pipe.close()
         os.waitpid(pid, 0)
 
 
@@ -177,18 +184,7 @@ class _Worker:
 
     def __init__(self, cases: list[Case], begin: Callable[[list[Case], Connection], None]) -> None:
         self.cases, self.done = cases, 0
-        self.pipe, theirs = Pipe(duplex=False)
-        self.pid = os.fork()
-        if not self.pid:
-            try:
-                self.pipe.close()
-                begin(cases, theirs)
-                os._exit(0)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(1)
-        theirs.close()
+        self.pid, self.pipe = _forked(lambda theirs: begin(cases, theirs))
         self.since = time.monotonic()
 
     def end(self) -> int:

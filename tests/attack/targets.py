@@ -4,6 +4,7 @@ import hashlib
 import os
 import pickle
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +40,7 @@ def digest(value: Any) -> Answer:
     return repr(value)
 
 
-class Target:
+class Target(ABC):
     """A store in a folder of its own. Its files are those below the folder."""
 
     name: ClassVar[str]
@@ -54,9 +55,9 @@ class Target:
     condition: ClassVar[str] = ""
     """An SQL condition that some of its runs fulfil."""
 
+    @abstractmethod
     def write(self, path: Path, stamps: range) -> Iterator[None]:
         """Add these in a way that the writer is between two commits at each yield."""
-        raise NotImplementedError
 
     def placed(self, path: Path) -> None:
         """A copy was put there."""
