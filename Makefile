@@ -130,15 +130,15 @@ $(VENV)/build: constraints.txt
 	touch $@
 
 $(VENV)/demo: $(VENV)/build $(NATIVE)
-	$(PIP) --no-build-isolation -Ccmake.define.STEPWELL_WERROR=ON -e '.[demo]'
+	$(PIP) --no-build-isolation --config-settings=cmake.define.STEPWELL_WERROR=ON -e '.[demo]'
 	touch $@
 
 $(VENV)/test: $(VENV)/build $(NATIVE)
-	$(PIP) --no-build-isolation -Ccmake.define.STEPWELL_WERROR=ON -e '.[test]'
+	$(PIP) --no-build-isolation --config-settings=cmake.define.STEPWELL_WERROR=ON -e '.[test]'
 	touch $@
 
 $(VENV)/bench: $(VENV)/build $(NATIVE)
-	$(PIP) --no-build-isolation -Ccmake.define.STEPWELL_WERROR=ON -e '.[bench]'
+	$(PIP) --no-build-isolation --config-settings=cmake.define.STEPWELL_WERROR=ON -e '.[bench]'
 	touch $@
 
 build/race: tests/native/race.cpp $(NATIVE)
@@ -156,5 +156,5 @@ build/fuzz: tests/native/fuzz.cpp $(NATIVE)
 	$(PYTHON) -c "import glob; print(*map(__import__('os').path.abspath, glob.glob('$(VENV)/lib/python*/site-packages')))" \
 		> "$$(echo .venv-asan/lib/python*/site-packages)/borrowed.pth"
 	.venv-asan/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
-		--no-build-isolation -Ccmake.define.STEPWELL_SANITIZE=ON -Cbuild-dir=build/asan .
+		--no-build-isolation --config-settings=cmake.define.STEPWELL_SANITIZE=ON -Cbuild-dir=build/asan .
 	touch $@
