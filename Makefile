@@ -156,5 +156,5 @@ build/fuzz: tests/native/fuzz.cpp $(NATIVE)
 	$(PYTHON) -c "import glob; print(*map(__import__('os').path.abspath, glob.glob('$(VENV)/lib/python*/site-packages')))" \
 		> "$$(echo .venv-asan/lib/python*/site-packages)/borrowed.pth"
 	.venv-asan/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
-		--no-build-isolation --config-settings=cmake.define.STEPWELL_SANITIZE=ON -Cbuild-dir=build/asan .
+		--no-build-isolation --config-settings=cmake.define.STEPWELL_SANITIZE=ON --config-settings=build-dir=build/asan .
 	touch $@
