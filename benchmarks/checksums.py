@@ -46,7 +46,7 @@ def ms(work, times=1):
         begin = time.perf_counter()
         kept = work()
         taken.append((time.perf_counter() - begin) * 1e3)
-        del kept  # so that the next has its memory: a virtual machine's new memory costs more than the work
+        del kept  # so that the next has its memory: new memory costs more than the work
     print(sorted(taken)[times // 2])
 """
 

@@ -70,7 +70,11 @@ class QueryContract:
                 assert in_fork(partial(interrupted, partial(call, sql))) == "KeyboardInterrupt"
                 with pytest.raises(TimeoutError, match=r"not done within 0\.01 s"):
                     call(sql, timeout_s=0.01)
-                assert call("SELECT 1" if call == store.query else "1", timeout_s=60)
+                one = "SELECT 1" if call == store.query else "1"
+                assert call(one, timeout_s=60)
+                for seconds in (0, -1, float("nan")):
+                    with pytest.raises(ValueError, match="timeout_s must be above 0"):
+                        call(one, timeout_s=seconds)
 
     def test_nobody_waits_for_a_query(self, path: Path) -> None:
         """Neither other threads, nor a process that forks."""

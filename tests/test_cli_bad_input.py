@@ -155,6 +155,15 @@ def test_json_of_what_is_not_finite(tmp_path: Path) -> None:
     assert stats["score"] == {"min": None, "mean": None, "max": None}
 
 
+def test_a_terminal_obeys_no_text_of_a_store(tmp_path: Path) -> None:
+    with sw.StepWriter(tmp_path / "steps", [("x", "<f4")], {"name": str}) as steps:
+        steps.append({"x": np.zeros(1)}, name="\x1b[2J\x9b1A\ta\nb")
+    shown = stepwell("query", tmp_path / "steps", "SELECT name FROM runs").stdout
+    assert shown == "name\n\\x1b[2J\\x9b1A\\ta\\nb\n"
+    failed = stepwell("query", tmp_path / "steps", "SELECT \x1b[2J")
+    assert "\x1b" not in failed.stderr
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_reader_that_goes_away(made: Path, kind: str) -> None:
     """A closed pipe ends a command without a word."""

@@ -85,7 +85,7 @@ def _run(app: typer.Typer) -> None:
 
 
 def _warn(message: Warning | str, *rest: Any, **named: Any) -> None:
-    err.print(Text("warning:", "yellow"), str(message), markup=False, soft_wrap=True)
+    err.print(Text("warning:", "yellow"), visible(str(message)), markup=False, soft_wrap=True)
 
 
 _USAGE: Any = typer.BadParameter.__bases__[0]  # of whichever click typer has
@@ -97,7 +97,7 @@ def _fail(error: Exception, code: int) -> None:
         named = f"{os.fsdecode(error.filename)}: " if error.filename else ""
         text = f"{named}{error.strerror}"
     line = str(text).replace("\n", " ")  # HDF5's have several
-    err.print(Text("error:", "bold red"), line, markup=False, soft_wrap=True)
+    err.print(Text("error:", "bold red"), visible(line), markup=False, soft_wrap=True)
     sys.exit(code)
 
 
@@ -159,9 +159,17 @@ def written(output: Path, force: bool, suffix: str = "") -> Iterator[Path]:
             shutil.copyfileobj(file, sys.stdout.buffer)
 
 
+_CONTROL = {code: repr(chr(code))[1:-1] for code in (*range(32), *range(127, 160))}
+
+
+def visible(text: str) -> str:
+    """Text of a store, of which a terminal obeys nothing."""
+    return text.translate(_CONTROL)
+
+
 def say(line: str) -> None:
     """Print a line as it is: a path may look like markup, and is not to be wrapped."""
-    out.print(line, markup=False, soft_wrap=True)
+    out.print(visible(line), markup=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
@@ -190,10 +198,11 @@ def show_rows(
 
     For other programs nothing is drawn.
     """
-    texts = [["" if value is None else str(value) for value in row] for row in rows]
+    names = [visible(name) for name in names]
+    texts = [["" if value is None else visible(str(value)) for value in row] for row in rows]
     if not out.is_terminal:
         for line in (names, *texts):
-            print("\t".join(cell.replace("\t", "\\t").replace("\n", "\\n") for cell in line))
+            print("\t".join(line))
         return
     if sum(len(name) + 3 for name in names) >= out.width:  # a table would have no room for values
         wide = max(map(len, names))
@@ -214,7 +223,8 @@ def show_rows(
 def show_skipped(skipped: Iterable[tuple[object, str]]) -> None:
     """Print the files that were left out, each with the reason."""
     for path, reason in skipped:
-        err.print(Text("skipped:", "yellow"), f"{path}: {reason}", markup=False, soft_wrap=True)
+        line = visible(f"{path}: {reason}")
+        err.print(Text("skipped:", "yellow"), line, markup=False, soft_wrap=True)
 
 
 def _plain(value: Any) -> Any:

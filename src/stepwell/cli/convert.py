@@ -19,6 +19,7 @@ from stepwell.cli.console import (
     progress,
     show,
     show_skipped,
+    visible,
     written,
 )
 from stepwell.cli.record import register_atari, translated
@@ -148,5 +149,5 @@ def _kept(target: str) -> Iterator[None]:
     except KeyboardInterrupt:
         kept = Path(f"{target}.part").exists()
         rest = f"; {target}.part keeps what was done, the same command goes on" if kept else ""
-        err.print(f"interrupted{rest}", markup=False, soft_wrap=True)
+        err.print(visible(f"interrupted{rest}"), markup=False, soft_wrap=True)
         raise

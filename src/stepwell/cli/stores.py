@@ -23,6 +23,7 @@ from stepwell.cli.console import (
     say,
     show,
     show_rows,
+    visible,
 )
 from stepwell.errors import KindError
 from stepwell.opening import store_at
@@ -138,12 +139,12 @@ def check(open_store: Callable[[], Store], path: str, quick: bool, as_json: bool
         show({**about, "checked": report.checked, "unchecked": report.unchecked}, as_json)
     else:
         for problem in report.problems:
-            err.print(str(problem), markup=False, soft_wrap=True)
+            err.print(visible(str(problem)), markup=False, soft_wrap=True)
         for each in report.unchecked:
-            err.print(f"not checked: {each}", markup=False, soft_wrap=True)
+            err.print(visible(f"not checked: {each}"), markup=False, soft_wrap=True)
         verdict = "OK" if report.ok else "INVALID"
         details = ", ".join(report.checked) if report.ok else _problems(len(report.problems))
-        out.print(f"{verdict}: {report.path} ({details})", markup=False, soft_wrap=True)
+        say(f"{verdict}: {report.path} ({details})")
     if not report.ok:
         raise typer.Exit(1)
 

@@ -308,6 +308,8 @@ def _user_sql(
 
     A mistake in it is a `ValueError`; damage, a busy database and Ctrl-C stay what they are.
     """
+    if timeout_s is not None and not timeout_s > 0:
+        raise ValueError(f"timeout_s must be above 0, got {timeout_s}")
     deadline = None if timeout_s is None else monotonic() + timeout_s
     raised: list[BaseException] = []
 
