@@ -34,7 +34,7 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     if "PYTEST_XDIST_WORKER" in os.environ:
         base = base.parent  # the workers share what one of them launched
 
-    def launched(program: str, *launcher: str, limit_s: int = 85) -> Seen:
+    def launched(program: str, *launcher: str, limit_s: int = 150) -> Seen:
         folder = base / "frameworks" / program
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / "lock", "w") as lock:

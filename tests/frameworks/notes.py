@@ -52,12 +52,12 @@ class Seen:
     def __init__(self, folder: Path, output: str) -> None:
         files = sorted(folder.glob("[0-9].json"))
         self._answers = [json.loads(file.read_text()) for file in files]
-        self._output = output
+        self.output = output
 
     def __call__(self, name: str, ranks: int = 2) -> list[Any]:
         """What each rank answered, errors included."""
         said = [answers[name] for answers in self._answers if name in answers]
-        assert len(said) == ranks, f"{len(said)} answers to {name!r}:\n{self._output[-3000:]}"
+        assert len(said) == ranks, f"{len(said)} answers to {name!r}:\n{self.output[-3000:]}"
         return said
 
     def rows(self, name: str, ranks: int = 2) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Ray: two workers of a TorchTrainer."""
+"""Ray: two workers of a TorchTrainer, and then the program of Ray's page."""
 
 import os
 from typing import Any
@@ -10,7 +10,9 @@ from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, prepare_data_loader
 
 import stepwell as sw
+from tests import ROOT
 from tests.frameworks.notes import BATCH, EVEN_ROWS, ROWS, SEED, Notes, epochs, rows
+from tests.frameworks.test_pages import whole
 
 
 def prepared() -> Any:
@@ -52,3 +54,4 @@ if __name__ == "__main__":
     ray.kill(actor)
     here = RunConfig(storage_path=os.getcwd())
     TorchTrainer(worker, scaling_config=ScalingConfig(num_workers=2), run_config=here).fit()
+    exec(whole(ROOT / "docs/frameworks/ray.md")["program"], {"__name__": "__main__"})

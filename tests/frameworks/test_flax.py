@@ -35,8 +35,3 @@ def test_a_network_killed_and_resumed_learns_the_same(
         printed(PROGRAM, tmp_path / "whole", *SMALL, "--width", "17")
     assert failed.value.returncode == 2
     assert "whole: expected checkpoints of this training, got a " in failed.value.stderr
-
-
-def test_help_explains_and_does_nothing(tmp_path: Path) -> None:
-    assert printed(PROGRAM, "--help", cwd=tmp_path)[0].startswith("usage: train_flax.py ")
-    assert list(tmp_path.iterdir()) == []
