@@ -28,6 +28,12 @@ ReaderPtr table(TableIn rows, const std::vector<std::pair<std::size_t, std::size
   return guarded_reader(std::move(reader), {table.base, rows.size()}, path_bytes(path), begin);
 }
 
+std::vector<std::span<const std::byte>> spans_of(const std::vector<BytesIn>& maps) {
+  std::vector<std::span<const std::byte>> spans;
+  for (const BytesIn& map : maps) spans.push_back(span_of(map));
+  return spans;
+}
+
 NumpyBytes take(const Reader& reader, RowsIn given) {
   const auto rows = own_copy(given);
   BlockRef block;
@@ -79,13 +85,20 @@ void bind_reader(nb::module_& m) {
   m.def(
       "bounded_reader",
       [](ReaderPtr base, const std::vector<BytesIn>& maps, std::size_t budget) {
-        auto keep = std::make_shared<std::vector<BytesIn>>(maps);
-        std::vector<std::span<const std::byte>> spans;
-        for (const BytesIn& map : maps) spans.push_back(span_of(map));
-        return bounded_reader(std::move(base), std::move(spans), budget, std::move(keep));
+        return bounded_reader(std::move(base), spans_of(maps), budget,
+                              std::make_shared<std::vector<BytesIn>>(maps));
       },
       "base"_a, "maps"_a, "budget"_a,
       "The same rows, read out of mapped files with about `budget` bytes of them resident.");
+  nb::class_<Residents>(m, "Residents", "Mapped files, of which those that were read last are resident.")
+      .def(
+          "__init__",
+          [](Residents* made, const std::vector<BytesIn>& maps, std::size_t count) {
+            new (made) Residents(spans_of(maps), count, std::make_shared<std::vector<BytesIn>>(maps));
+          },
+          "maps"_a, "count"_a);
+  m.def("resident_reader", &resident_reader, "base"_a, "residents"_a, "map"_a,
+        "The same rows, read out of one of these mapped files.");
   m.def(
       "guarded_reader",
       [](BytesIn file, std::size_t offset, std::size_t rows, std::size_t row_bytes, nb::object path,
