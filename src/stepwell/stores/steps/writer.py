@@ -200,8 +200,12 @@ class StepWriter(Writer):
                 f"{given[kept.index(None)]}; RunColumn(…, optional=True) may be without"
             )
         assert self._database is not None
+        path = self._root / DATABASE
+        with catalog.in_turn(), catalog.translated(path):
+            for problem in database.check_runs(self._database, self._last_run)[0]:
+                raise ChecksumError(problem, path=str(path))  # it must not get a new checksum
         with self._at_risk():
-            database.add_column(self._database, self._root / DATABASE, name, made, kept)
+            database.add_column(self._database, path, name, made, kept)
         self._columns[name] = database.Column(made.sql, made.required)
 
     def __len__(self) -> int:
