@@ -73,10 +73,19 @@ class ResidentReader final : public Reader {
 
 }  // namespace
 
-Residents::Residents(std::vector<std::span<const std::byte>> maps, std::size_t count,
-                     std::shared_ptr<const void> keep)
-    : maps_(std::move(maps)), count_(count), keep_(std::move(keep)) {
+Residents::Residents(std::size_t count) : count_(count) {
   if (count_ == 0) throw std::invalid_argument("at least one mapping is needed in memory");
+}
+
+void Residents::add(std::span<const std::byte> map, std::shared_ptr<const void> keep) {
+  const std::lock_guard lock(mutex_);
+  keep_.push_back(std::move(keep));
+  maps_.push_back(map);
+}
+
+std::size_t Residents::size() {
+  const std::lock_guard lock(mutex_);
+  return maps_.size();
 }
 
 void Residents::begin(std::size_t map) {

@@ -14,14 +14,16 @@ namespace stepwell {
 ReaderPtr bounded_reader(ReaderPtr base, std::vector<std::span<const std::byte>> maps,
                          std::size_t budget, std::shared_ptr<const void> keep);
 
-// Mappings of files of which only the `count` that were used last have pages in memory. They live as
-// long as `keep`. Safe to use from any number of threads.
+// Mappings of files of which only the `count` that were used last have pages in memory. Safe to use from any
+// number of threads.
 class Residents {
  public:
-  Residents(std::vector<std::span<const std::byte>> maps, std::size_t count,
-            std::shared_ptr<const void> keep);
+  // Throws std::invalid_argument when the count is 0.
+  explicit Residents(std::size_t count);
 
-  std::size_t size() const { return maps_.size(); }
+  // A further mapping, which lives as long as `keep`; they are numbered from 0 on.
+  void add(std::span<const std::byte> map, std::shared_ptr<const void> keep);
+  std::size_t size();
   // A mapping is about to be read: the one that was used longest ago may have to go.
   void begin(std::size_t map);
   // It was read. Its pages go if others took its place meanwhile.
@@ -30,10 +32,10 @@ class Residents {
  private:
   void drop(std::size_t map) const;
 
-  const std::vector<std::span<const std::byte>> maps_;
   const std::size_t count_;
-  const std::shared_ptr<const void> keep_;
   std::mutex mutex_;
+  std::vector<std::span<const std::byte>> maps_;
+  std::vector<std::shared_ptr<const void>> keep_;
   std::vector<std::size_t> used_;  // the last one behind
 };
 

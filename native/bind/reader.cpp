@@ -28,12 +28,6 @@ ReaderPtr table(TableIn rows, const std::vector<std::pair<std::size_t, std::size
   return guarded_reader(std::move(reader), {table.base, rows.size()}, path_bytes(path), begin);
 }
 
-std::vector<std::span<const std::byte>> spans_of(const std::vector<BytesIn>& maps) {
-  std::vector<std::span<const std::byte>> spans;
-  for (const BytesIn& map : maps) spans.push_back(span_of(map));
-  return spans;
-}
-
 NumpyBytes take(const Reader& reader, RowsIn given) {
   const auto rows = own_copy(given);
   BlockRef block;
@@ -85,18 +79,19 @@ void bind_reader(nb::module_& m) {
   m.def(
       "bounded_reader",
       [](ReaderPtr base, const std::vector<BytesIn>& maps, std::size_t budget) {
-        return bounded_reader(std::move(base), spans_of(maps), budget,
-                              std::make_shared<std::vector<BytesIn>>(maps));
+        auto keep = std::make_shared<std::vector<BytesIn>>(maps);
+        std::vector<std::span<const std::byte>> spans;
+        for (const BytesIn& map : maps) spans.push_back(span_of(map));
+        return bounded_reader(std::move(base), std::move(spans), budget, std::move(keep));
       },
       "base"_a, "maps"_a, "budget"_a,
       "The same rows, read out of mapped files with about `budget` bytes of them resident.");
   nb::class_<Residents>(m, "Residents", "Mapped files, of which those that were read last are resident.")
+      .def(nb::init<std::size_t>(), "count"_a)
       .def(
-          "__init__",
-          [](Residents* made, const std::vector<BytesIn>& maps, std::size_t count) {
-            new (made) Residents(spans_of(maps), count, std::make_shared<std::vector<BytesIn>>(maps));
-          },
-          "maps"_a, "count"_a);
+          "add",
+          [](Residents& residents, BytesIn map) { residents.add(span_of(map), std::make_shared<BytesIn>(map)); },
+          "map"_a, "A further file; they are numbered from 0 on.");
   m.def("resident_reader", &resident_reader, "base"_a, "residents"_a, "map"_a,
         "The same rows, read out of one of these mapped files.");
   m.def(

@@ -11,7 +11,7 @@ _V2 = ("memory.max", "memory.current", "")
 def check_room(size: int, path: object) -> None:
     """Raise `MemoryError` when fewer than `size` bytes of memory are free for the rows at a path.
 
-    The system would end the process in the middle, or another one.
+    The system would end this process in the middle, or some other.
     """
     free = free_bytes() if size > _SMALL else None
     if free is not None and size > free:

@@ -58,6 +58,7 @@ class RunColumn:
 
     @property
     def required(self) -> bool:
+        """Whether every run must have a value."""
         return not self.optional
 
 

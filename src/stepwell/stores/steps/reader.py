@@ -96,7 +96,11 @@ class StepReader(Store):
                 "resident_shards: expected a dataset of shards, got one file; "
                 f"convert(…, to='steps', part_bytes=…) spreads it over some - at {root}"
             )
-        self._keep(self._load(0, seen))
+        self._residents: _core.Residents | None = None
+        if resident_shards is not None:
+            self._residents = _core.Residents(resident_shards)
+        self._segments: list[Segment] = []
+        self._add(self._load(0, seen))
         self._dtype = self._segments[0].rows.dtype
         self._show(StepRuns(root / DATABASE, seen, chosen))
 
@@ -192,13 +196,13 @@ class StepReader(Store):
             return False
         check_whole(self._root, now)
         if now.rows > before.rows:
-            self._keep(self._segments + self._load(before.rows, now))
+            self._add(self._load(before.rows, now))
         self._show(StepRuns(self._table._path, now))
         return True
 
     def close(self) -> None:
         super().close()
-        self._keep([])
+        self._segments, self._residents = [], None
 
     @staticmethod
     def repair(
@@ -310,12 +314,12 @@ class StepReader(Store):
     def _forget(self, *names: str) -> None:
         super()._forget("_packed_reader", *names)
 
-    def _keep(self, segments: list[Segment]) -> None:
-        """Have these rows from here on. Parts of this reader share what is resident of them."""
-        self._segments, self._residents = segments, None
-        if self._resident_shards is not None and segments:
-            maps = [each.rows.view(np.uint8) for each in segments]
-            self._residents = _core.Residents(maps, self._resident_shards)
+    def _add(self, segments: list[Segment]) -> None:
+        """Have these rows, too. Parts of this reader share what is resident of all."""
+        self._segments = self._segments + segments
+        if self._residents is not None:
+            for each in segments:
+                self._residents.add(each.rows.view(np.uint8))
 
     def _load(self, begin: int, seen: Seen) -> list[Segment]:
         """Rows from `begin` on as arrays: one, or one for each mapped file."""
