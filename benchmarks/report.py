@@ -20,6 +20,7 @@ _SCRIPTS = (
     *("take", "loader", "shuffle", "pack", "steps"),
     *("records", "shards", "checksums", "replay", "lane"),
 )
+_ELSEWHERE = ("scale",)  # on a larger machine, with --only: its section stays as it is otherwise
 _FRONT = "one shuffled epoch, one array per field"  # the picture of README.md
 _DRAWN = ("raw take:", "one shuffled epoch", "row numbers of a shuffled epoch of 100,000,000")
 
@@ -52,15 +53,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rows", type=int, help="rows for every script, instead of its own")
     parser.add_argument("--out", type=Path, default=Path("docs"), help="folder (%(default)s)")
-    parser.add_argument(
-        "--only", nargs="+", choices=_SCRIPTS, metavar="SCRIPT", help="leave the others as they are"
-    )
+    every = (*_SCRIPTS, *_ELSEWHERE)
+    leave = "leave the others as they are"
+    parser.add_argument("--only", nargs="+", choices=every, metavar="SCRIPT", help=leave)
     args = parser.parse_args()
+    page = args.out / "performance.md"
     quiet = machine.Quiet()
     if args.only:
         found = {name: _run(name, args.rows) for name in args.only}
-        page = args.out / "performance.md"
-        page.write_text(_spliced(page.read_text(), "\n".join(_page(found, quiet.others())) + "\n"))
+        made = "\n".join(_page(found, quiet.others())) + "\n"
+        page.write_text(_spliced(page.read_text(), made, args.only))
         _draw_front(found, args.out)
         return
     found = {name: _run(name, args.rows) for name in _SCRIPTS}
@@ -68,7 +70,8 @@ def main() -> None:
     drawn = [case for start in _DRAWN for case in cases if case.case.startswith(start)]
     plot.draw(drawn, args.out / "performance.svg")
     _draw_front(found, args.out)
-    (args.out / "performance.md").write_text("\n".join(_page(found, quiet.others())) + "\n")
+    made = "\n".join(_page(found, quiet.others())) + "\n"
+    page.write_text(_spliced(made, page.read_text(), _ELSEWHERE) if page.exists() else made)
 
 
 def _draw_front(found: dict[str, list[Case]], out: Path) -> None:
@@ -111,17 +114,18 @@ def _promises(found: dict[str, list[Case]]) -> Iterator[list[str]]:
                 yield [f"{subject}, {target.what}", target.promise, number(target.value), met]
 
 
-def _spliced(old: str, new: str) -> str:
-    """The old page with what the new one has of promises and scripts in their places."""
-    before, after = _parts(old), _parts(new)
+def _spliced(old: str, new: str, names: Sequence[str]) -> str:
+    """A page with what another one has of the promises of some scripts and of their sections."""
+    before = _parts(old)
+    after = {name: part for name, part in _parts(new).items() if name in names}
     promises = {name: rows for part in (before, after) for name, (_, rows) in part.items()}
     sections = {name: text for part in (before, after) for name, (text, _) in part.items()}
     head, _, rest = old.partition("## Promises\n")
     tail = rest[rest.index("## Machine\n") :]
     titles = rest[: rest.index("| ---")] + "| --- | ---: | ---: | --- |\n"
-    names = [name for name in _SCRIPTS if name in sections]
-    rows = "".join(row for name in names for row in promises[name])
-    return f"{head}## Promises\n{titles}{rows}\n" + "".join(sections[n] for n in names) + tail
+    all_ = [name for name in (*_SCRIPTS, *_ELSEWHERE) if name in sections]
+    rows = "".join(row for name in all_ for row in promises[name])
+    return f"{head}## Promises\n{titles}{rows}\n" + "".join(sections[n] for n in all_) + tail
 
 
 def _parts(page: str) -> dict[str, tuple[str, list[str]]]:

@@ -20,6 +20,14 @@ ROW = np.dtype(
         ("step_index", "<u2"),
     ]
 )
+FLAT = np.dtype(
+    [
+        *(("board", "<i8"), ("move", "u1"), ("ev_legal", "u1")),
+        *((f"ev_{i}", "<f4") for i in range(4)),
+        *(("run_id", "<u4"), ("step_index", "<u2")),
+    ]
+)
+"""The same bytes for those who know neither arrays nor unsigned numbers of 64 bits."""
 FIELDS: tuple[str, ...] = ROW.names or ()
 
 FOLDER = Path("bench-data")

@@ -31,7 +31,7 @@ def steps_dataset(rows: int, *, keep: bool) -> Iterator[Path]:
 def write_dataset(path: Path, rows: int) -> None:
     """Append runs of a thousand steps until there are `rows` of them."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    columns = {"max_score": sw.stores.RunColumn(int, required=True, indexed=True)}
+    columns = {"max_score": sw.stores.RunColumn(int, indexed=True)}
     with sw.StepWriter(path, ROW, columns) as writer:
         append_rows(writer, 0, rows)
 

@@ -1,8 +1,10 @@
 """The other ways to take rows of a table in memory, each in the form that suits it best."""
 
+import json
 import shutil
+import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 import stepwell as sw
 from benchmarks.measure import CALLS, Candidate
 from benchmarks.probe import probe
-from benchmarks.rows import FOLDER, ROW, as_void, split
+from benchmarks.rows import FLAT, FOLDER, ROW, as_void, split
 
 NUMPY = ("np.take, void, out=", "np.take, void, out=, mode='clip'")
 NUMPY_FIELDS = "np.take, void, out=, then split"
@@ -84,6 +86,64 @@ def array_record_takes(array: NDArray[Any]) -> Iterator[Candidate]:
         return np.frombuffer(b"".join(reader.read((rows % count).tolist())), ROW)
 
     yield Candidate.of("array_record", read, calls=CALLS // 50)
+
+
+COLUMNS, MAPPED = "column arrays, np.take of each", "mapped file, np.take"
+SQLITE, PARQUET = "SQLite in RAM", "Parquet in RAM"
+
+# They answer in tens and hundreds of milliseconds, and get rows that fit a cache.
+DATABASE_ROWS = 1_000_000
+
+
+def alternatives(array: NDArray[Any], mapped: NDArray[Any], batch: int) -> Iterator[Candidate]:
+    """What the design of step datasets (seed 000) decided against, each in its best form."""
+    columns, void = split(array), as_void(mapped)
+    out = np.empty(batch, void.dtype)
+    outs = {
+        name: np.empty((batch, *values.shape[1:]), values.dtype) for name, values in columns.items()
+    }
+
+    def gathers(rows: NDArray[np.int64]) -> object:
+        return [np.take(columns[n], rows, axis=0, out=outs[n], mode="clip") for n in columns]
+
+    yield Candidate.of(COLUMNS, gathers, calls=CALLS // 5)
+    yield Candidate.of(MAPPED, lambda rows: np.take(void, rows, out=out, mode="clip"))
+    count = min(len(array), DATABASE_ROWS)
+    yield Candidate.of(SQLITE, _sqlite(array[:count]), calls=CALLS // 50)
+    yield Candidate.of(PARQUET, _parquet(array[:count]), calls=CALLS // 50)
+
+
+def _sqlite(array: NDArray[Any]) -> Callable[[NDArray[np.int64]], object]:
+    """A table in memory, found by its key: one statement for a batch, and arrays of its rows."""
+    database = sqlite3.connect(":memory:", check_same_thread=False)
+    flat = [name for name, _ in FLAT.descr]
+    names = ", ".join(f'"{name}"' for name in flat)
+    database.execute(f"CREATE TABLE steps (id INTEGER PRIMARY KEY, {names})")
+    signed = array.view(FLAT)  # SQLite has no unsigned numbers of 64 bits
+    marks = ", ".join("?" * (len(flat) + 1))
+    database.executemany(
+        f"INSERT INTO steps VALUES ({marks})", ((i, *row) for i, row in enumerate(signed.tolist()))
+    )
+    sql = f"SELECT {names} FROM json_each(?) AS j CROSS JOIN steps ON steps.id = j.value"
+
+    def take(rows: NDArray[np.int64]) -> object:
+        found = database.execute(sql, (json.dumps((rows % len(array)).tolist()),)).fetchall()
+        return np.array(found, FLAT)
+
+    return take
+
+
+def _parquet(array: NDArray[Any]) -> Callable[[NDArray[np.int64]], object]:
+    """A file in memory, neither compressed nor encoded, of which the rows are taken."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    flat = array.view(FLAT)
+    table = pa.table({name: np.ascontiguousarray(flat[name]) for name, _ in FLAT.descr})
+    written = pa.BufferOutputStream()
+    pq.write_table(table, written, compression="none", use_dictionary=False)
+    file = pa.BufferReader(written.getvalue())
+    return lambda rows: pq.read_table(file).take(rows % len(array))
 
 
 def open_array_record(array: NDArray[Any]) -> Any:

@@ -21,9 +21,9 @@ STEP = np.dtype(
 """22 bytes, so that rows end anywhere in a cache line and in a block."""
 
 COLUMNS = {
-    "max_score": RunColumn(int, required=True, indexed=True),
-    "engine": RunColumn(str),
-    "elapsed_s": RunColumn(float),
+    "max_score": RunColumn(int, indexed=True),
+    "engine": RunColumn(str, optional=True),
+    "elapsed_s": RunColumn(float, optional=True),
 }
 LENGTHS = [7, 1, 0, 30, 12, 20]
 ENGINES = ["quick", "slow", None]

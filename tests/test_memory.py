@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import stepwell as sw
 from stepwell import ArraySource, FormatError, _core
-from tests import children, scaled
+from stepwell.files.memory import free_bytes
+from stepwell.files.npy import header_bytes
+from tests import children, scaled, steps
 from tests.arrays import STEP, random_array
 
 MIB = 1 << 20
@@ -300,3 +303,73 @@ print(_core.usable_cores(), len(os.listdir("/proc/self/task")))
 """
     # NumPy's own threads are counted too; with one core it has none.
     assert children.answer(script, env={"OPENBLAS_NUM_THREADS": "1"}) == "1 1"
+
+
+# Rows that do not fit.
+
+GROUPS: dict[str, tuple[dict[str, str], int]] = {
+    "no group": ({"proc/self/cgroup": "0::/\n"}, 8000 << 10),
+    "version 2": (
+        {
+            "proc/self/cgroup": "0::/jobs/mine\n",
+            "sys/fs/cgroup/jobs/mine/memory.max": "max\n",
+            "sys/fs/cgroup/jobs/memory.max": "5000000\n",
+            "sys/fs/cgroup/jobs/memory.current": "4000000\n",
+            "sys/fs/cgroup/jobs/memory.stat": "anon 7\ninactive_file 100\nactive_file 20\n",
+        },
+        1_000_120,
+    ),
+    "version 1, seen from inside": (
+        {
+            "proc/self/cgroup": "4:cpu,memory:/docker/4711\n3:cpuset:/\n0::/\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "900000\n",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": "899999\n",
+            "sys/fs/cgroup/memory/memory.stat": "active_file 9\ntotal_inactive_file 30\n",
+        },
+        31,
+    ),
+    "more than its limit": (
+        {
+            "proc/self/cgroup": "0::/\n",
+            "sys/fs/cgroup/memory.max": "1000\n",
+            "sys/fs/cgroup/memory.current": "4000\n",
+        },
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_memory_that_is_free(tmp_path: Path, group: str) -> None:
+    assert free_bytes(tmp_path) is None
+    files, free = GROUPS[group]
+    for name, text in {"proc/meminfo": "MemAvailable:    8000 kB\n", **files}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert free_bytes(tmp_path) == free
+
+
+def huge_array(path: Path, rows: int) -> None:
+    """A file whose rows take no space, because nobody wrote them."""
+    path.write_bytes(header_bytes(steps.STEP, rows))
+    os.truncate(path, path.stat().st_size + rows * steps.STEP.itemsize)
+
+
+@pytest.mark.parametrize("kind", ["array", "steps"])
+def test_rows_that_do_not_fit(tmp_path: Path, kind: str) -> None:
+    """Refused with both sizes, before a byte of them is read; mapped, they are served."""
+    path, rows = tmp_path / "a.npy", 10**11
+    if kind == "steps":
+        path = tmp_path / "a"
+        steps.original(path, [5])
+        with steps.tampered(path) as database:
+            database.execute("UPDATE runs SET num_steps = ?", (rows,))
+    huge_array(path / "steps.npy" if kind == "steps" else path, rows)
+    for memory in ("ram", "shared")[: 2 if kind == "steps" else 1]:
+        message = (
+            r"at most [\d,]+ bytes, the memory that is free, got 2,200,000,000,000; memory='map'"
+        )
+        with pytest.raises(MemoryError, match=f"{message}.* - at {path}"):
+            sw.open(path, memory=memory)
+    with sw.open(path, memory="map") as source:
+        assert source.take([rows - 1])["move"].tolist() == [0]

@@ -86,6 +86,14 @@ void bind_reader(nb::module_& m) {
       },
       "base"_a, "maps"_a, "budget"_a,
       "The same rows, read out of mapped files with about `budget` bytes of them resident.");
+  nb::class_<Residents>(m, "Residents", "Mapped files, of which those that were read last are resident.")
+      .def(nb::init<std::size_t>(), "count"_a)
+      .def(
+          "add",
+          [](Residents& residents, BytesIn map) { residents.add(span_of(map), std::make_shared<BytesIn>(map)); },
+          "map"_a, "A further file; they are numbered from 0 on.");
+  m.def("resident_reader", &resident_reader, "base"_a, "residents"_a, "map"_a,
+        "The same rows, read out of one of these mapped files.");
   m.def(
       "guarded_reader",
       [](BytesIn file, std::size_t offset, std::size_t rows, std::size_t row_bytes, nb::object path,

@@ -147,6 +147,17 @@ def bounded_reader(base: Reader, maps: Sequence[Annotated[NDArray[numpy.uint8], 
     The same rows, read out of mapped files with about `budget` bytes of them resident.
     """
 
+class Residents:
+    """Mapped files, of which those that were read last are resident."""
+
+    def __init__(self, count: int) -> None: ...
+
+    def add(self, map: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """A further file; they are numbered from 0 on."""
+
+def resident_reader(base: Reader, residents: Residents, map: int) -> Reader:
+    """The same rows, read out of one of these mapped files."""
+
 def guarded_reader(file: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], offset: int, rows: int, row_bytes: int, path: object, begin: int = 0) -> Reader:
     """
     Rows of a mapped file that someone may cut: an error, not the end of the process. The memory is that of the file from byte `begin` on.

@@ -401,7 +401,7 @@ def _has_rows(path: Path) -> bool:
         store = store_at(path)
         if store is None:
             return False
-        with store.open(path) as made:
+        with store.open(path, **_options(store, "")) as made:
             return len(made) > 0
     except (OSError, ValueError):
         return False

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import stepwell as sw
-from stepwell import StepReader
+from stepwell import SchemaError, StepReader
 from stepwell.source import Source
 from tests.contract import Expected, SourceContract, assert_batch
 from tests.steps import LENGTHS, build, fields, ranges, rows_of, rows_of_all
@@ -36,6 +36,24 @@ class TestRam(SourceContract):
     def runs(self, expected: Expected) -> list[range]:
         return ranges()
 
+    def test_packed(self, source: StepReader, expected: Expected) -> None:
+        rows = np.array([3, 0, 3, len(source) - 1])
+        taken = source.take(rows, packed=True)
+        assert (type(taken), taken.dtype) == (np.ndarray, source.dtype)
+        assert_batch(fields(taken), {name: values[rows] for name, values in expected.items()})
+        out = np.empty_like(taken)
+        assert source.take(rows, out, packed=True) is out
+        assert out.tobytes() == taken.tobytes()
+        assert source.take(np.zeros(len(source), bool), packed=True).shape == (0,)
+        for wrong in (out[1:], fields(out)):
+            with pytest.raises((SchemaError, TypeError), match="out: expected"):
+                source.take(rows, wrong, packed=True)
+        with pytest.raises(IndexError, match=f"row {len(source)} is outside"):
+            source.take([0, len(source)], packed=True)
+        source.close()
+        with pytest.raises(ValueError, match="closed"):
+            source.take(rows, packed=True)
+
 
 class TestMap(TestRam):
     options: ClassVar[dict[str, Any]] = {"memory": "map", "resident_bytes": 1}
@@ -46,11 +64,12 @@ class TestShared(TestRam):
 
 
 class TestShards(TestRam):
-    options: ClassVar[dict[str, Any]] = {"memory": "map"}
+    options: ClassVar[dict[str, Any]] = {"memory": "map", "resident_shards": 2}
     built: ClassVar[dict[str, Any]] = {"shard_rows": 9}
 
 
 class TestWhere(TestShards):
+    options: ClassVar[dict[str, Any]] = {"memory": "map"}
     chosen = (0, 2, 3, 5)
 
     @pytest.fixture

@@ -3,6 +3,7 @@
 import sys
 from itertools import count
 from pathlib import Path
+from shutil import copytree
 from types import FrameType
 from typing import Any
 
@@ -215,8 +216,34 @@ def test_ctrl_c_at_any_line_of_a_commit(quick_path: Path) -> None:
     assert number > 20
 
 
+def test_ctrl_c_at_any_line_of_a_new_column(quick_path: Path) -> None:
+    found = set()
+    build(quick_path / "a", LENGTHS[:3])
+    for number in count():
+        path = copytree(quick_path / "a", quick_path / str(number))
+        interrupted = False
+        try:
+            with StepWriter(path, mode="a") as writer:
+                sys.settrace(_interrupt_at(number))
+                try:
+                    writer.add_column("solved", int, [1, 0, 1])
+                finally:
+                    sys.settrace(None)
+        except KeyboardInterrupt:
+            interrupted = True
+        with StepReader.open(path) as reader:
+            there = "solved" in reader.runs.columns
+            assert not there or reader.runs["solved"].tolist() == [1, 0, 1]
+            assert reader.verify().ok
+        found.add(there)
+        if not interrupted:
+            break
+    assert found == {False, True}
+    assert number > 20
+
+
 def _interrupt_at(number: int) -> Any:
-    """Raise KeyboardInterrupt before the n-th line of the commit itself or of its transaction."""
+    """Raise KeyboardInterrupt before the n-th line of a commit itself or of its transaction."""
     seen = 0
 
     def line(frame: FrameType, event: str, _: Any) -> Any:
@@ -230,7 +257,11 @@ def _interrupt_at(number: int) -> Any:
     def call(frame: FrameType, *_: Any) -> Any:
         code = frame.f_code
         name = Path(code.co_filename).name, code.co_name
-        ours = name in [("writer.py", "_commit"), ("database.py", "append")]
+        ours = name in [
+            *(("writer.py", "_commit"), ("database.py", "append")),
+            *(("database.py", "add_column"), ("database.py", "remake")),
+            ("database.py", "_sign_again"),
+        ]
         return line if ours else None
 
     return call

@@ -227,9 +227,9 @@ def test_values_that_would_change(quick_path: Path, name: str, values: Any, mess
 @pytest.mark.parametrize(
     ("known", "message"),
     [
-        ({}, "run column max_score is missing"),
-        ({"max_score": None}, "max_score is missing"),
-        ({"max_score": float("nan")}, "max_score is missing"),
+        ({}, "run column max_score: expected a value, got none; one that is declared optional"),
+        ({"max_score": None}, "max_score: expected a value, got None"),
+        ({"max_score": float("nan")}, "max_score: expected a value, got nan"),
         ({"max_score": 1, "moves": 3}, "no run column moves; there are max_score, engine"),
         ({"max_score": 1, "id": 3}, "no run column id"),
         ({"max_score": 2**63}, "max_score: 9223372036854775808 is beyond the 64 bits"),
@@ -254,7 +254,8 @@ def test_columns_of_another_kind(quick_path: Path, known: dict[str, Any], messag
 
 
 def test_columns_of_every_kind(quick_path: Path) -> None:
-    kinds: dict[str, type | RunColumn] = {"i": int, "f": float, "s": str, "b": bytes, "rows": int}
+    types = {"i": int, "f": float, "s": str, "b": bytes, "rows": int}
+    kinds = {name: RunColumn(kind, optional=True) for name, kind in types.items()}
     values: list[dict[str, Any]] = [
         {"i": -(2**63), "f": 0.1, "s": "ä\0b", "b": b"\0\xff", "rows": 2**63 - 1},
         {
@@ -277,6 +278,59 @@ def test_columns_of_every_kind(quick_path: Path) -> None:
         for name in kinds:
             want = known.get(name)
             assert run[name] == (None if want != want else want)
+
+
+def test_a_column_that_comes_later(quick_path: Path) -> None:
+    path = quick_path / "a"
+    build(path, LENGTHS[:3])
+    reader = StepReader.open(path)
+    with StepWriter(path, mode="a") as writer:
+        writer.add_column("note", RunColumn(str, optional=True))
+        writer.add_column("solved", RunColumn(int, indexed=True), np.array([True, False, True]))
+        with pytest.raises(SchemaError, match="run column solved: expected a value, got none"):
+            writer.append(rows_of(3, 5), **columns(3))
+        writer.append(rows_of(3, 5), **columns(3), solved=0, note="late")
+    assert len(reader.where("solved")) == 7  # rows as of its commit, columns as they are
+    assert reader.refresh()
+    assert [(run["note"], run["solved"]) for run in reader.runs] == [
+        *((None, 1), (None, 0), (None, 1), ("late", 0))
+    ]
+    assert reader.verify().ok
+    assert reader.runs.types == {
+        **COLUMNS,
+        "note": RunColumn(str, optional=True),
+        "solved": RunColumn(int, indexed=True),
+    }
+    with tampered(path) as opened:
+        opened.execute("UPDATE runs SET solved = 1 WHERE id = 1")
+    assert "run 1: expected a checksum" in str(reader.verify().problems)
+    with StepWriter(path, mode="a") as writer, pytest.raises(ChecksumError, match="run 1"):
+        writer.add_column("more", int, [1, 2, 3, 4])  # damage does not get new checksums
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("Engine", [1, 2, 3], "run column Engine: expected a new name"),
+        ("id", [1, 2, 3], "'id' cannot name a run column"),
+        ("x", None, "run column x: expected a value for each of 3 runs, got None"),
+        ("x", [1, float("nan"), 3], "got nan; RunColumn.*optional=True"),
+        ("x", [1, 2], "x: expected a value for 3 runs, got 2"),
+        ("x", ["1", "2", "3"], "x: expected REAL, got str"),
+    ],
+)
+def test_no_such_column_later(quick_path: Path, column: str, values: Any, message: str) -> None:
+    path = quick_path / "a"
+    build(path, LENGTHS[:3])
+    with StepWriter(path, mode="a") as writer:
+        with pytest.raises(ValueError, match=message):
+            writer.add_column(column, float, values)
+        writer.append(rows_of(3, 5), **columns(3))
+        with pytest.raises(ValueError, match="expected no uncommitted runs, got 1"):
+            writer.add_column("y", RunColumn(float, optional=True))
+    reader = StepReader.open(path)
+    assert reader.runs.columns == ["id", "first_step_idx", "num_steps", *COLUMNS]
+    assert len(reader.runs) == 4
 
 
 def test_zeros_at_the_end_of_text_and_bytes(quick_path: Path) -> None:

@@ -3,6 +3,7 @@
 from typing import Any, assert_type
 
 import numpy as np
+from numpy.typing import NDArray
 
 import stepwell as sw
 from stepwell.views import Column
@@ -28,6 +29,8 @@ def stores(path: str) -> None:
     assert_type(steps, sw.StepReader)
     assert_type(steps.where("score > ?", 9).split(0.9), tuple[sw.StepReader, sw.StepReader])
     assert_type(steps.runs["score"], Any)
+    assert_type(steps.take([0, 9]), dict[str, Any])
+    assert_type(steps.take([0, 9], packed=True), NDArray[Any])
     assert_type(sw.PackReader.open(path).where("steps > 9"), sw.PackReader)
     assert_type(sw.ReplayReader.open(path, n_step=3).episode("a"), sw.replay.EpisodeSteps)
 

@@ -74,7 +74,7 @@ def _run(app: typer.Typer) -> None:
         _fail(error, 2)
     except sw.FormatError as error:
         _fail(error, 1)
-    except (sw.StepwellError, OSError, ImportError, ValueError, LookupError) as error:
+    except (sw.StepwellError, OSError, ImportError, ValueError, LookupError, MemoryError) as error:
         _fail(error, 2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell.files.memory import check_room
 from stepwell.files.regular import is_at
 
 _READY = b"stepwell-ready\0\0"
@@ -54,6 +55,7 @@ def shared_block(
             if alone:
                 if not ready and is_at(file, path):
                     os.ftruncate(file, 0)
+                    check_room(size, owner)
                     os.posix_fallocate(file, 0, _HEAD + size)  # ENOSPC now, not SIGBUS later
                     memory = _map(path, _HEAD + size, mmap.ACCESS_WRITE)
                     fill(np.frombuffer(memory, np.uint8, size, _HEAD))

@@ -65,7 +65,8 @@ def fill(
             first = 0 if append else len(there.runs)
             missing = [name for name in columns if name not in there.runs.columns]
         if missing:
-            warnings.warn(f"left out: {', '.join(missing)} (no such run column)", stacklevel=2)
+            left = f"left out: {', '.join(missing)} (no such run column; add_column adds one)"
+            warnings.warn(left, stacklevel=2)
             columns = {name: each for name, each in columns.items() if name not in missing}
         shard_rows = None
     else:
@@ -135,12 +136,12 @@ def _column(name: str, values: list[Any]) -> RunColumn:
     """The kind of run column that holds these values."""
     kinds = {type(v.item() if isinstance(v, np.generic) else v) for v in values if v is not None}
     if not kinds:
-        return RunColumn(str)
+        return RunColumn(str, optional=True)
     if kinds <= {int, bool}:
-        return RunColumn(int)
+        return RunColumn(int, optional=True)
     if kinds <= {int, bool, float}:
-        return RunColumn(float)
+        return RunColumn(float, optional=True)
     if kinds in ({str}, {bytes}):
-        return RunColumn(kinds.pop())
+        return RunColumn(kinds.pop(), optional=True)
     found = ", ".join(sorted(kind.__name__ for kind in kinds))
     raise SchemaError(f"{name}: expected numbers, texts or bytes, got {found}")

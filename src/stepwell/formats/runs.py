@@ -65,7 +65,8 @@ def find_runs(source: Source) -> RunList:
         names = list(known.columns)
         if set(_OWN_COLUMNS) <= set(names):  # of a step dataset, which fills them in
             names = [name for name in names if name not in _OWN_COLUMNS]
-        return RunList(counts, names, known._select(names, range(len(known))) if names else ())
+        rows = known._select(names, range(len(known))) if names else ()
+        return RunList(counts, names, rows, getattr(known, "types", None))
     starts, counts = source._runs()
     if len(starts) == 1:
         flags = [name for name in _ENDS if _is_flag(source, name)]

@@ -33,13 +33,13 @@ STEP = np.dtype(
 _SCHEMA = {name: Field(STEP[name].base, STEP[name].shape) for name in STEP.names or ()}
 
 RUN_COLUMNS = {
-    "max_score": RunColumn(int, required=True, indexed=True),
-    "highest_tile": RunColumn(int, required=True),
-    "engine": RunColumn(str),
-    "start_time": RunColumn(int),
-    "elapsed_s": RunColumn(float),
-    "final_board": RunColumn(int),
-    "source": RunColumn(str),
+    "max_score": RunColumn(int, indexed=True),
+    "highest_tile": RunColumn(int),
+    "engine": RunColumn(str, optional=True),
+    "start_time": RunColumn(int, optional=True),
+    "elapsed_s": RunColumn(float, optional=True),
+    "final_board": RunColumn(int, optional=True),
+    "source": RunColumn(str, optional=True),
 }
 """The columns of each game. A final board is kept in the 64 bits of a signed number."""
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from stepwell import _core
 from stepwell.errors import FormatError, SchemaError
+from stepwell.files.memory import check_room
 from stepwell.files.npy import read_header
 from stepwell.files.regular import bytes_on_disk, open_regular
 from stepwell.source import Batch, Field, Ragged, Rows, Schema, bytes_of, is_masked
@@ -197,6 +198,7 @@ def _open_npy(path: Path, memory: str) -> NDArray[Any]:
             return np.ndarray(header.shape, header.dtype)
         if memory == "map":
             return np.memmap(file, header.dtype, "r", header.data_offset, header.shape)
+        check_room(header.data_bytes, path)
         block = _core.allocate(header.data_bytes)
         _core.load(file.fileno(), path, header.data_offset, block)
         return block.view(header.dtype).reshape(header.shape)

@@ -39,11 +39,11 @@ _SQL_TYPES = {int: "INTEGER", float: "REAL", str: "TEXT", bytes: "BLOB"}
 
 @dataclass(frozen=True, slots=True)
 class RunColumn:
-    """Something known of every run: a Python type, whether it may be missing, whether it is
-    queried often."""
+    """Something known of every run: a Python type, whether a run may be without a value (NULL),
+    whether it is queried often."""
 
     type: type
-    required: bool = False
+    optional: bool = False
     indexed: bool = False
 
     def __post_init__(self) -> None:
@@ -55,6 +55,11 @@ class RunColumn:
     def sql(self) -> str:
         """The type that SQLite has for it."""
         return _SQL_TYPES[self.type]
+
+    @property
+    def required(self) -> bool:
+        """Whether every run must have a value."""
+        return not self.optional
 
 
 class Seen(NamedTuple):
@@ -74,6 +79,8 @@ class Seen(NamedTuple):
     """Rows that each checksum covers, in bytes; 0 where there are none."""
     block_tail: bytes = b""
     """The last checksums, which are not in the file of checksums."""
+    columns: tuple[str, ...] = ()
+    """Of the runs."""
 
 
 def create(
@@ -81,10 +88,7 @@ def create(
 ) -> None:
     """Make an empty database; `path` must not exist."""
     own = "id INTEGER PRIMARY KEY, first_step_idx INTEGER NOT NULL, num_steps INTEGER NOT NULL"
-    others = [
-        f'"{name}" {column.sql}' + (" NOT NULL" if column.required else "")
-        for name, column in columns.items()
-    ]
+    others = [_declared(name, column) for name, column in columns.items()]
     meta = {
         "format_version": str(VERSION),
         "dtype": json.dumps(dtype_to_json(dtype)),
@@ -98,8 +102,7 @@ def create(
         database.execute("CREATE INDEX runs_by_num_steps ON runs (num_steps)")
         database.execute("CREATE INDEX runs_by_first_step_idx ON runs (first_step_idx)")
         for name, column in columns.items():
-            if column.indexed:
-                database.execute(f'CREATE INDEX "runs_by_{name}" ON runs ("{name}")')
+            _index(database, name, column)
         database.execute(_META)
         database.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
 
@@ -152,6 +155,63 @@ def append(
         database.execute(_META)
         meta = {"rows": str(rows), **blocks}
         database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta.items())
+
+
+def add_column(
+    database: sqlite3.Connection, path: Path, name: str, column: RunColumn, values: Sequence[Any]
+) -> None:
+    """Add a column with a value for each run, in the order of their rows; all or nothing."""
+    with transaction(database, path):
+        database.execute(f"ALTER TABLE runs ADD COLUMN {quoted(name)} {column.sql}")
+        ids = database.execute("SELECT id FROM runs ORDER BY first_step_idx, id").fetchall()
+        database.executemany(
+            f"UPDATE runs SET {quoted(name)} = ? WHERE id = ?",
+            ((value, run) for value, (run,) in zip(values, ids, strict=True) if value is not None),
+        )
+        found = columns(database)
+        if column.required:
+            remake(database, {**found, name: Column(column.sql, True)})
+        _index(database, name, column)
+        if any(value is not None for value in values):
+            _sign_again(database, [*OWN, *(name for name in found if name not in OWN)])
+
+
+def _sign_again(database: sqlite3.Connection, names: Sequence[str]) -> None:
+    """New checksums for the runs that have some."""
+    every, last = ", ".join(map(quoted, names)), -1
+    database.execute(_CHECKSUMS)
+    sql = f"SELECT {every} FROM runs JOIN run_checksums USING (id) WHERE id > ? ORDER BY id LIMIT ?"
+    while rows := database.execute(sql, (last, _RUNS_AT_ONCE)).fetchall():
+        signed = catalog.with_checksums(rows, len(names))
+        database.executemany(
+            "UPDATE run_checksums SET checksum = ? WHERE id = ?", ((r[-1], r[0]) for r in signed)
+        )
+        last = rows[-1][0]
+
+
+def remake(database: sqlite3.Connection, wanted: Mapping[str, "Column"]) -> None:
+    """The same table of runs, whose columns are declared so."""
+    indexes = database.execute(
+        "SELECT sql FROM sqlite_master WHERE tbl_name = 'runs' AND type = 'index' "
+        "AND sql IS NOT NULL"
+    ).fetchall()
+    others = (_declared(name, column) for name, column in wanted.items() if name != "id")
+    every = ", ".join(map(quoted, wanted))
+    database.execute(f"CREATE TABLE remade (id INTEGER PRIMARY KEY, {', '.join(others)})")
+    database.execute(f"INSERT INTO remade ({every}) SELECT {every} FROM runs")
+    database.execute("DROP TABLE runs")
+    database.execute("ALTER TABLE remade RENAME TO runs")
+    for (sql,) in indexes:
+        database.execute(sql)
+
+
+def _declared(name: str, column: "RunColumn | Column") -> str:
+    return f"{quoted(name)} {column.sql}" + " NOT NULL" * column.required
+
+
+def _index(database: sqlite3.Connection, name: str, column: RunColumn) -> None:
+    if column.indexed:
+        database.execute(f'CREATE INDEX "runs_by_{name}" ON runs ("{name}")')
 
 
 def check_runs(database: sqlite3.Connection, last_run: int) -> tuple[list[str], int]:
@@ -213,6 +273,7 @@ def facts(database: sqlite3.Connection, path: Path) -> Seen:
         database.execute("BEGIN")  # a writer may commit between one query and the next
         try:
             meta, (count, end, last) = _state(database, path)
+            names = tuple(columns(database))
             identity = _identity(database, min(count, _IDENTITY_RUNS))
         finally:
             if database.in_transaction:
@@ -237,7 +298,7 @@ def facts(database: sqlite3.Connection, path: Path) -> Seen:
         raise FormatError(f"expected whole numbers, got {shard_rows=}, {last=}", path=str(path))
     if not 0 <= block_bytes <= MAX_BLOCK_BYTES or block_bytes.bit_count() > 1:
         raise FormatError(f"expected checksums of blocks, got {block_bytes=}", path=str(path))
-    return Seen(rows, count, last, identity, shard_rows, dtype, block_bytes, block_tail)
+    return Seen(rows, count, last, identity, shard_rows, dtype, block_bytes, block_tail, names)
 
 
 def _state(database: sqlite3.Connection, path: Path) -> tuple[dict[Any, Any], tuple[Any, Any, Any]]:
@@ -319,10 +380,22 @@ class StepRuns(Runs):
     def __len__(self) -> int:
         return self._seen.runs if self._chosen is None else len(self._chosen.ids)
 
-    @lazy
+    @property
     def columns(self) -> list[str]:
+        return list(self._seen.columns)
+
+    @property
+    def types(self) -> dict[str, RunColumn]:
+        """What is declared of each column, but for those that only other programs declare."""
+        kinds = {sql: kind for kind, sql in _SQL_TYPES.items()}
         with reading(self._path, self._seen.identity) as opened:
-            return list(columns(opened))
+            indexes = opened.execute("SELECT name FROM sqlite_master WHERE type = 'index'")
+            indexed = {name for (name,) in indexes}
+            return {
+                name: RunColumn(kinds[each.sql], not each.required, f"runs_by_{name}" in indexed)
+                for name, each in columns(opened).items()
+                if name not in OWN and each.sql in kinds
+            }
 
     @lazy
     def _ranges(self) -> Chosen:

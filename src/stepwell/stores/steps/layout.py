@@ -13,6 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 from stepwell import _core
 from stepwell.errors import FormatError
 from stepwell.field import FieldLike, as_fields
+from stepwell.files.memory import check_room
 from stepwell.files.npy import NpyHeader, header_bytes, read_header
 from stepwell.files.regular import open_inside
 from stepwell.files.shared import shared_block
@@ -200,6 +201,7 @@ def load_rows(
 
     size = sum(piece.rows for piece in pieces) * kind.itemsize
     if owner is None or not size:
+        check_room(size, pieces[0].root)
         block = _core.allocate(size)
         fill(block)
     else:

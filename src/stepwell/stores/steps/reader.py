@@ -1,17 +1,18 @@
 """A step dataset, opened: rows from memory, runs from SQL."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, overload
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from stepwell import _core
 from stepwell.errors import FormatError
 from stepwell.lazy import lazy
 from stepwell.sampler import split_runs
-from stepwell.source import Batch, Field, Rows, Schema
+from stepwell.source import Batch, Field, Rows, Schema, as_rows, bytes_of, check_buffer
 from stepwell.store import Progress, QueryTable, Report, Store
 from stepwell.stores.steps import database
 from stepwell.stores.steps.blocks import BlockChecks, Checks, ManifestChecks
@@ -41,7 +42,8 @@ class StepReader(Store):
 
     `memory="ram"` reads the rows into huge pages with all cores, `"shared"` does so once for all
     processes of the machine that open it so, and `"map"` maps the files, of which about
-    `resident_bytes` are kept in memory at a time.
+    `resident_bytes` are kept in memory at a time, or the `resident_shards` that were read last.
+    Rows that do not fit into the memory that is free are a `MemoryError`, unless they are mapped.
     Rows are compared with their checksums while they are read into memory, or when a mapped block
     of them is first met, unless `checksums` is False.
     Filters keep ranges of rows, never a row number per row, and are step datasets themselves.
@@ -57,24 +59,30 @@ class StepReader(Store):
         *,
         memory: Memory = "ram",
         resident_bytes: int = 1 << 30,
+        resident_shards: int | None = None,
         checksums: bool = True,
     ) -> None:
         if memory not in ("ram", "map", "shared"):
             raise ValueError(f"memory: expected 'ram', 'map' or 'shared', got {memory!r}")
+        if resident_shards is not None and (memory != "map" or resident_shards < 1):
+            wanted = "memory='map'" if memory != "map" else "at least 1"
+            got = repr(memory) if memory != "map" else resident_shards
+            raise ValueError(f"resident_shards: expected {wanted}, got {got}")
         root = Path(path).absolute()  # wherever the process goes later
-        self._begin(root, memory, resident_bytes, checksums)
+        self._begin(root, memory, resident_bytes, resident_shards, checksums)
 
     def _begin(
         self,
         root: Path,
         memory: Memory,
         resident_bytes: int,
+        resident_shards: int | None = None,
         checksums: bool = True,
         seen: Seen | None = None,
         chosen: Chosen | None = None,
     ) -> None:
         self._root, self._memory, self._resident_bytes = root, memory, resident_bytes
-        self._checksums = checksums
+        self._resident_shards, self._checksums = resident_shards, checksums
         now = database.look(root / DATABASE, seen.identity if seen else "")
         check_whole(root, now)
         seen = seen or now
@@ -83,7 +91,16 @@ class StepReader(Store):
             raise FormatError(
                 f"expected {seen.rows} rows, as pickled, got {now.rows}", path=str(root)
             )
-        self._segments = self._load(0, seen)
+        if resident_shards is not None and not seen.shard_rows:
+            raise ValueError(
+                "resident_shards: expected a dataset of shards, got one file; "
+                f"convert(…, to='steps', part_bytes=…) spreads it over some - at {root}"
+            )
+        self._residents: _core.Residents | None = None
+        if resident_shards is not None:
+            self._residents = _core.Residents(resident_shards)
+        self._segments: list[Segment] = []
+        self._add(self._load(0, seen))
         self._dtype = self._segments[0].rows.dtype
         self._show(StepRuns(root / DATABASE, seen, chosen))
 
@@ -92,8 +109,8 @@ class StepReader(Store):
         return path.is_dir() and os.path.lexists(path / DATABASE)
 
     def __getstate__(self) -> dict[str, Any]:
-        opened = {"memory": self._memory, "resident_bytes": self._resident_bytes}
-        opened["checksums"] = self._checksums
+        opened: dict[str, Any] = {"memory": self._memory, "resident_bytes": self._resident_bytes}
+        opened |= {"resident_shards": self._resident_shards, "checksums": self._checksums}
         seen, chosen = self._seen, self._table._chosen  # others may be appended meanwhile
         return {"root": self._root, **opened, "seen": seen, "chosen": chosen}
 
@@ -179,13 +196,13 @@ class StepReader(Store):
             return False
         check_whole(self._root, now)
         if now.rows > before.rows:
-            self._segments = self._segments + self._load(before.rows, now)
+            self._add(self._load(before.rows, now))
         self._show(StepRuns(self._table._path, now))
         return True
 
     def close(self) -> None:
         super().close()
-        self._segments = []
+        self._segments, self._residents = [], None
 
     @staticmethod
     def repair(
@@ -212,13 +229,48 @@ class StepReader(Store):
 
     # A source.
 
+    @overload
+    def take(
+        self,
+        rows: ArrayLike,
+        out: Mapping[str, NDArray[Any]] | None = None,
+        *,
+        packed: Literal[False] = False,
+    ) -> Batch: ...
+    @overload
+    def take(
+        self, rows: ArrayLike, out: NDArray[Any] | None = None, *, packed: Literal[True]
+    ) -> NDArray[Any]: ...
+    def take(self, rows: ArrayLike, out: Any = None, *, packed: bool = False) -> Any:
+        """Return the given rows in the given order: an array for each field, or with `packed` one
+        structured array, of `dtype`. `out` provides what is returned.
+
+        Raises `IndexError` naming the first row outside `range(len(self))`.
+        """
+        if not packed:
+            return super().take(rows, out)
+        rows, reader = as_rows(rows, len(self)), self._packed_reader
+        if out is None:
+            return np.ndarray(len(rows), self._dtype, reader.take(rows))
+        check_buffer("out", out, self._dtype, (len(rows),))
+        reader.read(rows, [bytes_of(out)])
+        return out
+
+    @lazy
+    def _packed_reader(self) -> _core.Reader:
+        self._check_open()
+        return self._reader_of([(0, self._dtype.itemsize)])
+
     def _native(self, names: Sequence[str]) -> _core.Reader | None:
         fields = self._dtype.fields
         assert fields is not None
-        layout = [(fields[name][1], self.schema[name].row_bytes) for name in names]
+        return self._reader_of([(fields[name][1], self.schema[name].row_bytes) for name in names])
+
+    def _reader_of(self, layout: list[tuple[int, int]]) -> _core.Reader:
+        """A reader of these parts of each row, as (offset, bytes)."""
         size = self._dtype.itemsize
         tables = []
-        for rows, blocks, path, begin in self._segments:
+        for number, (rows, blocks, path, begin) in enumerate(self._segments):
             if not len(rows) and len(self._segments) > 1:
                 continue
             table = _core.table_reader(rows.view(np.uint8).reshape(-1, size), layout, path, begin)
@@ -226,9 +278,11 @@ class StepReader(Store):
                 ends = [(offset, offset + bytes_) for offset, bytes_ in layout]
                 needed = min(ends)[0], max(end for _, end in ends)
                 table = _core.checked_reader(table, blocks, size, *needed)
+            if self._residents is not None:
+                table = _core.resident_reader(table, self._residents, number)
             tables.append(table)
         reader = tables[0] if len(tables) == 1 else _core.concat_reader(tables)
-        if self._memory == "map":
+        if self._memory == "map" and self._residents is None:
             maps = [each.rows.view(np.uint8) for each in self._segments if len(each.rows)]
             reader = _core.bounded_reader(reader, maps, self._resident_bytes)
         chosen = self._table._chosen
@@ -256,6 +310,16 @@ class StepReader(Store):
         return check(self, quick, progress)
 
     # Below this line: for this package.
+
+    def _forget(self, *names: str) -> None:
+        super()._forget("_packed_reader", *names)
+
+    def _add(self, segments: list[Segment]) -> None:
+        """Have these rows, too. Parts of this reader share what is resident of all."""
+        self._segments = self._segments + segments
+        if self._residents is not None:
+            for each in segments:
+                self._residents.add(each.rows.view(np.uint8))
 
     def _load(self, begin: int, seen: Seen) -> list[Segment]:
         """Rows from `begin` on as arrays: one, or one for each mapped file."""

@@ -6,7 +6,6 @@ were lost from the database: its log was damaged or left behind, or it is an old
 
 import os
 import shutil
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from stepwell.files.regular import check_inside
 from stepwell.source import Rows
 from stepwell.store import Progress
 from stepwell.stores.steps import database
-from stepwell.stores.steps.database import OWN, Seen, quoted
+from stepwell.stores.steps.database import OWN, Seen
 from stepwell.stores.steps.layout import (
     DATABASE,
     FILLED,
@@ -302,7 +301,8 @@ class _Repair:
                 opened.executemany(f"DELETE FROM {table} WHERE id = ?", ((run,) for run, *_ in bad))
             required = [name for name in lost if self._columns[name].required]
             if required:
-                self._allow_null(opened)
+                may = {n: each._replace(required=n in OWN) for n, each in self._columns.items()}
+                database.remake(opened, may)
                 self._did.append(f"{', '.join(required)}: may be NULL from now on")
             opened.executemany(f"INSERT INTO runs ({', '.join(OWN)}) VALUES (?, ?, ?)", found)
             others = [None] * len([name for name in database.columns(opened) if name not in OWN])
@@ -318,24 +318,6 @@ class _Repair:
         if target != self._path:
             sync_path(target)
             target.rename(self._path)
-
-    def _allow_null(self, opened: sqlite3.Connection) -> None:
-        """The same table, but that its columns may be NULL."""
-        indexes = opened.execute(
-            "SELECT sql FROM sqlite_master WHERE tbl_name = 'runs' AND type = 'index' "
-            "AND sql IS NOT NULL"
-        ).fetchall()
-        parts = ["id INTEGER PRIMARY KEY"]
-        for name, column in self._columns.items():
-            if name != "id":
-                parts.append(f"{quoted(name)} {column.sql}" + " NOT NULL" * (name in OWN))
-        every = ", ".join(quoted(name) for name in self._columns)
-        opened.execute(f"CREATE TABLE repaired ({', '.join(parts)})")
-        opened.execute(f"INSERT INTO repaired ({every}) SELECT {every} FROM runs")
-        opened.execute("DROP TABLE runs")
-        opened.execute("ALTER TABLE repaired RENAME TO runs")
-        for (sql,) in indexes:
-            opened.execute(sql)
 
 
 def _files(root: Path, meta: dict[Any, Any]) -> _Files:

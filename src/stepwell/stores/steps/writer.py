@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from operator import index
 from pathlib import Path
@@ -61,11 +61,11 @@ class StepWriter(Writer):
             writer.append(rows, total_reward=204.5)
 
     `dtype` has packed fields, or is a dict of them: `{"obs": ("<f4", (4,)), "action": "<i4"}`.
-    `columns` are what is known of each run (int, float, str, bytes or a `RunColumn`). Both are
-    needed to begin a dataset and checked against one that is there. Fields named `run_id` and
-    `step_index` are filled in. Runs are there for others after `commit`, which leaving the block
-    does; what was appended since is dropped when the block fails. `shard_rows` spreads the rows
-    over files of that many.
+    `columns` are what is known of each run: int, float, str, bytes, or a `RunColumn`, which may be
+    optional. Both are needed to begin a dataset and checked against one that is there. Fields
+    named `run_id` and `step_index` are filled in. Runs are there for others after `commit`, which
+    leaving the block does; what was appended since is dropped when the block fails. `shard_rows`
+    spreads the rows over files of that many.
 
     One writer at a time: the second one gets a `BusyError`.
     """
@@ -149,9 +149,12 @@ class StepWriter(Writer):
         values = {
             name: _sqlite(name, columns.get(name), each.sql) for name, each in self._columns.items()
         }
-        missing = [n for n, each in self._columns.items() if each.required and values[n] is None]
-        if missing:
-            raise SchemaError(f"run column {', '.join(missing)} is missing")
+        for name, each in self._columns.items():
+            if each.required and values[name] is None:
+                raise SchemaError(
+                    f"run column {name}: expected a value, got {columns.get(name, 'none')}; "
+                    "one that is declared optional may be left out"
+                )
         if len(self) + len(made) > self._max_rows:
             raise FormatError(
                 f"the header has no room for more than {self._max_rows} rows; "
@@ -171,6 +174,39 @@ class StepWriter(Writer):
             else:
                 self._settle(written)
         return run_id
+
+    @exclusive
+    def add_column(
+        self, name: str, column: type | RunColumn, values: Sequence[Any] | None = None
+    ) -> None:
+        """Give the runs a further column, and those that are there these values, in their order.
+
+        Without `values` they have none, which only an optional column allows. It is durable on
+        return, and other processes see it. Raises `ValueError` while runs are uncommitted, and
+        `SchemaError` for a column that is there already or values that it cannot have.
+        """
+        made = database.run_columns({name: column})[name]
+        if self._new_runs:
+            raise ValueError(f"expected no uncommitted runs, got {len(self._new_runs)}; commit")
+        if name.lower() in (there.lower() for there in self._columns):
+            raise SchemaError(f"run column {name}: expected a new name, there is such a column")
+        given = [None] * self._runs if values is None else list(values)
+        if len(given) != self._runs:
+            raise SchemaError(f"{name}: expected a value for {self._runs} runs, got {len(given)}")
+        kept = [_sqlite(name, value, made.sql) for value in given]
+        if made.required and None in kept:
+            raise SchemaError(
+                f"run column {name}: expected a value for each of {self._runs} runs, got "
+                f"{given[kept.index(None)]}; RunColumn(…, optional=True) may be without"
+            )
+        assert self._database is not None
+        path = self._root / DATABASE
+        with catalog.in_turn(), catalog.translated(path):
+            for problem in database.check_runs(self._database, self._last_run)[0]:
+                raise ChecksumError(problem, path=str(path))  # it must not get a new checksum
+        with self._at_risk():
+            database.add_column(self._database, path, name, made, kept)
+        self._columns[name] = database.Column(made.sql, made.required)
 
     def __len__(self) -> int:
         """Rows committed and appended."""
