@@ -1,6 +1,7 @@
 #include "game2048/decode2048.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -69,8 +70,11 @@ void decode_steps(const StepColumns& steps, std::span<const std::uint8_t> symmet
       for (int m = 0; m < kMoves; ++m) {
         const auto to = 4 * i + static_cast<std::size_t>(turned_move(m, symmetry));
         const bool legal = steps.legal[i] >> m & 1;
+        const float value = steps.values[4 * i + static_cast<std::size_t>(m)];
+        const bool known = legal && !std::isnan(value);
         out.legal[to] = legal;
-        out.values[to] = legal ? steps.values[4 * i + static_cast<std::size_t>(m)] : 0;
+        out.known[to] = known;
+        out.values[to] = known ? value : 0;
       }
     }
   });
