@@ -353,13 +353,13 @@ def read_duckdb(path: Path) -> list[dict[str, Any]]:
 
 
 def read_pyarrow(path: Path) -> list[dict[str, Any]]:
-    return pa_json.read_json(path).to_pylist()
+    return list(pa_json.read_json(path).to_pylist())
 
 
 def read_uint64(path: Path) -> list[dict[str, Any]]:
     schema = pa.schema([("pre_board", pa.uint64()), ("final_board", pa.uint64())])
     options = pa_json.ParseOptions(explicit_schema=schema)
-    return pa_json.read_json(path, parse_options=options).to_pylist()
+    return list(pa_json.read_json(path, parse_options=options).to_pylist())
 
 
 def read_datasets(path: Path) -> list[dict[str, Any]]:

@@ -59,6 +59,11 @@ class _Reads:
         os.close(self._file)
 
 
+def _bytes_of(memory: mmap.mmap | None, file: int, size: int, path: str) -> Any:
+    """The bytes of a file: an array over its mapping, or what reads them slice by slice."""
+    return _Reads(file, size, path) if memory is None else np.frombuffer(memory, np.uint8)
+
+
 class PackFile:
     """Bytes of a pack whose structure was checked. It is unmapped with the last use of it.
 
@@ -74,11 +79,7 @@ class PackFile:
             if size and not read:
                 with suppress(OSError):  # not every file system can
                     self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            self.data: Any = (
-                _Reads(file.fileno(), size, str(path))
-                if self.memory is None
-                else np.frombuffer(self.memory, np.uint8)
-            )
+            self.data = _bytes_of(self.memory, file.fileno(), size, str(path))
         self.layout = Layout.read(self.data, str(path))
         self.path = path.absolute()  # wherever the process goes later
         self.table: bytes | None = None
