@@ -47,12 +47,15 @@ int turned_move(int move, int symmetry) {
   return move;
 }
 
-void decode_steps(const StepColumns& steps, std::span<const std::uint8_t> symmetries,
-                  const DecodedSteps& out) {
-  check(steps.moves, 3, "move");
+void decode_steps(const StepColumns& given, std::span<const std::uint8_t> symmetries,
+                  const DecodedSteps& wanted) {
+  check(given.moves, 3, "move");
   check(symmetries, kSymmetries - 1, "symmetry");
-  const std::size_t count = steps.boards.size();
+  const std::size_t count = given.boards.size();
   shared_pool().run((count + kPiece - 1) / kPiece, [&](std::size_t piece) {
+    // Copies: no byte that is written can be a part of them, so they stay in registers.
+    const StepColumns steps = given;
+    const DecodedSteps out = wanted;
     const std::size_t end = std::min(count, (piece + 1) * kPiece);
     if (!out.one_hot.empty())
       std::memset(&out.one_hot[256 * piece * kPiece], 0, 1024 * (end - piece * kPiece));
