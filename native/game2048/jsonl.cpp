@@ -213,13 +213,12 @@ void write_steps(Pen& pen, const View& run, std::uint64_t number, std::uint32_t 
   const std::string_view same(head, start.at());
   for (std::size_t i = 0; i < run.record.steps; ++i) {
     pen.text(same), pen.number(std::uint64_t{i});
-    pen.text(",\"pre_board\":");
     if (seed) {
-      pen.board(run.boards[i], hex);
+      pen.text(",\"pre_board\":"), pen.board(run.boards[i], hex), pen.text(",\"chosen\":");
     } else {
-      pen.letter('['), pen.exponents(run.boards[i]), pen.letter(']');
+      pen.text(",\"pre_board\":["), pen.exponents(run.boards[i]), pen.text("],\"chosen\":");
     }
-    pen.text(",\"chosen\":"), pen.text(kMoveNames[run.moves[i]]);
+    pen.text(kMoveNames[run.moves[i]]);
     pen.text(",\"branches\":");
     seed ? write_seed_branches(pen, run, i) : write_branches(pen, run, i);
     pen.text("}\n");
