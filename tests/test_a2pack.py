@@ -315,6 +315,17 @@ def test_to_jsonl(a2pack: Command, games: Path, tmp_path: Path) -> None:
         f"{out}: 1 line"
     )
     assert out.read_text() == runs.block("pack.md", "jsonl", "runs-hex")
+    seed = runs.block("pack.md", "jsonl", "seed")
+    done = a2pack(*export, "--layout", "seed")
+    assert done == (0, f"{out}: 7 lines, {len(seed):,} bytes\n", "")
+    assert out.read_text() == seed
+    ends = tmp_path / "runs.jsonl"
+    for options, want in ((["--layout", "seed"], seed), (["--steps"], seed + by_step)):
+        done = a2pack(*export, *options, "--runs", ends)
+        assert done.out.splitlines()[1] == f"{ends}: 2 lines, {ends.stat().st_size} bytes"
+        both = (out.read_text() + ends.read_text()).splitlines()
+        assert len(both) == 7
+        assert set(both) <= {*want.splitlines()}
     assert ": 0 lines, 0 bytes" in a2pack(*export, "--where", "0").out
     assert out.read_text() == ""
     assert a2pack("to-jsonl", games, "--output", "-") == (0, by_run, "")
@@ -324,6 +335,10 @@ def test_to_jsonl_refuses(a2pack: Command, games: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     export = ("to-jsonl", "--packfile", games, "--output", out)
     a2pack(*export, "--steps", "--runs-only").fails(2, "give --steps or --runs-only, not both")
+    a2pack(*export, "--layout", "seed", "--runs-only").fails(2, "not both")
+    for same in ("-", out):
+        a2pack(*export, "--runs", same).fails(2, "--runs: expected a file of its own")
+    a2pack(*export, "--runs", games).fails(2, f"{games} exists; --force")
     a2pack(*export, "--where", "frob").fails(2, "frob")
     for place in ("s3://bucket/x", "s3://bucket"):
         assert f"{place} is a URL; expected a path" in " ".join(
@@ -461,6 +476,16 @@ def test_migrate(stepwell: Command, folder: Path, tmp_path: Path) -> None:
     done = stepwell("2048", "migrate", folder, new, "--skip-bad")
     assert done.code == 0
     assert done.err.startswith(f"skipped: {folder / 'c.a2run'}: ")
+
+
+def test_old_games_become_steps(stepwell: Command, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "games"
+    refusal = "a.a2run: step 0 has no branches; without_values=True (--without-values) takes such"
+    stepwell("convert", folder, out).fails(1, refusal)
+    assert stepwell("convert", folder, out, "--without-values", "--json").json()["runs"] == 2
+    more = ("convert", folder, out, "--append", "--without-values")
+    stepwell(*more).fails(2, "2 of 2 runs are there already, the first is a.a2run, which is run 0")
+    assert stepwell(*more, "--again", "--json").json()["runs"] == 4
 
 
 # All of them.

@@ -23,6 +23,7 @@ def random_steps(count: int, seed: int = 0) -> NDArray[Any]:
     steps["move"] = random.integers(0, 4, count)
     steps["ev_legal"] = random.integers(0, 16, count)
     steps["ev_values"] = random.random((count, 4))
+    steps["ev_values"][random.random((count, 4)) < 0.1] = np.nan  # not recorded
     steps["run_id"] = random.integers(0, 2**32, count)
     steps["step_index"] = random.integers(0, 2**16, count)
     return steps
@@ -66,14 +67,18 @@ def plain_decode(steps: NDArray[Any], symmetries: NDArray[np.integer[Any]]) -> B
     moves = np.zeros(len(steps), np.uint8)
     legal = np.zeros((len(steps), 4), np.bool)
     values = np.zeros((len(steps), 4), np.float32)
+    known = np.zeros((len(steps), 4), np.bool)
     for i, (step, symmetry) in enumerate(zip(steps, symmetries.tolist(), strict=True)):
         cells[i] = turn_cells(cells[i], symmetry)[0]
         moves[i] = turn_move(int(step["move"]), symmetry)
         for move in range(4):
             if step["ev_legal"] >> move & 1:
                 legal[i, turn_move(move, symmetry)] = True
-                values[i, turn_move(move, symmetry)] = step["ev_values"][move]
-    return {"board": cells, "move": moves, "ev_legal": legal, "ev_values": values}
+                if not np.isnan(value := step["ev_values"][move]):
+                    known[i, turn_move(move, symmetry)] = True
+                    values[i, turn_move(move, symmetry)] = value
+    legality = {"ev_legal": legal, "ev_known": known, "ev_values": values}
+    return {"board": cells, "move": moves, **legality}
 
 
 def assert_batches(got: Batch, want: Batch) -> None:
@@ -91,7 +96,7 @@ def test_exponents_masks_and_values(count: int) -> None:
     assert_batches(got, plain_decode(steps, np.zeros(count, np.int64)))
     assert got["run_id"] is batch["run_id"]
     assert got["step_index"] is batch["step_index"]
-    assert set(got) == set(batch)
+    assert set(got) == {*batch, "ev_known"}
     assert_batches(batch, before)  # what was given is left alone
 
 

@@ -12,6 +12,7 @@ import stepwell as sw
 from stepwell import FormatError, PackReader, SchemaError, StepReader, game2048 as g
 from stepwell.game2048 import GameSteps, Run
 from tests.contract import Expected, SourceContract, assert_array
+from tests.reference import runs as rules
 from tests.runs import RUN_V1
 
 
@@ -57,10 +58,14 @@ def plain_rows(run: Run, run_id: int) -> list[tuple[Any, ...]]:
     rows = []
     for step in range(len(run)):
         move, legal = int(run.moves[step]), int(run.ev_legal[step])
+        if not run.has_branches[step]:
+            legal = rules.legal(int(run.boards[step]))
         values = []
         for branch in range(4):
             if not legal >> branch & 1:
                 values.append(0.0)
+            elif not run.has_branches[step]:
+                values.append(np.nan)
             elif branch == move:
                 values.append(1.0)
             else:
@@ -89,6 +94,7 @@ def assert_rows(dataset: Path, runs: list[Run]) -> None:
         assert row["start_time"] == run.meta.start_unix_s
         assert row["elapsed_s"] == run.meta.elapsed_s
         assert row["final_board"] % 2**64 == run.final_board
+        assert row["has_values"] == run.has_branches.all()
     assert steps.verify().ok
 
 
@@ -147,7 +153,7 @@ def test_a_dataset(kind: str, files: Path, pack: Path, runs: list[Run], tmp_path
     assert_rows(tmp_path / "out", runs)
     assert np.load(tmp_path / "out" / "steps.npy").dtype == g.STEP
     opened = StepReader.open(tmp_path / "out")
-    sw.convert(given, tmp_path / "out", to="steps", mode="a")
+    sw.convert(given, tmp_path / "out", to="steps", mode="a", again=True)
     assert_rows(tmp_path / "out", runs + runs)
     assert opened.refresh()
     assert len(opened) == 2 * report.rows
@@ -223,6 +229,111 @@ def test_a_dataset_of_the_original_program_is_appended_to(files: Path, tmp_path:
     assert len(opened.runs) == 1 + len(GameSteps(files).runs)
     assert (opened.runs["engine"][0], report.rows) == ("old", len(opened) - 40)
     assert opened.verify().ok
+
+
+# Runs that are there already.
+
+
+def test_an_append_of_the_same_runs_is_refused(tmp_path: Path) -> None:
+    some = save_all(tmp_path / "some", [odd_run(seed=i) for i in (0, 1)])
+    sw.convert(some, tmp_path / "out")
+    save_all(tmp_path / "some", [odd_run(seed=i) for i in (5, 1, 2)])  # 0 has changed, 2 is new
+    for given in (some, GameSteps(some)):
+        with pytest.raises(FileExistsError) as caught:
+            sw.convert(given, tmp_path / "out", to="steps", mode="a")
+        assert str(caught.value) == (
+            f"{tmp_path}/out: 1 of 3 runs are there already, the first is 0001.a2run2, which is "
+            "run 1; again=True (--again) adds them too"
+        )
+    assert_rows(tmp_path / "out", [odd_run(seed=i) for i in (0, 1)])
+    sw.convert(some, tmp_path / "out", mode="a", again=True)
+    assert_rows(tmp_path / "out", [odd_run(seed=i) for i in (0, 1, 5, 1, 2)])
+    sw.convert(tmp_path / "out", tmp_path / "other", to="steps")
+    with pytest.raises(FileExistsError, match="5 of 5 runs are there already"):
+        sw.convert(tmp_path / "out", tmp_path / "other", to="steps", mode="a")  # two datasets, too
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"steps": 41},
+        {"start_unix_s": 2},
+        {"final_board": 9},
+        {"name": "other.a2run2"},
+    ],
+)
+def test_runs_that_differ_are_not_the_same(other: dict[str, Any], tmp_path: Path) -> None:
+    def saved(folder: str, steps: int = 40, name: str = "a.a2run2", **options: Any) -> Path:
+        (tmp_path / folder).mkdir()
+        board = options.pop("final_board", 1)
+        zeros = np.zeros(steps, np.uint8)
+        known: Any = {"ev_values": np.zeros((steps, 4)), "ev_legal": zeros}
+        Run(zeros, zeros, board, **known, **options).save(tmp_path / folder / name)
+        return tmp_path / folder
+
+    sw.convert(saved("one"), tmp_path / "out")
+    assert sw.convert(saved("two", **other), tmp_path / "out", mode="a").runs == 2
+
+
+def test_again_is_for_appending_to_steps(files: Path, tmp_path: Path) -> None:
+    wrong: list[dict[str, Any]] = [{}, {"mode": "a"}]
+    for options in wrong:
+        with pytest.raises(ValueError, match="again: expected mode='a'"):
+            sw.convert(files, tmp_path / "out.npz", again=True, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+# Games without values.
+
+
+@pytest.mark.parametrize("kind", ["directory", "pack"])
+def test_without_values(kind: str, tmp_path: Path) -> None:
+    """Legal by the board, NaN for what was not recorded, and marked: v1 and steps of v2."""
+    played = next(g.play(1, depth=1, seed=5))
+    given = [odd_run(), played, without_branches(), Run([], [], 1), Run([0], [2], 3)]
+    games = save_all(tmp_path / "runs", given)
+    (games / "0001.a2run2").unlink()
+    played.save(games / "0001.a2run", version=1)
+    given[1] = Run.load(games / "0001.a2run")
+    if kind == "pack":
+        g.pack_runs(games, tmp_path / "p.a2pack")
+        games = tmp_path / "p.a2pack"
+    with pytest.raises(FormatError, match=r"step 0 has no branches; without_values=True \("):
+        sw.convert(games, tmp_path / "out")
+    report = sw.convert(games, tmp_path / "out", without_values=True)
+    assert (report.runs, report.skipped) == (5, ())
+    assert_rows(tmp_path / "out", given)
+    steps = StepReader.open(tmp_path / "out")
+    assert steps.runs["has_values"].tolist() == [1, 0, 0, 1, 0]
+    assert not np.isnan(steps.where("has_values")[:]["ev_values"]).any()
+    rows = steps.where("id = 1")[:]
+    np.testing.assert_array_equal(rows["ev_legal"], played.ev_legal)  # which v1 has not kept
+    ready = g.decode(rows)
+    assert not ready["ev_known"].any()
+    assert not ready["ev_values"].any()
+    known = g.decode(steps.where("id = 2")[:])["ev_known"]
+    np.testing.assert_array_equal(np.flatnonzero(~known.any(1)), [17])
+
+
+def test_runs_without_values_are_never_mixed_with_others(tmp_path: Path) -> None:
+    """A dataset that has no column for it would have NaN in games that nothing distinguishes."""
+    sw.convert(save_all(tmp_path / "good", [odd_run()]), tmp_path / "out")
+    with closing(sqlite3.connect(tmp_path / "out" / "metadata.db")) as database:
+        database.execute("ALTER TABLE runs DROP COLUMN has_values")
+        database.execute("DROP TABLE run_checksums")
+    bad = save_all(tmp_path / "bad", [without_branches()])
+    with pytest.raises(SchemaError, match="expected the run column has_values"):
+        sw.convert(bad, tmp_path / "out", mode="a", without_values=True)
+    with pytest.warns(UserWarning, match="left out: has_values"):
+        sw.convert(save_all(tmp_path / "more", [odd_run(seed=1)]), tmp_path / "out", mode="a")
+    assert len(StepReader.open(tmp_path / "out").runs) == 2
+
+
+def test_without_values_is_for_games(files: Path, pack: Path, tmp_path: Path) -> None:
+    sw.convert(files, tmp_path / "steps.parquet", without_values=True)
+    for given, out in ((pack, "x.parquet"), (files, "x.a2pack"), (tmp_path / "steps.parquet", "x")):
+        with pytest.raises(ValueError, match="without_values: expected games of 2048"):
+            sw.convert(given, tmp_path / out, without_values=True)
 
 
 # What cannot be rows.
@@ -335,7 +446,7 @@ def test_shards_have_the_same_rows(pack: Path, runs: list[Run], tmp_path: Path) 
         if given is runs:
             rows = np.load(tmp_path / "one" / "steps.npy")
             assert np.concatenate(shards).tobytes() == rows.tobytes()
-            sw.convert(pack, tmp_path / "many", mode="a")
+            sw.convert(pack, tmp_path / "many", mode="a", again=True)
 
 
 def test_runs_become_a_pack(files: Path, runs: list[Run], tmp_path: Path) -> None:

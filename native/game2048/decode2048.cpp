@@ -1,6 +1,7 @@
 #include "game2048/decode2048.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -46,12 +47,15 @@ int turned_move(int move, int symmetry) {
   return move;
 }
 
-void decode_steps(const StepColumns& steps, std::span<const std::uint8_t> symmetries,
-                  const DecodedSteps& out) {
-  check(steps.moves, 3, "move");
+void decode_steps(const StepColumns& given, std::span<const std::uint8_t> symmetries,
+                  const DecodedSteps& wanted) {
+  check(given.moves, 3, "move");
   check(symmetries, kSymmetries - 1, "symmetry");
-  const std::size_t count = steps.boards.size();
+  const std::size_t count = given.boards.size();
   shared_pool().run((count + kPiece - 1) / kPiece, [&](std::size_t piece) {
+    // Copies: no byte that is written can be a part of them, so they stay in registers.
+    const StepColumns steps = given;
+    const DecodedSteps out = wanted;
     const std::size_t end = std::min(count, (piece + 1) * kPiece);
     if (!out.one_hot.empty())
       std::memset(&out.one_hot[256 * piece * kPiece], 0, 1024 * (end - piece * kPiece));
@@ -69,8 +73,11 @@ void decode_steps(const StepColumns& steps, std::span<const std::uint8_t> symmet
       for (int m = 0; m < kMoves; ++m) {
         const auto to = 4 * i + static_cast<std::size_t>(turned_move(m, symmetry));
         const bool legal = steps.legal[i] >> m & 1;
+        const float value = steps.values[4 * i + static_cast<std::size_t>(m)];
+        const bool known = legal && !std::isnan(value);
         out.legal[to] = legal;
-        out.values[to] = legal ? steps.values[4 * i + static_cast<std::size_t>(m)] : 0;
+        out.known[to] = known;
+        out.values[to] = known ? value : 0;
       }
     }
   });

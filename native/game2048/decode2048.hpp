@@ -24,13 +24,14 @@ struct StepColumns {
 };
 
 // Where they go. `cells` has 16 exponents a step, or, if it is `one_hot` that is given, 16 cells
-// of 16 classes; the other one is empty. `legal` is 0 or 1 for each of four moves, and values of
-// illegal moves are 0.
+// of 16 classes; the other one is empty. `legal` and `known` are 0 or 1 for each of four moves: whether
+// it is legal, and whether it has a value, too. Other values, NaN among them, become 0.
 struct DecodedSteps {
   std::span<std::uint8_t> cells;
   std::span<float> one_hot;
   std::span<std::uint8_t> moves;
   std::span<std::uint8_t> legal;
+  std::span<std::uint8_t> known;
   std::span<float> values;
 };
 

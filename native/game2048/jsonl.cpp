@@ -7,11 +7,12 @@
 #include <string_view>
 
 #include "files/checksum.hpp"
+#include "game2048/board.hpp"
 
 namespace stepwell {
 namespace {
 
-constexpr std::array<std::string_view, 4> kMoves{"\"UP\"", "\"DOWN\"", "\"LEFT\"", "\"RIGHT\""};
+constexpr std::array<std::string_view, 4> kMoveNames{"\"UP\"", "\"DOWN\"", "\"LEFT\"", "\"RIGHT\""};
 
 // The most a line can need, so that its writing needs no checks.
 constexpr std::size_t kLineBytes = 512;      // keys and numbers of a run or a step
@@ -111,25 +112,48 @@ View view_of(const RunBatch& batch, std::size_t i) {
           bytes(2), bytes(3), bytes(4)};
 }
 
-void write_run(Pen& pen, const View& run, std::uint64_t number, bool hex) {
-  const std::size_t steps = run.record.steps;
-  pen.text("{\"run_idx\":"), pen.number(number);
-  pen.text(",\"steps\":"), pen.number(std::uint64_t{steps});
+void write_meta(Pen& pen, const View& run, bool hex) {
+  pen.text(",\"steps\":"), pen.number(std::uint64_t{run.record.steps});
   pen.text(",\"start_unix_s\":"), pen.number(run.record.start_unix_s);
   pen.text(",\"elapsed_s\":"), pen.number(run.record.elapsed_s);
   pen.text(",\"max_score\":"), pen.number(run.record.max_score);
   pen.text(",\"highest_tile\":"), pen.number(std::uint64_t{run.record.highest_tile});
   pen.text(",\"final_board\":"), pen.board(run.record.final_board, hex);
+}
+
+void write_engine(Pen& pen, const View& run) {
+  pen.text(",\"engine\":");
+  run.record.has_engine ? pen.quoted(run.engine) : pen.text("null");
+}
+
+// What each line of a step, and that of a run's end, begins with.
+void write_name(Pen& pen, std::uint64_t number, std::uint32_t checksum) {
+  pen.text("{\"run_idx\":"), pen.number(number);
+  pen.text(",\"run_uuid\":\"a2r-"), pen.hex(checksum, 8);
+  pen.letter('-'), pen.hex(number & 0xffffffff, 8), pen.letter('"');
+}
+
+void write_end(Pen& pen, const View& run, std::uint64_t number, std::uint32_t checksum, bool hex) {
+  write_name(pen, number, checksum);
+  write_meta(pen, run, hex);
+  write_engine(pen, run);
+  pen.text("}\n");
+}
+
+void write_run(Pen& pen, const View& run, std::uint64_t number, bool hex) {
+  const std::size_t steps = run.record.steps;
+  pen.text("{\"run_idx\":"), pen.number(number);
+  write_meta(pen, run, hex);
   pen.text(",\"states\":[");
   for (std::size_t i = 0; i < steps; ++i) pen.board(run.boards[i], hex), pen.letter(',');
   pen.board(run.record.final_board, hex);
   pen.text("],\"moves\":[");
   for (std::size_t i = 0; i < steps; ++i) {
     if (i) pen.letter(',');
-    pen.text(kMoves[run.moves[i]]);
+    pen.text(kMoveNames[run.moves[i]]);
   }
-  pen.text("],\"engine\":");
-  run.record.has_engine ? pen.quoted(run.engine) : pen.text("null");
+  pen.letter(']');
+  write_engine(pen, run);
   pen.text(",\"branches\":");
   if (steps == 0 || std::memchr(run.has_branches, 1, steps) == nullptr) {
     pen.text("null}\n");
@@ -150,55 +174,77 @@ void write_run(Pen& pen, const View& run, std::uint64_t number, bool hex) {
   pen.text("]}\n");
 }
 
-void write_steps(Pen& pen, const View& run, std::uint64_t number, std::uint32_t sum) {
+// The value of a branch. The best one is stored just below 1.
+void write_value(Pen& pen, const View& run, std::size_t i, unsigned m) {
+  const float value = run.values[4 * i + m];
+  pen.number(m == run.moves[i] && value > 1 - 1e-6 ? 1.0f : value);
+}
+
+// Where a step has no branches, moves are legal by its board, and their values are not known.
+void write_branches(Pen& pen, const View& run, std::size_t i) {
+  const unsigned legal = run.has_branches[i] ? run.legal[i] : legal_mask(run.boards[i]);
+  for (unsigned m = 0; m < 4; ++m) {
+    pen.letter(m ? ',' : '[');
+    if (!(legal >> m & 1)) {
+      pen.text("{\"legal\":false,\"value\":0.0}");
+      continue;
+    }
+    pen.text("{\"legal\":true,\"value\":");
+    run.has_branches[i] ? write_value(pen, run, i, m) : pen.text("null");
+    pen.letter('}');
+  }
+  pen.letter(']');
+}
+
+void write_seed_branches(Pen& pen, const View& run, std::size_t i) {
+  if (!run.has_branches[i]) return pen.text("null");
+  for (unsigned m = 0; m < 4; ++m) {
+    pen.letter(m ? ',' : '[');
+    run.legal[i] >> m & 1 ? write_value(pen, run, i, m) : pen.text("null");
+  }
+  pen.letter(']');
+}
+
+void write_steps(Pen& pen, const View& run, std::uint64_t number, std::uint32_t checksum, bool seed, bool hex) {
   char head[96];  // the same in every line of the run
   Pen start(head);
-  start.text("{\"run_idx\":"), start.number(number);
-  start.text(",\"run_uuid\":\"a2r-"), start.hex(sum, 8);
-  start.letter('-'), start.hex(number & 0xffffffff, 8);
-  start.text("\",\"step_idx\":");
+  write_name(start, number, checksum);
+  start.text(",\"step_idx\":");
   const std::string_view same(head, start.at());
   for (std::size_t i = 0; i < run.record.steps; ++i) {
-    const std::uint8_t move = run.moves[i];
     pen.text(same), pen.number(std::uint64_t{i});
-    pen.text(",\"pre_board\":["), pen.exponents(run.boards[i]);
-    pen.text("],\"chosen\":"), pen.text(kMoves[move]);
-    pen.text(",\"branches\":[");
-    const unsigned legal = run.has_branches[i] ? run.legal[i] : 1u << move;
-    for (unsigned m = 0; m < 4; ++m) {
-      if (m) pen.letter(',');
-      if (!(legal >> m & 1)) {
-        pen.text("{\"legal\":false,\"value\":0.0}");
-        continue;
-      }
-      const float value = run.has_branches[i] ? run.values[4 * i + m] : 1.0f;
-      pen.text("{\"legal\":true,\"value\":");
-      // The best branch is stored just below 1.
-      pen.number(m == move && value > 1 - 1e-6 ? 1.0f : value);
-      pen.letter('}');
+    if (seed) {
+      pen.text(",\"pre_board\":"), pen.board(run.boards[i], hex), pen.text(",\"chosen\":");
+    } else {
+      pen.text(",\"pre_board\":["), pen.exponents(run.boards[i]), pen.text("],\"chosen\":");
     }
-    pen.text("]}\n");
+    pen.text(kMoveNames[run.moves[i]]);
+    pen.text(",\"branches\":");
+    seed ? write_seed_branches(pen, run, i) : write_branches(pen, run, i);
+    pen.text("}\n");
   }
 }
 
 }  // namespace
 
-Text to_jsonl(const Entries& runs, JsonlShape shape, bool hex) {
+Text to_jsonl(const Entries& runs, JsonlShape shape, bool ends, bool hex) {
   const RunBatch batch = decode_runs(runs, 1);
+  const bool by_step = shape == JsonlShape::step || shape == JsonlShape::seed_step;
   const auto steps = static_cast<std::size_t>(batch.offsets.back());
   const auto letters = static_cast<std::size_t>(batch.engine_offsets.back());
-  const std::size_t limit = shape == JsonlShape::step
-                               ? steps * kLineBytes
-                               : runs.size() * kLineBytes + steps * kRunStepBytes + letters * kLetterBytes;
+  const std::size_t lines = (shape == JsonlShape::run) + ends;  // of a run, each with its engine
+  const std::size_t limit = lines * (runs.size() * kLineBytes + letters * kLetterBytes) +
+                            steps * (by_step ? kLineBytes : shape == JsonlShape::run ? kRunStepBytes : 0);
   Text out{shared_blocks()->take(limit + 1), 0};
   auto* begin = reinterpret_cast<char*>(out.block.get());
   Pen pen(begin);
   for (std::size_t i = 0; i < runs.size(); ++i) {
+    const View run = view_of(batch, i);
     const auto number = static_cast<std::uint64_t>(runs.numbers[i]);
-    if (shape == JsonlShape::run)
-      write_run(pen, view_of(batch, i), number, hex);
-    else
-      write_steps(pen, view_of(batch, i), number, crc32c(0, runs.payload(i)));
+    const std::uint32_t checksum = by_step || ends ? crc32c(0, runs.payload(i)) : 0;
+    if (shape == JsonlShape::run) write_run(pen, run, number, hex);
+    if (by_step) write_steps(pen, run, number, checksum, shape == JsonlShape::seed_step, hex);
+    if (ends) write_end(pen, run, number, checksum, hex);
   }
   out.bytes = static_cast<std::size_t>(pen.at() - begin);
   return out;

@@ -179,7 +179,7 @@ def widened_reader(base: Reader, widths: Sequence[tuple[int, int, bool]]) -> Rea
     The same rows with wider whole numbers: (bytes, wider bytes, whether there is a sign) for each field.
     """
 
-def decode_2048(boards: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], moves: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], legal: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], symmetries: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], cells: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], one_hot: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], out_moves: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], out_legal: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], out_values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> None:
+def decode_2048(boards: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], moves: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], legal: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], symmetries: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], cells: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], one_hot: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], out_moves: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], out_legal: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], out_known: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], out_values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> None:
     """
     Steps as a network wants them, into the caller's arrays; of cells and one_hot one is empty.
     """
@@ -215,8 +215,11 @@ def encode_run(kind: int, numbers: tuple[int, int, int, int], engine: bytes | No
     highest_tile.
     """
 
-def to_jsonl(file: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], entries: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], numbers: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], path: object, steps: bool, hex: bool) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
-    """The lines of these entries, a line a run or a line a step."""
+def to_jsonl(file: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], entries: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], numbers: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], path: object, shape: int, ends: bool, hex: bool) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+    """
+    The lines of these entries. Shapes: 0 a line a run, 1 a line a step, 2 a line a step as seed 001 has it,
+    3 none; ends adds a line a run.
+    """
 
 class Schedule:
     """Which positions each step of a loop reads, on each rank."""

@@ -98,6 +98,8 @@ def convert(
     chunk_records: int = 8192,
     part_bytes: int | None = None,
     skip_bad: bool = False,
+    without_values: bool = False,
+    again: bool = False,
     threads: int | None = None,
     force: bool = False,
     progress: Progress | None = None,
@@ -109,15 +111,17 @@ def convert(
     format. `minari:name` is a dataset of Minari's. `field` chooses fields, `where` runs, by SQL.
     `compress`, `level` and `chunk_records` are those of a record store; `part_bytes` is the size
     of each file where there are several. Games of 2048 and old telemetry are decoded by `threads`,
-    and with `skip_bad` what is bad among them is left out. Other options go to the format: `fps`
-    of a video, `env` of Minari. Runs are kept where the target has them.
+    and with `skip_bad` what is bad among them is left out; with `without_values` games that
+    recorded no values become steps too. Other options go to the format: `fps` of a video, `env` of
+    Minari. Runs are kept where the target has them.
 
     A step dataset or shards are verified first: reading them does not compare checksums. After a
     kill or an error the same call goes on where it was, except to a single file that is
     not npy or safetensors; nothing has its final name before it is whole, and what is unfinished
     is in `<target>.part`. Raises `FileExistsError` when `target` exists. With `force` it is
     replaced, once the new one is whole, by one of the same kind, unless another process is
-    writing to it; with mode "a" a store goes on.
+    writing to it; with mode "a" a store goes on. Games that a step dataset has already raise it,
+    too; with `again` they are added once more.
     """
     if mode not in ("x", "a"):
         raise ValueError(f"mode: expected 'x' or 'a', got {mode!r}")
@@ -131,6 +135,17 @@ def convert(
     for name, wanted, noun in (("fps", "video", "a video"), ("env", "minari", "a Minari dataset")):
         if name in options and kind != wanted:
             raise ValueError(f"{name}: expected {noun} to write, got {kind}")
+    steps_of = {"runs": kind != "pack", "pack": kind == "steps"}
+    if without_values and not steps_of.get(source_kind or ""):
+        raise ValueError(
+            f"without_values: expected games of 2048 and their steps, got {source_kind} to {kind}"
+        )
+    if again and (mode, kind) != ("a", "steps"):
+        raise ValueError(
+            f"again: expected mode='a' (--append) and a step dataset, got {mode!r} and {kind}"
+        )
+    if again:
+        options["again"] = True
     if kind in ("records", "pack"):
         options |= {"compress": compress, "level": level}
     elif compress != "none" or level is not None:
@@ -150,7 +165,8 @@ def convert(
         if kind == "replay":
             return _move_telemetry(given, path, force, options)
         return _pack(given, path, force, threads, options)
-    opened = _opened(source, source_kind, kind, where, fields, skip_bad, threads)
+    games = {"skip_bad": skip_bad, "without_values": without_values, "threads": threads}
+    opened = _opened(source, source_kind, kind, where, fields, games)
     call = _Call(opened, source_kind or "", fields, where, mode, force, report_to)
     with nullcontext() if isinstance(source, Source) else opened:  # the caller's stays open
         return call.write(kind, os.fspath(target), options)
@@ -335,8 +351,7 @@ def _opened(
     target: str,
     where: str | None,
     fields: list[str] | None,
-    skip_bad: bool,
-    threads: int | None,
+    games: dict[str, Any],
 ) -> Source:
     """The rows that are to be converted, of the runs that are wanted."""
     text = str(source) if isinstance(source, Source) else os.fspath(source)
@@ -353,7 +368,7 @@ def _opened(
     elif store is not None:
         found = store.open(text, **_options(store, target))
     elif kind == "runs":
-        return _steps_of_games(text, skip_bad, threads)
+        return _steps_of_games(text, games)
     else:
         if kind == "folder":
             _refuse_stores_inside(Path(text))
@@ -364,14 +379,14 @@ def _opened(
     if where is not None and isinstance(found, Store):
         found = found.where(where)
     if isinstance(found, PackReader) and target == "steps":
-        return _steps_of_games(found, skip_bad, threads)
+        return _steps_of_games(found, games)
     return found
 
 
-def _steps_of_games(games: Any, skip_bad: bool, threads: int | None) -> Source:
+def _steps_of_games(games: Any, options: dict[str, Any]) -> Source:
     from stepwell.game2048 import GameSteps
 
-    return GameSteps(games, skip_bad=skip_bad, threads=threads)
+    return GameSteps(games, **options)
 
 
 def _options(store: type[Store], target: str) -> dict[str, Any]:

@@ -107,7 +107,7 @@ bool decode(const Bytes& payload, RunKind kind) {
   entry.kind = static_cast<std::uint16_t>(kind);
   const std::int64_t number = 7;
   const Entries entries{bytes, {&entry, 1}, {&number, 1}, "fuzz"};
-  for (const JsonlShape shape : {JsonlShape::run, JsonlShape::step}) to_jsonl(entries, shape, false);
+  for (const JsonlShape shape : {JsonlShape::run, JsonlShape::step, JsonlShape::seed_step}) to_jsonl(entries, shape, true, false);
   return true;
 }
 

@@ -356,28 +356,52 @@ def run_line(run_idx: int, run: runs.Run, hex_boards: bool = False) -> str:
     )
 
 
-def step_lines(run_idx: int, payload: bytes) -> Iterator[str]:
+def step_lines(
+    run_idx: int, payload: bytes, seed: bool = False, hex_boards: bool = False
+) -> Iterator[str]:
     """The lines of a run, of which `payload` is the file."""
-    uuid = f"a2r-{crc32c(payload):08x}-{run_idx & 0xFFFFFFFF:08x}"
     for step_idx, step in enumerate(runs.decode(payload).steps):
-        values = step.branches
-        if values is None:
-            values = [1.0 if move == step.chosen else None for move in range(4)]
+        values = [
+            Number(1) if move == step.chosen and value is not None and value > 1 - 1e-6 else value
+            for move, value in enumerate(step.branches or [])
+        ]
+        numbers = [None if value is None else Number(value) for value in values] or None
+        board = f"{step.pre_board:016x}" if hex_boards else step.pre_board
+        legal = runs.legal(step.pre_board)
         branches = [
-            {"legal": False, "value": Number(0)}
-            if value is None
-            else {"legal": True, "value": Number(1)}
-            if move == step.chosen and value > 1 - 1e-6
-            else {"legal": True, "value": Number(value)}
-            for move, value in enumerate(values)
+            {"legal": True, "value": None if numbers is None else numbers[move]}
+            if (legal >> move & 1 if numbers is None else numbers[move] is not None)
+            else {"legal": False, "value": Number(0)}
+            for move in range(4)
         ]
         yield line(
             {
-                "run_idx": run_idx,
-                "run_uuid": uuid,
+                **_named(run_idx, payload),
                 "step_idx": step_idx,
-                "pre_board": runs.cells(step.pre_board),
+                "pre_board": board if seed else runs.cells(step.pre_board),
                 "chosen": runs.MOVES[step.chosen],
-                "branches": branches,
+                "branches": numbers if seed else branches,
             }
         )
+
+
+def end_line(run_idx: int, payload: bytes, hex_boards: bool = False) -> str:
+    """The line about a run, without its steps."""
+    run = runs.decode(payload)
+    return line(
+        {
+            **_named(run_idx, payload),
+            "steps": run.meta.steps,
+            "start_unix_s": run.meta.start_unix_s,
+            "elapsed_s": Number(run.meta.elapsed_s),
+            "max_score": run.meta.max_score,
+            "highest_tile": run.meta.highest_tile,
+            "final_board": f"{run.final_board:016x}" if hex_boards else run.final_board,
+            "engine": run.meta.engine,
+        }
+    )
+
+
+def _named(run_idx: int, payload: bytes) -> dict[str, object]:
+    uuid = f"a2r-{crc32c(payload):08x}-{run_idx & 0xFFFFFFFF:08x}"
+    return {"run_idx": run_idx, "run_uuid": uuid}

@@ -99,6 +99,14 @@ class TestCompressed(TestPack):
         return PackReader.open(folder / "compressed")
 
 
+class TestRead(TestPack):
+    """A file that is read, not mapped: the same rows, whatever they are stored as."""
+
+    @pytest.fixture(params=["plain", "compressed"])
+    def source(self, request: pytest.FixtureRequest, folder: Path) -> PackReader:
+        return PackReader.open(folder / request.param, memory="read")
+
+
 class TestPart(TestPack):
     @pytest.fixture
     def source(self, folder: Path) -> PackReader:

@@ -36,11 +36,12 @@ def broken(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @WORKERS
+@pytest.mark.parametrize("memory", ["map", "read"])
 @pytest.mark.parametrize("checksums", [True, False])
 def test_the_first_broken_run_is_named(
-    broken: Path, workers: int | None, checksums: bool, tmp_path: Path
+    broken: Path, workers: int | None, memory: Any, checksums: bool, tmp_path: Path
 ) -> None:
-    packed = PackReader.open(broken, checksums=checksums)
+    packed = PackReader.open(broken, checksums=checksums, memory=memory)
     first = 66 if checksums else 70
     if not checksums:  # without the sum nobody can tell whether the other two are damaged
         for i in (70, 90):
@@ -63,6 +64,27 @@ def test_the_first_broken_run_is_named(
             packed.slices(range(60, 100))
         with pytest.raises(ChecksumError, match="entry 66: "):
             packed.to_jsonl(tmp_path / "out", workers=workers or 3)
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+def test_a_file_that_is_read_is_broken_in_the_same_places(broken: Path, checksums: bool) -> None:
+    both = [PackReader.open(broken, checksums=checksums, memory=m) for m in ("map", "read")]
+
+    def reported(call: Any, rows: list[int]) -> list[str]:
+        with pytest.raises(FormatError) as caught:
+            call(rows)
+        return [type(caught.value).__name__, str(caught.value)]
+
+    for i in (66, 70, 90) if checksums else (70, 90):
+        for rows in ([i], [*range(60, 66), i, 99]):
+            mapped, read = (reported(p.take, rows) for p in both)
+            assert mapped == read
+            if checksums:
+                mapped, read = (reported(p.slices, rows) for p in both)
+                assert mapped == read
+    mapped, read = ([str(problem) for problem in p.verify().problems] for p in both)
+    assert mapped == read
+    assert len(read) > 3
 
 
 def test_an_iteration_never_ends_early(broken: Path) -> None:

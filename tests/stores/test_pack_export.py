@@ -3,7 +3,7 @@
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -23,7 +24,7 @@ from stepwell.stores.pack import reader
 from tests import packs, scaled
 from tests.contract import Expected, SourceContract
 from tests.reference import runs
-from tests.reference.pack import Number, read_pack, run_line, step_lines
+from tests.reference.pack import Number, end_line, read_pack, run_line, step_lines
 from tests.runs import RUN_V1, RUN_V2, any_runs, columns_of, random_payloads
 
 PAYLOADS = random_payloads(3, 90, most_steps=25)
@@ -35,21 +36,45 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> PackReader:
 
 
 def lines_of(
-    payloads: Sequence[bytes], *, steps: bool = False, hex_boards: bool = False, start: int = 0
+    payloads: Sequence[bytes],
+    *,
+    steps: bool = False,
+    seed: bool = False,
+    ends: bool = False,
+    hex_boards: bool = False,
+    start: int = 0,
 ) -> bytes:
     """The file that the page describes."""
     lines: list[str] = []
     for i, payload in enumerate(payloads, start):
-        if steps:
-            lines += step_lines(i, payload)
-        else:
+        if steps or seed:
+            lines += step_lines(i, payload, seed, hex_boards)
+        elif not ends:
             lines.append(run_line(i, runs.decode(payload), hex_boards))
+        if ends:
+            lines.append(end_line(i, payload, hex_boards))
     return "".join(line + "\n" for line in lines).encode()
 
 
 def written(packed: PackReader, path: Path, **options: Any) -> bytes:
     packed.to_jsonl(path, **options)
     return path.read_bytes()
+
+
+def assert_layouts(packed: PackReader, out: Path, found: Sequence[bytes]) -> None:
+    """Every choice of lines that there is for steps."""
+    for boards in ("number", "hex"):
+        as_hex = {"hex_boards": boards == "hex"}
+        assert written(packed, out, ends=True, boards=boards) == lines_of(
+            found, ends=True, **as_hex
+        )
+        assert written(packed, out, layout="seed", ends=False, boards=boards) == lines_of(
+            found, seed=True, **as_hex
+        )
+        assert written(packed, out, layout="seed", boards=boards) == lines_of(
+            found, seed=True, ends=True, **as_hex
+        )
+    assert written(packed, out, steps=True, ends=True) == lines_of(found, steps=True, ends=True)
 
 
 # JSON lines.
@@ -60,6 +85,7 @@ def test_the_lines_of_the_page(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     assert written(packed, out).decode() == runs.block("pack.md", "jsonl", "runs")
     assert written(packed, out, steps=True).decode() == runs.block("pack.md", "jsonl", "steps")
+    assert written(packed, out, layout="seed").decode() == runs.block("pack.md", "jsonl", "seed")
     as_hex = written(packed, out, boards="hex").decode().splitlines(keepends=True)
     assert as_hex[0] == runs.block("pack.md", "jsonl", "runs-hex")
 
@@ -78,7 +104,8 @@ def test_any_run(tmp_path: Path, found: list[bytes]) -> None:
     assert written(packed, out) == lines_of(found)
     assert written(packed, out, boards="hex") == lines_of(found, hex_boards=True)
     assert written(packed, out, steps=True) == lines_of(found, steps=True)
-    for line in out.read_text().splitlines():
+    assert_layouts(packed, out, found)
+    for line in out.read_bytes().splitlines():
         json.loads(line)
 
 
@@ -104,6 +131,7 @@ def test_names_and_branches_of_every_sort(tmp_path: Path) -> None:
     assert written(packed, out) == lines_of(found)
     assert written(packed, out, boards="hex") == lines_of(found, hex_boards=True)
     assert written(packed, out, steps=True) == lines_of(found, steps=True)
+    assert_layouts(packed, out, found)
 
 
 def test_floats_of_every_size(tmp_path: Path) -> None:
@@ -166,6 +194,10 @@ def test_mistakes(pack: PackReader, tmp_path: Path) -> None:
     wrong: Any = "octal"
     with pytest.raises(ValueError, match="boards: expected 'number' or 'hex', got 'octal'"):
         pack.to_jsonl(tmp_path / "out", boards=wrong)
+    with pytest.raises(ValueError, match="layout: expected 'original' or 'seed', got 'octal'"):
+        pack.to_jsonl(tmp_path / "out", layout=wrong)
+    with pytest.raises(TypeError, match="steps, layout, ends and boards, got"):
+        pack.to_jsonl(tmp_path / "out", end=True)
     with pytest.raises(ValueError, match="workers"):
         pack.to_jsonl(tmp_path / "out", workers=0)
     with pytest.raises(FileNotFoundError):
@@ -305,8 +337,78 @@ def test_duckdb_reads_all_of_it(pack: PackReader, tmp_path: Path) -> None:
         assert [(cells, move) for cells, move, _ in found] == [
             (runs.cells(step.pre_board), runs.MOVES[step.chosen]) for step in steps
         ]
-        legal = [s.chosen == 0 if s.branches is None else s.branches[0] is not None for s in steps]
+        legal = [
+            runs.legal(s.pre_board) & 1 if s.branches is None else s.branches[0] is not None
+            for s in steps
+        ]
         assert [first for _, _, first in found] == legal
+
+
+def read_duckdb(path: Path) -> list[dict[str, Any]]:
+    with duckdb.connect() as database:
+        database.execute(f"SET home_directory = '{path.parent}'")
+        found = database.execute(f"SELECT * FROM read_json_auto('{path}')")
+        names = [column[0] for column in found.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+
+
+def read_pyarrow(path: Path) -> list[dict[str, Any]]:
+    return list(pa_json.read_json(path).to_pylist())
+
+
+def read_uint64(path: Path) -> list[dict[str, Any]]:
+    schema = pa.schema([("pre_board", pa.uint64()), ("final_board", pa.uint64())])
+    options = pa_json.ParseOptions(explicit_schema=schema)
+    return list(pa_json.read_json(path, parse_options=options).to_pylist())
+
+
+def read_datasets(path: Path) -> list[dict[str, Any]]:
+    datasets = pytest.importorskip("datasets")
+    made = datasets.Dataset.from_json(str(path), cache_dir=str(path.parent / "cache"))
+    rows: list[dict[str, Any]] = made.to_list()
+    return rows
+
+
+READERS = [
+    (read_duckdb, "number"),
+    (read_duckdb, "hex"),
+    (read_pyarrow, "hex"),
+    (read_uint64, "number"),
+    (read_datasets, "hex"),
+]
+
+
+@pytest.mark.parametrize(("read", "boards"), READERS)
+def test_boards_above_2_63_come_back(
+    read: Callable[[Path], list[dict[str, Any]]], boards: str, tmp_path: Path
+) -> None:
+    """Each reader, with the kind of boards that the page has for it; steps and ends of runs."""
+    high = [2**64 - 1, 2**63 + 1, 2**53 + 1, 1]
+    run = Run(
+        *(high, [0, 1, 2, 3], 2**64 - 3),
+        ev_values=[[0.5, 0.25, 0.0, 0.75]] * 4,
+        ev_legal=[15, 7, 0, 15],
+        has_branches=[True, True, True, False],
+        max_score=12,
+        engine="e",
+    )
+    packed = PackReader.open(packs.write(tmp_path / "p", [run.to_bytes(), RUN_V2]))
+    packed.to_jsonl(tmp_path / "steps.jsonl", layout="seed", boards=boards)
+    *steps, end = read(tmp_path / "steps.jsonl")[:5]
+
+    def board(value: Any) -> int:
+        return int(value, 16) if boards == "hex" else value
+
+    assert [board(step["pre_board"]) for step in steps] == high
+    assert [step["step_idx"] for step in steps] == [0, 1, 2, 3]
+    assert [step["branches"] for step in steps] == [
+        [0.5, 0.25, 0.0, 0.75],
+        [0.5, 0.25, 0.0, None],
+        [None] * 4,
+        None,
+    ]
+    assert board(end["final_board"]) == 2**64 - 3
+    assert (end["steps"], end["max_score"], end["engine"], end["pre_board"]) == (4, 12, "e", None)
 
 
 # Where exports go.

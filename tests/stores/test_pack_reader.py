@@ -1,6 +1,8 @@
 """Reading a pack: runs in any order, by any number of threads, and the bytes they are made of."""
 
+import errno
 import gc
+import mmap
 import os
 import pickle
 import threading
@@ -271,6 +273,55 @@ def test_close_unmaps_the_file(tmp_path: Path) -> None:
     del view
     gc.collect()
     assert str(path) not in Path("/proc/self/maps").read_text()
+
+
+# Files that are not mapped.
+
+
+def test_what_cannot_be_mapped_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mapped = PackReader.open(path)
+
+    def refuse(*_: Any, **options: Any) -> None:
+        raise OSError(errno.ENODEV, "No such device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(mmap, "mmap", refuse)
+        pack = PackReader.open(path)
+    assert [p.describe().facts["memory"] for p in (mapped, pack)] == ["map", "read"]
+    assert as_v2(pack) == V2
+    assert pack.fingerprint == mapped.fingerprint
+    assert pack.verify().ok
+    assert len(pack.where("steps > 3")) == len(mapped.where("steps > 3"))
+    assert as_v2(pickle.loads(pickle.dumps(PackReader.open(path, memory="read")))) == V2
+    view, other = pack.slice(3), pack.slices([3, 4])
+    pack.close()
+    assert bytes(view) == bytes(other[0]) == PAYLOADS[3]
+    assert view.readonly
+    wrong: Any = "ram"
+    with pytest.raises(ValueError, match="memory: expected 'map' or 'read', got 'ram'"):
+        PackReader.open(path, memory=wrong)
+
+
+def test_a_file_that_is_read_leaves_no_descriptor(path: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    pack = PackReader.open(path, memory="read")
+    part = pack.where("run < 5")
+    pack.close()
+    assert as_v2(part) == V2[:5]
+    assert set(os.listdir("/proc/self/fd")) - before
+    part.close()
+    gc.collect()
+    assert not set(os.listdir("/proc/self/fd")) - before
+
+
+def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path) -> None:
+    path = packs.write(tmp_path / "p.a2pack", PAYLOADS)
+    pack = PackReader.open(path, memory="read")
+    os.truncate(path, 6000)
+    for call in (lambda: pack.take([100]), lambda: pack.slice(100), lambda: list(pack)):
+        with pytest.raises(FormatError, match=r"truncated: expected \d+ bytes, got 6000") as caught:
+            call()
+        assert (caught.value.path, caught.value.offset) == (str(path), 6000)
 
 
 # Another pack.

@@ -79,6 +79,12 @@ def convert(
         int | None, typer.Option(min=1, help="Spread OUT over files of this size.")
     ] = None,
     skip_bad: SkipOption = False,
+    without_values: Annotated[
+        bool,
+        typer.Option(
+            "--without-values", help="Take games that recorded no values of moves: NaN for them."
+        ),
+    ] = False,
     threads: WorkersOption = None,
     fps: Annotated[float | None, typer.Option(help="Frames a second, of a video.")] = None,
     env: Annotated[
@@ -86,6 +92,9 @@ def convert(
     ] = None,
     append: Annotated[
         bool, typer.Option("--append", help="Add to the store OUT instead of making it.")
+    ] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="With --append: games too that are in OUT already.")
     ] = False,
     force: ForceOption = False,
     as_json: JsonOption = False,
@@ -117,6 +126,8 @@ def convert(
             chunk_records=chunk_records,
             part_bytes=part_bytes,
             skip_bad=skip_bad,
+            without_values=without_values,
+            again=again,
             threads=threads,
             force=force,
             progress=on_progress,

@@ -42,6 +42,11 @@ class Boards(enum.StrEnum):
     HEX = "hex"
 
 
+class StepLayout(enum.StrEnum):
+    ORIGINAL = "original"
+    SEED = "seed"
+
+
 FileArgument = Annotated[
     Path | None, typer.Argument(metavar="FILE", parser=local_path, help="The .a2pack file.")
 ]
@@ -130,22 +135,49 @@ def to_jsonl(
     runs_only: Annotated[
         bool, typer.Option("--runs-only", help="A line for each run (the default).")
     ] = False,
+    layout: Annotated[
+        StepLayout,
+        typer.Option(
+            help="Steps as the original program writes them, or (seed) with boards as numbers "
+            "and a line at the end of each run."
+        ),
+    ] = StepLayout.ORIGINAL,
+    runs: Annotated[
+        Path | None,
+        typer.Option(
+            parser=local_path,
+            help="Steps to --output, and the final board, scores and engine of each run here.",
+        ),
+    ] = None,
     boards: Annotated[
-        Boards, typer.Option(help="Boards of runs as numbers or as 16-digit strings.")
+        Boards, typer.Option(help="Boards as numbers or as 16-digit strings.")
     ] = Boards.NUMBER,
     where: WhereOption = None,
     force: ForceOption = False,
 ) -> None:
     """Write runs or steps as lines of JSON; - is standard output."""
+    seed = layout is StepLayout.SEED
+    steps = steps or seed or runs is not None
     if steps and runs_only:
         raise ValueError("give --steps or --runs-only, not both")
-    options: dict[str, Any] = {"steps": steps, "boards": boards.value}
+    if runs and (str(runs) == "-" or runs.absolute() == output.absolute()):
+        raise ValueError(f"--runs: expected a file of its own, got {runs}")
+    ends = seed and not runs
+    options: dict[str, Any] = {"steps": steps, "layout": layout.value, "ends": ends}
     with _open(file, packfile, where) as opened, written(output, force) as path:
+        if runs:
+            refuse_existing(runs, force)
+            opened.to_jsonl(runs, parallel, workers, ends=True, boards=boards.value)
         with progress("writing") as on_progress:
-            opened.to_jsonl(path, parallel, workers, progress=on_progress, **options)
+            opened.to_jsonl(
+                path, parallel, workers, progress=on_progress, boards=boards.value, **options
+            )
         lines, size = opened.stats.total_steps if steps else len(opened), path.stat().st_size
+        lines += len(opened) if ends else 0
     if str(output) != "-":
         say(f"{output}: {lines:,} lines, {size:,} bytes")
+        if runs:
+            say(f"{runs}: {len(opened):,} lines, {runs.stat().st_size:,} bytes")
 
 
 @app.command()

@@ -22,6 +22,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _TUPLE = re.compile(r"/(?:\((\d+)\)(?=/|$))?")
 _COMMIT_S = 2.0
 _PART_BYTES = 1 << 30
+_SAME = ("source", "start_time", "final_board")
+"""Columns by which a run is known again, together with its length."""
 
 
 def fill(
@@ -30,12 +32,14 @@ def fill(
     *,
     progress: Progress,
     append: bool = False,
+    again: bool = False,
     part_bytes: int | None = None,
 ) -> None:
     """Append the runs that are not in the dataset yet.
 
-    With `append` all runs are added to those that are there, in one commit. Rows are spread over
-    files of `part_bytes`, by default only when they would not fit well into this machine's memory.
+    With `append` all runs are added to those that are there, in one commit; one that is there
+    already raises `FileExistsError`, unless `again` is True. Rows are spread over files of
+    `part_bytes`, by default only when they would not fit well into this machine's memory.
     """
     only_fixed(source, "a step dataset")
     names = _names(source)
@@ -63,6 +67,11 @@ def fill(
     if StepReader.recognizes(path):
         with StepReader.open(path, memory="map") as there:
             first = 0 if append else len(there.runs)
+            for name in runs.needed - {*there.runs.columns}:
+                raise SchemaError(
+                    f"{path}: expected the run column {name}, which distinguishes these runs from "
+                    "others, got none; StepWriter.add_column adds it"
+                )
             missing = [name for name in columns if name not in there.runs.columns]
         if missing:
             left = f"left out: {', '.join(missing)} (no such run column; add_column adds one)"
@@ -75,6 +84,8 @@ def fill(
             part_bytes = _PART_BYTES
         shard_rows = (part_bytes or 0) // dtype.itemsize
     with StepWriter(path, dtype, columns, mode="a", shard_rows=shard_rows) as writer:
+        if append and not again:
+            _refuse_repeats(path, runs)
         done = int(runs.counts[:first].sum())
         progress(done, total)
         chosen = source.columns(list(names))
@@ -90,6 +101,22 @@ def fill(
                 writer.commit()
                 last = time.monotonic()
             progress(done, total)
+
+
+def _refuse_repeats(path: Path, runs: RunList) -> None:
+    """Raise `FileExistsError` for runs that the dataset has already."""
+    with StepReader.open(path, memory="map") as there:
+        if not set(_SAME) <= {*runs.columns} & {*there.runs.columns}:
+            return
+        found = there.runs._select([*_SAME, "num_steps", "id"], range(len(there.runs)))
+    known = {run[:-1]: run[-1] for run in found if None not in run}
+    new = zip(runs._select(_SAME, range(len(runs))), runs.counts.tolist(), strict=True)
+    repeats = [run for same, steps in new if (run := (*same, steps)) in known]
+    if repeats:
+        raise FileExistsError(
+            f"{path}: {len(repeats)} of {len(runs)} runs are there already, the first is "
+            f"{repeats[0][0]}, which is run {known[repeats[0]]}; again=True (--again) adds them too"
+        )
 
 
 def _names(source: Source) -> dict[str, str]:

@@ -37,6 +37,8 @@ class RunList(QueryTable, Runs):
         self._counts = np.asarray(counts, np.int64)
         self.types = dict(types or {})
         """The types of columns, where their values alone do not show them."""
+        self.needed: set[str] = set()
+        """Columns without which the rows would mean something else."""
         super().__init__(list(columns), list(rows) or [()] * len(self._counts))
 
     @property

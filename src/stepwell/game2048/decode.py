@@ -29,7 +29,8 @@ def decode(
     - `board`: 16 exponents (uint8), or with `boards="one_hot"` 16 cells of 16 classes (float32)
     - `move`: 0 to 3
     - `ev_legal`: four booleans instead of bits
-    - `ev_values`: 0 where a move was illegal
+    - `ev_values`: 0 where a move was illegal, or its value was not recorded
+    - `ev_known`, which is added: four booleans, False for these
 
     `symmetries`, one number or one for each step, turns the boards, and moves and values with
     them. Steps may be rows or windows of rows. Other fields stay as they are; `batch` itself is
@@ -51,6 +52,7 @@ def decode(
     one_hot = np.empty((*shape, 16, 16) if boards == "one_hot" else 0, np.float32)
     moves = np.empty(shape, np.uint8)
     legal = np.empty((*shape, 4), np.bool)
+    known = np.empty((*shape, 4), np.bool)
     values = np.empty((*shape, 4), np.float32)
     _core.decode_2048(
         packed.reshape(-1),
@@ -62,10 +64,11 @@ def decode(
         one_hot.reshape(-1),
         moves.reshape(-1),
         legal.view(np.uint8).reshape(-1),
+        known.view(np.uint8).reshape(-1),
         values.reshape(-1),
     )
     ready = {"board": one_hot if boards == "one_hot" else cells, "move": moves}
-    return {**batch, **ready, "ev_legal": legal, "ev_values": values}
+    return {**batch, **ready, "ev_legal": legal, "ev_known": known, "ev_values": values}
 
 
 @dataclass(frozen=True)

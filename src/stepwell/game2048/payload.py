@@ -1,9 +1,15 @@
 """Runs as payloads of a pack: kinds 1 and 2 (docs/formats/pack.md).
 
 `PackReader.where` has the columns `steps`, `start_unix_s`, `elapsed_s`, `max_score`,
-`highest_tile` and `engine`. `PackReader.to_jsonl` takes `steps=True` for a line for each step
-instead of one for each run, and `boards="hex"` for boards of runs as strings, for readers that
-make doubles of numbers. `RunSteps` has a row for each step, for Parquet, Arrow and loaders.
+`highest_tile` and `engine`. `PackReader.to_jsonl` takes these options:
+
+- `steps=True`: a line for each step instead of one for each run; `layout="seed"`: the same with
+  boards as numbers and values alone, and with `ends`
+- `ends=True`: a line behind each run with its final board, scores and engine; without steps no
+  other lines
+- `boards="hex"`: boards as strings, for readers that make doubles of numbers
+
+`RunSteps` has a row for each step, for Parquet, Arrow and loaders.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -96,14 +102,26 @@ class RunPayloads(PayloadType):
         )
 
     def json_lines(
-        self, *, steps: bool = False, boards: str = "number", **options: Any
+        self,
+        *,
+        steps: bool = False,
+        layout: str = "original",
+        ends: bool | None = None,
+        boards: str = "number",
+        **options: Any,
     ) -> Callable[[Payloads], NDArray[np.uint8]]:
         if options:
-            raise TypeError(f"runs: expected the options steps and boards, got {sorted(options)}")
+            known = "steps, layout, ends and boards"
+            raise TypeError(f"runs: expected the options {known}, got {sorted(options)}")
         if boards not in ("number", "hex"):
             raise ValueError(f"boards: expected 'number' or 'hex', got {boards!r}")
+        if layout not in ("original", "seed"):
+            raise ValueError(f"layout: expected 'original' or 'seed', got {layout!r}")
+        seed = layout == "seed"
+        ends = seed if ends is None else ends
+        shape = 2 if seed else 1 if steps else 3 if ends else 0
         return lambda at: _core.to_jsonl(
-            at.file, at.entries.view(np.uint8), at.numbers, at.path, steps, boards == "hex"
+            at.file, at.entries.view(np.uint8), at.numbers, at.path, shape, ends, boards == "hex"
         )
 
 

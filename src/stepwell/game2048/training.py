@@ -10,6 +10,7 @@ import numpy as np
 
 from stepwell.errors import FormatError
 from stepwell.formats.runs import RunList
+from stepwell.game2048.board import legal as legal_moves
 from stepwell.game2048.payload import RunPayloads
 from stepwell.game2048.run_files import Files, find_runs, read_run
 from stepwell.game2048.runs import RunBatch
@@ -40,6 +41,7 @@ RUN_COLUMNS = {
     "elapsed_s": RunColumn(float, optional=True),
     "final_board": RunColumn(int, optional=True),
     "source": RunColumn(str, optional=True),
+    "has_values": RunColumn(int, optional=True),
 }
 """The columns of each game. A final board is kept in the 64 bits of a signed number."""
 
@@ -53,7 +55,8 @@ class GameSteps(Source):
     `games` is a directory of run files, a pack, or the path of one. Each game is decoded and
     checked at once. One that cannot be rows (damaged, longer than 65,535 steps, a step without
     branches) raises a `FormatError` that names it; with `skip_bad` it is left out, and listed in
-    `skipped` with the reason.
+    `skipped` with the reason. With `without_values` a step without branches is a row: legal moves
+    are those of its board and have the value NaN, and the run column `has_values` is 0.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class GameSteps(Source):
         games: str | os.PathLike[str] | PackReader,
         *,
         skip_bad: bool = False,
+        without_values: bool = False,
         threads: int | None = None,
     ) -> None:
         self._threads = thread_count(threads)
@@ -72,7 +76,7 @@ class GameSteps(Source):
         chunks = (
             range(at, min(at + _CHUNK_RUNS, len(names))) for at in range(0, len(names), _CHUNK_RUNS)
         )
-        for chunk in in_order(partial(_scan, self._load), chunks, self._threads):
+        for chunk in in_order(partial(_scan, self._load, without_values), chunks, self._threads):
             for number, found in chunk:
                 name = names[number]
                 if isinstance(found, Exception):
@@ -82,10 +86,12 @@ class GameSteps(Source):
                     continue
                 numbers.append(number)
                 counts.append(found[0])
-                known.append((*found[1:], name))
+                known.append((*found[1:-1], name, found[-1]))
         if not numbers:
             raise FormatError(f"none of {len(names)} runs can be rows", path=self._path)
         self.runs = RunList(counts, RUN_COLUMNS, known, RUN_COLUMNS)
+        if not all(run[-1] for run in known):
+            self.runs.needed = {"has_values"}
         self._numbers: Rows = np.array(numbers)
         self._counts, self._starts = self.runs.counts, self.runs.starts
 
@@ -113,12 +119,15 @@ class GameSteps(Source):
         at: Any = batch.offsets[place] + step
         if len(at) and at[-1] - at[0] == len(at) - 1 and (np.diff(at) == 1).all():
             at = slice(at[0], at[-1] + 1)  # as when reading in order; spares copies
-        move, legal = batch.moves[at], batch.ev_legal[at]
-        allowed = (legal[:, None] >> np.arange(4, dtype=np.uint8) & 1).astype(bool)
+        move, legal, known = batch.moves[at], batch.ev_legal[at], batch.has_branches[at]
         values = np.clip(batch.ev_values[at], 0, 1)
+        if not known.all():
+            legal = np.where(known, legal, legal_moves(batch.boards[at]))
+            values[~known] = np.nan
+        allowed = (legal[:, None] >> np.arange(4, dtype=np.uint8) & 1).astype(bool)
         values[~allowed] = 0
         chosen = np.arange(len(rows)), move
-        values[chosen] = np.where(allowed[chosen], np.float32(1), values[chosen])
+        values[chosen] = np.where(allowed[chosen] & known, np.float32(1), values[chosen])
         found = (batch.boards[at], move, legal, values, run, step)
         for name, column in zip(_SCHEMA, found, strict=True):
             out[name][...] = column
@@ -164,25 +173,30 @@ def _text(name: str | os.PathLike[str]) -> str:
     return os.fsencode(name).decode(errors="backslashreplace")
 
 
-def _scan(load: _Load, numbers: range) -> list[tuple[int, tuple[Any, ...] | Exception]]:
+def _scan(
+    load: _Load, without_values: bool, numbers: range
+) -> list[tuple[int, tuple[Any, ...] | Exception]]:
     """The columns of each of these runs, or the error about it."""
     try:
         batch = load(np.array(numbers), 1)
-        _check(batch)
+        _check(batch, without_values)
         return list(zip(numbers, _columns(batch), strict=True))
     except (FormatError, OSError) as error:
         if len(numbers) == 1:
             return [(numbers[0], error)]
-        return [each for i in numbers for each in _scan(load, range(i, i + 1))]
+        return [each for i in numbers for each in _scan(load, without_values, range(i, i + 1))]
 
 
-def _check(batch: RunBatch) -> None:
+def _check(batch: RunBatch, without_values: bool) -> None:
     """Raise `FormatError` for runs that cannot be rows; it is about one run where there is one."""
     longest = int(batch.records["steps"].max())
     if longest > _MAX_STEPS:
         raise FormatError(f"{longest} steps; a run of a step dataset has at most {_MAX_STEPS}")
-    if not batch.has_branches.all():
-        raise FormatError(f"step {int(batch.has_branches.argmin())} has no branches")
+    if not without_values and not batch.has_branches.all():
+        raise FormatError(
+            f"step {int(batch.has_branches.argmin())} has no branches; without_values=True "
+            "(--without-values) takes such runs, with NaN as values"
+        )
     for name in ("max_score", "start_unix_s"):
         value = int(batch.records[name].max())
         if value >= 1 << 63:
@@ -190,10 +204,12 @@ def _check(batch: RunBatch) -> None:
 
 
 def _columns(batch: RunBatch) -> Iterator[tuple[Any, ...]]:
-    """The length of each run, and its columns in the database of a dataset."""
-    boards = batch.records["final_board"].view(np.int64)
-    for meta, board in zip(batch.metas(), boards.tolist(), strict=True):
-        numbers = (meta.start_unix_s, meta.elapsed_s, board)
+    """The length of each run, and its columns in the database of a dataset, but for its source."""
+    boards = batch.records["final_board"].view(np.int64).tolist()
+    known = np.append(0, np.cumsum(batch.has_branches, dtype=np.int64))[batch.offsets]
+    whole = (np.diff(known) == batch.records["steps"]).astype(int).tolist()
+    for meta, board, has_values in zip(batch.metas(), boards, whole, strict=True):
+        numbers = (meta.start_unix_s, meta.elapsed_s, board, has_values)
         yield meta.steps, meta.max_score, meta.highest_tile, meta.engine, *numbers
 
 

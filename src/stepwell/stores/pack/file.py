@@ -1,8 +1,9 @@
-"""A pack's file, mapped: payloads by their entries, checked and unpacked on the way."""
+"""A pack's file, mapped or read: payloads by their entries, checked and unpacked on the way."""
 
 import mmap
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,50 @@ from stepwell.stores.pack.layout import ENTRY, SELF_CHECKED_KIND, Layout
 from stepwell.stores.pack.payload import Payloads, PayloadType
 
 
+class _Reads:
+    """The bytes of a file that is not mapped: each look at them is a read. Any thread may."""
+
+    def __init__(self, file: int, size: int, path: str) -> None:
+        self._file, self._size, self._path = os.dup(file), size, path
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, wanted: slice | NDArray[np.int64]) -> NDArray[np.uint8]:
+        """A stretch; or rows of ascending places, close together in each."""
+        if isinstance(wanted, slice):
+            begin, end, _ = wanted.indices(self._size)
+            return self.joined([begin], [max(end - begin, 0)])
+        found = np.empty(wanted.shape, np.uint8)
+        for out, places in zip(found, wanted, strict=True):
+            out[:] = self[int(places[0]) : int(places[-1]) + 1][places - places[0]]
+        return found
+
+    def joined(self, begins: list[int], lengths: list[int]) -> NDArray[np.uint8]:
+        """Stretches one after another. Raises `FormatError` where the file has been cut."""
+        out = np.empty(sum(lengths), np.uint8)
+        at = 0
+        for begin, length in zip(begins, lengths, strict=True):
+            end = at + length
+            while at < end:
+                got = os.preadv(self._file, [out[at:end].data], begin)
+                if not got:
+                    size = os.fstat(self._file).st_size
+                    message = f"truncated: expected {self._size} bytes, got {size}"
+                    raise FormatError(message, path=self._path, offset=size)
+                at, begin = at + got, begin + got
+        out.flags.writeable = False
+        return out
+
+    def __del__(self) -> None:
+        os.close(self._file)
+
+
+def _bytes_of(memory: mmap.mmap | None, file: int, size: int, path: str) -> Any:
+    """The bytes of a file: an array over its mapping, or what reads them slice by slice."""
+    return _Reads(file, size, path) if memory is None else np.frombuffer(memory, np.uint8)
+
+
 class PackFile:
     """Bytes of a pack whose structure was checked. It is unmapped with the last use of it.
 
@@ -26,11 +71,15 @@ class PackFile:
     what errors call them. Of several that are broken the first is named, however many threads look.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, read: bool = False) -> None:
+        self.memory: mmap.mmap | None = None
+        """None where the file is read: it is to be, or cannot be mapped."""
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-        self.data: NDArray[np.uint8] = np.frombuffer(self.memory, np.uint8)
+            if size and not read:
+                with suppress(OSError):  # not every file system can
+                    self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self.data = _bytes_of(self.memory, file.fileno(), size, str(path))
         self.layout = Layout.read(self.data, str(path))
         self.path = path.absolute()  # wherever the process goes later
         self.table: bytes | None = None
@@ -38,7 +87,7 @@ class PackFile:
 
     def check_whole(self) -> None:
         """Raise `FormatError` when the file was cut: its memory would end the process."""
-        if isinstance(self.memory, mmap.mmap) and (size := self.memory.size()) < len(self.data):
+        if self.memory is not None and (size := self.memory.size()) < len(self.data):
             message = f"truncated: expected {len(self.data)} bytes, got {size}"
             raise FormatError(message, path=str(self.path), offset=size)
 
@@ -64,7 +113,7 @@ class PackFile:
     def check_size(self) -> None:
         """Raise `FormatError` when someone has cut the file since: touching the pages that are gone
         would end the process."""
-        if isinstance(self.memory, mmap.mmap) and self.memory.size() < len(self.data):
+        if self.memory is not None and self.memory.size() < len(self.data):
             raise FormatError(
                 f"truncated while it was open: expected {len(self.data)} bytes",
                 path=str(self.path),
@@ -78,13 +127,42 @@ class PackFile:
         """
         begin = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
         end = end // mmap.PAGESIZE * mmap.PAGESIZE
-        if isinstance(self.memory, mmap.mmap) and begin < end:
+        if self.memory is not None and begin < end:
             self.memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
-    def check_checksums(self, entries: NDArray[Any], numbers: Rows, threads: int) -> None:
-        """Raise `ChecksumError` for bytes that are not those that were written."""
+    def stored(self, entries: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+        """Where stored bytes are in memory: this file, or what was read of it.
+
+        The entries that come back point there.
+        """
         self.check_size()
-        _core.check_entries(self.data, entries.view(np.uint8), numbers, self.path, threads)
+        if self.memory is not None:
+            return self.data, entries
+        lengths = entries["length"].tolist()
+        found = self.data.joined(entries["offset"].tolist(), lengths)
+        placed = entries.copy()
+        placed["offset"] = np.cumsum([0, *lengths])[:-1]
+        return found, placed
+
+    def checked(
+        self, entries: NDArray[Any], numbers: Rows, threads: int
+    ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+        """The same. Raises `ChecksumError` for bytes that are not those that were written."""
+        found, placed = self.stored(entries)
+        try:
+            _core.check_entries(found, placed.view(np.uint8), numbers, self.path, threads)
+        except FormatError as error:
+            raise self._in_file(error, entries, placed) from None
+        return found, placed
+
+    def _in_file(
+        self, error: FormatError, entries: NDArray[Any], placed: NDArray[Any]
+    ) -> FormatError:
+        """The error with its offset in the file, if it has that in bytes that were read."""
+        if self.memory is None and error.offset is not None:
+            entry = int(np.searchsorted(placed["offset"], error.offset, "right")) - 1
+            error.offset += int(entries["offset"][entry]) - int(placed["offset"][entry])
+        return error
 
     def payloads(
         self, entries: NDArray[Any], numbers: Rows, threads: int
@@ -93,10 +171,8 @@ class PackFile:
 
         The entries that come back point there, and have the checksums that are still to be checked.
         """
-        self.check_size()
-        if entries["flags"].any():
-            return self.unpacked(entries, numbers, threads)
-        return self.data, entries
+        packed = entries["flags"].any()
+        return self.unpacked(entries, numbers, threads) if packed else self.stored(entries)
 
     def decode(
         self,
@@ -108,7 +184,7 @@ class PackFile:
         heads_only: bool = False,
     ) -> Sequence[Any]:
         """The items at these entries, as their payload type has them."""
-        file, where = self.data, str(self.path)
+        where, plain = str(self.path), None
         try:
             file, plain = self.payloads(entries, numbers, threads)
             found = Payloads(file, plain, numbers, where)
@@ -117,8 +193,10 @@ class PackFile:
             # Checksums, heads and bodies are checked in turn; the first broken item is named.
             for i in range(len(entries) if len(entries) > 1 else 0):
                 self.decode(of, entries[i : i + 1], numbers[i : i + 1], 1, heads_only=heads_only)
-            if file is self.data:
+            if plain is None:
                 raise
+            if not entries["flags"].any():
+                raise self._in_file(error, entries, plain) from None
             # The offset is one of the unpacked bytes; the file has only the entry's own.
             raise type(error)(
                 f"{error.args[0]} (byte {error.offset} of the unpacked payload)",
@@ -130,7 +208,7 @@ class PackFile:
         self, entries: NDArray[Any], numbers: Rows, threads: int
     ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
         """Payloads unpacked into one array, and entries that point into it."""
-        self.check_checksums(entries, numbers, threads)
+        stored, placed = self.checked(entries, numbers, threads)
         lengths = np.where(entries["flags"] == Codec.NONE, entries["length"], entries["reserved"])
         plain = np.zeros(len(entries), ENTRY)
         plain["length"], plain["kind"] = lengths, entries["kind"]
@@ -142,7 +220,7 @@ class PackFile:
             try:
                 unpacked = unpack(
                     codec,
-                    slices(memoryview(self.memory), entries[places]),
+                    slices(stored.data, placed[places]),
                     lengths[places].tolist(),
                     dictionary=self.layout.dictionary,
                     threads=threads,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -64,14 +64,24 @@ class PackReader(Store):
     raw payloads, or with some among others, has `payload` and `kind`. Stored bytes are checked
     against their CRC32C whenever they are read, unless `checksums` is False. A file
     that was cut is an error from the next call on; a slice is its memory, and ends the process.
+    With `memory="read"`, and on file systems that cannot map, payloads are read when they are
+    needed, and slices are copies.
     """
 
     kind: ClassVar[_Kind] = _Kind("pack")
     noun = "a pack"
 
-    def __init__(self, path: str | os.PathLike[str], *, checksums: bool = True) -> None:
-        self._checksums = checksums
-        self._file: PackFile | None = PackFile(Path(path))
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        checksums: bool = True,
+        memory: Literal["map", "read"] = "map",
+    ) -> None:
+        if memory not in ("map", "read"):
+            raise ValueError(f"memory: expected 'map' or 'read', got {memory!r}")
+        self._checksums, self._memory = checksums, memory
+        self._file: PackFile | None = PackFile(Path(path), read=memory == "read")
         self._path = self._file.path
         self._layout = self._file.layout
         self._numbers: Rows = np.arange(len(self._layout.index), dtype=np.int64)
@@ -85,7 +95,8 @@ class PackReader(Store):
 
     def __reduce__(self) -> tuple[Any, ...]:
         numbers = None if self._is_whole else self._numbers
-        return _rebuild, (type(self), self._path, self._checksums, self._seen, numbers)
+        options = {"checksums": self._checksums, "memory": self._memory}
+        return _rebuild, (type(self), self._path, options, self._seen, numbers)
 
     @property
     def _seen(self) -> tuple[int, ...]:
@@ -99,7 +110,7 @@ class PackReader(Store):
         """The same file with these entries only."""
         part = PackReader.__new__(PackReader)
         part.__dict__.update(
-            {name: self.__dict__[name] for name in ("_path", "_checksums", "_file", "_layout")}
+            {n: self.__dict__[n] for n in ("_path", "_checksums", "_memory", "_file", "_layout")}
         )
         part._numbers = numbers
         return part
@@ -206,8 +217,10 @@ class PackReader(Store):
         file = self._opened
         begins, ends, checksums = self._places
         begin, end = begins[row], ends[row]
-        if begin < 0 or (checksums[row] and _core.crc32c(file.data[begin:end]) != checksums[row]):
-            return self.slices([row])[0]  # unpacks, and reports damage
+        if begin < 0 or file.memory is None:
+            return self.slices([row])[0]  # unpacks, or reads
+        if checksums[row] and _core.crc32c(file.data[begin:end]) != checksums[row]:
+            return self.slices([row])[0]  # reports damage
         return memoryview(file.memory)[begin:end]
 
     def slices(self, indices: ArrayLike) -> list[memoryview]:
@@ -218,8 +231,10 @@ class PackReader(Store):
             plain, places = file.unpacked(entries, numbers, _core.usable_cores())
             return slices(plain.data, places)
         if self._checksums:
-            file.check_checksums(entries, numbers, _core.usable_cores())
-        return slices(memoryview(file.memory), entries)
+            stored, places = file.checked(entries, numbers, _core.usable_cores())
+        else:
+            stored, places = file.stored(entries)
+        return slices(stored.data, places)
 
     def extract(self, indices: ArrayLike, directory: str | os.PathLike[str]) -> list[Path]:
         """Write payloads to files of their own, named by number and kind; return their paths."""
@@ -316,6 +331,7 @@ class PackReader(Store):
             "version": self.version,
             "align": int(np.gcd.reduce(self._layout.index["offset"])),
             "stored_bytes": self.stored_bytes,
+            "memory": "read" if self._opened.memory is None else "map",
             "kinds": {_kind_name(kind): n for kind, n in _counted(entries["kind"])},
             "codecs": {codecs[flag]: n for flag, n in _counted(entries["flags"])},
         }
@@ -470,9 +486,13 @@ def _counted(values: NDArray[Any]) -> Iterator[tuple[int, int]]:
 
 
 def _rebuild(
-    cls: type[PackReader], path: Path, checksums: bool, seen: tuple[int, ...], numbers: Rows | None
+    cls: type[PackReader],
+    path: Path,
+    options: dict[str, Any],
+    seen: tuple[int, ...],
+    numbers: Rows | None,
 ) -> PackReader:
-    pack = cls(path, checksums=checksums)
+    pack = cls(path, **options)
     again = pack if numbers is None else pack._with(numbers)
     if again._seen[: len(seen)] != seen:
         raise FormatError("this is not the pack that was pickled", path=str(path))

@@ -68,7 +68,7 @@ def _broken_entries(pack: "PackReader", rows: Rows) -> list[FormatError]:
     entries = file.layout.index[numbers]
     raw = np.ones(len(entries), np.bool)
     try:
-        file.check_checksums(entries, numbers, threads)
+        file.checked(entries, numbers, threads)
         for known, mask in by_type(entries["kind"]):
             file.decode(known, entries[mask], numbers[mask], threads)
             raw &= ~mask
