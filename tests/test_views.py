@@ -55,6 +55,17 @@ def spelled() -> Expected:
     return {"words": made["words"].to_list(), "ev": made["ev"]}
 
 
+def padded(rows: Expected, length: int, stride: int) -> Expected:
+    """Windows with zeros behind the last row, and the mask of those that are rows."""
+    count = len(rows["ev"])
+    places = np.arange(0, count, stride)[:, None] + np.arange(length)
+    made: Expected = {}
+    for name, column in rows.items():
+        more = np.zeros((length, *np.shape(column)[1:]), column[0].dtype)
+        made[name] = np.concatenate([np.asarray(column), more])[places]
+    return {**made, "mask": places < count}
+
+
 CASES: dict[str, tuple[Callable[[Store], Source], Callable[[], Expected]]] = {
     # a view of a store, and the rows that it has
     "select": (lambda s: s(values(40)).select(CHOSEN), lambda: pick(values(40), CHOSEN)),
@@ -70,6 +81,18 @@ CASES: dict[str, tuple[Callable[[Store], Source], Callable[[], Expected]]] = {
     "windows": (
         lambda s: s(values(90)).windows(5, 2),
         lambda: windows(values(90), [range(90)], 5, 2),
+    ),
+    "padded windows": (
+        lambda s: s(values(90)).windows(5, 3, pad=True),
+        lambda: padded(values(90), 5, 3),
+    ),
+    "transitions": (
+        lambda s: s(values(60)).transitions(observation="ev", terminated=False),
+        lambda: {
+            **pick(values(60), slice(59)),
+            "next_ev": values(60)["ev"][1:],
+            "terminated": np.zeros(59, bool),
+        },
     ),
     "join": (
         lambda s: Join(
