@@ -136,7 +136,7 @@ class Source(Closing, ABC):
         """First row and number of rows of each run; one run unless the store knows better."""
         return np.zeros(1, np.int64), np.array([len(self)], np.int64)
 
-    def _ends(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def _cuts(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Of each row whether the row that comes next did not follow it, and whether it is the
         last of its run."""
         starts, counts = self._runs()

@@ -199,8 +199,8 @@ class Transitions(Beside):
     def _runs(self) -> tuple[Rows, Rows]:
         return np.cumsum(self._lengths) - self._lengths, self._lengths
 
-    def _ends(self) -> tuple[Flags, Flags]:
-        return Source._ends(self)
+    def _cuts(self) -> tuple[Flags, Flags]:
+        return Source._cuts(self)
 
     def _returns(self, gamma: float, reward: str, flags: Sequence[str]) -> Source:
         base = self._made_of[0]
@@ -226,8 +226,8 @@ class Returns(Beside):
     def _runs(self) -> tuple[Rows, Rows]:
         return self._parts["0"]._runs()
 
-    def _ends(self) -> tuple[Flags, Flags]:
-        return self._parts["0"]._ends()
+    def _cuts(self) -> tuple[Flags, Flags]:
+        return self._parts["0"]._cuts()
 
     def _check_open(self) -> None:
         self._made_of[0]._check_open()
@@ -276,7 +276,7 @@ def _read(
         for name, values in batch.items():
             made[name][first : first + len(values)] = values.reshape(-1)
         first += len(values)
-    cut, over = (each.copy() for each in source._ends())
+    cut, over = (each.copy() for each in source._cuts())
     for name in flags:
         cut |= made[name] != 0
     return made, cut, over
@@ -286,7 +286,7 @@ def _stretches(cut: Flags) -> Iterator[tuple[int, int]]:
     """Parts of the rows, each some stretches long."""
     ends, begin = np.flatnonzero(cut) + 1, 0
     while begin < len(cut):
-        found = np.searchsorted(ends, begin + _AT_ONCE)
+        found = int(np.searchsorted(ends, begin + _AT_ONCE))
         end = int(ends[min(found, len(ends) - 1)])
         yield begin, end
         begin = end

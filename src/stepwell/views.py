@@ -39,8 +39,8 @@ class _View(Source):
     def _runs(self) -> tuple[Rows, Rows]:
         return self._base._runs()
 
-    def _ends(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        return self._base._ends()
+    def _cuts(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        return self._base._cuts()
 
     def _check_open(self) -> None:
         self._base._check_open()
@@ -128,9 +128,9 @@ class Select(Translated):
         begins, ends = np.clip(edges, 0, len(self))
         return np.ascontiguousarray(begins), ends - begins
 
-    def _ends(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def _cuts(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         rows = self._map.apply(np.arange(len(self)))
-        cut, over = (each[rows] for each in self._base._ends())
+        cut, over = (each[rows] for each in self._base._cuts())
         return cut | (np.diff(rows, append=-1) != 1), over
 
     def _returns(self, gamma: float, reward: str, flags: Sequence[str]) -> Source:
@@ -330,8 +330,8 @@ class Concat(Source):
         moved = [starts + at for (starts, _), at in zip(runs, self._starts, strict=False)]
         return np.concatenate(moved), np.concatenate([counts for _, counts in runs])
 
-    def _ends(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        each = [part._ends() for part in self._firsts()]
+    def _cuts(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        each = [part._cuts() for part in self._firsts()]
         return np.concatenate([cut for cut, _ in each]), np.concatenate([over for _, over in each])
 
     def _returns(self, gamma: float, reward: str, flags: Sequence[str]) -> Source:
@@ -414,8 +414,8 @@ class Join(Source):
         begins = np.unique(np.concatenate([starts[counts > 0] for starts, counts in runs]))
         return begins, np.diff(begins, append=len(self))
 
-    def _ends(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        cuts, overs = zip(*(part._ends() for part in self._parts.values()), strict=True)
+    def _cuts(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        cuts, overs = zip(*(part._cuts() for part in self._parts.values()), strict=True)
         return np.logical_or.reduce(cuts), np.logical_or.reduce(overs)
 
     def close(self) -> None:

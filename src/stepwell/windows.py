@@ -57,8 +57,8 @@ class Windows(Translated):
     def _runs(self) -> tuple[Rows, Rows]:
         return np.cumsum(self._fits) - self._fits, self._fits
 
-    def _ends(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        return Source._ends(self)
+    def _cuts(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        return Source._cuts(self)
 
     def _check_open(self) -> None:
         self._given._check_open()

@@ -360,8 +360,8 @@ class ReplayReader(Store):
         lengths = self._table[2]
         return np.cumsum(lengths) - lengths, lengths
 
-    def _ends(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        steps, (_, over) = self._table[1], super()._ends()
+    def _cuts(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        steps, (_, over) = self._table[1], super()._cuts()
         after = np.append(steps.observation[1:], -1)[: len(over)]
         return over | ((steps.observation >= 0) & (steps.next_observation != after)), over
 
