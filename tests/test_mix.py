@@ -56,7 +56,7 @@ def test_rows_are_those_of_the_reference(data: st.DataObject, shares: list[int],
         assert order.rows(epoch, start, count).tolist() == rows
 
 
-@settings(max_examples=scaled(100, smallest=10))
+@settings(max_examples=scaled(50, smallest=10))
 @given(shares=st.lists(st.integers(1, 300), min_size=1, max_size=9))
 def test_shares_are_exact(shares: list[int]) -> None:
     mix = mixed(shares, [1] * len(shares), length=3000)

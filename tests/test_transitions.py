@@ -98,7 +98,7 @@ def assert_rows(source: Source, want: list[dict[str, Any]]) -> None:
         np.testing.assert_allclose(values, column, rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=scaled(150, smallest=20))
+@settings(max_examples=scaled(100, smallest=20))
 @given(data=st.data(), runs=RUNS, n=st.sampled_from([1, 2, 3, 20]), gamma=GAMMAS)
 def test_what_follows(data: st.DataObject, runs: Runs, n: int, gamma: float) -> None:
     make: Any = data.draw(st.sampled_from([ArraySource, PlainSource]))
@@ -122,7 +122,7 @@ def test_what_follows(data: st.DataObject, runs: Runs, n: int, gamma: float) -> 
     assert_rows(again, want)
 
 
-@settings(max_examples=scaled(100, smallest=20))
+@settings(max_examples=scaled(60, smallest=20))
 @given(data=st.data(), runs=RUNS, gamma=GAMMAS)
 def test_returns_to_go(data: st.DataObject, runs: Runs, gamma: float) -> None:
     steps = flat(runs)

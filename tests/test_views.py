@@ -55,6 +55,13 @@ def spelled() -> Expected:
     return {"words": made["words"].to_list(), "ev": made["ev"]}
 
 
+def followed(rows: Expected) -> Expected:
+    """Steps of one run, and what was seen after each; nothing after the last."""
+    seen = np.asarray(rows["ev"])
+    after = np.concatenate([seen[1:], np.zeros_like(seen[:1])])
+    return {**rows, "next_ev": after, "terminated": np.arange(len(seen)) == len(seen) - 1}
+
+
 def padded(rows: Expected, length: int, stride: int) -> Expected:
     """Windows with zeros behind the last row, and the mask of those that are rows."""
     count = len(rows["ev"])
@@ -82,17 +89,11 @@ CASES: dict[str, tuple[Callable[[Store], Source], Callable[[], Expected]]] = {
         lambda s: s(values(90)).windows(5, 2),
         lambda: windows(values(90), [range(90)], 5, 2),
     ),
-    "padded windows": (
-        lambda s: s(values(90)).windows(5, 3, pad=True),
-        lambda: padded(values(90), 5, 3),
-    ),
-    "transitions": (
-        lambda s: s(values(60)).transitions(observation="ev", terminated=False),
-        lambda: {
-            **pick(values(60), slice(59)),
-            "next_ev": values(60)["ev"][1:],
-            "terminated": np.zeros(59, bool),
-        },
+    "padded windows of transitions": (
+        lambda s: (
+            s(values(90)).transitions(observation="ev", terminated=True).windows(5, 3, pad=True)
+        ),
+        lambda: padded(followed(values(90)), 5, 3),
     ),
     "join": (
         lambda s: Join(
