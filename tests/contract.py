@@ -395,6 +395,18 @@ class SourceContract:
         assert len(source.windows(len(source) + 1)) == 0
         assert_batch(source.windows(2, 1).take([]), windows(expected, [], 2, 1))
 
+    def test_statistics(self, source: Source, expected: Expected) -> None:
+        found = source.statistics()
+        numbers = {n: np.asarray(v) for n, v in expected.items() if not isinstance(v, list)}
+        assert list(found) == [n for n, v in numbers.items() if v.dtype.kind in "biuf"]
+        for name, each in found.items():
+            values, limits = numbers[name], (each.min, each.max)
+            for mine, theirs in zip(limits, (values.min(0), values.max(0)), strict=True):
+                np.testing.assert_array_equal(mine, theirs)
+            with np.errstate(all="ignore"):
+                np.testing.assert_allclose(each.mean, values.mean(0, np.float64), rtol=1e-6)
+        assert source.statistics().keys() == found.keys()
+
     @FEW
     @given(data=st.data())
     def test_views_of_views(self, source: Source, expected: Expected, data: st.DataObject) -> None:

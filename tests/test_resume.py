@@ -38,6 +38,12 @@ class Case:
     """Global steps in each part but the last."""
 
 
+def a_mix(draw: random.Random, rows: int, seed: int) -> sw.Mix:
+    parts = np.split(np.arange(rows), sorted(draw.choices(range(rows), k=2)))
+    shares = [(part, draw.randint(1, 9)) for part in parts if len(part)]
+    return sw.Mix(shares, seed, length=draw.choice([None, draw.randint(1, 2 * rows)]))
+
+
 def make_case(number: int) -> Case:
     draw = random.Random(number)
     rows = draw.choice([1, 2, 7, draw.randint(1, 60), draw.randint(60, 600), 4097, 5000])
@@ -49,6 +55,7 @@ def make_case(number: int) -> Case:
         sw.Sequential(window=draw.randint(1, 4), stride=draw.randint(1, 4)),
         sw.Iid(seed),
         sw.Weighted(np.random.default_rng(number).random(rows) + 0.01, seed=seed),
+        a_mix(draw, rows, seed),
     ]
     sampler = draw.choice(samplers)
     least = max(1, sampler.order(rows).length // 200)
@@ -136,7 +143,7 @@ def test_a_chain_of_resumes_equals_one_run(block: int) -> None:
 def test_the_cases_cover_what_they_should() -> None:
     cases = [make_case(n) for n in range(CASES)]
     assert {type(c.sampler).__name__ for c in cases} == {
-        "Shuffle", "Block", "Sequential", "Iid", "Weighted"
+        "Shuffle", "Block", "Sequential", "Iid", "Weighted", "Mix"
     }  # fmt: skip
     changed = [c for c in cases if len({w.world_size for w in c.worlds}) > 1]
     assert len(changed) > CASES / 3

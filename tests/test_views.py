@@ -55,6 +55,24 @@ def spelled() -> Expected:
     return {"words": made["words"].to_list(), "ev": made["ev"]}
 
 
+def followed(rows: Expected) -> Expected:
+    """Steps of one run, and what was seen after each; nothing after the last."""
+    seen = np.asarray(rows["ev"])
+    after = np.concatenate([seen[1:], np.zeros_like(seen[:1])])
+    return {**rows, "next_ev": after, "terminated": np.arange(len(seen)) == len(seen) - 1}
+
+
+def padded(rows: Expected, length: int, stride: int) -> Expected:
+    """Windows with zeros behind the last row, and the mask of those that are rows."""
+    count = len(rows["ev"])
+    places = np.arange(0, count, stride)[:, None] + np.arange(length)
+    made: Expected = {}
+    for name, column in rows.items():
+        more = np.zeros((length, *np.shape(column)[1:]), column[0].dtype)
+        made[name] = np.concatenate([np.asarray(column), more])[places]
+    return {**made, "mask": places < count}
+
+
 CASES: dict[str, tuple[Callable[[Store], Source], Callable[[], Expected]]] = {
     # a view of a store, and the rows that it has
     "select": (lambda s: s(values(40)).select(CHOSEN), lambda: pick(values(40), CHOSEN)),
@@ -70,6 +88,12 @@ CASES: dict[str, tuple[Callable[[Store], Source], Callable[[], Expected]]] = {
     "windows": (
         lambda s: s(values(90)).windows(5, 2),
         lambda: windows(values(90), [range(90)], 5, 2),
+    ),
+    "padded windows of transitions": (
+        lambda s: (
+            s(values(90)).transitions(observation="ev", terminated=True).windows(5, 3, pad=True)
+        ),
+        lambda: padded(followed(values(90)), 5, 3),
     ),
     "join": (
         lambda s: Join(

@@ -4,6 +4,7 @@ a store    keeps rows             StepReader, PackReader, RecordReader, ShardRea
 a writer   changes a store        StepWriter, PackWriter, RecordWriter, ShardWriter, ReplayWriter
 a source   answers take(rows)     Source and its views
 a sampler  decides which rows     Shuffle, Block, Sequential, Iid, Weighted
+a mix      is several sources     Mix: each with its share of every batch
 a loader   decides when           Loader, stepwell.torch.Loader, stepwell.jax.Loader
 
 `open` opens whatever is at a path, `convert` goes from any store or format to any other. More is in
@@ -38,6 +39,7 @@ if TYPE_CHECKING:  # all of them exist without an import: see __getattr__
     )
     from stepwell.exchange import as_source
     from stepwell.loader import Loader
+    from stepwell.mix import Mix
     from stepwell.opening import open
     from stepwell.sampler import Block, Iid, Sampler, Sequential, Shuffle, Weighted
     from stepwell.source import Batch, Field, Ragged, Source
@@ -70,6 +72,7 @@ __all__ = [
     "Iid",
     "KindError",
     "Loader",
+    "Mix",
     "PackReader",
     "PackWriter",
     "Ragged",
@@ -106,6 +109,7 @@ _HOMES = {
     "errors": tuple(name for name in __all__ if name.endswith("Error")),
     "exchange": ("as_source",),
     "loader": ("Loader",),
+    "mix": ("Mix",),
     "opening": ("open",),
     "replay": ("ReplayWriter",),  # which loads HDF5
     "sampler": ("Block", "Iid", "Sampler", "Sequential", "Shuffle", "Weighted"),

@@ -24,6 +24,7 @@ from stepwell.writer import Writer
 _HINTS = {
     "LazyFrame": "collect() makes a table of it",
     "IterableDataset": "it has no rows by number; load it without streaming=True",
+    "Mix": "a Loader takes it as it is; map and columns are for its sources",
     "DataLoader": "give what it loads from",
 }
 

@@ -22,6 +22,7 @@ from stepwell.description import html
 from stepwell.engine import Delivery, Engine, NativeEngine, PythonEngine
 from stepwell.errors import FormatError, StateError
 from stepwell.exchange import as_source
+from stepwell.mix import of_mix
 from stepwell.ranks import World
 from stepwell.sampler import Order, Sampler, Sequential, Shuffle, check_sampler
 from stepwell.source import Batch, Closing, Source
@@ -45,8 +46,8 @@ class LoaderOptions(TypedDict, total=False):
 
 
 class Loader(Closing):
-    """Batches of a source, of whatever `as_source` makes one of, or of several named ones read
-    with the same rows.
+    """Batches of a source, of whatever `as_source` makes one of, of several named ones read
+    with the same rows, or of a `Mix`.
 
     `shuffle` and `seed` are short for `sampler=Shuffle(seed)` or `Sequential()`. `rank` and
     `world_size` are found when a loop begins, if they are not given: by torch.distributed, JAX,
@@ -79,6 +80,7 @@ class Loader(Closing):
         transform: Transform | None = None,
         on_corrupt: Literal["raise", "skip"] = "raise",
     ) -> None:
+        source, sampler = of_mix(source, sampler, seed != 0 or not shuffle)
         if sampler is not None:
             check_sampler(sampler)
             if seed != 0 or not shuffle:

@@ -136,6 +136,19 @@ class Source(Closing, ABC):
         """First row and number of rows of each run; one run unless the store knows better."""
         return np.zeros(1, np.int64), np.array([len(self)], np.int64)
 
+    def _cuts(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Of each row whether the row that comes next did not follow it, and whether it is the
+        last of its run."""
+        starts, counts = self._runs()
+        over = np.zeros(len(self), bool)
+        over[(starts + counts - 1)[counts > 0]] = True
+        over[-1:] = True
+        return over, over
+
+    def _returns(self, gamma: float, reward: str, flags: Sequence[str]) -> "Source":
+        """Of each row the discounted rewards from there to the end of its run, as one field."""
+        return transitions.returns(self, gamma, reward, flags)
+
     def _sizes(self, rows: Rows, names: Sequence[str]) -> NDArray[np.int64] | None:
         """Stored bytes of these ragged fields of each row; None where only reading shows."""
         return None
@@ -238,7 +251,7 @@ class Source(Closing, ABC):
         return description.outline(self, lambda: self.nbytes, columns=True)._repr_html_()
 
     def __getstate__(self) -> dict[str, Any]:
-        made = ("_reader", "_layouts")  # made again where they are needed
+        made = ("_reader", "_layouts", "_statistics")  # made again where they are needed
         return {name: value for name, value in self.__dict__.items() if name not in made}
 
     # For other libraries.
@@ -288,15 +301,73 @@ class Source(Closing, ABC):
         """`fn` applied to each batch. It may change fields, never the number of rows."""
         return views.Map(self, fn)
 
-    def windows(self, length: int, stride: int = 1) -> "views.Windows":
-        """Sequences of `length` neighbouring rows, one every `stride` rows, inside runs."""
-        return views.Windows(self, length, stride)
+    def windows(self, length: int, stride: int = 1, *, pad: bool = False) -> "windows.Windows":
+        """Sequences of `length` neighbouring rows, one every `stride` rows, inside runs.
+
+        With `pad` those that reach beyond the end of their run are there too, filled up with
+        zeros, and a field `mask` is True for what is a row. With `stride=length` every row is in
+        one of them.
+        """
+        return windows.Windows(self, length, stride, pad)
+
+    def transitions(
+        self,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        *,
+        observation: str | Sequence[str] | None = None,
+        reward: str | None = None,
+        terminated: str | bool | None = None,
+        truncated: str | None = None,
+    ) -> "Source":
+        """Steps with what was seen after them: `next_obs` beside `obs`, inside runs.
+
+        With `n_step` above 1, `reward` has the next n rewards added up, each discounted by `gamma`
+        once more than the one before, `next_obs`, `terminated` and `truncated` are of the last of
+        these steps, and `discount` is what the value of `next_obs` has to be multiplied by: 0
+        behind a terminated step. Fewer rewards are added where a run, or an episode in it, ends.
+
+        After a terminated step `next_obs` is zeros, and not to be used; any other step after which
+        nothing was seen is left out. Where rows have a `next_obs` already, that is used.
+
+        Fields are found under the usual names (`obs`, `observation`, `observation/camera`, …;
+        `reward`; `terminated`, `terminals`, …; `truncated`, `timeouts`, …), or given. `terminated`
+        may be True, where every run ends with a terminated step, or False, where none does. Raises
+        `SchemaError` for fields that are missing. Flags and rewards are read once, here.
+        """
+        names = transitions.find(self.schema, observation, reward, terminated, truncated)
+        return transitions.Transitions(self, n_step, gamma, names)
+
+    def returns_to_go(
+        self,
+        gamma: float = 1.0,
+        *,
+        reward: str | None = None,
+        terminated: str | None = None,
+        truncated: str | None = None,
+    ) -> "Source":
+        """These rows with a field `return_to_go`: the rewards from there to the end of the run.
+
+        Each is discounted by `gamma` once more than the one before. An episode also ends behind a
+        row that is terminated or truncated. Rewards of rows that `select` left out count; where
+        some are missing, the return is NaN.
+        """
+        found = transitions.find_rewards(self.schema, reward, terminated, truncated)
+        return transitions.Returns(self, gamma, *found)
+
+    def statistics(self) -> "dict[str, statistics.Statistics]":
+        """Mean, standard deviation, minimum and maximum of every field of numbers.
+
+        Each has the shape of a row. One pass over the rows; asked again, it is as before for as
+        long as `fingerprint` is. Text, ragged fields and structures are left out.
+        """
+        return statistics.cached(self)
 
     # Below this line: for this package.
 
     def _forget(self, *names: str) -> None:
         """Have what was made of rows made again: there are others now."""
-        for made in ("_reader", "_layouts", *names):
+        for made in ("_reader", "_layouts", "_statistics", *names):
             self.__dict__.pop(made, None)
 
     def _fingerprint_of(self, length: int) -> str:
@@ -392,4 +463,4 @@ def bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 # They are made of sources.
-from stepwell import views  # noqa: E402
+from stepwell import statistics, transitions, views, windows  # noqa: E402

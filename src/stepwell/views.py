@@ -39,6 +39,9 @@ class _View(Source):
     def _runs(self) -> tuple[Rows, Rows]:
         return self._base._runs()
 
+    def _cuts(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        return self._base._cuts()
+
     def _check_open(self) -> None:
         self._base._check_open()
 
@@ -46,7 +49,7 @@ class _View(Source):
         self._base.close()
 
 
-class _Translated(_View):
+class Translated(_View):
     """Rows of a base found through a row map."""
 
     def __init__(self, base: Source, rowmap: _core.RowMap) -> None:
@@ -78,7 +81,7 @@ class _Translated(_View):
         return self._map.apply(rows)
 
 
-class Select(_Translated):
+class Select(Translated):
     """Some rows of a source, in a given order."""
 
     def __init__(self, base: Source, rows: Rows | slice) -> None:
@@ -113,7 +116,7 @@ class Select(_Translated):
         """The stretches of this view that stay inside one run of the base."""
         starts, counts = self._base._runs()
         if not isinstance(self._rows, slice):
-            run_of = np.searchsorted(starts, self._rows, side="right")
+            run_of = np.searchsorted(starts, self._map.apply(np.arange(len(self))), side="right")
             begins = np.flatnonzero(np.diff(run_of, prepend=0))
             return begins, np.diff(begins, append=len(self))
         chosen = self._chosen
@@ -125,52 +128,28 @@ class Select(_Translated):
         begins, ends = np.clip(edges, 0, len(self))
         return np.ascontiguousarray(begins), ends - begins
 
+    def _cuts(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        rows = self._map.apply(np.arange(len(self)))
+        cut, over = (each[rows] for each in self._base._cuts())
+        return cut | (np.diff(rows, append=-1) != 1), over
+
+    def _returns(self, gamma: float, reward: str, flags: Sequence[str]) -> Source:
+        # Of all rows: those that were not chosen had rewards too.
+        return Chosen(self._base._returns(gamma, reward, flags), self._map)
+
     def _fill(self, rows: Rows, out: Batch) -> None:
         out.update(self._base.take(self._map.apply(rows), out))
 
 
-class Windows(_Translated):
-    """Sequences of `length` neighbouring rows that never cross the end of a run."""
+class Chosen(Select):
+    """The same through a row map, for views that are made of several."""
 
-    def __init__(self, base: Source, length: int, stride: int = 1) -> None:
-        for name, number in (("length", length), ("stride", stride)):
-            if not 1 <= operator.index(number) < 2**63:
-                raise ValueError(f"{name} must be at least 1 and below 2**63, got {number}")
-        for name, field in base.schema.items():
-            if field.ragged:
-                raise SchemaError(f"windows need rows of fixed shape, {name!r} is {field}")
-        self._length = length
-        self._stride = stride
-        starts, counts = base._runs()
-        self._fits = np.maximum(counts - length, -1) // stride + 1
-        self._firsts = _core.range_map(starts, self._fits, stride)
-        super().__init__(base, _core.range_map(starts, self._fits, stride, length))
-        self._schema = {
-            name: Field(field.dtype, (length, *field.shape)) for name, field in base.schema.items()
-        }
+    def __init__(self, base: Source, rowmap: _core.RowMap) -> None:
+        Translated.__init__(self, base, rowmap)
+        self._rows = np.empty(0, np.int64)  # they are in the map
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Windows, (self._base, self._length, self._stride)
-
-    @property
-    def schema(self) -> Schema:
-        return self._schema
-
-    def _fingerprint_of(self, length: int) -> str:
-        return f"{super()._fingerprint_of(length)}-{self._length}/{self._stride}"
-
-    def _first_rows(self, rows: Rows) -> Rows:
-        return self._firsts.apply(rows)
-
-    def _runs(self) -> tuple[Rows, Rows]:
-        return np.cumsum(self._fits) - self._fits, self._fits
-
-    def _fill(self, rows: Rows, out: Batch) -> None:
-        flat = {
-            name: out[name].reshape(len(rows) * self._length, *field.shape)
-            for name, field in self._base.schema.items()
-        }
-        self._base.take(self._map.apply(rows), flat)
+        return Select, (self._base, self._map.apply(np.arange(len(self))))
 
 
 class Columns(_View):
@@ -211,6 +190,9 @@ class Columns(_View):
 
     def _sizes(self, rows: Rows, names: Sequence[str]) -> NDArray[np.int64] | None:
         return self._base._sizes(rows, [self._names[name] for name in names])
+
+    def _returns(self, gamma: float, reward: str, flags: Sequence[str]) -> Source:
+        return self._base._returns(gamma, self._names[reward], [self._names[f] for f in flags])
 
 
 class Column(Columns):
@@ -315,8 +297,16 @@ class Concat(Source):
         return _core.crc32c(np.array(each, np.int64).view(np.uint8))
 
     def _native(self, names: Sequence[str]) -> _core.Reader | None:
-        readers = [reader for part in self._parts if (reader := part._native(names)) is not None]
-        return _core.concat_reader(readers) if len(readers) == len(self._parts) else None
+        readers = []
+        for part, count in zip(self._parts, np.diff(self._starts), strict=True):
+            reader = part._native(names)
+            if reader is None:
+                return None
+            if reader.length > count:  # the part has grown since: its new rows are not here
+                first = _core.range_map(np.zeros(1, np.int64), np.array([count]))
+                reader = _core.mapped_reader(reader, first)
+            readers.append(reader)
+        return _core.concat_reader(readers)
 
     def _fill(self, rows: Rows, out: Batch) -> None:
         part_of = np.searchsorted(self._starts, rows, side="right") - 1
@@ -339,6 +329,21 @@ class Concat(Source):
         runs = [part._runs() for part in self._parts]
         moved = [starts + at for (starts, _), at in zip(runs, self._starts, strict=False)]
         return np.concatenate(moved), np.concatenate([counts for _, counts in runs])
+
+    def _cuts(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        each = [part._cuts() for part in self._firsts()]
+        return np.concatenate([cut for cut, _ in each]), np.concatenate([over for _, over in each])
+
+    def _returns(self, gamma: float, reward: str, flags: Sequence[str]) -> Source:
+        return Concat([part._returns(gamma, reward, flags) for part in self._firsts()])
+
+    def _firsts(self) -> list[Source]:
+        """The parts, with the rows that they had when this was made."""
+        counts = np.diff(self._starts).tolist()
+        return [
+            part if len(part) == count else part.select(slice(count))
+            for part, count in zip(self._parts, counts, strict=True)
+        ]
 
     def close(self) -> None:
         for part in self._parts:
@@ -409,9 +414,27 @@ class Join(Source):
         begins = np.unique(np.concatenate([starts[counts > 0] for starts, counts in runs]))
         return begins, np.diff(begins, append=len(self))
 
+    def _cuts(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        cuts, overs = zip(*(part._cuts() for part in self._parts.values()), strict=True)
+        return np.logical_or.reduce(cuts), np.logical_or.reduce(overs)
+
     def close(self) -> None:
         for part in self._parts.values():
             part.close()
+
+
+class Beside(Join):
+    """The fields of sources of equal length under their own names; of two alike, the later one."""
+
+    def __init__(self, *parts: Source) -> None:
+        owner = {name: part for part in parts for name in part.schema}
+        used = [[name for name in part.schema if owner[name] is part] for part in parts]
+        chosen = [(part, names) for part, names in zip(parts, used, strict=True) if names]
+        self._parts = {
+            str(i): part if len(names) == len(part.schema) else part.columns(names)
+            for i, (part, names) in enumerate(chosen)
+        }
+        self._where = {n: (str(i), n) for i, (_, names) in enumerate(chosen) for n in names}
 
 
 class Map(_View):

@@ -14,6 +14,7 @@ from stepwell.errors import FormatError, SchemaError
 from stepwell.files.memory import check_room
 from stepwell.files.npy import read_header
 from stepwell.files.regular import bytes_on_disk, open_regular
+from stepwell.memory import row_bytes
 from stepwell.source import Batch, Field, Ragged, Rows, Schema, bytes_of, is_masked
 from stepwell.store import Progress, Report, Runs, Store
 from stepwell.views import field_of
@@ -135,11 +136,11 @@ class ArraySource(Store):
             fields = self._record.dtype.fields
             assert fields is not None
             layout = [(fields[name][1], self._schema[name].row_bytes) for name in names]
-            return _core.table_reader(_row_bytes(self._record), layout)
+            return _core.table_reader(row_bytes(self._record), layout)
         if any(self._schema[name].ragged for name in names):
             return None
         readers = [
-            _core.table_reader(_row_bytes(self._arrays[n]), [(0, self._schema[n].row_bytes)])
+            _core.table_reader(row_bytes(self._arrays[n]), [(0, self._schema[n].row_bytes)])
             for n in names
         ]
         return readers[0] if len(readers) == 1 else _core.join_reader(readers)
@@ -178,16 +179,6 @@ def _usable(name: str, given: Any) -> Any:
     if array.shape[0] and not array[0].flags.c_contiguous:
         array = np.ascontiguousarray(array)
     return array
-
-
-def _row_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """A (rows, bytes of a row) look at the array's memory."""
-    rows = len(array)
-    row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
-    if rows == 0 or row_bytes == 0:
-        return np.empty((max(rows, 1), row_bytes), np.uint8)[:rows]  # an empty array has no strides
-    flat = array[:, None] if array.ndim == 1 else array.reshape(rows, -1)
-    return flat.view(np.uint8)
 
 
 def _open_npy(path: Path, memory: str) -> NDArray[Any]:

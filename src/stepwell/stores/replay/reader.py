@@ -17,7 +17,7 @@ from stepwell.files.catalog import query, select_ids
 from stepwell.files.lock import is_locked
 from stepwell.files.regular import bytes_on_disk
 from stepwell.lazy import lazy
-from stepwell.source import Batch, Field, Rows, Schema
+from stepwell.source import Batch, Field, Rows, Schema, Source
 from stepwell.store import Progress, QueryTable, Report, Store
 from stepwell.stores.replay.channels import KINDS, Channel
 from stepwell.stores.replay.database import (
@@ -195,9 +195,24 @@ class ReplayReader(Store):
         with reading(self.root) as database:
             self._pin(database)
             moment = _chosen(database, self._moment, condition, values, timeout_s)
+        part = self._with()
+        part._conditions, part._moment = (*self._conditions, (condition, values)), moment
+        return part
+
+    def transitions(self, n_step: int = 1, gamma: float = 0.99, **fields: Any) -> "ReplayReader":
+        """The same steps with what was seen `n_step` later, as `open(n_step=…)` has them."""
+        if fields:
+            raise TypeError(f"expected n_step and gamma, got {', '.join(fields)} too")
+        return self._with(next_observation=True, n_step=n_step, gamma=gamma)
+
+    def _returns(self, gamma: float, reward: str, flags: Sequence[str]) -> Source:
+        return self._with(returns=gamma).columns({"return_to_go": "reward"})
+
+    def _with(self, **options: Any) -> "ReplayReader":
+        """The same episodes, with other options."""
         part = copy(self)
         part.resolver = copy(self.resolver)  # files of its own
-        part._conditions, part._moment = (*self._conditions, (condition, values)), moment
+        part._options = replace(self._options, **options)
         return part
 
     def _pin(self, database: sqlite3.Connection) -> None:
@@ -344,6 +359,11 @@ class ReplayReader(Store):
     def _runs(self) -> tuple[Rows, Rows]:
         lengths = self._table[2]
         return np.cumsum(lengths) - lengths, lengths
+
+    def _cuts(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        steps, (_, over) = self._table[1], super()._cuts()
+        after = np.append(steps.observation[1:], -1)[: len(over)]
+        return over | ((steps.observation >= 0) & (steps.next_observation != after)), over
 
     def _fill(self, rows: Rows, out: Batch) -> None:
         names, steps, _ = self._table

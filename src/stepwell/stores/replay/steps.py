@@ -18,6 +18,7 @@ from stepwell.stores.replay.channels import ACTIONS, FRAMES, KINDS, OBSERVATIONS
 from stepwell.stores.replay.database import Episode, RunRow
 from stepwell.stores.replay.layout import CHECKSUMS
 from stepwell.stores.replay.resolver import FrameResolver
+from stepwell.transitions import check_steps, look_ahead, reach, to_go
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,11 @@ class StepOptions:
     frames: bool = False
     n_step: int = 1
     gamma: float = 0.99
+    returns: float | None = None
+    """With it rewards are returns to go, discounted by this."""
 
     def __post_init__(self) -> None:
-        if self.n_step < 1:
-            raise ValueError(f"n_step: expected at least 1, got {self.n_step}")
-        if not 0 <= self.gamma <= 1:
-            raise ValueError(f"gamma: expected 0 to 1, got {self.gamma}")
+        check_steps(self.n_step, self.gamma)
 
 
 class StepTable(NamedTuple):
@@ -92,7 +92,10 @@ def _load(
     final = np.array([e.final_row for e in episodes], np.int64)[episode]
     at_end = last & (index + 1 == whole)
     following[at_end] = final[at_end]
-    reached, reward, discount = _look_ahead(rewards[rows], last, options.n_step, options.gamma)
+    reached = reach(last, options.n_step)
+    reward, discount = look_ahead(rewards[rows], reached, options.n_step, options.gamma)
+    if options.returns is not None:
+        reward = to_go(rewards[rows], last, at_end | (dones[rows] != 0), options.returns)
     done = dones[rows[reached]]
     terminated, truncated = (done & 1).astype(bool), (done & 2).astype(bool)
     following = following[reached]
@@ -189,22 +192,3 @@ def _rows_of(numbers: NDArray[np.int64], wanted: NDArray[np.int64]) -> tuple[Row
     episode = np.repeat(np.arange(len(wanted)), counts)
     within = np.arange(len(episode)) - np.repeat(np.cumsum(counts) - counts, counts)
     return order[np.repeat(first, counts) + within], episode
-
-
-def _look_ahead(
-    reward: NDArray[np.float64], last: NDArray[np.bool_], n: int, gamma: float
-) -> tuple[Rows, NDArray[np.float64], NDArray[np.float64]]:
-    """For each step the one n - 1 later or the last of its stretch, the rewards up to there, and
-    the discount behind it."""
-    count = len(reward)
-    ends = np.flatnonzero(last)
-    end = ends[np.searchsorted(ends, np.arange(count))] if count else np.empty(0, np.int64)
-    reached = np.minimum(np.arange(count) + n - 1, end)
-    total = np.zeros(count)
-    for k in range(n):
-        there = np.flatnonzero(np.arange(count) + k <= reached)
-        if not len(there):
-            break
-        total[there] += gamma**k * reward[there + k]
-    discount = np.power(np.float64(gamma), reached - np.arange(count) + 1)
-    return reached, total, discount
