@@ -1,5 +1,6 @@
 """The loader: what it hands over, in which order, and what happens when something fails."""
 
+import re
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -227,6 +228,19 @@ def test_skipped_rows_are_listed_with_their_batch_and_once() -> None:
 def test_arguments_that_make_no_sense(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         sw.Loader(numbers(), **options)
+
+
+@pytest.mark.parametrize("loader", [sw.Loader, sw.torch.Loader, sw.jax.Loader])
+def test_two_sources_are_answered_with_the_line_to_write(loader: Any) -> None:
+    x, y = np.zeros((9, 3), "f4"), np.arange(9)
+    line = 'write Loader({"data": data, "label": labels}, batch_size='
+    for given, options, size in (((x, y), {}, 256), ((x, y), {"batch_size": 4}, 4)):
+        with pytest.raises(TypeError, match=re.escape(f"{line}{size})")):
+            loader(*given, **options)
+    with pytest.raises(TypeError, match=re.escape(line)):
+        loader("x.npy", "y.npy", batch_size=4)
+    batch = next(iter(loader({"data": x, "label": y.astype("i4")}, batch_size=4)))
+    assert (batch["data"].shape, batch["label"].shape) == ((4, 3), (4,))
 
 
 def test_sources_that_cannot_be_loaded() -> None:

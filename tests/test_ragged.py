@@ -120,3 +120,11 @@ def test_fields_describe_themselves() -> None:
     assert Field(np.dtype("f4"), (2, 0)).row_bytes == 0
     assert Field(np.dtype("f4"), (3,)) == Field(np.dtype("<f4"), (3,))
     assert Field(np.dtype("f4")) != Field(np.dtype("f4"), ragged=True)
+
+
+@pytest.mark.parametrize(("name", "bytes_"), [("f32", "<f4"), ("i64", "<i8"), ("u16", "<u2")])
+def test_a_dtype_by_its_bits_is_answered_by_its_bytes(name: str, bytes_: str) -> None:
+    with pytest.raises(TypeError, match=f"got '{name}': write '{bytes_}', which counts bytes"):
+        Field(name)
+    with pytest.raises(TypeError, match=r"expected a dtype of NumPy, got 'f33'$"):
+        Field("f33")

@@ -47,11 +47,11 @@ struct BoundReadahead {
   Readahead ahead;
   Readahead::Watch watch{};
 
-  BoundReadahead(const std::vector<StretchIn>& stretches, std::size_t window, bool mapped)
-      : ahead(stretches_of(stretches, keep), window, mapped) {}
+  BoundReadahead(const std::vector<StretchIn>& stretches, std::size_t window, bool mapped, std::uint64_t begin)
+      : ahead(stretches_of(stretches, keep), window, mapped, begin) {}
 };
 
-std::size_t step_of(std::uint32_t kind, std::size_t rows, std::size_t width) {
+std::size_t bytes_of_rows(std::uint32_t kind, std::size_t rows, std::size_t width) {
   return rows * width * bytes_of(kind_of(kind));
 }
 
@@ -68,13 +68,13 @@ struct BoundViews {
   Cut cut;
   std::vector<nb::object> owners{};
 
-  BoundViews(const std::vector<StretchIn>& stretches, std::size_t rows, std::size_t width_, std::size_t window,
-             std::uint32_t kind)
+  BoundViews(const std::vector<StretchIn>& stretches, std::size_t first, std::size_t rows, std::size_t width_,
+             std::size_t window, std::uint32_t kind)
       : width(width_),
         dtype{static_cast<std::uint8_t>(nb::dlpack::dtype_code::Float),
               static_cast<std::uint8_t>(8 * bytes_of(kind_of(kind))), 1},
-        cuts(stretches_of(stretches, keep), step_of(kind, rows, width)),
-        ahead(cuts.stretches(), window, true),
+        cuts(stretches_of(stretches, keep), bytes_of_rows(kind, first, width), bytes_of_rows(kind, rows, width)),
+        ahead(cuts.stretches(), window, true, cuts.skip()),
         cut(cuts.first()) {
     for (const BytesIn& memory : keep) owners.push_back(nb::cast(memory));
   }
@@ -102,12 +102,13 @@ struct BoundUpcasts {
   nb::dlpack::dtype dtype;
   Upcasts upcasts;
 
-  BoundUpcasts(const std::vector<StretchIn>& stretches, std::size_t rows, std::size_t width_, std::size_t window,
-               std::uint32_t kind, bool doubles, unsigned threads)
+  BoundUpcasts(const std::vector<StretchIn>& stretches, std::size_t first, std::size_t rows, std::size_t width_,
+               std::size_t window, std::uint32_t kind, bool doubles, unsigned threads)
       : width(width_),
         dtype(doubles ? nb::dtype<double>() : nb::dtype<float>()),
-        upcasts(Cuts(stretches_of(stretches, keep), step_of(kind, rows, width)), window, kind_of(kind), doubles,
-                threads) {}
+        upcasts(Cuts(stretches_of(stretches, keep), bytes_of_rows(kind, first, width),
+                     bytes_of_rows(kind, rows, width)),
+                window, kind_of(kind), doubles, threads) {}
 
   Table next() {
     std::optional<Upcasts::Batch> batch;
@@ -129,12 +130,9 @@ template <class To>
 void upcast_all(FloatKind kind, std::span<const std::byte> from, std::span<To> to, unsigned threads,
                 const std::string& path, std::uint64_t at) {
   const std::size_t size = bytes_of(kind), pieces = (to.size() + kPiece - 1) / kPiece;
-  const bool past_caches = larger_than_caches(to.size_bytes());
   const auto part = [&](std::size_t begin, std::size_t count) {
-    const auto convert = [&] {
-      upcast(kind, from.subspan(begin * size, count * size), to.subspan(begin, count), past_caches);
-    };
-    guarded(from, path, convert, at);
+    const auto run = [&](auto&& work) { guarded(from, path, work, at); };
+    upcast(kind, from.subspan(begin * size, count * size), to.subspan(begin, count), to.size_bytes(), run);
   };
   if (threads <= 1 || pieces <= 1) return part(0, to.size());
   shared_pool().run(pieces, [&](std::size_t piece) {
@@ -146,7 +144,8 @@ void upcast_all(FloatKind kind, std::span<const std::byte> from, std::span<To> t
 
 void bind_shards(nb::module_& m) {
   nb::class_<BoundReadahead>(m, "Readahead", "Mapped files, brought into memory ahead of a cursor.")
-      .def(nb::init<const std::vector<StretchIn>&, std::size_t, bool>(), "stretches"_a, "window"_a, "mapped"_a)
+      .def(nb::init<const std::vector<StretchIn>&, std::size_t, bool, std::uint64_t>(), "stretches"_a, "window"_a,
+           "mapped"_a, "begin"_a)
       .def(
           "wait",
           [](BoundReadahead& bound, std::uint64_t begin, std::uint64_t end) {
@@ -155,16 +154,17 @@ void bind_shards(nb::module_& m) {
           },
           "begin"_a, "end"_a, "Wait for the bytes up to `end`; those before `begin` may be given back.");
   nb::class_<BoundViews>(m, "Views", "Rows of shards (0 f32, 1 f16) as they are, read ahead of a loop.")
-      .def(nb::init<const std::vector<StretchIn>&, std::size_t, std::size_t, std::size_t, std::uint32_t>(),
-           "stretches"_a, "rows"_a, "width"_a, "window"_a, "kind"_a)
+      .def(nb::init<const std::vector<StretchIn>&, std::size_t, std::size_t, std::size_t, std::size_t, std::uint32_t>(),
+           "stretches"_a, "first"_a, "rows"_a, "width"_a, "window"_a, "kind"_a)
       .def("next", &BoundViews::next, nb::sig("def next(self) -> NDArray[numpy.float32 | numpy.float16]"),
-           "The next `rows` rows of a stretch, or those its end leaves: the file's own memory.");
+           "The next `rows` rows of a stretch from row `first` of the first, or those its end leaves: the file's own "
+           "memory.");
   nb::class_<BoundUpcasts>(m, "Upcasts", "Rows of shards (0 f32, 1 f16, 2 bf16) made float32 or float64.")
-      .def(nb::init<const std::vector<StretchIn>&, std::size_t, std::size_t, std::size_t, std::uint32_t, bool,
-                    unsigned>(),
-           "stretches"_a, "rows"_a, "width"_a, "window"_a, "kind"_a, "doubles"_a, "threads"_a)
+      .def(nb::init<const std::vector<StretchIn>&, std::size_t, std::size_t, std::size_t, std::size_t, std::uint32_t,
+                    bool, unsigned>(),
+           "stretches"_a, "first"_a, "rows"_a, "width"_a, "window"_a, "kind"_a, "doubles"_a, "threads"_a)
       .def("next", &BoundUpcasts::next, nb::sig("def next(self) -> NDArray[numpy.float32 | numpy.float64]"),
-           "The next `rows` rows of a stretch, or those its end leaves.");
+           "The next `rows` rows of a stretch from row `first` of the first, or those its end leaves.");
   m.def(
       "upcast",
       [](std::uint32_t kind, BytesIn from, BytesOut to, bool doubles, unsigned threads, nb::object where,

@@ -23,17 +23,22 @@ struct Cut {
   bool is_end() const { return bytes == 0; }
 };
 
-// `step` bytes of a stretch at a time, or what its end leaves.
+// `step` bytes of a stretch at a time, or what its end leaves; the first `skip` bytes of the first are left out.
 class Cuts {
  public:
-  Cuts(std::vector<Stretch> stretches, std::size_t step) : stretches_(std::move(stretches)), step_(step) {
+  Cuts(std::vector<Stretch> stretches, std::size_t skip, std::size_t step)
+      : stretches_(std::move(stretches)), skip_(skip), step_(step) {
     if (step == 0) throw std::invalid_argument("a batch has no bytes");
+    if (skip && (stretches_.empty() || skip > stretches_[0].memory.size()))
+      throw std::invalid_argument("the first batch leaves its stretch");
   }
 
-  Cut first() const { return at(0, 0, 0); }
+  Cut first() const { return at(0, skip_, skip_); }
   Cut after(const Cut& cut) const { return at(cut.stretch, cut.at + cut.bytes, cut.before + cut.bytes); }
 
   const std::vector<Stretch>& stretches() const { return stretches_; }
+  std::size_t skip() const { return skip_; }
+  std::size_t step() const { return step_; }
   const Stretch& of(const Cut& cut) const { return stretches_[cut.stretch]; }
   std::span<const std::byte> memory(const Cut& cut) const { return of(cut).memory.subspan(cut.at, cut.bytes); }
 
@@ -45,7 +50,7 @@ class Cuts {
   }
 
   std::vector<Stretch> stretches_;
-  std::size_t step_;
+  std::size_t skip_, step_;
 };
 
 }  // namespace stepwell

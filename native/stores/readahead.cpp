@@ -62,13 +62,14 @@ void touch(std::span<const std::byte> memory, const std::string& path, std::uint
 
 }  // namespace
 
-Readahead::Readahead(std::vector<Stretch> stretches, std::size_t window, bool mapped)
+Readahead::Readahead(std::vector<Stretch> stretches, std::size_t window, bool mapped, std::uint64_t begin)
     : stretches_(std::move(stretches)),
       window_(window),
       mapped_(mapped),
       process_(getpid()) {
   for (const Stretch& stretch : stretches_) ends_.push_back(total_ += stretch.memory.size());
-  wanted_ = std::min<std::uint64_t>(window_, total_);
+  claimed_ = checked_ = done_with_ = given_back_ = std::min(begin, total_);
+  wanted_ = std::min(claimed_ + window_, total_);
   try {
     thread_ = std::make_unique<std::thread>([this] { run(); });
   } catch (const std::system_error&) {
@@ -102,6 +103,7 @@ void Readahead::wait(std::uint64_t done_with, std::uint64_t begin, std::uint64_t
     rests = undelayed_ >= window_;
     if (!rests) wanted_ = std::max(wanted_, std::min(total_, std::max(end, begin + window_)));
     if (rests && !mapped_) claimed_ = std::max(claimed_, end);
+    checked_ = std::max(checked_, end);
     done_with_ = std::max(done_with_, done_with);
     from = std::max(claimed_, done_with);
     wake = !rests && (asleep_ || from < end);
@@ -145,10 +147,12 @@ void Readahead::run() {
   const std::uint64_t step = std::max<std::uint64_t>(window_ / 4, kStep);
   long reads = -1;
   for (;;) {
-    std::uint64_t at, end;
+    std::uint64_t at, end, checked;
     {
       std::unique_lock lock(wakes_->mutex);
-      const auto called = [&] { return stop_ || claimed_ < wanted_ || done_with_ >= given_back_ + step; };
+      const auto called = [&] {
+        return stop_ || claimed_ < wanted_ || checked_ < claimed_ || done_with_ >= given_back_ + step;
+      };
       // For a while it looks by itself: to wake a thread takes the caller longer than all the rest.
       for (int looks = 0; looks < kLooks && !called(); ++looks)
         wakes_->work.wait_until(lock, std::chrono::system_clock::now() + kLook);
@@ -162,7 +166,10 @@ void Readahead::run() {
         claimed_ = end;
         under_way_.push_back(at);
       }
+      checked = checked_;
+      if (at == end) checked_ = std::max(checked, std::min(claimed_, checked + kStep));
     }
+    if (at == end) check(checked, std::min(at, checked + kStep));
     if (at < end) {
       try {
         bring_claimed(at, end);
@@ -205,6 +212,16 @@ void Readahead::bring(std::uint64_t begin, std::uint64_t end) {
       return touch(memory, of.path, of.begin + at);
     }
   });
+}
+
+void Readahead::check(std::uint64_t begin, std::uint64_t end) {
+  try {
+    each_part(begin, end, [](const Stretch& of, std::uint64_t at, std::uint64_t bytes) {
+      if (of.blocks) of.blocks->check(at, at + bytes);
+    });
+  } catch (...) {
+    // Who comes to it finds the same.
+  }
 }
 
 void Readahead::give_back(std::uint64_t enough) {

@@ -25,12 +25,13 @@ struct Stretch {
 
 // Stretches one after another, as one run of bytes. A thread stays up to `window` bytes ahead of what
 // was asked for last, as long as there is something to read from the disk: where the page cache has
-// everything it rests, for it would only take time from the caller.
+// everything it rests, for it would only take time from the caller. When it has brought all that it may, it compares
+// what nobody has come to yet with its checksums.
 class Readahead {
  public:
   // `mapped`: bytes that were waited for can be read without a page fault. Otherwise those that the page
-  // cache has may be left to whoever reads them.
-  Readahead(std::vector<Stretch> stretches, std::size_t window, bool mapped);
+  // cache has may be left to whoever reads them. Nobody reads the first `begin` bytes.
+  Readahead(std::vector<Stretch> stretches, std::size_t window, bool mapped, std::uint64_t begin = 0);
   ~Readahead();
   Readahead(const Readahead&) = delete;
   Readahead& operator=(const Readahead&) = delete;
@@ -49,6 +50,7 @@ class Readahead {
   void run();
   void bring_claimed(std::uint64_t begin, std::uint64_t end);
   void bring(std::uint64_t begin, std::uint64_t end);
+  void check(std::uint64_t begin, std::uint64_t end);
   void give_back(std::uint64_t enough);
   void unmap(std::uint64_t begin, std::uint64_t end);
   template <class Work>
@@ -70,6 +72,7 @@ class Readahead {
   std::uint64_t wanted_ = 0;      // bytes the thread may bring
   std::uint64_t claimed_ = 0;     // bytes that are in memory, or being brought by someone
   std::vector<std::uint64_t> under_way_;  // where each that is being brought begins
+  std::uint64_t checked_ = 0;     // bytes that were compared with their checksums, or that somebody has come to
   std::uint64_t done_with_ = 0;   // bytes that may be given back
   std::uint64_t given_back_ = 0;
   std::uint64_t undelayed_ = 0;   // bytes since the disk was waited for

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <stdexcept>
@@ -12,6 +13,19 @@
 
 namespace stepwell {
 namespace {
+
+// What stays in the caches of one core anyway.
+constexpr std::size_t kSmall = std::size_t{1} << 20;
+// Both ways are tried in some of so many turns; not in the first ones, which have fresh memory.
+constexpr std::uint32_t kTurns = 2048, kFirstTry = 16, kLastTry = 24;
+constexpr double kForgetting = 1.1;
+// A result that is in the caches is of use to whoever reads it next.
+constexpr double kWorthwhile = 0.9;
+
+bool larger_than_caches(std::size_t bytes) {
+  static const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+  return bytes > static_cast<std::size_t>(cache > 0 ? cache : 1 << 23) / 2;
+}
 
 float from_half(std::uint16_t half) {
   const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000) << 16;
@@ -115,9 +129,25 @@ void converted(FloatKind kind, std::span<const std::byte> from, std::span<To> to
 
 }  // namespace
 
-bool larger_than_caches(std::size_t bytes) {
-  static const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-  return bytes > static_cast<std::size_t>(cache > 0 ? cache : 1 << 23) / 2;
+bool StoreWays::past_caches(std::size_t bytes) {
+  if (bytes < kSmall) return false;
+  const std::uint32_t turn = turn_.fetch_add(1, std::memory_order_relaxed) % kTurns;
+  if (turn >= kFirstTry && turn < kLastTry) return turn % 2;
+  const double cached = least_[0].load(std::memory_order_relaxed), past = least_[1].load(std::memory_order_relaxed);
+  if (past == kUnknown) return larger_than_caches(bytes);
+  return past < kWorthwhile * cached;
+}
+
+void StoreWays::took(bool past_caches, std::size_t values, std::chrono::nanoseconds time) {
+  if (values == 0) return;
+  auto& least = least_[past_caches];
+  const double now = static_cast<double>(time.count()) / static_cast<double>(values);
+  least.store(std::min(now, kForgetting * least.load(std::memory_order_relaxed)), std::memory_order_relaxed);
+}
+
+StoreWays& store_ways() {
+  static StoreWays ways;
+  return ways;
 }
 
 void upcast(FloatKind kind, std::span<const std::byte> from, std::span<float> to, bool past_caches) {

@@ -23,11 +23,11 @@ constexpr int kLooks = 100;
 
 Upcasts::Upcasts(Cuts cuts, std::size_t window, FloatKind kind, bool doubles, unsigned threads)
     : cuts_(std::move(cuts)),
-      depth_(window / std::max<std::size_t>(cuts_.first().bytes, 1) >= 2 ? 2 : 1),
+      depth_(window / cuts_.step() >= 2 ? 2 : 1),
       makers_(std::clamp(threads, 1u, kMostMakers)),
       kind_(kind),
       doubles_(doubles),
-      ahead_(cuts_.stretches(), window, false),
+      ahead_(cuts_.stretches(), window, false, cuts_.skip()),
       next_(cuts_.first()),
       process_(getpid()),
       shared_(std::make_unique<Shared>()) {
@@ -144,10 +144,9 @@ void Upcasts::convert(const Making& making, std::size_t piece, std::uint64_t don
   const Stretch& of = cuts_.of(making.cut);
   if (of.blocks) of.blocks->check(making.cut.at + first * size, making.cut.at + (first + count) * size);
   const auto from = cuts_.memory(making.cut).subspan(first * size, count * size);
-  const bool past_caches = larger_than_caches(making.values * wide());
   const auto to = [&]<class To>(To* values) {
-    guarded(from, of.path, [&] { upcast(kind_, from, std::span(values + first, count), past_caches); },
-            of.begin + making.cut.at + first * size);
+    const auto run = [&](auto&& work) { guarded(from, of.path, work, of.begin + making.cut.at + first * size); };
+    upcast(kind_, from, std::span(values + first, count), making.values * wide(), run);
   };
   doubles_ ? to(reinterpret_cast<double*>(making.block.get())) : to(reinterpret_cast<float*>(making.block.get()));
 }

@@ -360,7 +360,7 @@ class StateTables:
 class Readahead:
     """Mapped files, brought into memory ahead of a cursor."""
 
-    def __init__(self, stretches: Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], int, int, object, CheckedBlocks | None]], window: int, mapped: bool) -> None: ...
+    def __init__(self, stretches: Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], int, int, object, CheckedBlocks | None]], window: int, mapped: bool, begin: int) -> None: ...
 
     def wait(self, begin: int, end: int) -> None:
         """
@@ -370,20 +370,22 @@ class Readahead:
 class Views:
     """Rows of shards (0 f32, 1 f16) as they are, read ahead of a loop."""
 
-    def __init__(self, stretches: Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], int, int, object, CheckedBlocks | None]], rows: int, width: int, window: int, kind: int) -> None: ...
+    def __init__(self, stretches: Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], int, int, object, CheckedBlocks | None]], first: int, rows: int, width: int, window: int, kind: int) -> None: ...
 
     def next(self) -> NDArray[numpy.float32 | numpy.float16]:
         """
-        The next `rows` rows of a stretch, or those its end leaves: the file's own memory.
+        The next `rows` rows of a stretch from row `first` of the first, or those its end leaves: the file's own memory.
         """
 
 class Upcasts:
     """Rows of shards (0 f32, 1 f16, 2 bf16) made float32 or float64."""
 
-    def __init__(self, stretches: Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], int, int, object, CheckedBlocks | None]], rows: int, width: int, window: int, kind: int, doubles: bool, threads: int) -> None: ...
+    def __init__(self, stretches: Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], int, int, object, CheckedBlocks | None]], first: int, rows: int, width: int, window: int, kind: int, doubles: bool, threads: int) -> None: ...
 
     def next(self) -> NDArray[numpy.float32 | numpy.float64]:
-        """The next `rows` rows of a stretch, or those its end leaves."""
+        """
+        The next `rows` rows of a stretch from row `first` of the first, or those its end leaves.
+        """
 
 def upcast(kind: int, from_: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], to: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], doubles: bool, threads: int, path: object, begin: int) -> None:
     """

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import operator
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -61,7 +62,12 @@ class Field:
             if shape != ():
                 raise ValueError(f"{kind} has no shape, got {shape}")
             given, ragged = np.uint8, True
-        dtype = np.dtype(given)
+        try:
+            dtype = np.dtype(given)
+        except TypeError as error:
+            bits = re.fullmatch(r"([fiu])(16|32|64)", str(given))
+            line = f": write '<{bits[1]}{int(bits[2]) // 8}', which counts bytes" if bits else ""
+            raise TypeError(f"expected a dtype of NumPy, got {given!r}{line}") from error
         if dtype.subdtype is not None:
             dtype, inner = dtype.subdtype
             shape = (*shape, *inner)

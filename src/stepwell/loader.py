@@ -8,7 +8,6 @@ of rows depends on neither threads, batch size nor world. So `state_dict` is a h
 and a run resumes exactly with all of those changed.
 """
 
-import inspect
 import operator
 import os
 from collections import deque
@@ -18,6 +17,7 @@ from threading import Lock
 from typing import Any, Literal, TypedDict
 
 from stepwell import _core, ranks
+from stepwell.constructors import one_source, show_options as show_options
 from stepwell.description import html
 from stepwell.engine import Delivery, Engine, NativeEngine, PythonEngine
 from stepwell.errors import FormatError, StateError
@@ -64,6 +64,7 @@ class Loader(Closing):
     batch is handed over.
     """
 
+    @one_source
     def __init__(
         self,
         source: Source | Mapping[str, Any] | Any,
@@ -469,17 +470,6 @@ class Loop(Iterator[Any]):
                 loader._reached = loader._epoch + 1, 0
                 loader._at_end = loader._worker[1] == 1
             return batch
-
-
-def show_options(cls: type[Any], base: type[Any]) -> None:
-    """Have `help` show the options that a constructor hands on to that of `base`."""
-    own = list(inspect.signature(cls.__init__).parameters.values())
-    if own[-1].kind is inspect.Parameter.VAR_KEYWORD:
-        taken = {each.name for each in own}
-        more = inspect.signature(base.__init__).parameters.values()
-        named = [each for each in more if each.kind is inspect.Parameter.KEYWORD_ONLY]
-        own[-1:] = [each for each in named if each.name not in taken]
-        cls.__init__.__signature__ = inspect.Signature(own, return_annotation=None)
 
 
 def _number(state: Mapping[str, Any], key: str, max_: int) -> int:

@@ -146,19 +146,26 @@ void read_ahead() {
   void* const memory = mmap(nullptr, size, PROT_READ, MAP_SHARED, fileno(file), 0);
   expect(memory != MAP_FAILED, "a mapping");
   const std::span bytes(static_cast<const std::byte*>(memory), size);
+  const auto checksums = stream_checksums(bytes.first(size / 3), 4096, 0, 0);
   for (const bool mapped : {false, true})
     for (const std::size_t window : {1, 1 << 16, 1 << 22}) {
-      Readahead ahead({{bytes.first(size / 3), "a", 0}, {bytes.subspan(size / 3), "b", 0}}, window, mapped);
+      const auto blocks = std::make_shared<const CheckedBlocks>(
+          bytes.first(size / 3), 4096, 0, 0, std::as_bytes(std::span(checksums)), std::vector<std::byte>{},
+          CheckedBlocks::Where{"a", 0, "a"}, nullptr);
+      const std::size_t first = window % step;
+      Readahead ahead({{bytes.first(size / 3), "a", 0, blocks}, {bytes.subspan(size / 3), "b", 0}}, window, mapped,
+                      first);
       Readahead::Watch watch;
-      for (std::size_t at = 0; at < size; at += step) {
+      for (std::size_t at = first; at < size; at += step) {
         const auto part = bytes.subspan(at, std::min(step, size - at));
         ahead.wait(at, at, at + part.size(), watch);
+        if (at + part.size() <= size / 3) blocks->check(at, at + part.size());
         expect(std::ranges::count(part, std::byte{7}) == std::ssize(part), "bytes that are read");
       }
     }
   for (const unsigned threads : {1, 2, 5})
     for (const std::size_t window : {std::size_t{1}, size}) {
-      const Cuts cuts({{bytes.first(size / 8 * 4), "a", 0}, {bytes.last(size / 8 * 4), "b", 0}}, step);
+      const Cuts cuts({{bytes.first(size / 8 * 4), "a", 0}, {bytes.last(size / 8 * 4), "b", 0}}, 0, step);
       for (int last : {1000, 1}) {  // some are left before the end
         Upcasts upcasts(cuts, window, FloatKind::kF32, true, threads);
         const auto seven = static_cast<double>(std::bit_cast<float>(0x07070707));

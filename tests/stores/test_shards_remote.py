@@ -238,7 +238,7 @@ def test_a_loop_that_is_left_stops_asking(s3: Bucket) -> None:
     s3.proxy.forget()
     begun = reader.batches(100, None, MIB)
     next(begun)
-    begun.close()  # type: ignore[attr-defined]
+    begun.close()
     sizes = [request.size for request in s3.proxy.requests]
     assert 0 < sum(sizes) <= 2 * MIB  # of three
 

@@ -117,8 +117,7 @@ def test_batches_and_a_fork(tmp_path: Path) -> None:
     first = next(begun)
     assert_same(children.in_fork(lambda: all_of(reader.batches(32))), rows)
     assert_same(children.in_fork(lambda: all_of(begun)), rows[32:])
-    close = begun.close  # type: ignore[attr-defined]
-    assert children.in_fork(close) is None
+    assert children.in_fork(begun.close) is None
     assert_same(first.rows, rows[:32])
     assert_same(all_of(begun), rows[32:])
 

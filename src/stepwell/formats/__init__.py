@@ -92,6 +92,7 @@ FORMATS: tuple[Format, ...] = (
     Format("hdf5", (".hdf5", ".h5"), reader="Hdf5Source"),
     Format("minari", marks=("data/metadata.json",), reader="MinariSource", file_writer="write"),
     Format("jsonl", (".jsonl",), reader="JsonlSource", file_writer="write"),
+    Format("zrecord", inside="chunk/[0-9]*.zr", reader="ZrecordSource"),
     Format("video", (".gif", ".mp4"), file_writer="write"),
     # The last one: any folder of folders looks like it.
     Format("folder", inside="[!.]*/", reader="FolderSource", part_writer="write_folder"),

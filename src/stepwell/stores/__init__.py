@@ -6,7 +6,7 @@ from stepwell.stores.arrays import ArraySource
 from stepwell.stores.pack import PackReader, PackWriter
 from stepwell.stores.records import RecordReader, RecordWriter
 from stepwell.stores.replay.reader import ReplayReader
-from stepwell.stores.shards import RowState, ShardReader, ShardWriter
+from stepwell.stores.shards import RowState, ShardReader, ShardWriter, encode_shard
 from stepwell.stores.steps import RunColumn, StepReader, StepWriter
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "ShardWriter",
     "StepReader",
     "StepWriter",
+    "encode_shard",
 ]
 
 STORES: tuple[type[Store], ...] = (

@@ -283,6 +283,14 @@ class Meta:
                 raise ValueError(f"expected a chunk of this store, got {list(state)}")
 
 
+def states_format(root: Path) -> bool:
+    """Whether a meta.json has a member `format`, or cannot be looked at."""
+    try:
+        return b'"format"' in read_inside(root, META, _DOCUMENT.max_bytes)
+    except (OSError, FormatError):
+        return True
+
+
 def checked_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
     """Raises `TypeError` or `ValueError` for what JSON does not give back as it was."""
     if not isinstance(attributes, dict):

@@ -21,6 +21,7 @@ from stepwell.stores.records.layout import (
     Meta,
     chunk_name,
     chunk_numbers,
+    states_format,
 )
 from stepwell.stores.records.salvage import salvage
 from stepwell.stores.records.verify import verified
@@ -58,8 +59,11 @@ class RecordReader(Store):
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
-        others = (CHUNKS, JOURNAL, LOCK)  # many things have a meta.json
-        return os.path.lexists(path / META) and any(os.path.lexists(path / o) for o in others)
+        # Many things have a meta.json; one with chunks alone may be as loaderx draws it.
+        ours = any(os.path.lexists(path / other) for other in (JOURNAL, LOCK))
+        if not os.path.lexists(path / META) or not (ours or os.path.lexists(path / CHUNKS)):
+            return False
+        return ours or states_format(path)
 
     salvage = staticmethod(salvage)
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,13 @@ WINDOW_BYTES = 8 << 20
 _PIECE_BYTES = 1 << 22
 
 
+class Span(NamedTuple):
+    """Shards that are read one after another, the first of them from a row on."""
+
+    numbers: range
+    skip: int = 0
+
+
 class Corpus(ABC):
     """Shards in the order of their rows."""
 
@@ -52,9 +59,7 @@ class Corpus(ABC):
         """Bytes of a file behind its last row."""
 
     @abstractmethod
-    def parts(
-        self, numbers: Sequence[int], step: int, window_bytes: int
-    ) -> Iterator[NDArray[np.uint8]]:
+    def parts(self, span: Span, step: int, window_bytes: int) -> Iterator[NDArray[np.uint8]]:
         """The bytes of each of the `cuts`, fetched ahead of the loop."""
 
     @abstractmethod
@@ -76,9 +81,10 @@ class Corpus(ABC):
     def check_rows(self, number: int, begin: int, end: int) -> None:
         """Raise `ChecksumError` when rows that `parts` gave are not those that were written."""
 
-    def check_passed(self, number: int, begin: int, end: int, crc: int) -> int:
-        """The checksum of a shard up to row `end`, where that up to `begin` is `crc`: for a shard
-        that is read in order, and only as a whole has a checksum, which is then compared."""
+    def check_passed(self, number: int, begin: int, end: int, crc: int | None) -> int:
+        """The checksum of a shard up to row `end`, where that up to `begin` is `crc`, or not known:
+        for a shard that is read in order, and only as a whole has a checksum, which is then
+        compared."""
         return 0
 
     def closed(self) -> Self:
@@ -94,18 +100,26 @@ class Corpus(ABC):
             for number, shard in enumerate(self.shards)
         )
 
-    def cuts(self, numbers: Sequence[int], step: int) -> Iterator[tuple[int, int, int]]:
+    def span(self, row: int, length: int) -> Span:
+        """The shards that have the rows from `row` on, of the first `length`."""
+        first = int(np.searchsorted(self.starts, row, side="right")) - 1
+        end = int(np.searchsorted(self.starts, length))
+        return Span(range(first, end), row - int(self.starts[first]))
+
+    def cuts(self, span: Span, step: int) -> Iterator[tuple[int, int, int]]:
         """Shard, first row and end of each part, when shards are read `step` rows at a time."""
-        for number in numbers:
+        begin = span.skip
+        for number in span.numbers:
             rows = self.shards[number].rows
-            for at in range(0, rows, step):
+            for at in range(begin, rows, step):
                 yield number, at, min(at + step, rows)
+            begin = 0
 
     def payload(self, number: int) -> Iterator[NDArray[np.uint8]]:
         """The bytes of the rows of a shard, copied a piece at a time. Raises what is wrong."""
         at, where = HEADER_BYTES, self.where(number)
         step = max(_PIECE_BYTES // self.shards[number].row_bytes, 1)
-        for data in self.parts([number], step, WINDOW_BYTES):
+        for data in self.parts(Span(range(number, number + 1)), step, WINDOW_BYTES):
             yield whole(data, where, at).take(np.zeros(1, np.int64))[: len(data)]
             at += len(data)
         self.check_whole(number)  # else zeros behind the end of the file are other bytes
@@ -251,10 +265,12 @@ class LocalShards(Corpus):
         if blocks is not None:
             blocks.check(begin * size, end * size)
 
-    def check_passed(self, number: int, begin: int, end: int, crc: int) -> int:
+    def check_passed(self, number: int, begin: int, end: int, crc: int | None) -> int:
         block, shard = self._in_order[number], self.shards[number]
         if block is None:
             return 0
+        if crc is None:  # it was begun in the middle
+            begin = crc = 0
         crc = block.checksum(begin * shard.row_bytes, end * shard.row_bytes, crc)
         if end == shard.rows:
             check_crc(shard, crc, self.where(number))
@@ -282,33 +298,35 @@ class LocalShards(Corpus):
             message = "truncated since it was opened"
             raise FormatError(message, path=self.where(number))
 
-    def parts(
-        self, numbers: Sequence[int], step: int, window_bytes: int
-    ) -> Iterator[NDArray[np.uint8]]:
+    def parts(self, span: Span, step: int, window_bytes: int) -> Iterator[NDArray[np.uint8]]:
         """Not copied, not checked; pages that are in memory anyway are left to whoever reads
         them."""
-        ahead = _core.Readahead(self._stretches(numbers, checked=False), window_bytes, False)
-        at = 0
-        for number, begin, end in self.cuts(numbers, step):
+        at = span.skip * self.shards[0].row_bytes
+        stretches = self._stretches(span.numbers, checked=False)
+        ahead = _core.Readahead(stretches, window_bytes, False, at)
+        for number, begin, end in self.cuts(span, step):
             file, size = self._files[number], self._files[number].shard.row_bytes
             ahead.wait(at, at + (end - begin) * size)
             at += (end - begin) * size
             yield file.memory[HEADER_BYTES + begin * size : HEADER_BYTES + end * size]
 
-    def views(self, step: int, window_bytes: int) -> _core.Views:
-        """Gives the rows of each of the cuts of all shards: the files' memory."""
-        return _core.Views(*self._all(step, window_bytes))
+    def views(self, span: Span, step: int, window_bytes: int) -> _core.Views:
+        """Gives the rows of each of the cuts: the files' memory."""
+        return _core.Views(*self._all(span, step, window_bytes))
 
-    def upcasts(self, step: int, window_bytes: int, doubles: bool, threads: int) -> _core.Upcasts:
+    def upcasts(
+        self, span: Span, step: int, window_bytes: int, doubles: bool, threads: int
+    ) -> _core.Upcasts:
         """The same as wider floats, made ahead of the loop."""
-        return _core.Upcasts(*self._all(step, window_bytes), doubles, threads)
+        return _core.Upcasts(*self._all(span, step, window_bytes), doubles, threads)
 
-    def _all(self, step: int, window_bytes: int) -> tuple[Any, int, int, int, int]:
-        """The memory, rows of a part, their width, the window and the kind of all shards."""
+    def _all(self, span: Span, step: int, window_bytes: int) -> tuple[Any, int, int, int, int, int]:
+        """The memory, the row to begin with, rows of a part, their width, the window and the kind
+        of shards."""
         first = self.shards[0]
         rows = min(step, max(shard.rows for shard in self.shards))
-        stretches = self._stretches(range(len(self.shards)))
-        return stretches, rows, first.width, window_bytes, KINDS.index(first.kind)
+        stretches, kind = self._stretches(span.numbers), KINDS.index(first.kind)
+        return stretches, span.skip, rows, first.width, window_bytes, kind
 
     def _stretches(
         self, numbers: Sequence[int], *, checked: bool = True

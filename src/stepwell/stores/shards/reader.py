@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from operator import index
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -14,10 +14,12 @@ from numpy.typing import DTypeLike, NDArray
 from stepwell import _core
 from stepwell.errors import FormatError
 from stepwell.files.remote import is_url
+from stepwell.ordered import in_order
 from stepwell.source import Batch, Field, Rows, Schema, check_buffer
 from stepwell.store import Progress, Report, Store
+from stepwell.stores.shards.batches import Batches, Passed, RowBatch
 from stepwell.stores.shards.layout import HEADER_BYTES, KINDS, LIST, MAGIC, SUFFIX, Shard, check_crc
-from stepwell.stores.shards.local import WINDOW_BYTES, Corpus, LocalShards, shard_names, whole
+from stepwell.stores.shards.local import WINDOW_BYTES, Corpus, LocalShards, Span, shard_names, whole
 from stepwell.stores.shards.remote import RemoteShards
 from stepwell.views import Select
 
@@ -26,13 +28,6 @@ _HASHED_ROWS = 1 << 20
 _MAX_WINDOW = 1 << 62
 _NextRows = Callable[[], NDArray[Any]]
 _UPCAST = (np.dtype(np.float32), np.dtype(np.float64))
-
-
-class RowBatch(NamedTuple):
-    """Rows of one shard that follow one another, and their ids."""
-
-    rows: NDArray[Any]
-    row_ids: NDArray[np.int64]
 
 
 class ShardReader(Store):
@@ -225,67 +220,62 @@ class ShardReader(Store):
         dtype: DTypeLike | None = np.float64,
         window_bytes: int = WINDOW_BYTES,
         *,
+        start_row: int = 0,
         out: Any = None,
-    ) -> Iterator[RowBatch]:
+    ) -> Batches:
         """Every row once, in order, `batch_rows` at a time (up to 1,024); never across two shards.
 
-        Each call begins again with the first row, and gives the same batches. `dtype` is float64,
-        float32, or None for the stored dtype, not copied: such rows are the file's own memory,
-        read-only, and end the process if someone cuts the file while they are used. With `out`, an
-        array of `batch_rows` rows or a tensor of torch in pinned memory, every batch is put there,
-        in place of the one before.
+        Each call begins again with row `start_row`, and gives the same batches; a pass that was
+        left goes on where its `state_dict` was taken. `dtype` is float64, float32, or None for the
+        stored dtype, not copied: such rows are the file's own memory, read-only, and end the
+        process if someone cuts the file while they are used. With `out`, an array of `batch_rows`
+        rows or a tensor of torch in pinned memory, every batch is put there, in place of the one
+        before.
         """
         self._check_open()
         if out is not None and not isinstance(out, np.ndarray) and hasattr(out, "numpy"):
             out = out.numpy()  # the same memory
         if batch_rows is None:
             batch_rows = min(BATCH_ROWS, len(self)) if out is None else len(out)
-        batch_rows, window_bytes = index(batch_rows), min(index(window_bytes), _MAX_WINDOW)
-        if batch_rows < 1 or window_bytes < 1:
+        step, window_bytes = index(batch_rows), min(index(window_bytes), _MAX_WINDOW)
+        if step < 1 or window_bytes < 1:
             raise ValueError(f"expected at least 1, got {batch_rows=} and {window_bytes=}")
         if out is not None:
             given: np.dtype[Any] = getattr(out, "dtype", self._dtype)
             dtype = given if self._gives(given) else self._dtype
-            check_buffer("out", out, dtype, (batch_rows, self._width))
-        wanted = self._stored if dtype is None else np.dtype(dtype)
-        if wanted is None:
-            raise ValueError("dtype: expected float32 or float64, as NumPy has no bfloat16")
-        if not self._gives(wanted):
-            raise ValueError(f"dtype: expected float32, float64 or None, got {wanted}")
-        shards = self._shards
+            check_buffer("out", out, dtype, (step, self._width))
+        wanted, shards, doubles = self._wanted(dtype), self._shards, np.dtype(np.float64)
 
-        def begin() -> _NextRows:
+        def begin(row: int, length: int) -> Iterator[RowBatch]:
+            span = shards.span(row, length)
+            read: _NextRows
             if out is not None or not isinstance(shards, LocalShards):
-                return self._copies(shards, batch_rows, wanted, window_bytes, out).__next__
-            if self._is_stored(wanted):
-                return shards.views(batch_rows, window_bytes).next
-            return shards.upcasts(batch_rows, window_bytes, wanted == np.float64, self._cores).next
+                read = self._copies(shards, span, step, wanted, window_bytes, out).__next__
+            elif self._is_stored(wanted):
+                read = shards.views(span, step, window_bytes).next
+            else:
+                cores = self._cores
+                read = shards.upcasts(span, step, window_bytes, wanted == doubles, cores).next
+            passed, integer = Passed(shards), np.dtype(np.int64)
+            for cut in shards.cuts(span, step):
+                last = row + cut[2] - cut[1]
+                # No name for it here: its memory is for the next as soon as the caller lets go.
+                yield RowBatch(passed.checked(*cut, read()), np.arange(row, last, dtype=integer))
+                row = last
 
-        return self._batches(shards, batch_rows, begin)
-
-    def _batches(
-        self, shards: Corpus, step: int, begin: Callable[[], _NextRows]
-    ) -> Iterator[RowBatch]:
-        rows = begin()
-        first, integer = 0, np.dtype(np.int64)
-        passed = _Passed(shards)
-        for cut in shards.cuts(range(len(shards.shards)), step):
-            last = first + cut[2] - cut[1]
-            # No name for it here: its memory is for the next one as soon as the caller lets go.
-            yield RowBatch(passed.checked(*cut, rows()), np.arange(first, last, dtype=integer))
-            first = last
+        return Batches(self, begin, checked_start(start_row, len(self)), shards.starts[1:])
 
     def _copies(
         self,
         shards: Corpus,
+        span: Span,
         step: int,
         wanted: np.dtype[Any],
         window_bytes: int,
         out: NDArray[Any] | None,
     ) -> Iterator[NDArray[Any]]:
-        numbers = range(len(shards.shards))
-        parts = shards.parts(numbers, step, window_bytes)
-        for (number, begin, end), data in zip(shards.cuts(numbers, step), parts, strict=True):
+        parts = shards.parts(span, step, window_bytes)
+        for (number, begin, end), data in zip(shards.cuts(span, step), parts, strict=True):
             shards.check_rows(number, begin, end)
             if out is None and self._is_stored(wanted):
                 rows = data.view(wanted).reshape(-1, self._width)
@@ -362,6 +352,15 @@ class ShardReader(Store):
     def _is_stored(self, dtype: np.dtype[Any]) -> bool:
         return self._stored is not None and dtype == self._stored  # to NumPy, None is float64
 
+    def _wanted(self, dtype: DTypeLike | None) -> np.dtype[Any]:
+        """The dtype that batches are to have. Raises `ValueError` for one that they cannot."""
+        wanted = self._stored if dtype is None else np.dtype(dtype)
+        if wanted is None:
+            raise ValueError("dtype: expected float32 or float64, as NumPy has no bfloat16")
+        if not self._gives(wanted):
+            raise ValueError(f"dtype: expected float32, float64 or None, got {wanted}")
+        return wanted
+
     def _gives(self, dtype: np.dtype[Any]) -> bool:
         return dtype in _UPCAST or self._is_stored(dtype)
 
@@ -382,21 +381,6 @@ class ShardReader(Store):
             return
         doubles = rows.dtype == np.float64
         _core.upcast(KINDS.index(self._stored_kind), data, flat, doubles, self._cores, where, at)
-
-
-class _Passed:
-    """What is known of a shard once its last rows were read in order."""
-
-    def __init__(self, shards: Corpus) -> None:
-        self._shards, self._crc = shards, 0
-
-    def checked(self, number: int, begin: int, end: int, rows: NDArray[Any]) -> NDArray[Any]:
-        """The rows, the last of a shard only if it is as long as it was, and its checksum right."""
-        shards = self._shards
-        self._crc = shards.check_passed(number, begin, end, self._crc if begin else 0)
-        if end == shards.shards[number].rows:
-            shards.check_whole(number)
-        return rows
 
 
 def _check_known(seen: Sequence[Shard], there: Corpus) -> None:
@@ -430,8 +414,16 @@ def kept_rows(length: int, fraction: float) -> Rows:
     return np.concatenate([np.empty(0, np.int64), *parts])
 
 
+def checked_start(start_row: int, length: int) -> int:
+    if not 0 <= index(start_row) <= length:
+        raise IndexError(f"start_row: expected 0 to {length}, got {start_row}")
+    return index(start_row)
+
+
 class Subsample(Select):
     """Some rows of a corpus: a source, with the ids of its rows and the weight of each."""
+
+    _base: ShardReader
 
     def __init__(self, base: ShardReader, rows: Rows, fraction: float) -> None:
         super().__init__(base, rows)
@@ -450,3 +442,31 @@ class Subsample(Select):
     def weight(self) -> float:
         """How many rows of the corpus each of these stands for."""
         return 1 / self.fraction
+
+    def batches(
+        self,
+        batch_rows: int | None = None,
+        dtype: DTypeLike | None = np.float64,
+        *,
+        start_row: int = 0,
+    ) -> Batches:
+        """Every row once, in order, `batch_rows` at a time (up to 1,024), across shards; from the
+        id `start_row` on. As those of the corpus, they have its ids and a state."""
+        base, ids, wanted = self._base, self.row_ids, self._base._wanted(dtype)
+        step = min(BATCH_ROWS, max(len(self), 1)) if batch_rows is None else index(batch_rows)
+        if step < 1:
+            raise ValueError(f"expected at least 1, got {batch_rows=}")
+
+        def made(row_ids: Rows) -> RowBatch:
+            rows = base.take(row_ids)["data"]
+            if rows.dtype != wanted:
+                stored, rows = rows, base._empty_rows(len(row_ids), wanted)
+                rows[...] = stored
+            return RowBatch(rows, row_ids)
+
+        def begin(row: int, length: int) -> Iterator[RowBatch]:
+            chosen = ids[:length][np.searchsorted(ids[:length], row) :]
+            parts = (chosen[at : at + step].copy() for at in range(0, len(chosen), step))
+            return in_order(made, parts, 1, ahead=2)
+
+        return Batches(self, begin, checked_start(start_row, len(base)), range(len(self) + 1))

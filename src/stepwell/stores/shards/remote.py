@@ -6,7 +6,7 @@ import stat
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -34,7 +34,7 @@ from stepwell.stores.shards.layout import (
     parse_header,
     with_checksum,
 )
-from stepwell.stores.shards.local import Corpus, LocalShards
+from stepwell.stores.shards.local import Corpus, LocalShards, Span
 
 _RANGE_BYTES = 1 << 22
 _NEAR_BYTES = 1 << 16
@@ -135,19 +135,23 @@ class RemoteShards(Corpus):
                 header.result()
         return out.reshape(-1)
 
-    def parts(
-        self, numbers: Sequence[int], step: int, window_bytes: int
-    ) -> Iterator[NDArray[np.uint8]]:
+    def parts(self, span: Span, step: int, window_bytes: int) -> Iterator[NDArray[np.uint8]]:
         """A range has many small parts, or one of several ranges is put together: how much a loop
         takes at a time does not decide how many requests are under way."""
+        numbers, skip = span.numbers, span.skip * self.shards[0].row_bytes
         checked = self._checksums and any(self.shards[n].first_block is not None for n in numbers)
         unit = BLOCK_BYTES if checked else 64
+        start = skip // unit * unit
+        if start and self._checksums and self.shards[numbers.start].first_block is None:
+            start = 0  # the checksum of all of it needs the rows before, too
+        if start and numbers.start in self._unmet:
+            self._meet(numbers.start)
         max_bytes = min(_RANGE_BYTES, max(window_bytes // self._connections // unit * unit, unit))
         ranges = [
             (number, at, min(at + max_bytes, size))
             for number in numbers
             for size in [self.shards[number].payload_bytes]
-            for at in range(0, size, max_bytes)
+            for at in range(start if number == numbers.start else 0, size, max_bytes)
         ]
         ahead = max(window_bytes // max_bytes, 1)
         crc = 0
@@ -160,19 +164,20 @@ class RemoteShards(Corpus):
 
         fetched = in_order(fetch, ranges, min(self._connections, ahead), ahead=ahead)
         coming = zip(ranges, fetched, strict=True)
-        left = np.empty(0, np.uint8)
-        for number, begin, end in self.cuts(numbers, step):
+        left, drop = np.empty(0, np.uint8), skip - start
+        for number, begin, end in self.cuts(span, step):
             needed = (end - begin) * self.shards[number].row_bytes
             found = []
             while needed:
                 if not len(left):
                     (_, first, last), left = next(coming)
                     shard = self.shards[number]
-                    if not self._checksums or shard.first_block is not None:
-                        continue
-                    crc = _core.crc32c(left, crc if first else 0)
-                    if last == shard.payload_bytes:
-                        check_crc(shard, crc, self.where(number))
+                    if self._checksums and shard.first_block is None:
+                        crc = _core.crc32c(left, crc if first else 0)
+                        if last == shard.payload_bytes:
+                            check_crc(shard, crc, self.where(number))
+                    left, drop = left[drop:], max(drop - len(left), 0)
+                    continue
                 found.append(left[:needed])
                 left = left[needed:]
                 needed -= len(found[-1])

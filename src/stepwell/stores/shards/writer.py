@@ -15,6 +15,7 @@ from stepwell.errors import FormatError, SchemaError
 from stepwell.files.atomic import (
     create_beside,
     is_temporary,
+    new_file,
     sweep,
     sync_path,
     temporary_name,
@@ -113,7 +114,7 @@ class ShardWriter(Writer):
         Raises `SchemaError` for another width or values that do not fit. When the disk refuses
         some of the rows, `rollback` drops those behind the last whole shard.
         """
-        data = self._packed(rows)
+        data = _packed(rows, self._like)
         at = 0
         with self._changing():
             while at < len(data):
@@ -129,6 +130,22 @@ class ShardWriter(Writer):
                 at += len(part)
                 if self._open_rows == self._shard_rows:
                     self._commit()
+
+    @staticmethod
+    def write_file(
+        path: str | os.PathLike[str], rows: ArrayLike, dtype: DTypeLike | str | None = None
+    ) -> None:
+        """Write one shard to a file of its own, whole and on the disk, without checksums beside it;
+        `encode_shard` makes the same bytes in memory.
+
+        Raises `FileExistsError`, and `SchemaError` as `append` does.
+        """
+        header, data = _encoded(rows, dtype)
+        if os.path.lexists(path):
+            raise FileExistsError(f"{os.fspath(path)} exists already")
+        with new_file(Path(path)) as file:
+            file.write(header)
+            file.write(data.reshape(-1).data)
 
     # Below this line: the methods of `Writer`.
 
@@ -232,32 +249,49 @@ class ShardWriter(Writer):
         self._open_rows = self._crc = 0
         self._blocks.rest.clear()
 
-    def _packed(self, rows: ArrayLike) -> NDArray[np.uint8]:
-        """Rows as bytes of the stored kind, (n, bytes of a row)."""
-        if is_masked(rows):
-            raise TypeError("a masked array would lose its mask; fill it first")
-        array, like = np.asarray(_detached(rows)), self._like
-        if array.ndim != 2 or array.shape[1] != like.width:
-            raise SchemaError(f"expected (n, {like.width}) values, got {array.shape}")
-        if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
-            raise SchemaError(f"expected floats, got {array.dtype}")
-        if like.dtype is None:
-            made: NDArray[Any] = _to_bfloat16(array)
-        elif array.dtype == like.dtype:
-            made = np.ascontiguousarray(array)
-        else:
-            made = np.empty(array.shape, like.dtype)
-            numbers = array if array.dtype.kind in "fiu" else array.astype(np.float32)
-            fit_into("rows", numbers, made)
-        return made.view(np.uint8).reshape(len(made), like.row_bytes)
+
+def encode_shard(rows: ArrayLike, dtype: DTypeLike | str | None = None) -> bytes:
+    """A whole shard in memory: the header and these rows, (n, width), as float32 or as a `dtype`
+    that `ShardWriter` has. Raises `SchemaError` as `append` does."""
+    header, data = _encoded(rows, dtype)
+    return header + data.tobytes()
 
 
-def _detached(rows: Any) -> Any:
-    """Tensors of torch as NumPy can take them: without a gradient, not bfloat16."""
-    if not hasattr(rows, "detach"):
-        return rows
-    tensor = rows.detach().cpu()
-    return tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor
+def _encoded(rows: ArrayLike, dtype: DTypeLike | str | None) -> tuple[bytes, NDArray[np.uint8]]:
+    array = _plain(rows)
+    if array.ndim != 2 or not array.shape[1]:
+        raise SchemaError(f"expected (n, width) values, got {array.shape}")
+    kind = KINDS[0] if dtype is None else kind_of(dtype)
+    shard = Shard("", *array.shape, kind)
+    return header_bytes(*array.shape, kind), _packed(array, shard)
+
+
+def _packed(rows: ArrayLike, like: Shard) -> NDArray[np.uint8]:
+    """Rows as bytes of the kind of a shard, (n, bytes of a row)."""
+    array = _plain(rows)
+    if array.ndim != 2 or array.shape[1] != like.width:
+        raise SchemaError(f"expected (n, {like.width}) values, got {array.shape}")
+    if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
+        raise SchemaError(f"expected floats, got {array.dtype}")
+    if like.dtype is None:
+        made: NDArray[Any] = _to_bfloat16(array)
+    elif array.dtype == like.dtype:
+        made = np.ascontiguousarray(array)
+    else:
+        made = np.empty(array.shape, like.dtype)
+        numbers = array if array.dtype.kind in "fiu" else array.astype(np.float32)
+        fit_into("rows", numbers, made)
+    return made.view(np.uint8).reshape(len(made), like.row_bytes)
+
+
+def _plain(rows: Any) -> NDArray[Any]:
+    """Rows as NumPy has them; tensors of torch without a gradient, and not bfloat16."""
+    if is_masked(rows):
+        raise TypeError("a masked array would lose its mask; fill it first")
+    if hasattr(rows, "detach"):
+        tensor = rows.detach().cpu()
+        rows = tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor
+    return np.asarray(rows)
 
 
 def _to_bfloat16(array: NDArray[Any]) -> NDArray[np.uint16]:
