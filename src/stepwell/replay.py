@@ -14,6 +14,7 @@ from stepwell.stores.replay.episodes import EpisodeSteps
 from stepwell.stores.replay.lane import LaneFrame, LaneInfo, LaneReader, LaneWriter, lanes
 from stepwell.stores.replay.reader import ReplayReader
 from stepwell.stores.replay.refs import FrameRef
+from stepwell.stores.replay.remove import Removed, remove, remove_run
 from stepwell.stores.replay.resolver import FrameResolver
 
 if TYPE_CHECKING:
@@ -32,10 +33,13 @@ __all__ = [
     "Record",
     "RecordedEnv",
     "RecordedVectorEnv",
+    "Removed",
     "ReplayReader",
     "ReplayWriter",
     "StepRefs",
     "lanes",
+    "remove",
+    "remove_run",
 ]
 
 _LATER = {

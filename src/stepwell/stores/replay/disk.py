@@ -31,7 +31,7 @@ from stepwell.stores.replay.database import (
     reading,
     run_rows,
 )
-from stepwell.stores.replay.hdf5 import FILE_VERSION, UNSUMMED
+from stepwell.stores.replay.hdf5 import UNSUMMED
 from stepwell.stores.replay.items import (
     BATCH_STEPS,
     Counters,
@@ -43,6 +43,7 @@ from stepwell.stores.replay.items import (
     rows_after,
 )
 from stepwell.stores.replay.layout import (
+    FILE_VERSION,
     NUMBERS,
     STEPS,
     array_path,
@@ -51,6 +52,7 @@ from stepwell.stores.replay.layout import (
     lost_commits,
     write_index,
 )
+from stepwell.stores.replay.remove import finish_removal
 from stepwell.stores.replay.rows import RunFile
 from stepwell.stores.replay.steps import check_arrays
 from stepwell.writer import Mode, check_mode, check_unused
@@ -76,6 +78,7 @@ class RunDisk:
         with ExitStack() as undo:
             undo.callback(self.lock.release)
             self._database = undo.enter_context(closing(Database(root)))
+            finish_removal(self._database, root, run_id)
             self._arrays = self._open(mode)
             if self._arrays is not None:
                 undo.callback(self._arrays.close)
@@ -104,6 +107,7 @@ class RunDisk:
         self.next_episode = known.episodes
         self.names_given = self._database.names_given(self._run_id)
         self._written = known.written
+        self._removed = known.written - known.steps
         sweep(self._path.parent, re.escape(self._path.name))
         if not self._path.exists():
             if known.rows or known.steps:
@@ -124,7 +128,7 @@ class RunDisk:
     def _knows_all(self, known: RunRow) -> bool:
         """Whether the database has every dataset of the file, and agrees with itself."""
         with closing(RunFile(self._path, self._run_id)) as file:
-            whole = known.rows.keys() == set(file.names) and known.rows[STEPS] == known.steps
+            whole = known.rows.keys() == set(file.names) and known.rows[STEPS] == known.written
             return whole and (file.committed or 0) <= known.committed
 
     def _check_account(self, known: RunRow) -> None:
@@ -135,7 +139,7 @@ class RunDisk:
         """
         episodes = self._database.episodes(self._run_id)
         with closing(RunFile(self._path, self._run_id)) as file:
-            more = file.length(STEPS) - known.steps if STEPS in file.names else 0
+            more = file.length(STEPS) - known.written if STEPS in file.names else 0
             marked = file.committed
             if marked is None:  # in a file of before; what is not committed is one batch at most
                 lost = more > BATCH_STEPS or not known.rows
@@ -143,15 +147,16 @@ class RunDisk:
             if marked > known.committed:
                 self._refuse(f"at least {marked:,} rows, as the file has", f"{known.committed:,}")
             steps, ended = sum(e.steps for e in episodes), sum(e.ended for e in episodes)
-            counts = dict.fromkeys((STEPS, "rewards", "dones"), steps)
-            counts |= dict.fromkeys(UNSUMMED, ended)
+            counts = dict.fromkeys((STEPS, "rewards", "dones"), steps + self._removed)
+            # Of episodes that were removed there are ends.
+            counts |= {n: max(ended, known.rows.get(n, 0)) for n in UNSUMMED}
             for name, count in counts.items():
                 if known.rows.get(name, 0) != count:
                     self._refuse(f"{count:,} rows of {name}", f"{known.rows.get(name, 0):,}")
             if known.steps != steps:
                 self._refuse(f"{steps:,} steps", f"{known.steps:,}")
             if steps:
-                places, _, _ = file.read_steps(steps)
+                places, _, _ = file.read_steps(known.written)
                 final = max(each.final_row for each in episodes)
                 check_arrays(known, places, final, database_path(self._root))
 
@@ -284,7 +289,7 @@ class RunDisk:
         self.next_episode = max([self.next_episode, *(1 + e.number for e in episodes)])
         facts: dict[str, Any] = {
             "updated_at": iso_time(time.time()),
-            "steps": self._written,
+            "steps": self._written - self._removed,
             "episodes": self.next_episode,
             "written": self._written,
             **counters._asdict(),

@@ -17,14 +17,24 @@ from stepwell.errors import FormatError, StepwellError
 from stepwell.files.atomic import sweep, write_file
 from stepwell.files.regular import check_inside, open_inside, read_inside
 from stepwell.source import Field
-from stepwell.stores.replay.database import RunRow, database_path, reading, run_rows
+from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS
+from stepwell.stores.replay.database import (
+    RunRow,
+    database_path,
+    reading,
+    removed_runs,
+    run_rows,
+)
 from stepwell.stores.replay.directory import find_mark
 from stepwell.stores.replay.refs import check_run_id
 
+FILE_VERSION = 1
 INDEX = "index.json"
 _MAX_INDEX = 1 << 22
 STEPS = "steps"
 STEP_COLUMNS = ("episode", "step_index", "frame", "observation", "action")
+KIND_COLUMNS = {FRAMES: 2, OBSERVATIONS: 3, ACTIONS: 4}
+"""Where a row of `steps` has the rows of the arrays."""
 NUMBERS: Mapping[str, Field] = {
     STEPS: Field(np.dtype("<i8"), (len(STEP_COLUMNS),), compress="none"),
     "rewards": Field(np.dtype("<f8"), compress="none"),
@@ -89,6 +99,8 @@ def lost_commits(
     if any(name not in runs or rows > runs[name].committed for name, rows in marked.items()):
         with suppress(FileNotFoundError), reading(root) as database:  # or they have grown meanwhile
             runs = run_rows(database, database_path(root))
+            for name in removed_runs(database, database_path(root)):
+                marked.pop(name, None)
     for name, rows in marked.items():
         if name not in runs:
             message = f"expected a run {name!r}, which has a file or is in {INDEX}, got none"

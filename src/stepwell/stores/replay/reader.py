@@ -54,6 +54,8 @@ class _Moment(NamedTuple):
     """The commit that a reader shows."""
 
     recordings: dict[str, RunRow]
+    episodes: dict[str, int]
+    """How many each of them has."""
     rows: list[tuple[Any, ...]]
     """The rows of episodes in the database, in the order of the reader's own rows; behind the
     columns of each its checksum and its id there."""
@@ -99,6 +101,7 @@ class ReplayReader(Store):
         self.resolver = FrameResolver(root, open_files=open_files)
         self._moment = self._look()
         self._check_whole(self._moment)
+        self._pin_files()
 
     def __getstate__(self) -> dict[str, Any]:
         left_out = (*_OF_A_MOMENT, "_closed")
@@ -125,7 +128,9 @@ class ReplayReader(Store):
                 if name not in known:
                     raise KeyError(f"there is no run {name!r}; there are {list(known)}")
             names = self._names or by_run
-            moment = _Moment(known, [row for name in names for row in by_run.get(name, ())])
+            counts = {name: len(rows) for name, rows in by_run.items()}
+            rows = [row for name in names for row in by_run.get(name, ())]
+            moment = _Moment(known, counts, rows)
             for condition, values in self._conditions:
                 moment = _chosen(database, moment, condition, values)
         return moment
@@ -134,16 +139,22 @@ class ReplayReader(Store):
         for lost in lost_commits(self.root, moment.recordings, self._names):
             raise lost
 
+    def _pin_files(self) -> None:
+        runs = self._moment.recordings
+        self.resolver.pin({name: run.created_at for name, run in runs.items()})
+
     def refresh(self) -> bool:
         self._check_open()
         before, now = self._moment, self._look()
         self._check_whole(now)
-        for name, run in before.recordings.items():
-            got = now.recordings[name].committed if name in now.recordings else 0
-            if got < run.committed:
-                message = f"run {name!r}: expected at least {run.committed:,} rows, got {got:,}"
-                raise FormatError(f"{message}; open it again", path=str(database_path(self.root)))
+        for name, run in now.recordings.items():
+            old = before.recordings.get(name, run)
+            if old.created_at == run.created_at and run.committed < old.committed:
+                expected = f"expected at least {old.committed:,} rows, got {run.committed:,}"
+                message = f"run {name!r}: {expected}; open it again"
+                raise FormatError(message, path=str(database_path(self.root)))
         self._moment = now
+        self._pin_files()
         if before == now:
             return False
         self._forget(*_OF_A_MOMENT)
@@ -161,7 +172,9 @@ class ReplayReader(Store):
         }
 
     def _with_state(self, run: RunRow) -> RunRow:
-        """A writer that was killed has left its run as "recording", and its lock to anyone."""
+        """A writer that was killed has left its run as "recording", and its lock to anyone. The
+        database counts episodes that were removed, too."""
+        run = replace(run, episodes=self._moment.episodes.get(run.run_id, 0))
         if run.state == "recording" and not is_locked(lock_path(self.root, run.run_id)):
             return replace(run, state="interrupted")
         return run
@@ -225,6 +238,11 @@ class ReplayReader(Store):
         found = Episode.of(row, path)
         with reading(self.root) as database:
             (rows,) = steps_of(database, [found])
+            sql = "SELECT created_at FROM episodes JOIN runs USING (run_id) WHERE episode_id = ?"
+            began = database.execute(sql, (episode_id,)).fetchone()
+        run = self._moment.recordings.get(found.run_id)
+        if run is not None and began != (run.created_at,):
+            raise KeyError(f"the episode {episode_id!r} was removed since - at {path}")
         if len(rows) < found.steps:
             message = f"{episode_id}: expected {found.steps:,} steps, got {len(rows):,}"
             raise FormatError(message, path=str(path))

@@ -78,7 +78,7 @@ def _load(
     if not run.steps:
         return _NOTHING, np.zeros(len(episodes), np.int64)
     file = resolver.run_file(run.run_id)
-    places, rewards, dones = file.read_steps(run.steps)
+    places, rewards, dones = file.read_steps(run.written)
     rows, episode = _rows_of(places[:, 0], np.array([e.number for e in episodes], np.int64))
     _check(run, episodes, episode, places, file.path)
     _, index, frame, observation, action = places[rows].T
