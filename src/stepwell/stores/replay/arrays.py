@@ -28,7 +28,6 @@ from stepwell.stores.replay.channels import Channel
 from stepwell.stores.replay.directory import DatasetEntry, Directory, space_for, write_mark
 from stepwell.stores.replay.hdf5 import (
     LIBVER,
-    UNSUMMED,
     flush,
     limit_attempts,
     row_of,
@@ -37,7 +36,7 @@ from stepwell.stores.replay.hdf5 import (
     writing,
 )
 from stepwell.stores.replay.items import HURRIED, Pace
-from stepwell.stores.replay.layout import CHECKSUM, CHECKSUMS, RAW, ZSTD
+from stepwell.stores.replay.layout import CHECKSUM, CHECKSUMS, RAW, UNSUMMED, ZSTD
 from stepwell.stores.replay.rows import RunFile
 
 _LEVEL = 3

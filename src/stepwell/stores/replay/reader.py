@@ -36,6 +36,8 @@ from stepwell.stores.replay.database import (
 from stepwell.stores.replay.episodes import EpisodeList, EpisodeSteps, EpisodeTable
 from stepwell.stores.replay.layout import is_replay, lock_path, lost_commits
 from stepwell.stores.replay.resolver import FrameResolver
+from stepwell.stores.replay.rows import RunFile
+from stepwell.stores.replay.scalars import ScalarRun, is_scalar
 from stepwell.stores.replay.steps import (
     StepOptions,
     StepTable,
@@ -248,7 +250,10 @@ class ReplayReader(Store):
             raise FormatError(message, path=str(path))
         check_rows("a step of", rows, len(STEP_COLUMNS), path)
         try:
-            return EpisodeSteps(self.resolver, found, rows, observations, frames)
+            dtype = (
+                next((c.field.dtype for c in run.channels if is_scalar(c)), None) if run else None
+            )
+            return EpisodeSteps(self.resolver, found, rows, observations, frames, dtype)
         except (LookupError, TypeError, ValueError, OverflowError) as error:  # what rows may say
             if isinstance(error, StepwellError) and getattr(error, "path", None) is not None:
                 raise
@@ -258,7 +263,7 @@ class ReplayReader(Store):
         """Bytes of each array of a run: of its rows, and of the same in the file."""
         run = self.recordings[run_id]
         found = {}
-        for channel in run.channels:
+        for channel in run.channels if run.rows else ():
             rows = run.rows.get(channel.name, 0)
             stored = self.resolver.run_file(run_id).stored_bytes(channel.name, rows)
             found[channel.name] = (rows * channel.field.row_bytes, stored)
@@ -336,6 +341,8 @@ class ReplayReader(Store):
 
     def _as_filed(self, run: RunRow) -> RunRow:
         """A run with its arrays as the file has them, of which that has a checksum."""
+        if not run.rows and all(map(is_scalar, run.channels)):
+            return run
         named = [channel.name for channel in run.channels]
         filled = {name for name in run.rows if name.partition("/")[0] in KINDS}
         if filled != set(named):
@@ -350,11 +357,19 @@ class ReplayReader(Store):
             raise FormatError(error.args[0], path=str(file.path)) from None
 
     @lazy
-    def _table(self) -> tuple[list[str], StepTable, Rows]:
-        """The names of the runs, the rows, and how many each episode has."""
+    def _table(self) -> tuple[list[str], StepTable, Rows, dict[str, ScalarRun]]:
+        """The names of the runs, the rows, how many each episode has, and runs without files."""
         self._check_open()
-        used = self._used
-        return [run.run_id for run, _ in used], *load_steps(self.resolver, used, self._options)
+        used, scalars = self._used, dict[str, ScalarRun]()
+
+        def open_run(run: RunRow, episodes: Sequence[Episode]) -> RunFile | ScalarRun:
+            if run.rows:
+                return self.resolver.run_file(run.run_id)
+            scalars[run.run_id] = ScalarRun.read_from(self.root, run, episodes)
+            return scalars[run.run_id]
+
+        names = [run.run_id for run, _ in used]
+        return names, *load_steps(open_run, used, self._options), scalars
 
     def __len__(self) -> int:
         return len(self._table[1].reward)
@@ -364,7 +379,7 @@ class ReplayReader(Store):
         return np.cumsum(lengths) - lengths, lengths
 
     def _fill(self, rows: Rows, out: Batch) -> None:
-        names, steps, _ = self._table
+        names, steps, _, _ = self._table
         for name in _NUMBERS:
             if name in out:
                 getattr(steps, name).take(rows, out=out[name])
@@ -381,7 +396,7 @@ class ReplayReader(Store):
 
     def _read(self, run_id: str, name: str, wanted: Rows, out: NDArray[Any], here: Rows) -> None:
         """Put rows of a dataset to the places `here` of `out`; zeros where there is no row."""
-        file = self.resolver.file(run_id)
+        file = self._table[3].get(run_id) or self.resolver.file(run_id)
         there = wanted >= 0
         if len(here) == len(out) and there.all():
             file.read(name, wanted, out)

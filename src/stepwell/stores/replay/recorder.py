@@ -29,6 +29,7 @@ from stepwell.errors import BusyError
 from stepwell.stores.replay.channels import ACTIONS, OBSERVATIONS, Tree
 from stepwell.stores.replay.lane import LaneView
 from stepwell.stores.replay.layout import lock_path
+from stepwell.stores.replay.scalars import require_hdf5
 from stepwell.stores.replay.spaces import check_space, value_of
 from stepwell.stores.replay.writer import ReplayWriter
 from stepwell.writer import Mode
@@ -197,7 +198,9 @@ class Recording:
             _check_renders("lane=True", env.render_mode, "lane=False records without")
         if observations:
             check_space(OBSERVATIONS, self._observation_space)
-        check_space(ACTIONS, self._action_space)
+        scalar = check_space(ACTIONS, self._action_space)
+        if observations or self._every or not scalar:
+            require_hdf5("gym")
         self.actors = [Actor(agent) for agent in agents]
         if run_id is None:
             self.writer = _unused_run(Path(root), _name_of(env), writer)

@@ -46,6 +46,7 @@ from stepwell.stores.replay.layout import (
 )
 from stepwell.stores.replay.reader import ReplayReader
 from stepwell.stores.replay.rows import RunFile
+from stepwell.stores.replay.scalars import require_hdf5
 from stepwell.stores.replay.steps import check_arrays
 
 _Removal = tuple[dict[str, NDArray[np.bool_]], dict[str, NDArray[Any]]]
@@ -202,8 +203,9 @@ def _remove(
     progress: Callable[[int, int], None],
 ) -> None:
     there = Counter(e.run_id for e in reader.episodes)
-    if any(len(some) < there[name] for name, some in chosen.items()):
-        _builder()  # what is missing is better known before
+    parts = [name for name, some in chosen.items() if len(some) < there[name]]
+    if any(reader.recordings[name].rows for name in parts):
+        require_hdf5()  # better known before
     for done, (name, some) in enumerate(chosen.items()):
         progress(done, len(chosen))
         with _locked(root, name):
@@ -279,8 +281,10 @@ def _finish_some(database: Database, root: Path, run: RunRow, removal: _Removal 
     """Put a copy without removed episodes into the place of a run's file."""
     _sweep(root, run.run_id)
     if removal is not None:
+        from stepwell.stores.replay.arrays import Removal, build_file
+
         about = {"run_id": run.run_id, "created_at": run.created_at, "version": FILE_VERSION}
-        _builder()(array_path(root, run.run_id), about, run.rows, removal)
+        build_file(array_path(root, run.run_id), about, run.rows, (), {}, Removal(*removal))
     state = "closed" if run.state == _REMOVING else run.state
     database.note(run.run_id, {"state": state}, lambda runs: write_index(root, runs))
 
@@ -288,17 +292,6 @@ def _finish_some(database: Database, root: Path, run: RunRow, removal: _Removal 
 def _sweep(root: Path, run_id: str) -> None:
     """Remove copies that were not finished."""
     sweep(root / "replay", re.escape(array_path(root, run_id).name))
-
-
-def _builder() -> Callable[..., object]:
-    try:
-        from stepwell.stores.replay.arrays import Removal, build_file
-    except ModuleNotFoundError as error:
-        message = "removing some episodes of a run needs an extra: pip install 'stepwell[replay]'"
-        raise ImportError(message) from error
-    return lambda path, about, rows, removal: build_file(
-        path, about, rows, (), {}, Removal(*removal)
-    )
 
 
 def _removal(root: Path, run: RunRow, episodes: Sequence[Episode]) -> _Removal | None:

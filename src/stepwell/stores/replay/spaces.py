@@ -9,14 +9,16 @@ from numpy.typing import NDArray
 from stepwell.errors import SchemaError
 from stepwell.fit import fit_into
 from stepwell.stores.replay.channels import Channel, Tree, as_array, leaves
+from stepwell.stores.replay.scalars import is_scalar
 
 _PLAIN = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 
 
-def check_space(kind: str, space: spaces.Space[Any]) -> None:
-    """Raises `SchemaError` naming the part of a space whose values cannot be recorded."""
-    for name, array in leaves(kind, _zeros(kind, space)):
-        Channel.like(name, array, "none")
+def check_space(kind: str, space: spaces.Space[Any]) -> bool:
+    """Whether its values are scalars. Raises `SchemaError` naming the part of a space whose values
+    cannot be recorded."""
+    found = [Channel.like(*each, "none") for each in leaves(kind, _zeros(kind, space))]
+    return all(map(is_scalar, found))
 
 
 def _zeros(name: str, space: spaces.Space[Any]) -> Tree:

@@ -46,6 +46,7 @@ from stepwell.stores.replay.layout import (
 )
 from stepwell.stores.replay.resolver import FrameResolver
 from stepwell.stores.replay.rows import RunFile
+from stepwell.stores.replay.scalars import is_scalar
 
 _MAX_PROBLEMS = 100
 _MAX_INDEX = 1 << 30
@@ -197,8 +198,7 @@ class _Run:
             if self._run.state == "closed":
                 yield from self._of_index()
             if not self._run.rows:
-                if self._run.steps:
-                    yield self._wrong(f"{self._run.steps:,} steps, and no rows in its file")
+                yield from () if quick else self._of_scalars()
                 return
             file = self._resolver.run_file(self._run.run_id)
             whole = True
@@ -312,6 +312,24 @@ class _Run:
                     yield from self._of_episode(episode, steps, stored, places[here, 2:])
             self._checked(sum(map(len, found)))
         yield from self._of_ends(file, places)
+
+    def _of_scalars(self) -> Iterator[FormatError]:
+        """The steps of a run without arrays, none of which leads to one."""
+        for channel in self._run.channels:
+            if not is_scalar(channel):
+                yield self._wrong(f"expected no arrays, as it has no file, got {channel.name}")
+        for first in range(0, len(self._episodes), _EPISODES):
+            group = self._episodes[first : first + _EPISODES]
+            with reading(self._root) as database:
+                found = steps_of(database, group)
+            for episode, steps in zip(group, found, strict=True):
+                for i, problem in damaged_rows(steps, len(STEP_COLUMNS)):
+                    yield self._of(episode, f"step {steps[i][1]}: {problem}", ChecksumError)
+                plain = [(*row[1:6], None, None, self._run.run_id) for row in steps]
+                if any(isinstance(action, str) for _, action, *_ in plain):
+                    yield self._of(episode, "an action that is in a file, and the run has none")
+                yield from self._of_episode(episode, steps, plain, np.empty((0, 3), np.int64))
+            self._checked(sum(map(len, found)))
 
     def _of(
         self, episode: Episode, text: str, kind: type[FormatError] = FormatError

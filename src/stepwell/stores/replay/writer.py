@@ -9,6 +9,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ from stepwell.stores.replay.disk import RunDisk, committed_steps, is_left_over
 from stepwell.stores.replay.items import Ending, Inlet, Step
 from stepwell.stores.replay.layout import array_path, is_replay
 from stepwell.stores.replay.pipeline import Pipeline
+from stepwell.stores.replay.scalars import is_scalar, require_hdf5
 from stepwell.writer import Mode, Writer
 
 _NUMBERS = (np.ndarray, np.generic, int, float)
@@ -101,8 +103,11 @@ class ReplayWriter(Writer):
         self._root = array_path(self.root, run_id)  # what sentences call it
         self._compress = compress
         self._refs = f"h5://{run_id}/"
+        with suppress(ImportError):  # now, and not in a step
+            require_hdf5()
         disk = RunDisk(self.root, run_id, mode)
         self._next_episode, self._taken = disk.next_episode, disk.names_given
+        self._scalar = disk.is_scalar
         self._streams: dict[str | None, _Stream] = {}
         self._named: dict[str, _Stream] = {}
         self._names = False  # whether it has given an episode its name
@@ -166,7 +171,7 @@ class ReplayWriter(Writer):
                 acted = () if action is None else self._fit(ACTIONS, action, new)
                 framed = () if frame is None else self._fit(FRAMES, frame, new)
                 if new:  # which counts once all of the step has been accepted
-                    pipeline.open(new)
+                    self._open_inlets(new)
                 size = 0
                 for inlet, _ in (*observed, *acted, *framed):
                     size += inlet.row_bytes
@@ -203,6 +208,8 @@ class ReplayWriter(Writer):
                         inlet.buffer.put(actions, array)
                     actions += 1
                     value = array if type(array) is int else _number(acted)
+                    if self._scalar:
+                        action_ref = self._scalar_ref(action_ref, value)
                 stream.steps = index + 1
                 stream.over = bool(ended or cut)
                 if not room:
@@ -248,7 +255,7 @@ class ReplayWriter(Writer):
                 new: list[Inlet] = []
                 seen = () if observation is None else self._fit(OBSERVATIONS, observation, new)
                 if new:
-                    self._pipeline.open(new)
+                    self._open_inlets(new)
                 size = sum(inlet.row_bytes for inlet, _ in seen)
                 if not waited and not self._pipeline.has_room(size):
                     if not self._pipeline.drops:
@@ -384,6 +391,19 @@ class ReplayWriter(Writer):
         elif known.keys() != found.keys():
             raise SchemaError(f"{kind}: expected {list(known)}, got {list(found)}")
         return [(inlet, inlet.channel.fitting(found[name])) for name, inlet in known.items()]
+
+    def _open_inlets(self, new: list[Inlet]) -> None:
+        if not all(is_scalar(inlet.channel) for inlet in new):
+            require_hdf5()
+            self._scalar = False
+        self._pipeline.open(new)
+
+    def _scalar_ref(self, ref: str, value: int | float | None) -> str | None:
+        """The reference of an action, None where it is in the database and there is no file."""
+        if value is None:
+            require_hdf5()
+            self._scalar = False
+        return None if self._scalar else ref
 
     def _put_ending(
         self,
