@@ -16,8 +16,9 @@ from tests.replays import assert_tree, frame, numbers_of, observation, record, r
 
 
 @pytest.fixture
-def root(quick_path: Path) -> Path:
-    """Three runs, each of ten episodes of ten steps."""
+def root(quick_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three runs, each of ten episodes of ten steps, two of which are deleted at a time."""
+    monkeypatch.setattr("stepwell.stores.replay.remove._STEPS_AT_ONCE", 20)
     for number, name in enumerate("abc"):
         record_all(quick_path, name, range(number * 100, number * 100 + 100))
     return quick_path

@@ -272,6 +272,7 @@ def run_rows(database: sqlite3.Connection, path: Path) -> dict[str, RunRow]:
     return {row[0]: _run_row(row, path) for row in found}
 
 
+@taking_turns
 def removed_runs(database: sqlite3.Connection, path: Path) -> list[str]:
     """The runs that are being removed: they have no steps any more, and may have a file."""
     return [row[0] for row in _runs(database, path) if row[_STATE] == REMOVED]

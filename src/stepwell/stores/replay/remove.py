@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,6 +50,7 @@ from stepwell.stores.replay.steps import check_arrays
 
 _Removal = tuple[dict[str, NDArray[np.bool_]], dict[str, NDArray[Any]]]
 _REMOVING = "removing"
+_STEPS_AT_ONCE = 50_000
 _MARGIN = 1.05  # as sizes of episodes are estimated
 _MIN_FREE = 0.1  # of a database, for it to be written again
 
@@ -73,8 +73,8 @@ def remove(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Removed:
     """Remove the episodes for which an SQL condition over their columns holds; with `keep_bytes`
-    only the oldest of them, until no more than that is left on the disk. A run without episodes
-    goes as a whole.
+    only the oldest of them, until no more than that is left on the disk. A run of which no episode
+    is left goes as a whole.
 
     Readers that have a run's file open go on with it; others find what is left. Raises `BusyError`,
     and removes nothing, when one of the episodes is of a run that is being recorded; `keep_bytes`
@@ -83,8 +83,11 @@ def remove(
     """
     if where is None and keep_bytes is None:
         raise ValueError("expected a condition or keep_bytes, got neither")
+    if keep_bytes is not None and not keep_bytes >= 0:
+        raise ValueError(f"keep_bytes: expected at least 0, got {keep_bytes}")
     path = Path(root).absolute()
-    before, done = bytes_on_disk(path), Removed(0, 0, 0, 0)
+    parts, done = (path / "replay", path / "telemetry"), Removed(0, 0, 0, 0)
+    before = bytes_on_disk(*parts)
     with ReplayReader.open(path) as reader, closing(Database(path)) as database:
         if not dry_run:
             _finish(database, path)
@@ -99,25 +102,25 @@ def remove(
             if keep_bytes is None or not chosen:
                 break
             reader.refresh()
-    return done._replace(bytes=max(0, before - bytes_on_disk(path)))
+    return done._replace(bytes=max(0, before - bytes_on_disk(*parts)))
 
 
 def remove_run(root: str | os.PathLike[str], run_id: str) -> None:
     """Remove a run and its file. Raises `KeyError` when there is none, `BusyError` when it is being
     recorded."""
     path = Path(root).absolute()
-    with ReplayReader.open(path, run=run_id) as reader, closing(Database(path)) as database:
+    with ReplayReader.open(path, run=run_id), closing(Database(path)) as database:
         with _locked(path, run_id):
             _remove_whole(database, path, run_id)
-        _shrink(database, path, reader.recordings)
+        _shrink(database, path)
 
 
 def finish_removal(database: Database, root: Path, run_id: str) -> None:
     """Remove what is left of a run that is being removed. Whoever calls it holds its lock."""
     connection, path = database.connection, database_path(root)
+    if run_id not in removed_runs(connection, path):
+        return
     with transaction(connection, path):
-        if run_id not in removed_runs(connection, path):
-            return
         write_index(root, run_rows(connection, path))
         array_path(root, run_id).unlink(missing_ok=True)
         _sweep(root, run_id)
@@ -219,7 +222,7 @@ def _remove(
             else:
                 _remove_some(database, root, run, [e for e in now if e.episode_id in gone])
     progress(len(chosen), len(chosen))
-    _shrink(database, root, reader.recordings)
+    _shrink(database, root)
 
 
 @contextmanager
@@ -235,6 +238,8 @@ def _locked(root: Path, run_id: str) -> Iterator[None]:
 
 
 def _remove_whole(database: Database, root: Path, run_id: str) -> None:
+    for group in [*_groups(database.episodes(run_id))][:-1]:
+        _delete(database, root, run_id, group)
     nothing = {"steps": 0, "episodes": 0, "enqueued": 0, "written": 0, "rows": "{}"}
     connection = database.connection
     with transaction(connection, database_path(root)):
@@ -247,19 +252,39 @@ def _remove_whole(database: Database, root: Path, run_id: str) -> None:
 
 
 def _remove_some(database: Database, root: Path, run: RunRow, episodes: list[Episode]) -> None:
-    names = [(e.episode_id,) for e in episodes]
     gone = {e.episode_id for e in episodes}
     left = [e for e in database.episodes(run.run_id) if e.episode_id not in gone]
     removal = _removal(root, run, left)  # damage is better known before
-    connection = database.connection
+    for group in _groups(episodes):
+        _delete(database, root, run.run_id, group)
+    _finish_some(database, root, database.runs()[run.run_id], removal)
+
+
+def _delete(database: Database, root: Path, run_id: str, episodes: list[Episode]) -> None:
+    """Delete episodes of a run from the database."""
+    run, connection = database.runs()[run_id], database.connection
+    state = _REMOVING if run.state == "closed" else run.state  # what index.json is not about
     with transaction(connection, database_path(root)):
         for table in ("steps", "episodes"):
+            names = [(e.episode_id,) for e in episodes]
             connection.executemany(f"DELETE FROM {table} WHERE episode_id = ?", names)
-        state = _REMOVING if run.state == "closed" else run.state  # what index.json is not about
         steps = run.steps - sum(e.steps for e in episodes)
-        database.update(run.run_id, {"state": state, "steps": steps})
+        database.update(run_id, {"state": state, "steps": steps})
         connection.execute(f"PRAGMA user_version = {REMOVED_VERSION}")
-    _finish_some(database, root, replace(run, state=state), removal)
+
+
+def _groups(episodes: Iterable[Episode]) -> Iterator[list[Episode]]:
+    """Some at a time: whoever records other runs waits for a transaction, and not for ever."""
+    group: list[Episode] = []
+    steps = 0
+    for episode in episodes:
+        group.append(episode)
+        steps += episode.steps
+        if steps >= _STEPS_AT_ONCE:
+            yield group
+            group, steps = [], 0
+    if group:
+        yield group
 
 
 def _finish(database: Database, root: Path) -> None:
@@ -326,9 +351,9 @@ def _removal(root: Path, run: RunRow, episodes: Sequence[Episode]) -> _Removal |
     return rows, {**scalars, "episodes/starts": starts, "episodes/lengths": lengths}
 
 
-def _shrink(database: Database, root: Path, runs: Iterable[str]) -> None:
+def _shrink(database: Database, root: Path) -> None:
     """Return free pages of the database, unless someone records, who would have to wait."""
-    if any(is_locked(lock_path(root, name)) for name in runs):
+    if any(is_locked(lock_path(root, name)) for name in database.runs()):
         return
     free, count, _ = _pages(database, root)
     if free > _MIN_FREE * count:
