@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepwell.errors import SchemaError
 from stepwell.files.codecs import codec_names
@@ -28,6 +27,7 @@ from stepwell.stores.replay.channels import (
     as_array,
     as_json,
     as_scalar,
+    check_frame,
     leaves,
 )
 from stepwell.stores.replay.database import database_path, find_episode, reading
@@ -208,8 +208,9 @@ class ReplayWriter(Writer):
                         inlet.buffer.put(actions, array)
                     actions += 1
                     value = array if type(array) is int else _number(acted)
-                    if self._scalar:
-                        action_ref = self._scalar_ref(action_ref, value)
+                    if self._scalar and value is None:
+                        self._need_file()
+                    action_ref = None if self._scalar else action_ref
                 stream.steps = index + 1
                 stream.over = bool(ended or cut)
                 if not room:
@@ -383,7 +384,7 @@ class ReplayWriter(Writer):
         known = {i.channel.name: i for i in self._inlets.values() if i.kind == kind}
         if not known:
             if kind == FRAMES:
-                _check_frame(found)
+                check_frame(found)
             row = self._pipeline.rows.of(kind)
             channels = [Channel.like(name, array, self._compress) for name, array in found.items()]
             known = {channel.name: Inlet(channel, row) for channel in channels}
@@ -394,16 +395,12 @@ class ReplayWriter(Writer):
 
     def _open_inlets(self, new: list[Inlet]) -> None:
         if not all(is_scalar(inlet.channel) for inlet in new):
-            require_hdf5()
-            self._scalar = False
+            self._need_file()
         self._pipeline.open(new)
 
-    def _scalar_ref(self, ref: str, value: int | float | None) -> str | None:
-        """The reference of an action, None where it is in the database and there is no file."""
-        if value is None:
-            require_hdf5()
-            self._scalar = False
-        return None if self._scalar else ref
+    def _need_file(self) -> None:
+        require_hdf5()
+        self._scalar = False
 
     def _put_ending(
         self,
@@ -460,14 +457,6 @@ def _next_index(given: int, min_: int) -> int:
     if not min_ <= index < 2**63:
         raise ValueError(f"step_index: expected at least {min_}, got {index}")
     return index
-
-
-def _check_frame(found: dict[str, NDArray[Any]]) -> None:
-    name, array = next(iter(found.items()))
-    if len(found) > 1 or name != FRAMES or array.dtype != np.uint8 or array.ndim not in (2, 3):
-        raise SchemaError(
-            f"frame: expected uint8 (height, width, channels), got {array.dtype} {array.shape}"
-        )
 
 
 def _number(acted: _Arrays) -> int | float | None:
