@@ -448,7 +448,8 @@ def test_options_are_those_of_the_writer() -> None:
     signatures: list[Any] = [Record, *get_overloads(Record)]
     assert len(signatures) == 3
     for signature in signatures:
-        own = {"frames": "all", "infos": True, "run_id": None}
+        own = {"frames": "all", "observations": True, "infos": True, "lane": False}
+        own |= {"run_id": None}
         assert options(signature) == {**own, **expected}
     typed = {p.name: p.default for p in inspect.signature(record).parameters.values()}
     assert (typed["run_id"], typed["frames"], typed["infos"]) == (None, "all", True)

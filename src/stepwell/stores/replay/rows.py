@@ -225,9 +225,8 @@ class RunFile:
             with self._lock:
                 self._check_length(name, count)
                 checksums = self._checksums(name, rows)
-                removed = self._removed_chunks(checksums, each)
                 _, places = self._places(name, rows[::each])
-                self._check_found(name, rows[::each][~removed], places.offsets[~removed])
+                self._check_chunks(name, rows, each, checksums, places)
             lengths = places.sizes.tolist() if each == 1 else [size * each] * len(places.sizes)
             for i, offset in enumerate(places.offsets.tolist()):
                 first = begin + i * each
@@ -240,11 +239,15 @@ class RunFile:
                     _compare(name, first, stated, kept, len(kept) if each == 1 else size, self.path)
                 yield first, data, int(places.masks[i])
 
-    def _removed_chunks(self, checksums: NDArray[np.uint32], each: int) -> NDArray[np.bool_]:
-        """Of which chunks all rows are marked as removed, `each` to a chunk."""
-        if not self._directory.removed or not len(checksums):
-            return np.zeros(-(-len(checksums) // each), bool)
-        return np.maximum.reduceat(checksums, np.arange(0, len(checksums), each)) == 0
+    def _check_chunks(
+        self, name: str, rows: Rows, each: int, checksums: NDArray[np.uint32], places: Places
+    ) -> None:
+        """Raise `FormatError` for a chunk of `each` rows that is not there, unless all of them are
+        marked as removed."""
+        there = np.ones(len(places.offsets), bool)
+        if self._directory.removed and len(checksums):
+            there = np.maximum.reduceat(checksums, np.arange(0, len(rows), each)) != 0
+        self._check_found(name, rows[::each][there], places.offsets[there])
 
     def _chunk(self, name: str, offset: int, size: int, raw_size: int) -> bytes:
         data = b""
@@ -279,7 +282,7 @@ class RunFile:
             message = f"{name}: truncated: expected at least {end:,} bytes, got {size:,}"
             raise FormatError(message, path=str(self.path))
         if entry.chunk_rows > 1:
-            there = np.count_nonzero(places.offsets)
+            there = int(np.count_nonzero(places.offsets))
             return there * entry.chunk_rows * entry.field.row_bytes
         return int(places.sizes.sum(dtype=np.int64))
 
