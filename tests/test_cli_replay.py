@@ -112,7 +112,7 @@ def test_remove(tmp_path: Path) -> None:
     for options, message in (
         ((), "error: expected --where or --keep-bytes, got neither"),
         (("--keep-bytes", "much"), "expected bytes, as in 50GB or 1.5GiB, got 'much'"),
-        (("--where", "nothing = 3"), "no such column: nothing"),
+        (("--where", "colour = 3"), "no such column: colour"),
     ):
         done = stepwell(*remove, *options)
         assert done.returncode == 2
