@@ -100,4 +100,4 @@ for module in (sw, sw.replay, sw.game2048, sw.formats, sw.stores):
 complete = rlcompleter.Completer({{"sw": sw}}).complete
 print(complete("sw.tor", 0), complete("sw.ReplayW", 0), complete("sw.StepR", 0), "torch" in dir(sw))
 """
-    assert children.answer(script) == "None None sw.StepReader( False"
+    assert children.answer(script) == "None sw.ReplayWriter( sw.StepReader( False"

@@ -12,13 +12,22 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import (
+    AsyncVectorEnv,
+    AutoresetMode,
+    SyncVectorEnv,
+    VectorEnv,
+    VectorWrapper,
+)
 
 import stepwell as sw
 from stepwell.cli.record import record
-from stepwell.replay import Episode, Record, RecordedVectorEnv, ReplayReader
+from stepwell.replay import Episode, LaneReader, Record, RecordedVectorEnv, ReplayReader, lanes
 from tests.environments import Everything, Log, make_everything
+from tests.lanes import run_id
 from tests.replays import row_of
+
+__all__ = ["run_id"]
 
 gym.register_envs(ale_py)
 
@@ -253,6 +262,87 @@ def test_a_vector_that_is_reset_in_the_middle(tmp_path: Path) -> None:
     check(tmp_path, {"env0": logs[0], "env1": logs[1]})
 
 
+class OfBefore(VectorWrapper):
+    """Names what was seen last as Gymnasium did before version 1."""
+
+    def step(self, actions: Any) -> Any:
+        *came, infos = self.env.step(actions)
+        names = {"final_obs": "final_observation", "_final_obs": "_final_observation"}
+        return *came, {names.get(name, name): value for name, value in infos.items()}
+
+
+def test_a_vector_that_names_the_last_observation_as_before(tmp_path: Path) -> None:
+    inner = SyncVectorEnv([cartpole] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    env = Record(OfBefore(inner), tmp_path, frames=None)
+    play_vector(env, AutoresetMode.SAME_STEP, 60)
+    logs = inner.get_attr("log")
+    env.close()
+    check(tmp_path, {"env0": logs[0], "env1": logs[1]})
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_vector_of_which_some_are_stopped(tmp_path: Path, mode: AutoresetMode) -> None:
+    inner = SyncVectorEnv([cartpole] * 3, autoreset_mode=mode)
+    with ReplayReader.open(recorded_in_part(inner, tmp_path, mode)) as reader:
+        steps = {agent: len(reader.where("agent_id = ?", agent)) for agent in ("env1", "env2")}
+        assert steps["env1"] < steps["env2"] + 6
+        assert max(steps.values()) <= 5 < len(reader.where("agent_id = 'env0'"))
+
+
+def recorded_in_part(inner: Any, root: Path, mode: AutoresetMode) -> Path:
+    env = Record(inner, root, frames=None)
+    play_vector(env, mode, 5)
+    env.stop(1)
+    play_vector(env, mode, 40)
+    env.close()
+    return root
+
+
+# Without observations, and with a view.
+
+
+def test_without_observations(tmp_path: Path) -> None:
+    inner = Everything()
+    inner.observation_space = spaces.Text(3)  # which cannot be recorded
+    with pytest.raises(sw.SchemaError, match="observations: expected a space of Box"):
+        Record(inner, tmp_path)
+    env = Record(inner, tmp_path, observations=False, run_id="a")
+    play(env, 20)
+    env.close()
+    with ReplayReader.open(tmp_path) as reader:
+        assert [c.name for c in reader.recordings["a"].channels if c.kind == "observations"] == []
+        assert len(reader) == 20
+        assert reader.episode("a-ep0000").final_observation is None
+        assert reader.verify().ok
+
+
+@pytest.mark.parametrize("frames", ["every:3", None])
+@pytest.mark.parametrize("many", [False, True])
+def test_a_lane_shows_every_step(
+    tmp_path: Path, run_id: str, frames: str | None, many: bool
+) -> None:
+    inner: Any = Log(Everything(), frames=True)
+    if many:
+        inner = SyncVectorEnv([lambda: Log(Everything(reuse=False), frames=True)] * 2)
+    env: Any = Record(inner, tmp_path, frames=frames, run_id=run_id, lane=True)
+    play_vector(env, AutoresetMode.NEXT_STEP, 20) if many else play(env, 20)
+    (log, *_) = inner.get_attr("log") if many else [inner.log]
+    shown = LaneReader(run_id).frames()
+    env.close()
+    assert [shown[-1].number, len(shown)] == [sum(len(e["steps"]) for e in log), 8]
+    happened = [(e, i) for e in log for i in range(len(e["steps"]))][-8:]
+    for seen, (episode, i) in zip(shown, happened, strict=True):
+        assert np.array_equal(seen.pixels, episode["frames"][i])
+        assert seen.reward == episode["steps"][i][1]
+        assert seen.rolling_return == pytest.approx(sum(s[1] for s in episode["steps"][: i + 1]))
+        assert seen.json()["step"] == i
+        assert seen.step_rate_hz > 0
+    with ReplayReader.open(tmp_path) as reader:
+        kept = [len(reader.episode(e.episode_id).frame_steps) for e in reader.episodes]
+        assert sum(kept) == (sum(-(-e.steps // 3) for e in reader.episodes) if frames else 0)
+    assert (run_id, True) not in lanes()
+
+
 def test_a_vector_that_does_not_say_how_it_resets(tmp_path: Path) -> None:
     inner = SyncVectorEnv([cartpole] * 2)
     inner.metadata = {}
@@ -358,7 +448,8 @@ def test_options_are_those_of_the_writer() -> None:
     signatures: list[Any] = [Record, *get_overloads(Record)]
     assert len(signatures) == 3
     for signature in signatures:
-        own = {"frames": "all", "infos": True, "run_id": None}
+        own = {"frames": "all", "observations": True, "infos": True, "lane": False}
+        own |= {"run_id": None}
         assert options(signature) == {**own, **expected}
     typed = {p.name: p.default for p in inspect.signature(record).parameters.values()}
     assert (typed["run_id"], typed["frames"], typed["infos"]) == (None, "all", True)

@@ -111,7 +111,7 @@ _HOMES = {
     "loader": ("Loader",),
     "mix": ("Mix",),
     "opening": ("open",),
-    "replay": ("ReplayWriter",),  # which loads HDF5
+    "replay": ("ReplayWriter",),  # which loads HDF5, where it is there
     "sampler": ("Block", "Iid", "Sampler", "Sequential", "Shuffle", "Weighted"),
     "source": ("Batch", "Field", "Ragged", "Source"),
     "store": ("Store",),
@@ -145,6 +145,5 @@ def __dir__() -> list[str]:
     # stop them with an ImportError.
     from importlib.util import find_spec
 
-    needs = {"ReplayWriter": "h5py", "jax": "jax", "telemetry": "h5py", "torch": "torch"}
-    missing = {name for name, package in needs.items() if find_spec(package) is None}
+    missing = {name for name in ("jax", "torch") if find_spec(name) is None}
     return sorted({*__all__, *_MODULES, "__version__"} - missing)

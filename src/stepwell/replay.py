@@ -1,6 +1,6 @@
 """Record what agents do, step by step, and get it back.
 
-writer = ReplayWriter("replays", "run_1")      needs the extra `replay`: h5py, hdf5plugin
+writer = ReplayWriter("replays", "run_1")      arrays need the extra `replay`: h5py, hdf5plugin
 reader = ReplayReader.open("replays")          needs NumPy only
 
 env = Record(env, "replays")                   an environment that records itself; extra `gym`
@@ -14,6 +14,7 @@ from stepwell.stores.replay.episodes import EpisodeSteps
 from stepwell.stores.replay.lane import LaneFrame, LaneInfo, LaneReader, LaneWriter, lanes
 from stepwell.stores.replay.reader import ReplayReader
 from stepwell.stores.replay.refs import FrameRef
+from stepwell.stores.replay.remove import Removed, remove, remove_run
 from stepwell.stores.replay.resolver import FrameResolver
 
 if TYPE_CHECKING:
@@ -32,10 +33,13 @@ __all__ = [
     "Record",
     "RecordedEnv",
     "RecordedVectorEnv",
+    "Removed",
     "ReplayReader",
     "ReplayWriter",
     "StepRefs",
     "lanes",
+    "remove",
+    "remove_run",
 ]
 
 _LATER = {
@@ -69,6 +73,5 @@ def __dir__() -> list[str]:
     # Without names whose extra is not there: help() gets every name that is listed.
     from importlib.util import find_spec
 
-    needs = {"writer": ("h5py",), "recorder": ("h5py", "gymnasium")}
-    missing = {home for home, packages in needs.items() if not all(map(find_spec, packages))}
-    return [name for name in __all__ if _LATER.get(name) not in missing]
+    missing = "recorder" if find_spec("gymnasium") is None else ""
+    return [name for name in __all__ if _LATER.get(name, "") != missing or not missing]

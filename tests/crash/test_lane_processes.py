@@ -91,6 +91,24 @@ def test_readers_come_and_go(run_id: str) -> None:
     assert (run_id, False) in lanes()
 
 
+def test_a_new_lane_removes_dead_ones(run_id: str) -> None:
+    """Those of this user that are a minute old, and nothing of writers that live."""
+    dead, young, alive = (f"{run_id}-{what}" for what in ("dead", "young", "alive"))
+    for name in (dead, young):
+        began("write_for_ever", name, WORDS, 1000).kill()
+    began("write_for_ever", alive, WORDS, 1000)
+    watching = LaneReader(dead)
+    for name in (dead, alive):
+        os.utime(path_of(name), (0, 0))
+    LaneWriter(run_id, (2, 2)).close()
+    assert [path_of(name).exists() for name in (dead, young, alive)] == [False, True, True]
+    assert watching.closed
+    with LaneWriter(young, (2, 2)), pytest.raises(BusyError):
+        LaneWriter(alive, (2, 2))
+    STARTED.pop().kill()
+    path_of(alive).unlink()
+
+
 def work(folder: Path, first: int) -> Iterator[int]:
     """One frame after the other; the stamp is their number."""
     words = random.choice([WORDS, 12_600])

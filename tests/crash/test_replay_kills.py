@@ -1,17 +1,24 @@
-"""Readers that keep files open while writers are killed, and files are made new under them.
+"""Readers that keep files open while writers are killed, and files are made new under them; and
+removals that are killed.
 (What every store promises of kills is in tests/writer_contract.py.)"""
 
 import os
 import random
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
+import numpy as np
+
 from stepwell import FormatError
-from stepwell.replay import ReplayReader
+from stepwell.replay import ReplayReader, ReplayWriter, remove, remove_run
 from tests.children import Child
 from tests.crash.kills import KILLS, Victims
 from tests.reference.replay import read_store
+from tests.replays import camera
 from tests.stores.test_replay_writer import KIT
 
 FOLLOW = """
@@ -85,3 +92,48 @@ def kill_and_follow(folder: Path, kills: int) -> None:
     assert KIT.read(path) == list(range(1, last + 2))
     read_store(path)
     assert not [name for name in os.listdir(path / "replay") if name.endswith(".tmp")]
+
+
+def work(folder: Path, first: int) -> Iterator[int]:
+    """A run of two episodes, of which the first is removed, and with it the run before the last."""
+    root = folder / KIT.name
+    for stamp in count(first):
+        with suppress(FileNotFoundError):
+            remove(root, "run_id = ?", f"run{stamp}")
+        with ReplayWriter(root, f"run{stamp}", mode="a", flush_every=1e9) as writer:
+            KIT.append(writer, 2 * stamp)
+            KIT.append(writer, 2 * stamp + 1)
+        remove(root, "run_id = ? AND number = 0 OR run_id = ?", f"run{stamp}", f"run{stamp - 2}")
+        yield stamp
+
+
+def test_removals_that_are_killed(quick_path: Path) -> None:
+    root, chance = quick_path / KIT.name, random.Random()
+    last, longest_s, kills = 0, 0.1, 0
+    with Victims("tests.crash.test_replay_kills:work", quick_path) as victims:
+        while last < 2 or kills < KILLS // 5:
+            kills += 1
+            before, last = last, victims.kill(last + 1, chance.uniform(0, longest_s))
+            longest_s *= 1.2 if last == before else 0.9
+            try:
+                reader = ReplayReader.open(root)
+            except (FileNotFoundError, FormatError):
+                assert last == 0
+                continue
+            with reader:
+                report = reader.verify()
+                assert report.ok, str(report)
+                there = {e.episode_id for e in reader.episodes}
+                kept = {f"run{stamp}-ep0001" for stamp in (last - 1, last) if stamp > 0}
+                # What the killed one had begun, and what it had begun to remove.
+                maybe = {f"run{last + 1}-ep0000", f"run{last + 1}-ep0001", f"run{last - 1}-ep0001"}
+                assert kept - maybe <= there <= kept | maybe
+                for row in range(len(reader)):
+                    found = reader[row]
+                    assert np.array_equal(found["observation/camera"], camera(int(found["reward"])))
+    remove(root, "0")
+    with suppress(KeyError):
+        remove_run(root, f"run{last + 1}")
+    store = read_store(root)
+    names = [name for name in os.listdir(root / "replay") if name.endswith((".h5", ".tmp"))]
+    assert {f"{run}.h5" for run, found in store.runs.items() if found.datasets} == set(names)

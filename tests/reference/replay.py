@@ -62,7 +62,8 @@ def read_store(root: Path) -> Store:
     path = root / "telemetry" / "telemetry.sqlite"
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
         database.row_factory = sqlite3.Row
-        assert database.execute("PRAGMA user_version").fetchone()[0] == 1
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        assert version in (1, 2)
         assert database.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
         database.execute("BEGIN")  # all of them as they are at one moment
         runs, episodes, steps = (
@@ -71,6 +72,7 @@ def read_store(root: Path) -> Store:
         )
     for row in (*runs, *episodes, *steps):
         assert row.pop("checksum") == row_checksum(row.values())
+    runs = [row for row in runs if row["state"] != "removed"]
     store = Store(
         {row["run_id"]: Run(row, read_run(root, row)) for row in runs},
         {row["episode_id"]: row for row in episodes},
@@ -78,6 +80,7 @@ def read_store(root: Path) -> Store:
         json.loads((root / "replay" / "index.json").read_bytes()),
     )
     for run in store.runs.values():
+        assert version == 2 or run.row["steps"] == run.row["written"]
         _check_run(store, run)
     return store
 
@@ -155,6 +158,8 @@ def _check_channel(file: h5py.File, channel: Mapping[str, Any], found: Arrays) -
     else:
         assert dataset.chunks[0] == 1
     for i in range(len(values)):
+        if not (sums[i] or values[i].any()):
+            continue  # of an episode that was removed
         stored = values[i].tobytes()
         if row_bytes >= 1024:
             mask, packed = dataset.id.read_direct_chunk((i, *rest))
@@ -207,14 +212,24 @@ def _check_run(store: Store, run: Run) -> None:
     run_id = run.row["run_id"]
     steps = [row for row in store.steps.values() if row["run_id"] == run_id]
     episodes = [row for row in store.episodes.values() if row["run_id"] == run_id]
-    assert run.row["steps"] == run.row["written"] == len(steps)
-    if not run.datasets:
-        assert steps == []
+    assert run.row["steps"] == len(steps)
+    if not run.datasets:  # without arrays
+        assert all(step["frame_ref"] is step["obs_ref"] is None for step in steps)
+        assert not any(isinstance(step["action"], str) for step in steps)
+        for row in episodes:
+            mine = [step["reward"] for step in steps if step["episode_id"] == row["episode_id"]]
+            assert (row["steps"], row["final_obs_ref"]) == (len(mine), None)
+            assert np.isclose(row["total_reward"], sum(mine))
         return
     table = run.datasets["steps"].tolist()
-    assert len(table) == len(run.datasets["rewards"]) == len(run.datasets["dones"]) == len(steps)
+    assert len(table) == len(run.datasets["rewards"]) == len(run.datasets["dones"])
+    assert len(table) == run.row["written"]
     for number, row in enumerate(table):
         episode, index, *places = row
+        if episode < 0:
+            assert row == [-1] * 5
+            assert not run.datasets["rewards"][number]
+            continue
         step = store.steps[f"{run_id}-ep{episode:04d}", index]
         assert step["reward"] == run.datasets["rewards"][number]
         done = step["terminated"] + 2 * step["truncated"]
@@ -234,7 +249,7 @@ def _check_run(store: Store, run: Run) -> None:
             strict=True,
         )
     )
-    assert len(ended) == sum(row["ended"] for row in episodes)
+    assert len(ended) - ended.count((-1, 0)) == sum(row["ended"] for row in episodes)
     for row in episodes:
         mine = [r for r in table if r[0] == row["number"]]
         assert row["episode_id"] == f"{run_id}-ep{row['number']:04d}"

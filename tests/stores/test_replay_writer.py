@@ -157,8 +157,8 @@ def test_numbers_become_those_of_before_where_nothing_is_lost(
             writer.record_step(reward=0, action=action)
         with pytest.raises(SchemaError, match=r"expected (int64|float64)"):
             writer.record_step(reward=0, action=wrong)
-    found = read_store(quick_path).runs["run"].datasets["actions"]
-    assert_tree(found, np.array(actions))
+    with ReplayReader.open(quick_path) as reader:
+        assert_tree(reader["action"][:], np.array(actions))
 
 
 def test_more_arrays_than_a_page_can_name(quick_path: Path) -> None:

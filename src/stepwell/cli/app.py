@@ -1,6 +1,6 @@
 """The verbs of the command `stepwell`."""
 
-from stepwell.cli import console, convert, games, record, records, stores
+from stepwell.cli import console, convert, games, record, records, replays, stores
 
 app = console.new_app("Training records at memory speed.")
 for command in (
@@ -10,3 +10,4 @@ for command in (
     app.command()(command)
 app.add_typer(games.app, name="2048")
 app.add_typer(records.app, name="records")
+app.add_typer(replays.app, name="replay")

@@ -39,7 +39,11 @@ def record(
     policy: Annotated[Policy, typer.Option(help="Who plays.")] = Policy.random,
     envs: Annotated[int, typer.Option(min=1, help="Environments at once, a process each.")] = 1,
     append: Annotated[bool, typer.Option("--append", help="Go on with the run --run-id.")] = False,
+    observations: Annotated[bool, typer.Option(help="Keep what the agent saw.")] = True,
     infos: Annotated[bool, typer.Option(help="Keep the infos of steps.")] = True,
+    lane: Annotated[
+        bool, typer.Option("--lane", help="Show the newest frames in shared memory.")
+    ] = False,
     compress: Annotated[
         str, typer.Option(help=f"How arrays are packed: {', '.join(codec_names('replay'))}.")
     ] = "zstd",
@@ -66,7 +70,8 @@ def record(
         raise ImportError("record needs an extra: pip install 'stepwell[gym]'") from error
     wanted = None if frames == "none" else frames
     begin = time.perf_counter()
-    made = _make(env, envs, wanted)
+    drawn = lane or wanted is not None
+    made = _make(env, envs, drawn)
     played, stopped = 0, False
 
     def count(done: int, total: int) -> None:
@@ -77,14 +82,16 @@ def record(
     with translated(env), progress("recording") as on_step:
         try:
             try:
-                if wanted is not None:  # what cannot be drawn is better known before a run begins
+                if drawn:  # what cannot be drawn is better known before a run begins
                     made.reset()
                     draw(made)
                 made = Record(
                     made,
                     output,
                     frames=wanted,
+                    observations=observations,
                     infos=infos,
+                    lane=lane,
                     run_id=run_id,
                     mode="a" if append else "x",
                     compress=compress,
@@ -120,13 +127,13 @@ def record(
         raise typer.Exit(130)
 
 
-def _make(name: str, count: int, frames: str | None) -> Any:
+def _make(name: str, count: int, drawn: bool) -> Any:
     import gymnasium as gym
     from gymnasium.vector import AutoresetMode
 
     register_atari(name)
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws in memory and needs no screen
-    mode = None if frames is None else "rgb_array"
+    mode = "rgb_array" if drawn else None
     with translated(name):
         if count == 1:
             return gym.make(name, render_mode=mode)
@@ -200,5 +207,6 @@ def _play_all(env: Any, steps: int, seed: int | None, on_step: Callable[[int, in
     env.action_space.seed(seed)
     env.reset(seed=seed)
     for done in range(0, steps, env.num_envs):
+        env.stop(steps - done)  # in the last round, those that would make more than asked for
         env.step(env.action_space.sample())
-        on_step(done + env.num_envs, max(steps, done + env.num_envs))
+        on_step(min(done + env.num_envs, steps), steps)

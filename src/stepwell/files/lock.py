@@ -7,10 +7,14 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from stepwell.errors import BusyError, FormatError
 from stepwell.files.regular import is_at, open_inside
+
+T = TypeVar("T")
 
 _PAUSES_S = (0.0, 0.001, 0.002, 0.005, 0.01)
 
@@ -23,16 +27,18 @@ class WriterLock:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = -1
-        file = open_inside(path.parent, path.name, os.O_RDWR | os.O_CREAT)
-        try:
-            _take(file)
-        except BlockingIOError:
-            os.close(file)
-            raise BusyError(f"another writer is at work in {path.parent}") from None
-        except BaseException:
-            os.close(file)
-            raise
-        self._file = file
+        while self._file < 0:
+            file = open_inside(path.parent, path.name, os.O_RDWR | os.O_CREAT)
+            try:
+                take = partial(fcntl.flock, file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                patiently(take, BlockingIOError)
+                if is_at(file, path):  # and was not removed before it was locked
+                    self._file = file
+            except BlockingIOError:
+                raise BusyError(f"another writer is at work in {path.parent}") from None
+            finally:
+                if self._file < 0:
+                    os.close(file)
         _held.add(self)
 
     @property
@@ -75,14 +81,13 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
-def _take(file: int) -> None:
-    """Lock a file. `is_locked` holds it for a moment; that is waited for."""
+def patiently(take: Callable[[], T], busy: type[OSError]) -> T:
+    """Take a lock. Others hold it for a moment, to see whether it is free; that is waited for."""
     for pause_s in _PAUSES_S:
-        with suppress(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+        with suppress(busy):
+            return take()
         time.sleep(pause_s)
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return take()
 
 
 def remove_unlocked(path: Path) -> None:

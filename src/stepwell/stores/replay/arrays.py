@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import hdf5plugin
@@ -28,7 +28,6 @@ from stepwell.stores.replay.channels import Channel
 from stepwell.stores.replay.directory import DatasetEntry, Directory, space_for, write_mark
 from stepwell.stores.replay.hdf5 import (
     LIBVER,
-    UNSUMMED,
     flush,
     limit_attempts,
     row_of,
@@ -37,7 +36,7 @@ from stepwell.stores.replay.hdf5 import (
     writing,
 )
 from stepwell.stores.replay.items import HURRIED, Pace
-from stepwell.stores.replay.layout import CHECKSUM, CHECKSUMS, RAW, ZSTD
+from stepwell.stores.replay.layout import CHECKSUM, CHECKSUMS, RAW, UNSUMMED, ZSTD
 from stepwell.stores.replay.rows import RunFile
 
 _LEVEL = 3
@@ -46,6 +45,14 @@ _CODECS = {
     h5py.h5z.FILTER_LZF: "lzf",
     hdf5plugin.Zstd.filter_id: "zstd",
 }
+
+
+class Removal(NamedTuple):
+    """Rows to be left out of a copy: a mask of those of each array, and what takes the place of
+    the datasets of scalars."""
+
+    rows: Mapping[str, NDArray[np.bool_]]
+    numbers: Mapping[str, NDArray[Any]]
 
 
 class ArrayFile:
@@ -130,12 +137,14 @@ def build_file(
     rows: Mapping[str, int],
     channels: Iterable[Channel],
     numbers: Mapping[str, Field],
+    removal: Removal | None = None,
 ) -> dict[str, int]:
     """Put a closed file in the place of the one at `path`, and return the rows of its datasets.
 
     It has the first `rows` of each dataset that was there, chunk by chunk as they are stored, and
-    new ones for `channels` and `numbers`. Readers find the old file or the new one. HDF5 does not
-    read the old one, of which it may understand nothing any more.
+    new ones for `channels` and `numbers`; rows of a `removal` are left out of it. Readers find the
+    old file or the new one. HDF5 does not read the old one, of which it may understand nothing any
+    more.
 
     Raises `FormatError`, and changes nothing, when one of those rows is damaged.
     """
@@ -145,20 +154,23 @@ def build_file(
     for name in [name for name in fresh if name not in UNSUMMED]:
         fresh[f"{CHECKSUMS}/{name}"] = Channel("", CHECKSUM)
     found = dict(rows) | dict.fromkeys(fresh, 0)
-    base = space_for(found)
+    base, removed = space_for(found), 0
+    removal = removal or Removal({}, {})
     try:
         options = {"libver": LIBVER, "locking": False, "userblock_size": base}
         with translated(path), writing(lambda: h5py.File(beside, "x", **options)) as new:
             new.attrs.update(attributes)
             if rows:
                 with closing(RunFile(path, attributes["run_id"])) as old:
+                    removed = old.removals + bool(removal.numbers)
                     for name, count in rows.items():
-                        _copy(old, new, name, count)
+                        _copy(old, new, name, count, removal)
             for name, each in fresh.items():
                 _create(new, name, each.field, each.chunk_rows, each.planes)
             entries = {name: _entry(new[name]) for name in found}
         with beside.open("r+b") as file:
-            file.write(Directory(str(attributes["run_id"]), base, entries).to_bytes())
+            run = str(attributes["run_id"]), str(attributes["created_at"])
+            file.write(Directory(run[0], base, entries, run[1], removed).to_bytes())
             file.flush()
             write_mark(file.fileno(), base, sum(rows.values()))
         sync_path(beside)
@@ -219,11 +231,25 @@ def _create(
     )
 
 
-def _copy(old: RunFile, new: h5py.File, name: str, count: int) -> None:
+def _copy(old: RunFile, new: h5py.File, name: str, count: int, removal: Removal) -> None:
     entry = old.entry(name)
+    if name in removal.numbers:
+        column = _Small(_create(new, name, entry.field, entry.chunk_rows, entry.planes))
+        column.append_array(removal.numbers[name])
+        column.flush()
+        return
     copy = _create(new, name, entry.field, entry.chunk_rows, entry.planes, count)
     rest = (0,) * (len(copy.shape) - 1)
+    gone = removal.rows.get(name.removeprefix(f"{CHECKSUMS}/"))
     for first, stored, mask in old.stored(name, count):
+        here = () if gone is None else gone[first : first + entry.chunk_rows]
+        if np.any(here):
+            whole = first + entry.chunk_rows <= count and not name.startswith(CHECKSUMS)
+            if whole and np.all(here):
+                continue
+            rows = np.frombuffer(stored, np.uint8).copy().reshape(entry.chunk_rows, -1)
+            rows[: len(here)][here] = 0
+            stored = rows.tobytes()
         copy.id.write_direct_chunk((first, *rest), stored, mask)
 
 

@@ -153,6 +153,15 @@ def as_array(name: str, value: Any) -> NDArray[Any]:
     return array
 
 
+def check_frame(found: Mapping[str, NDArray[Any]]) -> None:
+    """Raise `SchemaError` unless what a step has as its frame is a picture."""
+    name, array = next(iter(found.items()))
+    if len(found) > 1 or name != FRAMES or array.dtype != np.uint8 or array.ndim not in (2, 3):
+        raise SchemaError(
+            f"frame: expected uint8 (height, width, channels), got {array.dtype} {array.shape}"
+        )
+
+
 def _kind(value: Any) -> str:
     return str(value.dtype) if isinstance(value, np.ndarray) else type(value).__name__
 

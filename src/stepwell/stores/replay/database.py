@@ -22,7 +22,7 @@ from stepwell.files.regular import check_inside
 from stepwell.stores.replay.channels import OBSERVATIONS, Channel, count_rows
 from stepwell.stores.replay.refs import FrameRef, check_run_id
 
-VERSION = 1
+VERSION, REMOVED_VERSION = 1, 2  # as it is made, and once an episode was removed
 DATABASE = "telemetry/telemetry.sqlite"
 
 _SCHEMA = """
@@ -258,15 +258,24 @@ class RunRow:
         return count_rows(self.channels, self.rows, kind)
 
 
+REMOVED = "removed"
 _RUN_COLUMNS = tuple(RunRow.__dataclass_fields__)
+_STATE = _RUN_COLUMNS.index("state")
 _COUNTS = ("steps", "episodes", "enqueued", "written", "dropped", "lag_steps")
 _TEXTS = ("file", "state", "created_at", "updated_at")
 
 
 @taking_turns
 def run_rows(database: sqlite3.Connection, path: Path) -> dict[str, RunRow]:
-    """Every run, in the order in which they began."""
-    return {row[0]: _run_row(row, path) for row in _runs(database, path)}
+    """Every run, in the order in which they began; not those that are being removed."""
+    found = (row for row in _runs(database, path) if row[_STATE] != REMOVED)
+    return {row[0]: _run_row(row, path) for row in found}
+
+
+@taking_turns
+def removed_runs(database: sqlite3.Connection, path: Path) -> list[str]:
+    """The runs that are being removed: they have no steps any more, and may have a file."""
+    return [row[0] for row in _runs(database, path) if row[_STATE] == REMOVED]
 
 
 def _runs(
@@ -332,6 +341,11 @@ class Database:
             with in_turn(), translated(self._path):
                 self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """For transactions of whoever removes something."""
+        return self._database
+
     def runs(self) -> dict[str, RunRow]:
         return run_rows(self._database, self._path)
 
@@ -357,17 +371,18 @@ class Database:
             self._insert_steps(catalog.with_checksums(steps, len(STEP_COLUMNS)))
             rows = catalog.with_checksums([*map(astuple, episodes)], len(EPISODE_COLUMNS))
             self._database.executemany(_PUT_EPISODE, rows)
-            self._update(run_id, facts)
+            self.update(run_id, facts)
 
     def note(
         self, run_id: str, facts: Mapping[str, Any], report: Callable[[dict[str, RunRow]], None]
     ) -> None:
         """Change a run's own row, and `report` all runs while no other writer can change any."""
         with transaction(self._database, self._path):
-            self._update(run_id, facts)
+            self.update(run_id, facts)
             report(run_rows(self._database, self._path))
 
-    def _update(self, run_id: str, facts: Mapping[str, Any]) -> None:
+    def update(self, run_id: str, facts: Mapping[str, Any]) -> None:
+        """Change a run's own row, in a transaction."""
         _runs(self._database, self._path, "run_id = ?", run_id)  # never a checksum over damage
         changes = ", ".join(f"{name} = ?" for name in facts)
         self._database.execute(
@@ -452,9 +467,9 @@ def reading(root: Path) -> Iterator[sqlite3.Connection]:
         database.execute("BEGIN")
         (version,) = database.execute("PRAGMA user_version").fetchone()
         tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
-        if version > VERSION:
+        if version > REMOVED_VERSION:
             raise VersionError(
-                f"expected version {VERSION} or below, got {version}", path=str(path)
+                f"expected version {REMOVED_VERSION} or below, got {version}", path=str(path)
             )
         if not version and not tables:
             raise _no_store_yet(path)

@@ -62,12 +62,18 @@ class Directory:
     run_id: str
     base: int
     datasets: dict[str, DatasetEntry]
+    created_at: str | None = None
+    """When the run began, None in files of before: another run may have its name by now."""
+    removed: int = 0
+    """How often rows of episodes were removed."""
 
     def to_bytes(self) -> bytes:
         text = json.dumps(
             {
                 "run_id": self.run_id,
                 "base": self.base,
+                "created_at": self.created_at,
+                "removed": self.removed,
                 "datasets": {name: entry.to_json() for name, entry in self.datasets.items()},
             }
         ).encode()
@@ -102,7 +108,9 @@ class Directory:
             base = int(stated["base"])
             if not _MIN_BASE <= base <= _MAX_BASE or base & (base - 1):
                 raise ValueError(f"HDF5 cannot begin at {base}")
-            return cls(str(stated["run_id"]), base, datasets)
+            began, removed = stated.get("created_at"), int(stated.get("removed", 0))
+            began = None if began is None else str(began)
+            return cls(str(stated["run_id"]), base, datasets, began, removed)
         except FormatError:
             raise
         except (

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from itertools import repeat
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -19,8 +19,7 @@ from stepwell.files.atomic import make_folder, sweep
 from stepwell.files.lock import WriterLock
 from stepwell.files.regular import check_inside
 from stepwell.source import Field
-from stepwell.stores.replay.arrays import ArrayFile, build_file
-from stepwell.stores.replay.channels import KINDS, Channel, count_rows
+from stepwell.stores.replay.channels import ACTIONS, KINDS, Channel, count_rows
 from stepwell.stores.replay.database import (
     Database,
     Episode,
@@ -30,8 +29,8 @@ from stepwell.stores.replay.database import (
     iso_times,
     reading,
     run_rows,
+    steps_of,
 )
-from stepwell.stores.replay.hdf5 import FILE_VERSION, UNSUMMED
 from stepwell.stores.replay.items import (
     BATCH_STEPS,
     Counters,
@@ -43,17 +42,24 @@ from stepwell.stores.replay.items import (
     rows_after,
 )
 from stepwell.stores.replay.layout import (
+    FILE_VERSION,
     NUMBERS,
     STEPS,
+    UNSUMMED,
     array_path,
     is_replay,
     lock_path,
     lost_commits,
     write_index,
 )
+from stepwell.stores.replay.remove import finish_removal
 from stepwell.stores.replay.rows import RunFile
+from stepwell.stores.replay.scalars import ScalarRun, is_scalar, require_hdf5
 from stepwell.stores.replay.steps import check_arrays
 from stepwell.writer import Mode, check_mode, check_unused
+
+if TYPE_CHECKING:  # a run without arrays needs no HDF5
+    from stepwell.stores.replay.arrays import ArrayFile
 
 
 class RunDisk:
@@ -76,6 +82,7 @@ class RunDisk:
         with ExitStack() as undo:
             undo.callback(self.lock.release)
             self._database = undo.enter_context(closing(Database(root)))
+            finish_removal(self._database, root, run_id)
             self._arrays = self._open(mode)
             if self._arrays is not None:
                 undo.callback(self._arrays.close)
@@ -87,7 +94,7 @@ class RunDisk:
         self._known = self.next_episode
         self._starts: dict[int, int] = {}
 
-    def _open(self, mode: Mode) -> ArrayFile | None:
+    def _open(self, mode: Mode) -> "ArrayFile | None":
         """Begin the run, or go on behind the last commit of it."""
         known = self._database.runs().get(self._run_id)
         if known is None:
@@ -104,14 +111,19 @@ class RunDisk:
         self.next_episode = known.episodes
         self.names_given = self._database.names_given(self._run_id)
         self._written = known.written
+        self._removed = known.written - known.steps
         sweep(self._path.parent, re.escape(self._path.name))
+        if known.rows:
+            require_hdf5()
+        elif known.steps:
+            self.rows[ACTIONS] = len(self._scalars().actions)
         if not self._path.exists():
-            if known.rows or known.steps:
+            if known.rows:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._path))
             return None
         try:
             if known.rows and self._knows_all(known):
-                return ArrayFile(self._path, self.rows)
+                return self._file()
         except FormatError:  # not closed, or closed without the commit
             pass
         self._check_account(known)
@@ -119,12 +131,29 @@ class RunDisk:
             self._path.unlink()  # nothing in it was ever committed
             return None
         self._build((), {})
+        return self._file()
+
+    def _file(self) -> "ArrayFile":
+        from stepwell.stores.replay.arrays import ArrayFile
+
         return ArrayFile(self._path, self.rows)
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether the run has no arrays, and no file, so far."""
+        return self._arrays is None
+
+    def _scalars(self) -> ScalarRun:
+        """The steps of a run without arrays."""
+        known = self._database.runs()[self._run_id]
+        episodes = sorted(self._database.episodes(self._run_id), key=lambda e: e.number)
+        steps = steps_of(self._database.connection, episodes)
+        return ScalarRun(known, episodes, steps, database_path(self._root))
 
     def _knows_all(self, known: RunRow) -> bool:
         """Whether the database has every dataset of the file, and agrees with itself."""
         with closing(RunFile(self._path, self._run_id)) as file:
-            whole = known.rows.keys() == set(file.names) and known.rows[STEPS] == known.steps
+            whole = known.rows.keys() == set(file.names) and known.rows[STEPS] == known.written
             return whole and (file.committed or 0) <= known.committed
 
     def _check_account(self, known: RunRow) -> None:
@@ -135,23 +164,26 @@ class RunDisk:
         """
         episodes = self._database.episodes(self._run_id)
         with closing(RunFile(self._path, self._run_id)) as file:
-            more = file.length(STEPS) - known.steps if STEPS in file.names else 0
+            more = file.length(STEPS) - known.written if STEPS in file.names else 0
             marked = file.committed
             if marked is None:  # in a file of before; what is not committed is one batch at most
                 lost = more > BATCH_STEPS or not known.rows
                 marked = known.committed + (more if lost else 0)
             if marked > known.committed:
                 self._refuse(f"at least {marked:,} rows, as the file has", f"{known.committed:,}")
+            if not known.rows:
+                return
             steps, ended = sum(e.steps for e in episodes), sum(e.ended for e in episodes)
-            counts = dict.fromkeys((STEPS, "rewards", "dones"), steps)
-            counts |= dict.fromkeys(UNSUMMED, ended)
+            counts = dict.fromkeys((STEPS, "rewards", "dones"), steps + self._removed)
+            # Of episodes that were removed there are ends.
+            counts |= {n: max(ended, known.rows.get(n, 0)) for n in UNSUMMED}
             for name, count in counts.items():
                 if known.rows.get(name, 0) != count:
                     self._refuse(f"{count:,} rows of {name}", f"{known.rows.get(name, 0):,}")
             if known.steps != steps:
                 self._refuse(f"{steps:,} steps", f"{known.steps:,}")
             if steps:
-                places, _, _ = file.read_steps(steps)
+                places, _, _ = file.read_steps(known.written)
                 final = max(each.final_row for each in episodes)
                 check_arrays(known, places, final, database_path(self._root))
 
@@ -180,7 +212,6 @@ class RunDisk:
 
         Raises `BusyError` when the store is not where its lock is.
         """
-        episodes, ended = self._follow(pace.slowly(items), self.rows.get(STEPS, 0))
         steps = [item for item in items if isinstance(item, Step)]
         times = iso_times([step.time for step in steps])
         after = rows_after(items[-1])
@@ -188,44 +219,78 @@ class RunDisk:
         self._check_place()
         waiting = {i: after.of(i.kind) - self.rows.get(i.channel.name, 0) for i in inlets}
         waiting = {inlet: count for inlet, count in waiting.items() if count}
-        arrays = self._with_channels([inlet.channel for inlet in waiting])
+        channels = [inlet.channel for inlet in waiting]
+        arrays = None
+        if self._arrays or not _are_scalar(channels, steps):
+            arrays = self._with_channels(channels)
+        episodes, ended = self._follow(pace.slowly(items), self._written)
         for inlet, count in waiting.items():
-            arrays.append(inlet.channel.name, inlet.buffer, count, pace)
+            if arrays is not None:
+                arrays.append(inlet.channel.name, inlet.buffer, count, pace)
+            else:
+                self.rows[inlet.channel.name] = self.rows.get(inlet.channel.name, 0) + count
         rows: list[tuple[Any, ...]] = []
         if steps:
             columns: Any = Step._make(zip(*steps, strict=True))
-            places = np.array([getattr(columns, name) for name in _PLACES], np.int64).T
-            dones = np.array(columns.terminated, np.uint8) | np.array(columns.truncated) << 1
-            pace.rest()
-            arrays.append_numbers(STEPS, places)
-            arrays.append_numbers("rewards", np.array(columns.reward, np.float64))
-            arrays.append_numbers("dones", dones)
+            if arrays is not None:
+                places = np.array([getattr(columns, name) for name in _PLACES], np.int64).T
+                dones = np.array(columns.terminated, np.uint8) | np.array(columns.truncated) << 1
+                pace.rest()
+                arrays.append_numbers(STEPS, places)
+                arrays.append_numbers("rewards", np.array(columns.reward, np.float64))
+                arrays.append_numbers("dones", dones)
             run_ids = repeat(self._run_id, len(times))
             rows = list(zip(*columns[:9], times, columns.agent_id, run_ids, strict=True))
-        if ended:
-            arrays.append_numbers("episodes/starts", np.array([first for first, _ in ended]))
-            arrays.append_numbers("episodes/lengths", np.array([steps for _, steps in ended]))
-        pace.rest()
-        arrays.flush()
+        if arrays is None:
+            self.channels += [channel for channel in channels if channel not in self.channels]
+        else:
+            if ended:
+                arrays.append_numbers("episodes/starts", np.array([first for first, _ in ended]))
+                arrays.append_numbers("episodes/lengths", np.array([steps for _, steps in ended]))
+            pace.rest()
+            arrays.flush()
         self._commit(rows, episodes, counters)
 
     def _check_place(self) -> None:
         if not self.lock.in_place:
             raise BusyError(f"{self._root} was moved or replaced while it was written to")
 
-    def _with_channels(self, channels: list[Channel]) -> ArrayFile:
+    def _with_channels(self, channels: list[Channel]) -> "ArrayFile":
         new = [channel for channel in channels if channel not in self.channels]
-        if self._arrays is None or new:
-            numbers = NUMBERS if self._arrays is None else {}
-            if self._arrays is not None:
-                self._arrays.close()
-            self._build(new, numbers)
+        if self._arrays is None:
+            self.rows = {}
+            self._build([*self.channels, *new], NUMBERS)
+            self._arrays = self._file()
+            self._put_scalars(self._arrays)
             self.channels += new
-            self._arrays = ArrayFile(self._path, self.rows)
+        elif new:
+            self._arrays.close()
+            self._build(new, {})
+            self.channels += new
+            self._arrays = self._file()
         return self._arrays
+
+    def _put_scalars(self, arrays: "ArrayFile") -> None:
+        """Put the steps of before there were arrays into the file."""
+        places, rewards, dones = (run := self._scalars()).read_steps(self._written)
+        gone = self._removed  # so many rows of steps that were written
+        arrays.append_numbers(STEPS, np.append(np.full((gone, 5), -1), places, 0))
+        arrays.append_numbers("rewards", np.append(np.zeros(gone), rewards))
+        arrays.append_numbers("dones", np.append(np.zeros(gone, np.uint8), dones))
+        if len(run.actions):
+            arrays.append_numbers(ACTIONS, run.actions)
+        numbers, first, counts = np.unique(places[:, 0], return_index=True, return_counts=True)
+        self._starts |= dict(zip(numbers.tolist(), (first + gone).tolist(), strict=True))
+        over = {e.number for e in self._database.episodes(self._run_id) if e.ended_at is not None}
+        ended = np.isin(numbers, list(over))
+        empty = np.zeros(len(over) - np.count_nonzero(ended), np.int64)  # dropped as a whole
+        arrays.append_numbers("episodes/starts", np.append(empty, first[ended] + gone))
+        arrays.append_numbers("episodes/lengths", np.append(empty, counts[ended]))
 
     def _build(self, channels: Iterable[Channel], numbers: Mapping[str, Field]) -> None:
         """Make a new file: the committed rows of the old one, and new datasets."""
+        from stepwell.stores.replay.arrays import build_file
+
         stated = {"run_id": self._run_id, "created_at": self._created_at, "version": FILE_VERSION}
         self.rows = build_file(self._path, stated, self.rows, channels, numbers)
 
@@ -272,9 +337,10 @@ class RunDisk:
             began = iso_time(item.time)
             name, number, agent = item.episode_id, item.episode, item.agent_id
             return Episode.begin(name, self._run_id, number, agent, began)
-        with closing(RunFile(self._path, self._run_id)) as file:
-            numbers = file.read_all(STEPS, self.rows[STEPS])[:, 0]
-        self._starts[item.episode] = int(np.argmax(numbers == item.episode))
+        if self._arrays is not None and item.episode not in self._starts:
+            with closing(RunFile(self._path, self._run_id)) as file:
+                numbers = file.read_all(STEPS, self.rows[STEPS])[:, 0]
+            self._starts[item.episode] = int(np.argmax(numbers == item.episode))
         return self._database.episode(item.episode_id)
 
     def _commit(
@@ -284,14 +350,14 @@ class RunDisk:
         self.next_episode = max([self.next_episode, *(1 + e.number for e in episodes)])
         facts: dict[str, Any] = {
             "updated_at": iso_time(time.time()),
-            "steps": self._written,
+            "steps": self._written - self._removed,
             "episodes": self.next_episode,
             "written": self._written,
             **counters._asdict(),
         }
+        facts["channels"] = json.dumps([channel.to_json() for channel in self.channels])
         if self._arrays is not None:
             self.rows = self._arrays.rows
-            facts["channels"] = json.dumps([channel.to_json() for channel in self.channels])
             facts["rows"] = json.dumps(self.rows)
         self._database.commit(self._run_id, steps, episodes, facts)
         if self._arrays is not None:
@@ -323,6 +389,11 @@ class RunDisk:
         with suppress(OSError, FormatError, sqlite3.Error):
             self._database.close()
         self.lock.release()
+
+
+def _are_scalar(channels: Iterable[Channel], steps: Iterable[Step]) -> bool:
+    """Whether the database can hold all of these steps: no array, and no reference to one."""
+    return all(map(is_scalar, channels)) and not any(isinstance(s.action, str) for s in steps)
 
 
 def _refuse(root: Path, run_id: str, mode: Mode) -> None:

@@ -69,8 +69,10 @@ class EpisodeSteps:
         rows: Sequence[Sequence[Any]],
         observations: bool,
         frames: bool,
+        action_dtype: np.dtype[Any] | None = None,
     ) -> None:
-        """`rows` are those of the database, in the order of its columns."""
+        """`rows` are those of the database, in the order of its columns; `action_dtype` is that
+        which scalar actions were recorded in."""
         self.episode = episode
         columns: Any = list(zip(*rows, strict=True)) or [()] * len(STEP_COLUMNS)
         columns = dict(zip(STEP_COLUMNS, columns, strict=False))
@@ -87,7 +89,7 @@ class EpisodeSteps:
         self.final_observation: Tree = None
         if observations and episode.final_obs_ref is not None:
             self.final_observation = resolver.resolve(episode.final_obs_ref, missing="raise")
-        self.action_steps, self.actions = _actions(resolver, episode.run_id, columns["action"])
+        self.action_steps, self.actions = _actions(resolver, columns["action"], action_dtype)
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -118,7 +120,9 @@ def _resolved(
     return steps, resolver.read(run_id, dataset, [row for _, row in found])
 
 
-def _actions(resolver: FrameResolver, run_id: str, values: Sequence[Any]) -> tuple[Rows, Tree]:
+def _actions(
+    resolver: FrameResolver, values: Sequence[Any], dtype: np.dtype[Any] | None
+) -> tuple[Rows, Tree]:
     """Numbers stand in the database, where it can hold them; anything else in the file."""
     there = [value for value in values if value is not None]
     if not there or all(isinstance(value, str) for value in there):
@@ -128,15 +132,7 @@ def _actions(resolver: FrameResolver, run_id: str, values: Sequence[Any]) -> tup
         resolver.resolve(value, missing="raise") if isinstance(value, str) else value
         for value in there
     ]
-    return steps, np.array(numbers, _type_of_actions(resolver, run_id))
-
-
-def _type_of_actions(resolver: FrameResolver, run_id: str) -> np.dtype[Any] | None:
-    """The original dtype of actions in the database, if the file is there to look it up."""
-    try:
-        return resolver.file(run_id).field(ACTIONS).dtype
-    except (FileNotFoundError, KeyError):
-        return None
+    return steps, np.array(numbers, dtype)
 
 
 def _info(episode: Episode, text: Any) -> dict[str, Any]:

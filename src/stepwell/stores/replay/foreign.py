@@ -52,6 +52,9 @@ class ForeignFile:
         with self._opened() as file:
             return int(self._dataset(file, name).shape[0])
 
+    def there(self, name: str, rows: Rows) -> NDArray[np.bool_]:
+        return rows < self.length(name)
+
     def read(self, name: str, rows: Rows, out: NDArray[Any] | None = None) -> NDArray[Any]:
         with self._opened() as file:
             dataset = self._dataset(file, name)

@@ -23,8 +23,6 @@ from stepwell import _core
 from stepwell.errors import FormatError, StepwellError
 from stepwell.source import Field
 
-FILE_VERSION = 1
-UNSUMMED = ("episodes/starts", "episodes/lengths")  # the database has the same, and is believed
 LIBVER = ("v110", "v110")  # what SWMR needs, and what chunk_index.py reads
 
 

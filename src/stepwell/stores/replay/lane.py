@@ -4,12 +4,15 @@ A writer puts each frame into the next slot of a ring and never waits. Readers, 
 copy what they want and notice when the writer was faster. docs/formats/lane.md has the bytes.
 """
 
+import fcntl
 import json
 import os
+import struct
 import time
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat
@@ -18,7 +21,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stepwell import _core
-from stepwell.errors import FormatError, SchemaError, VersionError
+from stepwell.errors import BusyError, FormatError, SchemaError, VersionError
+from stepwell.files.lock import patiently
+from stepwell.files.regular import is_at, open_inside
 from stepwell.source import Closing
 from stepwell.stores.replay.channels import as_json
 from stepwell.stores.replay.refs import check_run_id
@@ -34,6 +39,11 @@ _BY_CRC = {zlib.crc32(name.encode()): name for name in CHANNELS}
 _APPEARS_S = 0.005  # how often a reader looks for a lane that is not there yet
 _LOOKS_S = 0.05  # how often one that waits looks whether the writer lives
 _TRIES = 100
+_MIN_AGE_S = 60.0  # of a lane that others than its own run's next writer remove
+_SMOOTHING = 0.1  # the share of the newest step in a rate
+_BEGIN = struct.Struct("<4sII")  # magic, version, flags
+_CLOSED, _KEPT = 1, 2
+_WHOLE_FILE = struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
 
@@ -71,7 +81,8 @@ class LaneWriter(Closing):
 
     Frames are uint8 of one shape: (height, width) or (height, width, channels); `pixel_format` is
     the meaning of the channels. The last `capacity` frames can be read. A run has one writer at a
-    time (`BusyError`); what a killed one left is removed. A forked child cannot publish.
+    time (`BusyError`). What a killed one left is removed, and so are lanes of other runs that
+    this user's killed writers left, once they are a minute old. A forked child cannot publish.
     """
 
     def __init__(
@@ -94,8 +105,10 @@ class LaneWriter(Closing):
             if not min_ <= value < 1 << 32:
                 raise ValueError(f"{what}: expected {min_} to {(1 << 32) - 1}, got {value}")
         crc = zlib.crc32(self.pixel_format.encode())
-        self._lane = _core.LaneWriter(name, capacity, width, height, channels, crc, metadata_bytes)
+        given = (name, capacity, width, height, channels, crc, metadata_bytes)
+        self._lane = patiently(lambda: _core.LaneWriter(*given), BusyError)
         self._room = self._lane.metadata_bytes
+        _remove_dead()
 
     @property
     def closed(self) -> bool:
@@ -140,6 +153,35 @@ class LaneWriter(Closing):
     def __repr__(self) -> str:
         state = "closed" if self.closed else self.pixel_format
         return f"LaneWriter({self.run_id!r}, {self.shape}, {state})"
+
+
+class LaneView:
+    """The frames of an agent in a lane, which is made when it is known how large they are."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._lane: LaneWriter | None = None
+        self._return = self._rate_hz = 0.0
+        self._time = time.perf_counter()
+
+    def show(self, frame: Any, reward: float, step: Mapping[str, Any], *, begins: bool) -> None:
+        """Publish a step's frame, with the rewards of its episode so far."""
+        if self._lane is None:
+            self._lane = LaneWriter(self._run_id, np.shape(frame))
+        before, self._time = self._time, time.perf_counter()
+        self._rate_hz += _SMOOTHING * (1 / max(self._time - before, 1e-9) - self._rate_hz)
+        self._return = reward + (0.0 if begins else self._return)
+        self._lane.publish(
+            frame,
+            reward=reward,
+            rolling_return=self._return,
+            step_rate_hz=self._rate_hz,
+            metadata=step,
+        )
+
+    def close(self) -> None:
+        if self._lane is not None:
+            self._lane.close()
 
 
 class LaneReader(Closing):
@@ -297,6 +339,31 @@ def lanes() -> list[LaneInfo]:
             continue
         found.append(LaneInfo(name.removeprefix(PREFIX), alive))
     return found
+
+
+def _remove_dead() -> None:
+    """Remove the lanes of this user whose writers were killed."""
+    for name in os.listdir(_FOLDER) if _FOLDER.is_dir() else ():
+        if name.startswith(PREFIX):
+            with suppress(OSError, FormatError):  # gone by now, another user's, or not a file
+                _remove_if_dead(_FOLDER / name)
+
+
+def _remove_if_dead(path: Path) -> None:
+    file = open_inside(path.parent, path.name, os.O_RDWR)
+    try:
+        magic, _, flags = _BEGIN.unpack(os.pread(file, _BEGIN.size, 0).ljust(_BEGIN.size, b"\0"))
+        if os.fstat(file).st_uid != os.geteuid() or magic != b"FLAN" or not flags & _KEPT:
+            return  # one that is being made, or of a program that holds no lock
+        if time.time() - os.fstat(file).st_mtime < _MIN_AGE_S:
+            return  # of a run that someone may want to see the end of
+        # Fails while its writer lives. Readers who still look at it see that it is closed.
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, _WHOLE_FILE)
+        if is_at(file, path):
+            os.pwrite(file, struct.pack("<I", flags | _CLOSED), _BEGIN.size - 4)
+            path.unlink()
+    finally:
+        os.close(file)
 
 
 def _checked(shape: Sequence[int], name: str | None) -> tuple[tuple[int, int, int], str]:

@@ -17,14 +17,24 @@ from stepwell.errors import FormatError, StepwellError
 from stepwell.files.atomic import sweep, write_file
 from stepwell.files.regular import check_inside, open_inside, read_inside
 from stepwell.source import Field
-from stepwell.stores.replay.database import RunRow, database_path, reading, run_rows
+from stepwell.stores.replay.channels import ACTIONS, FRAMES, OBSERVATIONS
+from stepwell.stores.replay.database import (
+    RunRow,
+    database_path,
+    reading,
+    removed_runs,
+    run_rows,
+)
 from stepwell.stores.replay.directory import find_mark
 from stepwell.stores.replay.refs import check_run_id
 
+FILE_VERSION = 1
 INDEX = "index.json"
 _MAX_INDEX = 1 << 22
 STEPS = "steps"
 STEP_COLUMNS = ("episode", "step_index", "frame", "observation", "action")
+KIND_COLUMNS = {FRAMES: 2, OBSERVATIONS: 3, ACTIONS: 4}
+"""Where a row of `steps` has the rows of the arrays."""
 NUMBERS: Mapping[str, Field] = {
     STEPS: Field(np.dtype("<i8"), (len(STEP_COLUMNS),), compress="none"),
     "rewards": Field(np.dtype("<f8"), compress="none"),
@@ -34,6 +44,7 @@ NUMBERS: Mapping[str, Field] = {
 }
 """Datasets of scalars. A row of `steps` has the numbers of its episode and step, and
 its rows in the arrays, -1 for none; 1 in `dones` is terminated, 2 truncated."""
+UNSUMMED = ("episodes/starts", "episodes/lengths")  # the database has the same, and is believed
 CHECKSUMS, CHECKSUM = "checksums", Field(np.dtype("<u4"), compress="none")
 """The group of datasets with the checksums of rows, and what a row of those is."""
 RAW, ZSTD = 0, 2  # the core's numbers for them
@@ -76,7 +87,8 @@ def lost_commits(
     root: Path, runs: Mapping[str, RunRow], names: Sequence[str] | None = None
 ) -> Iterator[FormatError]:
     """Runs, or some of them, of whose files the database knows less than was committed."""
-    marked = dict.fromkeys(_listed(root), 0)
+    listed = _listed(root)
+    marked = dict.fromkeys(listed, 0)
     with suppress(OSError):  # what there is instead of files is reported by whoever reads them
         folder = root / "replay"
         for entry in [] if folder.is_symlink() else os.listdir(folder):
@@ -86,16 +98,25 @@ def lost_commits(
                     marked[name] = _mark_of(folder, entry)
     if names is not None:
         marked = {name: rows for name, rows in marked.items() if name in names}
-    if any(name not in runs or rows > runs[name].committed for name, rows in marked.items()):
+
+    def lacks(name: str) -> str:
+        if name not in runs:
+            return f"expected a run {name!r}, which has a file or is in {INDEX}, got none"
+        rows, steps = runs[name].committed, runs[name].written
+        if marked[name] > rows:
+            expected = f"expected at least {marked[name]:,} rows, as its file has, got {rows:,}"
+        elif not rows and listed.get(name, 0) > steps:  # a run without arrays has no file
+            expected = f"expected at least {listed[name]:,} steps, as {INDEX} has, got {steps:,}"
+        else:
+            return ""
+        return f"run {name!r}: {expected}"
+
+    if any(map(lacks, marked)):
         with suppress(FileNotFoundError), reading(root) as database:  # or they have grown meanwhile
             runs = run_rows(database, database_path(root))
-    for name, rows in marked.items():
-        if name not in runs:
-            message = f"expected a run {name!r}, which has a file or is in {INDEX}, got none"
-        elif rows > (got := runs[name].committed):
-            message = f"run {name!r}: expected at least {rows:,} rows, as its file has, got {got:,}"
-        else:
-            continue
+            for name in removed_runs(database, database_path(root)):
+                marked.pop(name, None)
+    for message in filter(None, map(lacks, marked)):
         yield FormatError(message, path=str(database_path(root)))
 
 
@@ -107,9 +128,11 @@ def _mark_of(folder: Path, name: str) -> int:
         os.close(file)
 
 
-def _listed(root: Path) -> list[str]:
-    """The runs that index.json has, if it can be read; a run is in the database before."""
-    with suppress(OSError, ValueError, RecursionError):
+def _listed(root: Path) -> dict[str, int]:
+    """The runs and their steps that index.json has, if it can be read; the database has them
+    before."""
+    with suppress(OSError, ValueError, RecursionError, AttributeError):
         found = json.loads(read_inside(root, f"replay/{INDEX}", _MAX_INDEX))
-        return [str(name) for name in found] if isinstance(found, dict) else []
-    return []
+        steps = {str(name): facts.get("steps") for name, facts in found.items()}
+        return {name: count if isinstance(count, int) else 0 for name, count in steps.items()}
+    return {}

@@ -1,5 +1,6 @@
 """From the caller of `record_step` to the disk: a bounded queue and the thread that empties it."""
 
+import sys
 import threading
 import time
 from collections import deque
@@ -9,7 +10,6 @@ from types import TracebackType
 
 from stepwell.files.catalog import in_turn
 from stepwell.stores.replay.disk import RunDisk
-from stepwell.stores.replay.hdf5 import inside_h5py
 from stepwell.stores.replay.items import (
     BATCH_STEPS,
     Counters,
@@ -25,6 +25,11 @@ _FIRST_STEPS = 64  # to have memory for, before it is known whether there will b
 _FREED_AT_ONCE = 256
 _MAX_WAIT_S = 3600.0  # of a thread, at a time
 _OVERHEAD = 1024  # bytes that a step costs in the queue besides its arrays
+
+
+def _inside_h5py() -> bool:
+    hdf5 = sys.modules.get("stepwell.stores.replay.hdf5")  # not where no run has arrays
+    return hdf5 is not None and hdf5.inside_h5py()
 
 
 class Pipeline:
@@ -147,7 +152,7 @@ class Pipeline:
     @property
     def can_be_waited_for(self) -> bool:
         """Not by a thread that holds what the pipeline's own needs, nor by that one itself."""
-        held = inside_h5py() or in_turn()._is_owned()  # type: ignore[attr-defined]
+        held = _inside_h5py() or in_turn()._is_owned()  # type: ignore[attr-defined]
         return not held and threading.current_thread() is not self._thread
 
     def _wait_until(self, ready: Callable[[], bool]) -> None:

@@ -36,6 +36,8 @@ from stepwell.stores.replay.database import (
 from stepwell.stores.replay.episodes import EpisodeList, EpisodeSteps, EpisodeTable
 from stepwell.stores.replay.layout import is_replay, lock_path, lost_commits
 from stepwell.stores.replay.resolver import FrameResolver
+from stepwell.stores.replay.rows import RunFile
+from stepwell.stores.replay.scalars import ScalarRun, is_scalar
 from stepwell.stores.replay.steps import (
     StepOptions,
     StepTable,
@@ -54,6 +56,8 @@ class _Moment(NamedTuple):
     """The commit that a reader shows."""
 
     recordings: dict[str, RunRow]
+    episodes: dict[str, int]
+    """How many each of them has."""
     rows: list[tuple[Any, ...]]
     """The rows of episodes in the database, in the order of the reader's own rows; behind the
     columns of each its checksum and its id there."""
@@ -99,6 +103,7 @@ class ReplayReader(Store):
         self.resolver = FrameResolver(root, open_files=open_files)
         self._moment = self._look()
         self._check_whole(self._moment)
+        self._pin_files()
 
     def __getstate__(self) -> dict[str, Any]:
         left_out = (*_OF_A_MOMENT, "_closed")
@@ -125,7 +130,9 @@ class ReplayReader(Store):
                 if name not in known:
                     raise KeyError(f"there is no run {name!r}; there are {list(known)}")
             names = self._names or by_run
-            moment = _Moment(known, [row for name in names for row in by_run.get(name, ())])
+            counts = {name: len(rows) for name, rows in by_run.items()}
+            rows = [row for name in names for row in by_run.get(name, ())]
+            moment = _Moment(known, counts, rows)
             for condition, values in self._conditions:
                 moment = _chosen(database, moment, condition, values)
         return moment
@@ -134,16 +141,22 @@ class ReplayReader(Store):
         for lost in lost_commits(self.root, moment.recordings, self._names):
             raise lost
 
+    def _pin_files(self) -> None:
+        runs = self._moment.recordings
+        self.resolver.pin({name: run.created_at for name, run in runs.items()})
+
     def refresh(self) -> bool:
         self._check_open()
         before, now = self._moment, self._look()
         self._check_whole(now)
-        for name, run in before.recordings.items():
-            got = now.recordings[name].committed if name in now.recordings else 0
-            if got < run.committed:
-                message = f"run {name!r}: expected at least {run.committed:,} rows, got {got:,}"
-                raise FormatError(f"{message}; open it again", path=str(database_path(self.root)))
+        for name, run in now.recordings.items():
+            old = before.recordings.get(name, run)
+            if old.created_at == run.created_at and run.committed < old.committed:
+                expected = f"expected at least {old.committed:,} rows, got {run.committed:,}"
+                message = f"run {name!r}: {expected}; open it again"
+                raise FormatError(message, path=str(database_path(self.root)))
         self._moment = now
+        self._pin_files()
         if before == now:
             return False
         self._forget(*_OF_A_MOMENT)
@@ -161,7 +174,9 @@ class ReplayReader(Store):
         }
 
     def _with_state(self, run: RunRow) -> RunRow:
-        """A writer that was killed has left its run as "recording", and its lock to anyone."""
+        """A writer that was killed has left its run as "recording", and its lock to anyone. The
+        database counts episodes that were removed, too."""
+        run = replace(run, episodes=self._moment.episodes.get(run.run_id, 0))
         if run.state == "recording" and not is_locked(lock_path(self.root, run.run_id)):
             return replace(run, state="interrupted")
         return run
@@ -240,12 +255,20 @@ class ReplayReader(Store):
         found = Episode.of(row, path)
         with reading(self.root) as database:
             (rows,) = steps_of(database, [found])
+            sql = "SELECT created_at FROM episodes JOIN runs USING (run_id) WHERE episode_id = ?"
+            began = database.execute(sql, (episode_id,)).fetchone()
+        run = self._moment.recordings.get(found.run_id)
+        if run is not None and began != (run.created_at,):
+            raise KeyError(f"the episode {episode_id!r} was removed since - at {path}")
         if len(rows) < found.steps:
             message = f"{episode_id}: expected {found.steps:,} steps, got {len(rows):,}"
             raise FormatError(message, path=str(path))
         check_rows("a step of", rows, len(STEP_COLUMNS), path)
         try:
-            return EpisodeSteps(self.resolver, found, rows, observations, frames)
+            dtype = (
+                next((c.field.dtype for c in run.channels if is_scalar(c)), None) if run else None
+            )
+            return EpisodeSteps(self.resolver, found, rows, observations, frames, dtype)
         except (LookupError, TypeError, ValueError, OverflowError) as error:  # what rows may say
             if isinstance(error, StepwellError) and getattr(error, "path", None) is not None:
                 raise
@@ -255,7 +278,7 @@ class ReplayReader(Store):
         """Bytes of each array of a run: of its rows, and of the same in the file."""
         run = self.recordings[run_id]
         found = {}
-        for channel in run.channels:
+        for channel in run.channels if run.rows else ():
             rows = run.rows.get(channel.name, 0)
             stored = self.resolver.run_file(run_id).stored_bytes(channel.name, rows)
             found[channel.name] = (rows * channel.field.row_bytes, stored)
@@ -333,6 +356,8 @@ class ReplayReader(Store):
 
     def _as_filed(self, run: RunRow) -> RunRow:
         """A run with its arrays as the file has them, of which that has a checksum."""
+        if not run.rows and all(map(is_scalar, run.channels)):
+            return run
         named = [channel.name for channel in run.channels]
         filled = {name for name in run.rows if name.partition("/")[0] in KINDS}
         if filled != set(named):
@@ -347,11 +372,19 @@ class ReplayReader(Store):
             raise FormatError(error.args[0], path=str(file.path)) from None
 
     @lazy
-    def _table(self) -> tuple[list[str], StepTable, Rows]:
-        """The names of the runs, the rows, and how many each episode has."""
+    def _table(self) -> tuple[list[str], StepTable, Rows, dict[str, ScalarRun]]:
+        """The names of the runs, the rows, how many each episode has, and runs without files."""
         self._check_open()
-        used = self._used
-        return [run.run_id for run, _ in used], *load_steps(self.resolver, used, self._options)
+        used, scalars = self._used, dict[str, ScalarRun]()
+
+        def open_run(run: RunRow, episodes: Sequence[Episode]) -> RunFile | ScalarRun:
+            if run.rows:
+                return self.resolver.run_file(run.run_id)
+            scalars[run.run_id] = ScalarRun.read_from(self.root, run, episodes)
+            return scalars[run.run_id]
+
+        names = [run.run_id for run, _ in used]
+        return names, *load_steps(open_run, used, self._options), scalars
 
     def __len__(self) -> int:
         return len(self._table[1].reward)
@@ -366,7 +399,7 @@ class ReplayReader(Store):
         return over | ((steps.observation >= 0) & (steps.next_observation != after)), over
 
     def _fill(self, rows: Rows, out: Batch) -> None:
-        names, steps, _ = self._table
+        names, steps, _, _ = self._table
         for name in _NUMBERS:
             if name in out:
                 getattr(steps, name).take(rows, out=out[name])
@@ -383,7 +416,7 @@ class ReplayReader(Store):
 
     def _read(self, run_id: str, name: str, wanted: Rows, out: NDArray[Any], here: Rows) -> None:
         """Put rows of a dataset to the places `here` of `out`; zeros where there is no row."""
-        file = self.resolver.file(run_id)
+        file = self._table[3].get(run_id) or self.resolver.file(run_id)
         there = wanted >= 0
         if len(here) == len(out) and there.all():
             file.read(name, wanted, out)

@@ -22,27 +22,20 @@ from typing import Any, overload
 
 import gymnasium as gym
 import numpy as np
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import iterate
-from numpy.typing import NDArray
 
-from stepwell.errors import BusyError, SchemaError
-from stepwell.fit import fit_into
-from stepwell.stores.replay.channels import (
-    ACTIONS,
-    OBSERVATIONS,
-    Channel,
-    Tree,
-    as_array,
-    leaves,
-)
+from stepwell.errors import BusyError
+from stepwell.stores.replay.channels import ACTIONS, OBSERVATIONS, Tree
+from stepwell.stores.replay.lane import LaneView
 from stepwell.stores.replay.layout import lock_path
+from stepwell.stores.replay.scalars import require_hdf5
+from stepwell.stores.replay.spaces import check_space, value_of
 from stepwell.stores.replay.writer import ReplayWriter
 from stepwell.writer import Mode
 
 _EVERY = re.compile(r"every:([1-9][0-9]{0,8})", re.ASCII)
-_PLAIN = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
+_FINAL = ("final_obs", "final_observation")  # by Gymnasium 1, and by vectors of before
 
 
 @overload
@@ -51,7 +44,9 @@ def Record(
     root: str | os.PathLike[str],
     *,
     frames: str | None = "all",
+    observations: bool = True,
     infos: bool = True,
+    lane: bool = False,
     run_id: str | None = None,
     mode: Mode = "x",
     compress: str = "zstd",
@@ -65,7 +60,9 @@ def Record(
     root: str | os.PathLike[str],
     *,
     frames: str | None = "all",
+    observations: bool = True,
     infos: bool = True,
+    lane: bool = False,
     run_id: str | None = None,
     mode: Mode = "x",
     compress: str = "zstd",
@@ -78,7 +75,9 @@ def Record(
     root: str | os.PathLike[str],
     *,
     frames: str | None = "all",
+    observations: bool = True,
     infos: bool = True,
+    lane: bool = False,
     run_id: str | None = None,
     mode: Mode = "x",
     compress: str = "zstd",
@@ -90,8 +89,11 @@ def Record(
 
     `frames` is "all", "every:4" (the first step of an episode and each fourth) or None; they
     need `render_mode="rgb_array"`. The frame of a step shows what the agent saw when it acted.
-    With `infos=False` the infos of steps are left out. `run_id` is made of the environment's name
-    and the time when it is not given; the rest is as in `ReplayWriter`.
+    With `observations=False` or `infos=False` those of steps are left out. `run_id` is made of the
+    environment's name and the time when it is not given; the rest is as in `ReplayWriter`.
+
+    `lane=True` shows the frame of every step, in a vector of the first environment, to whoever
+    opens `LaneReader(env.run_id)`, whether it is recorded or not.
 
     `close` closes the writer too; it and `reset` end an episode that is going on. Each environment
     of a Gymnasium vector is an agent, "env0", "env1", …. Vectors of others (stable-baselines3,
@@ -114,7 +116,7 @@ def Record(
         queue_bytes=queue_bytes,
         flush_every=flush_every,
     )
-    given = (env, root, frames, run_id, infos, writer)
+    given = (env, root, frames, run_id, observations, infos, lane, writer)
     if isinstance(env, VectorEnv):
         if env.metadata.get("autoreset_mode") is None:
             raise ValueError(f"{env}: expected metadata['autoreset_mode'], got none")
@@ -147,12 +149,16 @@ def _frame_interval(frames: str | None, render_mode: str | None) -> int:
     every = _EVERY.fullmatch(frames) if isinstance(frames, str) else None
     if frames != "all" and every is None:
         raise ValueError(f"frames: expected 'all', 'every:N' or None, got {frames!r}")
+    _check_renders(f"frames={frames!r}", render_mode, "frames=None records without")
+    return int(every[1]) if every else 1
+
+
+def _check_renders(what: str, render_mode: str | None, hint: str) -> None:
     if render_mode != "rgb_array":
         raise ValueError(
-            f"frames={frames!r}: expected an environment made with render_mode='rgb_array', "
-            f"got {render_mode!r}; frames=None records without"
+            f"{what}: expected an environment made with render_mode='rgb_array', "
+            f"got {render_mode!r}; {hint}"
         )
-    return int(every[1]) if every else 1
 
 
 @dataclass(slots=True)
@@ -164,6 +170,9 @@ class Actor:
     steps: int = 0
 
 
+_UNRECORDED: Tree = ()  # an observation, where observations are left out
+
+
 class Recording:
     """The writer of a run, and the spaces that its agents live in."""
 
@@ -173,7 +182,9 @@ class Recording:
         root: str | os.PathLike[str],
         frames: str | None,
         run_id: str | None,
+        observations: bool,
         infos: bool,
+        lane: bool,
         writer: Callable[[str], ReplayWriter],
     ) -> None:
         single, agents = "", list[str | None]([None])
@@ -182,28 +193,50 @@ class Recording:
         self._observation_space = getattr(env, f"{single}observation_space")
         self._action_space = getattr(env, f"{single}action_space")
         self._every = _frame_interval(frames, env.render_mode)
-        self._infos = infos
-        check_space(OBSERVATIONS, self._observation_space)
-        check_space(ACTIONS, self._action_space)
+        self._infos, self._observations = infos, observations
+        if lane:
+            _check_renders("lane=True", env.render_mode, "lane=False records without")
+        if observations:
+            check_space(OBSERVATIONS, self._observation_space)
+        scalar = check_space(ACTIONS, self._action_space)
+        if observations or self._every or not scalar:
+            require_hdf5("gym")
         self.actors = [Actor(agent) for agent in agents]
         if run_id is None:
             self.writer = _unused_run(Path(root), _name_of(env), writer)
         else:
             self.writer = writer(run_id)
+        self._view = LaneView(self.writer.run_id) if lane else None
 
     def begin(self, actor: Actor, observation: Any) -> None:
         """An agent sees the first observation of an episode."""
-        actor.seen = value_of(OBSERVATIONS, self._observation_space, observation)
+        actor.seen = self._seen(observation)
         actor.steps = 0
+
+    def _seen(self, observation: Any) -> Tree:
+        if observation is None or not self._observations:
+            return None if observation is None else _UNRECORDED
+        return value_of(OBSERVATIONS, self._observation_space, observation)
 
     def cut(self, actor: Actor) -> None:
         """End an episode that has not ended by itself."""
         seen, actor.seen = actor.seen, None
         if seen is not None and actor.steps:
-            self.writer.end_episode(observation=seen, agent_id=actor.agent_id)
+            self._end(actor, seen)
+
+    def _end(self, actor: Actor, seen: Tree) -> None:
+        last = seen if self._observations else None
+        self.writer.end_episode(observation=last, agent_id=actor.agent_id)
 
     def wants_frame(self, actor: Actor) -> bool:
-        return bool(self._every) and actor.seen is not None and actor.steps % self._every == 0
+        """Whether a frame is to be rendered, for the run or for the lane."""
+        return actor.seen is not None and (self._keeps_frame(actor) or self._shows(actor))
+
+    def _keeps_frame(self, actor: Actor) -> bool:
+        return bool(self._every) and actor.steps % self._every == 0
+
+    def _shows(self, actor: Actor) -> bool:
+        return self._view is not None and actor is self.actors[0]
 
     def action_of(self, action: Any) -> Tree:
         """A copy of an action, which the environment may change."""
@@ -223,24 +256,25 @@ class Recording:
         """Hand over a step after which `observation` was seen. Nothing happens before a reset."""
         if actor.seen is None:
             return
-        following = None
-        if observation is not None:
-            following = value_of(OBSERVATIONS, self._observation_space, observation)
-        self.writer.record_step(
-            observation=actor.seen,
+        following = self._seen(observation)
+        refs = self.writer.record_step(
+            observation=actor.seen if self._observations else None,
             action=action,
             reward=reward,
             terminated=terminated,
             truncated=truncated,
-            frame=frame,
+            frame=frame if self._keeps_frame(actor) else None,
             info=info if self._infos else None,
             agent_id=actor.agent_id,
         )
+        if self._view is not None and self._shows(actor):
+            step = {"episode_id": refs.episode_id, "step": refs.step_index} if refs else {}
+            self._view.show(frame, float(reward), step, begins=actor.steps == 0)
         actor.steps += 1
         actor.seen = following
         if terminated or truncated:
             actor.seen = None
-            self.writer.end_episode(observation=following, agent_id=actor.agent_id)
+            self._end(actor, following)
 
     def close(self) -> None:
         """End what goes on and close the writer. Once; later calls do nothing."""
@@ -249,6 +283,8 @@ class Recording:
             for actor in actors:
                 self.cut(actor)
         finally:
+            if self._view is not None:
+                self._view.close()
             self.writer.close()
 
 
@@ -351,12 +387,13 @@ class RecordedVectorEnv(_Recorded, VectorWrapper):
         mask = np.ones(self.num_envs, bool)
         if options is not None and "reset_mask" in options:
             mask = np.array(options["reset_mask"], bool)
-        actors = [actor for actor, here in zip(self._recording.actors, mask, strict=True) if here]
-        for actor in actors:
-            self._recording.cut(actor)
+        # Fewer than there are environments, where some were stopped.
+        here = [i for i in np.flatnonzero(mask).tolist() if i < len(self._recording.actors)]
+        for i in here:
+            self._recording.cut(self._recording.actors[i])
         observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         each = self._each(observations)
-        for i in np.flatnonzero(mask):
+        for i in here:
             self._recording.begin(self._recording.actors[i], each[i])
         return observations, infos
 
@@ -378,15 +415,21 @@ class RecordedVectorEnv(_Recorded, VectorWrapper):
             last, info = following[i], _info_of(infos, i)
             if over[i] and self.autoreset_mode == AutoresetMode.SAME_STEP:
                 last, info = self._final(infos, i), info.get("final_info", {})
-            info.pop(
-                "final_obs", None
-            )  # of another environment; the vector of the ALE masks nothing
+            for name in _FINAL:  # of another environment; the vector of the ALE masks nothing
+                info.pop(name, None)
             frame = picture(frames[i]) if wanted[i] else None
             came = (last, rewards[i], terminated[i], truncated[i], info)
             recording.add(actor, taken[i], frame, *came)
             if over[i] and self.autoreset_mode == AutoresetMode.SAME_STEP:
                 recording.begin(actor, following[i])
         return result
+
+    def stop(self, first: int) -> None:
+        """Record no more of the environments from this one on; their episodes are cut."""
+        actors = self._recording.actors
+        for actor in actors[first:]:
+            self._recording.cut(actor)
+        del actors[first:]
 
     def _each(self, observations: Any) -> list[Any]:
         return list(iterate(self.observation_space, observations))
@@ -399,9 +442,10 @@ class RecordedVectorEnv(_Recorded, VectorWrapper):
 
     def _final(self, infos: Any, i: int) -> Any:
         """The last observation of an episode whose environment has been reset since."""
+        own = infos[i] if isinstance(infos, list) else infos
+        found = next((own[name] for name in _FINAL if name in own), None)
         if isinstance(infos, list):
-            return infos[i].get("final_obs")
-        found = infos.get("final_obs")
+            return found
         if isinstance(found, Mapping | tuple):
             return self._each(found)[i]
         return None if found is None else found[i]
@@ -426,57 +470,3 @@ def _info_of(infos: Any, i: int) -> dict[str, Any]:
         elif isinstance(value, np.ndarray) and value.ndim and i < len(value):
             found[key] = value[i]
     return found
-
-
-def check_space(kind: str, space: spaces.Space[Any]) -> None:
-    """Raises `SchemaError` naming the part of a space whose values cannot be recorded."""
-    for name, array in leaves(kind, _zeros(kind, space)):
-        Channel.like(name, array, "none")
-
-
-def _zeros(name: str, space: spaces.Space[Any]) -> Tree:
-    if isinstance(space, spaces.Dict):
-        return {key: _zeros(f"{name}/{key}", inner) for key, inner in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_zeros(f"{name}/({i})", inner) for i, inner in enumerate(space.spaces))
-    if not isinstance(space, _PLAIN):
-        raise SchemaError(
-            f"{name}: expected a space of Box, Discrete, MultiBinary, MultiDiscrete, Dict or "
-            f"Tuple, got {type(space).__name__}"
-        )
-    return np.zeros(space.shape, space.dtype)
-
-
-def value_of(name: str, space: spaces.Space[Any], value: Any) -> Tree:
-    """A copy of a value in the dtypes and the order that its space states.
-
-    Floats are rounded to the precision of their space. Raises `SchemaError` when it is not of that
-    shape, or would change in any other way.
-    """
-    if isinstance(space, spaces.Dict):
-        return {
-            key: value_of(f"{name}/{key}", inner, value[key]) for key, inner in space.spaces.items()
-        }
-    if isinstance(space, spaces.Tuple):
-        if len(value) != len(space.spaces):
-            raise SchemaError(f"{name}: expected {len(space.spaces)} members, got {len(value)}")
-        return tuple(
-            value_of(f"{name}/({i})", inner, value[i]) for i, inner in enumerate(space.spaces)
-        )
-    given = as_array(name, value)
-    if given.shape != space.shape:
-        raise SchemaError(f"{name}: expected the shape {space.shape}, got {given.shape}")
-    made: NDArray[Any] = np.empty(space.shape, space.dtype)
-    if given.dtype.kind == "f" or made.dtype.kind == "b":
-        given = _rounded(given, made.dtype)
-    fit_into(name, given, made)
-    return made
-
-
-def _rounded(given: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Floats in the precision of a space, whole numbers and flags in its dtype; or as they are."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        cast = given.astype(dtype)
-        finite = dtype.kind == "f"
-        same = np.isfinite(cast) == np.isfinite(given) if finite else cast == given
-    return cast if same.all() else given

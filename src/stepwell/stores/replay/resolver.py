@@ -3,7 +3,7 @@
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class FrameResolver(Closing):
         self._root = Path(root).absolute()  # wherever the process goes later
         self._inside = "replay/" if (self._root / "replay").is_dir() else ""
         self._max_files = open_files
+        self._recordings: dict[str, str] | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -56,9 +57,7 @@ class FrameResolver(Closing):
         for (run_id, dataset), wanted in FrameRef.grouped(refs, strict=strict).items():
             try:
                 if not strict:
-                    file = self.file(run_id)
-                    known = min(map(file.length, file.leaves(dataset)), default=0)
-                    wanted = [(position, row) for position, row in wanted if row < known]
+                    wanted = self._there(run_id, dataset, wanted)
                 tree = self.read(run_id, dataset, [row for _, row in wanted]) if wanted else None
             except (FileNotFoundError, KeyError):
                 if strict:
@@ -67,6 +66,17 @@ class FrameResolver(Closing):
             for i, (position, _) in enumerate(wanted):
                 results[position] = _pick(tree, i)
         return results
+
+    def _there(
+        self, run_id: str, dataset: str, wanted: list[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
+        """Those of the wanted rows that there are."""
+        file, rows = self.file(run_id), np.array([row for _, row in wanted], np.int64)
+        names = file.leaves(dataset)
+        there = np.full(len(rows), bool(names))
+        for name in names:
+            there &= file.there(name, rows)
+        return [each for each, here in zip(wanted, there.tolist(), strict=True) if here]
 
     def read(self, run_id: str, dataset: str, rows: Sequence[int]) -> Tree:
         """Rows of a dataset, or of all that are below that name, in a tree of arrays.
@@ -88,11 +98,34 @@ class FrameResolver(Closing):
             found = self._files.get(run_id)
             if found is None:
                 name = f"{self._inside}{check_run_id(run_id)}.h5"
-                found = self._files[run_id] = open_rows(self._root, name, run_id)
+                found = open_rows(self._root, name, run_id, keeps=self._recordings is not None)
+                self._check(run_id, found)
+                self._files[run_id] = found
             self._files.move_to_end(run_id)
             while len(self._files) > self._max_files:
                 self._files.popitem(last=False)  # closed when nobody reads from it any more
             return found
+
+    def pin(self, recordings: Mapping[str, str]) -> None:
+        """Have these runs, each by the time when it began, as they are now: what is removed later
+        stays readable in files that are open."""
+        with self._lock:
+            self._recordings = dict(recordings)
+            for run_id, file in list(self._files.items()):
+                try:
+                    if isinstance(file, RunFile):
+                        file.catch_up()
+                    self._check(run_id, file)
+                except (OSError, FormatError):  # whoever wants it finds out why
+                    del self._files[run_id]
+
+    def _check(self, run_id: str, file: ArrayRows) -> None:
+        """Raise `FormatError` for the file of another run, which has the name by now."""
+        found = file.created_at if isinstance(file, RunFile) else None
+        expected = (self._recordings or {}).get(run_id, found)
+        if found is not None and found != expected:
+            message = f"expected the run {run_id!r} of {expected}, got that of {found}"
+            raise FormatError(f"{message}; open the store again", path=str(file.path))
 
     def run_file(self, run_id: str) -> RunFile:
         """The same, for one of ours. Raises `FormatError` for another program's."""
@@ -112,7 +145,8 @@ class FrameResolver(Closing):
             self._files.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_root": self._root, "_inside": self._inside, "_max_files": self._max_files}
+        names = ("_root", "_inside", "_max_files", "_recordings")
+        return {name: self.__dict__[name] for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

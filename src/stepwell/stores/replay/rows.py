@@ -8,7 +8,7 @@ import os
 import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,6 +36,7 @@ class ArrayRows(Protocol):
     def leaves(self, kind: str) -> list[str]: ...
     def field(self, name: str) -> Field: ...
     def length(self, name: str) -> int: ...
+    def there(self, name: str, rows: Rows) -> NDArray[np.bool_]: ...
     def read(self, name: str, rows: Rows, out: NDArray[Any] | None = None) -> NDArray[Any]: ...
     def close(self) -> None: ...
 
@@ -49,7 +50,9 @@ def check_rows(rows: Rows, length: int, name: str, path: Path) -> None:
         )
 
 
-def open_rows(root: Path, name: str, run_id: str | None = None) -> ArrayRows:
+def open_rows(
+    root: Path, name: str, run_id: str | None = None, *, keeps: bool = False
+) -> ArrayRows:
     """Open the file of a run below a folder, ours or another program's.
 
     Raises `FileNotFoundError`, and `FormatError` when it is not HDF5 or that of another run.
@@ -58,7 +61,7 @@ def open_rows(root: Path, name: str, run_id: str | None = None) -> ArrayRows:
     with os.fdopen(open_inside(root, name), "rb") as file:
         ours = is_ours(file.fileno())
     if ours:
-        return RunFile(path, run_id)
+        return RunFile(path, run_id, keeps=keeps)
     from stepwell.stores.replay.foreign import ForeignFile
 
     return ForeignFile(path, run_id)
@@ -67,11 +70,15 @@ def open_rows(root: Path, name: str, run_id: str | None = None) -> ArrayRows:
 class RunFile:
     """A file of ours, to which a writer may be adding rows. Safe from any thread, after a fork."""
 
-    def __init__(self, path: Path, run_id: str | None = None) -> None:
+    def __init__(self, path: Path, run_id: str | None = None, *, keeps: bool = False) -> None:
+        """`keeps` goes on with this file when one comes into its place from which episodes were
+        removed, or that is of another run of the same name."""
         self.path = path
         self._run_id = run_id
+        self._keeps = keeps
         self._lock = threading.RLock()
         self._file = -1
+        self._passed_over = (-1, -1)
         self._open()
 
     def close(self) -> None:
@@ -105,6 +112,31 @@ class RunFile:
         with self._lock:
             self._follow()
             return list(self._directory.datasets)
+
+    @property
+    def created_at(self) -> str | None:
+        """When the run began, if the file knows."""
+        return self._directory.created_at
+
+    @property
+    def removals(self) -> int:
+        """How often rows were removed."""
+        with self._lock:
+            self._follow()
+            return self._directory.removed
+
+    def there(self, name: str, rows: Rows) -> NDArray[np.bool_]:
+        """Which of these rows the dataset has: not those behind its end, nor removed ones."""
+        with self._lock:
+            found = rows < self.length(name)
+            if not self._directory.removed:
+                return found
+            near = np.flatnonzero(found)
+            entry, places = self._places(name, rows[near])
+            for i in np.flatnonzero(self._checksums(name, rows[near]) == 0).tolist():
+                at = int(places.offsets[i])  # of a removed row there is nothing, or zeros
+                found[near[i]] = at and any(os.pread(self._file, entry.field.row_bytes, at))
+            return found
 
     @property
     def committed(self) -> int | None:
@@ -150,9 +182,8 @@ class RunFile:
         found = self._read_chunks(name, count)
         if count and f"{CHECKSUMS}/{name}" in self._directory.datasets:
             stored = found.reshape(-1).view(np.uint8)
-            checksums = _core.checksum_each(stored, len(stored) // count).view(np.uint32)
             stated = self._read_chunks(f"{CHECKSUMS}/{name}", count)
-            _compare(name, 0, stated, checksums, self.path)
+            _compare(name, 0, stated, stored, len(stored) // count, self.path)
         return found
 
     def read_steps(self, count: int) -> list[NDArray[Any]]:
@@ -168,10 +199,13 @@ class RunFile:
             entry, index = self._dataset(name)
             field, size = entry.field, os.fstat(self._file).st_size
             room = min(index.rows(), size // field.row_bytes)  # before anything is made for them
-            _, places = self._find(name, np.arange(0, min(count, room), entry.chunk_rows))
+            find = self._places if self._directory.removed else self._find
+            _, places = find(name, np.arange(0, min(count, room), entry.chunk_rows))
             chunk_bytes = entry.chunk_rows * field.row_bytes
-            starts = places.offsets.tolist()
-            data = b"".join(os.pread(self._file, chunk_bytes, start) for start in starts)
+            data = b"".join(
+                os.pread(self._file, chunk_bytes, start) if start else bytes(chunk_bytes)
+                for start in places.offsets.tolist()
+            )
         if min(room, len(data) // field.row_bytes) < count:
             message = f"{name}: truncated: expected {count:,} rows, got fewer"
             raise FormatError(message, path=str(self.path))
@@ -180,7 +214,7 @@ class RunFile:
 
     def stored(self, name: str, count: int) -> Iterator[tuple[int, bytes, int]]:
         """The chunks of the first rows of a dataset as they are stored: the first row of each, its
-        bytes, and the mask of filters left out.
+        bytes, and the mask of filters left out. Those of removed rows are not there.
 
         Raises `ChecksumError` or `FormatError` when one of the rows is damaged.
         """
@@ -190,17 +224,30 @@ class RunFile:
             rows = np.arange(begin, min(count, begin + each * _CHUNKS_AT_ONCE), dtype=np.int64)
             with self._lock:
                 self._check_length(name, count)
-                _, places = self._find(name, rows[::each])
                 checksums = self._checksums(name, rows)
+                _, places = self._places(name, rows[::each])
+                self._check_chunks(name, rows, each, checksums, places)
             lengths = places.sizes.tolist() if each == 1 else [size * each] * len(places.sizes)
             for i, offset in enumerate(places.offsets.tolist()):
                 first = begin + i * each
+                if not offset:
+                    continue
                 data = self._chunk(f"{name}[{first}]", offset, lengths[i], size * each)
                 if len(checksums):
                     kept = np.frombuffer(data, np.uint8)[: size * (count - first)]
-                    found = _core.checksum_each(kept, len(kept) if each == 1 else size)
-                    _compare(name, first, checksums[first - begin :], found.view("u4"), self.path)
+                    stated = checksums[first - begin :]
+                    _compare(name, first, stated, kept, len(kept) if each == 1 else size, self.path)
                 yield first, data, int(places.masks[i])
+
+    def _check_chunks(
+        self, name: str, rows: Rows, each: int, checksums: NDArray[np.uint32], places: Places
+    ) -> None:
+        """Raise `FormatError` for a chunk of `each` rows that is not there, unless all of them are
+        marked as removed."""
+        there = np.ones(len(places.offsets), bool)
+        if self._directory.removed and len(checksums):
+            there = np.maximum.reduceat(checksums, np.arange(0, len(rows), each)) != 0
+        self._check_found(name, rows[::each][there], places.offsets[there])
 
     def _chunk(self, name: str, offset: int, size: int, raw_size: int) -> bytes:
         data = b""
@@ -227,27 +274,43 @@ class RunFile:
             entry, _ = self._dataset(name)
             self._check_length(name, count)
             chunks = np.arange(0, count, entry.chunk_rows, dtype=np.int64)
-            _, places = self._find(name, chunks)
+            find = self._places if self._directory.removed else self._find
+            _, places = find(name, chunks)
             size = os.fstat(self._file).st_size
         end = int((places.offsets + places.sizes).max()) if count else 0
         if end > size:
             message = f"{name}: truncated: expected at least {end:,} bytes, got {size:,}"
             raise FormatError(message, path=str(self.path))
         if entry.chunk_rows > 1:
-            return len(chunks) * entry.chunk_rows * entry.field.row_bytes
+            there = int(np.count_nonzero(places.offsets))
+            return there * entry.chunk_rows * entry.field.row_bytes
         return int(places.sizes.sum(dtype=np.int64))
 
     def _find(self, name: str, rows: Rows) -> tuple[DatasetEntry, Places]:
         """The places of rows, each of them there."""
+        entry, places = self._places(name, rows)
+        self._check_found(name, rows, places.offsets)
+        return entry, places
+
+    def _check_found(self, name: str, rows: Rows, offsets: NDArray[np.uint64]) -> None:
+        missing = np.flatnonzero(offsets == 0)
+        if len(missing):
+            message = f"{name}: row {rows[missing[0]]:,} has no chunk{self._hint}"
+            raise FormatError(message, path=str(self.path))
+
+    @property
+    def _hint(self) -> str:
+        return "; episodes of this run were removed" if self._directory.removed else ""
+
+    def _places(self, name: str, rows: Rows) -> tuple[DatasetEntry, Places]:
+        """The places of rows of a dataset, 0 for those without a chunk."""
         entry, index = self._dataset(name)
         check_rows(rows, index.rows(), name, self.path)
         places = index.find(rows // entry.chunk_rows)
-        missing = np.flatnonzero(places.offsets == 0)
-        if len(missing):
-            raise FormatError(f"row {rows[missing[0]]:,} has no chunk", path=str(self.path))
         if entry.chunk_rows > 1:
             within = (rows % entry.chunk_rows).astype(np.uint64)
             offsets = places.offsets + within * np.uint64(entry.field.row_bytes)
+            offsets[places.offsets == 0] = 0
             sizes = np.full_like(places.sizes, entry.field.row_bytes)
             places = Places(offsets, sizes, places.masks)
         return entry, places
@@ -273,7 +336,8 @@ class RunFile:
             yield
         except FormatError as error:
             row = f"{name}[{rows[error.offset or 0]}]"
-            raise type(error)(f"{row}: {error.args[0]}", path=str(self.path)) from None
+            message = f"{row}: {error.args[0]}{self._hint}"
+            raise type(error)(message, path=str(self.path)) from None
 
     def _dataset(self, name: str) -> tuple[DatasetEntry, ChunkIndex]:
         if self._file < 0:
@@ -307,6 +371,15 @@ class RunFile:
         self._directory = directory
         self._indexes: dict[str, ChunkIndex] = {}
 
+    def catch_up(self) -> None:
+        """Go on with the file that is in this one's place now, whatever was removed from it."""
+        with self._lock:
+            keeps, self._keeps, self._passed_over = self._keeps, False, (-1, -1)
+            try:
+                self._follow()
+            finally:
+                self._keeps = keeps
+
     def _follow(self) -> None:
         """Look before every read whether another file has come into this one's place: its writer
         added a dataset, or was killed and goes on, and rows that were not committed are others."""
@@ -317,13 +390,34 @@ class RunFile:
             there = os.stat(self.path)
         except FileNotFoundError:
             return
-        if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
-            self._open()
+        place = (there.st_dev, there.st_ino)
+        if place not in ((here.st_dev, here.st_ino), self._passed_over):
+            if self._keeps and not self._continues():
+                self._passed_over = place
+            else:
+                self._open()
+
+    def _continues(self) -> bool:
+        """Whether the file that is in the place of this one has all that this one had."""
+        try:
+            with closing(RunFile(self.path, self._run_id)) as other:
+                mine, its = self._directory, other._directory
+        except FileNotFoundError:
+            return False
+        same = None in (mine.created_at, its.created_at) or mine.created_at == its.created_at
+        return same and mine.removed == its.removed
 
 
-def _compare(name: str, first: int, stated: NDArray[Any], found: NDArray[Any], path: Path) -> None:
-    """Raise `ChecksumError` unless rows, from `first` on, have the checksums that are stated."""
-    for i in np.flatnonzero(found != stated[: len(found)])[:1]:
+def _compare(
+    name: str, first: int, stated: NDArray[Any], stored: NDArray[np.uint8], size: int, path: Path
+) -> None:
+    """Raise `ChecksumError` unless rows of `size` bytes, from `first` on, have the checksums that
+    are stated; those of removed rows are zeros, and so is their checksum."""
+    found = _core.checksum_each(stored, size).view(np.uint32)
+    wrong = found != stated[: len(found)]
+    if wrong.any():
+        wrong &= (stated[: len(found)] != 0) | stored.reshape(-1, size).any(1)
+    for i in np.flatnonzero(wrong)[:1]:
         message = f"{name}[{first + i}]: expected CRC32C {stated[i]:08x}, got {found[i]:08x}"
         raise ChecksumError(message, path=str(path))
 

@@ -4,7 +4,7 @@ Everything here is columns of scalars, which come from the run's file without it
 arrays of a row are is one of them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -17,8 +17,11 @@ from stepwell.source import Field, Rows
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, KINDS, OBSERVATIONS
 from stepwell.stores.replay.database import Episode, RunRow
 from stepwell.stores.replay.layout import CHECKSUMS
-from stepwell.stores.replay.resolver import FrameResolver
+from stepwell.stores.replay.rows import RunFile
+from stepwell.stores.replay.scalars import ScalarRun
 from stepwell.transitions import check_steps, look_ahead, reach, to_go
+
+OpenRun = Callable[[RunRow, Sequence[Episode]], RunFile | ScalarRun]
 
 
 @dataclass(frozen=True)
@@ -51,12 +54,12 @@ class StepTable(NamedTuple):
 
 
 def load_steps(
-    resolver: FrameResolver,
+    open_run: OpenRun,
     runs: Iterable[tuple[RunRow, Sequence[Episode]]],
     options: StepOptions,
 ) -> tuple[StepTable, Rows]:
     """The rows of some episodes of some runs, and how many each episode has."""
-    parts = [_load(resolver, i, run, some, options) for i, (run, some) in enumerate(runs)]
+    parts = [_load(open_run, i, run, some, options) for i, (run, some) in enumerate(runs)]
     if not parts:
         return _NOTHING, np.empty(0, np.int64)
     tables, lengths = zip(*parts, strict=True)
@@ -68,7 +71,7 @@ _NOTHING = StepTable(*(np.empty(0, dtype) for dtype in _TYPES))
 
 
 def _load(
-    resolver: FrameResolver,
+    open_run: OpenRun,
     number: int,
     run: RunRow,
     episodes: Sequence[Episode],
@@ -77,8 +80,11 @@ def _load(
     """The same for one run."""
     if not run.steps:
         return _NOTHING, np.zeros(len(episodes), np.int64)
-    file = resolver.run_file(run.run_id)
-    places, rewards, dones = file.read_steps(run.steps)
+    file = open_run(run, episodes)
+    if run.steps > run.written:
+        message = f"run {run.run_id!r}: expected at most {run.written:,} steps, got {run.steps:,}"
+        raise FormatError(message, path=str(file.path))
+    places, rewards, dones = file.read_steps(run.written)
     rows, episode = _rows_of(places[:, 0], np.array([e.number for e in episodes], np.int64))
     _check(run, episodes, episode, places, file.path)
     _, index, frame, observation, action = places[rows].T
@@ -127,7 +133,8 @@ def _check(
         if each.steps != count:
             message = f"{each.episode_id}: expected {each.steps:,} steps, got {count:,}"
             raise FormatError(message, path=str(path))
-    check_arrays(run, places, max((e.final_row for e in episodes), default=-1), path)
+    if run.rows:
+        check_arrays(run, places, max((e.final_row for e in episodes), default=-1), path)
 
 
 def check_arrays(run: RunRow, places: Rows, final: int, path: Path) -> None:

@@ -19,10 +19,12 @@ from stepwell.errors import ChecksumError, FormatError, StepwellError
 from stepwell.files.catalog import checksum_sql, damaged_rows
 from stepwell.files.lock import is_locked
 from stepwell.files.regular import read_inside
+from stepwell.source import Rows
 from stepwell.store import Progress, Report
 from stepwell.stores.replay.channels import ACTIONS, FRAMES, KINDS, OBSERVATIONS, Channel, as_scalar
 from stepwell.stores.replay.database import (
     EPISODE_COLUMNS,
+    REMOVED_VERSION,
     STEP_COLUMNS,
     Episode,
     RunRow,
@@ -36,6 +38,7 @@ from stepwell.stores.replay.layout import (
     CHECKSUM,
     CHECKSUMS,
     INDEX,
+    KIND_COLUMNS,
     NUMBERS,
     STEPS,
     lock_path,
@@ -43,6 +46,7 @@ from stepwell.stores.replay.layout import (
 )
 from stepwell.stores.replay.resolver import FrameResolver
 from stepwell.stores.replay.rows import RunFile
+from stepwell.stores.replay.scalars import is_scalar
 
 _MAX_PROBLEMS = 100
 _MAX_INDEX = 1 << 30
@@ -54,6 +58,7 @@ _COUNTED = """CREATE TEMP TABLE counted AS
         max(terminated) AS terminated, max(truncated) AS truncated,
         max(step_index) + 1 - min(step_index) - count(*) AS gaps
     FROM steps GROUP BY episode_id"""
+_NONE_REMOVED = f"(SELECT user_version FROM pragma_user_version) < {REMOVED_VERSION}"
 _RULES = {
     "episode {!r} is of a run that is not there": "SELECT episode_id FROM episodes "
     "WHERE run_id NOT IN (SELECT run_id FROM runs)",
@@ -64,9 +69,10 @@ _RULES = {
     "GROUP BY r.run_id HAVING r.steps != found",
     "run {!r}: {} episodes, the last is number {}": "SELECT r.run_id, r.episodes, "
     "coalesce(max(e.number), -1) AS last FROM runs r LEFT JOIN episodes e USING (run_id) "
-    "GROUP BY r.run_id HAVING r.episodes != last + 1",
+    f"GROUP BY r.run_id HAVING r.episodes <= last OR (r.episodes > last + 1 AND {_NONE_REMOVED})",
     "run {!r}: {} steps taken, {} written, {} there": "SELECT run_id, enqueued, written, "
-    "steps FROM runs WHERE written != steps OR enqueued < written",
+    f"steps FROM runs WHERE written < steps OR (written != steps AND {_NONE_REMOVED}) "
+    "OR enqueued < written",
     "episode {!r}: expected {} steps, got {}": "SELECT e.episode_id, e.steps, "
     "coalesce(c.steps, 0) AS found FROM episodes e LEFT JOIN counted c USING (episode_id) "
     "WHERE e.steps != found",
@@ -118,6 +124,8 @@ def _problems(
             if broken != ["ok"]:
                 raise FormatError(f"SQLite: {'; '.join(broken)}", path=str(path))
             runs = run_rows(database, path)
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            removed = version >= REMOVED_VERSION
             unchecked += _without_checksums(database)
             found = all_episodes(database).fetchall()
             for i, problem in damaged_rows(found, len(EPISODE_COLUMNS)):
@@ -151,7 +159,7 @@ def _problems(
 
     for run in runs.values():
         here = [episode for episode in episodes if episode.run_id == run.run_id]
-        yield from _Run(root, resolver, run, here, add, unchecked).problems(quick)
+        yield from _Run(root, resolver, run, here, add, unchecked, removed).problems(quick)
     progress(total, total)
 
 
@@ -174,6 +182,7 @@ class _Run:
         episodes: list[Episode],
         checked: Callable[[int], None],
         unchecked: list[str],
+        removed: bool,
     ) -> None:
         self._root = root
         self._database = database_path(root)
@@ -182,14 +191,14 @@ class _Run:
         self._episodes = episodes
         self._checked = checked
         self._unchecked = unchecked
+        self._removed = removed
 
     def problems(self, quick: bool) -> Iterator[FormatError]:
         try:
             if self._run.state == "closed":
                 yield from self._of_index()
             if not self._run.rows:
-                if self._run.steps:
-                    yield self._wrong(f"{self._run.steps:,} steps, and no rows in its file")
+                yield from () if quick else self._of_scalars()
                 return
             file = self._resolver.run_file(self._run.run_id)
             whole = True
@@ -252,8 +261,8 @@ class _Run:
                 message = f"{name}: truncated: expected {rows:,} rows, got {length:,}"
                 yield FormatError(message, path=str(file.path))
         for name in (STEPS, "rewards", "dones"):
-            if self._run.rows.get(name) != self._run.steps:
-                yield self._wrong(f"{self._run.steps:,} steps, {name} has other rows")
+            if self._run.rows.get(name) != self._run.written:
+                yield self._wrong(f"{self._run.written:,} steps, {name} has other rows")
 
     def _of_hdf5(self, file: RunFile, quick: bool) -> Iterator[FormatError]:
         """Let HDF5 check its own blocks, unless a writer changes them meanwhile.
@@ -281,7 +290,7 @@ class _Run:
 
     def _of_numbers(self, file: RunFile) -> Iterator[FormatError]:
         """The same steps in both places, and episodes that add up."""
-        places, rewards, dones = file.read_steps(self._run.steps)
+        places, rewards, dones = file.read_steps(self._run.written)
         actions = None
         if any(c.name == ACTIONS and not c.field.shape for c in self._run.channels):
             actions = file.read_all(ACTIONS, self._run.rows[ACTIONS])
@@ -303,6 +312,24 @@ class _Run:
                     yield from self._of_episode(episode, steps, stored, places[here, 2:])
             self._checked(sum(map(len, found)))
         yield from self._of_ends(file, places)
+
+    def _of_scalars(self) -> Iterator[FormatError]:
+        """The steps of a run without arrays, none of which leads to one."""
+        for channel in self._run.channels:
+            if not is_scalar(channel):
+                yield self._wrong(f"expected no arrays, as it has no file, got {channel.name}")
+        for first in range(0, len(self._episodes), _EPISODES):
+            group = self._episodes[first : first + _EPISODES]
+            with reading(self._root) as database:
+                found = steps_of(database, group)
+            for episode, steps in zip(group, found, strict=True):
+                for i, problem in damaged_rows(steps, len(STEP_COLUMNS)):
+                    yield self._of(episode, f"step {steps[i][1]}: {problem}", ChecksumError)
+                plain = [(*row[1:6], None, None, self._run.run_id) for row in steps]
+                if any(isinstance(action, str) for _, action, *_ in plain):
+                    yield self._of(episode, "an action that is in a file, and the run has none")
+                yield from self._of_episode(episode, steps, plain, np.empty((0, 3), np.int64))
+            self._checked(sum(map(len, found)))
 
     def _of(
         self, episode: Episode, text: str, kind: type[FormatError] = FormatError
@@ -363,23 +390,39 @@ class _Run:
         starts = file.read_all("episodes/starts", count).tolist()
         lengths = file.read_all("episodes/lengths", count).tolist()
         ended = {e.number: e.steps for e in self._episodes if e.ended}
-        if count != len(ended):
-            message = f"episodes: expected {len(ended):,} that ended, got {count:,}"
-            yield FormatError(message, path=str(file.path))
         numbers, rows = np.unique(places[:, 0], return_index=True)
         first = dict(zip(rows.tolist(), numbers.tolist(), strict=True))
-        for start, length in zip(starts, lengths, strict=True):
+        ends = list(zip(starts, lengths, strict=True))
+        if self._removed:  # of others there are ends, or what is left of them
+            known = {e.number for e in self._episodes}
+            ends = [(start, n) for start, n in ends if n and first.get(start) in known]
+            ended = {number: steps for number, steps in ended.items() if steps}
+        if len(ends) != len(ended):
+            message = f"episodes: expected {len(ended):,} that ended, got {len(ends):,}"
+            yield FormatError(message, path=str(file.path))
+        for start, length in ends:
             # Of an episode that was dropped as a whole there is no row.
             if length and ended.get(first.get(start, -1)) != length:
                 message = f"episodes: no episode of {length:,} steps begins at row {start:,}"
                 yield FormatError(message, path=str(file.path))
 
+    def _used(self, file: RunFile, kind: str) -> Rows:
+        """The rows of arrays of a kind that belong to an episode which is there."""
+        places = file.read_all(STEPS, self._run.written)
+        here = np.isin(places[:, 0], [e.number for e in self._episodes])
+        rows = places[here, KIND_COLUMNS[kind]]
+        if kind == OBSERVATIONS:
+            rows = np.append(rows, [e.final_row for e in self._episodes])
+        return np.unique(rows[rows >= 0])
+
     def _of_rows(self, file: RunFile, channel: Channel) -> Iterator[FormatError]:
         """Read every row of an array, which compares it with its checksum."""
-        count = self._run.rows[channel.name]
+        wanted = np.arange(self._run.rows[channel.name], dtype=np.int64)
+        if self._removed:
+            wanted = self._used(file, channel.kind)
         at_once = max(1, _READ_BYTES // channel.field.row_bytes)
-        for begin in range(0, count, at_once):
-            rows = np.arange(begin, min(count, begin + at_once), dtype=np.int64)
+        for begin in range(0, len(wanted), at_once):
+            rows = wanted[begin : begin + at_once]
             try:
                 file.read(channel.name, rows)
             except FormatError:

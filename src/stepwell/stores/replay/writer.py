@@ -9,12 +9,12 @@ import time
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepwell.errors import SchemaError
 from stepwell.files.codecs import codec_names
@@ -27,6 +27,7 @@ from stepwell.stores.replay.channels import (
     as_array,
     as_json,
     as_scalar,
+    check_frame,
     leaves,
 )
 from stepwell.stores.replay.database import database_path, find_episode, reading
@@ -34,6 +35,7 @@ from stepwell.stores.replay.disk import RunDisk, committed_steps, is_left_over
 from stepwell.stores.replay.items import Ending, Inlet, Step
 from stepwell.stores.replay.layout import array_path, is_replay
 from stepwell.stores.replay.pipeline import Pipeline
+from stepwell.stores.replay.scalars import is_scalar, require_hdf5
 from stepwell.writer import Mode, Writer
 
 _NUMBERS = (np.ndarray, np.generic, int, float)
@@ -101,8 +103,11 @@ class ReplayWriter(Writer):
         self._root = array_path(self.root, run_id)  # what sentences call it
         self._compress = compress
         self._refs = f"h5://{run_id}/"
+        with suppress(ImportError):  # now, and not in a step
+            require_hdf5()
         disk = RunDisk(self.root, run_id, mode)
         self._next_episode, self._taken = disk.next_episode, disk.names_given
+        self._scalar = disk.is_scalar
         self._streams: dict[str | None, _Stream] = {}
         self._named: dict[str, _Stream] = {}
         self._names = False  # whether it has given an episode its name
@@ -166,7 +171,7 @@ class ReplayWriter(Writer):
                 acted = () if action is None else self._fit(ACTIONS, action, new)
                 framed = () if frame is None else self._fit(FRAMES, frame, new)
                 if new:  # which counts once all of the step has been accepted
-                    pipeline.open(new)
+                    self._open_inlets(new)
                 size = 0
                 for inlet, _ in (*observed, *acted, *framed):
                     size += inlet.row_bytes
@@ -203,6 +208,9 @@ class ReplayWriter(Writer):
                         inlet.buffer.put(actions, array)
                     actions += 1
                     value = array if type(array) is int else _number(acted)
+                    if self._scalar and value is None:
+                        self._need_file()
+                    action_ref = None if self._scalar else action_ref
                 stream.steps = index + 1
                 stream.over = bool(ended or cut)
                 if not room:
@@ -248,7 +256,7 @@ class ReplayWriter(Writer):
                 new: list[Inlet] = []
                 seen = () if observation is None else self._fit(OBSERVATIONS, observation, new)
                 if new:
-                    self._pipeline.open(new)
+                    self._open_inlets(new)
                 size = sum(inlet.row_bytes for inlet, _ in seen)
                 if not waited and not self._pipeline.has_room(size):
                     if not self._pipeline.drops:
@@ -376,7 +384,7 @@ class ReplayWriter(Writer):
         known = {i.channel.name: i for i in self._inlets.values() if i.kind == kind}
         if not known:
             if kind == FRAMES:
-                _check_frame(found)
+                check_frame(found)
             row = self._pipeline.rows.of(kind)
             channels = [Channel.like(name, array, self._compress) for name, array in found.items()]
             known = {channel.name: Inlet(channel, row) for channel in channels}
@@ -384,6 +392,15 @@ class ReplayWriter(Writer):
         elif known.keys() != found.keys():
             raise SchemaError(f"{kind}: expected {list(known)}, got {list(found)}")
         return [(inlet, inlet.channel.fitting(found[name])) for name, inlet in known.items()]
+
+    def _open_inlets(self, new: list[Inlet]) -> None:
+        if not all(is_scalar(inlet.channel) for inlet in new):
+            self._need_file()
+        self._pipeline.open(new)
+
+    def _need_file(self) -> None:
+        require_hdf5()
+        self._scalar = False
 
     def _put_ending(
         self,
@@ -440,14 +457,6 @@ def _next_index(given: int, min_: int) -> int:
     if not min_ <= index < 2**63:
         raise ValueError(f"step_index: expected at least {min_}, got {index}")
     return index
-
-
-def _check_frame(found: dict[str, NDArray[Any]]) -> None:
-    name, array = next(iter(found.items()))
-    if len(found) > 1 or name != FRAMES or array.dtype != np.uint8 or array.ndim not in (2, 3):
-        raise SchemaError(
-            f"frame: expected uint8 (height, width, channels), got {array.dtype} {array.shape}"
-        )
 
 
 def _number(acted: _Arrays) -> int | float | None:
