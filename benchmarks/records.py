@@ -20,7 +20,13 @@ from benchmarks import measure, records_data as data
 from benchmarks.questions import answer
 from benchmarks.records_data import IMAGE, ROW_BYTES, ROWS, Codec, Records
 from benchmarks.records_peers import Peer, Rows, formats, npy, numpy_slices, numpy_takes
-from benchmarks.records_write import append_cases, open_cases, rebalance_cases, update_cases
+from benchmarks.records_write import (
+    append_cases,
+    open_cases,
+    rebalance_cases,
+    small_cases,
+    update_cases,
+)
 from benchmarks.results import Case, Measured, Target, arguments
 from benchmarks.rows import folder_for
 
@@ -230,6 +236,7 @@ _QUESTIONS: dict[str, Callable[[Asked], list[Case]]] = {
     "zstd": partial(_ragged_cases, zstd=True),
     "images": _image_cases,
     "append": lambda asked: append_cases(asked.folder, asked.rounds),
+    "small": lambda asked: small_cases(asked.rows * 5, asked.folder, asked.rounds),
     "update": lambda asked: update_cases(asked.rows, asked.folder, asked.rounds),
     "rebalance": lambda asked: rebalance_cases(asked.rows, asked.folder),
     "open": lambda asked: open_cases(asked.rows * 50, asked.folder, asked.rounds),

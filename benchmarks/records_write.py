@@ -84,6 +84,34 @@ def append_cases(folder: Path, rounds: int) -> list[Case]:
     ]
 
 
+def small_cases(rows: int, folder: Path, rounds: int) -> list[Case]:
+    """Records of four small fields: their size on the disk, and the price of a commit of many."""
+    path, names = folder / "small-fields", "abcd"
+    table = {name: np.arange(rows, dtype="<f8") for name in names}
+    raw = rows * 8 * len(names)
+    seconds = []
+    for _ in range(rounds):
+        data.remove(path)
+        data.settle()
+        begin = time.perf_counter()
+        with sw.RecordWriter(path, dict.fromkeys(names, "<f8")) as store:
+            store.append(table)
+        seconds.append((time.perf_counter() - begin) / rows * 1e6)
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    data.remove(path)
+    ours = Measured.of(seconds, rows_per_s=1e6 / float(np.median(seconds)))
+    return [
+        Case(
+            f"append {rows:,} records of 4 fields of 8 bytes, commit and close",
+            "us a record",
+            ours,
+            {},
+            [Target("times their raw size on the disk", size / raw, at_most=1.25)],
+            f"{size:,} bytes for {raw:,}",
+        )
+    ]
+
+
 def update_cases(rows: int, folder: Path, rounds: int) -> list[Case]:
     """Random records, replaced or deleted, in commits of two sizes."""
     return [

@@ -31,13 +31,13 @@ Values = dict[str, NDArray[Any] | None]
 SCHEMA = {
     "x": Field(np.dtype("<f4"), (2,)),
     "n": Field(np.dtype("<i8")),
-    "image": Field(np.dtype("u1"), (6, 9)),
+    "image": Field(np.dtype("u1"), (9, 9)),
     "tokens": Field(np.dtype("<i4"), ragged=True),
     "pairs": Field(np.dtype("<u2"), (2,), ragged=True),
     "text": Field(str),
     "blob": Field(bytes),
 }
-"""A field of every kind, as a source has it."""
+"""A field of every kind, as a source has it; stored raw, the first two are columns."""
 
 NAMES = list(SCHEMA)
 
@@ -55,7 +55,8 @@ def described(compress: Compress = "raw", names: Sequence[str] = NAMES) -> list[
 def described_as(name: str, field: Field, compress: Compress) -> reference.Field:
     dtype = field.dtype.str if field.kind == "array" else str(field.kind)
     shape: list[int | None] = [*([None] if field.ragged else []), *field.shape]
-    return reference.Field(name, dtype, shape, compress, field.level)
+    column = compress == "raw" and not field.ragged and field.row_bytes <= 64
+    return reference.Field(name, dtype, shape, compress, field.level, column=column)
 
 
 def values(number: int) -> dict[str, NDArray[Any]]:
@@ -66,7 +67,7 @@ def values(number: int) -> dict[str, NDArray[Any]]:
     return {
         "x": np.array([number, -number / 2], "<f4"),
         "n": np.array(number * 1_000_003, "<i8"),
-        "image": (np.arange(54, dtype="u1") // 9 + number % 200).astype("u1").reshape(6, 9),
+        "image": (np.arange(81, dtype="u1") // 9 + number % 200).astype("u1").reshape(9, 9),
         "tokens": np.repeat(random.integers(0, 1000, number % 5), number % 7).astype("<i4"),
         "pairs": np.full((number % 4 * 3, 2), number, "<u2"),
         "text": np.frombuffer(text.encode(), "u1"),

@@ -126,7 +126,7 @@ def test_one_sentence_and_nothing_left(made: Path, command: str, code: int, word
 @pytest.mark.filterwarnings("default:.*a record store costs")
 def test_a_refused_convert_does_not_warn(tmp_path: Path) -> None:
     np.save(tmp_path / "small.npy", np.zeros(200_000, "u1"))
-    args = ("convert", tmp_path / "small.npy", tmp_path / "records", "--to", "records")
+    args = ("convert", tmp_path / "small.npy", tmp_path / "records", "--compress", "zstd")
     assert "a record store costs" in stepwell(*args).stderr
     again = stepwell(*args)
     assert again.returncode == 2
@@ -134,7 +134,7 @@ def test_a_refused_convert_does_not_warn(tmp_path: Path) -> None:
 
 
 def test_more_problems_than_are_listed(tmp_path: Path) -> None:
-    with sw.RecordWriter(tmp_path / "records", {"x": "<f8"}) as records:
+    with sw.RecordWriter(tmp_path / "records", {"x": sw.Field("<f8", compress="lz4")}) as records:
         records.append({"x": np.arange(500.0)})
     (chunk,) = (tmp_path / "records" / "chunk").iterdir()
     os.truncate(chunk, 100)

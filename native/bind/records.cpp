@@ -7,6 +7,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <tuple>
@@ -19,9 +20,9 @@ namespace stepwell::bind {
 namespace {
 
 using DictionaryIn = std::optional<std::shared_ptr<Dictionary>>;
-// name, bytes, ragged, dictionary, table, checksums, path of the table, path of the checksums
+// name, bytes, ragged, dictionary, table, checksums, path of the table, path of the checksums, is a column, has marks
 using FieldIn = std::tuple<std::string, std::size_t, bool, DictionaryIn, BytesIn,
-                           BytesIn, nb::object, nb::object>;
+                           BytesIn, nb::object, nb::object, bool, bool>;
 // field, codec, level, dictionary, values, ends or none, bytes of a record, marks or none
 using ValuesIn = std::tuple<std::uint16_t, std::uint16_t, int, DictionaryIn, BytesIn,
                             std::optional<RowsIn>, std::size_t, std::optional<BytesIn>>;
@@ -41,12 +42,13 @@ std::shared_ptr<Records> make_records(std::shared_ptr<Chunks> chunks,
   auto keep = std::make_shared<std::vector<BytesIn>>();
   keep->push_back(control);
   std::vector<RecordField> fields;
-  for (const auto& [name, bytes, ragged, dictionary, table, checksums, path, beside] : given) {
+  for (const auto& [name, bytes, ragged, dictionary, table, checksums, path, beside, column, marked] : given) {
     if (bytes == 0) throw std::invalid_argument("an item has at least one byte");
+    if (column && (ragged || bytes + marked > kTableBlock)) throw std::invalid_argument("no such column can be");
     keep->push_back(table);
     keep->push_back(checksums);
     fields.push_back({name, bytes, ragged, dictionary.value_or(nullptr), span_of(table), span_of(checksums), path_bytes(path),
-                      path_bytes(beside)});
+                      path_bytes(beside), column, marked});
   }
   return std::make_shared<Records>(std::move(chunks), std::move(fields), span_of(control), length,
                                    checksums, std::move(keep));
@@ -56,6 +58,13 @@ std::vector<std::size_t> checked_fields(const Records& records, std::vector<std:
   for (const std::size_t field : fields)
     if (field >= records.fields().size()) throw std::invalid_argument("no such field");
   return fields;
+}
+
+std::vector<std::int64_t> checked_blocks(const RowsIn& blocks) {
+  auto numbers = own_copy(blocks);
+  for (const auto block : numbers)
+    if (block < 0) throw std::invalid_argument("a block has no negative number");
+  return numbers;
 }
 
 void check_control(std::size_t bytes) {
@@ -103,19 +112,26 @@ void bind_records(nb::module_& m) {
       .def(nb::new_(&make_records), "chunks"_a, "fields"_a, "control"_a.noconvert(), "length"_a,
            "checksums"_a)
       .def(
-          "places",
+          "entries",
           [](const Records& records, RowsIn given, std::vector<std::size_t> fields) {
             const auto rows = own_copy(given);
             fields = checked_fields(records, std::move(fields));
-            std::vector<Place> places(rows.size() * fields.size());
+            std::vector<std::vector<std::byte>> found;
+            std::vector<EntriesOut> outs;
+            for (const std::size_t field : fields) {
+              found.emplace_back(rows.size() * records.fields()[field].entry());
+              outs.push_back({field, found.back().data()});
+            }
             {
               const Unlocked unlocked;
               check_rows(rows, records.length());
-              records.places(rows, fields, places);
+              records.entries(rows, outs);
             }
-            return bytes_of(std::move(places));
+            std::vector<NumpyBytes> made;
+            for (auto& each : found) made.push_back(bytes_of(std::move(each)));
+            return made;
           },
-          "rows"_a.noconvert(), "fields"_a, "The entries of these rows, field by field, 16 bytes each.")
+          "rows"_a.noconvert(), "fields"_a, "The entries of these rows, an array of bytes for each field.")
       .def_prop_ro("length", &Records::length)
       .def(
           "read_fixed",
@@ -167,19 +183,20 @@ void bind_records(nb::module_& m) {
           "What is wrong with these records: message, path, offset, whether a checksum differs.")
       .def(
           "copy_frames",
-          [](const Records& records, RowsIn given, BytesIn entries, RowsIn given_numbers,
-             std::uint32_t chunk, std::uint64_t begin) {
+          [](const Records& records, std::vector<std::size_t> fields, RowsIn given, BytesIn entries,
+             RowsIn given_numbers, std::uint32_t chunk, std::uint64_t begin) {
+            fields = checked_fields(records, std::move(fields));
             const auto rows = own_copy(given), numbers = own_copy(given_numbers);
             if (numbers.size() != rows.size()) throw std::invalid_argument("one number a row is needed");
-            const auto places = copy_as<Place>(entries, rows.size() * records.fields().size());
+            const auto places = copy_as<Place>(entries, rows.size() * fields.size());
             Framed made;
             {
               const Unlocked unlocked;
-              made = copy_frames(records, rows, places, numbers, chunk, begin);
+              made = copy_frames(records, fields, rows, places, numbers, chunk, begin);
             }
             return std::tuple(numpy_bytes(std::move(made.block), made.bytes), bytes_of(std::move(made.places)));
           },
-          "rows"_a.noconvert(), "places"_a.noconvert(), "numbers"_a.noconvert(), "chunk"_a, "begin"_a,
+          "fields"_a, "rows"_a.noconvert(), "places"_a.noconvert(), "numbers"_a.noconvert(), "chunk"_a, "begin"_a,
           "The frames of these records under new numbers, for another chunk, and their entries.");
   m.def(
       "record_reader",
@@ -246,18 +263,32 @@ void bind_records(nb::module_& m) {
       "attributes.");
   m.def(
       "block_checksums",
-      [](BytesIn table, RowsIn blocks, nb::object path) {
-        const auto numbers = own_copy(blocks);
-        for (const auto block : numbers)
-          if (block < 0) throw std::invalid_argument("a block has no negative number");
-        return bytes_of(block_checksums(span_of(table), numbers, path_bytes(path)));
+      [](BytesIn table, RowsIn blocks, RowsIn commits, nb::object path) {
+        const auto numbers = checked_blocks(blocks), of = own_copy(commits);
+        if (!of.empty() && of.size() != numbers.size()) throw std::invalid_argument("one commit a block is needed");
+        return bytes_of(block_checksums(span_of(table), numbers, of, path_bytes(path)));
       },
-      "table"_a.noconvert(), "blocks"_a.noconvert(), "path"_a, "The checksums of some blocks of an offset table.");
+      "table"_a.noconvert(), "blocks"_a.noconvert(), "commits"_a.noconvert(), "path"_a,
+      "The checksums of some blocks of a table; of a column there is a commit for each.");
+  m.def(
+      "checksums_after",
+      [](BytesIn table, std::size_t entry, std::size_t first, BytesIn appended, RowsIn given, BytesIn changed,
+         RowsIn given_blocks, std::uint64_t commit, nb::object path) {
+        const auto rows = own_copy(given), blocks = checked_blocks(given_blocks);
+        if (entry == 0 || entry > kTableBlock || changed.size() != rows.size() * entry)
+          throw std::invalid_argument("entries of up to 4,096 bytes, one a row, are needed");
+        if (!std::ranges::is_sorted(rows) || (!rows.empty() && rows.front() < 0))
+          throw std::invalid_argument("rows that ascend are needed");
+        return bytes_of(checksums_after(span_of(table), {entry, first, span_of(appended), rows, span_of(changed)}, blocks,
+                                        commit, path_bytes(path)));
+      },
+      "table"_a.noconvert(), "entry"_a, "first"_a, "appended"_a.noconvert(), "rows"_a.noconvert(),
+      "changed"_a.noconvert(), "blocks"_a.noconvert(), "commit"_a, "path"_a,
+      "The checksums that blocks of a column have after a change that is not done yet.");
   m.def(
       "put_entries",
       [](BytesOut table, RowsIn given, BytesIn entries, nb::object path) {
-        const auto rows = own_copy(given);
-        put_places(span_of(table), rows, copy_as<Place>(entries, rows.size()), path_bytes(path));
+        put_entries(span_of(table), own_copy(given), span_of(entries), path_bytes(path));
       },
       "table"_a.noconvert(), "rows"_a.noconvert(), "entries"_a.noconvert(), "path"_a,
       "Put entries where these rows have theirs, in a mapped table.");

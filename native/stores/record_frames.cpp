@@ -83,11 +83,11 @@ Framed make_frames(std::span<const RecordValues> fields, std::span<const std::in
   return made;
 }
 
-Framed copy_frames(const Records& records, std::span<const std::int64_t> rows,
+Framed copy_frames(const Records& records, std::span<const std::size_t> fields, std::span<const std::int64_t> rows,
                    std::span<const Place> places, std::span<const std::int64_t> numbers,
                    std::uint32_t chunk, std::uint64_t begin) {
   constexpr std::size_t ahead = 8;
-  const std::size_t count = rows.size(), fields = records.fields().size();
+  const std::size_t count = rows.size();
   std::size_t bytes = 0;
   for (const Place& place : places)
     if (place.offset) bytes += sizeof(Frame) + aligned(place.length);
@@ -96,12 +96,12 @@ Framed copy_frames(const Records& records, std::span<const std::int64_t> rows,
   std::size_t at = 0;
   records.guarded_read([&] {
     for (std::size_t i = 0; i < count; ++i) {
-      for (std::size_t f = 0; f < fields; ++f) {
+      for (std::size_t f = 0; f < fields.size(); ++f) {
         const Place& place = places[f * count + i];
         if (i + ahead < count) records.ask_for(places[f * count + i + ahead]);
         if (place.offset == 0) continue;
-        Frame frame = records.frame(f, place, rows[i]);
-        const auto data = records.payload(f, place, frame, rows[i]);
+        Frame frame = records.frame(fields[f], place, rows[i]);
+        const auto data = records.payload(fields[f], place, frame, rows[i]);
         frame.record = static_cast<std::uint64_t>(numbers[i]);
         std::memcpy(block + at, &frame, sizeof frame);
         const std::size_t payload = at + sizeof frame;

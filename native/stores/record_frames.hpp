@@ -33,9 +33,9 @@ struct Framed {
 Framed make_frames(std::span<const RecordValues> fields, std::span<const std::int64_t> numbers,
                    std::uint32_t chunk, std::uint64_t begin);
 
-// Frames of records that are stored already, under new numbers. `places` are those of all fields
-// of the store, as Records::places gives them; they are checked on the way.
-Framed copy_frames(const Records& records, std::span<const std::int64_t> rows,
+// Frames of records that are stored already, under new numbers. `places` are those of `fields`, one field
+// behind the other; they are checked on the way.
+Framed copy_frames(const Records& records, std::span<const std::size_t> fields, std::span<const std::int64_t> rows,
                    std::span<const Place> places, std::span<const std::int64_t> numbers,
                    std::uint32_t chunk, std::uint64_t begin);
 

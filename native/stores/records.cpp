@@ -15,7 +15,6 @@
 namespace stepwell {
 namespace {
 
-constexpr std::size_t kPlacesPerBlock = kTableBlock / sizeof(Place);
 constexpr std::size_t kLine = 64;
 // How many records ahead the next one is asked for: some kilobytes.
 std::size_t records_ahead(std::size_t bytes, std::size_t count) {
@@ -77,7 +76,10 @@ class RecordReader final : public Reader {
                std::vector<std::size_t> bytes)
       : Reader(records->length(), std::move(bytes)),
         records_(std::move(records)),
-        numbers_(std::move(numbers)) {}
+        numbers_(std::move(numbers)) {
+    for (std::size_t f = 0; f < numbers_.size(); ++f)
+      if (!records_->fields()[numbers_[f]].column) framed_.push_back(f);
+  }
 
   bool holds(std::span<const std::byte>) const override { return false; }  // it is read-only
 
@@ -85,11 +87,17 @@ class RecordReader final : public Reader {
             std::span<std::byte* const> outs) const override {
     check_rows(rows, length());
     const std::size_t count = rows.size();
-    const auto places = std::make_unique_for_overwrite<Place[]>(count * numbers_.size());
+    const auto places = std::make_unique_for_overwrite<Place[]>(count * framed_.size());
+    std::vector<EntriesOut> entries;
+    entries.reserve(numbers_.size());
+    for (std::size_t f = 0; f < numbers_.size(); ++f)
+      if (records_->fields()[numbers_[f]].column) entries.push_back({numbers_[f], outs[f], true, slots});
+    for (std::size_t k = 0; k < framed_.size(); ++k)
+      entries.push_back({numbers_[framed_[k]], reinterpret_cast<std::byte*>(places.get() + k * count)});
     const std::size_t ahead = records_ahead(std::accumulate(fields().begin(), fields().end(), std::size_t{0}), 1);
     records_->guarded_read([&] {
-      records_->places(rows, numbers_, {places.get(), count * numbers_.size()});
-      copy(rows, slots, outs, places.get(), ahead);
+      records_->entries(rows, entries);
+      if (!framed_.empty()) copy(rows, slots, outs, places.get(), ahead);
     });
   }
 
@@ -98,8 +106,9 @@ class RecordReader final : public Reader {
             const Place* places, std::size_t ahead) const {
     const std::size_t count = rows.size();
     for (std::size_t i = 0; i < count; ++i) {
-      for (std::size_t f = 0; f < numbers_.size(); ++f) {
-        const Place* of = places + f * count;
+      for (std::size_t k = 0; k < framed_.size(); ++k) {
+        const std::size_t f = framed_[k];
+        const Place* of = places + k * count;
         if (i + ahead < count) records_->ask_for(of[i + ahead]);
         const std::size_t bytes = fields()[f];
         const auto slot = slots.empty() ? i : static_cast<std::size_t>(slots[i]);
@@ -116,6 +125,7 @@ class RecordReader final : public Reader {
 
   std::shared_ptr<const Records> records_;
   std::vector<std::size_t> numbers_;
+  std::vector<std::size_t> framed_;  // positions among them of those that are no columns
 };
 
 // Calls work(begin, end) for stretches of so many rows that each has about kPiece bytes.
@@ -141,9 +151,9 @@ Records::Records(std::shared_ptr<Chunks> chunks, std::vector<RecordField> fields
       keep_(std::move(keep)) {
   std::size_t bits = 0;
   for (const RecordField& field : fields_) {
-    if (field.table.size() / sizeof(Place) < static_cast<std::uint64_t>(length))
+    if (field.table.size() / field.entry() < static_cast<std::uint64_t>(length))
       throw FormatError("truncated: expected " + std::to_string(length) + " entries, got " +
-                            std::to_string(field.table.size() / sizeof(Place)),
+                            std::to_string(field.table.size() / field.entry()),
                         field.table_path, field.table.size());
     first_bit_.push_back(bits);
     bits += (field.table.size() + kTableBlock - 1) / kTableBlock;
@@ -159,41 +169,68 @@ std::uint64_t Records::sequence() const {
 bool Records::block_is_whole(std::size_t field, std::size_t block) const {
   const RecordField& of = fields_[field];
   if (of.checksums.empty() || !checksums_) return true;
-  if ((block + 1) * sizeof(std::uint32_t) > of.checksums.size()) return false;
+  const std::size_t size = of.column ? sizeof(ColumnSeal) : sizeof(std::uint32_t);
+  if ((block + 1) * size > of.checksums.size()) return false;
   // To the end of the page, which the mapping has even where the file ends before it: what a
   // writer has appended since is covered by the checksum, too.
   const std::uint32_t found = crc32c(0, {of.table.data() + block * kTableBlock, kTableBlock});
+  if (of.column) {
+    ColumnSeal seal;
+    std::memcpy(&seal, of.checksums.data() + block * size, size);
+    return crc32c(found, std::as_bytes(std::span(&seal, 1)).subspan(sizeof(std::uint32_t))) == seal.checksum;
+  }
   std::uint32_t want;
   std::memcpy(&want, of.checksums.data() + block * sizeof want, sizeof want);
   return found == want;
 }
 
-void Records::places(std::span<const std::int64_t> rows, std::span<const std::size_t> fields,
-                     std::span<Place> out) const {
+bool Records::block_is_known(std::size_t field, std::size_t block) const {
+  const std::size_t bit = first_bit_[field] + block;
+  const std::uint64_t mask = std::uint64_t{1} << bit % 64;
+  if (checked_[bit / 64].load(std::memory_order_relaxed) & mask) [[likely]] return true;
+  if (!block_is_whole(field, block)) return false;
+  checked_[bit / 64].fetch_or(mask, std::memory_order_relaxed);
+  return true;
+}
+
+void Records::copy_entries(std::span<const std::int64_t> rows, const EntriesOut& to, Damage& damage) const {
   constexpr std::size_t ahead = 16;
+  const RecordField& of = fields_[to.field];
+  const std::byte* const table = of.table.data();
+  const std::size_t entry = of.entry();
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (i + ahead < rows.size()) __builtin_prefetch(table + static_cast<std::size_t>(rows[i + ahead]) * entry);
+    const std::size_t at = static_cast<std::size_t>(rows[i]) * entry;
+    const std::size_t first = at / kTableBlock, last = (at + entry - 1) / kTableBlock;
+    if (!block_is_known(to.field, first)) damage.field = to.field, damage.block = first;
+    if (last != first && !block_is_known(to.field, last)) damage.field = to.field, damage.block = last;
+    if (!of.column) {
+      const Place place = load_place(table + at);
+      std::memcpy(to.out + i * sizeof place, &place, sizeof place);
+      continue;
+    }
+    const auto mark = of.marked ? static_cast<unsigned>(table[at]) : 1;
+    if (mark > 1) damage.field = to.field, damage.marked = rows[i];
+    if (!to.values) {
+      std::memcpy(to.out + i * entry, table + at, entry);
+      continue;
+    }
+    const auto slot = to.slots.empty() ? i : static_cast<std::size_t>(to.slots[i]);
+    if (mark)
+      std::memcpy(to.out + slot * of.bytes, table + at + of.marked, of.bytes);
+    else
+      std::memset(to.out + slot * of.bytes, 0, of.bytes);
+  }
+}
+
+void Records::entries(std::span<const std::int64_t> rows, std::span<const EntriesOut> outs) const {
   for (unsigned tries = 0;; ++tries) {
     std::uint64_t before = 0, after = 0;
-    std::size_t damaged_field = SIZE_MAX, damaged_block = 0;
+    Damage damage;
     guarded_read([&] {
       before = sequence();
       if (before % 2) return;
-      for (std::size_t f = 0; f < fields.size(); ++f) {
-        const std::byte* const table = fields_[fields[f]].table.data();
-        Place* const to = out.data() + f * rows.size();
-        for (std::size_t i = 0; i < rows.size(); ++i) {
-          if (i + ahead < rows.size())
-            __builtin_prefetch(table + static_cast<std::size_t>(rows[i + ahead]) * sizeof(Place));
-          const auto row = static_cast<std::size_t>(rows[i]);
-          to[i] = load_place(table + row * sizeof(Place));
-          const std::size_t block = row / kPlacesPerBlock, bit = first_bit_[fields[f]] + block;
-          const std::uint64_t mask = std::uint64_t{1} << bit % 64;
-          if (checked_[bit / 64].load(std::memory_order_relaxed) & mask) [[likely]] continue;
-          if (block_is_whole(fields[f], block))
-            checked_[bit / 64].fetch_or(mask, std::memory_order_relaxed);
-          else
-            damaged_field = fields[f], damaged_block = block;
-        }
-      }
+      for (const EntriesOut& to : outs) copy_entries(rows, to, damage);
       std::atomic_thread_fence(std::memory_order_acquire);
       after = sequence();
     });
@@ -202,11 +239,16 @@ void Records::places(std::span<const std::int64_t> rows, std::span<const std::si
       continue;
     }
     if (after != before) continue;
-    if (damaged_field == SIZE_MAX) return;
-    throw ChecksumError("records " + std::to_string(damaged_block * kPlacesPerBlock) + " to " +
-                            std::to_string((damaged_block + 1) * kPlacesPerBlock - 1) +
-                            ": the entries have a different checksum",
-                        fields_[damaged_field].table_path, damaged_block * kTableBlock);
+    if (damage.field == SIZE_MAX) return;
+    const RecordField& of = fields_[damage.field];
+    if (damage.marked >= 0)
+      throw FormatError("record " + std::to_string(damage.marked) + ", " + of.name + ": expected a mark of 0 or 1",
+                        of.table_path, static_cast<std::uint64_t>(damage.marked) * of.entry());
+    const std::size_t begin = damage.block * kTableBlock;
+    throw ChecksumError("records " + std::to_string(begin / of.entry()) + " to " +
+                            std::to_string((begin + kTableBlock - 1) / of.entry()) + ": the " +
+                            (of.column ? "values" : "entries") + " have a different checksum",
+                        of.table_path, begin);
   }
 }
 
@@ -343,6 +385,7 @@ ReaderPtr record_reader(std::shared_ptr<const Records> records, std::vector<std:
 void read_fixed(const Records& records, std::size_t field, std::span<const std::int64_t> rows,
                 std::span<const Place> places, std::span<std::byte> out) {
   const std::size_t bytes = records.fields()[field].bytes;
+  if (records.fields()[field].column) throw std::invalid_argument("a column has no frames");
   const std::size_t ahead = records_ahead(bytes, 1);
   in_pieces(records, rows.size(), out.size(), [&](std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; ++i) {
@@ -432,80 +475,6 @@ std::vector<RecordProblem> find_problems(const Records& records, std::size_t fie
   });
   std::ranges::sort(problems, {}, [](const RecordProblem& p) { return std::tie(p.path, p.offset); });
   return problems;
-}
-
-std::vector<std::uint32_t> block_checksums(std::span<const std::byte> table, std::span<const std::int64_t> blocks,
-                                           const std::string& path) {
-  static constexpr std::byte zeros[kTableBlock]{};
-  std::vector<std::uint32_t> checksums(blocks.size());
-  guarded(table, path, [&] {
-    for (std::size_t i = 0; i < blocks.size(); ++i) {
-      const std::size_t begin = std::min(static_cast<std::size_t>(blocks[i]) * kTableBlock, table.size());
-      const std::size_t size = std::min(kTableBlock, table.size() - begin);
-      checksums[i] = crc32c(crc32c(0, table.subspan(begin, size)), {zeros, kTableBlock - size});
-    }
-  });
-  return checksums;
-}
-
-void put_places(std::span<std::byte> table, std::span<const std::int64_t> rows, std::span<const Place> places,
-                const std::string& path) {
-  for (const std::int64_t row : rows)
-    if (row < 0 || static_cast<std::uint64_t>(row) >= table.size() / sizeof(Place))
-      throw std::invalid_argument("a row lies outside the table");
-  guarded(table, path, [&] {
-    for (std::size_t i = 0; i < rows.size(); ++i)
-      std::memcpy(table.data() + static_cast<std::size_t>(rows[i]) * sizeof(Place), &places[i], sizeof(Place));
-  });
-}
-
-namespace {
-
-// Of what writer.lock says: commit, length, boot, and the last commit that set attributes.
-std::uint32_t control_checksum(const RecordControl& of) {
-  const std::uint64_t said[] = {of.commit, of.length, of.boot, of.attributes};
-  return crc32c(0, std::as_bytes(std::span(said)));
-}
-
-}  // namespace
-
-RecordControl read_control(std::span<const std::byte> control, const std::string& path) {
-  const auto* numbers = reinterpret_cast<const std::uint64_t*>(control.data());
-  RecordControl now{};
-  std::uint64_t checksum = 0;
-  guarded(control, path, [&] {
-    do {
-      now.sequence = __atomic_load_n(numbers, __ATOMIC_ACQUIRE);
-      now.commit = __atomic_load_n(numbers + 1, __ATOMIC_RELAXED);
-      now.length = __atomic_load_n(numbers + 2, __ATOMIC_RELAXED);
-      now.boot = __atomic_load_n(numbers + 3, __ATOMIC_RELAXED);
-      checksum = __atomic_load_n(numbers + 4, __ATOMIC_RELAXED);
-      now.attributes = __atomic_load_n(numbers + 5, __ATOMIC_RELAXED);
-      __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    } while (now.sequence != __atomic_load_n(numbers, __ATOMIC_RELAXED));
-  });
-  if (checksum != control_checksum(now)) now.boot = 0;
-  return now;
-}
-
-void begin_change(std::span<std::byte> control, const std::string& path) {
-  auto* const sequence = reinterpret_cast<std::uint64_t*>(control.data());
-  guarded(control, path, [&] {
-    __atomic_store_n(sequence, *sequence | 1, __ATOMIC_SEQ_CST);
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-  });
-}
-
-void end_change(std::span<std::byte> control, const RecordControl& now, const std::string& path) {
-  auto* const numbers = reinterpret_cast<std::uint64_t*>(control.data());
-  guarded(control, path, [&] {
-    __atomic_store_n(numbers + 1, now.commit, __ATOMIC_RELAXED);
-    __atomic_store_n(numbers + 2, now.length, __ATOMIC_RELAXED);
-    __atomic_store_n(numbers + 3, now.boot, __ATOMIC_RELAXED);
-    __atomic_store_n(numbers + 4, control_checksum(now), __ATOMIC_RELAXED);
-    __atomic_store_n(numbers + 5, now.attributes, __ATOMIC_RELAXED);
-    __atomic_store_n(numbers, (numbers[0] | 1) + 1, __ATOMIC_SEQ_CST);
-  });
 }
 
 }  // namespace stepwell

@@ -15,6 +15,7 @@
 #include "files/guard.hpp"
 #include "reader.hpp"
 #include "stores/chunks.hpp"
+#include "stores/record_tables.hpp"
 
 namespace stepwell {
 
@@ -38,17 +39,29 @@ struct Frame {
 static_assert(sizeof(Frame) == 24);
 
 constexpr std::size_t kFrameAlign = 8;
-constexpr std::size_t kTableBlock = 4096;  // bytes of a table that have a checksum of their own
 
 struct RecordField {
   std::string name;
   std::size_t bytes;  // of a record, or of one item of a ragged one; not 0
   bool ragged;
   DictionaryPtr dictionary;
-  std::span<const std::byte> table;  // at the start of a page, at least 16 bytes a record
-  std::span<const std::byte> checksums;   // 4 bytes for every block of the table; empty: not checked
+  std::span<const std::byte> table;  // at the start of a page, at least an entry a record
+  std::span<const std::byte> checksums;   // for every block of the table; empty: not checked
   std::string table_path;
   std::string checksums_path;
+  bool column;  // entries are the values themselves, and not Places of frames
+  bool marked;  // with a byte before each: 0, the record has no such field, or 1
+
+  std::size_t entry() const { return column ? bytes + marked : sizeof(Place); }
+};
+
+// Where the entries of a field go: one behind the other, or, of a column, its values alone, each to
+// its slot (or one behind the other), zeros for a record that has none.
+struct EntriesOut {
+  std::size_t field;
+  std::byte* out;
+  bool values = false;
+  std::span<const std::int64_t> slots = {};
 };
 
 // A store as a reader sees it. Safe from any thread; call without the GIL.
@@ -64,11 +77,10 @@ class Records {
   std::span<const RecordField> fields() const { return fields_; }
   Chunks& chunks() const { return *chunks_; }
 
-  // The entries of `rows`, which are inside the store: out[f * rows.size() + i] is that of row i in
-  // fields[f]. All are of one commit. Throws ChecksumError, and Unsettled when a writer has
-  // stopped in the middle of a commit.
-  void places(std::span<const std::int64_t> rows, std::span<const std::size_t> fields,
-              std::span<Place> out) const;
+  // The entries of `rows`, which are inside the store, in some fields. All are of one commit. Throws
+  // ChecksumError, FormatError for a mark that is none, and Unsettled when a writer has stopped in
+  // the middle of a commit.
+  void entries(std::span<const std::int64_t> rows, std::span<const EntriesOut> outs) const;
 
   // The frame of a payload that is there. Throws FormatError when frame and entry disagree, and
   // Unsettled when a rebalance took away a chunk that was never mapped.
@@ -90,7 +102,15 @@ class Records {
   }
 
  private:
+  struct Damage {
+    std::size_t field = SIZE_MAX;
+    std::size_t block = 0;
+    std::int64_t marked = -1;  // the row whose mark is none
+  };
+
   std::pair<std::string, std::uint64_t> find(const std::byte* at) const;
+  void copy_entries(std::span<const std::int64_t> rows, const EntriesOut& to, Damage& damage) const;
+  bool block_is_known(std::size_t field, std::size_t block) const;
   bool block_is_whole(std::size_t field, std::size_t block) const;
   std::uint64_t sequence() const;
   template <class Error>
@@ -136,23 +156,5 @@ std::vector<RecordProblem> find_problems(const Records& records, std::size_t fie
                                          std::span<const std::int64_t> rows,
                                          std::span<const Place> places, std::size_t limit,
                                          bool numbered);
-
-// The checksums of some blocks of a table, whose last block may be short.
-std::vector<std::uint32_t> block_checksums(std::span<const std::byte> table, std::span<const std::int64_t> blocks,
-                                           const std::string& path);
-
-// Puts entries where some rows have theirs, in a table that is mapped.
-void put_places(std::span<std::byte> table, std::span<const std::int64_t> rows, std::span<const Place> places,
-                const std::string& path);
-
-// The numbers at the start of writer.lock, which is mapped and has at least 64 bytes.
-struct RecordControl {
-  std::uint64_t sequence, commit, length, boot;
-  std::uint64_t attributes;  // the last commit that set some
-};
-// `boot` is 0 when the checksum differs.
-RecordControl read_control(std::span<const std::byte> control, const std::string& path);
-void begin_change(std::span<std::byte> control, const std::string& path);
-void end_change(std::span<std::byte> control, const RecordControl& now, const std::string& path);
 
 }  // namespace stepwell

@@ -286,10 +286,10 @@ class Chunks:
 class Records:
     """The records of a store, as a reader sees them."""
 
-    def __init__(self, chunks: Chunks, fields: Sequence[tuple[str, int, bool, Dictionary | None, Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], object, object]], control: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], length: int, checksums: bool) -> None: ...
+    def __init__(self, chunks: Chunks, fields: Sequence[tuple[str, int, bool, Dictionary | None, Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], object, object, bool, bool]], control: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], length: int, checksums: bool) -> None: ...
 
-    def places(self, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], fields: Sequence[int]) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
-        """The entries of these rows, field by field, 16 bytes each."""
+    def entries(self, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], fields: Sequence[int]) -> list[Annotated[NDArray[numpy.uint8], dict(shape=(None,))]]:
+        """The entries of these rows, an array of bytes for each field."""
 
     @property
     def length(self) -> int: ...
@@ -307,7 +307,7 @@ class Records:
         What is wrong with these records: message, path, offset, whether a checksum differs.
         """
 
-    def copy_frames(self, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], places: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], numbers: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], chunk: int, begin: int) -> tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,))], Annotated[NDArray[numpy.uint8], dict(shape=(None,))]]:
+    def copy_frames(self, fields: Sequence[int], rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], places: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], numbers: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], chunk: int, begin: int) -> tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,))], Annotated[NDArray[numpy.uint8], dict(shape=(None,))]]:
         """
         The frames of these records under new numbers, for another chunk, and their entries.
         """
@@ -334,8 +334,15 @@ def read_control(control: Annotated[NDArray[numpy.uint8], dict(shape=(None,), or
     Sequence, number of the last commit, length, boot (0 when the checksum differs), and the last commit that set attributes.
     """
 
-def block_checksums(table: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], blocks: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], path: object) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
-    """The checksums of some blocks of an offset table."""
+def block_checksums(table: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], blocks: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], commits: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], path: object) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+    """
+    The checksums of some blocks of a table; of a column there is a commit for each.
+    """
+
+def checksums_after(table: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], entry: int, first: int, appended: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], changed: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], blocks: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], commit: int, path: object) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+    """
+    The checksums that blocks of a column have after a change that is not done yet.
+    """
 
 def put_entries(table: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], entries: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], path: object) -> None:
     """Put entries where these rows have theirs, in a mapped table."""

@@ -33,7 +33,7 @@ from stepwell.formats import (
     into_steps,
 )
 from stepwell.formats.folder import classes_of
-from stepwell.formats.into_records import OVERHEAD, original_names
+from stepwell.formats.into_records import OVERHEAD, original_names, overhead
 from stepwell.formats.minari import PREFIX
 from stepwell.formats.parts import Part, sweep_part
 from stepwell.kinds import MADE, kind_at, kind_of, target_kind
@@ -249,14 +249,16 @@ class _Call:
         before = self._source_bytes()
         if kind != "records" or before is None:
             return
-        after = len(rows) * len(rows.schema) * OVERHEAD
-        if options.get("compress") == "none":
+        compress = options.get("compress", "none")
+        after = len(rows) * overhead(rows.schema, compress)
+        if compress == "none":
             after += rows.nbytes
         if after - before > _WORTH_A_WARNING and after > _GROWS_BY * before:
             warnings.warn(
                 f"{target}: {len(rows):,} records would take about {after:,} bytes, the source "
                 f"has {before:,}: a record store costs {OVERHEAD} bytes for each field of a "
-                "record; a step dataset or shards cost nothing",
+                "record that is compressed, ragged or larger than 64 bytes; a step dataset or "
+                "shards cost nothing",
                 stacklevel=4,
             )
 

@@ -212,7 +212,7 @@ class Records(Target):
     states = ("closed", "killed", "rebooted")
 
     def write(self, path: Path, stamps: range) -> Iterator[None]:
-        fields = records.fields("zstd", ["n", "text", "image"])
+        fields = records.fields("zstd", ["n", "text", "image"]) | records.fields("raw", ["x"])
         with sw.RecordWriter(
             path, fields, mode="a", chunk_records=5, grow_bytes=512, threads=1
         ) as writer:

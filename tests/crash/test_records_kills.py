@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from stepwell import BusyError, Field, RecordReader, RecordWriter
 from stepwell.files.atomic import write_all
 from stepwell.stores.records import tables, writer as writer_module
-from stepwell.stores.records.layout import ENTRY
 from tests.crash.faults import fault, on_a_small_disk
 from tests.writer_contract import WriterContract, WriterKit
 
@@ -71,7 +70,7 @@ class TestWriter(WriterContract):
         def put(self: tables.TableFile, rows: NDArray[Any], entries: NDArray[Any]) -> None:
             for row, entry in zip(rows.tolist(), entries, strict=True):
                 data = np.frombuffer(entry.tobytes(), np.uint8)
-                write_all(self._file, data, row * ENTRY.itemsize, self.path)
+                write_all(self._file, data, row * len(data), self.path)
 
         monkeypatch.setattr(tables, "_GROW_ENTRIES", 256)
         monkeypatch.setattr(tables.TableFile, "_put", put)

@@ -26,7 +26,11 @@ RAW, FLATE, ZSTD, ZSTD_DICT, LZ4 = range(5)
 CODECS = {"raw": RAW, "flate": FLATE, "zstd": ZSTD, "zstd-dict": ZSTD_DICT, "lz4": LZ4}
 Compress = Literal["raw", "flate", "zstd", "zstd-dict", "lz4"]
 ENTRY, FRAME, HEAD, SEAL, BLOCK = 16, 24, 56, 24, 256
+BLOCK_BYTES, COLUMN_CHECKSUM = 4096, 12
 MISSING = bytes(ENTRY)
+
+DEFAULTS = {"optional": True, "column": False}
+"""Members of a field that are left out where they are so."""
 
 Record = dict[str, bytes | None]
 
@@ -54,6 +58,12 @@ class Field:
     compress: str = "raw"
     level: int | None = None
     optional: bool = True
+    column: bool = False
+
+    @property
+    def entry_bytes(self) -> int:
+        """What the table has for each record: a place, or a mark and the value."""
+        return self.item_bytes + self.optional if self.column else ENTRY
 
     @property
     def item_bytes(self) -> int:
@@ -83,6 +93,15 @@ class Change:
     first: int = 0
     appended: list[bytes] = default(default_factory=list)
     changed: list[tuple[int, bytes]] = default(default_factory=list)
+    checksums: list[int] = default(default_factory=list)
+    """Of a column: those of its blocks after the commit, which has this number."""
+    number: int = 0
+
+    def blocks(self, size: int) -> list[int]:
+        """The blocks with a new entry, of `size` bytes each."""
+        rows = [*range(self.first, self.first + len(self.appended)), *(r for r, _ in self.changed)]
+        ends = [(row * size, row * size + size - 1) for row in rows]
+        return sorted({at // BLOCK_BYTES for both in ends for at in both})
 
 
 @dataclass
@@ -125,7 +144,8 @@ def align8(offset: int) -> int:
     return -(-offset // 8) * 8
 
 
-def table_name(field: Field, generation: int, kind: str = "offset") -> str:
+def table_name(field: Field, generation: int, kind: str = "") -> str:
+    kind = kind or ("column" if field.column else "offset")
     return f"{field.name}.{generation}.{kind}" if generation else f"{field.name}.{kind}"
 
 
@@ -217,7 +237,7 @@ def read_meta(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise Broken(f"meta.json: {error}") from error
     need(isinstance(meta, dict) and meta.get("format") == "zrecord", "meta.json: another format")
-    if meta.get("version") != 1:
+    if meta.get("version") not in (1, 2):
         raise BrokenVersion(f"version {meta.get('version')!r}")
     if "crc32c" in meta and meta["crc32c"] != meta_sum(meta):
         raise BrokenChecksum("meta.json")
@@ -237,7 +257,10 @@ def fields_of(meta: dict[str, Any]) -> list[Field]:
         field = Field(
             **{k: given.get(k) for k in ("name", "dtype", "shape", "compress", "level")},
             optional=given.get("optional", True),
+            column=given.get("column", False),
         )
+        need(type(field.column) is bool, f"meta.json: column: {field.column!r}")
+        need(not field.column or meta["version"] == 2, "version 1 has no columns")
         need(type(field.optional) is bool, f"meta.json: optional: {field.optional!r}")
         need(isinstance(field.name, str) and isinstance(field.dtype, str), "a field")
         need(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]{,62}", field.name) is not None, field.name)
@@ -255,6 +278,9 @@ def fields_of(meta: dict[str, Any]) -> list[Field]:
             need(dtype.names is None and not dtype.hasobject, f"dtype {field.dtype!r}")
             need(dtype.str == field.dtype, f"dtype {field.dtype!r}, not {dtype.str!r}")
         need(field.item_bytes > 0, "items of 0 bytes")
+        if field.column:
+            need(field.compress == "raw" and not field.ragged, f"{field.name}: no column")
+            need(field.entry_bytes <= BLOCK_BYTES, f"{field.name}: no column")
         fields.append(field)
     need(fields != [], "no fields")
     need(len({field.name.lower() for field in fields}) == len(fields), "a name twice")
@@ -294,7 +320,7 @@ def read_store(path: Path) -> Store:
     )  # fmt: skip
     need(len(state.unfull) == len(chunks["unfull"]), "unfull")
     check(state, first_chunk)
-    new, more = read_journal(path, len(fields), state.number)
+    new, more = read_journal(path, fields, state.number)
     attributes = meta["attributes"]
     for commit in new:
         attributes = attributes if commit.attributes is None else commit.attributes
@@ -313,6 +339,12 @@ def read_store(path: Path) -> Store:
     )  # fmt: skip
     for position, field in enumerate(fields):
         changes = [commit.changes[position] for commit in new]
+        if field.column:
+            last = state.number if new or more else None
+            column = read_column(path, field, generation, state.length, changes, last)
+            for record, value in zip(store.records, column, strict=True):
+                record[field.name] = value
+            continue
         table = read_table(path, field, generation, state.length, changes)
         if new or more:
             check_entries(table, state, first_chunk)
@@ -355,6 +387,58 @@ def read_table(
             if stored[number * 4 : number * 4 + 4] != struct.pack("<I", crc32c(block)):
                 raise BrokenChecksum(f"{sums.name}: block {number}")
     return bytes(table)
+
+
+def read_column(
+    path: Path,
+    field: Field,
+    generation: int,
+    length: int,
+    changes: list[Change],
+    last: int | None,
+) -> list[bytes | None]:
+    """The values of a column: those of the file, then those of the journal. `last` is the last
+    commit, where the journal says that there may have been more."""
+    file, size = path / table_name(field, generation), field.entry_bytes
+    need(file.is_file(), f"no {file.name}")
+    data, sums = file.read_bytes(), path / table_name(field, generation, "sums")
+    new = {row for c in changes for row in range(c.first, c.first + len(c.appended))}
+    there = len(data) // size
+    more = len([row for row in new if there <= row < length])
+    need(length <= there + more, f"{file.name}: {there} entries of {length}")
+    blocks = -(-length * size // BLOCK_BYTES)
+    need(not blocks or sums.is_file(), f"no {sums.name}")
+    stored = sums.read_bytes() if sums.is_file() else b""
+    room = max([length, *(c.first + len(c.appended) for c in changes)]) * size // BLOCK_BYTES + 1
+    image = bytearray(data[: room * BLOCK_BYTES].ljust(room * BLOCK_BYTES, b"\0"))
+    want: dict[int, int] = {}
+    for change in changes:
+        rows = range(change.first, change.first + len(change.appended))
+        for row, entry in [*zip(rows, change.appended, strict=True), *change.changed]:
+            if (row + 1) * size <= len(image):
+                image[row * size : (row + 1) * size] = entry
+        want |= dict(zip(change.blocks(size), change.checksums, strict=True))
+    numbers = {n: c for c in changes for n in c.blocks(size)}
+    for number in range(blocks):
+        stated = stored[number * COLUMN_CHECKSUM :][:COLUMN_CHECKSUM]
+        if number not in want and len(stated) < COLUMN_CHECKSUM:
+            raise BrokenChecksum(f"{sums.name}: block {number} has none")
+        if number in want:
+            crc, commit = want[number], numbers[number].number
+        else:
+            crc, commit = struct.unpack("<IQ", stated)
+        if number not in want and last is not None and commit > last:
+            raise BrokenChecksum(f"{sums.name}: block {number} is of commit {commit}")
+        block = bytes(image[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES])
+        if crc32c(block + struct.pack("<Q", commit)) != crc:
+            raise BrokenChecksum(f"{sums.name}: block {number}")
+    values: list[bytes | None] = []
+    for row in range(length):
+        entry = bytes(image[row * size : (row + 1) * size])
+        need(not field.optional or entry[0] < 2, f"{field.name}: mark {entry[0]}")
+        there = not field.optional or entry[0] == 1
+        values.append(entry[field.optional :] if there else None)
+    return values
 
 
 def check_entries(table: bytes, state: Commit, first_chunk: int) -> None:
@@ -412,7 +496,7 @@ def read_payload(
     return data
 
 
-def read_journal(path: Path, fields: int, after: int) -> tuple[list[Commit], bool]:
+def read_journal(path: Path, fields: Sequence[Field], after: int) -> tuple[list[Commit], bool]:
     """The commits that meta.json, which has those up to `after`, does not have; and whether
     something is behind them."""
     file = path / "journal.zr"
@@ -434,12 +518,12 @@ def read_journal(path: Path, fields: int, after: int) -> tuple[list[Commit], boo
     return new, any(data[end + (SEAL if end else 0) :])
 
 
-def parse_journal(data: bytes, fields: int) -> list[Commit]:
+def parse_journal(data: bytes, fields: Sequence[Field]) -> list[Commit]:
     """The commits that follow one another from the beginning on."""
     return walk(data, fields)[0]
 
 
-def walk(data: bytes, fields: int) -> tuple[list[Commit], int]:
+def walk(data: bytes, fields: Sequence[Field]) -> tuple[list[Commit], int]:
     """The same, and where the last of them ends."""
     commits: list[Commit] = []
     at = end = 0
@@ -459,26 +543,34 @@ def walk(data: bytes, fields: int) -> tuple[list[Commit], int]:
     return commits, end
 
 
-def parse_commit(data: bytes, fields: int) -> Commit:
+def parse_commit(data: bytes, fields: Sequence[Field]) -> Commit:
     number, length, peak, next_chunk, count, deletes = struct.unpack_from("<QQQIIQ", data, 16)
     at = HEAD + 16 * count
     need(length <= peak < 1 << 59, f"length {length}, peak {peak}")
     need(at <= len(data), "unfull chunks behind the end of a commit")
     unfull = [struct.unpack_from("<IIQ", data, HEAD + 16 * i) for i in range(count)]
     changes = []
-    for _ in range(fields):
+    for field in fields:
+        size = field.entry_bytes
         need(at + 24 <= len(data), "fewer fields in a commit than in the store")
         first, appended, changed = struct.unpack_from("<QQQ", data, at)
         at += 24
-        need(at + 16 * appended + 24 * changed <= len(data), "entries behind the end of a commit")
+        end = align8(at + size * appended + (8 + size) * changed)
+        need(end <= len(data), "entries behind the end of a commit")
         need(first + appended <= peak, f"entries behind the highest, {peak}")
-        change = Change(first, [data[at + 16 * i :][:16] for i in range(appended)])
-        at += 16 * appended
+        change = Change(first, [data[at + size * i :][:size] for i in range(appended)])
+        at += size * appended
         for _ in range(changed):
             (row,) = struct.unpack_from("<Q", data, at)
             need(row < peak, f"entries behind the highest, {peak}")
-            change.changed.append((row, data[at + 8 : at + 24]))
-            at += 24
+            change.changed.append((row, data[at + 8 : at + 8 + size]))
+            at += 8 + size
+        at = end
+        if field.column:
+            change.number, blocks = number, len(change.blocks(size))
+            need(align8(at + 4 * blocks) <= len(data), "checksums behind the end of a commit")
+            change.checksums = [*struct.unpack_from(f"<{blocks}I", data, at)]
+            at = align8(at + 4 * blocks)
         changes.append(change)
     attributes = None
     if at < len(data):
@@ -509,6 +601,9 @@ def build_commit(commit: Commit) -> bytes:
         body += struct.pack("<QQQ", change.first, len(change.appended), len(change.changed))
         body += b"".join(change.appended)
         body += b"".join(struct.pack("<Q", row) + entry for row, entry in change.changed)
+        body = body.ljust(align8(len(body)), b"\0")
+        body += struct.pack(f"<{len(change.checksums)}I", *change.checksums)
+        body = body.ljust(align8(len(body)), b"\0")
     if commit.attributes is not None:
         text = json.dumps(commit.attributes).encode()
         body += text.ljust(align8(len(text)))
@@ -522,10 +617,20 @@ def table_checksums(table: bytes) -> bytes:
     return b"".join(struct.pack("<I", crc32c(block)) for block in blocks)
 
 
+def column_checksum(table: bytes, block: int, commit: int) -> int:
+    data = table[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES].ljust(BLOCK_BYTES, b"\0")
+    return crc32c(data + struct.pack("<Q", commit))
+
+
+def column_checksums(table: bytes, commit: int) -> bytes:
+    blocks = range(-(-len(table) // BLOCK_BYTES))
+    return b"".join(struct.pack("<IQ", column_checksum(table, b, commit), commit) for b in blocks)
+
+
 def meta_of(store: Store, state: Commit) -> dict[str, Any]:
     meta = {
         "format": "zrecord",
-        "version": 1,
+        "version": 2 if any(field.column for field in store.fields) else 1,
         "length": state.length,
         "generation": store.generation,
         "commit": state.number,
@@ -539,7 +644,7 @@ def meta_of(store: Store, state: Commit) -> dict[str, Any]:
             "unfull": [[chunk.number, chunk.end, chunk.records] for chunk in state.unfull],
         },
         "fields": [
-            {k: v for k, v in vars(field).items() if v is not None and v is not True}
+            {k: v for k, v in vars(field).items() if v is not None and DEFAULTS.get(k) is not v}
             for field in store.fields
         ],
         "attributes": store.attributes,
@@ -573,29 +678,48 @@ def write_store(
             (path / "chunk" / f"{number}.zr").write_bytes(chunk)
             chunk, number, held = b"", number + 1, 0
         for position, (field, table) in enumerate(zip(store.fields, tables, strict=True)):
+            if field.column:
+                table.append(value_entry(field, record[field.name]))
+                continue
             entry, chunk = put(store, row, position, record[field.name], number, chunk, codec)
             table.append(entry)
         held += 1
         unfull = [Chunk(number, len(chunk), held)] if held < store.chunk_records else []
         states.append((number + 1, unfull))
-    if store.records:
+    if chunk:
         (path / "chunk" / f"{number}.zr").write_bytes(chunk)
     start = len(store.records) - sum(commits)
     peak = max(store.peak - sum(commits), start)
+    before, images = store.commit - len(commits), []
     for field, table in zip(store.fields, tables, strict=True):
         written = b"".join([*table[:start], *(peak - start) * table[:1]])
+        images.append(bytearray(written))
         (path / table_name(field, store.generation)).write_bytes(written)
-        (path / table_name(field, store.generation, "sums")).write_bytes(table_checksums(written))
-    before = store.commit - len(commits)
+        checksums = column_checksums(written, before) if field.column else table_checksums(written)
+        (path / table_name(field, store.generation, "sums")).write_bytes(checksums)
     meta = meta_of(store, Commit(before, start, peak, *states[start], []))
     (path / "meta.json").write_text(json.dumps(meta, indent=1))
     journal = b""
     for this, count in enumerate(commits, before + 1):
-        changes = [Change(start, table[start : start + count]) for table in tables]
+        changes = [Change(start, table[start : start + count], number=this) for table in tables]
+        for field, change, image in zip(store.fields, changes, images, strict=True):
+            if field.column:
+                size = field.entry_bytes
+                image[start * size : (start + count) * size] = b"".join(change.appended)
+                blocks = change.blocks(size)
+                change.checksums = [column_checksum(bytes(image), b, this) for b in blocks]
         start += count
         peak = max(peak, start)
         journal += build_commit(Commit(this, start, peak, *states[start], changes))
     (path / "journal.zr").write_bytes(journal)
+
+
+def value_entry(field: Field, data: bytes | None) -> bytes:
+    """The entry of a value in a column."""
+    if not field.optional:
+        need(data is not None, f"{field.name}: not optional")
+    mark = bytes([data is not None]) if field.optional else b""
+    return mark + (data or bytes(field.item_bytes))
 
 
 def put(

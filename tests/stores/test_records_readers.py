@@ -155,9 +155,9 @@ def test_a_directory_that_cannot_be_written_to(quick_path: Path) -> None:
         store.commit()
         shutil.copytree(path, quick_path / "copy")  # as a kill would leave it
     copy = quick_path / "copy"
-    with (copy / "n.offset").open("r+b") as file:
-        file.seek(16)
-        file.write(bytes(16))  # not all of it had reached the disk
+    with (copy / "n.column").open("r+b") as file:
+        file.seek(24)
+        file.write(bytes(24))  # not all of it had reached the disk
     (copy / "writer.lock").write_bytes(b"")
     script = """
 import os, sys
@@ -243,7 +243,7 @@ def test_a_reader_follows_a_growing_store(quick_path: Path) -> None:
 def test_take_and_loader_say_the_same_beside_a_rebalance(quick_path: Path) -> None:
     """A record that went to a chunk the reader has not mapped, which a rebalance took away."""
     path = quick_path / "store"
-    with RecordWriter(path, {"n": "<u8"}, chunk_records=10) as store:
+    with RecordWriter(path, {"n": Field("<u8", compress="lz4")}, chunk_records=10) as store:
         store.append({"n": np.arange(30)})
     reader, ahead = RecordReader.open(path), RecordReader.open(path)
     with RecordWriter(path, mode="a") as store:

@@ -14,6 +14,9 @@ import pytest
 from stepwell import ChecksumError, Field, FormatError, RecordReader, RecordWriter
 from tests import children
 
+FRAMED = Field("<i8", compress="lz4")
+"""No column, though nothing of it gets smaller."""
+
 
 def lose_tables(path: Path) -> None:
     for file in [*path.glob("*.offset"), *path.glob("*.sums")]:
@@ -43,7 +46,7 @@ def test_attributes_come_back_as_they_were(quick_path: Path) -> None:
 
 
 def test_salvage_after_deletes_has_every_live_record(quick_path: Path) -> None:
-    with RecordWriter(quick_path / "a", {"x": "<i8"}, threads=2, chunk_records=4) as store:
+    with RecordWriter(quick_path / "a", {"x": FRAMED}, threads=2, chunk_records=4) as store:
         store.append({"x": np.arange(10)})
         store.commit()
         store.delete([0])
@@ -65,7 +68,7 @@ def test_salvage_without_deletes_is_exact(quick_path: Path) -> None:
 import os, sys
 import numpy as np
 from stepwell import Field, RecordWriter
-fields = {"x": "<i8", "t": Field(str, optional=True)}
+fields = {"x": Field("<i8", compress="lz4"), "t": Field(str, optional=True)}
 store = RecordWriter(sys.argv[1], fields, chunk_records=10, grow_bytes=512)
 store.append({"x": np.arange(20), "t": [str(i) for i in range(20)]})
 store.commit()
@@ -141,13 +144,14 @@ def test_an_interrupted_change_is_not_committed(quick_path: Path) -> None:
     assert torn > 0
 
 
-def test_a_write_does_not_hide_damage(quick_path: Path) -> None:
+@pytest.mark.parametrize(("field", "table"), [(FRAMED, "x.offset"), ("<i8", "x.column")])
+def test_a_write_does_not_hide_damage(quick_path: Path, field: Any, table: str) -> None:
     path = quick_path / "a"
-    with RecordWriter(path, {"x": "<i8"}) as store:
+    with RecordWriter(path, {"x": field}) as store:
         store.append({"x": np.arange(100)})
-    table = np.fromfile(path / "x.offset", "u1").reshape(-1, 16)
-    table[[3, 4]] = table[[4, 3]]
-    table.tofile(path / "x.offset")
+    entries = np.fromfile(path / table, "u1").reshape(100, -1)
+    entries[[3, 4]] = entries[[4, 3]]
+    entries.tofile(path / table)
     with pytest.raises(ChecksumError, match="do not fit their checksum"):  # noqa: SIM117
         with RecordWriter(path, mode="a") as store:
             store.append({"x": [100]})
@@ -155,8 +159,15 @@ def test_a_write_does_not_hide_damage(quick_path: Path) -> None:
 
 
 def test_sums_that_are_missing_are_made(quick_path: Path) -> None:
+    """Those of a column are not: nothing else says that the values are right."""
     path = quick_path / "a"
-    with RecordWriter(path, {"x": "<i8"}) as store:
+    with RecordWriter(quick_path / "b", {"x": "<i8"}) as store:
+        store.append({"x": np.arange(2000)})
+    (quick_path / "b" / "x.sums").unlink()
+    for opened in (RecordReader.open, lambda path: RecordWriter(path, mode="a")):
+        with pytest.raises(FormatError, match=r"missing.*x\.sums"):
+            opened(quick_path / "b")
+    with RecordWriter(path, {"x": FRAMED}) as store:
         store.append({"x": np.arange(2000)})
     (path / "x.sums").unlink()
     with RecordWriter(path, mode="a") as store:
@@ -189,9 +200,9 @@ def test_few_open_files(quick_path: Path) -> None:
     script = """
 import resource, sys
 import numpy as np
-from stepwell import RecordReader, RecordWriter
+from stepwell import Field, RecordReader, RecordWriter
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-with RecordWriter(sys.argv[1], {"x": "<i8"}, chunk_records=10) as store:
+with RecordWriter(sys.argv[1], {"x": Field("<i8", compress="lz4")}, chunk_records=10) as store:
     store.append({"x": np.arange(5000)})
 found = RecordReader.open(sys.argv[1])
 assert found["x"][:].tolist() == list(range(5000))
@@ -202,7 +213,7 @@ assert found["x"][:].tolist() == list(range(5000))
 
 def test_more_chunks_than_can_be_mapped(quick_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepwell.stores.records.chunk.MAX_CHUNKS", 5)
-    with RecordWriter(quick_path / "a", {"x": "<i8"}, chunk_records=2) as store:
+    with RecordWriter(quick_path / "a", {"x": FRAMED}, chunk_records=2) as store:
         store.append({"x": np.arange(10)})
         store.commit()
         with pytest.raises(ValueError, match="up to 5 chunks; rebalance it"):

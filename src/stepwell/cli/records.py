@@ -26,6 +26,8 @@ def rebalance(
 ) -> None:
     """Write the live records again, in order, and give back what deleted ones took.
 
+    Small fields of a fixed size become columns, where an older version made them frames.
+
     Safe to kill: the store is as before, or rebalanced.
     """
     with sw.RecordReader.open(store) as reader:
@@ -38,8 +40,8 @@ def rebalance(
         facts = {
             "path": str(store),
             "records": len(reader),
-            "chunk_bytes_before": before["chunk_bytes"],
-            "chunk_bytes": after["chunk_bytes"],
+            "data_bytes_before": before["data_bytes"],
+            "data_bytes": after["data_bytes"],
             "utilization_before": before["utilization"],
             "utilization": after["utilization"],
         }

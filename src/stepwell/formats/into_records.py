@@ -9,14 +9,15 @@ from pathlib import Path
 from stepwell.batches import attributes_of, in_order, size_of
 from stepwell.errors import SchemaError
 from stepwell.formats.streams import Progress
-from stepwell.source import Field, Source
+from stepwell.source import Field, Schema, Source
 from stepwell.stores import RecordWriter
+from stepwell.stores.records.layout import fit_for_columns
 
 NAMES = "names"
 """The attribute that has the names that fields had, where a store cannot have them."""
 
 OVERHEAD = 24 + 16
-"""Bytes that a store needs for each field of each record, besides the values."""
+"""Bytes that a store needs for a field of a record that is no column, besides the value."""
 
 _COMMIT_BYTES = 64 << 20
 _COMMIT_S = 2.0
@@ -60,6 +61,12 @@ def fill(
             if not append and (pending >= _COMMIT_BYTES or time.monotonic() - last >= _COMMIT_S):
                 writer.commit()
                 pending, last = 0, time.monotonic()
+
+
+def overhead(schema: Schema, compress: str) -> int:
+    """Bytes that a store needs for each record, besides the values."""
+    kept = {name: replace(field, compress=compress) for name, field in schema.items()}
+    return OVERHEAD * (len(kept) - len(fit_for_columns(kept)))
 
 
 def _kept(name: str, field: Field, compress: str, level: int | None) -> Field:

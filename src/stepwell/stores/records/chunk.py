@@ -33,9 +33,8 @@ from stepwell.stores.records.layout import (
     dictionary_name,
     load_dictionary,
     packing_level,
-    table_names,
 )
-from stepwell.stores.records.tables import Change, Entries, TableFile
+from stepwell.stores.records.tables import Change, Entries, TableFile, column_entries
 from stepwell.stores.records.values import Values
 
 # For larger writes the system takes larger pages, and a virtual machine has given those that were
@@ -299,11 +298,17 @@ class FrameWriter:
 
 
 def rebalance(
-    root: Path, old: Meta, records: _core.Records, grow_bytes: int, progress: Progress | None
+    root: Path,
+    old: Meta,
+    records: _core.Records,
+    columns: frozenset[str],
+    grow_bytes: int,
+    progress: Progress | None,
 ) -> Meta:
     """Write new files, and return the meta.json that will make them the store.
 
-    When it is stopped, by a full disk perhaps, it leaves nothing behind.
+    `columns` are those of the records; `old` has those that there will be, which are more where
+    frames become columns. When it is stopped, by a full disk perhaps, it leaves nothing behind.
     """
     made = replace(
         old,
@@ -314,35 +319,63 @@ def rebalance(
         unfull=(),
     )
 
+    numbers, framed = made.numbers, [name for name in made.fields if name not in made.columns]
+
     def copied(
         rows: Rows, places: Entries, begin: int, end: int, chunk: int, position: int
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         if progress is not None:
             progress(int(rows[end - 1]) + 1, old.length)
         flat = np.ascontiguousarray(places[:, begin:end]).view(np.uint8).reshape(-1)
-        return records.copy_frames(rows[begin:end], flat, rows[begin:end], chunk, position)
+        of, some = [numbers[name] for name in framed], rows[begin:end]
+        return records.copy_frames(of, some, flat, some, chunk, position)
+
+    def as_column(name: str, rows: Rows, places: Entries) -> Entries:
+        """What is in the frames at some places."""
+        field = made.fields[name]
+        data = np.empty(len(rows) * field.row_bytes, np.uint8)
+        records.read_fixed(numbers[name], rows, places.view(np.uint8), data)
+        there = places["offset"] > 0
+        if not (field.optional or there.all()):
+            message = f"record {rows[~there][0]} has no {name}, which is not optional"
+            raise FormatError(message, path=str(root))
+        values = data.reshape(len(rows), -1)[there].reshape(-1)
+        given = Values(len(rows), values, None, there.astype(np.uint8))
+        return column_entries(given, field.row_bytes, marked=field.optional)
 
     chunks = OpenChunks(root, made, grow_bytes)
-    names = [table_names(name, made.generation) for name in made.fields]
+    names = [made.table_names(name) for name in made.fields]
     _remove(root, names)
     try:
         with ExitStack() as opened:
             opened.callback(chunks.close, cut=True)
-            tables = []
-            for each in names:
-                tables.append(TableFile(root, *each))
-                opened.callback(tables[-1].close)
+            tables: dict[str, TableFile] = {}
+            for name in made.fields:
+                tables[name] = TableFile(root, made.table_names(name), made.entry(name))
+                opened.callback(tables[name].close)
             for at in range(0, old.length, _LOOK_ROWS):
                 rows = np.arange(at, min(at + _LOOK_ROWS, old.length), dtype=np.int64)
-                places = records.places(rows, range(len(names))).view(ENTRY).reshape(len(names), -1)
-                aligned = (places["length"].astype(np.int64) + 7) // 8 * 8 + FRAME_BYTES
-                ends = np.cumsum(np.where(places["offset"] > 0, aligned, 0).sum(0))
-                (chunk,), make = chunks.with_room(1), partial(copied, rows, places)
-                entries = chunks.put(chunk, ends, 0, len(rows), make)
-                for table, appended in zip(tables, entries, strict=True):
-                    table.change(Change(at, appended), at + len(rows))
+                looked = records.entries(rows, range(len(names)))
+                found = dict(zip(made.fields, looked, strict=True))
+                if framed:
+                    places = np.stack([found[name].view(ENTRY) for name in framed])
+                    aligned = (places["length"].astype(np.int64) + 7) // 8 * 8 + FRAME_BYTES
+                    ends = np.cumsum(np.where(places["offset"] > 0, aligned, 0).sum(0))
+                    (chunk,), make = chunks.with_room(1), partial(copied, rows, places)
+                    put = chunks.put(chunk, ends, 0, len(rows), make)
+                    found |= dict(zip(framed, put, strict=True))
+                for name, table in tables.items():
+                    entries = found[name]
+                    if name in made.columns and name not in columns:
+                        entries = as_column(name, rows, entries.view(ENTRY))
+                    change = Change(at, entries.view(table.dtype))
+                    change = table.sealed(change, made.commit)
+                    table.write_ahead(change, at, at + len(rows))
+                    table.change(change, at)
+                if progress is not None:
+                    progress(at + len(rows), old.length)
             chunks.sync()  # of all of them: the disk has been at work all the while
-            for table in tables:
+            for table in tables.values():
                 table.cut(old.length)
                 table.sync()
     except BaseException:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from stepwell.errors import ChecksumError, FormatError
 from stepwell.files.journal import SEAL_BYTES, Framing, read_journal
-from stepwell.stores.records.layout import ENTRY, JOURNAL, ChunkState, Meta
+from stepwell.stores.records.layout import COLUMN_CHECKSUM, JOURNAL, ChunkState, Meta
 from stepwell.stores.records.tables import Change
 
 FRAMING = Framing(b"ZRJL", whole=True, seal_magic=b"ZRSL")
@@ -19,7 +19,6 @@ _FRAME_BYTES = len(FRAMING.frame(b""))
 _HEAD = struct.Struct("<3Q2IQ")
 _CHUNK = np.dtype([("id", "<u4"), ("records", "<u4"), ("position", "<u8")])
 _FIELD = struct.Struct("<3Q")
-_CHANGED = np.dtype([("record", "<u8"), ("entry", ENTRY)])
 _MAX_TRIES = 10
 
 
@@ -36,12 +35,20 @@ class Commit:
         meta = self.after
         head = (meta.commit, meta.length, meta.peak, meta.next_chunk)
         chunks = np.array([(s.id, s.records, s.position) for s in meta.unfull], _CHUNK)
-        parts = [_HEAD.pack(*head, len(chunks), meta.deletes), chunks.tobytes()]
+        parts: list[bytes | memoryview] = [
+            _HEAD.pack(*head, len(chunks), meta.deletes),
+            chunks.tobytes(),
+        ]
         for change in self.changes:
-            together = np.empty(len(change.rows), _CHANGED)
+            together = np.empty(len(change.rows), _changed(change.appended.dtype))
             together["record"], together["entry"] = change.rows, change.changed
             counts = (change.first, len(change.appended), len(change.rows))
-            parts += [_FIELD.pack(*counts), change.appended.tobytes(), together.tobytes()]
+            entries = change.appended.nbytes + together.nbytes
+            parts += [_FIELD.pack(*counts), change.appended.view(np.uint8).data, together.tobytes()]
+            parts.append(bytes(-entries % 8))
+            if change.checksums is not None:
+                crcs = change.checksums["crc"].tobytes()
+                parts += [crcs, bytes(-len(crcs) % 8)]
         if self.attributed:
             text = json.dumps(meta.attributes).encode()
             parts.append(text.ljust(-(-len(text) // 8) * 8))
@@ -53,20 +60,33 @@ class Commit:
         number, length, peak, next_chunk, count, deletes = _HEAD.unpack_from(body.data)
         unfull, at = _items(body, _HEAD.size, _CHUNK, count)
         changes: list[Change] = []
-        for _ in before.fields:
+        for name in before.fields:
+            dtype = before.entry(name)
             first, appended, changed = _FIELD.unpack_from(body.data, at)
-            entries, at = _items(body, at + _FIELD.size, ENTRY, appended)
-            together, at = _items(body, at, _CHANGED, changed)
+            if appended and first != before.length:
+                raise ValueError(f"expected new records from {before.length} on, got {first}")
+            entries, at = _items(body, at + _FIELD.size, dtype, appended)
+            together, at = _items(body, at, _changed(dtype), changed)
             rows = together["record"]
             if len(rows) and int(rows.max()) >= before.length:
                 raise ValueError(f"expected a record below {before.length}, got {rows.max()}")
-            changes.append(Change(first, entries, rows.astype(np.int64), together["entry"]))
+            begin = min(first, before.length)  # where nothing is appended, it is not used
+            change = Change(begin, entries, rows.astype(np.int64), together["entry"])
+            at += -at % 8
+            if name in before.columns:
+                made = np.empty(len(change.blocks), COLUMN_CHECKSUM)
+                made["commit"] = number
+                made["crc"], at = _items(body, at, np.dtype("<u4"), len(made))
+                change = replace(change, checksums=made)
+                at += -at % 8
+            changes.append(change)
+        if at > len(body):
+            raise ValueError(f"expected at least {at} bytes, got {len(body)}")
         more = len(changes[0].appended)
         attributes = json.loads(body[at:].tobytes()) if at < len(body) else None
         follows = (
             isinstance(attributes, dict | None)
             and all(len(change.appended) == more for change in changes)
-            and all(change.first == before.length or not more for change in changes)
             and (length == before.length + more if more else length <= before.length)
             and peak == max(before.peak, length)
             and before.next_chunk <= next_chunk
@@ -88,6 +108,11 @@ class Commit:
 
 
 _UNREADABLE = (ValueError, OverflowError, RecursionError, struct.error)
+
+
+def _changed(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """A record, and the entry that takes the place of its own."""
+    return np.dtype([("record", "<u8"), ("entry", dtype)])
 
 
 def _items(

@@ -32,8 +32,14 @@ ENTRY = np.dtype([("offset", "<u8"), ("chunk", "<u4"), ("length", "<u4")])
 FRAME_BYTES = 24
 MAX_CHUNKS = 1 << 16
 """Chunks of one generation: the system maps no more files, unless it is set up for more."""
-TABLE_BLOCK = 4096 // ENTRY.itemsize
-"""Entries that have a checksum in common."""
+BLOCK_BYTES = 4096
+"""Bytes of a table that have a checksum in common."""
+CHECKSUM = np.dtype([("crc", "<u4")])
+COLUMN_CHECKSUM = np.dtype([("crc", "<u4"), ("commit", "<i8")])
+"""The checksum of a block of a column, and the last commit that changed the block."""
+MAX_COLUMN_BYTES = 64
+"""Fields of fixed size up to this are columns of a new store. Values go through the journal, so a
+larger one would be written twice for less than its frame costs."""
 
 _MAX_AXES = 31  # NumPy has 64, and a batch has one or two more
 _LEVELS = {"gzip": (1, 9, 6), "zstd": (1, 19, 3), "zstd-dict": (1, 19, 3)}
@@ -43,7 +49,8 @@ _FROM_DISK = {numbers[1]: name for name, numbers in _ON_DISK.items()}
 _MAX_DICTIONARY = 1 << 26
 _MAX_RECORDS = 1 << 58
 _MAX_ATTRIBUTES = 1 << 20
-_DOCUMENT = Document(META, "zrecord", 1, checksummed=True, max_bytes=1 << 24)
+_DOCUMENT = Document(META, "zrecord", 2, (1,), checksummed=True, max_bytes=1 << 24)
+_FRAMES_ONLY = replace(_DOCUMENT, version=1)
 _REPLACED = rf"{re.escape(META)}|.*\.dict"
 
 
@@ -93,7 +100,16 @@ def packing_level(field: Field) -> int:
     return _LEVELS.get(field.compress or "", (0, 0, 0))[2] if field.level is None else field.level
 
 
-def field_to_json(name: str, field: Field) -> dict[str, Any]:
+def fit_for_columns(fields: Mapping[str, Field]) -> frozenset[str]:
+    """The fields that a new store has as columns."""
+    return frozenset(
+        name
+        for name, field in fields.items()
+        if field.compress == "none" and not field.ragged and field.row_bytes <= MAX_COLUMN_BYTES
+    )
+
+
+def field_to_json(name: str, field: Field, column: bool) -> dict[str, Any]:
     made: dict[str, Any] = {
         "name": name,
         "dtype": field.dtype.str if field.kind == "array" else field.kind,
@@ -102,6 +118,8 @@ def field_to_json(name: str, field: Field) -> dict[str, Any]:
     }
     if field.level is not None:
         made["level"] = field.level
+    if column:
+        made["column"] = True
     return made if field.optional else {**made, "optional": False}
 
 
@@ -124,10 +142,11 @@ def field_from_json(text: Mapping[str, Any]) -> tuple[str, Field]:
     return text["name"], field
 
 
-def table_names(field: str, generation: int) -> tuple[str, str]:
-    """The entries of a field, and their checksums."""
-    stem = f"{field}.{generation}" if generation else field
-    return f"{stem}.offset", f"{stem}.sums"
+def _is_column(text: Mapping[str, Any]) -> bool:
+    column = text.get("column", False)
+    if type(column) is not bool:
+        raise TypeError(f"column: expected true or false, got {column!r}")
+    return column
 
 
 def dictionary_name(field: str) -> str:
@@ -197,6 +216,19 @@ class Meta:
     store_id: str = ""
     """Which store this is, whatever its path."""
     attributes: dict[str, Any] = default(default_factory=dict)
+    columns: frozenset[str] = frozenset()
+    """The fields whose tables have the values themselves."""
+
+    def entry(self, name: str) -> np.dtype[Any]:
+        """What the table of a field has for each record."""
+        if name not in self.columns:
+            return ENTRY
+        return np.dtype((np.void, self.fields[name].row_bytes + self.fields[name].optional))
+
+    def table_names(self, name: str) -> tuple[str, str]:
+        """The entries of a field, and their checksums."""
+        stem = f"{name}.{self.generation}" if self.generation else name
+        return f"{stem}.{'column' if name in self.columns else 'offset'}", f"{stem}.sums"
 
     @lazy
     def numbers(self) -> dict[str, int]:
@@ -209,7 +241,7 @@ class Meta:
         return self.store_id, self.generation, self.commit, self.length
 
     def write(self, root: Path) -> None:
-        _DOCUMENT.write(
+        (_DOCUMENT if self.columns else _FRAMES_ONLY).write(
             root,
             {
                 "length": self.length,
@@ -224,7 +256,10 @@ class Meta:
                     "size": self.chunk_records,
                     "unfull": [list(state) for state in self.unfull],
                 },
-                "fields": [field_to_json(name, made) for name, made in self.fields.items()],
+                "fields": [
+                    field_to_json(name, made, name in self.columns)
+                    for name, made in self.fields.items()
+                ],
                 "attributes": self.attributes,
             },
         )
@@ -260,8 +295,11 @@ class Meta:
             deletes=whole_number(text.get("deletes", 0), 1 << 63),
             store_id=str(text.get("id", "")),
             attributes=text.get("attributes", {}),
+            columns=frozenset(each["name"] for each in text["fields"] if _is_column(each)),
         )
         made.check()
+        if made.columns and text["version"] == 1:
+            raise ValueError(f"version 1 has no columns, got {sorted(made.columns)}")
         if not isinstance(made.attributes, dict):
             raise TypeError("attributes: expected an object")
         return made
@@ -276,6 +314,10 @@ class Meta:
             raise ValueError(
                 f"expected up to {MAX_CHUNKS} chunks, got {self.next_chunk - self.first_chunk}"
             )
+        for name in self.columns:
+            field = self.fields[name]
+            if field.ragged or field.compress != "none" or self.entry(name).itemsize > BLOCK_BYTES:
+                raise ValueError(f"{name}: expected raw values of up to 4,096 bytes, got {field}")
         if len({state.id for state in self.unfull}) < len(self.unfull):
             raise ValueError(f"expected different chunks, got {self.unfull}")
         for state in self.unfull:
@@ -314,7 +356,8 @@ def is_left_over(path: Path) -> bool:
     if path.name == CHUNKS:
         return stat.S_ISDIR(about.st_mode) and all(p.suffix == ".zr" for p in path.iterdir())
     ours = path.name == LOCK or path.suffix == ".dict" or is_temporary(path, _REPLACED)
-    empty = not about.st_size and (path.name == JOURNAL or path.suffix in (".offset", ".sums"))
+    table = path.suffix in (".offset", ".column", ".sums")
+    empty = not about.st_size and (path.name == JOURNAL or table)
     return stat.S_ISREG(about.st_mode) and bool(ours or empty)
 
 
@@ -330,8 +373,8 @@ def remove_left_over(root: Path) -> None:
 def remove_stale(root: Path, meta: Meta) -> None:
     """Remove what a killed writer or a rebalance left in a store; what is not ours stays."""
     names = "|".join(map(re.escape, meta.fields))
-    table = re.compile(rf"({names})(\.[1-9][0-9]*)?\.(offset|sums)")
-    keep = {file for name in meta.fields for file in table_names(name, meta.generation)}
+    table = re.compile(rf"({names})(\.[1-9][0-9]*)?\.(offset|column|sums)")
+    keep = {file for name in meta.fields for file in meta.table_names(name)}
     # Tables before chunks: whoever misses a chunk knows by the table that it was a rebalance.
     for path in root.iterdir():
         if path.name not in keep and table.fullmatch(path.name):

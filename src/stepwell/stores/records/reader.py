@@ -3,6 +3,7 @@
 import copy
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -15,6 +16,7 @@ from stepwell.source import Batch, Ragged, Rows, Schema, as_rows
 from stepwell.store import Progress, Report, Store
 from stepwell.stores.records.layout import (
     CHUNKS,
+    FRAME_BYTES,
     JOURNAL,
     LOCK,
     META,
@@ -22,13 +24,16 @@ from stepwell.stores.records.layout import (
     chunk_name,
     chunk_numbers,
     states_format,
+    fit_for_columns,
 )
 from stepwell.stores.records.salvage import salvage
+from stepwell.stores.records.tables import table_bytes
 from stepwell.stores.records.verify import verified
 from stepwell.stores.records.view import View, look
 from stepwell.views import Column
 
 _ROWS = 1 << 16
+_WORTH_A_REBALANCE = 1 << 20
 
 
 class RecordReader(Store):
@@ -101,8 +106,9 @@ class RecordReader(Store):
 
     def present(self, rows: ArrayLike) -> dict[str, NDArray[np.bool]]:
         """Which of these records have each field; one that is missing reads as zeros or empty."""
-        places = self._view.places(as_rows(rows, len(self)), list(self.schema))
-        return {name: places[i]["offset"] > 0 for i, name in enumerate(self.schema)}
+        view, names = self._view, list(self.schema)
+        found = view.entries(as_rows(rows, len(self)), names)
+        return {name: view.present(name, each) for name, each in zip(names, found, strict=True)}
 
     def refresh(self) -> bool:
         before = self._meta
@@ -116,12 +122,22 @@ class RecordReader(Store):
         self._seen = None
 
     def _facts(self) -> dict[str, Any]:
-        stored = 0
-        for begin in range(0, len(self), _ROWS):
-            rows = np.arange(begin, min(begin + _ROWS, len(self)), dtype=np.int64)
-            stored += int(self._sizes(rows, list(self.schema)).sum())
+        meta, fits = self._meta, fit_for_columns(self.schema)
+        stored = live = after = 0
+        for name in self.schema:
+            framed, kept = self._counted(name)
+            stored += kept
+            live += framed + table_bytes(meta, name, len(self))
+            if name in meta.columns or name not in fits:
+                after += framed + table_bytes(meta, name, len(self))
+            else:
+                after += table_bytes(replace(meta, columns=fits), name, len(self))
         chunks = [self._path / chunk_name(number) for number in chunk_numbers(self._path)]
-        on_disk = bytes_on_disk(*chunks)
+        tables = [self._path / file for name in self.schema for file in meta.table_names(name)]
+        on_disk = bytes_on_disk(*chunks, *tables)
+        saves = max(on_disk - after, 0)
+        pays = saves >= _WORTH_A_REBALANCE and saves >= on_disk // 5
+        advice = f"`stepwell records rebalance` gives back {saves:,} of {on_disk:,} bytes"
         return {
             "commits": self._meta.commit,
             "generation": self._meta.generation,
@@ -129,11 +145,32 @@ class RecordReader(Store):
             "chunk_records": self._meta.chunk_records,
             "codecs": {name: field.compress for name, field in self.schema.items()},
             "optional": [name for name, field in self.schema.items() if field.optional],
+            "columns": [name for name in self.schema if name in meta.columns],
             "stored_bytes": stored,
-            "chunk_bytes": on_disk,
+            "overhead_bytes": live - stored,
+            "dead_bytes": max(on_disk - live, 0),
+            "data_bytes": on_disk,
             "utilization": round(min(stored / on_disk, 1.0), 4) if on_disk else 1.0,
+            **({"advice": advice} if pays else {}),
             "attributes": self.attributes,
         }
+
+    def _counted(self, name: str) -> tuple[int, int]:
+        """Bytes of the frames of a field, which a column has none of, and of what is in them."""
+        field = self.schema[name]
+        if name in self._meta.columns and not field.optional:
+            return 0, len(self) * field.row_bytes
+        framed = stored = 0
+        for begin in range(0, len(self), _ROWS):
+            rows = np.arange(begin, min(begin + _ROWS, len(self)), dtype=np.int64)
+            if name in self._meta.columns:
+                stored += int(self._view.stored_bytes(name, rows).sum())
+                continue
+            (places,) = self._view.entries(rows, [name])
+            lengths = places["length"][places["offset"] > 0].astype(np.int64)
+            stored += int(lengths.sum())
+            framed += int(((lengths + 7) // 8 * 8 + FRAME_BYTES).sum())
+        return framed, stored
 
     def _verified(self, quick: bool, progress: Progress) -> Report:
         return verified(self._path, quick=quick, progress=progress)
@@ -148,11 +185,13 @@ class RecordReader(Store):
 
     def _fill_columns(self, rows: Rows, out: Batch, names: Sequence[str]) -> None:
         view = self._view
-        view.fill(rows, view.places(rows, names), out, names)
+        view.fill(rows, view.entries(rows, names), out, names)
 
     def _sizes(self, rows: Rows, names: Sequence[str]) -> NDArray[np.int64]:
-        lengths = self._view.places(rows, names)["length"]
-        return lengths.sum(axis=0, dtype=np.int64)  # type: ignore[no-any-return]
+        sizes = np.zeros(len(rows), np.int64)
+        for name in names:
+            sizes += self._view.stored_bytes(name, rows)
+        return sizes
 
     # Below this line: for this package.
 
@@ -168,8 +207,9 @@ class RecordReader(Store):
 class RecordColumn(Column):
     """A field of a record store, which feels like an array.
 
-    What is stored as it is ("none") is not copied for `views`: such arrays are the file's own
-    memory, read-only, and stay valid for as long as they are kept, whatever happens to the store.
+    Frames that are stored as they are ("none") are not copied for `views`: such arrays are the
+    file's own memory, read-only, and stay valid for as long as they are kept, whatever happens to
+    the store. Fields of up to 64 bytes are columns, which change in place: they are copied.
     """
 
     _base: RecordReader
@@ -189,8 +229,10 @@ class RecordColumn(Column):
     def _mapped(self, rows: Rows) -> list[NDArray[Any]] | None:
         """Records as they lie in the files; None if some cannot be had so."""
         view, field = self._base._view, self.field
-        places = view.places(rows, [self._name])[0]
-        if field.compress != "none" or not places["offset"].all():
+        if field.compress != "none" or self._name in view.meta.columns:
+            return None
+        (places,) = view.entries(rows, [self._name])
+        if not places["offset"].all():
             return None
         for problem in view.problems(self._name, rows, places, 1):
             raise problem

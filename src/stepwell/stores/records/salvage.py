@@ -1,7 +1,7 @@
 """A new store made of what is in the chunks of a damaged one."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,10 +13,14 @@ from numpy.typing import NDArray
 from stepwell import _core
 from stepwell.errors import FormatError, KindError
 from stepwell.files.atomic import write_file
+from stepwell.files.regular import bytes_on_disk
 from stepwell.store import Progress, what_is_at
-from stepwell.stores.records.journal import read_commits
+from stepwell.stores.records.journal import Commit, read_commits
 from stepwell.stores.records.layout import (
+    BLOCK_BYTES,
+    CHECKSUM,
     CHUNKS,
+    COLUMN_CHECKSUM,
     ENTRY,
     META,
     Meta,
@@ -26,7 +30,15 @@ from stepwell.stores.records.layout import (
     dictionary_name,
     read_dictionary,
 )
-from stepwell.stores.records.tables import map_file
+from stepwell.stores.records.tables import (
+    block_count,
+    change_memory,
+    checksums_of,
+    column_entries,
+    map_file,
+    own_copy,
+)
+from stepwell.stores.records.values import Values
 from stepwell.stores.records.view import records_of
 from stepwell.stores.records.writer import RecordWriter
 
@@ -52,9 +64,9 @@ class SalvageReport:
     frames: int
     """Whole frames, older ones of a record included."""
     missing: int
-    """Fields of records for which no whole frame was found."""
+    """Fields of records for which no whole frame or value was found."""
     lost_bytes: int
-    """Bytes of chunks that are no whole frame."""
+    """Bytes of chunks that are no whole frame, and of values that do not fit their checksum."""
     returned: int
     """Records more than the store had: moved ones under old numbers, deleted ones, older states."""
 
@@ -65,8 +77,8 @@ def salvage(
     *,
     progress: Progress | None = None,
 ) -> SalvageReport:
-    """Write what is in the chunks of a store, whose tables may be lost, to a new one: the newest
-    whole frame of every field and record."""
+    """Write what is whole in a damaged store to a new one: the newest whole frame of every field
+    and record, whose tables may be lost, and the values of columns that fit their checksums."""
     root = Path(path)
     if not os.path.lexists(root / META):
         raise KindError(f"expected a record store, got {what_is_at(root)}", path=str(root))
@@ -75,10 +87,10 @@ def salvage(
     if os.path.lexists(Path(out) / META):
         raise FileExistsError(f"{out} is a record store already; choose a new folder")
     meta = Meta.read(root)
-    whole = True
+    whole, commits = True, list[Commit]()
     try:
-        for commit in read_commits(root, meta)[0]:
-            meta = commit.after
+        commits = read_commits(root, meta)[0]
+        meta = commits[-1].after if commits else meta
     except FormatError:
         whole = False  # whatever is behind the ends that meta.json knows may be of a lost commit
     every, lost = _frames(root, meta, whole)
@@ -86,21 +98,105 @@ def salvage(
     lost += int(every["stored"].sum(dtype=np.int64) - frames["stored"].sum(dtype=np.int64))
     # In the order in which they were written: updates go to the newest chunk.
     frames = frames[np.lexsort((frames["offset"], frames["chunk"]))]
-    count = max(int(frames["record"].max(initial=0)) + bool(len(frames)), meta.length)
-    for older in _superseded(frames) if meta.deletes else ():
-        frames["record"][list(older.values())] = count
-        count += 1
-    tables = np.zeros((len(meta.fields), count), ENTRY)
-    # By position, and the last frame of a record stays.
-    tables[frames["field"], frames["record"]] = frames[["offset", "chunk", "stored"]]
-    _copy(root, Path(out), replace(meta, length=count), tables, progress)
+    values: dict[str, Values] = {}
+    if meta.columns:
+        tables, values, lost_values = _by_tables(root, meta, commits, frames, whole)
+        count, lost = tables.shape[1], lost + lost_values
+    else:
+        count = max(int(frames["record"].max(initial=0)) + bool(len(frames)), meta.length)
+        for older in _superseded(frames) if meta.deletes else ():
+            frames["record"][list(older.values())] = count
+            count += 1
+        tables = _newest(frames, meta, count)
+    missing = {
+        name: int((values[name].there == 0).sum() if name in values else (t["offset"] == 0).sum())
+        for name, t in zip(meta.fields, tables, strict=True)
+    }
+    _copy(root, Path(out), replace(meta, length=count), tables, values, missing, progress)
     return SalvageReport(
         records=count,
         frames=len(frames),
-        missing=int((tables["offset"] == 0).sum()),
+        missing=sum(missing.values()),
         lost_bytes=lost,
         returned=count - meta.length,
     )
+
+
+def _newest(frames: NDArray[Any], meta: Meta, count: int) -> NDArray[Any]:
+    """Tables that lead to the last frame of each field and record."""
+    tables = np.zeros((len(meta.fields), count), ENTRY)
+    inside = frames[frames["record"] < count]
+    # By position, and the last frame of a record stays.
+    tables[inside["field"], inside["record"]] = inside[["offset", "chunk", "stored"]]
+    return tables
+
+
+def _by_tables(
+    root: Path, meta: Meta, commits: list[Commit], frames: NDArray[Any], whole: bool
+) -> tuple[NDArray[Any], dict[str, Values], int]:
+    """Places of frames, values of columns, and bytes of values lost, of a store that has columns.
+
+    Values are where their records are now, and frames have the numbers that their records had
+    then. So places are those of the tables; one that is lost is looked for by the number, where
+    nothing was ever deleted.
+    """
+    read = {name: _read_table(root, meta, name, commits) for name in meta.fields}
+    count = meta.length
+    if not whole:  # up to the last record that a lost commit can have written
+        for entries, fit in read.values():
+            some = entries.view(np.uint8).reshape(len(entries), -1).any(axis=1) & fit
+            count = max(count, int(np.flatnonzero(some).max(initial=-1)) + 1)
+    tables = np.zeros((len(meta.fields), count), ENTRY)
+    by_number = np.zeros_like(tables) if meta.deletes else _newest(frames, meta, count)
+    known = {*frames[["field", "chunk", "offset", "stored"]].tolist()}
+    values, lost = dict[str, Values](), 0
+    for number, (name, (found, fit)) in enumerate(read.items()):
+        entries, usable = np.zeros(count, found.dtype), np.zeros(count, np.bool)
+        there = min(count, len(found))
+        entries[:there], usable[:there] = found[:there], fit[:there]
+        if name in meta.columns:
+            field = meta.fields[name]
+            lines = entries.view(np.uint8).reshape(count, found.itemsize)
+            lost += int((~usable).sum()) * field.row_bytes
+            if field.optional:
+                usable &= lines[:, 0] == 1
+            data = lines[usable, int(field.optional) :].reshape(-1)
+            values[name] = Values(count, data, None, usable.astype(np.uint8))
+            continue
+        places = entries[["chunk", "offset", "length"]].tolist()
+        framed = np.array([(number, *place) in known for place in places], np.bool)
+        tables[number][~usable] = by_number[number][~usable]
+        tables[number][usable & framed] = entries[usable & framed]
+    return tables, values, lost
+
+
+def _read_table(
+    root: Path, meta: Meta, name: str, commits: list[Commit]
+) -> tuple[NDArray[Any], NDArray[np.bool]]:
+    """The entries that are there, and which of them are in whole blocks."""
+    dtype, files = meta.entry(name), meta.table_names(name)
+    sizes = [os.stat(root / f).st_size if os.path.lexists(root / f) else 0 for f in files]
+    changes = [commit.changes[meta.numbers[name]] for commit in commits]
+    # No more than there is: the room that a file has grown ahead is a hole.
+    there = bytes_on_disk(root / files[0]) // dtype.itemsize + 1
+    rows = min(max(meta.peak, sizes[0] // dtype.itemsize), meta.peak + there)
+    ends = [change.first + len(change.appended) for change in changes]
+    ends += [int(change.rows.max(initial=-1)) + 1 for change in changes]
+    rows = max([min(rows, sizes[0] // dtype.itemsize), *ends])
+    blocks = block_count(rows + 1, dtype.itemsize)
+    checksum = COLUMN_CHECKSUM if name in meta.columns else CHECKSUM
+    wanted = blocks * BLOCK_BYTES, blocks * checksum.itemsize
+    table, checks = (
+        own_copy(root, file, want) if size else np.zeros(want, np.uint8)
+        for file, want, size in zip(files, wanted, sizes, strict=True)
+    )
+    for change in changes:
+        change_memory(table, checks.view(checksum), change)
+    every, stored = np.arange(blocks), checks.view(checksum)
+    fit = checksums_of(table, every, stored, "") == stored["crc"]
+    begins = np.arange(rows) * dtype.itemsize
+    entries = table[: rows * dtype.itemsize].view(dtype)
+    return entries, fit[begins // BLOCK_BYTES] & fit[(begins + dtype.itemsize - 1) // BLOCK_BYTES]
 
 
 def _usable(frames: NDArray[Any], path: Path, meta: Meta) -> NDArray[np.bool]:
@@ -173,15 +269,26 @@ def _frames(path: Path, meta: Meta, whole: bool) -> tuple[NDArray[Any], int]:
 
 
 def _copy(
-    path: Path, out: Path, meta: Meta, tables: NDArray[Any], progress: Progress | None
+    path: Path,
+    out: Path,
+    meta: Meta,
+    tables: NDArray[Any],
+    values: Mapping[str, Values],
+    missing: Mapping[str, int],
+    progress: Progress | None,
 ) -> None:
     chunks = _core.Chunks(path / CHUNKS, meta.first_chunk)
     nothing = np.empty(0, np.uint8)
-    records = records_of(path, meta, chunks, [(table.view(np.uint8), nothing) for table in tables])
     fields = {
-        name: field if table["offset"].all() else replace(field, optional=True)
-        for (name, field), table in zip(meta.fields.items(), tables, strict=True)
+        name: replace(field, optional=True) if missing[name] else field
+        for name, field in meta.fields.items()
     }
+    entries = dict(zip(fields, tables, strict=True))
+    for name, given in values.items():
+        size, marked = fields[name].row_bytes, fields[name].optional
+        entries[name] = column_entries(given, size, marked=marked)
+    made = [(each.view(np.uint8), nothing) for each in entries.values()]
+    records = records_of(path, replace(meta, fields=fields), chunks, made)
     with RecordWriter(
         out, fields, chunk_records=meta.chunk_records, attributes=meta.attributes
     ) as writer:
@@ -190,5 +297,10 @@ def _copy(
                 words = read_dictionary(path, name)
                 write_file(out / dictionary_name(name), words, follow=False)
         writer.commit()
-        new = replace(writer._meta, length=meta.length, commit=writer._meta.commit + 1)
-        writer._rewrite(records, new, progress)
+        new = replace(
+            writer._meta,
+            length=meta.length,
+            commit=writer._meta.commit + 1,
+            columns=writer._meta.columns | meta.columns,
+        )
+        writer._rewrite(records, meta.columns, new, progress)

@@ -31,7 +31,7 @@ def verified(root: Path, *, quick: bool, progress: Progress) -> Report:
         except BusyError:
             # Rebalanced meanwhile: what was being read is gone. Or a writer has stopped.
             continue
-        if not check.numbered:
+        if not check.numbered and check.view.meta.columns < {*check.view.meta.fields}:
             unchecked.append("whose frames they are: records were deleted, or are being changed")
         if len(check.problems) >= _MAX_PROBLEMS:
             unchecked.append(f"the rest: the check ends after {_MAX_PROBLEMS} problems")
@@ -69,9 +69,11 @@ class _Check:
             rows = np.arange(begin, min(begin + _ROWS, length), dtype=np.int64)
             for name in self.view.meta.fields:
                 try:
-                    places = self.view.places(rows, [name])[0]
+                    (places,) = self.view.entries(rows, [name])
                 except FormatError as error:
                     self.problems.append(error)
+                    continue
+                if name in self.view.meta.columns:
                     continue
                 found = self._frames(name, rows, places) + self._entries(name, rows, places)
                 if found and self._changed():

@@ -19,21 +19,22 @@ from stepwell.files.regular import open_inside
 from stepwell.source import Batch, Ragged, Rows
 from stepwell.stores.records.journal import Commit, read_commits
 from stepwell.stores.records.layout import (
+    BLOCK_BYTES,
+    CHECKSUM,
     CHUNKS,
-    ENTRY,
+    COLUMN_CHECKSUM,
     JOURNAL,
     LOCK,
     MAX_CHUNKS,
     META,
-    TABLE_BLOCK,
     Meta,
     chunk_numbers,
     load_dictionary,
-    table_names,
 )
 from stepwell.stores.records.tables import (
     Entries,
     change_memory,
+    check_column,
     check_entries,
     map_file,
     own_copy,
@@ -42,6 +43,7 @@ from stepwell.stores.records.tables import (
 _PATIENCE_S = 5.0
 _SETTLE_S = 0.25
 _NOTHING = np.empty(0, np.uint8)
+_NO_ROWS = np.empty(0, np.int64)
 _CONTROL_BYTES = 64
 
 
@@ -93,9 +95,28 @@ class View:
     chunks: _core.Chunks
     records: _core.Records
 
-    def places(self, rows: Rows, names: Sequence[str]) -> Entries:
-        found = self.records.places(rows, [self.meta.numbers[name] for name in names])
-        return found.view(ENTRY).reshape(len(names), len(rows))
+    def entries(self, rows: Rows, names: Sequence[str]) -> list[Entries]:
+        """The entries of each field, all of one commit."""
+        found = self.records.entries(rows, [self.meta.numbers[name] for name in names])
+        return [each.view(self.meta.entry(name)) for name, each in zip(names, found, strict=True)]
+
+    def present(self, name: str, entries: Entries) -> NDArray[np.bool]:
+        """Which of the records with these entries have the field."""
+        if name not in self.meta.columns:
+            return entries["offset"] > 0  # type: ignore[no-any-return]
+        if not self.meta.fields[name].optional:
+            return np.ones(len(entries), np.bool)
+        return entries.view(np.uint8)[:: entries.itemsize] == 1
+
+    def stored_bytes(self, name: str, rows: Rows) -> NDArray[np.int64]:
+        """Bytes that each of these records has stored for a field."""
+        field = self.meta.fields[name]
+        if name in self.meta.columns and not field.optional:
+            return np.full(len(rows), field.row_bytes, np.int64)
+        (entries,) = self.entries(rows, [name])
+        if name in self.meta.columns:
+            return self.present(name, entries) * np.int64(field.row_bytes)
+        return entries["length"].astype(np.int64)  # type: ignore[no-any-return]
 
     def problems(
         self, name: str, rows: Rows, places: Entries, max_: int, *, numbered: bool = False
@@ -109,18 +130,23 @@ class View:
             )
         ]
 
-    def fill(self, rows: Rows, places: Entries, out: Batch, names: Sequence[str]) -> None:
-        """Put what is at these places into a batch."""
-        for i, name in enumerate(names):
+    def fill(self, rows: Rows, found: Sequence[Entries], out: Batch, names: Sequence[str]) -> None:
+        """Put what these entries are, or lead to, into a batch."""
+        for name, entries in zip(names, found, strict=True):
             number, field = self.meta.numbers[name], self.meta.fields[name]
-            entries = places[i].view(np.uint8)
             if field.ragged:
-                offsets, data = self.records.read_ragged(number, rows, entries)
+                offsets, data = self.records.read_ragged(number, rows, entries.view(np.uint8))
                 values = data.view(field.dtype).reshape(-1, *field.shape)
                 out[name] = Ragged(values, offsets.view(np.int64), field.kind)
-            else:
-                flat = out[name].reshape(-1).view(np.uint8)
-                self.records.read_fixed(number, rows, entries, flat)
+                continue
+            flat = out[name].reshape(-1).view(np.uint8)
+            if name not in self.meta.columns:
+                self.records.read_fixed(number, rows, entries.view(np.uint8), flat)
+                continue
+            lines = entries.view(np.uint8).reshape(len(rows), entries.itemsize)
+            to = flat.reshape(len(rows), field.row_bytes)
+            to[:] = lines[:, int(field.optional) :]
+            to[~self.present(name, entries)] = 0
 
 
 def look(root: Path, *, checksums: bool, old: View | None = None, at: Meta | None = None) -> View:
@@ -245,24 +271,30 @@ def records_of(
     fields: list[Any] = []
     for (name, field), (table, crcs) in zip(meta.fields.items(), tables, strict=True):
         dictionary = load_dictionary(root, name, field)
-        path, beside = (f"{root}/{file}" for file in table_names(name, meta.generation))
+        path, beside = (f"{root}/{file}" for file in meta.table_names(name))
+        column = name in meta.columns
         about = (name, field.row_bytes, field.ragged, dictionary, table, crcs, path, beside)
-        fields.append(about)
+        fields.append((*about, column, column and field.optional))
     return _core.Records(chunks, fields, control, meta.length, checksums)
 
 
 def files_of(root: Path, name: str, meta: Meta) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """The entries of a field, and their checksums; none where that file does not exist."""
-    table, checksums = table_names(name, meta.generation)
-    checked = os.path.lexists(root / checksums)
-    return map_file(root, table), map_file(root, checksums) if checked else _NOTHING
+    table, checksums = meta.table_names(name)
+    checked = name in meta.columns or os.path.lexists(root / checksums)
+    found = map_file(root, table), map_file(root, checksums) if checked else _NOTHING
+    if meta.length and checked and not len(found[1]) and name in meta.columns:
+        raise FormatError("the checksums are missing", path=str(root / checksums))
+    return found
 
 
 def is_grown(root: Path, meta: Meta) -> bool:
     """Whether a table has more room than at the last checkpoint: its writer did not close it."""
-    tables = (root / table_names(name, meta.generation)[0] for name in meta.fields)
-    room = meta.peak * ENTRY.itemsize
-    return any(table.exists() and table.stat().st_size > room for table in tables)
+    for name in meta.fields:
+        table = root / meta.table_names(name)[0]
+        if table.exists() and table.stat().st_size > meta.peak * meta.entry(name).itemsize:
+            return True
+    return False
 
 
 def redone(
@@ -272,10 +304,12 @@ def redone(
 
     Raises `ChecksumError` when the table has entries of yet another commit.
     """
-    table, checksums = table_names(name, meta.generation)
-    checked = os.path.lexists(root / checksums)
+    table, checksums = meta.table_names(name)
+    column, size = name in meta.columns, meta.entry(name).itemsize
+    checked = column or os.path.lexists(root / checksums)
+    checksum = COLUMN_CHECKSUM if column else CHECKSUM
     changes = [commit.changes[meta.numbers[name]] for commit in commits]
-    there = (root / table).stat().st_size // ENTRY.itemsize
+    there = (root / table).stat().st_size // size
     need = changes[0].first if changes else meta.length  # what no commit brings
     if there < need:
         message = f"truncated: expected {need} entries, got {there}"
@@ -283,10 +317,15 @@ def redone(
     lengths = [meta.peak, *(commit.after.length for commit in commits)]
     rows = [int(change.rows.max(initial=-1)) for change in changes]
     # Whole blocks: a checksum is that of all entries of a block.
-    blocks = max(*lengths, *rows, 0) // TABLE_BLOCK + 1
-    entries = own_copy(root, table, blocks * TABLE_BLOCK * ENTRY.itemsize)
-    checks = own_copy(root, checksums, blocks * 4) if checked else _NOTHING
+    blocks = (max(*lengths, *rows, 0) + 1) * size // BLOCK_BYTES + 1
+    entries = own_copy(root, table, blocks * BLOCK_BYTES)
+    stored = own_copy(root, checksums, blocks * checksum.itemsize) if checked else _NOTHING
+    checks = stored.view(checksum)
     for change in changes:
         change_memory(entries, checks, change)
-    check_entries(entries, meta, root / table)
-    return entries, checks
+    if column:
+        changed = np.unique(np.concatenate([_NO_ROWS, *(change.blocks for change in changes)]))
+        check_column(entries, checks, changed, meta.commit, root / table)
+    else:
+        check_entries(entries, meta, root / table)
+    return entries, stored

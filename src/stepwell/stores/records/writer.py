@@ -30,7 +30,6 @@ from stepwell.stores.records.chunk import FrameWriter, OpenChunks, rebalance
 from stepwell.stores.records.journal import FRAMING, Commit, read_commits
 from stepwell.stores.records.layout import (
     CHUNKS,
-    ENTRY,
     JOURNAL,
     LOCK,
     META,
@@ -38,14 +37,14 @@ from stepwell.stores.records.layout import (
     checked,
     checked_attributes,
     chunk_name,
+    fit_for_columns,
     is_left_over,
     need_codec,
     remove_left_over,
     remove_stale,
-    table_names,
 )
-from stepwell.stores.records.tables import Entries, Staging, TableFile
-from stepwell.stores.records.values import as_values
+from stepwell.stores.records.tables import Entries, Staging, TableFile, column_entries
+from stepwell.stores.records.values import Values, as_values
 from stepwell.stores.records.view import (
     View,
     is_grown,
@@ -110,7 +109,12 @@ class RecordWriter(Writer):
             if mode == "x":
                 raise ValueError("fields: expected those of the new store, got None")
             raise FileNotFoundError(f"no record store at {root}, and no fields to begin one")
-        made = Meta(given or {}, size, attributes=checked_attributes(attributes or {}))
+        made = Meta(
+            given or {},
+            size,
+            attributes=checked_attributes(attributes or {}),
+            columns=fit_for_columns(given or {}),
+        )
         # Before a lock is made in what is no store.
         for field in (Meta.read(root) if mode == "a" and there else made).fields.values():
             need_codec(field)
@@ -174,8 +178,9 @@ class RecordWriter(Writer):
     @exclusive
     def present(self, rows: ArrayLike) -> dict[str, NDArray[np.bool]]:
         """Which of these records have each field; one that is missing reads as zeros or empty."""
-        places = self._places(self._rows(rows), list(self._meta.fields))
-        return {name: places[i]["offset"] > 0 for i, name in enumerate(self._meta.fields)}
+        names, view = list(self._meta.fields), self._committed()
+        found = self._entries(self._rows(rows), names)
+        return {name: view.present(name, each) for name, each in zip(names, found, strict=True)}
 
     # Changes.
 
@@ -191,7 +196,7 @@ class RecordWriter(Writer):
         # Numbers that were used before go to the newest chunk, like updates.
         used = begin < max(self._meta.peak, self._staging.peak)
         numbers = np.arange(begin, begin + count, dtype=np.int64)
-        entries = self._frames.write(values, numbers, newest=used)
+        entries = self._write(values, numbers, newest=used)
         with self._changing():
             self._staging.append(count, entries)
         return range(begin, begin + count)
@@ -205,7 +210,7 @@ class RecordWriter(Writer):
         if count != len(numbers):
             raise ValueError(f"expected values for {len(numbers)} records, got {count}")
         # To the newest chunk alone: there, the last frame of a record is the newest.
-        entries = self._frames.write(values, numbers, newest=True)
+        entries = self._write(values, numbers, newest=True)
         with self._changing():
             self._staging.update(numbers, entries)
 
@@ -227,6 +232,7 @@ class RecordWriter(Writer):
     ) -> None:
         """Write all live records again, in order, and remove everything else.
 
+        Small fields of fixed size become columns where they are none, in a store of version 1.
         Commits first. Killed at any moment, the store is as it was before, or rebalanced. Readers
         go on with what they have until they refresh.
         """
@@ -234,20 +240,23 @@ class RecordWriter(Writer):
         size = _count("chunk_records", size)
         self._commit()
         self._checkpoint()
-        new = replace(self._meta, chunk_records=size)
-        self._rewrite(self._committed().records, new, progress)
+        columns = self._meta.columns
+        more = columns | fit_for_columns(self._meta.fields)
+        new = replace(self._meta, chunk_records=size, columns=more)
+        self._rewrite(self._committed().records, columns, new, progress)
 
     def _commit(self) -> None:
         chunks = self._chunks
         given = self._attributes
         changed = self._staging.touched or given is not None
         if changed or not self._born:
-            changes = self._staging.changes()
-            for table, change in zip(self._tables, changes, strict=True):
+            number, changes = self._meta.commit + 1, []
+            for table, change in zip(self._tables, self._staging.changes(), strict=True):
                 table.check(change, self._meta.peak)
+                changes.append(table.sealed(change, number))
             after = replace(
                 self._meta,
-                commit=self._meta.commit + 1,
+                commit=number,
                 length=self._staging.length,
                 peak=max(self._staging.length, self._meta.peak),
                 next_chunk=chunks.next,
@@ -255,7 +264,7 @@ class RecordWriter(Writer):
                 unfull=chunks.unfull,
                 attributes=self._meta.attributes if given is None else given,
             )
-            commit = Commit(after, changes, given is not None)
+            commit = Commit(after, tuple(changes), given is not None)
             body = commit.encode()  # the disk is at work on the payloads meanwhile
             with self._at_risk():
                 chunks.sync()
@@ -266,6 +275,8 @@ class RecordWriter(Writer):
                     self._journal.append(body)
                     self._journal.sync(after.commit)
                     self._apply(commit)
+                    self._announce()
+                    self._stage()
                     chunks.committed()
                     self._attributes = None
         if given is not None or self._journal.end > _JOURNAL_BYTES:
@@ -298,9 +309,28 @@ class RecordWriter(Writer):
 
     # Below this line: for this package.
 
-    def _rewrite(self, records: _core.Records, meta: Meta, progress: Progress | None) -> None:
+    def _write(
+        self, values: Mapping[str, Values], numbers: Rows, *, newest: bool
+    ) -> dict[int, Entries]:
+        """The entries of values, those of frames behind what is in the chunks."""
+        meta, made = self._meta, dict[int, Entries]()
+        for name in meta.columns & values.keys():
+            field = meta.fields[name]
+            made[meta.numbers[name]] = column_entries(
+                values[name], field.row_bytes, marked=field.optional
+            )
+        framed = {name: each for name, each in values.items() if name not in meta.columns}
+        return made | (self._frames.write(framed, numbers, newest=newest) if framed else {})
+
+    def _rewrite(
+        self,
+        records: _core.Records,
+        columns: frozenset[str],
+        meta: Meta,
+        progress: Progress | None,
+    ) -> None:
         """Become a copy of these records, as they are stored, in new files."""
-        made = rebalance(self._root, meta, records, self._grow_bytes, progress)
+        made = rebalance(self._root, meta, records, columns, self._grow_bytes, progress)
         with self._at_risk():
             made.write(self._root)
             self._chunks.close(cut=False)
@@ -334,8 +364,12 @@ class RecordWriter(Writer):
         self._open_tables()
         if new:
             sync_path(root)  # commits to a journal whose name is lost are lost
-        for commit in commits:
-            self._apply(commit)
+        if commits:
+            # Readers wait until all of them are done: those in between are mixed with later ones.
+            _core.begin_change(self._control, self._lock_path)
+            for commit in commits:
+                self._apply(commit)
+            self._announce()
         self._open_chunks()
         if commits:
             self._checkpoint()
@@ -347,15 +381,12 @@ class RecordWriter(Writer):
         while self._tables:
             self._tables.pop().close()
         for name in meta.fields:
-            names = table_names(name, meta.generation)
+            names = meta.table_names(name)
             path = root / names[0]
             if meta.peak and not path.exists():
                 raise FormatError("a table is missing", path=str(path))
-            self._tables.append(TableFile(root, *names))
-            size = self._tables[-1].size
-            if size < meta.length:
-                message = f"truncated: expected {meta.length} entries, got {size}"
-                raise FormatError(message, path=str(path))
+            self._tables.append(TableFile(root, names, meta.entry(name)))
+            self._tables[-1].need(meta)
 
     def _open_chunks(self) -> None:
         self._chunks = OpenChunks(self._root, self._meta, self._grow_bytes)
@@ -383,14 +414,16 @@ class RecordWriter(Writer):
             self._journal.restart(cut=False)
 
     def _apply(self, commit: Commit) -> None:
+        """Do what a commit does to the tables; readers wait for `_announce` then."""
+        before, after = self._meta.peak, commit.after.peak
+        for table, change in zip(self._tables, commit.changes, strict=True):
+            table.write_ahead(change, before, after)
         _core.begin_change(self._control, self._lock_path)
         for table, change in zip(self._tables, commit.changes, strict=True):
-            table.change(change, commit.after.peak)
+            table.change(change, before)
         self._meta = commit.after
         if commit.attributed:
             self._attributed = commit.after.commit
-        self._announce()
-        self._stage()
 
     def _committed(self) -> View:
         """The store as of its last commit."""
@@ -399,16 +432,16 @@ class RecordWriter(Writer):
             self._view = mapped(self._root, self._meta, control, old=self._view)
         return self._view
 
-    def _places(self, rows: Rows, names: Sequence[str]) -> Entries:
+    def _entries(self, rows: Rows, names: Sequence[str]) -> list[Entries]:
         """The entries of these rows, changes included."""
         staging, view = self._staging, self._committed()
         if not staging.touched:
-            return view.places(rows, names)
-        found = np.zeros((len(names), len(rows)), ENTRY)
-        inside = rows < staging.base
-        found[:, inside] = view.places(rows[inside], names)
-        for entries, name in zip(found, names, strict=True):
-            staging.overlay(view.meta.numbers[name], rows, entries)
+            return view.entries(rows, names)
+        found, inside = [], rows < staging.base
+        for name, entries in zip(names, view.entries(rows[inside], names), strict=True):
+            found.append(np.zeros(len(rows), entries.dtype))
+            found[-1][inside] = entries
+            staging.overlay(view.meta.numbers[name], rows, found[-1])
         return found
 
     def _rows(self, rows: ArrayLike) -> Rows:
@@ -446,7 +479,7 @@ class _Uncommitted(Source):
         with writer._turn():
             writer._check_usable()
             _core.check_rows(rows, len(self))  # again: another thread may have deleted some
-            writer._committed().fill(rows, writer._places(rows, names), out, names)
+            writer._committed().fill(rows, writer._entries(rows, names), out, names)
 
 
 def _count(name: str, number: int) -> int:
