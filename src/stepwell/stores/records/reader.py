@@ -23,8 +23,8 @@ from stepwell.stores.records.layout import (
     Meta,
     chunk_name,
     chunk_numbers,
-    states_format,
     fit_for_columns,
+    states_format,
 )
 from stepwell.stores.records.salvage import salvage
 from stepwell.stores.records.tables import table_bytes
