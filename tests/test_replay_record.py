@@ -302,7 +302,7 @@ def recorded_in_part(inner: Any, root: Path, mode: AutoresetMode) -> Path:
 
 
 def test_without_observations(tmp_path: Path) -> None:
-    inner = Everything()
+    inner: Any = Everything()
     inner.observation_space = spaces.Text(3)  # which cannot be recorded
     with pytest.raises(sw.SchemaError, match="observations: expected a space of Box"):
         Record(inner, tmp_path)

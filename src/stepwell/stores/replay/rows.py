@@ -199,7 +199,8 @@ class RunFile:
             entry, index = self._dataset(name)
             field, size = entry.field, os.fstat(self._file).st_size
             room = min(index.rows(), size // field.row_bytes)  # before anything is made for them
-            find = self._places if self._directory.removed else self._find
+            checked = f"{CHECKSUMS}/{name}" in self._directory.datasets
+            find = self._places if self._directory.removed and checked else self._find
             _, places = find(name, np.arange(0, min(count, room), entry.chunk_rows))
             chunk_bytes = entry.chunk_rows * field.row_bytes
             data = b"".join(
