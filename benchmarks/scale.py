@@ -94,7 +94,7 @@ def _read(file: Path) -> Any:
     try:
         with ThreadPoolExecutor(_core.usable_cores()) as threads:
             places = range(0, size, _PIECE)
-            views = ([memoryview(data)[at : at + _PIECE]] for at in places)
+            views = ([data.data[at : at + _PIECE]] for at in places)
             for _ in threads.map(lambda v, at: os.preadv(descriptor, v, at), views, places):
                 pass
     finally:

@@ -116,7 +116,7 @@ def alternatives(array: NDArray[Any], mapped: NDArray[Any], batch: int) -> Itera
 def _sqlite(array: NDArray[Any]) -> Callable[[NDArray[np.int64]], object]:
     """A table in memory, found by its key: one statement for a batch, and arrays of its rows."""
     database = sqlite3.connect(":memory:", check_same_thread=False)
-    flat = [name for name, _ in FLAT.descr]
+    flat = FLAT.names or ()
     names = ", ".join(f'"{name}"' for name in flat)
     database.execute(f"CREATE TABLE steps (id INTEGER PRIMARY KEY, {names})")
     signed = array.view(FLAT)  # SQLite has no unsigned numbers of 64 bits
@@ -139,7 +139,7 @@ def _parquet(array: NDArray[Any]) -> Callable[[NDArray[np.int64]], object]:
     import pyarrow.parquet as pq
 
     flat = array.view(FLAT)
-    table = pa.table({name: np.ascontiguousarray(flat[name]) for name, _ in FLAT.descr})
+    table = pa.table({name: np.ascontiguousarray(flat[name]) for name in FLAT.names or ()})
     written = pa.BufferOutputStream()
     pq.write_table(table, written, compression="none", use_dictionary=False)
     file = pa.BufferReader(written.getvalue())

@@ -45,6 +45,7 @@ class TestRam(SourceContract):
         assert source.take(rows, out, packed=True) is out
         assert out.tobytes() == taken.tobytes()
         assert source.take(np.zeros(len(source), bool), packed=True).shape == (0,)
+        wrong: Any
         for wrong in (out[1:], fields(out)):
             with pytest.raises((SchemaError, TypeError), match="out: expected"):
                 source.take(rows, wrong, packed=True)

@@ -8,7 +8,7 @@ import pytest
 
 from stepwell import ChecksumError, SchemaError, StepReader, StepWriter, VersionError
 from stepwell.files.npy import header_bytes
-from stepwell.stores.steps import manifest, verify
+from stepwell.stores.steps import RunColumn, manifest, verify
 from tests.contract import assert_batch
 from tests.steps import LENGTHS, STEP, build, fields, of_before, rows_of_all, tampered
 
@@ -129,7 +129,8 @@ def test_damage_since_it_was_opened(path: Path, memory: Any) -> None:
 )
 def test_a_run_column_that_was_changed(quick_path: Path, change: str) -> None:
     path = quick_path / "a"
-    columns = {"score": float, "name": str, "seen": bytes}
+    name = RunColumn(str, optional=True)
+    columns: dict[str, type | RunColumn] = {"score": float, "name": name, "seen": bytes}
     with StepWriter(path, {"x": "<i8"}, columns=columns) as writer:
         for number in range(3):
             writer.append({"x": [number]}, score=number, name="b\0c", seen=b"a\0")

@@ -272,8 +272,7 @@ def facts(database: sqlite3.Connection, path: Path) -> Seen:
     with catalog.in_turn(), translated(path):
         database.execute("BEGIN")  # a writer may commit between one query and the next
         try:
-            meta, (count, end, last) = _state(database, path)
-            names = tuple(columns(database))
+            meta, names, (count, end, last) = _state(database, path)
             identity = _identity(database, min(count, _IDENTITY_RUNS))
         finally:
             if database.in_transaction:
@@ -301,11 +300,14 @@ def facts(database: sqlite3.Connection, path: Path) -> Seen:
     return Seen(rows, count, last, identity, shard_rows, dtype, block_bytes, block_tail, names)
 
 
-def _state(database: sqlite3.Connection, path: Path) -> tuple[dict[Any, Any], tuple[Any, Any, Any]]:
+def _state(
+    database: sqlite3.Connection, path: Path
+) -> tuple[dict[Any, Any], tuple[str, ...], tuple[Any, Any, Any]]:
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
     if "runs" not in tables:
         raise FormatError("expected a table of runs, got none", path=str(path))
-    missing = set(OWN) - set(columns(database))
+    names = tuple(columns(database))
+    missing = set(OWN) - set(names)
     if missing:
         raise FormatError(f"runs: no column {', '.join(sorted(missing))}", path=str(path))
     meta = dict(database.execute("SELECT key, value FROM meta")) if "meta" in tables else {}
@@ -313,7 +315,7 @@ def _state(database: sqlite3.Connection, path: Path) -> tuple[dict[Any, Any], tu
         "SELECT count(*), coalesce(max(first_step_idx + num_steps), 0), coalesce(max(id), -1) "
         "FROM runs"
     )
-    return meta, totals.fetchone()
+    return meta, names, totals.fetchone()
 
 
 def quoted(name: str) -> str:

@@ -248,7 +248,7 @@ class StepReader(Store):
         Raises `IndexError` naming the first row outside `range(len(self))`.
         """
         if not packed:
-            return super().take(rows, out)
+            return Store.take(self, rows, out)
         rows, reader = as_rows(rows, len(self)), self._packed_reader
         if out is None:
             return np.ndarray(len(rows), self._dtype, reader.take(rows))

@@ -162,7 +162,7 @@ class _Repair:
         meta: dict[Any, Any] = {}
         try:
             with database.reading(self._path) as opened:
-                meta, _ = database._state(opened, self._path)
+                meta, _, _ = database._state(opened, self._path)
                 self._columns = database.columns(opened)
                 sql = f"SELECT {', '.join(OWN)} FROM runs ORDER BY first_step_idx, id"
                 self._runs = opened.execute(sql).fetchall()

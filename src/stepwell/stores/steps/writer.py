@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from operator import index
 from pathlib import Path
@@ -177,7 +177,7 @@ class StepWriter(Writer):
 
     @exclusive
     def add_column(
-        self, name: str, column: type | RunColumn, values: Sequence[Any] | None = None
+        self, name: str, column: type | RunColumn, values: Iterable[Any] | None = None
     ) -> None:
         """Give the runs a further column, and those that are there these values, in their order.
 
