@@ -249,7 +249,8 @@ def _check_run(store: Store, run: Run) -> None:
             strict=True,
         )
     )
-    assert len(ended) - ended.count((-1, 0)) == sum(row["ended"] for row in episodes)
+    over = [row for row in episodes if row["ended_at"] is not None]
+    assert len(ended) - ended.count((-1, 0)) == len(over)
     for row in episodes:
         mine = [r for r in table if r[0] == row["number"]]
         assert row["episode_id"] == f"{run_id}-ep{row['number']:04d}"

@@ -90,6 +90,15 @@ def test_codecs_read_back_equal(quick_path: Path, codec: str) -> None:
         assert_tree(file["frames"][:], np.array([frame(n) for n in range(0, 40, 3)]))
 
 
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_row_that_packing_makes_longer_is_copied(quick_path: Path, codec: str) -> None:
+    with ReplayWriter(quick_path, "run", compress=codec) as writer:
+        writer.record_step(reward=0, frame=frame(1))  # noise
+        writer.commit()
+        writer.record_step(reward=1, observation=pose(1))  # for which the file is made new
+    assert_tree(read_store(quick_path).runs["run"].datasets["frames"], frame(1)[None])
+
+
 def test_references_are_of_what_was_recorded(quick_path: Path) -> None:
     with ReplayWriter(quick_path, "run") as writer:
         refs = [record(writer, number, agent_id="ab"[number % 2]) for number in range(10)]

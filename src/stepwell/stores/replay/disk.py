@@ -173,7 +173,8 @@ class RunDisk:
                 self._refuse(f"at least {marked:,} rows, as the file has", f"{known.committed:,}")
             if not known.rows:
                 return
-            steps, ended = sum(e.steps for e in episodes), sum(e.ended for e in episodes)
+            steps = sum(e.steps for e in episodes)
+            ended = sum(e.ended_at is not None for e in episodes)
             counts = dict.fromkeys((STEPS, "rewards", "dones"), steps + self._removed)
             # Of episodes that were removed there are ends.
             counts |= {n: max(ended, known.rows.get(n, 0)) for n in UNSUMMED}

@@ -94,11 +94,10 @@ def remove(
         while True:
             size = _size(database, path)
             chosen = _choose(reader, where, values, keep_bytes, size)
-            found = _counted(reader, chosen, size)
-            done = Removed(*(a + b for a, b in zip(done, found, strict=True)))
             if dry_run:
-                return done
-            _remove(database, path, reader, chosen, progress)
+                return _counted(reader, chosen, size)
+            found = _remove(database, path, reader, chosen, progress, keep_bytes is not None)
+            done = Removed(*(a + b for a, b in zip(done, found, strict=True)))
             if keep_bytes is None or not chosen:
                 break
             reader.refresh()
@@ -204,25 +203,32 @@ def _remove(
     reader: ReplayReader,
     chosen: Mapping[str, list[Episode]],
     progress: Callable[[int, int], None],
-) -> None:
+    skip_busy: bool,
+) -> Removed:
+    removed = Removed(0, 0, 0, 0)
     there = Counter(e.run_id for e in reader.episodes)
     parts = [name for name, some in chosen.items() if len(some) < there[name]]
     if any(reader.recordings[name].rows for name in parts):
         require_hdf5()  # better known before
     for done, (name, some) in enumerate(chosen.items()):
         progress(done, len(chosen))
-        with _locked(root, name):
+        with suppress(*[BusyError] * skip_busy), _locked(root, name):
             run = database.runs().get(name)
             if run is None or run.created_at != reader.recordings[name].created_at:
                 continue  # somebody else has removed it
             now = database.episodes(name)  # a writer may have come and gone
-            gone = {e.episode_id for e in some}
-            if all(e.episode_id in gone for e in now):
+            names = {e.episode_id for e in some}
+            gone = [e for e in now if e.episode_id in names]
+            if len(gone) == len(now):
                 _remove_whole(database, root, name)
             else:
-                _remove_some(database, root, run, [e for e in now if e.episode_id in gone])
+                _remove_some(database, root, run, gone)
+            runs, episodes, steps, _ = removed
+            steps += sum(e.steps for e in gone)
+            removed = Removed(runs + (len(gone) == len(now)), episodes + len(gone), steps, 0)
     progress(len(chosen), len(chosen))
     _shrink(database, root)
+    return removed
 
 
 @contextmanager
@@ -246,6 +252,10 @@ def _remove_whole(database: Database, root: Path, run_id: str) -> None:
         for table in ("steps", "episodes"):
             connection.execute(f"DELETE FROM {table} WHERE run_id = ?", (run_id,))
         database.update(run_id, {"state": REMOVED, **nothing, "channels": "[]"})
+    _finish_whole(database, root, run_id)
+
+
+def _finish_whole(database: Database, root: Path, run_id: str) -> None:
     finish_removal(database, root, run_id)
     with suppress(FileNotFoundError):
         lock_path(root, run_id).unlink()  # by whoever holds it
@@ -291,11 +301,11 @@ def _finish(database: Database, root: Path) -> None:
     """Finish removals that were interrupted."""
     for name in removed_runs(database.connection, database_path(root)):
         with suppress(BusyError), _locked(root, name):
-            finish_removal(database, root, name)
+            _finish_whole(database, root, name)
     for name, run in database.runs().items():
         if run.written > run.steps or run.state == _REMOVING:
             # Damage in its file is for `verify` to report, and in nobody's way.
-            with suppress(BusyError, FormatError, ImportError), _locked(root, name):
+            with suppress(OSError, FormatError, ImportError), _locked(root, name):
                 now = database.runs()[name]
                 removal = _removal(root, now, database.episodes(name))
                 if removal is not None or now.state == _REMOVING:

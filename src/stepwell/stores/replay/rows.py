@@ -235,7 +235,9 @@ class RunFile:
                     continue
                 data = self._chunk(f"{name}[{first}]", offset, lengths[i], size * each)
                 if len(checksums):
-                    kept = np.frombuffer(data, np.uint8)[: size * (count - first)]
+                    # A packed row is as long as it is, and may be longer than the row itself.
+                    kept = np.frombuffer(data, np.uint8)
+                    kept = kept[: size * (count - first)] if each > 1 else kept
                     stated = checksums[first - begin :]
                     _compare(name, first, stated, kept, len(kept) if each == 1 else size, self.path)
                 yield first, data, int(places.masks[i])
