@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from stepwell.stores.replay.database import Episode
-from stepwell.stores.replay.episodes import EpisodeSteps
+from stepwell.stores.replay.episodes import EpisodeSteps, RecordedStep
 from stepwell.stores.replay.lane import LaneFrame, LaneInfo, LaneReader, LaneWriter, lanes
 from stepwell.stores.replay.reader import ReplayReader
 from stepwell.stores.replay.refs import FrameRef
@@ -18,6 +18,7 @@ from stepwell.stores.replay.resolver import FrameResolver
 
 if TYPE_CHECKING:
     from stepwell.stores.replay.recorder import Record, RecordedEnv, RecordedVectorEnv
+    from stepwell.stores.replay.sink import ReplaySink
     from stepwell.stores.replay.writer import ReplayWriter, StepRefs
 
 __all__ = [
@@ -31,8 +32,10 @@ __all__ = [
     "LaneWriter",
     "Record",
     "RecordedEnv",
+    "RecordedStep",
     "RecordedVectorEnv",
     "ReplayReader",
+    "ReplaySink",
     "ReplayWriter",
     "StepRefs",
     "lanes",
@@ -42,6 +45,7 @@ _LATER = {
     "Record": "recorder",
     "RecordedEnv": "recorder",
     "RecordedVectorEnv": "recorder",
+    "ReplaySink": "sink",
     "ReplayWriter": "writer",
     "StepRefs": "writer",
 }
@@ -69,6 +73,6 @@ def __dir__() -> list[str]:
     # Without names whose extra is not there: help() gets every name that is listed.
     from importlib.util import find_spec
 
-    needs = {"writer": ("h5py",), "recorder": ("h5py", "gymnasium")}
+    needs = {"writer": ("h5py",), "sink": ("h5py",), "recorder": ("h5py", "gymnasium")}
     missing = {home for home, packages in needs.items() if not all(map(find_spec, packages))}
     return [name for name in __all__ if _LATER.get(name) not in missing]

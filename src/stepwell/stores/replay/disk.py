@@ -142,7 +142,7 @@ class RunDisk:
                 marked = known.committed + (more if lost else 0)
             if marked > known.committed:
                 self._refuse(f"at least {marked:,} rows, as the file has", f"{known.committed:,}")
-            steps, ended = sum(e.steps for e in episodes), sum(e.ended for e in episodes)
+            steps, ended = sum(e.steps for e in episodes), sum(e.over for e in episodes)
             counts = dict.fromkeys((STEPS, "rewards", "dones"), steps)
             counts |= dict.fromkeys(UNSUMMED, ended)
             for name, count in counts.items():
@@ -253,8 +253,9 @@ class RunDisk:
             episode.terminated |= bool(item.terminated)
             episode.truncated |= bool(item.truncated)
             over = item.terminated or item.truncated or not isinstance(item, Step)
-            if over and not episode.ended:
-                episode.ended, episode.ended_at = True, iso_time(item.time)
+            if over and not episode.over:
+                episode.ended = episode.terminated or episode.truncated
+                episode.ended_at = iso_time(item.time)
                 ended.append(episode)
         spans = [(self._starts.pop(e.number, first), e.steps) for e in ended]
         return list(touched.values()), spans
@@ -265,7 +266,7 @@ class RunDisk:
         self._going_on = {
             number: each
             for number, each in self._going_on.items()
-            if not each.ended or each.agent_id != item.agent_id
+            if not each.over or each.agent_id != item.agent_id
         }
         if item.episode >= self._known:
             self._starts[item.episode] = row

@@ -36,7 +36,8 @@ NUMBERS: Mapping[str, Field] = {
 its rows in the arrays, -1 for none; 1 in `dones` is terminated, 2 truncated."""
 CHECKSUMS, CHECKSUM = "checksums", Field(np.dtype("<u4"), compress="none")
 """The group of datasets with the checksums of rows, and what a row of those is."""
-RAW, ZSTD = 0, 2  # the core's numbers for them
+CODECS = {"none": 0, "gzip": 1, "zstd": 2}
+"""The core's numbers for those that it packs."""
 
 
 def array_path(root: Path, run_id: str) -> Path:
