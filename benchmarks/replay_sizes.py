@@ -128,7 +128,8 @@ class _Packed:
 
 
 def codec_cases(rows: int, rounds: int) -> list[Case]:
-    """Size, writing and reading, of a store with each codec and of h5py with the same."""
+    """Size, writing and reading, of a store with each codec and of h5py with the same; and of the
+    store's files by h5py."""
     played = data.all_played()
     count = len(played)
     sizes: dict[str, float] = {}
@@ -144,6 +145,12 @@ def codec_cases(rows: int, rounds: int) -> list[Case]:
                     with ReplayReader.open(path) as reader:
                         read = seconds_of(partial(reader.episode, f"{RUN}-ep0000"))
                     sizes[name] = data.size_of(path / "replay") / count
+                    with h5py.File(path / "replay" / f"{RUN}.h5") as opened:
+                        plain = seconds_of(partial(peers.read_hdf5, opened, count))
+                    sizes[f"h5py, {codec} of {OURS}"] = sizes[name]
+                    costs["read"].setdefault(f"h5py, {codec} of {OURS}", []).append(
+                        plain / count * 1e6
+                    )
                 else:
                     file = path / "a.h5"
                     steps = played.around(count)

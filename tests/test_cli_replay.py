@@ -169,6 +169,7 @@ def test_info(store: Path) -> None:
     done = stepwell("info", store)
     assert (done.returncode, done.stderr) == (0, "")
     assert "pong: state closed, steps 90, episodes 1, dropped 0" in done.stdout
+    assert "fields observation: float32[4], action: int64" in done.stdout  # of the other one
     facts = facts_of("info", store)
     assert list(facts["recordings"]) == ["pong", "cartpole"]
     assert "run=" in facts["unlike"]  # their spaces differ
@@ -176,6 +177,14 @@ def test_info(store: Path) -> None:
     assert frames["bytes"] == 23 * 210 * 160 * 3
     size = (store / "replay" / "pong.h5").stat().st_size
     assert 0 < frames["stored_bytes"] < size < frames["bytes"]
+
+
+def test_head_of_runs_that_do_not_fit_together(store: Path) -> None:
+    done = stepwell("head", store)
+    assert done.returncode == 2
+    assert "where(\"run_id = 'cartpole'\")" in done.stderr
+    done = stepwell("head", store, "--json", "-n", "3", "--where", "run_id = 'cartpole'")
+    assert [len(json.loads(line)["observation"]) for line in done.stdout.splitlines()] == [4] * 3
 
 
 def cut(path: Path) -> None:

@@ -152,6 +152,23 @@ def test_some_runs(old: Path, tmp_path: Path) -> None:
             migrate_telemetry(old, tmp_path / "new", observations=name)
 
 
+def test_a_name_with_dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays, unless an earlier version has moved the run under another name."""
+    path = tmp_path / "old.sqlite"
+    with database(path) as connection:
+        step(connection, "e0", 0, run_id="v1.0", observation=[1])
+    assert migrate_telemetry(path, tmp_path / "new").runs == {"v1.0": "v1.0"}
+
+    def refuse(name: str) -> str:
+        raise ValueError(name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(migrate, "check_run_id", refuse)
+        (before,) = migrate_telemetry(path, tmp_path / "before").runs.values()
+    report = migrate_telemetry(path, tmp_path / "before")
+    assert (report.added, report.runs) == (0, {"v1.0": before})
+
+
 def test_names_that_no_file_may_have(tmp_path: Path) -> None:
     path = tmp_path / "old.sqlite"
     names = ["../up", "a b", "a_b", "", None, "ü" * 200]
@@ -485,7 +502,7 @@ def test_an_end_that_comes_later(old: Path, tmp_path: Path) -> None:
         connection.execute("INSERT INTO episodes VALUES ('a-ep3', 10.5, 9, 'a')")
     migrate_telemetry(old, tmp_path / "new")
     (found,) = ReplayReader.open(tmp_path / "new").where("episode_id = 'a-ep3'").episodes
-    assert (found.ended, found.steps, found.terminated) == (True, 7, False)
+    assert (found.over, found.steps, found.ended) == (True, 7, False)
 
 
 def test_a_step_that_comes_late(old: Path, tmp_path: Path) -> None:

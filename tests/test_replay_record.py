@@ -61,7 +61,8 @@ def check_episode(
     assert found.terminated.tolist() == [bool(step[2]) for step in steps]
     assert found.truncated.tolist() == [bool(step[3]) for step in steps]
     assert found.infos == [step[4] for step in steps]
-    assert episode.ended
+    assert episode.over
+    assert episode.ended == bool(steps[-1][2] or steps[-1][3])
     assert (episode.terminated, episode.truncated) == tuple(map(bool, steps[-1][2:4]))
     assert episode.total_reward == pytest.approx(sum(step[1] for step in steps))
     for i, step in enumerate(steps):
@@ -162,7 +163,7 @@ def test_a_reset_and_a_close_end_the_episode(tmp_path: Path) -> None:
     env.close()
     check(tmp_path, {None: inner.log})
     with ReplayReader.open(tmp_path) as reader:
-        assert [(e.steps, e.ended, e.truncated) for e in reader.episodes] == [(4, True, False)] * 3
+        assert [(e.steps, e.over, e.ended) for e in reader.episodes] == [(4, True, False)] * 3
         assert reader.recordings["a"].state == "closed"
 
 

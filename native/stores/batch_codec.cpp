@@ -7,6 +7,7 @@
 #endif
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <exception>
@@ -59,6 +60,69 @@ void read_whole(int file, const std::string& path, std::uint64_t offset, std::sp
   }
 }
 
+// What HDF5's deflate filter has around a stream: zlib's two bytes before it, Adler-32 behind it.
+constexpr std::array kZlibHead{std::byte{0x78}, std::byte{0x5e}};
+constexpr std::size_t kAdlerBytes = 4, kAround = kZlibHead.size() + kAdlerBytes;
+
+std::uint32_t adler32(Bytes bytes) {
+  constexpr std::size_t kLanes = 16, kBlock = 4096;  // whose sums fit 32 bits
+  constexpr std::uint32_t kBase = 65521;
+  std::uint32_t low = 1, high = 0;
+  while (!bytes.empty()) {
+    const Bytes block = bytes.first(std::min(bytes.size(), kBlock));
+    bytes = bytes.subspan(block.size());
+    // A byte counts once for itself and each byte behind it. Lane by lane, compilers make vectors.
+    std::array<std::uint32_t, kLanes> sums{}, before{};
+    std::size_t at = 0;
+    for (; at + kLanes <= block.size(); at += kLanes)
+      for (std::size_t k = 0; k < kLanes; ++k) {
+        before[k] += sums[k];
+        sums[k] += std::to_integer<std::uint32_t>(block[at + k]);
+      }
+    std::uint32_t sum = 0, weighted = 0;
+    for (std::size_t k = 0; k < kLanes; ++k) {
+      sum += sums[k];
+      weighted += kLanes * before[k] + static_cast<std::uint32_t>(kLanes - k) * sums[k];
+    }
+    high = (high + static_cast<std::uint32_t>(at) * low + weighted) % kBase;
+    low = (low + sum) % kBase;
+    for (; at < block.size(); ++at) {
+      low = (low + std::to_integer<std::uint32_t>(block[at])) % kBase;
+      high = (high + low) % kBase;
+    }
+  }
+  return high << 16 | low;
+}
+
+// As `pack` of files/compress.hpp, with zlib's bytes around what is deflated.
+std::size_t pack_row(Codec codec, int level, Bytes row, std::span<std::byte> to) {
+  if (codec != Codec::kFlate) return pack(codec, level, nullptr, row, to);
+  if (to.size() <= kAround) return 0;
+  const std::size_t size =
+      pack(codec, level, nullptr, row, to.subspan(kZlibHead.size(), to.size() - kAround));
+  if (!size) return 0;
+  std::copy(kZlibHead.begin(), kZlibHead.end(), to.begin());
+  const std::uint32_t checksum = adler32(row);
+  for (std::size_t i = 0; i < kAdlerBytes; ++i)
+    to[kZlibHead.size() + size + i] = static_cast<std::byte>(checksum >> (24 - 8 * i));
+  return size + kAround;
+}
+
+// The reverse. Adler-32 is compared where nothing else was.
+void unpack_row(Codec codec, Bytes stored, std::span<std::byte> to, bool compared) {
+  if (codec != Codec::kFlate) return unpack(codec, nullptr, stored, to);
+  const auto byte = [&](std::size_t i) { return std::to_integer<std::uint32_t>(stored[i]); };
+  if (stored.size() < kAround || (byte(0) & 15) != 8 || (byte(1) & 32) || (byte(0) << 8 | byte(1)) % 31)
+    throw FormatError("expected a stream of zlib", "", 0);
+  unpack(codec, nullptr, stored.subspan(kZlibHead.size(), stored.size() - kAround), to);
+  std::uint32_t stated = 0;
+  for (std::size_t i = stored.size() - kAdlerBytes; i < stored.size(); ++i)
+    stated = stated << 8 | byte(i);
+  if (compared) return;
+  if (const std::uint32_t got = adler32(to); got != stated)
+    throw ChecksumError("expected Adler-32 " + hex_of(stated) + ", got " + hex_of(got), "", 0);
+}
+
 }  // namespace
 
 std::vector<std::vector<std::byte>> pack_each(Codec codec, int level, std::size_t planes,
@@ -79,8 +143,7 @@ std::vector<std::vector<std::byte>> pack_each(Codec codec, int level, std::size_
       take_apart(row, planes, std::span(apart).first(row.size()));
       row = Bytes(apart).first(row.size());
     }
-    const std::size_t size =
-        pack(codec, level, nullptr, row, std::span(space).first(row.size() - 1));
+    const std::size_t size = pack_row(codec, level, row, std::span(space).first(row.size() - 1));
     packed[i].assign(space.begin(), space.begin() + static_cast<std::ptrdiff_t>(size));
     checksums[i] = crc32c(0, size ? Bytes(packed[i]) : rows[i]);
   };
@@ -120,7 +183,9 @@ void read_cells(int file, const std::string& path, Codec codec, std::size_t plan
     if (planes > 1) apart.resize(std::max(apart.size(), row_bytes));
     const std::span<std::byte> unpacked = planes > 1 ? std::span(apart).first(row_bytes) : target;
     try {
-      unpack(codec, nullptr, stored, unpacked);
+      unpack_row(codec, stored, unpacked, !checksums.empty());
+    } catch (const ChecksumError& error) {
+      throw ChecksumError(error.what(), "", i);
     } catch (const FormatError& error) {
       throw FormatError(error.what(), "", i);
     }

@@ -1,4 +1,5 @@
-// Many single rows packed, unpacked and summed up at once, by all cores.
+// Many single rows packed, unpacked and summed up at once, by all cores. What is deflated has
+// zlib's bytes around it, as HDF5's filter wants it.
 #pragma once
 
 #include <cstddef>

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from stepwell.stores.replay.database import Episode
-from stepwell.stores.replay.episodes import EpisodeSteps
+from stepwell.stores.replay.episodes import EpisodeSteps, RecordedStep
 from stepwell.stores.replay.lane import LaneFrame, LaneInfo, LaneReader, LaneWriter, lanes
 from stepwell.stores.replay.reader import ReplayReader
 from stepwell.stores.replay.refs import FrameRef
@@ -19,6 +19,7 @@ from stepwell.stores.replay.resolver import FrameResolver
 
 if TYPE_CHECKING:
     from stepwell.stores.replay.recorder import Record, RecordedEnv, RecordedVectorEnv
+    from stepwell.stores.replay.sink import ReplaySink
     from stepwell.stores.replay.writer import ReplayWriter, StepRefs
 
 __all__ = [
@@ -32,9 +33,11 @@ __all__ = [
     "LaneWriter",
     "Record",
     "RecordedEnv",
+    "RecordedStep",
     "RecordedVectorEnv",
     "Removed",
     "ReplayReader",
+    "ReplaySink",
     "ReplayWriter",
     "StepRefs",
     "lanes",
@@ -46,6 +49,7 @@ _LATER = {
     "Record": "recorder",
     "RecordedEnv": "recorder",
     "RecordedVectorEnv": "recorder",
+    "ReplaySink": "sink",
     "ReplayWriter": "writer",
     "StepRefs": "writer",
 }

@@ -9,6 +9,7 @@ import math
 import re
 import sqlite3
 import struct
+import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -27,8 +28,9 @@ __all__ = ["Run", "Store", "read_run", "read_store", "resolve", "write_seed_file
 
 Arrays = dict[str, NDArray[Any]]
 
-_RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
-_REF = re.compile(r"h5://([A-Za-z0-9_-]{1,128})/([^/]+)/([0-9]+)")
+_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{,127}")
+_REF = re.compile(rf"h5://({_RUN_ID.pattern})/([^/]+)/([0-9]+)")
+_UNPACK = {"zstd": zstandard.decompress, "gzip": zlib.decompress}
 _NUMBERS = {
     "steps": ("<i8", (5,)),
     "rewards": ("<f8", ()),
@@ -115,6 +117,7 @@ def read_run(root: Path, row: Mapping[str, Any]) -> Arrays:
         assert file.attrs["run_id"] == row["run_id"]
         assert file.attrs["created_at"] == row["created_at"]
         assert file.attrs["version"] == 1
+        assert (b"import hdf5plugin" in file.attrs["README"]) == ('"zstd"' in row["channels"])
         found = {name: _dataset(file, name)[:count] for name, count in committed.items()}
         for name, count in committed.items():
             assert len(found[name]) == count, name
@@ -151,7 +154,8 @@ def _check_channel(file: h5py.File, channel: Mapping[str, Any], found: Arrays) -
     if planes > 1:
         assert planes == _planes(channel)
         filters = dataset.id.get_create_plist()
-        assert [filters.get_filter(i)[0] for i in range(filters.get_nfilters())] == [2, 32015]
+        codec = {"zstd": 32015, "gzip": 1}[channel["codec"]]
+        assert [filters.get_filter(i)[0] for i in range(filters.get_nfilters())] == [2, codec]
     if row_bytes < 1024:
         assert dataset.chunks[0] == max(1, 16384 // row_bytes)
         assert dataset.id.get_create_plist().get_nfilters() == 0
@@ -165,9 +169,9 @@ def _check_channel(file: h5py.File, channel: Mapping[str, Any], found: Arrays) -
             mask, packed = dataset.id.read_direct_chunk((i, *rest))
             assert (mask == 0 and channel["codec"] != "none") or packed == stored
             assert mask in ((0, 3) if planes > 1 else (0, 1))
-            if channel["codec"] == "zstd" and mask == 0:
+            if channel["codec"] in _UNPACK and mask == 0:
                 apart = np.moveaxis(values[i], -1, 0) if planes > 1 else values[i]
-                assert zstandard.decompress(packed) == apart.tobytes()
+                assert _UNPACK[channel["codec"]](packed) == apart.tobytes()
             stored = packed
         assert sums[i] == crc32c(stored), (name, i)
 
@@ -176,7 +180,7 @@ def _planes(channel: Mapping[str, Any]) -> int:
     """How many of them may be stored one behind the other."""
     shape, dtype = channel["shape"], np.dtype(channel["dtype"])
     stacked = len(shape) >= 3 and shape[-1] in (2, 4, 5, 7, 8, 10, 11, 13, 14, 16)
-    packed = channel["codec"] == "zstd" and dtype.itemsize == 1 and np.prod(shape) >= 1024
+    packed = channel["codec"] in _UNPACK and dtype.itemsize == 1 and np.prod(shape) >= 1024
     return shape[-1] if stacked and packed and channel["name"] != "frames" else 1
 
 
@@ -258,7 +262,8 @@ def _check_run(store: Store, run: Run) -> None:
         assert [r[1] for r in mine] == sorted({r[1] for r in mine})
         rewards = [store.steps[row["episode_id"], r[1]]["reward"] for r in mine]
         assert np.isclose(row["total_reward"], sum(rewards))
-        if row["ended"] and mine:
+        assert row["ended"] == (row["terminated"] or row["truncated"])
+        if row["ended_at"] is not None and mine:
             assert (table.index(mine[0]), len(mine)) in ended
         if row["final_obs_ref"] is not None:
             resolve(store, row["final_obs_ref"])

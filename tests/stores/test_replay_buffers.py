@@ -12,7 +12,7 @@ import stepwell as sw
 from stepwell import _core
 from stepwell.replay import ReplayReader, ReplayWriter
 from stepwell.stores.replay import hdf5
-from stepwell.stores.replay.layout import RAW, ZSTD
+from stepwell.stores.replay.layout import CODECS
 from tests import scaled
 
 PICTURE = np.arange(96 * 64, dtype=np.uint8).reshape(96, 64)
@@ -69,7 +69,7 @@ class BufferStates(RuleBasedStateMachine):
         with pytest.raises(ValueError, match="not released"):
             self.buffer.joined(self.first, self.end - self.first + 1)
 
-    @rule(codec=st.sampled_from([RAW, ZSTD]), shared=st.booleans())
+    @rule(codec=st.sampled_from(list(CODECS.values())), shared=st.booleans())
     def read(self, codec: int, shared: bool) -> None:
         count = self.end - self.first
         expected = [self.rows[row] for row in range(self.first, self.end)]
@@ -113,9 +113,9 @@ def test_what_cannot_be_put() -> None:
         with pytest.raises(TypeError):
             buffer.put(0, no_array)
     with pytest.raises(ValueError, match="not released"):
-        buffer.packed(0, 2**60, RAW, 3)
+        buffer.packed(0, 2**60, CODECS["none"], 3)
     with pytest.raises(IndexError):
-        buffer.packed(0, 0, RAW, 3).stored(0)
+        buffer.packed(0, 0, CODECS["none"], 3).stored(0)
 
 
 def test_memory_is_used_again(quick_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_chunk_that_is_refused(tmp_path: Path) -> None:
     buffer = _core.RowBuffer(16)
     for row in range(3):
         buffer.put(row, bytes([row]) * 16)
-    packed = buffer.packed(0, 3, RAW, 3)
+    packed = buffer.packed(0, 3, CODECS["none"], 3)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         whole = file.create_dataset("whole", (3, 16), np.uint8)
         with pytest.raises(OSError, match="chunked"):

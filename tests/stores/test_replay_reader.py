@@ -1,5 +1,8 @@
 """Runs, episodes and their steps as a reader gives them, beside writers and after damage."""
 
+import sqlite3
+from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +70,52 @@ def test_queries(quick_path: Path) -> None:
         with pytest.raises(ValueError, match=r"not authorized|expected"):
             reader.query("DELETE FROM steps")
         assert "50 rows" in repr(reader)
+
+
+def test_recent_steps(quick_path: Path) -> None:
+    with ReplayWriter(quick_path, "a") as a, ReplayWriter(quick_path, "b") as b:
+        for number in range(40):  # a minute a step, by turns; episodes of both go on at the end
+            writer, agent = (a, b)[number % 2], "xy"[number // 2 % 2]
+            moment = datetime(2026, 1, 1, 0, number, tzinfo=UTC)
+            ends = {"terminated": number % 10 == 9, "agent_id": agent, "timestamp": moment}
+            record(writer, number, **ends)
+    with ReplayReader.open(quick_path) as reader:
+        for n in (1, 7, 40, 100):
+            found = reader.recent_steps(n)
+            assert [step.reward for step in found] == list(range(40))[-n:]
+        for step, number in zip(found, range(40), strict=True):
+            assert_tree(step.observation, observation(number))
+            assert_tree(step.frame, frame(number) if number % 3 == 0 else None)
+            assert (step.action, step.info) == (number, {"number": number})
+            assert (step.run_id, step.agent_id) == ("ab"[number % 2], "xy"[number // 2 % 2])
+            assert step.timestamp == f"2026-01-01T00:{number:02}:00.000000+00:00"
+        bare = reader.recent_steps(2, observations=False, frames=False)
+        assert [(step.observation, step.frame) for step in bare] == [(None, None)] * 2
+        chosen = reader.where("run_id = 'a' AND ended").recent_steps(3)
+        assert [step.reward for step in chosen] == []
+        chosen = reader.where("run_id = 'b' AND ended").recent_steps(3)
+        assert [step.reward for step in chosen] == [31, 35, 39]
+        with pytest.raises(ValueError, match="n: expected at least 1, got 0"):
+            reader.recent_steps(0)
+    change(quick_path, "UPDATE steps SET obs_ref = 'nonsense' WHERE reward = 39")
+    with ReplayReader.open(quick_path) as reader, pytest.raises(FormatError, match="recent_steps"):
+        reader.recent_steps(5)
+    change(quick_path, "DELETE FROM steps WHERE reward = 38")
+    with ReplayReader.open(quick_path) as reader, pytest.raises(FormatError, match="steps, got"):
+        reader.recent_steps(5)
+
+
+def test_a_step_by_its_frame(quick_path: Path) -> None:
+    """By an index, which a writer adds to a database of before."""
+    record_all(quick_path, "run", range(10))
+    change(quick_path, "DROP INDEX idx_steps_frame_ref")
+    record_all(quick_path, "run", range(10, 20))
+    with ReplayReader.open(quick_path) as reader:
+        sql = "SELECT reward FROM steps WHERE frame_ref = 'h5://run/frames/5'"
+        assert reader.query(sql).rows == [(15.0,)]
+    with closing(sqlite3.connect(quick_path / "telemetry" / "telemetry.sqlite")) as database:
+        ((*_, plan),) = database.execute(f"EXPLAIN QUERY PLAN {sql}").fetchall()
+    assert "idx_steps_frame_ref" in plan
 
 
 def test_what_is_not_there(quick_path: Path) -> None:

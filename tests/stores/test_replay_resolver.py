@@ -40,7 +40,7 @@ from tests.replays import (
     [
         *("", "h5://run/frames", "h5://run/frames/", "h5://run/frames/-1", "h5://run/frames/1 "),
         *("h5://run/frames/1\n", " h5://run/frames/1", "h5://run//1", "h5://../frames/1"),
-        *("h5://a.b/frames/1", "h5://a/b/c/1", "h5:///frames/1", "http://run/frames/1"),
+        *("h5://.b/frames/1", "h5://a/b/c/1", "h5:///frames/1", "http://run/frames/1"),
         *("h5://run/frames/1.0", "h5://run/frames/\u0663", "h5://run/frames/" + "9" * 19),
         "h5://" + "x" * 129 + "/frames/1",
         "h5://run/fra\0mes/1",
@@ -399,10 +399,10 @@ def test_a_newer_file(quick_path: Path) -> None:
 
 
 def test_a_small_chunk_that_unpacks_to_much(quick_path: Path) -> None:
-    """gzip would make a gigabyte of it, were it not told how much there may be."""
-    bomb = zlib.compress(bytes(200 << 20), 9)
+    """gzip would make a lot of it, were it not told how much there may be."""
+    bomb = zlib.compress(bytes(20 << 20), 9)
     with ReplayWriter(quick_path, "run", compress="gzip") as writer:
-        seen = np.random.default_rng(5).integers(0, 256, 400_000, np.uint8)
+        seen = np.random.default_rng(5).integers(0, 100, 400_000, np.uint8)
         writer.record_step(reward=0, observation=seen)
     path = quick_path / "replay" / "run.h5"
     ((offset, size),) = places_of(path, ["observations"])["observations"]
@@ -416,7 +416,7 @@ def test_a_small_chunk_that_unpacks_to_much(quick_path: Path) -> None:
         file.write(_core.crc32c(np.frombuffer(stored, np.uint8)).to_bytes(4, "little"))
     with (
         FrameResolver(quick_path) as resolver,
-        pytest.raises(FormatError, match="gzip: expected 400000 bytes, got more - at /"),
+        pytest.raises(FormatError, match=r"observations\[0\]: .*more than the expected 400000"),
     ):
         resolver.resolve("h5://run/observations/0", missing="raise")
 

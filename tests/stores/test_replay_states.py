@@ -67,7 +67,8 @@ class ReplayMachine(RuleBasedStateMachine):
             want = self.episodes[episode.number]
             assert episode.agent_id == want["agent"]
             assert episode.steps == len(want["steps"])
-            assert episode.ended == (want["end"] is not None)
+            assert episode.over == (want["end"] is not None)
+            assert episode.ended == (episode.terminated or episode.truncated)
             assert episode.terminated == (want["end"] == "terminated")
             assert episode.truncated == (want["end"] == "truncated")
             got = reader.episode(episode.episode_id)

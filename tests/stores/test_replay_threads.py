@@ -85,7 +85,7 @@ def test_interrupts_at_any_point(quick_path: Path, seed: int) -> None:
     assert len(set(found)) == len(found)
     for row in read_store(quick_path).episodes.values():
         if row["final_obs_ref"] is not None:
-            assert row["ended"]
+            assert row["ended_at"] is not None
 
 
 def test_calls_from_inside_h5py(quick_path: Path) -> None:

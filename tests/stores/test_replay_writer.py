@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +239,7 @@ def test_info_of_any_kind(quick_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "run_id", ["", "a/b", "../a", "a.b", ".", "x" * 129, "x" * 300, "ä", "a b", "a\n", "a\0"]
+    "run_id", ["", "a/b", "../a", ".a", ".", "..", "x" * 129, "x" * 300, "ä", "a b", "a\n", "a\0"]
 )
 def test_names_of_runs(tmp_path: Path, run_id: str) -> None:
     wrong: Any = 3
@@ -253,6 +254,20 @@ def test_names_of_runs(tmp_path: Path, run_id: str) -> None:
         with pytest.raises(TypeError, match="run_id: expected text, got int"):
             make(wrong)
     assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_name_with_dots(tmp_path: Path) -> None:
+    name = "ppo-v1.2.h5"
+    with ReplayWriter(tmp_path, name) as writer, ReplayWriter(tmp_path, "ppo-v1.2") as other:
+        refs = writer.record_step(reward=1, observation=camera(1))
+        other.record_step(reward=2, observation=camera(2))
+    with ReplayReader.open(tmp_path) as reader:
+        assert list(reader.recordings) == [name, "ppo-v1.2"]
+        assert reader.verify().ok
+        assert_tree(reader.resolver.resolve(refs.obs_ref), camera(1))
+    assert len(read_store(tmp_path).runs) == 2
+    with LaneWriter(name, (2, 2)), LaneReader(name) as lane:
+        assert name in repr(lane)
 
 
 def test_a_name_of_128_letters(tmp_path: Path) -> None:
@@ -399,10 +414,11 @@ def test_a_block_that_fails_cuts_what_was_going_on(quick_path: Path) -> None:
             e.episode_id: (e.steps, e.ended, e.terminated, e.truncated) for e in reader.episodes
         }
         assert reader.verify().ok
+        assert all(e.over for e in reader.episodes)  # cut, which `ended` does not mean
     assert ends == {
-        "run-ep0000": (6, True, False, False),
+        "run-ep0000": (6, False, False, False),
         "run-ep0001": (5, True, True, False),
-        "run-ep0002": (1, True, False, False),
+        "run-ep0002": (1, False, False, False),
     }
 
 
@@ -558,8 +574,28 @@ def test_episodes_steps_and_times_of_the_callers_own(tmp_path: Path) -> None:
         assert [found[name].number for name in names] == [0, 1, 2]
         morning = found["morning"]
         assert (morning.steps, morning.dropped, morning.total_reward) == (4, 27, 6.0)
-        assert (morning.started_at, morning.ended_at, morning.ended) == ("t0", "late", True)
+        assert (morning.started_at, morning.ended_at, morning.ended) == ("t0", "late", False)
         assert reader.episode("noon").step_index.tolist() == [0, 10, 20, 30]
+
+
+def test_moments_of_the_callers_own(tmp_path: Path) -> None:
+    zone = timezone(timedelta(hours=2))
+    moments = [0.5, datetime(2026, 1, 1, 2, tzinfo=zone), datetime(2026, 1, 1), "T+3"]
+    with ReplayWriter(tmp_path, "run") as writer:
+        for moment in moments:
+            writer.record_step(reward=0, timestamp=moment)
+        for wrong in (math.nan, 1e300, "\ud800"):
+            with pytest.raises(ValueError, match="timestamp: expected text"):
+                writer.record_step(reward=0, timestamp=wrong)
+            with pytest.raises(ValueError, match="timestamp: expected text"):
+                writer.end_episode(timestamp=wrong)
+    with ReplayReader.open(tmp_path) as reader:
+        assert reader.episode("run-ep0000").timestamps == (
+            "1970-01-01T00:00:00.500000+00:00",
+            "2026-01-01T00:00:00.000000+00:00",
+            "2026-01-01T00:00:00",
+            "T+3",
+        )
 
 
 def test_names_that_are_refused(tmp_path: Path) -> None:

@@ -87,11 +87,13 @@ def head(
     path: PathArgument,
     count: Annotated[int, typer.Option("--count", "-n", min=0, help="How many rows.")] = 5,
     start: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
+    where: Annotated[str | None, typer.Option(help="Only runs for which this holds: SQL.")] = None,
     endpoint: EndpointOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """The first rows, each value in short; with --json whole, one object a line."""
-    with _open(path, endpoint) as store:
+    with _open(path, endpoint) as opened:
+        store = opened if where is None else opened.where(where)
         rows = list(range(start, min(start + count, len(store))))
         found = store.take(np.array(rows, np.int64))
         there = store.present(rows) if isinstance(store, sw.RecordReader) else {}

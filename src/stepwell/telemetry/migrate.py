@@ -122,8 +122,21 @@ class _Migration:
         self._report = MigrationReport(
             steps=sum(len(old.indices(episode.episode_id)) for episode in every),
             episodes=len(every),
-            runs={name: _safe_name(name) for name in self._episodes},
+            runs={name: self._name_of(name) for name in self._episodes},
         )
+
+    def _name_of(self, old: str | None) -> str:
+        """A run's name as a file may have it: its own, or one like it with a checksum of it."""
+        if not old:
+            return _NO_RUN
+        like = _like(old)
+        try:
+            check_run_id(old)
+        except ValueError:
+            return like
+        # Dots were refused before: a run that was moved then has the other name.
+        moved = "." in old and self._select("SELECT 1 FROM runs WHERE run_id = ?", like)
+        return like if moved else old
 
     def run(self, compress: str, observations: str | None) -> MigrationReport:
         """Move what the store does not have."""
@@ -254,7 +267,7 @@ class _Migration:
     def _known(self, run_id: str, episode: OldEpisode) -> "_Known":
         """The episode in the store. Raises `SchemaError` when it is of another run."""
         name = episode.episode_id
-        sql = "SELECT run_id, ended FROM episodes WHERE episode_id = ?"
+        sql = "SELECT run_id, ended_at IS NOT NULL FROM episodes WHERE episode_id = ?"
         for owner, ended in self._select(sql, name):
             if owner != run_id:
                 raise SchemaError(
@@ -292,16 +305,10 @@ class _Known(NamedTuple):
     ended: bool = False
 
 
-def _safe_name(old: str | None) -> str:
-    """A run's name as a file may have it: its own, or one like it with a checksum of it."""
-    if not old:
-        return _NO_RUN
-    try:
-        return check_run_id(old)
-    except ValueError:
-        name = re.sub(r"[^A-Za-z0-9_-]", "_", old)[:100]
-        checksum = hashlib.blake2b(old.encode(errors="surrogateescape"), digest_size=4).hexdigest()
-        return f"{name}-{checksum}"
+def _like(old: str) -> str:
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", old)[:100]
+    checksum = hashlib.blake2b(old.encode(errors="surrogateescape"), digest_size=4).hexdigest()
+    return f"{name}-{checksum}"
 
 
 def _is_of_numbers(name: str) -> bool:

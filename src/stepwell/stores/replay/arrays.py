@@ -36,15 +36,25 @@ from stepwell.stores.replay.hdf5 import (
     writing,
 )
 from stepwell.stores.replay.items import HURRIED, Pace
-from stepwell.stores.replay.layout import CHECKSUM, CHECKSUMS, RAW, UNSUMMED, ZSTD
+from stepwell.stores.replay.layout import CHECKSUM, CHECKSUMS, CODECS, UNSUMMED
 from stepwell.stores.replay.rows import RunFile
 
-_LEVEL = 3
+_LEVEL = 3  # of zstd, and of gzip: what 4 saves costs twice the time
 _CODECS = {
     h5py.h5z.FILTER_DEFLATE: "gzip",
     h5py.h5z.FILTER_LZF: "lzf",
     hdf5plugin.Zstd.filter_id: "zstd",
 }
+
+_README = (
+    "Row i of steps, rewards and dones is step i of the run. The columns of steps are the episode, "
+    "the step in it, and the rows of its frame, observation and action, -1 for none: an episode's "
+    "observations are file['observations'][rows[:, 3]] for its rows of steps. Those are "
+    "steps[start:start + length] by episodes/starts and episodes/lengths; with several agents "
+    "they lie between others, and column 0 shows which they are. What was seen after the last "
+    "step of an episode is a row of observations, too, that no step names."
+)
+_PLUGIN = " Packed by zstd, HDF5 filter 32015: {}. In Python, `import hdf5plugin` before reading."
 
 
 class Removal(NamedTuple):
@@ -168,6 +178,9 @@ def build_file(
             for name, each in fresh.items():
                 _create(new, name, each.field, each.chunk_rows, each.planes)
             entries = {name: _entry(new[name]) for name in found}
+            packed = [name for name, each in entries.items() if each.field.compress == "zstd"]
+            text = _README + (_PLUGIN.format(", ".join(packed)) if packed else "")
+            new.attrs["README"] = np.bytes_(text)  # a `str` would lie where HDF5 has no checksum
         with beside.open("r+b") as file:
             run = str(attributes["run_id"]), str(attributes["created_at"])
             file.write(Directory(run[0], base, entries, run[1], removed).to_bytes())
@@ -219,6 +232,8 @@ def _create(
         dtype, row = np.dtype((dtype, row[-1:])), row[:-1]
     if field.compress == "zstd":
         filters = dict(hdf5plugin.Zstd(clevel=_LEVEL), shuffle=planes > 1)
+    elif field.compress == "gzip":
+        filters = {"compression": "gzip", "compression_opts": _LEVEL, "shuffle": planes > 1}
     elif field.compress != "none":
         filters = {"compression": field.compress}
     return file.create_dataset(
@@ -282,11 +297,11 @@ class _Single(_Column):
 
     def __init__(self, dataset: h5py.Dataset) -> None:
         super().__init__(dataset)
-        filters = len(_filters(dataset))
-        self._codec = ZSTD if filters else RAW
+        filters = _filters(dataset)
+        self._codec = CODECS[_CODECS[filters[-1]] if filters else "none"]
         self._planes = _planes(dataset)
         # The mask has the filters of the dataset that a chunk has not been through.
-        self._left_out = (1 << filters) - 1
+        self._left_out = (1 << len(filters)) - 1
 
     def append(self, rows: _core.RowBuffer, count: int, pace: Pace) -> NDArray[np.uint32]:
         packed = rows.packed(self.rows, count, self._codec, _LEVEL, self._planes, pace.hurried)
@@ -359,7 +374,7 @@ def _column(dataset: h5py.Dataset) -> _Column:
         return _Small(dataset)
     filters = _filters(dataset)
     shuffle = [h5py.h5z.FILTER_SHUFFLE] if _planes(dataset) > 1 else []
-    ours = [*shuffle, hdf5plugin.Zstd.filter_id]
-    if not filters or (filters == ours and _core.has_codec(ZSTD)):
-        return _Single(dataset)
-    return _Filtered(dataset)
+    codec = CODECS.get(_CODECS[filters[-1]] if filters else "none")
+    if codec is None or filters[:-1] != shuffle or not _core.has_codec(codec):
+        return _Filtered(dataset)
+    return _Single(dataset)

@@ -27,6 +27,7 @@ _PACKED_FROM = 1024  # bytes of a row; smaller ones share chunks and are not pac
 _CHUNK_BYTES = 16384  # of such a chunk, which is written again whenever rows are added to it
 _MAX_BYTES = 1 << 31
 _MAX_PLANES = 16
+IN_PLANES = ("zstd", "gzip")  # codecs whose rows may be packed plane after plane
 _UNUSABLE = re.compile(r"|\.\.?|.*/.*|\(.*\)")  # as a name in HDF5, or because tuples use it
 
 
@@ -73,7 +74,7 @@ class Channel:
         """
         field = self.field
         last = field.shape[-1] if len(field.shape) > 2 else 1
-        if field.compress != "zstd" or field.dtype.itemsize > 1 or last > _MAX_PLANES:
+        if field.compress not in IN_PLANES or field.dtype.itemsize > 1 or last > _MAX_PLANES:
             return 1
         return 1 if self.name == FRAMES or last % 3 == 0 else last
 

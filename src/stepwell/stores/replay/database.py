@@ -78,11 +78,18 @@ CREATE TABLE IF NOT EXISTS steps (
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS idx_steps_run_id ON steps(run_id);
 """
+_BY_FRAME = """CREATE INDEX IF NOT EXISTS idx_steps_frame_ref ON steps(frame_ref)
+    WHERE frame_ref IS NOT NULL"""
 
 
 @dataclass(slots=True)
 class Episode:
-    """A row of the table of episodes. `number` counts the episodes of a run."""
+    """A row of the table of episodes. `number` counts the episodes of a run.
+
+    It has `ended` when its last step was terminated or truncated. One that was cut (a reset in
+    the middle of it, a writer's block that failed) has `ended_at` and not `ended`; one that goes
+    on, or whose writer was killed, has neither.
+    """
 
     episode_id: str
     run_id: str
@@ -129,6 +136,11 @@ class Episode:
             message = f"{row[0]}: final_obs_ref leads nowhere: {error.args[0]}"
             raise FormatError(message, path=str(path)) from None
         return made
+
+    @property
+    def over(self) -> bool:
+        """Whether no step can follow: it has `ended`, or was cut."""
+        return self.ended_at is not None
 
     @property
     def final_row(self) -> int:
@@ -201,15 +213,19 @@ def find_episode(database: sqlite3.Connection, name: str, path: Path) -> Episode
 
 
 def steps_of(
-    database: sqlite3.Connection, episodes: Iterable[Episode]
+    database: sqlite3.Connection, episodes: Iterable[Episode], last: int | None = None
 ) -> list[list[tuple[Any, ...]]]:
-    """The steps of each episode, with a checksum behind the columns."""
+    """The steps of each episode, or its `last` ones, with a checksum behind the columns."""
     checksum = catalog.checksum_sql(database, "steps")
     sql = (
         f"SELECT {', '.join(STEP_COLUMNS)}, {checksum} FROM steps "
-        "WHERE episode_id = ? ORDER BY step_index LIMIT ?"
+        "WHERE episode_id = ? ORDER BY step_index LIMIT ? OFFSET ?"
     )
-    return [database.execute(sql, (e.episode_id, e.steps)).fetchall() for e in episodes]
+    found = []
+    for e in episodes:
+        first = 0 if last is None else max(0, e.steps - last)
+        found.append(database.execute(sql, (e.episode_id, e.steps - first, first)).fetchall())
+    return found
 
 
 def database_path(root: Path) -> Path:
@@ -337,6 +353,7 @@ class Database:
             for table in ("runs", "episodes", "steps"):  # of before there were checksums
                 if catalog.checksum_sql(self._database, table) == "NULL":
                     self._database.execute(f"ALTER TABLE {table} ADD COLUMN checksum INTEGER")
+            self._database.execute(_BY_FRAME)  # which databases of before have not, either
         if not version:  # so that the file itself is a store, should someone lose the log beside it
             with in_turn(), translated(self._path):
                 self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")

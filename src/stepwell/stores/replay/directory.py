@@ -22,7 +22,7 @@ from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError, VersionError
 from stepwell.files.npy import dtype_to_json
 from stepwell.source import Field
-from stepwell.stores.replay.channels import field_from_json
+from stepwell.stores.replay.channels import IN_PLANES, field_from_json
 
 _MAGIC = b"STEPWELL REPLAY "
 _LINE_BYTES = 64  # that the first line has at most
@@ -157,7 +157,7 @@ def _entry(stated: Any) -> DatasetEntry:
         int(stated["header"]), field, int(stated["chunk_rows"]), int(stated.get("planes", 1))
     )
     whole = entry.chunk_rows == 1 or 1 < entry.chunk_rows * field.row_bytes <= _MAX_SHARED
-    apart = (field.dtype.itemsize, entry.chunk_rows, field.compress) == (1, 1, "zstd")
+    apart = (field.dtype.itemsize, entry.chunk_rows) == (1, 1) and field.compress in IN_PLANES
     planes = entry.planes == 1 or (apart and entry.planes == (field.shape or (0,))[-1] > 1)
     if entry.header < 0 or not whole or not planes or field.row_bytes >= 1 << 32:
         raise ValueError(f"expected a possible dataset, got {stated}")

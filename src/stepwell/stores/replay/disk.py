@@ -173,8 +173,7 @@ class RunDisk:
                 self._refuse(f"at least {marked:,} rows, as the file has", f"{known.committed:,}")
             if not known.rows:
                 return
-            steps = sum(e.steps for e in episodes)
-            ended = sum(e.ended_at is not None for e in episodes)
+            steps, ended = sum(e.steps for e in episodes), sum(e.over for e in episodes)
             counts = dict.fromkeys((STEPS, "rewards", "dones"), steps + self._removed)
             # Of episodes that were removed there are ends.
             counts |= {n: max(ended, known.rows.get(n, 0)) for n in UNSUMMED}
@@ -319,8 +318,9 @@ class RunDisk:
             episode.terminated |= bool(item.terminated)
             episode.truncated |= bool(item.truncated)
             over = item.terminated or item.truncated or not isinstance(item, Step)
-            if over and not episode.ended:
-                episode.ended, episode.ended_at = True, iso_time(item.time)
+            if over and not episode.over:
+                episode.ended = episode.terminated or episode.truncated
+                episode.ended_at = iso_time(item.time)
                 ended.append(episode)
         spans = [(self._starts.pop(e.number, first), e.steps) for e in ended]
         return list(touched.values()), spans
@@ -331,7 +331,7 @@ class RunDisk:
         self._going_on = {
             number: each
             for number, each in self._going_on.items()
-            if not each.ended or each.agent_id != item.agent_id
+            if not each.over or each.agent_id != item.agent_id
         }
         if item.episode >= self._known:
             self._starts[item.episode] = row

@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -97,13 +98,54 @@ class EpisodeSteps:
     @lazy
     def infos(self) -> list[dict[str, Any]]:
         """The info of each step, a dict."""
-        return [_info(self.episode, info) for info in self._infos]
+        return [_info(self.episode.episode_id, info) for info in self._infos]
 
     def __repr__(self) -> str:
         return (
             f"EpisodeSteps({self.episode.episode_id!r}, {len(self)} steps, "
             f"{len(self.frame_steps)} frames, reward {self.rewards.sum():g})"
         )
+
+
+class RecordedStep(NamedTuple):
+    """One step: its row of the database, with the arrays that its references lead to."""
+
+    episode_id: str
+    step_index: int
+    action: Tree
+    reward: float
+    terminated: bool
+    truncated: bool
+    frame_ref: str | None
+    obs_ref: str | None
+    info: dict[str, Any]
+    timestamp: str
+    agent_id: str | None
+    run_id: str
+    frame: Tree = None
+    observation: Tree = None
+
+
+def recorded_steps(
+    resolver: FrameResolver, rows: Sequence[Sequence[Any]], observations: bool, frames: bool
+) -> list[RecordedStep]:
+    """Rows of the database as objects, in their order."""
+    made = [RecordedStep(*row[: len(STEP_COLUMNS)]) for row in rows]
+    resolve = partial(resolver.resolve_batch, missing="raise")
+    drawn = resolve([step.frame_ref if frames else None for step in made])
+    seen = resolve([step.obs_ref if observations else None for step in made])
+    acted = resolve([step.action if isinstance(step.action, str) else None for step in made])
+    return [
+        step._replace(
+            action=step.action if action is None else action,
+            terminated=bool(step.terminated),
+            truncated=bool(step.truncated),
+            info=_info(step.episode_id, step.info),
+            frame=frame,
+            observation=observation,
+        )
+        for step, frame, observation, action in zip(made, drawn, seen, acted, strict=True)
+    ]
 
 
 def _resolved(
@@ -135,7 +177,7 @@ def _actions(
     return steps, np.array(numbers, dtype)
 
 
-def _info(episode: Episode, text: Any) -> dict[str, Any]:
+def _info(episode_id: str, text: Any) -> dict[str, Any]:
     if not text:
         return {}
     try:
@@ -143,5 +185,5 @@ def _info(episode: Episode, text: Any) -> dict[str, Any]:
         if not isinstance(info, dict):
             raise TypeError(f"expected a dict, got {type(info).__name__}")
     except (TypeError, ValueError, RecursionError) as error:
-        raise FormatError(f"{episode.episode_id}: an info that is not JSON: {error}") from None
+        raise FormatError(f"{episode_id}: an info that is not JSON: {error}") from None
     return info

@@ -47,7 +47,8 @@ its rows in the arrays, -1 for none; 1 in `dones` is terminated, 2 truncated."""
 UNSUMMED = ("episodes/starts", "episodes/lengths")  # the database has the same, and is believed
 CHECKSUMS, CHECKSUM = "checksums", Field(np.dtype("<u4"), compress="none")
 """The group of datasets with the checksums of rows, and what a row of those is."""
-RAW, ZSTD = 0, 2  # the core's numbers for them
+CODECS = {"none": 0, "gzip": 1, "zstd": 2}
+"""The core's numbers for those that it packs."""
 
 
 def array_path(root: Path, run_id: str) -> Path:

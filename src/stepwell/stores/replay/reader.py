@@ -2,9 +2,11 @@
 
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +35,13 @@ from stepwell.stores.replay.database import (
     run_rows,
     steps_of,
 )
-from stepwell.stores.replay.episodes import EpisodeList, EpisodeSteps, EpisodeTable
+from stepwell.stores.replay.episodes import (
+    EpisodeList,
+    EpisodeSteps,
+    EpisodeTable,
+    RecordedStep,
+    recorded_steps,
+)
 from stepwell.stores.replay.layout import is_replay, lock_path, lost_commits
 from stepwell.stores.replay.resolver import FrameResolver
 from stepwell.stores.replay.rows import RunFile
@@ -43,11 +51,13 @@ from stepwell.stores.replay.steps import (
     StepTable,
     common_fields,
     dataset_name,
+    fields_in_words,
     load_steps,
 )
 from stepwell.stores.replay.verify import verify
 
 _Condition = tuple[str, tuple[Any, ...]]
+_TIME = STEP_COLUMNS.index("timestamp")
 _NUMBERS = ("reward", "terminated", "truncated", "discount")
 _OF_A_MOMENT = ("_table", "_fields", "_episodes", "_by_id")  # made again
 
@@ -260,19 +270,50 @@ class ReplayReader(Store):
         run = self._moment.recordings.get(found.run_id)
         if run is not None and began != (run.created_at,):
             raise KeyError(f"the episode {episode_id!r} was removed since - at {path}")
-        if len(rows) < found.steps:
-            message = f"{episode_id}: expected {found.steps:,} steps, got {len(rows):,}"
+        self._check_steps(found, rows, found.steps)
+        dtype = next((c.field.dtype for c in run.channels if is_scalar(c)), None) if run else None
+        with self._naming(episode_id):
+            return EpisodeSteps(self.resolver, found, rows, observations, frames, dtype)
+
+    def _check_steps(self, episode: Episode, rows: list[tuple[Any, ...]], count: int) -> None:
+        path = database_path(self.root)
+        if len(rows) < count:
+            message = f"{episode.episode_id}: expected {count:,} steps, got {len(rows):,}"
             raise FormatError(message, path=str(path))
         check_rows("a step of", rows, len(STEP_COLUMNS), path)
+
+    @contextmanager
+    def _naming(self, rows: str) -> Iterator[None]:
+        """Whatever references of the database lead to, as an error of these rows."""
         try:
-            dtype = (
-                next((c.field.dtype for c in run.channels if is_scalar(c)), None) if run else None
-            )
-            return EpisodeSteps(self.resolver, found, rows, observations, frames, dtype)
-        except (LookupError, TypeError, ValueError, OverflowError) as error:  # what rows may say
+            yield
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
             if isinstance(error, StepwellError) and getattr(error, "path", None) is not None:
                 raise
-            raise FormatError(f"{episode_id}: {error.args[0]}", path=str(path)) from None
+            path = str(database_path(self.root))
+            raise FormatError(f"{rows}: {error.args[0]}", path=path) from None
+
+    def recent_steps(
+        self, n: int = 100, *, observations: bool = True, frames: bool = True
+    ) -> list[RecordedStep]:
+        """The newest steps by their times, those of all agents and runs, the newest one last."""
+        self._check_open()
+        if n < 1:
+            raise ValueError(f"n: expected at least 1, got {n}")
+        newest: list[tuple[Any, ...]] = []
+        with self._naming("recent_steps"), reading(self.root) as database:
+            begun = [episode for episode in self._episodes if episode.steps]
+            going_on = [episode for episode in begun if not episode.over]
+            last = {e.episode_id: e.ended_at for e in begun}
+            for episode, rows in zip(going_on, steps_of(database, going_on, 1), strict=True):
+                last[episode.episode_id] = rows[0][_TIME] if rows else None
+            for episode in sorted(begun, key=lambda e: str(last[e.episode_id]), reverse=True):
+                if len(newest) == n and str(last[episode.episode_id]) < newest[0][_TIME]:
+                    break
+                (rows,) = steps_of(database, [episode], n)
+                self._check_steps(episode, rows, min(n, episode.steps))
+                newest = sorted([*newest, *rows], key=itemgetter(_TIME))[-n:]
+            return recorded_steps(self.resolver, newest, observations, frames)
 
     def sizes(self, run_id: str) -> dict[str, tuple[int, int]]:
         """Bytes of each array of a run: of its rows, and of the same in the file."""
@@ -294,6 +335,7 @@ class ReplayReader(Store):
         for name, run in self.recordings.items():
             about = ("state", "steps", "episodes", "dropped", "created_at")
             facts["recordings"][name] = {each: getattr(run, each) for each in about}
+            facts["recordings"][name]["fields"] = fields_in_words(run)
         try:
             facts["arrays"] = {
                 f"{run}/{array}": {"bytes": raw, "stored_bytes": stored}

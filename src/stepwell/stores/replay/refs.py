@@ -7,8 +7,9 @@ from typing import Self
 
 from stepwell.errors import FormatError
 
-_RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
-_REF = re.compile(r"h5://([A-Za-z0-9_-]{1,128})/([^/\x00]+)/([0-9]{1,18})", re.ASCII)
+_NAME = r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}"  # no hidden file, no folder above
+_RUN_ID = re.compile(_NAME, re.ASCII)
+_REF = re.compile(rf"h5://({_NAME})/([^/\x00]+)/([0-9]{{1,18}})", re.ASCII)
 
 
 def check_run_id(run_id: str) -> str:
@@ -18,8 +19,8 @@ def check_run_id(run_id: str) -> str:
     if not _RUN_ID.fullmatch(run_id):
         shown = run_id if len(run_id) <= 40 else run_id[:40] + "…"
         raise ValueError(
-            f"run_id: expected 1 to 128 letters, digits, '_' and '-', got {shown!r} "
-            f"({len(run_id)} characters)"
+            f"run_id: expected 1 to 128 letters, digits, '_', '-' and, not first, '.', "
+            f"got {shown!r} ({len(run_id)} characters)"
         )
     return run_id
 

@@ -6,7 +6,6 @@ ours is left to h5py.
 
 import os
 import threading
-import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ from stepwell.files.regular import open_inside
 from stepwell.source import Field, Rows
 from stepwell.stores.replay.chunk_index import ChunkIndex, Places
 from stepwell.stores.replay.directory import DatasetEntry, Directory, is_ours, read_mark
-from stepwell.stores.replay.layout import CHECKSUM, CHECKSUMS, RAW, STEP_COLUMNS, STEPS, ZSTD
+from stepwell.stores.replay.layout import CHECKSUM, CHECKSUMS, CODECS, STEP_COLUMNS, STEPS
 
 _POOLED_FROM = 1 << 21
 _CHUNKS_AT_ONCE = 256
@@ -449,8 +448,8 @@ def _unpack(
         if len(partly):
             mask = places.masks[partly[0]]
             raise FormatError(f"expected both filters or none, got {mask}", offset=int(partly[0]))
-    if entry.field.compress in ("none", "zstd"):
-        codec = ZSTD if entry.field.compress == "zstd" else RAW
+    codec = CODECS.get(str(entry.field.compress))
+    if codec is not None:
         cells = (places.offsets, places.sizes, raw, checksums)
         _core.read_cells(file, path, codec, *cells, entry.field.row_bytes, out, entry.planes)
         return
@@ -472,14 +471,9 @@ def _unpack_one(
     try:
         if raw:
             out[:] = stored
-        elif entry.field.compress == "gzip":
-            unpacker = zlib.decompressobj()
-            out[:] = np.frombuffer(unpacker.decompress(stored.tobytes(), len(out)), np.uint8)
-            if not unpacker.eof and unpacker.decompress(unpacker.unconsumed_tail, 1):
-                raise FormatError(f"gzip: expected {len(out)} bytes, got more", offset=number)
         elif entry.field.compress == "lzf":
             _core.unpack_lzf(stored, out)
         else:
             raise FormatError(f"no codec {entry.field.compress!r} is known", offset=number)
-    except (zlib.error, ValueError) as error:
+    except ValueError as error:
         raise FormatError(str(error.args[0]), offset=number) from None

@@ -156,13 +156,13 @@ def common_fields(runs: Sequence[RunRow], options: StepOptions) -> dict[str, Fie
     Raises `SchemaError`, naming them, when two runs recorded unlike arrays.
     """
     kinds = (OBSERVATIONS, ACTIONS, FRAMES) if options.frames else (OBSERVATIONS, ACTIONS)
-    found = [{field_name(c.name): c.field for c in run.channels if c.kind in kinds} for run in runs]
+    found = [_fields(run, kinds) for run in runs]
     for run, fields in zip(runs[1:], found[1:], strict=True):
         if fields != found[0]:
             raise SchemaError(
                 f"expected runs that recorded the same arrays, got {_words(found[0])} in the run "
                 f"{runs[0].run_id!r} and {_words(fields)} in the run {run.run_id!r}; choose some "
-                f"with run={run.run_id!r} or where(…)"
+                f'with run={run.run_id!r} or where("run_id = {run.run_id!r}")'
             )
     fields = found[0] if found else {}
     made = dict(fields)
@@ -173,6 +173,15 @@ def common_fields(runs: Sequence[RunRow], options: StepOptions) -> dict[str, Fie
     if options.n_step > 1:
         made["discount"] = Field(np.dtype(np.float64))
     return made
+
+
+def _fields(run: RunRow, kinds: Sequence[str]) -> dict[str, Field]:
+    return {field_name(c.name): c.field for c in run.channels if c.kind in kinds}
+
+
+def fields_in_words(run: RunRow) -> str:
+    """Every array of a run."""
+    return _words(_fields(run, KINDS))
 
 
 def _words(fields: Mapping[str, Field]) -> str:

@@ -83,6 +83,8 @@ _RULES = {
     "episode {!r}: its last step ended it, and it has not ended": "SELECT e.episode_id "
     "FROM episodes e JOIN counted c USING (episode_id) "
     "WHERE NOT e.ended AND (c.terminated OR c.truncated)",
+    "episode {!r}: it has ended, and not when": "SELECT episode_id FROM episodes "
+    "WHERE ended AND ended_at IS NULL",
     "episode {!r}: {} dropped, {} missing": "SELECT e.episode_id, e.dropped, c.gaps "
     "FROM episodes e JOIN counted c USING (episode_id) WHERE e.dropped < c.gaps",
 }
@@ -385,11 +387,11 @@ class _Run:
             yield self._of(episode, f"final_obs_ref {episode.final_obs_ref!r} leads nowhere")
 
     def _of_ends(self, file: RunFile, places: NDArray[np.int64]) -> Iterator[FormatError]:
-        """The table of episodes that ended."""
+        """The table of episodes that are over."""
         count = self._run.rows["episodes/starts"]
         starts = file.read_all("episodes/starts", count).tolist()
         lengths = file.read_all("episodes/lengths", count).tolist()
-        ended = {e.number: e.steps for e in self._episodes if e.ended_at is not None}
+        ended = {e.number: e.steps for e in self._episodes if e.over}
         numbers, rows = np.unique(places[:, 0], return_index=True)
         first = dict(zip(rows.tolist(), numbers.tolist(), strict=True))
         ends = list(zip(starts, lengths, strict=True))

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +40,7 @@ from stepwell.stores.replay.scalars import is_scalar, require_hdf5
 from stepwell.writer import Mode, Writer
 
 _NUMBERS = (np.ndarray, np.generic, int, float)
+_MAX_SECONDS = 2**63 / 1e6  # of which NumPy counts microseconds
 _Arrays = Sequence[tuple[Inlet, Any]]
 _made = tuple.__new__  # what a named tuple's own function does besides takes longer
 
@@ -135,7 +137,7 @@ class ReplayWriter(Writer):
         agent_id: str | None = None,
         episode_id: str | None = None,
         step_index: int | None = None,
-        timestamp: str | float | None = None,
+        timestamp: str | float | datetime | None = None,
     ) -> StepRefs | None:
         """Hand over a step: observation, action, reward and the end of the episode.
 
@@ -147,9 +149,10 @@ class ReplayWriter(Writer):
 
         Episodes, steps and times are named here unless the caller does: `episode_id` begins an
         episode of that name, or goes on with it, `step_index` is at least that of the step before
-        plus one, and `timestamp` is kept as it is, or as UTC where it is seconds.
+        plus one, and `timestamp` is kept as it is, or as UTC where it is seconds or a `datetime`
+        that has a time zone.
         """
-        now = time.time() if timestamp is None else timestamp
+        now = time.time() if timestamp is None else _moment(timestamp)
         number = float(reward)
         if not math.isfinite(number):
             raise ValueError(f"reward: expected a finite number, got {number}")
@@ -232,7 +235,7 @@ class ReplayWriter(Writer):
         observation: Tree = None,
         agent_id: str | None = None,
         episode_id: str | None = None,
-        timestamp: str | float | None = None,
+        timestamp: str | float | datetime | None = None,
     ) -> None:
         """End an agent's episode, or that of a name, with what it saw last; the next step begins
         another.
@@ -240,6 +243,7 @@ class ReplayWriter(Writer):
         A step that was terminated or truncated has ended it already: this adds the observation,
         unless the queue is full and steps are dropped.
         """
+        now = time.time() if timestamp is None else _moment(timestamp)
         size, waited = 0, False
         while True:
             if waited:
@@ -265,7 +269,6 @@ class ReplayWriter(Writer):
                     self._pipeline.hurry()
                     seen = ()
                 stream.over = True  # before it is handed over, for no step may follow that
-                now = time.time() if timestamp is None else timestamp
                 self._put_ending(stream, seen, 0, 0, agent_id, now)
                 del self._streams[agent_id]
                 return
@@ -362,7 +365,7 @@ class ReplayWriter(Writer):
             raise ValueError(
                 f"episode {name!r} is one of the run {found.run_id!r}, not {self.run_id!r}"
             )
-        return _Stream(found.number, name, 0 if last is None else last + 1, found.ended)
+        return _Stream(found.number, name, 0 if last is None else last + 1, found.over)
 
     def _fit(self, kind: str, tree: Tree, new: list[Inlet]) -> _Arrays:
         """The arrays of a kind in a step, with their inlets. `new` are inlets that are not open.
@@ -450,6 +453,19 @@ def _check_text(name: str, value: str) -> None:
         value.encode()
     except UnicodeEncodeError:
         raise ValueError(f"{name}: expected text, got {value!r}") from None
+
+
+def _moment(given: str | float | datetime) -> str | float:
+    """A time as text, or in seconds."""
+    if isinstance(given, datetime):
+        return given.isoformat() if given.tzinfo is None else given.timestamp()
+    if isinstance(given, str):
+        _check_text("timestamp", given)
+        return given
+    seconds = float(given)
+    if not abs(seconds) < _MAX_SECONDS:
+        raise ValueError(f"timestamp: expected text, seconds or a datetime, got {given!r}")
+    return seconds
 
 
 def _next_index(given: int, min_: int) -> int:
