@@ -39,7 +39,7 @@ def test_small_records_keep_their_size(quick_path: Path, fields: dict[str, Field
 
 def facts(path: Path) -> dict[str, Any]:
     with RecordReader.open(path) as store:
-        return store.describe().facts
+        return dict(store.describe().facts)
 
 
 def test_utilization_beside_a_writer(quick_path: Path) -> None:

@@ -84,12 +84,20 @@ class Framing:
     """The size is that of the whole record, and the checksum covers the size too."""
     seal_magic: bytes
 
-    def frame(self, body: bytes) -> bytes:
-        """A record with this body."""
-        size = (len(body) + (_HEAD.size if self.whole else 0)).to_bytes(8, "little")
-        covered = size + body if self.whole else body
-        crc = _core.crc32c(np.frombuffer(covered, np.uint8))
-        return self.magic + crc.to_bytes(4, "little") + size + body
+    def frame(self, *body: bytes | NDArray[np.uint8], seal: bytes = b"") -> NDArray[np.uint8]:
+        """A record whose body has these parts, and what is behind it. They may be large: they are
+        copied once."""
+        end = _HEAD.size + sum(map(len, body))
+        record = np.empty(end + len(seal), np.uint8)
+        at = _HEAD.size
+        for part in (*body, seal):
+            record[at : at + len(part)] = np.frombuffer(part, np.uint8)
+            at += len(part)
+        size = end if self.whole else end - _HEAD.size
+        _HEAD.pack_into(record.data, 0, self.magic, 0, size)
+        crc = _core.crc32c(record[8 if self.whole else _HEAD.size : end])
+        _HEAD.pack_into(record.data, 0, self.magic, crc, size)
+        return record
 
     def seal(self, number: int, boot: int = 0) -> bytes:
         """A seal; with `boot`, of what is not on the disk yet."""
@@ -176,18 +184,20 @@ class Journal:
     torn = False
     """A part of a record may be at the end, and the journal must not be written to again."""
 
-    def append(self, body: bytes, seal: bytes = bytes(_SEAL.size)) -> None:
-        """Write a record behind the others, and what is to be in the place of its seal until
-        `sync`. When that fails, what was written of it is cut off."""
-        record = self._framing.frame(body) + seal
+    def append(self, *body: bytes | NDArray[np.uint8], seal: bytes = bytes(_SEAL.size)) -> None:
+        """Write a record of these parts behind the others, and what is to be in the place of its
+        seal until `sync`. When that fails, what was written of it is cut off."""
+        record = self._framing.frame(*body, seal=seal)
         end = self.end + len(record)
-        if self._step_bytes and end > self._room:
+        if len(record) > self._step_bytes:  # of more than a step, the zeros would cost as much
+            self._room = max(self._room, end)
+        elif end > self._room:
             room = -(-end // self._step_bytes) * self._step_bytes
             write_all(self._file, np.zeros(room - self._room, np.uint8), self._room, self.path)
             os.fsync(self._file)
             self._room = room
         try:
-            write_all(self._file, np.frombuffer(record, np.uint8), self.end, self.path)
+            write_all(self._file, record, self.end, self.path)
         except BaseException:
             self.torn = True
             with suppress(OSError):

@@ -30,12 +30,12 @@ class Commit:
     attributed: bool = False
     """It sets the attributes, too."""
 
-    def encode(self) -> bytes:
-        """The body of its record."""
+    def encode(self) -> list[bytes | NDArray[np.uint8]]:
+        """The parts of the body of its record."""
         meta = self.after
         head = (meta.commit, meta.length, meta.peak, meta.next_chunk)
         chunks = np.array([(s.id, s.records, s.position) for s in meta.unfull], _CHUNK)
-        parts: list[bytes | memoryview] = [
+        parts: list[bytes | NDArray[np.uint8]] = [
             _HEAD.pack(*head, len(chunks), meta.deletes),
             chunks.tobytes(),
         ]
@@ -44,7 +44,7 @@ class Commit:
             together["record"], together["entry"] = change.rows, change.changed
             counts = (change.first, len(change.appended), len(change.rows))
             entries = change.appended.nbytes + together.nbytes
-            parts += [_FIELD.pack(*counts), change.appended.view(np.uint8).data, together.tobytes()]
+            parts += [_FIELD.pack(*counts), change.appended.view(np.uint8), together.tobytes()]
             parts.append(bytes(-entries % 8))
             if change.checksums is not None:
                 crcs = change.checksums["crc"].tobytes()
@@ -52,7 +52,7 @@ class Commit:
         if self.attributed:
             text = json.dumps(meta.attributes).encode()
             parts.append(text.ljust(-(-len(text) // 8) * 8))
-        return b"".join(parts)
+        return parts
 
     @classmethod
     def decode(cls, body: NDArray[np.uint8], before: Meta) -> "Commit":

@@ -109,7 +109,7 @@ def salvage(
             count += 1
         tables = _newest(frames, meta, count)
     missing = {
-        name: int((values[name].there == 0).sum() if name in values else (t["offset"] == 0).sum())
+        name: int(np.count_nonzero(values[name].there == 0 if name in values else t["offset"] == 0))
         for name, t in zip(meta.fields, tables, strict=True)
     }
     _copy(root, Path(out), replace(meta, length=count), tables, values, missing, progress)

@@ -15,6 +15,7 @@ from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError
 from stepwell.files.atomic import write_all
 from stepwell.files.regular import open_inside
+from stepwell.lazy import lazy
 from stepwell.source import Rows
 from stepwell.stores.records.layout import BLOCK_BYTES, CHECKSUM, COLUMN_CHECKSUM, ENTRY, Meta
 from stepwell.stores.records.values import Values
@@ -37,7 +38,7 @@ class Change:
     checksums: NDArray[Any] | None = None
     """Of a column: those of its `blocks` after the change."""
 
-    @property
+    @lazy
     def blocks(self) -> Rows:
         """Blocks of the table with a new entry, in order."""
         size, count = self.appended.itemsize, len(self.appended)
@@ -46,10 +47,11 @@ class Change:
         blocks = np.arange(first, end, dtype=np.int64)
         if not len(self.rows):
             return blocks
-        begins = self.rows * size  # an entry of a column may be in two blocks
-        return np.unique(
-            np.concatenate([blocks, begins // BLOCK_BYTES, (begins + size - 1) // BLOCK_BYTES])
-        )
+        parts = [blocks, self.rows * size // BLOCK_BYTES]
+        if BLOCK_BYTES % size:  # an entry of a column may be in two blocks
+            parts.append((self.rows * size + size - 1) // BLOCK_BYTES)
+        found = np.sort(np.concatenate(parts))
+        return np.asarray(found[np.append(True, found[1:] != found[:-1])])
 
 
 def block_count(entries: int, size: int) -> int:
@@ -331,6 +333,8 @@ class Staging:
 
     touched = False
     deletes = 0
+    _shared = False
+    """What was appended is in someone's arrays."""
 
     def __init__(self, tables: Sequence[TableFile], base: int) -> None:
         self.base = self.length = self.peak = base
@@ -341,17 +345,20 @@ class Staging:
 
     def append(self, count: int, entries: dict[int, Entries]) -> None:
         """Records at the end; `entries` has those of the fields that are given."""
+        self._own()
         inside = min(count, max(self.base - self.length, 0))
         for field, (appended, size) in enumerate(zip(self._appended, self._sizes, strict=True)):
-            given = entries[field].tobytes() if field in entries else bytes(count * size)
+            new = entries[field] if field in entries else np.zeros(count * size, np.uint8)
+            given = new.view(np.uint8).data
             for i in range(inside):
-                self._changed[field][self.length + i] = given[i * size : (i + 1) * size]
-            appended += given[inside * size :] if inside else given
+                self._changed[field][self.length + i] = bytes(given[i * size : (i + 1) * size])
+            appended += given[inside * size :]
         self.length += count
         self.peak = max(self.peak, self.length)
         self.touched |= count > 0
 
     def update(self, rows: Rows, entries: dict[int, Entries]) -> None:
+        self._own()
         for field, given in entries.items():
             data, size = given.tobytes(), self._sizes[field]
             for i, row in enumerate(rows.tolist()):
@@ -360,6 +367,7 @@ class Staging:
 
     def delete(self, rows: Rows) -> None:
         """From the highest number down, the last record takes the place of each."""
+        self._own()
         for row in np.sort(rows)[::-1].tolist():
             last = self.length - 1
             for field, appended in enumerate(self._appended):
@@ -383,16 +391,23 @@ class Staging:
                 entries[i] = np.frombuffer(entry, entries.dtype)[0]
 
     def changes(self) -> tuple[Change, ...]:
+        """All of it. What was appended is not copied, unless the commit fails and there is more."""
+        self._shared = True
         return tuple(map(self._change, self._tables, self._changed, self._appended))
 
     def _change(self, table: TableFile, changed: dict[int, bytes], appended: bytearray) -> Change:
         rows = sorted(changed)
         return Change(
             min(self.base, self.length),
-            np.frombuffer(bytes(appended), table.dtype),
+            np.frombuffer(appended, table.dtype),
             np.array(rows, np.int64),
             np.frombuffer(b"".join(changed[row] for row in rows), table.dtype),
         )
+
+    def _own(self) -> None:
+        if self._shared:
+            self._appended = [bytearray(appended) for appended in self._appended]
+            self._shared = False
 
     def _entry(self, field: int, row: int) -> bytes:
         if row >= self.base:

@@ -103,10 +103,10 @@ class View:
     def present(self, name: str, entries: Entries) -> NDArray[np.bool]:
         """Which of the records with these entries have the field."""
         if name not in self.meta.columns:
-            return entries["offset"] > 0  # type: ignore[no-any-return]
+            return entries["offset"] > 0
         if not self.meta.fields[name].optional:
             return np.ones(len(entries), np.bool)
-        return entries.view(np.uint8)[:: entries.itemsize] == 1
+        return np.asarray(entries.view(np.uint8)[:: entries.itemsize] == 1)
 
     def stored_bytes(self, name: str, rows: Rows) -> NDArray[np.int64]:
         """Bytes that each of these records has stored for a field."""
@@ -116,7 +116,7 @@ class View:
         (entries,) = self.entries(rows, [name])
         if name in self.meta.columns:
             return self.present(name, entries) * np.int64(field.row_bytes)
-        return entries["length"].astype(np.int64)  # type: ignore[no-any-return]
+        return entries["length"].astype(np.int64)
 
     def problems(
         self, name: str, rows: Rows, places: Entries, max_: int, *, numbered: bool = False

@@ -272,7 +272,7 @@ class RecordWriter(Writer):
                     self._meta.write(self._root)
                     self._born = True
                 if changed:
-                    self._journal.append(body)
+                    self._journal.append(*body)
                     self._journal.sync(after.commit)
                     self._apply(commit)
                     self._announce()

@@ -136,7 +136,7 @@ class RowState(Writer):
         seal = FRAMING.seal(journal.end + size, boot) if boot else bytes(SEAL_BYTES)
         with self._changing():
             try:
-                journal.append(body, seal)
+                journal.append(body, seal=seal)
             except BaseException:
                 self._failed, self._torn = journal.torn, False
                 raise
