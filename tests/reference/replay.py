@@ -10,7 +10,7 @@ import re
 import sqlite3
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,10 @@ Arrays = dict[str, NDArray[Any]]
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{,127}")
 _REF = re.compile(rf"h5://({_RUN_ID.pattern})/([^/]+)/([0-9]+)")
-_UNPACK = {"zstd": zstandard.decompress, "gzip": zlib.decompress}
+_UNPACK: dict[str, Callable[[bytes], bytes]] = {
+    "zstd": zstandard.decompress,
+    "gzip": zlib.decompress,
+}
 _NUMBERS = {
     "steps": ("<i8", (5,)),
     "rewards": ("<f8", ()),

@@ -1,6 +1,7 @@
 """The files of runs for programs that have h5py and nothing of ours."""
 
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -47,7 +48,7 @@ def test_episodes_as_the_readme_of_the_file_has_it(quick_path: Path, agents: int
             agent = str(number % agents)
             last, seen = number % 10 > 9 - agents, np.array([number, 0.5])
             frame_ = frame(number) if number % 3 == 0 else None
-            options = {"terminated": last, "agent_id": agent, "frame": frame_}
+            options: dict[str, Any] = {"terminated": last, "agent_id": agent, "frame": frame_}
             writer.record_step(reward=number, observation=seen, action=number, **options)
             if last:
                 writer.end_episode(observation=-seen, agent_id=agent)

@@ -264,7 +264,8 @@ def test_a_name_with_dots(tmp_path: Path) -> None:
     with ReplayReader.open(tmp_path) as reader:
         assert list(reader.recordings) == [name, "ppo-v1.2"]
         assert reader.verify().ok
-        assert_tree(reader.resolver.resolve(refs.obs_ref), camera(1))
+        assert refs is not None
+        assert_tree(reader.resolver.resolve(str(refs.obs_ref)), camera(1))
     assert len(read_store(tmp_path).runs) == 2
     with LaneWriter(name, (2, 2)), LaneReader(name) as lane:
         assert name in repr(lane)
@@ -580,7 +581,7 @@ def test_episodes_steps_and_times_of_the_callers_own(tmp_path: Path) -> None:
 
 def test_moments_of_the_callers_own(tmp_path: Path) -> None:
     zone = timezone(timedelta(hours=2))
-    moments = [0.5, datetime(2026, 1, 1, 2, tzinfo=zone), datetime(2026, 1, 1), "T+3"]
+    moments: list[Any] = [0.5, datetime(2026, 1, 1, 2, tzinfo=zone), datetime(2026, 1, 1), "T+3"]
     with ReplayWriter(tmp_path, "run") as writer:
         for moment in moments:
             writer.record_step(reward=0, timestamp=moment)

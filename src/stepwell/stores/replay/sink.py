@@ -124,5 +124,5 @@ def _members(step: Any) -> Iterable[tuple[str, Any]]:
         if names is not None:
             return [(name, getattr(step, name)) for name in names]
         if hasattr(step, "__dict__"):
-            return vars(step).items()
+            return list(vars(step).items())
     raise TypeError(f"step: expected a dict or an object, got {type(step).__name__}")
