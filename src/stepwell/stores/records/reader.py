@@ -21,7 +21,7 @@ from stepwell.stores.records.layout import (
     Meta,
     chunk_name,
     chunk_numbers,
-    states_format,
+    is_drawn,
 )
 from stepwell.stores.records.salvage import salvage
 from stepwell.stores.records.verify import verified
@@ -63,7 +63,7 @@ class RecordReader(Store):
         ours = any(os.path.lexists(path / other) for other in (JOURNAL, LOCK))
         if not os.path.lexists(path / META) or not (ours or os.path.lexists(path / CHUNKS)):
             return False
-        return ours or states_format(path)
+        return ours or not is_drawn(path)
 
     salvage = staticmethod(salvage)
 
