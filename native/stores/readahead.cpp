@@ -154,7 +154,7 @@ void Readahead::run() {
         return stop_ || claimed_ < wanted_ || checked_ < claimed_ || done_with_ >= given_back_ + step;
       };
       // For a while it looks by itself: to wake a thread takes the caller longer than all the rest.
-      for (int looks = 0; looks < kLooks && !called(); ++looks)
+      for (int looks = 0; looks < kLooks && undelayed_ < window_ && !called(); ++looks)
         wakes_->work.wait_until(lock, std::chrono::system_clock::now() + kLook);
       asleep_ = true;
       wakes_->work.wait(lock, called);

@@ -2,9 +2,9 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <bit>
 #include <cstring>
+#include <ctime>
 #include <stdexcept>
 
 #if defined(__x86_64__)
@@ -17,8 +17,7 @@ namespace {
 // What stays in the caches of one core anyway.
 constexpr std::size_t kSmall = std::size_t{1} << 20;
 // Both ways are tried in some of so many turns; not in the first ones, which have fresh memory.
-constexpr std::uint32_t kTurns = 2048, kFirstTry = 16, kLastTry = 24;
-constexpr double kForgetting = 1.1;
+constexpr std::uint32_t kTurns = 4096, kFirstTry = 16, kLastTry = 32;
 // A result that is in the caches is of use to whoever reads it next.
 constexpr double kWorthwhile = 0.9;
 
@@ -129,20 +128,28 @@ void converted(FloatKind kind, std::span<const std::byte> from, std::span<To> to
 
 }  // namespace
 
-bool StoreWays::past_caches(std::size_t bytes) {
-  if (bytes < kSmall) return false;
+StoreWays::Way StoreWays::choose(std::size_t bytes) {
+  if (bytes < kSmall) return {false, false};
   const std::uint32_t turn = turn_.fetch_add(1, std::memory_order_relaxed) % kTurns;
-  if (turn >= kFirstTry && turn < kLastTry) return turn % 2;
-  const double cached = least_[0].load(std::memory_order_relaxed), past = least_[1].load(std::memory_order_relaxed);
-  if (past == kUnknown) return larger_than_caches(bytes);
-  return past < kWorthwhile * cached;
+  if (turn == kFirstTry)
+    for (auto& each : quickest_) each.store(0, std::memory_order_relaxed);
+  if (turn >= kFirstTry && turn < kLastTry) return {turn % 2 == 1, true};
+  const double to = quickest_[0].load(std::memory_order_relaxed), past = quickest_[1].load(std::memory_order_relaxed);
+  if (to == 0 || past == 0) return {larger_than_caches(bytes), false};
+  return {past < kWorthwhile * to, false};
 }
 
-void StoreWays::took(bool past_caches, std::size_t values, std::chrono::nanoseconds time) {
+void StoreWays::took(Way way, std::size_t values, double seconds) {
   if (values == 0) return;
-  auto& least = least_[past_caches];
-  const double now = static_cast<double>(time.count()) / static_cast<double>(values);
-  least.store(std::min(now, kForgetting * least.load(std::memory_order_relaxed)), std::memory_order_relaxed);
+  auto& quickest = quickest_[way.past_caches];
+  const double now = seconds / static_cast<double>(values), before = quickest.load(std::memory_order_relaxed);
+  if (before == 0 || now < before) quickest.store(now, std::memory_order_relaxed);
+}
+
+double thread_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
 StoreWays& store_ways() {

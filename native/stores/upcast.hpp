@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -22,28 +21,32 @@ void upcast(FloatKind kind, std::span<const std::byte> from, std::span<double> t
 // that it has, nor who else uses them. For all threads of the process.
 class StoreWays {
  public:
-  static constexpr double kUnknown = 1e9;
-
-  // Whether a part of a result of so many bytes is to be written past the caches; now and then the other way.
-  bool past_caches(std::size_t bytes);
-  // So many values took that long.
-  void took(bool past_caches, std::size_t values, std::chrono::nanoseconds time);
+  struct Way {
+    bool past_caches, timed;
+  };
+  // For a part of a result of so many bytes. Some are `timed`, to be reported: both ways are tried now and then.
+  Way choose(std::size_t bytes);
+  // So many values took that long of a thread's own time.
+  void took(Way way, std::size_t values, double seconds);
 
  private:
   std::atomic<std::uint32_t> turn_{0};
-  std::atomic<double> least_[2]{kUnknown, kUnknown};  // nanoseconds a value, to the caches and past them
+  std::atomic<double> quickest_[2]{0, 0};  // seconds a value, to the caches and past them; 0: not known
 };
 
 StoreWays& store_ways();
+
+// What this thread has run so far, in seconds: others on the same core do not count.
+double thread_seconds();
 
 // Converts as above, in the way that is the faster one for a result of `bytes` that this is a part of. `run` runs
 // what it is given, and may throw.
 template <class To, class Run>
 void upcast(FloatKind kind, std::span<const std::byte> from, std::span<To> to, std::size_t bytes, Run&& run) {
-  const bool past_caches = store_ways().past_caches(bytes);
-  const auto begin = std::chrono::steady_clock::now();
-  run([&] { upcast(kind, from, to, past_caches); });
-  store_ways().took(past_caches, to.size(), std::chrono::steady_clock::now() - begin);
+  const auto way = store_ways().choose(bytes);
+  const double begin = way.timed ? thread_seconds() : 0;
+  run([&] { upcast(kind, from, to, way.past_caches); });
+  if (way.timed) store_ways().took(way, to.size(), thread_seconds() - begin);
 }
 
 }  // namespace stepwell

@@ -13,9 +13,9 @@ def one_source(init: Callable[P, None]) -> Callable[P, None]:
 
     @wraps(init)
     def checked(*args: P.args, **options: P.kwargs) -> None:
-        second = args[2] if len(args) > 2 else None
+        second: Any = args[2] if len(args) > 2 else None
         several = "batch_size" in options or not isinstance(second, str)
-        if several and hasattr(second, "__len__") and getattr(second, "ndim", 1):
+        if several and hasattr(second, "__len__") and getattr(second, "ndim", 1) != 0:
             size = options.get("batch_size", 256)
             line = f'{type(args[0]).__name__}({{"data": data, "label": labels}}, batch_size={size})'
             raise TypeError(f"expected one source or a mapping of several, got two: write {line}")

@@ -325,12 +325,15 @@ class Meta:
                 raise ValueError(f"expected a chunk of this store, got {list(state)}")
 
 
-def states_format(root: Path) -> bool:
-    """Whether a meta.json has a member `format`, or cannot be looked at."""
+def is_drawn(root: Path) -> bool:
+    """Whether a meta.json is one as loaderx draws it, which names no format."""
     try:
-        return b'"format"' in read_inside(root, META, _DOCUMENT.max_bytes)
+        data = read_inside(root, META, _DOCUMENT.max_bytes)
     except (OSError, FormatError):
-        return True
+        return False
+    return b'"format"' not in data and all(
+        w in data for w in (b'"length"', b'"chunks"', b'"fields"')
+    )
 
 
 def checked_attributes(attributes: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from stepwell.stores.records.layout import (
     chunk_name,
     chunk_numbers,
     fit_for_columns,
-    states_format,
+    is_drawn,
 )
 from stepwell.stores.records.salvage import salvage
 from stepwell.stores.records.tables import table_bytes
@@ -68,7 +68,7 @@ class RecordReader(Store):
         ours = any(os.path.lexists(path / other) for other in (JOURNAL, LOCK))
         if not os.path.lexists(path / META) or not (ours or os.path.lexists(path / CHUNKS)):
             return False
-        return ours or states_format(path)
+        return ours or not is_drawn(path)
 
     salvage = staticmethod(salvage)
 

@@ -83,7 +83,8 @@ class Batches(Closing, Iterator[RowBatch]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken, with any `batch_rows` and dtype, up to the rows that were
         there then. Raises `StateError` naming the field in which the state and the rows differ."""
-        length, row = state.get("length"), state.get("row")
+        length: Any = state.get("length")
+        row: Any = state.get("row")
         if not hasattr(length, "__index__") or length not in self._ends:
             raise _differs("length", f"the end of a shard, up to {len(self._source)}", length)
         wanted = {"version": 1, "fingerprint": self._fingerprint_of(index(length))}

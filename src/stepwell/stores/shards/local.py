@@ -81,6 +81,10 @@ class Corpus(ABC):
     def check_rows(self, number: int, begin: int, end: int) -> None:
         """Raise `ChecksumError` when rows that `parts` gave are not those that were written."""
 
+    def watched(self) -> list[bool]:
+        """Which shards `check_passed` is for."""
+        return [False] * len(self.shards)
+
     def check_passed(self, number: int, begin: int, end: int, crc: int | None) -> int:
         """The checksum of a shard up to row `end`, where that up to `begin` is `crc`, or not known:
         for a shard that is read in order, and only as a whole has a checksum, which is then
@@ -264,6 +268,9 @@ class LocalShards(Corpus):
         blocks, size = self._blocks[number], self.shards[number].row_bytes
         if blocks is not None:
             blocks.check(begin * size, end * size)
+
+    def watched(self) -> list[bool]:
+        return [block is not None for block in self._in_order]
 
     def check_passed(self, number: int, begin: int, end: int, crc: int | None) -> int:
         block, shard = self._in_order[number], self.shards[number]

@@ -247,7 +247,8 @@ class ShardReader(Store):
         wanted, shards, doubles = self._wanted(dtype), self._shards, np.dtype(np.float64)
 
         def begin(row: int, length: int) -> Iterator[RowBatch]:
-            span = shards.span(row, length)
+            span, watched = shards.span(row, length), shards.watched()
+            counts = [shard.rows for shard in shards.shards]
             read: _NextRows
             if out is not None or not isinstance(shards, LocalShards):
                 read = self._copies(shards, span, step, wanted, window_bytes, out).__next__
@@ -256,11 +257,16 @@ class ShardReader(Store):
             else:
                 cores = self._cores
                 read = shards.upcasts(span, step, window_bytes, wanted == doubles, cores).next
-            passed, integer = Passed(shards), np.dtype(np.int64)
-            for cut in shards.cuts(span, step):
-                last = row + cut[2] - cut[1]
+            checked, integer = Passed(shards).checked, np.dtype(np.int64)
+            for number, first, end in shards.cuts(span, step):
+                last = row + end - first
                 # No name for it here: its memory is for the next as soon as the caller lets go.
-                yield RowBatch(passed.checked(*cut, read()), np.arange(row, last, dtype=integer))
+                yield RowBatch(
+                    checked(number, first, end, read())
+                    if watched[number] or end == counts[number]
+                    else read(),
+                    np.arange(row, last, dtype=integer),
+                )
                 row = last
 
         return Batches(self, begin, checked_start(start_row, len(self)), shards.starts[1:])

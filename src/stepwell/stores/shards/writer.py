@@ -261,9 +261,8 @@ def _encoded(rows: ArrayLike, dtype: DTypeLike | str | None) -> tuple[bytes, NDA
     array = _plain(rows)
     if array.ndim != 2 or not array.shape[1]:
         raise SchemaError(f"expected (n, width) values, got {array.shape}")
-    kind = KINDS[0] if dtype is None else kind_of(dtype)
-    shard = Shard("", *array.shape, kind)
-    return header_bytes(*array.shape, kind), _packed(array, shard)
+    (count, width), kind = array.shape, KINDS[0] if dtype is None else kind_of(dtype)
+    return header_bytes(count, width, kind), _packed(array, Shard("", count, width, kind))
 
 
 def _packed(rows: ArrayLike, like: Shard) -> NDArray[np.uint8]:
