@@ -55,12 +55,12 @@ class Change:
 
 
 def block_count(entries: int, size: int) -> int:
-    """Blocks that so many entries of a size are in."""
+    """The number of blocks that entries of one size are in."""
     return -(-entries * size // BLOCK_BYTES)
 
 
 def table_bytes(meta: Meta, name: str, records: int) -> int:
-    """Bytes of the table of a field, and of its checksums, for so many records."""
+    """Bytes of the table of a field, and of its checksums, for a number of records."""
     size = meta.entry(name).itemsize
     checksum = (COLUMN_CHECKSUM if name in meta.columns else CHECKSUM).itemsize
     return records * size + block_count(records, size) * checksum
