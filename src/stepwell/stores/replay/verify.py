@@ -389,7 +389,7 @@ class _Run:
         count = self._run.rows["episodes/starts"]
         starts = file.read_all("episodes/starts", count).tolist()
         lengths = file.read_all("episodes/lengths", count).tolist()
-        ended = {e.number: e.steps for e in self._episodes if e.ended_at is not None}
+        ended = {e.number: e.steps for e in self._episodes if e.ended or e.ended_at is not None}
         numbers, rows = np.unique(places[:, 0], return_index=True)
         first = dict(zip(rows.tolist(), numbers.tolist(), strict=True))
         ends = list(zip(starts, lengths, strict=True))
