@@ -107,7 +107,7 @@ def work(folder: Path, first: int) -> Iterator[int]:
         yield stamp
 
 
-def test_removals_that_are_killed(quick_path: Path) -> None:
+def test_kills_while_removing(quick_path: Path) -> None:
     root, chance = quick_path / KIT.name, random.Random()
     last, longest_s, kills = 0, 0.1, 0
     with Victims("tests.crash.test_replay_kills:work", quick_path) as victims:
