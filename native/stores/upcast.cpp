@@ -17,7 +17,7 @@ namespace {
 // What stays in the caches of one core anyway.
 constexpr std::size_t kSmall = std::size_t{1} << 20;
 // Both ways are tried in some of so many turns; not in the first ones, which have fresh memory.
-constexpr std::uint32_t kTurns = 4096, kFirstTry = 16, kLastTry = 32;
+constexpr std::uint32_t kTurns = 1024, kFirstTry = 16, kLastTry = 32;
 // A result that is in the caches is of use to whoever reads it next.
 constexpr double kWorthwhile = 0.9;
 

@@ -88,7 +88,7 @@ def test_a_record_without_a_field_gets_no_zeros(tmp_path: Path) -> None:
 
 
 BROKEN: list[tuple[str, Any, str]] = [
-    ("meta.json", b"{", "cannot be read"),
+    ("meta.json", b'{"length": 1, "chunks": 1, "fields"', "cannot be read"),
     ("meta.json", b'{"length": -1, "chunks": {"num": 1}, "fields": []}', "whole number"),
     ("meta.json", b'{"length": 1, "chunks": {"num": 1}, "fields": []}', "different names"),
     ("label.offset", entry(0, 0, 4), "truncated: expected 160 bytes, got 16"),
