@@ -36,12 +36,11 @@ def broken(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @WORKERS
-@pytest.mark.parametrize("memory", ["map", "read"])
 @pytest.mark.parametrize("checksums", [True, False])
 def test_the_first_broken_run_is_named(
-    broken: Path, workers: int | None, memory: Any, checksums: bool, tmp_path: Path
+    broken: Path, workers: int | None, checksums: bool, tmp_path: Path
 ) -> None:
-    packed = PackReader.open(broken, checksums=checksums, memory=memory)
+    packed = PackReader.open(broken, checksums=checksums)
     first = 66 if checksums else 70
     if not checksums:  # without the sum nobody can tell whether the other two are damaged
         for i in (70, 90):
