@@ -85,6 +85,14 @@ def test_a_dataset_that_is_there_becomes_shards(tmp_path: Path) -> None:
     assert len(np.load(shards[4])) == 16
 
 
+def test_a_field_that_is_filled_in_stays(quick_path: Path) -> None:
+    with sw.StepWriter(quick_path / "a", {"x": "<i8", "run_id": "<u4"}) as writer:
+        for run in range(3):
+            writer.append({"x": [run, run]})
+    sw.convert(quick_path / "a", quick_path / "b", to="steps", part_bytes=24)
+    assert sw.StepReader.open(quick_path / "b")[:]["run_id"].tolist() == [0, 0, 1, 1, 2, 2]
+
+
 @pytest.mark.parametrize("memory", ["ram", "map", "shared"])
 def test_more_files_than_descriptors(quick_path: Path, memory: str) -> None:
     script = """

@@ -42,17 +42,17 @@ def fill(
     `part_bytes`, by default only when they would not fit well into this machine's memory.
     """
     only_fixed(source, "a step dataset")
-    names = _names(source)
+    filled = {n for n in OWN_FIELDS if n in source.schema and source.schema[n].dtype.kind in "iu"}
+    if len(filled) < len(OWN_FIELDS) and not isinstance(source, StepReader):
+        filled = set()  # one alone is something else, unless a step dataset has it
+    names = _names(source, filled)
     if not len(source):
         raise SchemaError("expected at least one row, got none")
-    filled = set(OWN_FIELDS) <= {
-        n for n, field in source.schema.items() if field.dtype.kind in "iu"
-    }
     dtype = np.dtype(
         [
             (names.get(name, name), field.dtype.newbyteorder("="), field.shape)
             for name, field in source.schema.items()
-            if name in names or (filled and name in OWN_FIELDS)  # which the writer fills in
+            if name in names or name in filled  # which the writer fills in
         ]
     )
     if part_bytes is not None and part_bytes < dtype.itemsize:
@@ -119,10 +119,10 @@ def _refuse_repeats(path: Path, runs: RunList) -> None:
         )
 
 
-def _names(source: Source) -> dict[str, str]:
+def _names(source: Source, filled: set[str]) -> dict[str, str]:
     """The fields that are written, and what they are called in a step dataset."""
     own = [name for name in OWN_FIELDS if name in source.schema]
-    if len(own) == 1:
+    if len(own) == 1 and not filled:
         warnings.warn(f"left out: {own[0]} (a step dataset has its own)", stacklevel=2)
     names = {n: _TUPLE.sub(r".\1", n) for n in source.schema if n not in OWN_FIELDS}
     for name, made in names.items():
