@@ -71,7 +71,8 @@ sanitize: $(VENV)/test .venv-asan/done build/race build/fuzz
 	build/fuzz
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
-	STEPWELL_SANITIZED=1 .venv-asan/bin/python -m pytest -n $(WORKERS) --dist worksteal -p no:cacheprovider
+	STEPWELL_SANITIZED=1 .venv-asan/bin/python -m pytest -n $(WORKERS) --dist worksteal -p no:cacheprovider \
+		-o faulthandler_timeout=600
 
 # Writes the type stub of the compiled module.
 stub: $(VENV)/test
