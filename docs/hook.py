@@ -30,6 +30,7 @@ _PAGES = {
 _PAGE_OF = {file: page for page, file in _PAGES.items()}
 _PAGE_OF["examples"] = "examples/train_resume.md"
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|`[^`]*`)*)\]\((?!https?:|#)([^()\s#]+)(#[^()\s]+)?\)")
+_NAMED = re.compile(r"^( *```)(\w+) [\w-]+$", re.MULTILINE)
 _FENCE = re.compile(r"(^ *```.*?^ *```|`[^`\n]+`(?!\]))", re.MULTILINE | re.DOTALL)
 
 
@@ -48,7 +49,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Lead links to pages of the site."""
+    """Lead links to pages of the site, and leave out the names that tests know blocks by."""
     here = page.file.src_uri
     folder = posixpath.dirname(_PAGES.get(here, f"docs/{here}"))
 
@@ -62,7 +63,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         there = posixpath.relpath(found, posixpath.dirname(here) or ".")
         return f"{picture}[{text}]({there}{anchor or ''})"
 
-    parts = _FENCE.split(markdown)
+    parts = _FENCE.split(_NAMED.sub(r"\1\2", markdown))
     return "".join(part if i % 2 else _LINK.sub(follow, part) for i, part in enumerate(parts))
 
 

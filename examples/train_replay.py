@@ -46,14 +46,15 @@ def main() -> None:
         parser.error(f"data: expected a folder of a replay store, or room for one - {error}")
     with replays:
         rewards = replays.where("ended").runs["total_reward"]
-        before = float(np.mean(rewards))
-        print(f"recorded: reward {before:.1f} in {len(rewards)} episodes", flush=True)
-        good = replays.where("ended AND total_reward >= ?", float(np.median(rewards)))
+        middle = float(np.median(rewards)) if len(rewards) else 0.0
+        good = replays.where("ended AND total_reward >= ?", middle)
         if args.batch_size > len(good):
             parser.error(
                 f"{args.data}: expected at least {args.batch_size} steps to learn from "
                 f"(--batch-size), got {len(good)}"
             )
+        before = float(np.mean(rewards))
+        print(f"recorded: reward {before:.1f} in {len(rewards)} episodes", flush=True)
         network = learn(good, args.steps, args.batch_size)
     after = float(np.mean(play(network, args.games)))
     print(f"learned: reward {after:.1f} in {args.games} games, {after / before:.1f} times as much")

@@ -74,6 +74,11 @@ def test_nothing_is_loaded_from_elsewhere(pages: dict[Path, Html], site: Path) -
     assert not any("url(http" in style or "url(//" in style for style in styles)
 
 
+def test_blocks_are_blocks(pages: dict[Path, Html]) -> None:
+    """Of the fences there is nothing left."""
+    assert [page for page in pages if "```" in page.read_text()] == []
+
+
 def test_every_page_and_every_public_name_is_there(pages: dict[Path, Html], site: Path) -> None:
     written = {path.relative_to(ROOT / "docs") for path in ROOT.glob("docs/**/*.md")}
     assert {path.with_suffix(".html") for path in written} <= {p.relative_to(site) for p in pages}
