@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from contextlib import suppress
 from pathlib import Path
 
 import h5py
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from stepwell import BusyError, FormatError
+from stepwell.files.lock import WriterLock
 from stepwell.files.regular import bytes_on_disk
 from stepwell.replay import FrameResolver, ReplayReader, ReplayWriter, remove, remove_run
 from tests.reference.replay import read_store
@@ -156,6 +158,24 @@ def test_a_run_that_is_recorded_is_refused(root: Path) -> None:
         remove(root)
     assert remove(root, "1")[:2] == (3, 31)
     assert is_whole(root)
+
+
+def test_two_removals_at_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other has removed the run by the time that this one has its lock."""
+    remove(root, "run_id = 'a' AND number = 0")  # the next one looks whether that is finished
+
+    def late(path: Path) -> WriterLock:
+        with monkeypatch.context() as other:
+            other.setattr("stepwell.stores.replay.remove.WriterLock", WriterLock)
+            with suppress(KeyError):
+                remove_run(root, path.name[1])
+        return WriterLock(path)
+
+    monkeypatch.setattr("stepwell.stores.replay.remove.WriterLock", late)
+    with pytest.raises(KeyError, match="there is no run 'c'"):
+        remove_run(root, "c")
+    assert remove(root, "number < 5")[:3] == (0, 0, 0)
+    assert os.listdir(root / "replay") == ["index.json"]
 
 
 def test_a_damaged_run(root: Path) -> None:
