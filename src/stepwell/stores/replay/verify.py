@@ -415,7 +415,7 @@ class _Run:
             ends = [(start, n) for start, n in ends if n and first.get(start) in known]
             ended = {number: steps for number, steps in ended.items() if steps}
         if len(ends) != len(ended):
-            message = f"episodes: expected {len(ended):,} that ended, got {len(ends):,}"
+            message = f"episodes: expected {len(ended):,} that are over, got {len(ends):,}"
             yield FormatError(message, path=str(file.path))
         for start, length in ends:
             # Of an episode that was dropped as a whole there is no row.
