@@ -240,6 +240,40 @@ def test_a_reader_follows_a_growing_store(quick_path: Path) -> None:
     assert not reader.refresh()
 
 
+@pytest.mark.parametrize("closes", [False, True])
+@pytest.mark.parametrize("rebalances", [False, True])
+def test_a_chunk_that_was_rolled_back(quick_path: Path, closes: bool, rebalances: bool) -> None:
+    """A reader has mapped it by then, and the next frames have its number."""
+
+    calls = count()
+
+    def give_up(*_: int) -> None:
+        reader.refresh()
+        if next(calls):  # behind the first frames
+            raise RuntimeError
+
+    writer = RecordWriter(quick_path, {"x": ("<i8", (9,))}, chunk_records=4)
+    writer.append({"x": np.full((4, 9), 1)})
+    writer.commit()
+    reader = RecordReader.open(quick_path)
+    if rebalances:
+        with pytest.raises(RuntimeError):
+            writer.rebalance(progress=give_up)
+    else:
+        writer.append({"x": np.full((4, 9), 2)})
+        reader.refresh()
+        writer.rollback()
+    if closes:
+        writer.close()
+        writer = RecordWriter(quick_path, mode="a")
+    writer.append({"x": np.full((4, 9), 3)})
+    writer.commit()
+    assert reader.refresh()
+    assert reader["x"][:][:, 0].tolist() == [1] * 4 + [3] * 4
+    writer.close()
+    assert reader.verify().ok
+
+
 def test_take_and_loader_say_the_same_beside_a_rebalance(quick_path: Path) -> None:
     """A record that went to a chunk the reader has not mapped, which a rebalance took away."""
     path = quick_path / "store"

@@ -97,6 +97,8 @@ def test_recent_steps(quick_path: Path) -> None:
         assert [step.reward for step in chosen] == [31, 35, 39]
         with pytest.raises(ValueError, match="n: expected at least 1, got 0"):
             reader.recent_steps(0)
+        with pytest.raises(TypeError, match="float"):
+            reader.recent_steps(2.5)  # type: ignore[arg-type]
     change(quick_path, "UPDATE steps SET obs_ref = 'nonsense' WHERE reward = 39")
     with ReplayReader.open(quick_path) as reader, pytest.raises(FormatError, match="recent_steps"):
         reader.recent_steps(5)

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from contextlib import suppress
 from pathlib import Path
 
 import h5py
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 
 from stepwell import BusyError, FormatError
+from stepwell.files.lock import WriterLock
 from stepwell.files.regular import bytes_on_disk
 from stepwell.replay import FrameResolver, ReplayReader, ReplayWriter, remove, remove_run
+from stepwell.stores.replay.directory import find_mark
 from tests.reference.replay import read_store
 from tests.replays import assert_tree, frame, numbers_of, observation, record, record_all
 
@@ -156,6 +159,65 @@ def test_a_run_that_is_recorded_is_refused(root: Path) -> None:
         remove(root)
     assert remove(root, "1")[:2] == (3, 31)
     assert is_whole(root)
+
+
+def test_two_removals_at_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other has removed the run by the time that this one has its lock."""
+    remove(root, "run_id = 'a' AND number = 0")  # the next one looks whether that is finished
+
+    def late(path: Path) -> WriterLock:
+        with monkeypatch.context() as other:
+            other.setattr("stepwell.stores.replay.remove.WriterLock", WriterLock)
+            with suppress(KeyError):
+                remove_run(root, path.name[1])
+        return WriterLock(path)
+
+    monkeypatch.setattr("stepwell.stores.replay.remove.WriterLock", late)
+    with pytest.raises(KeyError, match="there is no run 'c'"):
+        remove_run(root, "c")
+    assert remove(root, "number < 5")[:3] == (0, 0, 0)
+    assert os.listdir(root / "replay") == ["index.json"]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_readers_open_while_a_run_goes(
+    root: Path, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They see its file, and by the time that they look for its row that is gone."""
+    with monkeypatch.context() as killed:
+        killed.setattr("stepwell.stores.replay.remove.finish_removal", lambda *_: None)
+        remove_run(root, "b")
+
+    def late(file: int) -> int | None:
+        monkeypatch.undo()
+        mark = find_mark(file)
+        remove(root, "0")  # finishes it
+        if again:
+            record_all(root, "b", range(3))
+        return mark
+
+    monkeypatch.setattr("stepwell.stores.replay.layout.find_mark", late)
+    monkeypatch.setattr(os, "listdir", lambda path: ["b.h5", "a.h5", "c.h5"])
+    with ReplayReader.open(root) as reader:
+        reader.refresh()
+        assert list(reader.recordings) == (["a", "c", "b"] if again else ["a", "c"])
+        assert reader.verify().ok
+
+
+@pytest.mark.parametrize("where", ["run_id = 'b'", "run_id = 'b' AND number = 3"])
+def test_verify_beside_a_removal(root: Path, where: str) -> None:
+    """What is removed after the database was looked at is no damage."""
+    with ReplayReader.open(root) as reader:
+        begun: list[int] = []
+
+        def once(done: int, total: int) -> None:
+            if not begun:
+                begun.append(done)
+                remove(root, where)
+
+        report = reader.verify(progress=once)
+        assert report.ok, str(report)
+        assert "removed meanwhile" in str(report)
 
 
 def test_a_damaged_run(root: Path) -> None:

@@ -80,12 +80,27 @@ def test_a_run_of_the_sinks_own(quick_path: Path) -> None:
     assert (episode.steps, episode.over, episode.ended) == (1, True, False)  # cut
 
 
+def test_a_member_with_the_name_of_an_argument_that_is_there(quick_path: Path) -> None:
+    step = {"score": 2.0, "reward": "gold", "frame": 17, "pixels": frame(1)}
+    with ReplaySink(quick_path, "run", names={"reward": "score", "frame": "pixels"}) as sink:
+        sink.put_all([step, dict(reversed(step.items()))])
+    found = ReplayReader.open(quick_path).episode("run-ep0000")
+    assert found.infos == [{"reward": "gold", "frame": 17}] * 2
+    assert found.rewards.tolist() == [2, 2]
+    assert_tree(found.frames, np.array([frame(1)] * 2))
+
+
 def test_steps_that_are_refused(quick_path: Path) -> None:
     wrong: list[tuple[Any, type[Exception], str]] = [
         ({"reward": 1}, SchemaError, "run_id: expected one in the step"),
         ({"run_id": "a"}, SchemaError, "reward: expected one in every step"),
         ({"run_id": "../a", "reward": 1}, ValueError, "run_id: expected 1 to 128"),
         ({"run_id": "a", "reward": 1, "info": 3, "more": 1}, TypeError, "info: expected a mapping"),
+        (
+            {"run_id": "a", "reward": 1, "terminated": "false"},
+            SchemaError,
+            "terminated: expected True or False, got 'false'",
+        ),
         (3, TypeError, "step: expected a dict or an object, got int"),
         (Bare, TypeError, "step: expected"),
     ]

@@ -179,16 +179,16 @@ class OpenChunks:
             _, chunk.position, chunk.records = before.get(chunk.id, ChunkState(chunk.id, 0, 0))
 
     def rollback(self) -> None:
-        """Forget what was written since the last commit, and remove the chunks begun since.
+        """Forget what was written since the last commit, and empty the chunks begun since.
 
-        Their ids are not used again: someone may have mapped them.
+        Not removed: a reader may have one mapped, and must see what is written there next.
         """
         self.back_to(self._committed_states)
         for chunk in self._chunks:
             if chunk.id >= self._committed_next:
-                chunk.close(cut=False)
-                chunk.path.unlink(missing_ok=True)
+                chunk.close(cut=True)
         self._chunks = [chunk for chunk in self._chunks if chunk.id < self._committed_next]
+        self.next = self._committed_next
 
     def close(self, *, cut: bool) -> None:
         for chunk in self._chunks:

@@ -88,17 +88,7 @@ def lost_commits(
     root: Path, runs: Mapping[str, RunRow], names: Sequence[str] | None = None
 ) -> Iterator[FormatError]:
     """Runs, or some of them, of whose files the database knows less than was committed."""
-    listed = _listed(root)
-    marked = dict.fromkeys(listed, 0)
-    with suppress(OSError):  # what there is instead of files is reported by whoever reads them
-        folder = root / "replay"
-        for entry in [] if folder.is_symlink() else os.listdir(folder):
-            name = entry.removesuffix(".h5")
-            if name != entry:
-                with suppress(OSError, StepwellError):
-                    marked[name] = _mark_of(folder, entry)
-    if names is not None:
-        marked = {name: rows for name, rows in marked.items() if name in names}
+    listed, marked = _stated(root, names)
 
     def lacks(name: str) -> str:
         if name not in runs:
@@ -117,8 +107,29 @@ def lost_commits(
             runs = run_rows(database, database_path(root))
             for name in removed_runs(database, database_path(root)):
                 marked.pop(name, None)
+        # Or were removed meanwhile, and perhaps recorded again.
+        again, marks = _stated(root, names)
+        listed = {name: min(count, again.get(name, 0)) for name, count in listed.items()}
+        marked = {name: min(rows, marks[name]) for name, rows in marked.items() if name in marks}
     for message in filter(None, map(lacks, marked)):
         yield FormatError(message, path=str(database_path(root)))
+
+
+def _stated(root: Path, names: Sequence[str] | None) -> tuple[dict[str, int], dict[str, int]]:
+    """The steps of runs that index.json has, and the rows that these and files have by their
+    marks; of all runs, or some of them."""
+    listed = _listed(root)
+    marked = dict.fromkeys(listed, 0)
+    with suppress(OSError):  # what there is instead of files is reported by whoever reads them
+        folder = root / "replay"
+        for entry in [] if folder.is_symlink() else os.listdir(folder):
+            name = entry.removesuffix(".h5")
+            if name != entry:
+                with suppress(OSError, StepwellError):
+                    marked[name] = _mark_of(folder, entry)
+    if names is not None:
+        marked = {name: rows for name, rows in marked.items() if name in names}
+    return listed, marked
 
 
 def _mark_of(folder: Path, name: str) -> int:

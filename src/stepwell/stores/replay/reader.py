@@ -1,12 +1,12 @@
 """A replay store: the episodes of its runs, and their steps as the rows of a source."""
 
+import operator
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -298,6 +298,7 @@ class ReplayReader(Store):
     ) -> list[RecordedStep]:
         """The newest steps by their times, those of all agents and runs, the newest one last."""
         self._check_open()
+        n = operator.index(n)
         if n < 1:
             raise ValueError(f"n: expected at least 1, got {n}")
         newest: list[tuple[Any, ...]] = []
@@ -312,7 +313,7 @@ class ReplayReader(Store):
                     break
                 (rows,) = steps_of(database, [episode], n)
                 self._check_steps(episode, rows, min(n, episode.steps))
-                newest = sorted([*newest, *rows], key=itemgetter(_TIME))[-n:]
+                newest = sorted([*newest, *rows], key=operator.itemgetter(_TIME))[-n:]
             return recorded_steps(self.resolver, newest, observations, frames)
 
     def sizes(self, run_id: str) -> dict[str, tuple[int, int]]:

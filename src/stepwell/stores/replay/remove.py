@@ -110,6 +110,9 @@ def remove_run(root: str | os.PathLike[str], run_id: str) -> None:
     path = Path(root).absolute()
     with ReplayReader.open(path, run=run_id), closing(Database(path)) as database:
         with _locked(path, run_id):
+            if run_id not in database.runs():  # somebody else has removed it
+                _finish_whole(database, path, run_id)
+                raise KeyError(f"there is no run {run_id!r}")
             _remove_whole(database, path, run_id)
         _shrink(database, path)
 
@@ -214,8 +217,11 @@ def _remove(
         progress(done, len(chosen))
         with suppress(*[BusyError] * skip_busy), _locked(root, name):
             run = database.runs().get(name)
-            if run is None or run.created_at != reader.recordings[name].created_at:
-                continue  # somebody else has removed it
+            if run is None:  # somebody else has removed it
+                _finish_whole(database, root, name)
+                continue
+            if run.created_at != reader.recordings[name].created_at:
+                continue  # or has, and another has recorded it again
             now = database.episodes(name)  # a writer may have come and gone
             names = {e.episode_id for e in some}
             gone = [e for e in now if e.episode_id in names]
@@ -306,7 +312,10 @@ def _finish(database: Database, root: Path) -> None:
         if run.written > run.steps or run.state == _REMOVING:
             # Damage in its file is for `verify` to report, and in nobody's way.
             with suppress(OSError, FormatError, ImportError), _locked(root, name):
-                now = database.runs()[name]
+                now = database.runs().get(name)
+                if now is None:  # somebody else has removed it
+                    _finish_whole(database, root, name)
+                    continue
                 removal = _removal(root, now, database.episodes(name))
                 if removal is not None or now.state == _REMOVING:
                     _finish_some(database, root, now, removal)

@@ -65,11 +65,18 @@ class ReplaySink:
 
     def put(self, step: Any) -> StepRefs | None:
         """Record one step; see `ReplayWriter.record_step`."""
-        given = {self._names.get(n, n): value for n, value in _members(step) if value is not None}
+        members = [(name, value) for name, value in _members(step) if value is not None]
+        # What has the name of an argument that is there under another name is something else.
+        ours = {self._names[n] for n, _ in members if n in self._names} - self._names.keys()
+        given = {self._names.get(n, n): value for n, value in members if n not in ours}
         writer = self.writer(given.pop("run_id", None))
         if "reward" not in given:
             raise SchemaError(f"reward: expected one in every step, got {sorted(given)}")
+        for name in ("terminated", "truncated"):
+            if isinstance(given.get(name), str):  # and "false" is true
+                raise SchemaError(f"{name}: expected True or False, got {given[name]!r}")
         others = {name: given.pop(name) for name in given.keys() - _ARGUMENTS}
+        others |= {name: value for name, value in members if name in ours}
         info = given.get("info", {})
         if others and isinstance(info, Mapping):  # anything else is refused below
             given["info"] = {**others, **info}

@@ -161,8 +161,23 @@ def _problems(
 
     for run in runs.values():
         here = [episode for episode in episodes if episode.run_id == run.run_id]
-        yield from _Run(root, resolver, run, here, add, unchecked, removed).problems(quick)
+        checks = _Run(root, resolver, run, here, add, unchecked, removed)
+        some = list(islice(checks.problems(quick), _MAX_PROBLEMS))
+        if not (some and _has_fewer(root, run, here)):  # nobody has removed any meanwhile
+            yield from some
+        else:
+            unchecked.append(f"the run {run.run_id!r}, of which episodes were removed meanwhile")
     progress(total, total)
+
+
+def _has_fewer(root: Path, run: RunRow, episodes: list[Episode]) -> bool:
+    """Whether a run, or some of its episodes, was removed since it was looked at."""
+    with reading(root) as database:
+        found = run_rows(database, database_path(root)).get(run.run_id)
+        sql = "SELECT episode_id FROM episodes WHERE run_id = ?"
+        there = {name for (name,) in database.execute(sql, (run.run_id,))}
+    again = found is None or found.created_at != run.created_at
+    return again or not there.issuperset(episode.episode_id for episode in episodes)
 
 
 def _without_checksums(database: sqlite3.Connection) -> Iterator[str]:
