@@ -89,8 +89,10 @@ class Select(Translated):
         if isinstance(rows, slice):
             chosen = range(*rows.indices(len(base)))
             if len(chosen) < 2:  # its step may be any number
-                chosen = range(chosen.start, chosen.start + len(chosen))
+                chosen = range(max(chosen.start, 0), max(chosen.start, 0) + len(chosen))
             self._chosen = chosen
+            stop = chosen.stop if chosen.stop >= 0 else None
+            self._rows = slice(chosen.start, stop, chosen.step)  # the same, though the base grows
             starts, counts = np.array([chosen.start]), np.array([len(chosen)])
             super().__init__(base, _core.range_map(starts, counts, chosen.step))
         else:
@@ -326,7 +328,7 @@ class Concat(Source):
             out[name] = Ragged.from_list(parts, self.schema[name])
 
     def _runs(self) -> tuple[Rows, Rows]:
-        runs = [part._runs() for part in self._parts]
+        runs = [part._runs() for part in self._firsts()]
         moved = [starts + at for (starts, _), at in zip(runs, self._starts, strict=False)]
         return np.concatenate(moved), np.concatenate([counts for _, counts in runs])
 
@@ -339,11 +341,7 @@ class Concat(Source):
 
     def _firsts(self) -> list[Source]:
         """The parts, with the rows that they had when this was made."""
-        counts = np.diff(self._starts).tolist()
-        return [
-            part if len(part) == count else part.select(slice(count))
-            for part, count in zip(self._parts, counts, strict=True)
-        ]
+        return list(map(first_rows, self._parts, np.diff(self._starts).tolist()))
 
     def close(self) -> None:
         for part in self._parts:
@@ -478,6 +476,11 @@ class Map(_View):
         if fields != self._schema:  # without `out`, a function may change its mind
             raise SchemaError(f"map: expected {_text(self._schema)}, got {_text(fields)}")
         out.update(made)
+
+
+def first_rows(source: Source, count: int) -> Source:
+    """A source with the rows that it had when there were `count`."""
+    return source if len(source) == count else source.select(slice(count))
 
 
 def field_of(values: NDArray[Any] | Ragged) -> Field:
