@@ -343,6 +343,10 @@ class Concat(Source):
         """The parts, with the rows that they had when this was made."""
         return list(map(first_rows, self._parts, np.diff(self._starts).tolist()))
 
+    def _check_open(self) -> None:
+        for part in self._parts:
+            part._check_open()
+
     def close(self) -> None:
         for part in self._parts:
             part.close()
@@ -415,6 +419,10 @@ class Join(Source):
     def _cuts(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         cuts, overs = zip(*(part._cuts() for part in self._parts.values()), strict=True)
         return np.logical_or.reduce(cuts), np.logical_or.reduce(overs)
+
+    def _check_open(self) -> None:
+        for part in self._parts.values():
+            part._check_open()
 
     def close(self) -> None:
         for part in self._parts.values():
