@@ -224,8 +224,9 @@ def test_returns_of_a_replay_count_steps_that_are_left_out(tmp_path: Path) -> No
 def test_returns_of_a_replay_are_of_the_field_that_is_named(tmp_path: Path) -> None:
     with sw.ReplayWriter(tmp_path, "run") as writer:
         for number in range(3):
-            flags = {"terminated": number == 2}
-            writer.record_step(observation=np.zeros(2), action=number, reward=9.0, **flags)
+            writer.record_step(
+                observation=np.zeros(2), action=number, reward=9.0, terminated=number == 2
+            )
     replays = sw.ReplayReader.open(tmp_path)
     renamed = replays.columns({"reward": "action", "terminated": "terminated"})
     for source in (replays.returns_to_go(reward="action"), renamed.returns_to_go()):
