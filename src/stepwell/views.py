@@ -6,7 +6,7 @@ directly. Anything else is done here, batch by batch.
 """
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -35,6 +35,9 @@ class _View(Source):
 
     def _checksum(self, length: int, rows: Rows) -> int:
         return self._base._checksum(length, rows)
+
+    def _as_of(self) -> object:
+        return self._base._as_of()
 
     def _runs(self) -> tuple[Rows, Rows]:
         return self._base._runs()
@@ -343,6 +346,9 @@ class Concat(Source):
         """The parts, with the rows that they had when this was made."""
         return list(map(first_rows, self._parts, np.diff(self._starts).tolist()))
 
+    def _as_of(self) -> object:
+        return _as_of_all(self._parts)
+
     def _check_open(self) -> None:
         for part in self._parts:
             part._check_open()
@@ -420,6 +426,9 @@ class Join(Source):
         cuts, overs = zip(*(part._cuts() for part in self._parts.values()), strict=True)
         return np.logical_or.reduce(cuts), np.logical_or.reduce(overs)
 
+    def _as_of(self) -> object:
+        return _as_of_all(self._parts.values())
+
     def _check_open(self) -> None:
         for part in self._parts.values():
             part._check_open()
@@ -484,6 +493,11 @@ class Map(_View):
         if fields != self._schema:  # without `out`, a function may change its mind
             raise SchemaError(f"map: expected {_text(self._schema)}, got {_text(fields)}")
         out.update(made)
+
+
+def _as_of_all(parts: Iterable[Source]) -> object:
+    moments = [part._as_of() for part in parts]
+    return None if None in moments else tuple(moments)
 
 
 def first_rows(source: Source, count: int) -> Source:
