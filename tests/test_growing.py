@@ -1,6 +1,7 @@
 """Training on data that grows: each epoch has the rows of its beginning, whatever is resumed."""
 
 import json
+import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
@@ -115,7 +116,13 @@ VIEWS: dict[str, Callable[[Any], sw.Source]] = {
     "select": lambda source: source.select([5, 99, 0, 7, 1, 8, 30, 2, 3, 64, 50, 41]),
     "columns": lambda source: source.columns(["x"]),
     "map": lambda source: source.map(dict),
+    "slice": lambda source: source.select(slice(3, None)),
     "windows": lambda source: source.windows(3),
+    "padded": lambda source: source.windows(3, pad=True),
+    "transitions": lambda source: source.transitions(
+        2, observation="x", reward="x", terminated=True
+    ),
+    "returns": lambda source: source.returns_to_go(reward="x"),
     "concat": lambda source: sw.ArraySource({"x": np.arange(-40, 0)}).concat(source),
     "part": lambda source: source.where("id >= 1"),
     "join": lambda source: sw.as_source({"x": source}),
@@ -135,6 +142,31 @@ def test_views_of_what_has_grown(tmp_path: Path, view: str) -> None:
     for grown in (one, VIEWS[view](sw.StepReader.open(tmp_path / "s"))):
         assert rest(grown, state).tolist() == want.tolist()
         assert len(rest(grown, begin)) == len(grown)  # nothing was read: all that is there
+    there = pickle.loads(pickle.dumps(one))  # as a worker process gets it
+    assert (len(there), there.fingerprint) == (len(one), one.fingerprint)
+    assert repr(there[:]) == repr(one[:])
+
+
+def test_rows_from_the_end_of_what_has_grown(tmp_path: Path) -> None:
+    grow("steps", tmp_path / "s", range(5))
+    source = sw.StepReader.open(tmp_path / "s")
+    backwards, none = source.select(slice(None, None, -1)), source.select(slice(9, None))
+    grow("steps", tmp_path / "s", range(5, 20))
+    source.refresh()
+    assert pickle.loads(pickle.dumps(backwards))["x"][:].tolist() == [4, 3, 2, 1, 0]
+    assert len(pickle.loads(pickle.dumps(none))) == 0
+
+
+def test_runs_of_parts_of_which_one_has_grown(tmp_path: Path) -> None:
+    grow("steps", tmp_path / "s", range(4))
+    source = sw.StepReader.open(tmp_path / "s")
+    both = source.concat(sw.ArraySource({"x": np.arange(100, 104)}))
+    windows = [[0, 1, 2], [1, 2, 3], [100, 101, 102], [101, 102, 103]]
+    assert both.windows(3)["x"][:].tolist() == windows
+    grow("steps", tmp_path / "s", range(4, 10))
+    source.refresh()
+    assert both.windows(3)["x"][:].tolist() == windows
+    assert both.returns_to_go(reward="x").windows(3)["x"][:].tolist() == windows
 
 
 def test_rows_that_are_not_those_of_the_state(tmp_path: Path) -> None:

@@ -181,6 +181,12 @@ def test_what_no_mix_is_made_of(call: Any, message: str) -> None:
         call()
 
 
+def test_sources_without_shares() -> None:
+    for shares in ([np.arange(3), np.arange(3)], [(np.arange(3), 1), np.arange(2)], np.arange(2)):
+        with pytest.raises(TypeError, match=r"pairs of a source and its share, got \w+ as item"):
+            sw.Mix(shares)  # type: ignore[arg-type]
+
+
 def test_it_is_no_source() -> None:
     mix = mixed([1], [5])
     with pytest.raises(TypeError, match="a Loader takes it as it is"):

@@ -1,6 +1,7 @@
 """Statistics of sources: NumPy's numbers, in one pass, once."""
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 import stepwell as sw
 from stepwell import ArraySource, Batch, Source, batches
+from stepwell.views import Join
 from tests.plain import PlainSource
 
 
@@ -65,6 +67,38 @@ def test_they_are_made_once_for_a_fingerprint(tmp_path: Path) -> None:
         writer.append({"x": np.arange(100)})
     assert source.refresh()
     assert source.statistics()["x"].count == view.statistics()["x"].count == 200
+
+
+VIEWS: dict[str, Callable[[Source], Source]] = {
+    "itself": lambda source: source,
+    "columns": lambda source: source.columns(["x"]),
+    "select": lambda source: source.select(slice(100, 900)),
+    "concat": lambda source: source.concat(source),
+    "join": lambda source: Join({"x": source.columns(["x"])}),
+    "windows": lambda source: source.windows(1),
+    "padded": lambda source: source.windows(1, pad=True),
+    "transitions": lambda source: source.transitions(observation="x", terminated=True),
+    "returns": lambda source: source.returns_to_go(reward="x"),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_rows_that_are_changed_between_those_that_a_fingerprint_is_of(
+    view: str, tmp_path: Path
+) -> None:
+    array = np.arange(1000)
+    with sw.RecordWriter(tmp_path / "r", {"x": "<i8"}) as writer:
+        writer.append({"x": array})
+        writer.commit()
+        store = sw.RecordReader.open(tmp_path / "r")
+        views = [VIEWS[view](store), VIEWS[view](ArraySource({"x": array}))]
+        for each in views:
+            assert each.statistics()["x"].max < 1000
+        writer.update([501], {"x": np.array([5000])})
+    array[501] = 5000
+    assert store.refresh()
+    for each in views:
+        assert each.statistics()["x"].max == each[:]["x"].max() == 5000
 
 
 def test_values_that_are_no_numbers() -> None:

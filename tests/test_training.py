@@ -272,7 +272,8 @@ def test_runs_that_differ_are_not_the_same(other: dict[str, Any], tmp_path: Path
         return tmp_path / folder
 
     sw.convert(saved("one"), tmp_path / "out")
-    assert sw.convert(saved("two", **other), tmp_path / "out", mode="a").runs == 2
+    assert sw.convert(saved("two", **other), tmp_path / "out", mode="a").runs == 1
+    assert len(sw.open(tmp_path / "out").runs or ()) == 2
 
 
 def test_again_is_for_appending_to_steps(files: Path, tmp_path: Path) -> None:

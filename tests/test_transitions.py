@@ -221,6 +221,20 @@ def test_returns_of_a_replay_count_steps_that_are_left_out(tmp_path: Path) -> No
         assert source.returns_to_go()[:]["return_to_go"].tolist() == [15, 14, 12][: len(source)]
 
 
+def test_returns_of_a_replay_are_of_the_field_that_is_named(tmp_path: Path) -> None:
+    with sw.ReplayWriter(tmp_path, "run") as writer:
+        for number in range(3):
+            writer.record_step(
+                observation=np.zeros(2), action=number, reward=9.0, terminated=number == 2
+            )
+    replays = sw.ReplayReader.open(tmp_path)
+    renamed = replays.columns({"reward": "action", "terminated": "terminated"})
+    for source in (replays.returns_to_go(reward="action"), renamed.returns_to_go()):
+        assert source[:]["return_to_go"].tolist() == [3, 3, 2]
+    ended = replays.returns_to_go(terminated="action")  # which is not 0 from the second step on
+    assert ended[:]["return_to_go"].tolist() == [18, 9, 9]
+
+
 def test_views_of_what_grows(tmp_path: Path) -> None:
     with sw.StepWriter(tmp_path / "s", [("obs", "<f4"), ("reward", "<f4")]) as writer:
         writer.append({"obs": np.arange(5), "reward": np.ones(5)})

@@ -33,6 +33,7 @@ import pytest
 import stepwell as sw
 from stepwell.store import Store
 from stepwell.stores import STORES
+from stepwell.views import Join
 from tests.children import at_once, in_fork
 from tests.crash.contract import CrashContract
 from tests.query_contract import QueryContract
@@ -453,9 +454,12 @@ class WriterContract(WritingContract, QueryContract):
         store = self.kit.store.open(path)
         batch = store.take([0])
         copy = {name: pickle.dumps(values) for name, values in batch.items()}
+        twice, beside = store.concat(store), Join({"a": store, "b": store})
         store.close()
         store.close()
         for call in (
+            lambda: twice.take([0]),
+            lambda: beside.take([0]),
             lambda: store.take([0]),
             lambda: store[0],
             store.verify,

@@ -17,7 +17,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,7 +68,8 @@ class ConvertReport:
     target_kind: str
     rows: int
     runs: int | None
-    """None where the target has no runs."""
+    """None where the target has no runs. Rows and runs are those of the source: where they were
+    appended, the target has others too."""
     resumed_at: int
     """The rows that an earlier attempt had converted."""
     source_bytes: int | None
@@ -228,8 +229,10 @@ class _Call:
             wanted = kind if kind in MADE else " or ".join(MADE)
             got = found or what_is_at(path)
             raise FileExistsError(f"mode='a': expected {wanted} to append to, got {got}: {path}")
+        before = _run_count(path) if kind == "steps" else 0
         _FILL[kind](rows, path, append=True, progress=self.progress, **options)
-        return self._report(str(path), kind, len(rows), None, 0)
+        made = self._report(str(path), kind, len(rows), None, 0)
+        return made if made.runs is None else replace(made, runs=made.runs - before)
 
     def _rows(self) -> Source:
         """The fields that are to be written, under the names they had where they came from."""
@@ -301,14 +304,18 @@ class _Call:
         self, target: str, kind: str, rows: int, runs: int | None, resumed: int
     ) -> ConvertReport:
         if kind == "steps":
-            with StepReader.open(target, memory="map") as made:
-                runs = len(made.runs)
+            runs = _run_count(target)
         there = None if target.startswith(PREFIX) else bytes_on_disk(Path(target))
         skipped = tuple(getattr(self.source, "skipped", ()))
         return ConvertReport(
             *(target, self.source_kind, kind, rows, runs, resumed),
             *(self._source_bytes(), there, skipped),
         )
+
+
+def _run_count(path: str | Path) -> int:
+    with StepReader.open(path, memory="map") as made:
+        return len(made.runs)
 
 
 # Conversions that are not of rows.

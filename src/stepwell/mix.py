@@ -51,6 +51,11 @@ class Mix:
         length: int | None = None,
     ) -> None:
         pairs = list(shares.items() if isinstance(shares, Mapping) else shares)
+        pair: Any
+        for i, pair in enumerate(pairs):
+            if not isinstance(pair, Sequence) or len(pair) != 2:
+                got = f"{type(pair).__name__} as item {i}"
+                raise TypeError(f"expected pairs of a source and its share, got {got}")
         if not pairs:
             raise ValueError("expected at least one source and its share, got none")
         parts = [as_source(given) for given, _ in pairs]

@@ -251,7 +251,8 @@ class Source(Closing, ABC):
         return description.outline(self, lambda: self.nbytes, columns=True)._repr_html_()
 
     def __getstate__(self) -> dict[str, Any]:
-        made = ("_reader", "_layouts", "_statistics")  # made again where they are needed
+        # Made again where they are needed.
+        made = ("_reader", "_layouts", "_statistics", "_forgotten")
         return {name: value for name, value in self.__dict__.items() if name not in made}
 
     # For other libraries.
@@ -358,8 +359,9 @@ class Source(Closing, ABC):
     def statistics(self) -> "dict[str, statistics.Statistics]":
         """Mean, standard deviation, minimum and maximum of every field of numbers.
 
-        Each has the shape of a row. One pass over the rows; asked again, it is as before for as
-        long as `fingerprint` is. Text, ragged fields and structures are left out.
+        Each has the shape of a row. One pass over the rows; asked again, it is as before until
+        `refresh` brings others. Arrays in memory can change at any time and are read each time.
+        Text, ragged fields and structures are left out.
         """
         return statistics.cached(self)
 
@@ -367,8 +369,14 @@ class Source(Closing, ABC):
 
     def _forget(self, *names: str) -> None:
         """Have what was made of rows made again: there are others now."""
+        self.__dict__["_forgotten"] = self.__dict__.get("_forgotten", 0) + 1
         for made in ("_reader", "_layouts", "_statistics", *names):
             self.__dict__.pop(made, None)
+
+    def _as_of(self) -> object:
+        """Something that is equal for as long as no row can have changed; None where that cannot
+        be known."""
+        return self.__dict__.get("_forgotten", 0)
 
     def _fingerprint_of(self, length: int) -> str:
         """The fingerprint that this source had when it had only its first `length` rows."""

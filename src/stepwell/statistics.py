@@ -31,11 +31,16 @@ class Statistics:
 
 
 def cached(source: "Source") -> dict[str, Statistics]:
-    """The statistics of a source, kept with it for as long as its fingerprint stays."""
-    fingerprint = source.fingerprint
+    """The statistics of a source, kept with it for as long as its rows stay.
+
+    A fingerprint alone is of a few rows, and may be that of others too."""
+    moment = source._as_of()
+    if moment is None:
+        return _of(source)
+    key = moment, source.fingerprint
     known = source.__dict__.get("_statistics")
-    if known is None or known[0] != fingerprint:
-        known = source.__dict__["_statistics"] = fingerprint, _of(source)
+    if known is None or known[0] != key:
+        known = source.__dict__["_statistics"] = key, _of(source)
     return dict(known[1])
 
 

@@ -17,7 +17,7 @@ from stepwell.batches import in_order
 from stepwell.errors import SchemaError
 from stepwell.memory import Arrays
 from stepwell.source import Field, Rows, Schema, Source
-from stepwell.views import Beside, Chosen, Concat
+from stepwell.views import Beside, Chosen, Concat, first_rows
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -140,7 +140,7 @@ class Transitions(Beside):
 
     def __init__(self, base: Source, n_step: int, gamma: float, names: Names) -> None:
         check_steps(n_step, gamma)
-        self._made_of = base, n_step, gamma, names
+        self._made_of, self._known = (base, n_step, gamma, names), len(base)
         seen, reward, terminated, truncated = names
         own = [f"next_{name}" for name in seen if f"next_{name}" in base.schema]
         unseen = {f"next_{name}": name for name in seen if f"next_{name}" not in own}
@@ -194,7 +194,8 @@ class Transitions(Beside):
         super().__init__(*parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Transitions, self._made_of
+        base, *how = self._made_of
+        return Transitions, (first_rows(base, self._known), *how)
 
     def _runs(self) -> tuple[Rows, Rows]:
         return np.cumsum(self._lengths) - self._lengths, self._lengths
@@ -216,12 +217,14 @@ class Returns(Beside):
 
     def __init__(self, base: Source, gamma: float, reward: str, flags: Sequence[str]) -> None:
         check_steps(1, gamma)
-        self._made_of = base, gamma, reward, flags
+        self._made_of, self._known = (base, gamma, reward, flags), len(base)
         made = base._returns(gamma, reward, flags)
-        super().__init__(base.select(slice(len(made))), made)  # as many, though it may grow
+        first = slice(len(made))  # as many, though it may grow
+        super().__init__(base.select(first), made.select(first))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Returns, self._made_of
+        base, *how = self._made_of
+        return Returns, (first_rows(base, self._known), *how)
 
     def _runs(self) -> tuple[Rows, Rows]:
         return self._parts["0"]._runs()

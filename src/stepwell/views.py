@@ -6,7 +6,7 @@ directly. Anything else is done here, batch by batch.
 """
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -35,6 +35,9 @@ class _View(Source):
 
     def _checksum(self, length: int, rows: Rows) -> int:
         return self._base._checksum(length, rows)
+
+    def _as_of(self) -> object:
+        return self._base._as_of()
 
     def _runs(self) -> tuple[Rows, Rows]:
         return self._base._runs()
@@ -89,8 +92,10 @@ class Select(Translated):
         if isinstance(rows, slice):
             chosen = range(*rows.indices(len(base)))
             if len(chosen) < 2:  # its step may be any number
-                chosen = range(chosen.start, chosen.start + len(chosen))
+                chosen = range(max(chosen.start, 0), max(chosen.start, 0) + len(chosen))
             self._chosen = chosen
+            stop = chosen.stop if chosen.stop >= 0 else None
+            self._rows = slice(chosen.start, stop, chosen.step)  # the same, though the base grows
             starts, counts = np.array([chosen.start]), np.array([len(chosen)])
             super().__init__(base, _core.range_map(starts, counts, chosen.step))
         else:
@@ -326,7 +331,7 @@ class Concat(Source):
             out[name] = Ragged.from_list(parts, self.schema[name])
 
     def _runs(self) -> tuple[Rows, Rows]:
-        runs = [part._runs() for part in self._parts]
+        runs = [part._runs() for part in self._firsts()]
         moved = [starts + at for (starts, _), at in zip(runs, self._starts, strict=False)]
         return np.concatenate(moved), np.concatenate([counts for _, counts in runs])
 
@@ -339,11 +344,14 @@ class Concat(Source):
 
     def _firsts(self) -> list[Source]:
         """The parts, with the rows that they had when this was made."""
-        counts = np.diff(self._starts).tolist()
-        return [
-            part if len(part) == count else part.select(slice(count))
-            for part, count in zip(self._parts, counts, strict=True)
-        ]
+        return list(map(first_rows, self._parts, np.diff(self._starts).tolist()))
+
+    def _as_of(self) -> object:
+        return _as_of_all(self._parts)
+
+    def _check_open(self) -> None:
+        for part in self._parts:
+            part._check_open()
 
     def close(self) -> None:
         for part in self._parts:
@@ -418,6 +426,13 @@ class Join(Source):
         cuts, overs = zip(*(part._cuts() for part in self._parts.values()), strict=True)
         return np.logical_or.reduce(cuts), np.logical_or.reduce(overs)
 
+    def _as_of(self) -> object:
+        return _as_of_all(self._parts.values())
+
+    def _check_open(self) -> None:
+        for part in self._parts.values():
+            part._check_open()
+
     def close(self) -> None:
         for part in self._parts.values():
             part.close()
@@ -478,6 +493,16 @@ class Map(_View):
         if fields != self._schema:  # without `out`, a function may change its mind
             raise SchemaError(f"map: expected {_text(self._schema)}, got {_text(fields)}")
         out.update(made)
+
+
+def _as_of_all(parts: Iterable[Source]) -> object:
+    moments = [part._as_of() for part in parts]
+    return None if None in moments else tuple(moments)
+
+
+def first_rows(source: Source, count: int) -> Source:
+    """A source with the rows that it had when there were `count`."""
+    return source if len(source) == count else source.select(slice(count))
 
 
 def field_of(values: NDArray[Any] | Ragged) -> Field:

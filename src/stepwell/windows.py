@@ -10,7 +10,7 @@ from stepwell import _core
 from stepwell.errors import SchemaError
 from stepwell.memory import Arrays
 from stepwell.source import Batch, Field, Rows, Schema, Source
-from stepwell.views import Beside, Chosen, Concat, Translated
+from stepwell.views import Beside, Chosen, Concat, Translated, first_rows
 
 
 class Windows(Translated):
@@ -27,7 +27,7 @@ class Windows(Translated):
         for name, field in base.schema.items():
             if field.ragged:
                 raise SchemaError(f"windows need rows of fixed shape, {name!r} is {field}")
-        self._given = base
+        self._given, self._known = base, len(base)
         self._length = length
         self._stride = stride
         self._pad = bool(pad)
@@ -42,7 +42,8 @@ class Windows(Translated):
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Windows, (self._given, self._length, self._stride, self._pad)
+        base = first_rows(self._given, self._known)
+        return Windows, (base, self._length, self._stride, self._pad)
 
     @property
     def schema(self) -> Schema:

@@ -103,7 +103,8 @@ def test_runs_by_length(tmp_path: Path) -> None:
     sw.convert(tmp_path / "out", tmp_path / "part", to="steps", where="score > 2 OR who = 'c'")
     assert_steps(tmp_path / "part", {"x": np.arange(3, 10)}, [(0, 0), (0, 7)])
     sw.convert(tmp_path / "out", tmp_path / "out.parquet")
-    sw.convert(tmp_path / "again", tmp_path / "part", mode="a")
+    report = sw.convert(tmp_path / "again", tmp_path / "part", mode="a")
+    assert (report.rows, report.runs) == (10, 3)  # not those that were there
     with sw.StepReader.open(tmp_path / "part") as steps:
         assert steps[:]["x"].tolist() == [*range(3, 10), *range(10)]
         assert len(steps.runs) == 5

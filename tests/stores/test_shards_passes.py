@@ -2,6 +2,7 @@
 and single shards."""
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,17 @@ def test_a_batch_that_failed_is_tried_again(tmp_path: Path) -> None:
 
 
 # Over a part.
+
+
+def test_a_subsample_of_what_has_grown_pickles_as_it_was(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path, 2) as writer:
+        writer.append(np.zeros((50, 2)))
+    reader = ShardReader.open(tmp_path)
+    part = reader.subsample(0.3)
+    with ShardWriter(tmp_path, 2, mode="a") as writer:
+        writer.append(np.ones((50, 2)))
+    assert reader.refresh()
+    assert pickle.loads(pickle.dumps(part)).row_ids.tolist() == part.row_ids.tolist()
 
 
 @pytest.mark.parametrize("kind", reference.KINDS)

@@ -66,6 +66,8 @@ def test_resident_shards_of_what(quick_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             sw.StepReader.open(quick_path / "a", **options)
+    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+        sw.StepReader.open(quick_path / "a", memory="map", resident_shards=1.5)
 
 
 def test_a_dataset_that_is_there_becomes_shards(tmp_path: Path) -> None:
@@ -73,7 +75,7 @@ def test_a_dataset_that_is_there_becomes_shards(tmp_path: Path) -> None:
     with sw.StepWriter(tmp_path / "a", mode="a") as writer:
         writer.add_column("seed", RunColumn(int, optional=True), range(6))
     sw.convert(tmp_path / "a", tmp_path / "b", to="steps", part_bytes=22 * 16 + 5)
-    with sw.StepReader.open(tmp_path / "b", memory="map", resident_shards=1) as made:
+    with sw.StepReader.open(tmp_path / "b", memory="map", resident_shards=10**20) as made:
         assert made[:]["board"].tolist() == rows["board"].tolist()
         assert made.runs.rows == sw.StepReader.open(tmp_path / "a").runs.rows
         assert made.runs.types == {**COLUMNS, "seed": RunColumn(int, optional=True)}

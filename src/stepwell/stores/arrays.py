@@ -73,6 +73,9 @@ class ArraySource(Store):
         kept = {"attributes": self.attributes, "runs": self.runs}
         return partial(type(self), memory=self._memory), (data,), kept
 
+    def _as_of(self) -> object:
+        return super()._as_of() if self._path or self._made_by else None  # the caller has them, too
+
     def __len__(self) -> int:
         return self._length
 

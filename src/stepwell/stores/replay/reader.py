@@ -231,6 +231,8 @@ class ReplayReader(Store):
         return self._with(next_observation=True, n_step=n_step, gamma=gamma)
 
     def _returns(self, gamma: float, reward: str, flags: Sequence[str]) -> Source:
+        if reward != "reward" or not {"terminated", "truncated"}.issuperset(flags):
+            return super()._returns(gamma, reward, flags)  # of a field that means something else
         return self._with(returns=gamma).columns({"return_to_go": "reward"})
 
     def _with(self, **options: Any) -> "ReplayReader":

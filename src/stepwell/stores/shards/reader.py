@@ -420,6 +420,10 @@ def kept_rows(length: int, fraction: float) -> Rows:
     return np.concatenate([np.empty(0, np.int64), *parts])
 
 
+def _subsample(base: ShardReader, fraction: float, count: int) -> "Subsample":
+    return Subsample(base, kept_rows(len(base), fraction)[:count], fraction)
+
+
 def checked_start(start_row: int, length: int) -> int:
     if not 0 <= index(start_row) <= length:
         raise IndexError(f"start_row: expected 0 to {length}, got {start_row}")
@@ -436,7 +440,8 @@ class Subsample(Select):
         self.fraction = fraction
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ShardReader.subsample, (self._base, self.fraction)  # not a number for each row
+        # Not a number for each row, but how many they are: the corpus may have grown since.
+        return _subsample, (self._base, self.fraction, len(self))
 
     @property
     def row_ids(self) -> Rows:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from operator import index
 from pathlib import Path
 from typing import Any, ClassVar, Literal, overload
 
@@ -64,7 +65,7 @@ class StepReader(Store):
     ) -> None:
         if memory not in ("ram", "map", "shared"):
             raise ValueError(f"memory: expected 'ram', 'map' or 'shared', got {memory!r}")
-        if resident_shards is not None and (memory != "map" or resident_shards < 1):
+        if resident_shards is not None and (memory != "map" or index(resident_shards) < 1):
             wanted = "memory='map'" if memory != "map" else "at least 1"
             got = repr(memory) if memory != "map" else resident_shards
             raise ValueError(f"resident_shards: expected {wanted}, got {got}")
@@ -98,7 +99,7 @@ class StepReader(Store):
             )
         self._residents: _core.Residents | None = None
         if resident_shards is not None:
-            self._residents = _core.Residents(resident_shards)
+            self._residents = _core.Residents(min(resident_shards, 1 << 30))
         self._segments: list[Segment] = []
         self._add(self._load(0, seen))
         self._dtype = self._segments[0].rows.dtype
