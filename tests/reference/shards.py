@@ -188,12 +188,7 @@ def read_state(folder: Path) -> dict[int, Row]:
     """What a row state holds, the journal included."""
     width = json.loads((folder / "state.json").read_text())["width"]
     values, there = (folder / "values").read_bytes(), (folder / "there").read_bytes()
-    checksums, size, found = (folder / "checksums").read_bytes(), 4 * width, {}
-    for i, mark in enumerate(there):
-        row = values[i * size : (i + 1) * size]
-        assert checksums[4 * i : 4 * i + 4] == (row_checksum(i, row) if mark else bytes(4))
-        if mark:
-            found[i] = tuple(floats(row, "float32"))
+    checksums, size, redone = (folder / "checksums").read_bytes(), 4 * width, {}
     journal, at = (folder / "journal").read_bytes(), 0
     while at + 16 <= len(journal):
         magic, crc, length = struct.unpack_from("<4sIQ", journal, at)
@@ -204,11 +199,19 @@ def read_state(folder: Path) -> dict[int, Row]:
         ids = struct.unpack_from(f"<{count}Q", body, 8)
         for i, row_id in enumerate(ids):
             begin = 8 + 8 * count + i * size
-            found[row_id] = tuple(floats(body[begin : begin + size], "float32"))
+            redone[row_id] = tuple(floats(body[begin : begin + size], "float32"))
         at += 16 + length
         if journal[at : at + 4] != b"RST1":
             at += 24  # a seal
-    return found
+    found = {}
+    for i, mark in enumerate(there):
+        if i in redone:  # a kill may have come in the middle of it
+            continue
+        row = values[i * size : (i + 1) * size]
+        assert checksums[4 * i : 4 * i + 4] == (row_checksum(i, row) if mark else bytes(4))
+        if mark:
+            found[i] = tuple(floats(row, "float32"))
+    return found | redone
 
 
 def row_checksum(row_id: int, values: bytes) -> bytes:
