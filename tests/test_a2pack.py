@@ -486,7 +486,7 @@ def test_old_games_become_steps(stepwell: Command, folder: Path, tmp_path: Path)
     more = ("convert", folder, out, "--append", "--without-values")
     stepwell(*more).fails(2, "2 of 2 runs are there already, the first is a.a2run, which is run 0")
     assert stepwell(*more, "--again", "--json").json()["runs"] == 2  # that were added
-    assert len(sw.open(out).runs) == 4
+    assert len(sw.StepReader.open(out).runs) == 4
 
 
 # All of them.
