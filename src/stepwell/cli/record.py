@@ -2,9 +2,12 @@
 
 import enum
 import os
+import signal
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,8 +81,10 @@ def record(
         nonlocal played
         played = done
         on_step(done, total)
+        if asked.is_set():
+            raise KeyboardInterrupt
 
-    with translated(env), progress("recording") as on_step:
+    with translated(env), progress("recording") as on_step, _between_steps() as asked:
         try:
             try:
                 if drawn:  # what cannot be drawn is better known before a run begins
@@ -105,7 +110,7 @@ def record(
         except KeyboardInterrupt:
             if not played:
                 raise
-            stopped = True  # also where the processes of the environments heard it, in `close`
+            stopped = True
     seconds = time.perf_counter() - begin
     run_id = str(made.run_id)
     with ReplayReader.open(output, run=run_id) as reader:
@@ -137,13 +142,39 @@ def _make(name: str, count: int, drawn: bool) -> Any:
     with translated(name):
         if count == 1:
             return gym.make(name, render_mode=mode)
-        return gym.make_vec(
-            name,
-            count,
-            vectorization_mode="async",
-            vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
-            render_mode=mode,
-        )
+        # A terminal sends Ctrl-C to their processes as well. They begin with it blocked: only this
+        # one shall stop, and then close them, which needs them alive.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return gym.make_vec(
+                name,
+                count,
+                vectorization_mode="async",
+                vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
+                render_mode=mode,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _between_steps() -> Iterator[threading.Event]:
+    """The first Ctrl-C sets the event: Gymnasium's vectors cannot be closed from the middle of a
+    step. The second is one at once, for an environment that hangs."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def ask(*_: object) -> None:
+        asked.set()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def draw(env: Any) -> None:
