@@ -152,3 +152,10 @@ def test_its_commands_work(environment: Path, tmp_path: Path) -> None:
     run(f"{path}/a2pack", "pack", "--input=runs", "--output=a.a2pack", cwd=tmp_path, path=path)
     shown = run(f"{path}/stepwell", "info", "a.a2pack", "--json", cwd=tmp_path, path=path)
     assert json.loads(shown)["rows"] == 1
+
+
+def test_the_bindings_use_the_stable_interface_only() -> None:
+    """From Python 3.12 on they are compiled with it, which has none of the macros."""
+    for path in sorted((ROOT / "native" / "bind").glob("*.[ch]pp")):
+        found = re.findall(r"\bPy\w+_(?:GET|AS|SET|Fast)_\w+|\bPy_TYPE\(\w+\)->", path.read_text())
+        assert found == [], f"{path.name} does not compile from Python 3.12 on"

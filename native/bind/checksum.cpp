@@ -14,11 +14,10 @@ class Values {
  public:
   std::uint32_t checksum(PyObject* row, Py_ssize_t count) {
     bytes_.clear();
-    const nb::object items = nb::steal(PySequence_Fast(row, "expected a row of values"));
+    const nb::object items = nb::steal(PySequence_Tuple(row));  // itself, if it is one
     if (!items.is_valid()) throw nb::python_error();
-    if (PySequence_Fast_GET_SIZE(items.ptr()) < count) throw nb::value_error("a row is too short");
-    PyObject** values = PySequence_Fast_ITEMS(items.ptr());
-    for (Py_ssize_t i = 0; i < count; ++i) add(values[i]);
+    if (PyTuple_Size(items.ptr()) < count) throw nb::value_error("a row is too short");
+    for (Py_ssize_t i = 0; i < count; ++i) add(PyTuple_GetItem(items.ptr(), i));
     return crc32c(0, bytes_);
   }
 
@@ -40,14 +39,14 @@ class Values {
       put(kInteger, static_cast<std::int64_t>(number));
     } else if (PyFloat_Check(value)) {
       // SQLite returns 3.0 for a 3 where a column is of reals, and 0.0 for a -0.0.
-      const double number = PyFloat_AS_DOUBLE(value);
+      const double number = PyFloat_AsDouble(value);
       if (std::fabs(number) < 0x1p53 && number == std::trunc(number))
         put(kInteger, static_cast<std::int64_t>(number));
       else
         put(kReal, number);
     } else if (PyBytes_Check(value)) {
-      put(kBlob, static_cast<std::int64_t>(PyBytes_GET_SIZE(value)));
-      append(PyBytes_AS_STRING(value), static_cast<std::size_t>(PyBytes_GET_SIZE(value)));
+      put(kBlob, static_cast<std::int64_t>(PyBytes_Size(value)));
+      append(PyBytes_AsString(value), static_cast<std::size_t>(PyBytes_Size(value)));
     } else {
       throw nb::type_error("expected a number, text, bytes or None");
     }
