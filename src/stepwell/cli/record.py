@@ -81,10 +81,10 @@ def record(
         nonlocal played
         played = done
         on_step(done, total)
-        if asked.is_set():
+        if stopping.is_set():
             raise KeyboardInterrupt
 
-    with translated(env), progress("recording") as on_step, _between_steps() as asked:
+    with translated(env), progress("recording") as on_step, _between_steps() as stopping:
         try:
             try:
                 if drawn:  # what cannot be drawn is better known before a run begins
@@ -161,18 +161,18 @@ def _make(name: str, count: int, drawn: bool) -> Any:
 def _between_steps() -> Iterator[threading.Event]:
     """The first Ctrl-C sets the event: Gymnasium's vectors cannot be closed from the middle of a
     step. The second is one at once, for an environment that hangs."""
-    asked = threading.Event()
+    stopping = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield stopping
         return
 
-    def ask(*_: object) -> None:
-        asked.set()
+    def stop(*_: object) -> None:
+        stopping.set()
         signal.signal(signal.SIGINT, before)
 
-    before = signal.signal(signal.SIGINT, ask)
+    before = signal.signal(signal.SIGINT, stop)
     try:
-        yield asked
+        yield stopping
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -238,6 +238,6 @@ def _play_all(env: Any, steps: int, seed: int | None, on_step: Callable[[int, in
     env.action_space.seed(seed)
     env.reset(seed=seed)
     for done in range(0, steps, env.num_envs):
-        env.stop(steps - done)  # in the last round, those that would make more than asked for
+        env.stop(steps - done)  # in the last round, those that would make more than stopping for
         env.step(env.action_space.sample())
         on_step(min(done + env.num_envs, steps), steps)
