@@ -238,6 +238,6 @@ def _play_all(env: Any, steps: int, seed: int | None, on_step: Callable[[int, in
     env.action_space.seed(seed)
     env.reset(seed=seed)
     for done in range(0, steps, env.num_envs):
-        env.stop(steps - done)  # in the last round, those that would make more than stopping for
+        env.stop(steps - done)  # in the last round, those that would make more than asked for
         env.step(env.action_space.sample())
         on_step(min(done + env.num_envs, steps), steps)
