@@ -123,6 +123,7 @@ def test_kills_while_removing(quick_path: Path) -> None:
             with reader:
                 report = reader.verify()
                 assert report.ok, str(report)
+                read_store(root)
                 there = {e.episode_id for e in reader.episodes}
                 kept = {f"run{stamp}-ep0001" for stamp in (last - 1, last) if stamp > 0}
                 # What the killed one had begun, and what it had begun to remove.

@@ -179,6 +179,20 @@ def test_two_removals_at_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert os.listdir(root / "replay") == ["index.json"]
 
 
+@pytest.mark.parametrize("where", ["run_id = 'b'", "run_id = 'b' AND number = 3"])
+def test_a_removal_that_was_killed(
+    root: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are in the file until another one finishes it, and nobody refers to them."""
+    monkeypatch.setattr("stepwell.stores.replay.remove.finish_removal", lambda *_: None)
+    remove(root, where)
+    store = read_store(root)
+    with ReplayReader.open(root) as reader:
+        assert {e.episode_id for e in reader.episodes} == set(store.episodes)
+        assert len(reader) == len(store.steps)
+        assert reader.verify().ok
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_readers_open_while_a_run_goes(
     root: Path, again: bool, monkeypatch: pytest.MonkeyPatch
