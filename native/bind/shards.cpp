@@ -131,8 +131,10 @@ void upcast_all(FloatKind kind, std::span<const std::byte> from, std::span<To> t
                 const std::string& path, std::uint64_t at) {
   const std::size_t size = bytes_of(kind), pieces = (to.size() + kPiece - 1) / kPiece;
   const auto part = [&](std::size_t begin, std::size_t count) {
-    const auto run = [&](auto&& work) { guarded(from, path, work, at); };
-    upcast(kind, from.subspan(begin * size, count * size), to.subspan(begin, count), to.size_bytes(), run);
+    const auto work = [&] {
+      upcast(kind, from.subspan(begin * size, count * size), to.subspan(begin, count), to.size_bytes());
+    };
+    guarded(from, path, work, at);
   };
   if (threads <= 1 || pieces <= 1) return part(0, to.size());
   shared_pool().run(pieces, [&](std::size_t piece) {

@@ -4,7 +4,6 @@
 
 #include <bit>
 #include <cstring>
-#include <ctime>
 #include <stdexcept>
 
 #if defined(__x86_64__)
@@ -14,13 +13,7 @@
 namespace stepwell {
 namespace {
 
-// What stays in the caches of one core anyway.
-constexpr std::size_t kSmall = std::size_t{1} << 20;
-// Both ways are tried in some of so many turns; not in the first ones, which have fresh memory.
-constexpr std::uint32_t kTurns = 1024, kFirstTry = 16, kLastTry = 32;
-// A result that is in the caches is of use to whoever reads it next.
-constexpr double kWorthwhile = 0.9;
-
+// Whether a result of so many bytes would only push others out of the caches.
 bool larger_than_caches(std::size_t bytes) {
   static const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
   return bytes > static_cast<std::size_t>(cache > 0 ? cache : 1 << 23) / 2;
@@ -128,41 +121,12 @@ void converted(FloatKind kind, std::span<const std::byte> from, std::span<To> to
 
 }  // namespace
 
-StoreWays::Way StoreWays::choose(std::size_t bytes) {
-  if (bytes < kSmall) return {false, false};
-  const std::uint32_t turn = turn_.fetch_add(1, std::memory_order_relaxed) % kTurns;
-  if (turn == kFirstTry)
-    for (auto& each : quickest_) each.store(0, std::memory_order_relaxed);
-  if (turn >= kFirstTry && turn < kLastTry) return {turn % 2 == 1, true};
-  const double to = quickest_[0].load(std::memory_order_relaxed), past = quickest_[1].load(std::memory_order_relaxed);
-  if (to == 0 || past == 0) return {larger_than_caches(bytes), false};
-  return {past < kWorthwhile * to, false};
+void upcast(FloatKind kind, std::span<const std::byte> from, std::span<float> to, std::size_t bytes) {
+  converted(kind, from, to, larger_than_caches(bytes));
 }
 
-void StoreWays::took(Way way, std::size_t values, double seconds) {
-  if (values == 0) return;
-  auto& quickest = quickest_[way.past_caches];
-  const double now = seconds / static_cast<double>(values), before = quickest.load(std::memory_order_relaxed);
-  if (before == 0 || now < before) quickest.store(now, std::memory_order_relaxed);
-}
-
-double thread_seconds() {
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
-StoreWays& store_ways() {
-  static StoreWays ways;
-  return ways;
-}
-
-void upcast(FloatKind kind, std::span<const std::byte> from, std::span<float> to, bool past_caches) {
-  converted(kind, from, to, past_caches);
-}
-
-void upcast(FloatKind kind, std::span<const std::byte> from, std::span<double> to, bool past_caches) {
-  converted(kind, from, to, past_caches);
+void upcast(FloatKind kind, std::span<const std::byte> from, std::span<double> to, std::size_t bytes) {
+  converted(kind, from, to, larger_than_caches(bytes));
 }
 
 }  // namespace stepwell

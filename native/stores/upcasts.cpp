@@ -145,8 +145,8 @@ void Upcasts::convert(const Making& making, std::size_t piece, std::uint64_t don
   if (of.blocks) of.blocks->check(making.cut.at + first * size, making.cut.at + (first + count) * size);
   const auto from = cuts_.memory(making.cut).subspan(first * size, count * size);
   const auto to = [&]<class To>(To* values) {
-    const auto run = [&](auto&& work) { guarded(from, of.path, work, of.begin + making.cut.at + first * size); };
-    upcast(kind_, from, std::span(values + first, count), making.values * wide(), run);
+    const auto work = [&] { upcast(kind_, from, std::span(values + first, count), making.values * wide()); };
+    guarded(from, of.path, work, of.begin + making.cut.at + first * size);
   };
   doubles_ ? to(reinterpret_cast<double*>(making.block.get())) : to(reinterpret_cast<float*>(making.block.get()));
 }
