@@ -83,7 +83,7 @@ struct BoundViews {
     if (cut.is_end()) throw nb::index_error("that was the last batch");
     {
       const Unlocked unlocked;
-      ahead.wait(cut.before, cut.before, cut.before + cut.bytes, watch);
+      ahead.wait(cut.before, cut.before + cut.bytes, watch);
       if (const auto& blocks = cuts.of(cut).blocks) blocks->check(cut.at, cut.at + cut.bytes);
     }
     const auto memory = cuts.memory(cut);
@@ -152,7 +152,7 @@ void bind_shards(nb::module_& m) {
           "wait",
           [](BoundReadahead& bound, std::uint64_t begin, std::uint64_t end) {
             const Unlocked unlocked;
-            bound.ahead.wait(begin, begin, end, bound.watch);
+            bound.ahead.wait(begin, end, bound.watch);
           },
           "begin"_a, "end"_a, "Wait for the bytes up to `end`; those before `begin` may be given back.");
   nb::class_<BoundViews>(m, "Views", "Rows of shards (0 f32, 1 f16) as they are, read ahead of a loop.")

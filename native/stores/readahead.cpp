@@ -24,6 +24,8 @@ namespace {
 constexpr std::uint64_t kStep = std::uint64_t{1} << 20;
 constexpr std::chrono::microseconds kLook{500};
 constexpr int kLooks = 40;
+// A caller that does other things for so long leaves a core to the thread.
+constexpr std::chrono::microseconds kAway{1000};
 constexpr std::uintptr_t kHugePage = std::uintptr_t{2} << 20;
 
 std::size_t page_size() {
@@ -91,17 +93,18 @@ Readahead::~Readahead() {
   if (thread_) thread_->join();
 }
 
-void Readahead::wait(std::uint64_t done_with, std::uint64_t begin, std::uint64_t end, Watch& watch) {
+void Readahead::wait(std::uint64_t done_with, std::uint64_t end, Watch& watch) {
   end = std::min(end, total_);
   if (getpid() != process_) return bring(done_with, end);  // forked: nobody works ahead
   const bool delayed = met_disk(watch.reads);
+  const auto now = std::chrono::steady_clock::now();
   std::uint64_t from;
   bool rests, wake;
   {
     const std::lock_guard lock(wakes_->mutex);
     if (delayed) undelayed_ = 0;
-    rests = undelayed_ >= window_;
-    if (!rests) wanted_ = std::max(wanted_, std::min(total_, std::max(end, begin + window_)));
+    rests = undelayed_ >= window_ && now - left_ < kAway;
+    if (!rests) wanted_ = std::max(wanted_, std::min(total_, end + window_));
     if (rests && !mapped_) claimed_ = std::max(claimed_, end);
     checked_ = std::max(checked_, end);
     done_with_ = std::max(done_with_, done_with);
@@ -119,6 +122,7 @@ void Readahead::wait(std::uint64_t done_with, std::uint64_t begin, std::uint64_t
     std::unique_lock lock(wakes_->mutex);
     wakes_->done.wait(lock, [&] { return std::ranges::none_of(under_way_, [&](auto at) { return at < end; }); });
     from = claimed_;
+    left_ = std::chrono::steady_clock::now();
   }
   if (from < end) bring(done_with, end);  // somebody could not; this throws what is wrong, if it still is
   give_back(rests ? std::max<std::uint64_t>(window_, kStep) : 2 * window_ + kStep);  // where the thread does not come to it

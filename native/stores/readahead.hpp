@@ -1,6 +1,7 @@
 // Mapped files brought into memory ahead of a cursor, and given back behind it.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -23,10 +24,10 @@ struct Stretch {
   std::shared_ptr<const CheckedBlocks> blocks{};  // of the memory, where it has checksums
 };
 
-// Stretches one after another, as one run of bytes. A thread stays up to `window` bytes ahead of what
-// was asked for last, as long as there is something to read from the disk: where the page cache has
-// everything it rests, for it would only take time from the caller. When it has brought all that it may, it compares
-// what nobody has come to yet with its checksums.
+// Stretches one after another, as one run of bytes. A thread stays up to `window` bytes ahead of what was asked for last,
+// as long as there is something to read from the disk, or callers do other things for long: where the page cache has
+// everything and they come at once it rests, for it would only take time from them. When it has brought all that it may,
+// it compares what nobody has come to yet with its checksums.
 class Readahead {
  public:
   // `mapped`: bytes that were waited for can be read without a page fault. Otherwise those that the page
@@ -41,10 +42,10 @@ class Readahead {
     long reads = -1;
   };
 
-  // Waits until the bytes up to `end` are in memory; the window begins at `begin`, and those before
+  // Waits until the bytes up to `end`, where the window begins, are in memory; those before
   // `done_with` may be given back. Throws FormatError when a file has become shorter. Call without the
   // GIL, each thread with its own watch.
-  void wait(std::uint64_t done_with, std::uint64_t begin, std::uint64_t end, Watch& watch);
+  void wait(std::uint64_t done_with, std::uint64_t end, Watch& watch);
 
  private:
   void run();
@@ -76,6 +77,7 @@ class Readahead {
   std::uint64_t done_with_ = 0;   // bytes that may be given back
   std::uint64_t given_back_ = 0;
   std::uint64_t undelayed_ = 0;   // bytes since the disk was waited for
+  std::chrono::steady_clock::time_point left_{};  // when a caller was here last
   bool asleep_ = false;           // until it is called
   bool stop_ = false;
   std::unique_ptr<std::thread> thread_;

@@ -140,7 +140,7 @@ void Upcasts::convert(const Making& making, std::size_t piece, std::uint64_t don
                       Readahead::Watch& watch) {
   const std::size_t size = bytes_of(kind_), first = piece * making.piece;
   const std::size_t count = std::min(making.piece, making.values - first);
-  ahead_.wait(done_with, making.cut.before, making.cut.before + (first + count) * size, watch);
+  ahead_.wait(done_with, making.cut.before + (first + count) * size, watch);
   const Stretch& of = cuts_.of(making.cut);
   if (of.blocks) of.blocks->check(making.cut.at + first * size, making.cut.at + (first + count) * size);
   const auto from = cuts_.memory(making.cut).subspan(first * size, count * size);

@@ -158,7 +158,7 @@ void read_ahead() {
       Readahead::Watch watch;
       for (std::size_t at = first; at < size; at += step) {
         const auto part = bytes.subspan(at, std::min(step, size - at));
-        ahead.wait(at, at, at + part.size(), watch);
+        ahead.wait(at, at + part.size(), watch);
         if (at + part.size() <= size / 3) blocks->check(at, at + part.size());
         expect(std::ranges::count(part, std::byte{7}) == std::ssize(part), "bytes that are read");
       }
