@@ -1,105 +1,361 @@
-"""Does the GPU wait? Batches to a CUDA device: pinned and ahead of time, against a plain copy.
+"""Does the GPU wait? Training steps fed in every way, against a batch that is on the GPU already.
 
-    python -m benchmarks.cuda --rows 20000000 --batch-size 65536
-
-Every row is checked on the device: it must arrive exactly once an epoch, with its own fields.
-Then the same epoch is timed three ways, interleaved: stepwell's loader with `device="cuda"`,
-the plain loader followed by `tensor.to("cuda")`, and both with a model step for each batch.
+All ways in one run, in turns. *Waiting* is the share of a step that is there only because of the
+data: one minus the step on a kept batch over the step on new ones. Needs a GPU, so it is not part
+of `make bench`; `python -m benchmarks.report --only cuda` puts it into docs/performance.md.
 """
 
-import argparse
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 import stepwell as sw
+from benchmarks import machine
+from benchmarks.results import Case, Measured, Target, arguments, publish
+from benchmarks.rows import FIELDS, ROW
 
-STEP = np.dtype([("board", "<u8"), ("move", "u1"), ("ev_values", "<f4", (4,)), ("run_id", "<u4")])
+_BATCH = 4096
+_TWO = ["board", "ev_values"]
+_STEPS = 300
+"""Steps of a turn."""
 
-
-def make_rows(count: int) -> sw.ArraySource:
-    rows = np.zeros(count, STEP)
-    rows["board"] = np.arange(count)
-    rows["move"] = np.arange(count) % 4
-    rows["ev_values"] = np.arange(count, dtype=np.float32)[:, None] + np.arange(4, dtype=np.float32)
-    rows["run_id"] = np.arange(count) // 1000
-    return sw.ArraySource(rows)
-
-
-def copied(loader: sw.Loader) -> Iterator[Any]:
-    for batch in loader:
-        yield {name: torch.from_numpy(values).to("cuda") for name, values in batch.items()}
-
-
-def check(source: sw.ArraySource, batch_size: int) -> None:
-    """Every row once, fields together, while the device is kept busy so that copies lag."""
-    loader = sw.torch.Loader(source, batch_size, seed=1, device="cuda")
-    seen = torch.zeros(len(source), dtype=torch.int64, device="cuda")
-    busy = torch.randn(2048, 2048, device="cuda")
-    for batch in loader:
-        busy = torch.tanh(busy @ busy)
-        row = batch["board"].view(torch.int64)
-        seen.index_add_(0, row, torch.ones_like(row))
-        assert torch.equal(batch["move"].to(torch.int64), row % 4)
-        assert torch.equal(batch["run_id"].to(torch.int64), row // 1000)
-        assert torch.equal(batch["ev_values"][:, 2], row.to(torch.float32) + 2)
-    assert bool((seen == 1).all()), "a row is missing or came twice"
-
-
-def model_step() -> Callable[[Any], None]:
-    model = torch.nn.Sequential(
-        torch.nn.Linear(4, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 4)
-    ).to("cuda")
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-
-    def step(batch: Any) -> None:
-        loss = model(batch["ev_values"] * 1e-9).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    return step
-
-
-def epoch_seconds(batches: Iterator[Any], step: Callable[[Any], None]) -> float:
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for batch in batches:
-        step(batch)
-    torch.cuda.synchronize()
-    return time.perf_counter() - begin
+Step = Callable[[dict[str, Any]], object]
+Feed = Iterator[dict[str, Any]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=20_000_000)
-    parser.add_argument("--batch-size", type=int, default=65_536)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = arguments(__doc__, rows=50_000_000)
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each (%(default)s)")
+    parser.add_argument("--only", choices=list(_QUESTIONS), help="one question instead of all")
     args = parser.parse_args()
-    source = make_rows(args.rows)
-    print(torch.cuda.get_device_name(), "cores:", sw._core.usable_cores())
-    check(source, args.batch_size)
-    print(f"{args.rows:,} rows arrived on the device, each exactly once")
-    steps = {"copy only": lambda batch: None, "with a model step": model_step()}
-    pinned = sw.torch.Loader(source, args.batch_size, seed=1, device="cuda")
-    plain = sw.Loader(source, args.batch_size, seed=1)
-    for name, step in steps.items():
-        times: dict[str, list[float]] = {"pinned, ahead": [], "plain copy": []}
-        for _ in range(args.rounds):
-            times["pinned, ahead"].append(epoch_seconds(iter(pinned), step))
-            times["plain copy"].append(epoch_seconds(copied(plain), step))
-        median = {how: statistics.median(values) for how, values in times.items()}
-        for how, seconds in median.items():
-            print(
-                f"{name:18} {how:14} {args.rows / seconds / 1e6:8.1f} M rows/s"
-                f" {source.nbytes / seconds / 1e9:6.2f} GB/s"
-            )
-        print(f"{name:18} ratio          {median['plain copy'] / median['pinned, ahead']:.2f}")
+    rows = np.empty(args.rows, ROW)
+    rows.view(np.uint8)[:] = np.random.default_rng(1).integers(
+        0, 64, rows.nbytes, np.uint8
+    )  # small exponents: no float among them is NaN
+    source = sw.ArraySource(rows)
+    asked = [args.only] if args.only else list(_QUESTIONS)
+    publish([case for name in asked for case in _QUESTIONS[name](source, args.rounds)], args.json)
 
+
+def _eager(source: sw.Source, rounds: int) -> Iterator[Case]:
+    for width in (256, 1024, 4096):
+        step = _training(width)
+        feeds = _feeds(source)
+        costs = _in_turns({name: partial(_fed, step, feed) for name, feed in feeds.items()}, rounds)
+        kept = costs.pop("one batch, kept on the GPU: the limit")
+        ours, resident = costs.pop("ours"), costs["resident on the GPU, all fields"]
+        yield Case(
+            f"train a policy of width {width:,}, eager, {_BATCH:,} rows a batch",
+            "us",
+            ours,
+            {"one batch, kept on the GPU: the limit": kept, **costs},
+            [
+                Target("% waiting, from memory", _waiting(kept, ours), at_most=1),
+                Target("% waiting, resident", _waiting(kept, resident), at_most=0.5),
+            ],
+            f"{rounds} turns of {_STEPS} steps each; {_here()}",
+        )
+
+
+def _fed(step: Step, feed: Feed) -> None:
+    step(next(feed))
+
+
+def _feeds(source: sw.Source) -> dict[str, Feed]:
+    signed = {"as_int64": ["board"]}
+    two = source.columns(_TWO)
+    ram = sw.torch.Loader(source, _BATCH, device="cuda", **signed)
+    resident = sw.torch.Loader(source.to("cuda"), _BATCH, **signed)
+    by_hand = sw.Loader(two, _BATCH)
+    kept = {name: values.clone() for name, values in next(ram.forever()).items()}
+    return {
+        "one batch, kept on the GPU: the limit": iter(lambda: kept, None),
+        "ours": ram.forever(),
+        "ours, two fields": sw.torch.Loader(two, _BATCH, device="cuda", **signed).forever(),
+        "`Loader` and `.to` by hand, two fields": (_by_hand(batch) for batch in by_hand.forever()),
+        "resident on the GPU, all fields": resident.forever(),
+        "torch DataLoader, 8 workers, pinned, two fields": _workers(two),
+    }
+
+
+def _by_hand(batch: Any) -> dict[str, Any]:
+    there = {name: torch.from_numpy(values).to("cuda") for name, values in batch.items()}
+    return {**there, "board": there["board"].view(torch.int64)}
+
+
+def _workers(source: sw.Source) -> Feed:
+    """Its workers fetch whole batches of stepwell's rows, which is their best case."""
+    data = sw.torch.MapDataset(source, as_int64=["board"])
+    sampler = torch.utils.data.BatchSampler(torch.utils.data.RandomSampler(data), _BATCH, True)
+    loader = torch.utils.data.DataLoader(
+        data,
+        batch_sampler=sampler,
+        num_workers=8,
+        pin_memory=True,
+        persistent_workers=True,
+        collate_fn=sw.torch.collate,
+    )
+    while True:
+        for batch in loader:
+            yield {name: values.to("cuda", non_blocking=True) for name, values in batch.items()}
+
+
+def _training(width: int) -> Step:
+    """A step of training: from the cells of a board, one-hot, to the values of its moves."""
+    sizes = [256, width, width]
+    layers: list[Any] = []
+    for narrow, wide in pairwise(sizes):
+        layers += [torch.nn.Linear(narrow, wide), torch.nn.ReLU()]
+    policy = torch.nn.Sequential(*layers, torch.nn.Linear(width, 4)).to("cuda")
+    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3, capturable=True)
+    shifts = torch.arange(60, -1, -4, device="cuda")
+
+    def train(batch: dict[str, Any]) -> None:
+        cells = batch["board"][:, None] >> shifts & 15
+        boards = torch.nn.functional.one_hot(cells, 16).reshape(-1, 256).float()
+        loss = (policy(boards) - batch["ev_values"]).square().mean()
+        optimizer.zero_grad(set_to_none=False)
+        loss.backward()
+        optimizer.step()
+
+    return train
+
+
+def _in_turns(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, Measured]:
+    """Microseconds of a step of each, the first turn left out."""
+    costs: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(rounds + 1):
+        for name in sorted(ways, reverse=turn % 2 == 1):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(_STEPS):
+                ways[name]()
+            torch.cuda.synchronize()
+            if turn:
+                costs[name].append((time.perf_counter() - begin) / _STEPS * 1e6)
+    return {name: Measured.of(each) for name, each in costs.items()}
+
+
+def _waiting(limit: Measured, fed: Measured) -> float:
+    return max(0.0, 100 * (1 - limit.median / fed.median))
+
+
+def _graph(source: sw.Source, rounds: int) -> Iterator[Case]:
+    """A step that is one CUDA graph, whose tensors are always the same ones."""
+    ram = sw.torch.Loader(source, _BATCH, device="cuda", as_int64=["board"], drop_last=True)
+    resident = sw.torch.Loader(source.to("cuda"), _BATCH, as_int64=["board"], drop_last=True)
+    ways: dict[str, Callable[[], object]] = {}
+    for name, loader in (("ours", ram), ("resident on the GPU", resident)):
+        ways[name] = _captured(_static(loader))
+    kept = {name: values.clone() for name, values in next(iter(ram)).items()}
+    limit = "one batch, kept on the GPU: the limit"
+    ways[limit] = _captured(iter(lambda: kept, None))
+    costs = _in_turns(ways, rounds)
+    ours = costs.pop("ours")
+    yield Case(
+        f"train by a CUDA graph, {_BATCH:,} rows a batch",
+        "us",
+        ours,
+        costs,
+        [
+            Target("% waiting, from memory", _waiting(costs[limit], ours), at_most=4),
+            Target(
+                "% waiting, resident",
+                _waiting(costs[limit], costs["resident on the GPU"]),
+                at_most=2,
+            ),
+        ],
+        f"{rounds} turns of {_STEPS} steps each; {_here()}",
+    )
+
+
+def _static(loader: Any) -> Feed:
+    while True:
+        yield from loader.static_batches()
+
+
+def _captured(feed: Feed) -> Callable[[], object]:
+    step, batch = _training(1024), next(feed)
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            step(batch)
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(batch)
+
+    def replay() -> None:
+        next(feed)
+        graph.replay()
+
+    return replay
+
+
+def _next(source: sw.Source, rounds: int) -> Iterator[Case]:
+    """What `next` costs the consumer's thread when a batch is there already."""
+    two = source.columns(_TWO)
+    feeds = {
+        "ours": (sw.torch.Loader(source, _BATCH, device="cuda").forever(), 25),
+        "two fields": (sw.torch.Loader(two, _BATCH, device="cuda").forever(), 15),
+        "resident": (sw.torch.Loader(source.to("cuda"), _BATCH).forever(), 25),
+    }
+    costs: dict[str, list[float]] = {name: [] for name in feeds}
+    for _ in range(rounds):
+        for name, (feed, _) in feeds.items():
+            for turn in range(_STEPS):
+                until = time.perf_counter() + 500e-6
+                while time.perf_counter() < until:
+                    pass
+                begin = time.perf_counter()
+                next(feed)
+                if turn > 20:
+                    costs[name].append((time.perf_counter() - begin) * 1e6)
+    found = {name: Measured.of(each) for name, each in costs.items()}
+    yield Case(
+        f"`next` on the consumer's thread, {len(FIELDS)} fields, {_BATCH:,} rows a batch",
+        "us",
+        found["ours"],
+        {name: each for name, each in found.items() if name != "ours"},
+        [
+            Target(f"us, {name.replace('ours', 'six fields')}", found[name].median, at_most=limit)
+            for name, (_, limit) in feeds.items()
+        ],
+        _here(),
+    )
+
+
+def _gather(source: sw.Source, rounds: int) -> Iterator[Case]:
+    resident = source.to("cuda")
+    packed = torch.empty((len(source), ROW.itemsize), dtype=torch.uint8, device="cuda")
+    for count, most in ((_BATCH, None), (1 << 20, 2.5)):
+        rows = torch.randint(len(source), (count,), device="cuda")
+        there = torch.empty(count * ROW.itemsize, dtype=torch.uint8, device="cuda")
+        copy = torch.empty_like(there)
+        costs = _in_turns(
+            {
+                "ours": partial(resident.take, rows),
+                "a plain copy of the same bytes": partial(copy.copy_, there),
+                "index_select of packed rows": partial(packed.index_select, 0, rows),
+            },
+            rounds,
+        )
+        ours, plain = costs.pop("ours"), costs["a plain copy of the same bytes"]
+        yield Case(
+            f"gather {count:,} resident rows into {len(FIELDS)} columns",
+            "us",
+            ours,
+            costs,
+            [
+                Target("us", ours.median, at_most=20)
+                if most is None
+                else Target("times a plain copy", ours.median / plain.median, at_most=most)
+            ],
+            _here(),
+        )
+
+
+def _rates(source: sw.Source, rounds: int) -> Iterator[Case]:
+    """Large batches from memory, against the copy and the gather alone."""
+    for count in (65_536, 1 << 20):
+        fed = sw.torch.Loader(source, count, device="cuda", drop_last=True).forever()
+        host = sw.torch.Loader(source, count, drop_last=True).forever()
+        size = sum(values.nbytes for values in next(host).values())
+        here = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        there = torch.empty(size, dtype=torch.uint8, device="cuda")
+        turns = max(10, 20_000_000 // count)
+        ways: dict[str, Callable[[], object]] = {
+            "ours": partial(next, fed),
+            "the gather alone": partial(next, host),
+            "the copy alone": partial(there.copy_, here, non_blocking=True),
+        }
+        costs: dict[str, list[float]] = {name: [] for name in ways}
+        for turn in range(rounds + 1):
+            for name, way in ways.items():
+                torch.cuda.synchronize()
+                begin = time.perf_counter()
+                for _ in range(turns):
+                    way()
+                torch.cuda.synchronize()
+                if turn:
+                    costs[name].append((time.perf_counter() - begin) / turns * 1e6)
+        found = {
+            name: Measured.of(each, rows_per_s=count / statistics.median(each) * 1e6)
+            for name, each in costs.items()
+        }
+        ours = found.pop("ours")
+        slower = max(each.median for each in found.values())
+        yield Case(
+            f"batches of {count:,} rows from memory to the GPU",
+            "us",
+            ours,
+            found,
+            [Target("of the slower of gather and copy", slower / ours.median, at_least=0.9)],
+            _here(),
+        )
+
+
+def _shards(source: sw.Source, rounds: int) -> Iterator[Case]:
+    """Activations in their order, from the page cache, against the copy alone."""
+    width, rows, batch = 768, 1_000_000, 8192
+    with tempfile.TemporaryDirectory() as folder:
+        with sw.ShardWriter(Path(folder), width) as writer:
+            for _ in range(0, rows, 50_000):
+                writer.append(np.random.default_rng(1).standard_normal((50_000, width), np.float32))
+        reader = sw.ShardReader.open(folder)
+        here = torch.empty((batch, width), pin_memory=True)
+        there = torch.empty((batch, width), device="cuda")
+        costs: dict[str, list[float]] = {"ours": [], "the copy alone": []}
+        for turn in range(rounds + 1):
+            for name, each in costs.items():
+                torch.cuda.synchronize()
+                begin = time.perf_counter()
+                if name == "ours":
+                    for _ in reader.batches(batch, dtype=None, device="cuda"):
+                        pass
+                else:
+                    for _ in range(0, rows, batch):
+                        there.copy_(here, non_blocking=True)
+                torch.cuda.synchronize()
+                if turn:
+                    each.append((time.perf_counter() - begin) / reader.nbytes * 1e12)
+    found = {name: Measured.of(each) for name, each in costs.items()}
+    ours, copy = found["ours"], found["the copy alone"]
+    yield Case(
+        f"activations of {width} floats in order to the GPU",
+        "ms a GB",
+        ours,
+        {"the copy alone": copy},
+        [Target("of the speed of the copy", copy.median / ours.median, at_least=0.9)],
+        f"{reader.nbytes / 1e9:.1f} GB in the page cache, {batch:,} rows a batch; {_here()}",
+    )
+
+
+def _here() -> str:
+    found = machine.describe()
+    return (
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}; on {found['processor']}, "
+        f"{found['memory']}"
+    )
+
+
+_QUESTIONS: dict[str, Callable[[sw.Source, int], Iterator[Case]]] = {
+    "eager": _eager,
+    "graph": _graph,
+    "next": _next,
+    "gather": _gather,
+    "rates": _rates,
+    "shards": _shards,
+}
 
 if __name__ == "__main__":
     main()

@@ -20,7 +20,7 @@ _SCRIPTS = (
     *("take", "loader", "shuffle", "pack", "steps"),
     *("records", "shards", "checksums", "replay", "lane"),
 )
-_ELSEWHERE = ("scale",)  # on a larger machine, with --only: its section stays as it is otherwise
+_ELSEWHERE = ("scale", "cuda")  # on a larger machine, with --only: their sections stay otherwise
 _FRONT = "one shuffled epoch, one array per field"  # the picture of README.md
 _DRAWN = ("raw take:", "one shuffled epoch", "row numbers of a shuffled epoch of 100,000,000")
 

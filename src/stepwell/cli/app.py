@@ -1,10 +1,10 @@
 """The verbs of the command `stepwell`."""
 
-from stepwell.cli import console, convert, games, record, records, replays, stores
+from stepwell.cli import bench, console, convert, games, record, records, replays, stores
 
 app = console.new_app("Training records at memory speed.")
 for command in (
-    *(stores.info, stores.head, stores.verify, stores.repair, stores.query, stores.bench),
+    *(stores.info, stores.head, stores.verify, stores.repair, stores.query, bench.bench),
     *(convert.convert, record.record),
 ):
     app.command()(command)

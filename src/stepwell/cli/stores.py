@@ -1,17 +1,13 @@
-"""`stepwell info`, `head`, `verify`, `query` and `bench`: one verb for any store."""
+"""`stepwell info`, `head`, `verify` and `query`: one verb for any store."""
 
-import resource
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.progress import Progress
 
 import stepwell as sw
 from stepwell.cli.console import (
@@ -47,7 +43,7 @@ def info(
     as_json: JsonOption = False,
 ) -> None:
     """What is at PATH: rows, runs, fields, bytes on disk, health. Reads no rows."""
-    with _open(path, endpoint) as source:
+    with open_path(path, endpoint) as source:
         counted = {"stats": _statistics(path, source)} if stats else {}
         noun, about = source.noun, source.describe()
     if as_json:
@@ -92,7 +88,7 @@ def head(
     as_json: JsonOption = False,
 ) -> None:
     """The first rows, each value in short; with --json whole, one object a line."""
-    with _open(path, endpoint) as opened:
+    with open_path(path, endpoint) as opened:
         store = opened if where is None else opened.where(where)
         rows = list(range(start, min(start + count, len(store))))
         found = store.take(np.array(rows, np.int64))
@@ -121,7 +117,7 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Check everything. Exit code 1 when something is damaged, with a list of what."""
-    check(lambda: _open(path, endpoint), path, quick, as_json)
+    check(lambda: open_path(path, endpoint), path, quick, as_json)
 
 
 def check(open_store: Callable[[], Store], path: str, quick: bool, as_json: bool) -> None:
@@ -189,7 +185,7 @@ def query(
     as_json: JsonOption = False,
 ) -> None:
     """Query the runs of a store, read-only: "SELECT engine, count(*) FROM runs GROUP BY 1"."""
-    with _open(path, None) as store:
+    with open_path(path, None) as store:
         table = store.query(sql)
     if as_json:
         print_json(list(table))
@@ -197,51 +193,11 @@ def query(
     show_rows(table.columns, table.rows)
 
 
-def bench(
-    path: PathArgument,
-    batch_size: Annotated[int, typer.Option(min=1, max=2**31, help="Rows in a batch.")] = 4096,
-    seconds: Annotated[float, typer.Option(min=0.05, help="How long to measure each.")] = 3.0,
-    mapped: Annotated[
-        bool, typer.Option("--map", help="Map the file instead of loading it.")
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """How fast random batches come out of PATH: single takes, then the loader."""
-    with _open(path, None, mapped=mapped) as source:
-        if len(source) == 0:
-            raise sw.FormatError("expected rows to read, got none", path=path)
-        rows = sw.Iid(seed=1).order(len(source))
-        count = min(batch_size, len(source))
-        takes = (rows.rows(epoch, 0, count) for epoch in range(sys.maxsize))
-        loader = sw.Loader(source, batch_size, seed=1)
-        with Progress(console=err, transient=True, disable=not err.is_terminal) as bars, loader:
-            results = {
-                "take": _measure(lambda: _length(source.take(next(takes))), seconds, bars, "take"),
-                "loader": _measure(_next_of(loader.forever()), seconds, bars, "loader"),
-            }
-    if as_json:
-        print_json({"path": path, "batch_size": batch_size, **results})
-        return
-    if out.is_terminal:
-        say(f"{path}: {len(source):,} rows, batches of {batch_size:,}")
-    columns = ("by", "rows/s", "first ms", "p50 ms", "p99 ms", "peak MB")
-    lines = [
-        (
-            name,
-            round(result["rows_per_s"]),
-            *(f"{result[key] * 1e3:.3f}" for key in ("first_s", "p50_s", "p99_s")),
-            round(result["peak_rss_bytes"] / 1e6),
-        )
-        for name, result in results.items()
-    ]
-    show_rows(columns, lines, numbers=range(1, 6))
-
-
 def _problems(count: int) -> str:
     return "1 problem" if count == 1 else f"{count:,} problems"
 
 
-def _open(path: str, endpoint: str | None, *, mapped: bool = True) -> Store:
+def open_path(path: str, endpoint: str | None, *, mapped: bool = True) -> Store:
     """What is at a path, its rows not loaded where they can be mapped."""
     if not path:  # which is the folder we are in, for Path
         raise ValueError("PATH: expected a path or a URL, got an empty text")
@@ -265,34 +221,3 @@ def _short(value: Any, width: int) -> str:
         if array.size > 9:
             text = f"{array.dtype}{list(array.shape)} {text}"
     return text if len(text) <= width else f"{text[: width - 1]}…"
-
-
-def _length(batch: sw.Batch) -> int:
-    return len(next(iter(batch.values())))
-
-
-def _next_of(batches: Iterator[sw.Batch]) -> Callable[[], int]:
-    return lambda: _length(next(batches))
-
-
-def _measure(
-    step: Callable[[], int], seconds: float, bars: Progress, name: str
-) -> dict[str, float | int]:
-    """Time `step`, which returns how many rows it read, for about `seconds`."""
-    bar = bars.add_task(name, total=seconds)
-    times: list[float] = []
-    rows = 0
-    begin = time.perf_counter()
-    while not times or times[-1] - begin < seconds:
-        rows += step()
-        times.append(time.perf_counter())
-        bars.update(bar, completed=times[-1] - begin)
-    each = np.diff([begin, *times])
-    return {
-        "rows_per_s": rows / (times[-1] - begin),
-        "batches": len(times),
-        "first_s": float(each[0]),
-        "p50_s": float(np.median(each)),
-        "p99_s": float(np.quantile(each, 0.99)),
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    }
