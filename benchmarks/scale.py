@@ -32,6 +32,8 @@ _STEP = 100_000_000
 _PIECE = 1 << 23
 _TRAINED = 200
 """Steps of a turn."""
+_LOADED = 10_000
+"""Batches of a turn."""
 
 
 def main() -> None:
@@ -45,7 +47,8 @@ def main() -> None:
     with steps_dataset(rows, keep=args.keep) as path:
         cases = [_open_case(path, rows, args.rounds, cold=cold) for cold in (False, True)]
         steps = sw.StepReader.open(path)
-        cases += [_take_case(steps), *_gpu_cases(steps, args.rounds)]
+        cases += [_take_case(steps), _loader_case(steps, args.rounds)]
+        cases += _gpu_cases(steps, args.rounds)
     publish(cases, args.json)
 
 
@@ -134,6 +137,36 @@ def _serve(source: sw.Source) -> Measured:
         source.take(rows)
         costs.append((time.perf_counter() - begin) * 1e3)
     return Measured.of(costs[100:])
+
+
+def _loader_case(steps: sw.StepReader, rounds: int) -> Case:
+    cores = _core.usable_cores()
+    threads = {f"{n} threads": n for n in (1, 2, 4, 8, 16) if n <= cores}
+    costs: dict[str, list[float]] = {name: [] for name in ("ours", *threads)}
+    for _ in range(rounds):
+        for name, each in costs.items():
+            with sw.Loader(steps, _BATCH, threads=threads.get(name)) as loader:
+                batches = loader.forever()
+                for _ in range(100):
+                    next(batches)
+                begin = time.perf_counter()
+                for _ in range(_LOADED):
+                    next(batches)
+                each.append((time.perf_counter() - begin) / _LOADED * 1e6)
+    found = {
+        name: Measured.of(each, rows_per_s=_BATCH / statistics.median(each) * 1e6)
+        for name, each in costs.items()
+    }
+    ours = found.pop("ours")
+    rate = (ours.rows_per_s or 0) / 1e6
+    return Case(
+        f"random batches of {_BATCH:,} from {len(steps):,} steps by the loader",
+        "us",
+        ours,
+        found,
+        [Target("million rows/s with the default", rate, at_least=100)] if cores >= 16 else [],
+        f"the default is {cores} threads; {_here()}",
+    )
 
 
 def _gpu_cases(steps: sw.StepReader, rounds: int) -> Iterator[Case]:
