@@ -18,13 +18,17 @@ PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 NATIVE := $(shell find native -name '*.[ch]pp') CMakeLists.txt pyproject.toml
 CORE   := $(filter-out native/bind/%,$(filter %.cpp,$(NATIVE)))
 
-.PHONY: demo test lint docs pythons suite kills attack lane bench scale sanitize stub wheel constraints clean
+.PHONY: demo test test-gpu lint docs pythons suite kills attack lane bench scale sanitize stub wheel constraints clean
 
 demo: $(VENV)/demo
 	$(BIN)/python -m benchmarks.demo
 
 test: lint
 	$(PYTEST)
+
+# Those that need a CUDA device, with a Python that has torch for CUDA and the compiled core: PYTHON=python3.
+test-gpu:
+	PYTHONPATH=src STEPWELL_GPU=1 $(PYTHON) -m pytest -p no:cacheprovider --confcutdir tests/gpu tests/gpu
 
 lint: $(VENV)/test
 	$(BIN)/ruff format --check .
@@ -66,8 +70,8 @@ scale: $(VENV)/bench
 # The suite with the core under ASan and UBSan, in a second environment that borrows the
 # packages of the first; before it the core's threads against each other under TSan, and its
 # decoders against damaged payloads.
-sanitize: $(VENV)/test .venv-asan/done build/race build/fuzz
-	build/race
+sanitize: $(VENV)/test .venv-asan/done build/race build/race-cuda.so build/fuzz
+	STEPWELL_CUDA_LIBRARY=build/race-cuda.so build/race
 	build/fuzz
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
@@ -146,6 +150,10 @@ build/race: tests/native/race.cpp $(NATIVE)
 	mkdir -p build
 	$(CXX) -std=c++20 -O1 -g -fsanitize=thread -DSTEPWELL_SANITIZE -Inative -pthread \
 		tests/native/race.cpp $(CORE) -o $@
+
+build/race-cuda.so: tests/native/fake_cuda.cpp
+	mkdir -p build
+	$(CXX) -std=c++20 -O1 -g -fsanitize=thread -shared -fPIC -pthread $< -o $@
 
 build/fuzz: tests/native/fuzz.cpp $(NATIVE)
 	mkdir -p build

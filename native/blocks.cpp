@@ -3,8 +3,10 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <iterator>
 #include <mutex>
 #include <new>
 
@@ -64,25 +66,22 @@ BlockPool::~BlockPool() = default;
 
 BlockRef BlockPool::take(std::size_t bytes) {
   if (bytes > kMax) throw std::bad_alloc();
-  Idle found{nullptr, 0, false};
+  Idle found{nullptr, 0};
   {
     std::lock_guard guard(pools_lock());
-    auto best = idle_.end();
-    for (auto it = idle_.begin(); it != idle_.end(); ++it) {
+    const auto fits = std::ranges::find_if(idle_, [&](const Idle& block) {
       // A much larger block would waste memory that a large batch wants.
-      if (it->bytes < bytes || (!it->donated && it->bytes > 2 * bytes + 16 * kPage)) continue;
-      if (best == idle_.end() || it->donated > best->donated) best = it;
-      if (best->donated) break;
-    }
-    if (best != idle_.end()) {
-      if (!best->donated) idle_bytes_ -= best->bytes;
-      found = std::move(*best);
-      idle_.erase(best);
+      return block.bytes >= bytes && block.bytes <= 2 * bytes + 16 * kPage;
+    });
+    if (fits != idle_.end()) {
+      idle_bytes_ -= fits->bytes;
+      found = std::move(*fits);
+      idle_.erase(fits);
     }
   }
   if (!found.memory) {
     const std::size_t room = round_up(bytes + (bytes == 0), bytes < kHugePage ? kPage : kHugePage);
-    found = {allocate(room), room, false};
+    found = {allocate(room), room};
   }
   std::byte* data = found.memory.get();
   return {data, [pool = shared_from_this(), block = std::move(found)](std::byte*) mutable {
@@ -90,22 +89,14 @@ BlockRef BlockPool::take(std::size_t bytes) {
           }};
 }
 
-void BlockPool::donate(BlockRef block, std::size_t bytes) {
-  std::lock_guard guard(pools_lock());
-  idle_.push_front({std::move(block), bytes, true});
-}
-
 void BlockPool::give_back(Idle block) {
   std::list<Idle> dropped;  // freed after the lock: unmapping is slow
   std::lock_guard guard(pools_lock());
-  if (!block.donated) idle_bytes_ += block.bytes;
+  idle_bytes_ += block.bytes;
   idle_.push_front(std::move(block));
-  for (auto it = idle_.end(); idle_bytes_ > keep_bytes_ && it != idle_.begin();) {
-    const auto victim = --it;
-    if (victim->donated) continue;
-    it = std::next(victim);
-    idle_bytes_ -= victim->bytes;
-    dropped.splice(dropped.begin(), idle_, victim);
+  while (idle_bytes_ > keep_bytes_) {
+    idle_bytes_ -= idle_.back().bytes;
+    dropped.splice(dropped.begin(), idle_, std::prev(idle_.end()));
   }
 }
 

@@ -25,17 +25,12 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   // A block of at least `bytes`. It returns to this pool, which lives as long as its blocks.
   BlockRef take(std::size_t bytes);
 
-  // Adds memory the caller brought (pinned, say): handed out before any other, never freed
-  // before the pool itself.
-  void donate(BlockRef block, std::size_t bytes);
-
   std::size_t idle_bytes() const;
 
  private:
   struct Idle {
     BlockRef memory;
     std::size_t bytes;
-    bool donated;
   };
 
   explicit BlockPool(std::size_t keep_bytes) : keep_bytes_(keep_bytes) {}

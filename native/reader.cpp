@@ -332,9 +332,9 @@ bool overlap(std::span<const std::byte> a, std::span<const std::byte> b) {
   return !a.empty() && !b.empty() && a.data() < b.data() + b.size() && b.data() < a.data() + a.size();
 }
 
-std::vector<std::size_t> block_layout(const Reader& reader, std::size_t count) {
+std::vector<std::size_t> block_layout(std::span<const std::size_t> fields, std::size_t count) {
   std::vector<std::size_t> layout{0};
-  for (const std::size_t bytes : reader.fields()) {
+  for (const std::size_t bytes : fields) {
     std::size_t end;
     if (__builtin_mul_overflow(bytes, count, &end) ||
         __builtin_add_overflow(end, layout.back() + kAlign - 1, &end))

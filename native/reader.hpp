@@ -81,7 +81,10 @@ bool overlap(std::span<const std::byte> a, std::span<const std::byte> b);
 
 // Where each field begins in a block that holds `count` rows, and, last, the block's size.
 // Fields begin at multiples of 64 bytes. Throws std::bad_alloc when the sizes overflow.
-std::vector<std::size_t> block_layout(const Reader& reader, std::size_t count);
+std::vector<std::size_t> block_layout(std::span<const std::size_t> fields, std::size_t count);
+inline std::vector<std::size_t> block_layout(const Reader& reader, std::size_t count) {
+  return block_layout(reader.fields(), count);
+}
 
 // Checks every row, then fills `outs` on the shared pool; on std::out_of_range nothing was
 // written. Call without the GIL.

@@ -29,6 +29,7 @@ def test_hierarchy() -> None:
         "BusyError": (StepwellError, OSError),
         "FetchError": (StepwellError, OSError),
         "StateError": (StepwellError, ValueError),
+        "DeviceError": (StepwellError, RuntimeError),
     }
     assert errors.__doc__ is not None
     for name in errors.__all__:

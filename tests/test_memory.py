@@ -204,24 +204,6 @@ def test_a_pool_lives_as_long_as_its_blocks() -> None:
     assert block.sum() == 7000
 
 
-def test_given_memory_comes_first_and_stays() -> None:
-    pool = _core.BlockPool(0)
-    mine = np.zeros(4096, np.uint8)
-    pool.donate(mine)
-    for _ in range(3):
-        block = pool.take(100)
-        assert address(block) == address(mine)
-        larger = pool.take(5000)
-        assert address(larger) != address(mine)
-        second = pool.take(100)
-        assert address(second) != address(mine)
-        del block, larger, second
-    assert pool.idle_bytes == 0  # what was given does not count against the limit
-    taken = pool.take(10)
-    taken[:] = 9
-    assert mine[:10].tolist() == [9] * 10
-
-
 @pytest.mark.parametrize("size", [2**62, 2**63, 2**64 - 2 * MIB, 2**64 - 1])
 def test_more_than_there_is(size: int) -> None:
     with pytest.raises(MemoryError):

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import stepwell as sw
-from stepwell.torch.loader import _block_of, _within
-from stepwell.torch.tensors import Signed, signed, signed_types, tensors_of
+from stepwell.torch.tensors import Signed, signed_types
 from tests.plain import PlainSource
 
 N = 1000
@@ -171,16 +170,3 @@ def test_text_is_no_number() -> None:
     batch = {"caption": sw.Ragged.from_list(["a", "b"], sw.Field(str))}
     with pytest.raises(sw.SchemaError, match="field 'caption' is str"):
         sw.torch.as_tensors(batch, ["caption"])
-
-
-def test_a_device_gets_a_batch_in_one_copy_where_threads_widened_it() -> None:
-    source = sw.ArraySource({"u2": column("u2"), "u8": column("u8")})
-    types = signed_types(source.schema, ["u8"])
-    native = Signed(source, types).take([3, 1, 2])
-    block = _block_of(native)
-    assert block is not None
-    here, there = torch.from_numpy(block), torch.from_numpy(block.copy())
-    for name, tensor in tensors_of(native).items():
-        assert _within(there, here, tensor).tolist() == tensor.tolist(), name
-    assert _block_of(source.take([3, 1, 2])) is not None
-    assert _block_of(signed(source.take([3, 1, 2]), ["u8"])) is None

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "blocks.hpp"
+#include "loader/prefetch.hpp"
 #include "unlocked.hpp"
 
 namespace stepwell::bind {
@@ -74,6 +75,10 @@ NumpyBytes bytes_of(std::vector<T> values) {
   return numpy_bytes(BlockRef(held, reinterpret_cast<std::byte*>(held->data())), held->size() * sizeof(T));
 }
 
+// The next batch: at once when it is there. Otherwise waits without the GIL, in turns short enough for Ctrl-C to
+// be felt.
+Prefetch::Batch next_batch(Prefetch& prefetch);
+
 // A path as Python spells it, whatever its bytes.
 inline nb::object path_of(const std::string& path) {
   return nb::steal(PyUnicode_DecodeFSDefaultAndSize(path.data(), static_cast<Py_ssize_t>(path.size())));
@@ -96,6 +101,7 @@ void bind_order(nb::module_& m);
 void bind_rowmap(nb::module_& m);
 void bind_reader(nb::module_& m);
 void bind_prefetch(nb::module_& m);
+void bind_cuda(nb::module_& m);
 void bind_decode2048(nb::module_& m);
 void bind_entries(nb::module_& m);
 void bind_row_state(nb::module_& m);

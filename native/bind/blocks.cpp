@@ -14,13 +14,6 @@ void bind_blocks(nb::module_& m) {
           "take",
           [](BlockPool& pool, std::size_t bytes) { return numpy_bytes(pool.take(bytes), bytes); },
           "bytes"_a, "A block of at least this size, its content unspecified.")
-      .def(
-          "donate",
-          [](BlockPool& pool, BytesOut memory) {
-            auto keep = std::make_shared<BytesOut>(memory);
-            pool.donate(BlockRef(keep, span_of(memory).data()), memory.size());
-          },
-          "memory"_a.noconvert(), "Add the caller's memory; it is handed out before any other.")
       .def_prop_ro("idle_bytes", &BlockPool::idle_bytes);
   m.def("shared_blocks", &shared_blocks, "The pool that `take` uses.");
   m.def(

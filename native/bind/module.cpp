@@ -1,4 +1,5 @@
 #include "arrays.hpp"
+#include "cuda/driver.hpp"
 #include "error.hpp"
 
 namespace stepwell::bind {
@@ -30,6 +31,9 @@ void translate(const std::exception_ptr& thrown, void*) {
     raise_busy_error(e);
   } catch (const Busy& e) {
     raise_busy_error(e);
+  } catch (const cuda::DeviceError& e) {
+    nb::object type = nb::module_::import_("stepwell.errors").attr("DeviceError");
+    PyErr_SetString(type.ptr(), e.what());
   } catch (const FileError& e) {
     errno = e.code;
     PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, path_of(e.path).ptr());
@@ -58,6 +62,7 @@ NB_MODULE(_core, m) {
   stepwell::bind::bind_runs(m);
   stepwell::bind::bind_jsonl(m);
   stepwell::bind::bind_prefetch(m);
+  stepwell::bind::bind_cuda(m);
   stepwell::bind::bind_board(m);
   stepwell::bind::bind_player(m);
   stepwell::bind::bind_records(m);

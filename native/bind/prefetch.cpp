@@ -8,20 +8,25 @@
 #include "arrays.hpp"
 
 namespace stepwell::bind {
-namespace {
 
-// A batch that is there is taken at once. Otherwise waits without the GIL, in turns short
-// enough for Ctrl-C to be felt.
-NumpyBytes next(Prefetch& prefetch) {
+Prefetch::Batch next_batch(Prefetch& prefetch) {
   auto batch = prefetch.next(std::chrono::milliseconds(0));
   for (;;) {
     if (!batch) {
       const Unlocked unlocked;
       batch = prefetch.next(std::chrono::milliseconds(100));
     }
-    if (batch) return numpy_bytes(std::move(batch->block), batch->bytes);
+    if (batch) return std::move(*batch);
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
   }
+}
+
+namespace {
+
+NumpyBytes next(Prefetch& prefetch) {
+  auto batch = next_batch(prefetch);
+  if (batch.result) throw std::invalid_argument("expected a Prefetch without a stage");
+  return numpy_bytes(std::move(batch.block), batch.bytes);
 }
 
 }  // namespace
@@ -41,9 +46,11 @@ void bind_prefetch(nb::module_& m) {
             return std::make_tuple(step.epoch, step.start, step.count, step.after);
           },
           "n"_a, "Epoch, first position, count and global position after step `n`.");
+  nb::class_<Stage>(m, "Stage", "What threads do with a batch once it is read.");
   nb::class_<Prefetch>(m, "Prefetch", "Batches made ahead by native threads, in order.")
-      .def(nb::init<ReaderPtr, OrderPtr, Schedule, std::shared_ptr<BlockPool>, unsigned, unsigned>(),
-           "reader"_a, "order"_a, "schedule"_a, "blocks"_a, "threads"_a, "depth"_a)
+      .def(nb::init<ReaderPtr, OrderPtr, Schedule, std::shared_ptr<BlockPool>, unsigned, unsigned,
+                    std::shared_ptr<Stage>>(),
+           "reader"_a, "order"_a, "schedule"_a, "blocks"_a, "threads"_a, "depth"_a, "stage"_a.none() = nb::none())
       .def("next", &next, "The next batch's block, laid out by `Reader.layout`.")
       .def("close", &Prefetch::close, nb::call_guard<Unlocked>());
 }

@@ -36,11 +36,13 @@ void step_rows(const Order& order, const Schedule::Step& step, std::span<std::in
 }
 
 Prefetch::Prefetch(ReaderPtr reader, OrderPtr order, Schedule schedule,
-                   std::shared_ptr<BlockPool> blocks, unsigned threads, unsigned depth)
+                   std::shared_ptr<BlockPool> blocks, unsigned threads, unsigned depth,
+                   std::shared_ptr<Stage> stage)
     : reader_(std::move(reader)),
       order_(std::move(order)),
       schedule_(schedule),
       blocks_(std::move(blocks)),
+      stage_(std::move(stage)),
       process_(::getpid()),
       shared_(std::make_unique<Shared>()) {
   if (threads == 0) throw std::invalid_argument("threads must be at least 1");
@@ -48,7 +50,7 @@ Prefetch::Prefetch(ReaderPtr reader, OrderPtr order, Schedule schedule,
   shared_->slots.resize(depth);
   shared_->threads.reserve(threads);
   try {
-    for (unsigned i = 0; i < threads; ++i) shared_->threads.emplace_back([this] { work(); });
+    for (unsigned i = 0; i < threads; ++i) shared_->threads.emplace_back([this, i] { work(i); });
   } catch (const std::system_error& e) {
     if (shared_->threads.empty())
       throw std::runtime_error(std::string("no loader thread could be started: ") + e.what());
@@ -70,6 +72,7 @@ void Prefetch::close() {
   shared_->closed = true;
   shared_->room.notify_all();
   shared_->ready.notify_all();
+  shared_->turn.notify_all();
 }
 
 std::optional<Prefetch::Batch> Prefetch::next(std::chrono::milliseconds patience) {
@@ -78,8 +81,11 @@ std::optional<Prefetch::Batch> Prefetch::next(std::chrono::milliseconds patience
   Shared& s = *shared_;
   std::unique_lock guard(s.lock);
   const auto mine = [&]() -> Slot& { return s.slots[s.delivered % s.slots.size()]; };
-  if (!s.ready.wait_for(guard, patience, [&] { return s.closed || mine().ready; }))
-    return std::nullopt;
+  s.asking = patience.count() > 0;
+  if (stage_ && s.asking) s.turn.notify_one();
+  const bool is_there = s.ready.wait_for(guard, patience, [&] { return s.closed || mine().ready; });
+  s.asking = false;
+  if (!is_there) return std::nullopt;
   if (s.closed) throw std::runtime_error("the loader was closed");
   Slot slot = std::exchange(mine(), Slot{});
   ++s.delivered;
@@ -92,26 +98,59 @@ std::optional<Prefetch::Batch> Prefetch::next(std::chrono::milliseconds patience
   return std::move(slot.batch);
 }
 
-void Prefetch::work() {
+// False when the work was ended meanwhile.
+bool Prefetch::begin_stage(std::uint64_t number, unsigned thread, Slot& made) {
+  Shared& s = *shared_;
+  for (const bool is_last : {false, true}) {
+    try {
+      made.batch.result = stage_->begin(thread);
+      return true;
+    } catch (const std::bad_alloc&) {
+      if (is_last) made.error = std::current_exception();
+    } catch (...) {
+      made.error = std::current_exception();
+    }
+    if (made.error) return true;
+    std::unique_lock guard(s.lock);
+    s.turn.wait(guard, [&] { return s.closed || (s.asking && s.delivered == number); });
+    if (s.closed) return false;
+  }
+  return true;
+}
+
+void Prefetch::work(unsigned thread) {
   yield_to_others();
   Shared& s = *shared_;
   std::vector<std::int64_t> rows;
   std::unique_lock guard(s.lock);
   for (;;) {
+    std::unique_lock in_order(s.stage_order, std::defer_lock);
+    if (stage_) {
+      guard.unlock();
+      in_order.lock();
+      guard.lock();
+    }
     s.room.wait(guard, [&] { return s.closed || s.claimed < s.delivered + s.slots.size(); });
     if (s.closed) return;
     const std::uint64_t number = s.claimed++;
     guard.unlock();
     Slot made{true, {}, nullptr};
-    try {
-      made.batch.step = schedule_.step(number);
-      rows.resize(static_cast<std::size_t>(made.batch.step.count));
-      step_rows(*order_, made.batch.step, rows);
-      made.batch.bytes = block_layout(*reader_, rows.size()).back();
-      made.batch.block = blocks_->take(made.batch.bytes);
-      read_block(*reader_, rows, made.batch.block.get());
-    } catch (...) {
-      made.error = std::current_exception();
+    if (stage_) {
+      if (!begin_stage(number, thread, made)) return;
+      in_order.unlock();
+    }
+    if (!made.error) {
+      try {
+        made.batch.step = schedule_.step(number);
+        rows.resize(static_cast<std::size_t>(made.batch.step.count));
+        step_rows(*order_, made.batch.step, rows);
+        made.batch.bytes = block_layout(*reader_, rows.size()).back();
+        made.batch.block = stage_ ? stage_->memory(made.batch.bytes) : blocks_->take(made.batch.bytes);
+        read_block(*reader_, rows, made.batch.block.get());
+        if (stage_) stage_->finish(*made.batch.result, thread, std::move(made.batch.block), made.batch.bytes);
+      } catch (...) {
+        made.error = std::current_exception();
+      }
     }
     guard.lock();
     s.slots[number % s.slots.size()] = std::move(made);

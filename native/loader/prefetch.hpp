@@ -21,6 +21,24 @@ namespace stepwell {
 // Writes the rows that `step` reads.
 void step_rows(const Order& order, const Schedule::Step& step, std::span<std::int64_t> out);
 
+// What threads do with a batch besides reading it, such as a copy to a device.
+class Stage : public std::enable_shared_from_this<Stage> {
+ public:
+  // What the consumer gets in the place of a block.
+  struct Result {
+    virtual ~Result() = default;
+  };
+
+  virtual ~Stage() = default;
+  // A place for the next batch, on thread number `thread`. Called in the order of batches, one at a time. std::bad_alloc
+  // is no error until the consumer waits for this very batch: before that it may let go of others.
+  virtual std::unique_ptr<Result> begin(unsigned thread) = 0;
+  // Memory that the batch is read into.
+  virtual BlockRef memory(std::size_t bytes) = 0;
+  // Goes on with a batch that was read, on the thread that began it.
+  virtual void finish(Result& result, unsigned thread, BlockRef block, std::size_t bytes) = 0;
+};
+
 // Each thread makes whole batches: rows from the order, a block from the pool, the rows read
 // into it. At most `depth` batches are made and not yet handed over. No thread ever needs
 // Python, so a consumer that is busy there does not hold them up.
@@ -30,11 +48,12 @@ class Prefetch {
     BlockRef block;  // laid out by block_layout(reader, step.count)
     std::size_t bytes;
     Schedule::Step step;
+    std::unique_ptr<Stage::Result> result{};  // with a stage, and then no block
   };
 
   // As many threads as the system allows, up to `threads`; std::runtime_error for none.
   Prefetch(ReaderPtr reader, OrderPtr order, Schedule schedule, std::shared_ptr<BlockPool> blocks,
-           unsigned threads, unsigned depth);
+           unsigned threads, unsigned depth, std::shared_ptr<Stage> stage = nullptr);
   // Waits for the threads to finish the batch they are at. In a forked child, where they do
   // not exist, it leaves their memory alone instead.
   ~Prefetch();
@@ -56,12 +75,14 @@ class Prefetch {
     std::exception_ptr error{};
   };
 
-  void work();
+  void work(unsigned thread);
+  bool begin_stage(std::uint64_t number, unsigned thread, Slot& made);
 
   const ReaderPtr reader_;
   const OrderPtr order_;
   const Schedule schedule_;
   const std::shared_ptr<BlockPool> blocks_;
+  const std::shared_ptr<Stage> stage_;
   const int process_;
 
   struct Shared {
@@ -71,6 +92,9 @@ class Prefetch {
     std::vector<Slot> slots;
     std::uint64_t claimed = 0;    // steps that some thread has begun
     std::uint64_t delivered = 0;  // steps handed over
+    std::mutex stage_order;        // held from claiming a step until its stage has begun; taken before `lock`
+    std::condition_variable turn;  // for the thread whose stage has no memory: the consumer waits for its batch
+    bool asking = false;           // whether the consumer waits
     bool closed = false;
     std::vector<std::thread> threads;
   };

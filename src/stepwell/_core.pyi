@@ -59,9 +59,6 @@ class BlockPool:
     def take(self, bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
         """A block of at least this size, its content unspecified."""
 
-    def donate(self, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
-        """Add the caller's memory; it is handed out before any other."""
-
     @property
     def idle_bytes(self) -> int: ...
 
@@ -232,15 +229,64 @@ class Schedule:
     def step(self, n: int) -> tuple[int, int, int, int]:
         """Epoch, first position, count and global position after step `n`."""
 
+class Stage:
+    """What threads do with a batch once it is read."""
+
 class Prefetch:
     """Batches made ahead by native threads, in order."""
 
-    def __init__(self, reader: Reader, order: Order, schedule: Schedule, blocks: BlockPool, threads: int, depth: int) -> None: ...
+    def __init__(self, reader: Reader, order: Order, schedule: Schedule, blocks: BlockPool, threads: int, depth: int, stage: Stage | None = None) -> None: ...
 
     def next(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
         """The next batch's block, laid out by `Reader.layout`."""
 
     def close(self) -> None: ...
+
+class Crossing:
+    """A batch on its way to a device."""
+
+    def array(self, bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """The pinned memory that it is to be put into."""
+
+class CudaFeed(Stage):
+    """Batches that threads copy to a CUDA device."""
+
+    def __init__(self, device: int, fields: Sequence[tuple[str, int, int, Sequence[int]]], rows: int, lanes: int, keep: int) -> None:
+        """
+        For batches of up to `rows`. Fields are names, DLPack's code and bits, and the shape of a row; `lanes`
+        threads copy, and `keep` blocks of device memory stay when nobody uses them.
+        """
+
+    def next(self, prefetch: Prefetch, stream: int | None) -> tuple[dict[str, object], tuple[int, int, int, int]]:
+        """
+        The next batch as a DLPack capsule for each field, which `stream` has been made to wait for, and its step.
+        Its memory is used again behind the work of that stream. Without a stream the batch is there, and its memory
+        used again when all work of the device has ended.
+        """
+
+    def begin(self, rows: int) -> Crossing:
+        """Memory for a batch that is made in Python."""
+
+    def send(self, crossing: Crossing, lane: int) -> None:
+        """Begin the copy to the device."""
+
+    def hand_over(self, crossing: Crossing, stream: int | None) -> dict[str, object]:
+        """The batch as `next` gives it."""
+
+    def record_stream(self, address: int, stream: int) -> bool:
+        """
+        Have the memory of the batch at this address used again behind the work of this stream, too.
+        """
+
+    def trim(self) -> None:
+        """Free device memory that no batch is in."""
+
+    @property
+    def device(self) -> int: ...
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of device memory that there are."""
 
 def move_boards(boards: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], moves: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
 

@@ -1,5 +1,6 @@
 """What makes the batches of a loader, in order, ahead of the consumer."""
 
+import atexit
 import itertools
 import os
 from abc import ABC, abstractmethod
@@ -8,12 +9,13 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 
 from stepwell import _core
 from stepwell.errors import FormatError
-from stepwell.source import Rows, Source
+from stepwell.source import Batch, Rows, Source
 
 if TYPE_CHECKING:
     from stepwell.loader import Loader
@@ -118,6 +120,68 @@ class NativeEngine(Engine):
 
     def close(self) -> None:
         self._prefetch.close()
+
+
+class FeedEngine(Engine):
+    """Rows, reads and copies in the core's threads; Python only makes tensors of capsules."""
+
+    def __init__(
+        self, loader: "Loader", reader: _core.Reader, order: _core.Order, feed: _core.CudaFeed
+    ) -> None:
+        super().__init__(loader)
+        self._feed = feed
+        threads, depth, blocks = loader._threads, loader._prefetch, _core.shared_blocks()
+        self._prefetch: _core.Prefetch | None = _core.Prefetch(
+            reader, order, self._schedule, blocks, threads, depth, feed
+        )
+        _feeding.add(self)
+
+    @abstractmethod
+    def _stream(self) -> int | None:
+        """The stream that the consumer works on; None where there is none to know."""
+
+    @abstractmethod
+    def _tensor(self, capsule: Any) -> Any:
+        """What the framework makes of a DLPack capsule."""
+
+    @abstractmethod
+    def _moved(self, batch: Batch) -> Any:
+        """A batch that was read in Python, on the device."""
+
+    def next(self) -> Delivery:
+        if self._prefetch is None:
+            raise RuntimeError("the loader was closed")
+        number = next(self._numbers)
+        try:
+            capsules, self.step = self._feed.next(self._prefetch, self._stream())
+        except Exception as error:
+            self.step = self._schedule.step(number)
+            if isinstance(error, FormatError) and self._skip:
+                made = self._delivery(*self.step)
+                return made._replace(batch=self._moved(made.batch))
+            error.add_note(_note(*self.step))
+            raise
+        tensor = self._tensor
+        batch = {name: tensor(each) for name, each in capsules.items()}
+        return Delivery(batch, self.step[0], self.step[3])
+
+    def close(self) -> None:
+        """Stop the threads, wait for the batches that they are at, and free what no batch is in."""
+        prefetch, self._prefetch = self._prefetch, None
+        if prefetch is not None:
+            prefetch.close()
+            del prefetch  # which waits
+            self._feed.trim()
+
+
+_feeding: "WeakSet[FeedEngine]" = WeakSet()
+
+
+@atexit.register
+def _close_feeding() -> None:
+    """Threads must not be inside of the driver when it ends."""
+    for engine in list(_feeding):
+        engine.close()
 
 
 class PythonEngine(Engine):

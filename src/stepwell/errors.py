@@ -9,6 +9,7 @@
       BusyError(OSError)          another process is writing here
       FetchError(OSError)         a bucket or a server did not answer as expected        .url
       StateError(ValueError)      a loader state that is not of this data
+      DeviceError(RuntimeError)   there is no CUDA driver, or it refused a call
 
 Mistakes in a call raise Python's own `IndexError`, `TypeError`, `ValueError`,
 `FileNotFoundError`.
@@ -17,6 +18,7 @@ Mistakes in a call raise Python's own `IndexError`, `TypeError`, `ValueError`,
 __all__ = [
     "BusyError",
     "ChecksumError",
+    "DeviceError",
     "FetchError",
     "FormatError",
     "KindError",
@@ -77,3 +79,7 @@ class FetchError(StepwellError, OSError):
 
 class StateError(StepwellError, ValueError):
     """A loader state that does not belong to this data or this order."""
+
+
+class DeviceError(StepwellError, RuntimeError):
+    """There is no CUDA driver, it refused a call, or a forked child has used it."""

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell import loader as _loader
+from stepwell import _core, loader as _loader
+from stepwell.engine import Engine, FeedEngine
 from stepwell.errors import SchemaError
+from stepwell.feed import make_feed
 from stepwell.source import Batch, Ragged, Source
 
 try:
@@ -21,7 +23,11 @@ __all__ = ["Loader"]
 
 
 class Loader(_loader.Loader):
-    """`stepwell.Loader` whose batches are JAX arrays, moved one batch ahead of the consumer.
+    """`stepwell.Loader` whose batches are JAX arrays, moved ahead of the consumer.
+
+    On a CUDA device native threads copy the batches there, and each is complete when it is handed
+    out. Shardings, `pad_last` and sources that only Python can read are moved by `jax.device_put`,
+    one batch ahead.
 
     `device` is a device or a `Sharding`, of which a field of fewer dimensions takes the first
     ones. With a sharding over several processes, the batch of each is its part of one global
@@ -62,6 +68,7 @@ class Loader(_loader.Loader):
             raise ValueError("give either drop_last or pad_last")
         super().__init__(source, batch_size, **options)
         self._device, self._pad_last = device, bool(pad_last)
+        self._feed: _core.CudaFeed | None = None
         if self._batch_size % self._shards:
             raise ValueError(
                 f"batch_size: expected a multiple of {self._shards}, the shards in a process, "
@@ -73,7 +80,28 @@ class Loader(_loader.Loader):
         def __iter__(self) -> Iterator[dict[str, jax.Array]]: ...
         def forever(self) -> Iterator[dict[str, jax.Array]]: ...
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_feed": None}
+
+    def _make_engine(self) -> Engine:
+        device, source, order = _cuda_device(self._device), self._source, self._order
+        reader = source._reader if device is not None else None
+        plain = self._pad_last or self._transform is not None
+        if device is None or reader is None or plain or not isinstance(order, _core.Order):
+            self._ahead = 2
+            return super()._make_engine()
+        for name, field in source.schema.items():
+            _check_width(name, field.dtype)
+        if self._feed is None:
+            number: int = device.local_hardware_id
+            size, threads, ahead = self._batch_size, self._threads, self._prefetch
+            self._feed = make_feed(number, source.schema, size, threads=threads, prefetch=ahead)
+        self._ahead = 1
+        return _JaxEngine(self, reader, order, self._feed, device)
+
     def _start(self, batch: Batch) -> dict[str, Any]:
+        if isinstance(self._engine, _JaxEngine):
+            return batch
         if not isinstance(batch, Mapping):
             raise TypeError(
                 f"expected a dict of arrays, as a transform too must give, got {type(batch)}"
@@ -81,11 +109,7 @@ class Loader(_loader.Loader):
         for name, values in batch.items():
             if isinstance(values, Ragged):
                 raise SchemaError(f"field {name!r} is ragged; pad it with transform= first")
-            if jax.dtypes.canonicalize_dtype(values.dtype) != values.dtype:
-                raise SchemaError(
-                    f"field {name!r} is {values.dtype}, which JAX would cut to 32 bits; set "
-                    "jax.config.update('jax_enable_x64', True) or convert it with transform="
-                )
+            _check_width(name, values.dtype)
         if self._pad_last or isinstance(self._device, Sharding):
             batch = self._fit(batch)
         return {name: self._put(values) for name, values in batch.items()}
@@ -137,6 +161,62 @@ class Loader(_loader.Loader):
             return jax.make_array_from_process_local_data(device, values)
         shape = (len(values) * self._world.size, *values.shape[1:])
         return jax.make_array_from_process_local_data(device, values, shape)
+
+
+def _check_width(name: str, dtype: Any) -> None:
+    """Raise `SchemaError` for values that JAX would cut."""
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        raise SchemaError(
+            f"field {name!r} is {dtype}, which JAX would cut to 32 bits; set "
+            "jax.config.update('jax_enable_x64', True) or convert it with transform="
+        )
+
+
+def _cuda_device(given: Any) -> Any:
+    """The one CUDA device that batches go to; None for other devices and for several."""
+    if isinstance(given, Sharding):
+        return None
+    config: Any = jax.config
+    chosen = given or config.jax_default_device or jax.local_devices()[0]
+    is_cuda = getattr(chosen, "platform", "") == "gpu"  # ROCm's devices are called so as well
+    return chosen if is_cuda and "cuda" in chosen.client.platform_version.lower() else None
+
+
+class _Exported:
+    """A DLPack capsule with the methods that JAX wants of an array."""
+
+    def __init__(self, capsule: Any, device: int) -> None:
+        self._capsule, self._device = capsule, device
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._capsule  # complete, for whatever stream
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self._device  # CUDA
+
+
+class _JaxEngine(FeedEngine):
+    """Arrays of a feed. JAX has no current stream, so each is complete when it is handed out."""
+
+    def __init__(
+        self,
+        loader: Loader,
+        reader: _core.Reader,
+        order: _core.Order,
+        feed: _core.CudaFeed,
+        device: Any,
+    ) -> None:
+        super().__init__(loader, reader, order, feed)
+        self._device = device
+
+    def _stream(self) -> None:
+        return None
+
+    def _tensor(self, capsule: Any) -> Any:
+        return jax.dlpack.from_dlpack(_Exported(capsule, self._feed.device))
+
+    def _moved(self, batch: Batch) -> Any:
+        return {name: jax.device_put(values, self._device) for name, values in batch.items()}
 
 
 def _share_of(sharding: Sharding) -> tuple[int, int, int]:

@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "cuda/feed.hpp"
 #include "loader/prefetch.hpp"
 #include "stores/lane.hpp"
 #include "stores/readahead.hpp"
@@ -72,6 +73,24 @@ void close_while_waiting(const ReaderPtr& reader, const OrderPtr& order) {
   } catch (const std::runtime_error&) {
   }
   closer.join();
+}
+
+// Batches that cross to a device, the fake one, are let go of by other threads while copies go on.
+void feed_a_device(const ReaderPtr& reader, const OrderPtr& order) {
+  const Schedule schedule(kRows, 999, 0, 1, false, 0, 0);
+  const auto feed = std::make_shared<cuda::Feed>(0, std::vector<cuda::Feed::Field>{{"i", 0, 64, {}}}, 999, 4, 4);
+  Prefetch prefetch(reader, order, schedule, shared_blocks(), 4, 3, feed);
+  for (int i = 0; i < 300; ++i) {
+    auto batch = prefetch.next(std::chrono::seconds(60));
+    expect(batch && batch->result, "a batch arrives");
+    auto& made = dynamic_cast<cuda::Feed::Batch&>(*batch->result);
+    if (i % 3 == 0)
+      feed->hand_over(made, std::nullopt);
+    else if (i % 3 == 1)
+      feed->hand_over(made, cuda::Stream{});
+    if (i % 7 == 0) feed->trim();
+    std::thread([result = std::move(batch->result)] {}).join();
+  }
 }
 
 // Many callers of one pool: every piece once, exceptions to their own caller.
@@ -219,6 +238,7 @@ int main() {
   const OrderPtr order = shuffle_order(kRows, 7);
   prefetch_in_order(reader, order);
   for (int i = 0; i < 50; ++i) close_while_waiting(reader, order);
+  feed_a_device(reader, order);
   pool_shared_by_callers();
   reads_at_once(*reader, *order);
   lane_seen_by_many();

@@ -1,21 +1,20 @@
 """stepwell's loader with tensors as batches, which looks like torch's where a framework looks."""
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils import data
 
 from stepwell import _core, loader as _loader
 from stepwell.engine import Delivery, Engine, NativeEngine
+from stepwell.feed import make_feed
 from stepwell.sampler import Sequential
 from stepwell.source import Batch, Source
 from stepwell.torch import sharing
 from stepwell.torch.counting import CountedLoop, gradient_state
 from stepwell.torch.dataset import MapDataset, RowNumbers, collate
+from stepwell.torch.feed import CudaEngine, device_number
 from stepwell.torch.tensors import Signed, Tensors, int64_names, signed, signed_types, tensors_of
 
 _OF_TORCH = {"generator", "multiprocessing_context", "persistent_workers", "pin_memory", "timeout"}
@@ -25,8 +24,10 @@ _OF_TORCH = {"generator", "multiprocessing_context", "persistent_workers", "pin_
 class Loader(_loader.Loader):
     """`stepwell.Loader` whose batches are tensors.
 
-    On the CPU they share memory with the batch. With a CUDA `device`, batches are made in
-    pinned memory and copied on a stream of their own, one batch ahead of the consumer.
+    On the CPU they share memory with the batch. With a CUDA `device`, native threads copy
+    batches there ahead of the consumer, and `next` has the current stream wait for the one that
+    it hands out. A batch is the caller's for as long as a tensor over it is there; its memory is
+    used again behind the work of that stream, and of those that `record_stream` names.
     uint16 and uint32 become int32 and int64, which torch computes with; fields named in
     `as_int64` become int64, uint64 with the same bits. A `transform` sees the source's types.
 
@@ -49,34 +50,12 @@ class Loader(_loader.Loader):
         self._by_rows = False  # the loop under way is one over row numbers
         self._began_at = 0  # where the loop under way did
         self._device = torch.device("cpu" if device is None else device)
-        if str(self._device) == "cuda":
-            self._device = torch.device("cuda", torch.cuda.current_device())
-        self._stream: torch.cuda.Stream | None = None
-        self._leaving: deque[tuple[torch.cuda.Event, Batch]] = deque()
         if self._device.type == "cuda":
-            self._ahead = 2
-            self._blocks = self._pinned_blocks()
+            self._device = torch.device("cuda", device_number(self._device))
+        self._feed: _core.CudaFeed | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**super().__getstate__(), "_stream": None, "_leaving": deque()}
-        state.pop("_blocks", None)
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if self._device.type == "cuda":
-            self._blocks = self._pinned_blocks()
-
-    def _pinned_blocks(self) -> _core.BlockPool:
-        """Enough pinned memory for every batch that can be under way at once."""
-        pool = _core.BlockPool(0)
-        reader = self._read_from()._reader
-        if reader is not None:
-            size = reader.layout(self._batch_size)[-1]
-            for _ in range(self._prefetch + self._threads + self._ahead + 2):
-                memory = torch.empty(max(size, 1), dtype=torch.uint8, pin_memory=True)
-                pool.donate(memory.numpy())
-        return pool
+        return {**super().__getstate__(), "_feed": None}
 
     # What a DataLoader has.
 
@@ -145,73 +124,58 @@ class Loader(_loader.Loader):
         return super()._next()
 
     def _make_engine(self) -> Engine:
-        return _RowEngine(self) if self._by_rows else super()._make_engine()
-
-    def _start(self, batch: Batch) -> Any:
         if self._by_rows:
-            return batch
-        if not isinstance(self._engine, NativeEngine):  # whose threads have done it
-            batch = signed(batch, self._as_int64)
-        tensors = tensors_of(batch)
+            return _RowEngine(self)
+        # ROCm calls its devices cuda as well, and has another driver.
+        if self._device.type != "cuda" or torch.version.hip is not None:
+            return super()._make_engine()
+        source, order = self._read_from(), self._order
+        reader = source._reader
+        if reader is None or self._transform is not None or not isinstance(order, _core.Order):
+            return super()._make_engine()
+        if self._feed is None:
+            self._feed = make_feed(
+                self._device.index,
+                source.schema,
+                self._batch_size,
+                threads=self._threads,
+                prefetch=self._prefetch,
+            )
+        return CudaEngine(self, reader, order, self._feed, self._moved)
+
+    def _moved(self, batch: Batch) -> Tensors:
+        """A batch that was made in Python, as tensors on the device."""
+        tensors = tensors_of(signed(batch, self._as_int64))
         if self._device.type == "cpu":
             return tensors
         if self._device.type != "cuda":
             return _each(tensors, lambda t: t.to(self._device))
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(self._device)
-        block = _block_of(batch)
-        if block is None:
-            tensors = _each(tensors, lambda t: t.pin_memory())
-        # The device's memory belongs to the consumer's stream, where it is freed in order; the
-        # copy therefore waits for what that stream has been given so far, not for the work
-        # on the batch that is handed over next.
-        consumer = torch.cuda.current_stream(self._device)
-        if block is None:
-            copies = _each(tensors, lambda t: torch.empty_like(t, device=self._device))
-            pairs = [pair for name in tensors for pair in _pairs(copies[name], tensors[name])]
-        else:  # one copy for all fields
-            there = torch.empty(len(block), dtype=torch.uint8, device=self._device)
-            here = torch.from_numpy(block)
-            copies = {name: _within(there, here, t) for name, t in tensors.items()}
-            pairs = [(there, here)]
-        self._stream.wait_stream(consumer)
-        with torch.cuda.stream(self._stream):
-            for to, values in pairs:
-                to.copy_(values, non_blocking=True)
-        arrived = self._stream.record_event()
-        return copies, arrived, tensors
+        # torch keeps pinned memory until the copy has left it.
+        return _each(tensors, lambda t: t.pin_memory().to(self._device, non_blocking=True))
 
-    def _finish(self, started: Any) -> Any:
-        if self._device.type != "cuda" or self._by_rows:
-            return started
-        copies, arrived, host = started
-        torch.cuda.current_stream(self._device).wait_event(arrived)
-        # The host memory is used again only once the copy has left it.
-        while self._leaving and self._leaving[0][0].query():
-            self._leaving.popleft()
-        self._leaving.append((arrived, host))
-        return copies
+    def _start(self, batch: Batch) -> Any:
+        if self._by_rows or isinstance(self._engine, CudaEngine):
+            return batch
+        if self._device.type == "cpu" and isinstance(self._engine, NativeEngine):
+            return tensors_of(batch)  # whose threads have made the types right
+        return self._moved(batch)
 
-    def _stop(self) -> None:
-        if self._stream is not None and self._started:
-            self._stream.synchronize()  # copies under way into memory that is freed now
-        super()._stop()
+    def record_stream(self, batch: Mapping[str, Any], stream: "torch.cuda.Stream") -> None:
+        """Have the memory of a batch used again behind the work of this stream as well.
 
-
-def _block_of(batch: Batch) -> NDArray[np.uint8] | None:
-    """The block that native threads put this batch into, when they did."""
-    bases = [getattr(values, "base", None) for values in batch.values()]
-    first = bases[0]
-    if isinstance(first, np.ndarray) and first.dtype == np.uint8 and first.ndim == 1:
-        return first if all(base is first for base in bases) else None
-    return None
-
-
-def _within(there: torch.Tensor, here: torch.Tensor, field: torch.Tensor) -> torch.Tensor:
-    """The part of `there`, a copy of `here`, that `field` is of `here`."""
-    begin = field.data_ptr() - here.data_ptr()
-    part = there[begin : begin + field.numel() * field.element_size()]
-    return part.view(field.dtype).view(field.shape)
+        For work on a stream other than the one that was current at `next`, as
+        `torch.Tensor.record_stream` is for torch's own memory. Tensors over a part of a batch
+        will do.
+        """
+        for values in batch.values():
+            for tensor in values if isinstance(values, tuple) else (values,):
+                if not isinstance(tensor, torch.Tensor) or not tensor.is_cuda:
+                    continue
+                known = self._feed is not None and self._feed.record_stream(
+                    tensor.data_ptr(), stream.cuda_stream
+                )
+                if not known:
+                    tensor.record_stream(stream)
 
 
 def _each(batch: dict[str, Any], fn: Any) -> dict[str, Any]:
@@ -221,13 +185,6 @@ def _each(batch: dict[str, Any], fn: Any) -> dict[str, Any]:
         return tuple(map(fn, value)) if isinstance(value, tuple) else fn(value)
 
     return {name: applied(value) for name, value in batch.items()}
-
-
-def _pairs(there: Any, here: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """What is to be copied of a field: nothing of text, two tensors of a ragged one."""
-    if isinstance(here, list):
-        return []
-    return list(zip(there, here, strict=True)) if isinstance(here, tuple) else [(there, here)]
 
 
 class _RowEngine(Engine):

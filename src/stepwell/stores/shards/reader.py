@@ -18,6 +18,7 @@ from stepwell.ordered import in_order
 from stepwell.source import Batch, Field, Rows, Schema, check_buffer
 from stepwell.store import Progress, Report, Store
 from stepwell.stores.shards.batches import Batches, Passed, RowBatch
+from stepwell.stores.shards.device import Device, tensors
 from stepwell.stores.shards.layout import HEADER_BYTES, KINDS, LIST, MAGIC, SUFFIX, Shard, check_crc
 from stepwell.stores.shards.local import WINDOW_BYTES, Corpus, LocalShards, Span, shard_names, whole
 from stepwell.stores.shards.remote import RemoteShards
@@ -222,6 +223,7 @@ class ShardReader(Store):
         *,
         start_row: int = 0,
         out: Any = None,
+        device: Any = None,
     ) -> Batches:
         """Every row once, in order, `batch_rows` at a time (up to 1,024); never across two shards.
 
@@ -230,7 +232,7 @@ class ShardReader(Store):
         stored dtype, not copied: such rows are the file's own memory, read-only, and end the
         process if someone cuts the file while they are used. With `out`, an array of `batch_rows`
         rows or a tensor of torch in pinned memory, every batch is put there, in place of the one
-        before.
+        before. With a CUDA `device`, rows are tensors there, copied ahead of the loop.
         """
         self._check_open()
         if out is not None and not isinstance(out, np.ndarray) and hasattr(out, "numpy"):
@@ -244,13 +246,21 @@ class ShardReader(Store):
             given: np.dtype[Any] = getattr(out, "dtype", self._dtype)
             dtype = given if self._gives(given) else self._dtype
             check_buffer("out", out, dtype, (step, self._width))
+            if device is not None:
+                raise ValueError("give either out or device")
         wanted, shards, doubles = self._wanted(dtype), self._shards, np.dtype(np.float64)
+        there = None if device is None else Device(device)
 
         def begin(row: int, length: int) -> Iterator[RowBatch]:
             span, watched = shards.span(row, length), shards.watched()
             counts = [shard.rows for shard in shards.shards]
             read: _NextRows
-            if out is not None or not isinstance(shards, LocalShards):
+            if there is not None:
+                field = Field(wanted, (self._width,))
+                read = tensors(
+                    shards, span, step, window_bytes, field, self._convert, there
+                ).__next__
+            elif out is not None or not isinstance(shards, LocalShards):
                 read = self._copies(shards, span, step, wanted, window_bytes, out).__next__
             elif self._is_stored(wanted):
                 read = shards.views(span, step, window_bytes).next
