@@ -16,6 +16,8 @@ from stepwell.source import Batch, Source
 from stepwell.torch import sharing
 from stepwell.torch.counting import CountedLoop, gradient_state
 from stepwell.torch.dataset import MapDataset, RowNumbers, collate
+from stepwell.torch.resident import Resident, ResidentEngine
+from stepwell.torch.static import StaticBatch
 from stepwell.torch.tensors import Signed, Tensors, int64_names, signed, signed_types, tensors_of
 
 _OF_TORCH = {"generator", "multiprocessing_context", "persistent_workers", "pin_memory", "timeout"}
@@ -46,25 +48,30 @@ class Loader(_loader.Loader):
     ) -> None:
         super().__init__(source, batch_size, **options)
         self._as_int64 = int64_names(as_int64, self._source, self._transform)
+        self._static = StaticBatch()
         self._by_rows = False  # the loop under way is one over row numbers
         self._began_at = 0  # where the loop under way did
+        self._resident = self._source if isinstance(self._source, Resident) else None
+        if self._resident is not None:
+            device = self._resident._at(device)
         self._device = torch.device("cpu" if device is None else device)
         if str(self._device) == "cuda":
             self._device = torch.device("cuda", torch.cuda.current_device())
         self._stream: torch.cuda.Stream | None = None
         self._leaving: deque[tuple[torch.cuda.Event, Batch]] = deque()
-        if self._device.type == "cuda":
+        if self._device.type == "cuda" and self._resident is None:
             self._ahead = 2
             self._blocks = self._pinned_blocks()
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**super().__getstate__(), "_stream": None, "_leaving": deque()}
+        state["_static"] = StaticBatch()
         state.pop("_blocks", None)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        if self._device.type == "cuda":
+        if self._device.type == "cuda" and self._resident is None:
             self._blocks = self._pinned_blocks()
 
     def _pinned_blocks(self) -> _core.BlockPool:
@@ -128,6 +135,26 @@ class Loader(_loader.Loader):
         """A loop over the next epoch, or over the rest of a loaded one, which accelerate sees."""
         return CountedLoop(self) if self._given is None and gradient_state() else super().__iter__()
 
+    def static_batches(self) -> Iterator[Tensors]:
+        """A loop whose batches are the same tensors each time, which a CUDA graph can be made of.
+
+        Each batch is copied into them on the current stream, when it comes. They stay the same
+        for as long as the loader lives. Raises `ValueError` where the last batch of an epoch is a
+        smaller one.
+        """
+        whole = self._batch_size * self._find().size
+        tail = self._order.length % whole
+        if tail and not self._drop_last and self._order.length > whole:
+            raise ValueError(
+                f"static_batches: expected batches of one size, the last of an epoch has {tail} "
+                f"rows instead of {whole}; drop_last=True leaves it out"
+            )
+        return self._static_loop()
+
+    def _static_loop(self) -> Iterator[Tensors]:
+        for batch in self:
+            yield self._static.filled(batch, self._engine if self._transform is None else None)
+
     def _begin_loop(self) -> int:
         steps = super()._begin_loop()
         self._began_at = self._position
@@ -145,10 +172,14 @@ class Loader(_loader.Loader):
         return super()._next()
 
     def _make_engine(self) -> Engine:
-        return _RowEngine(self) if self._by_rows else super()._make_engine()
+        if self._by_rows:
+            return _RowEngine(self)
+        if self._resident is not None:
+            return ResidentEngine(self, self._resident)
+        return super()._make_engine()
 
     def _start(self, batch: Batch) -> Any:
-        if self._by_rows:
+        if self._by_rows or self._resident is not None:
             return batch
         if not isinstance(self._engine, NativeEngine):  # whose threads have done it
             batch = signed(batch, self._as_int64)
@@ -182,7 +213,7 @@ class Loader(_loader.Loader):
         return copies, arrived, tensors
 
     def _finish(self, started: Any) -> Any:
-        if self._device.type != "cuda" or self._by_rows:
+        if self._device.type != "cuda" or self._by_rows or self._resident is not None:
             return started
         copies, arrived, host = started
         torch.cuda.current_stream(self._device).wait_event(arrived)
