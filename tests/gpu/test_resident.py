@@ -10,9 +10,6 @@ import stepwell as sw
 from tests import children, test_resident as on_the_host
 from tests.test_resident import assert_same, assert_same_loops, dataset as dataset
 
-if not torch.cuda.is_available():
-    pytest.skip("expected a CUDA device", allow_module_level=True)
-
 globals().update({n: each for n, each in vars(on_the_host).items() if n.startswith("test_")})
 
 BUSY = 50_000_000

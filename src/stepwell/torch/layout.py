@@ -23,6 +23,7 @@ from stepwell.source import Field, Rows, Schema, Source, bytes_of
 from stepwell.torch.tensors import tensors_of
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_SIGNED = {**_WORDS, 1: torch.int8}
 _UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
 _ALIGNED = 64
 
@@ -251,24 +252,27 @@ class Layout:
         kernels.gather(memory, rows, blocks, count * self._width, capacity, moves)
 
     def _gather_columns(self, rows: torch.Tensor, blocks: torch.Tensor, count: int) -> None:
-        memory, missing = self._table.memory, None
-        if not self._is_complete:
-            missing = ((rows < 0) | (rows >= len(memory)))[:, None]
-            rows = rows.clamp(0, len(memory) - 1)
+        memory = self._table.memory
+        if self._is_complete:
+            found = memory.index_select(0, rows)
+        else:
+            found = memory.index_select(0, rows.clamp(0, len(memory) - 1))
+            found.masked_fill_(((rows < 0) | (rows >= len(memory)))[:, None], 0)
         for column in self.columns:
             at, word, words, wide, is_signed, _ = column.move
             if column.old is None or not words:
                 continue
-            stored = memory.view(_WORDS[word])[:, at // word : at // word + words]
-            found = stored.index_select(0, rows)
-            if missing is not None:
-                found.masked_fill_(missing, 0)
-            if word == wide:
-                found = found.view(column.dtype)
-            elif word == 1 or not is_signed:
-                found = found.view(torch.int8 if is_signed else _UNSIGNED[word])
-            out = self._view(blocks, count, column)
-            out.copy_(found.view(out.shape))
+            kind = _WORDS[word] if word == wide else (_SIGNED if is_signed else _UNSIGNED)[word]
+            part = found.view(kind)[:, at // word : at // word + words]
+            out = self._words(blocks, count, column)
+            out.copy_(torch.unflatten(part, 0, out.shape[:2]))
+
+    def _words(self, blocks: torch.Tensor, count: int, column: Column) -> torch.Tensor:
+        """A column as words of each row of the table, of each batch."""
+        move, per_batch = column.move, count * self._width
+        begin = move.begin * self._capacity(count)
+        part = blocks[:, begin : begin + per_batch * move.words * move.wide]
+        return torch.unflatten(part.view(_WORDS[move.wide]), 1, (per_batch, move.words))
 
     # Rows that are not on the device.
 
@@ -293,12 +297,9 @@ class Layout:
         per_batch = count * self._width
         where = (places // per_batch, places % per_batch)
         for begin, end, column in self._rest(len(places)):
-            move, unit = column.move, _WORDS[column.move.wide]
-            first = move.begin * self._capacity(count)
-            size = per_batch * move.words * move.wide
-            out = blocks[:, first : first + size].view(unit)
-            found = rest[begin:end].view(unit).view(len(places), move.words)
-            torch.unflatten(out, 1, (per_batch, move.words)).index_put_(where, found)
+            out = self._words(blocks, count, column)
+            found = rest[begin:end].view(out.dtype)
+            out.index_put_(where, found.view(len(places), column.move.words))
 
     def _rest(self, count: int) -> Iterator[tuple[int, int, Column]]:
         """Where each column begins and ends in the memory of `put`."""
