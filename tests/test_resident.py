@@ -152,6 +152,7 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
     "padded": lambda s: s.windows(4, 3, pad=True),
     "windows of windows": lambda s: s.windows(3).windows(2),
     "padded windows of windows": lambda s: s.windows(3).windows(2, 2, pad=True).windows(2),
+    "padded by nothing": lambda s: s.windows(3).windows(1, pad=True).windows(2),
     "many": lambda s: (
         s.where("max_score >= 30")
         .split(0.7)[0]

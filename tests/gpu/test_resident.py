@@ -79,11 +79,17 @@ def test_a_graph_is_replayed_on_static_batches(busy: Any) -> None:
     loader = sw.torch.Loader(busy.to("cuda"), 1000, seed=1, drop_last=True)
     total = torch.zeros((), dtype=torch.int64, device="cuda")
     graph, count = None, 0
+
+    def step(batch: Any) -> None:
+        total.add_(batch["row"].sum() + (batch["double"] - 2 * batch["row"]).sum())
+
     for batch in loader.static_batches():
         if graph is None:
+            step(batch)  # loads what it needs, which a capture must not
+            total.zero_()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                total += batch["row"].sum() + (batch["double"] - 2 * batch["row"]).sum()
+                step(batch)
         graph.replay()
         count += 1
     assert count == 200

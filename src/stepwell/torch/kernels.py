@@ -14,13 +14,22 @@ _TILE_BYTES = 8192
 """Of rows that one program has, about."""
 
 
+def packed(moves: Sequence[Move]) -> tuple[int, int]:
+    """Columns as one number that a kernel can have as a constant, and how many there are."""
+    values: list[int] = []
+    for move in moves:
+        if move.words:
+            values += [*map(int, move), min(triton.next_power_of_2(move.words), 64)]
+    return sum(each << 32 * i for i, each in enumerate(values)), len(values) // 7
+
+
 def gather(
     table: torch.Tensor,
     rows: torch.Tensor,
     blocks: torch.Tensor,
     count: int,
     capacity: int,
-    moves: Sequence[Move],
+    columns: tuple[int, int],
 ) -> None:
     """Put `count` rows of a table into each block, column by column, on the current stream.
 
@@ -29,11 +38,7 @@ def gather(
     stride = table.shape[1]
     block = min(max(triton.next_power_of_2(_TILE_BYTES // stride), 16), 256)
     programs = triton.cdiv(count, block)
-    flat: list[int] = []
-    for move in moves:
-        if move.words:
-            flat += [*map(int, move), min(triton.next_power_of_2(move.words), 64)]
-    if not flat or not count:
+    if not count or not columns[1]:
         return
     with torch.cuda.device(table.device):
         _gather[(programs * len(blocks),)](
@@ -46,8 +51,7 @@ def gather(
             capacity,
             blocks.shape[1],
             stride,
-            tuple(flat),
-            len(flat) // 7,
+            *columns,
             block,
         )
 
@@ -64,7 +68,7 @@ def _gather(
     capacity,
     block_bytes,
     STRIDE: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    COLUMNS: tl.constexpr,  # seven values of 32 bits each: not every Triton has constant tuples
     COLUMN_COUNT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -79,16 +83,16 @@ def _gather(
     for n in tl.static_range(COLUMN_COUNT):
         _copy(
             place,
-            first + tl.cast(capacity, tl.int64) * COLUMNS[7 * n + 5],
+            first + tl.cast(capacity, tl.int64) * ((COLUMNS >> (224 * n + 160)) & 0xFFFFFFFF),
             i,
             inside,
             there,
-            COLUMNS[7 * n],
-            COLUMNS[7 * n + 1],
-            COLUMNS[7 * n + 2],
-            COLUMNS[7 * n + 3],
-            COLUMNS[7 * n + 4],
-            COLUMNS[7 * n + 6],
+            (COLUMNS >> (224 * n)) & 0xFFFFFFFF,
+            (COLUMNS >> (224 * n + 32)) & 0xFFFFFFFF,
+            (COLUMNS >> (224 * n + 64)) & 0xFFFFFFFF,
+            (COLUMNS >> (224 * n + 96)) & 0xFFFFFFFF,
+            (COLUMNS >> (224 * n + 128)) & 0xFFFFFFFF,
+            (COLUMNS >> (224 * n + 192)) & 0xFFFFFFFF,
         )
 
 

@@ -204,6 +204,7 @@ class Layout:
             self.columns.append(Column(name, old, kind, dtype, field.shape, move))
             end += move.words * move.wide
         self._row_bytes = end
+        self._packed: tuple[int, int] | None = None  # columns as the kernel has them
 
     def batch_bytes(self, count: int) -> int:
         """Bytes of a batch of `count` rows."""
@@ -247,9 +248,11 @@ class Layout:
     def _gather_at_once(self, rows: torch.Tensor, blocks: torch.Tensor, count: int) -> None:
         from stepwell.torch import kernels
 
-        moves = [column.move for column in self.columns if column.old is not None]
+        if self._packed is None:
+            moves = [column.move for column in self.columns if column.old is not None]
+            self._packed = kernels.packed(moves)
         memory, capacity = self._table.memory, self._capacity(count)
-        kernels.gather(memory, rows, blocks, count * self._width, capacity, moves)
+        kernels.gather(memory, rows, blocks, count * self._width, capacity, self._packed)
 
     def _gather_columns(self, rows: torch.Tensor, blocks: torch.Tensor, count: int) -> None:
         memory = self._table.memory
