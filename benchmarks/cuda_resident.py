@@ -63,7 +63,7 @@ def main() -> None:
     )
     layout = resident._layout(())
     for count in (4_096, 65_536, 1_048_576):
-        numbers = torch.randint(0, args.rows, (count,), device="cuda")
+        numbers = torch.randint(0, args.rows, (count,), dtype=torch.int32, device="cuda")
         out_bytes = torch.empty(layout.batch_bytes(count), dtype=torch.uint8, device="cuda")
         other = torch.empty_like(out_bytes)
         cases: dict[str, Callable[[], Any]] = {

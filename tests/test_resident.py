@@ -288,6 +288,16 @@ def test_what_does_not_fit_is_refused_with_both_sizes(device: str) -> None:
         source.to(device)
 
 
+def test_row_numbers_of_more_than_32_bits(device: str) -> None:
+    source = Arrays({"x": np.broadcast_to(np.uint64(7), 1 << 40)})
+    resident = source.to(device, resident=1e-9)
+    assert resident._table.number == torch.int64
+    got = resident.tensors([0, 1 << 39, 1000, (1 << 40) - 1])
+    assert got["x"].tolist() == [7] * 4
+    batch = next(iter(sw.torch.Loader(resident, 1000, seed=1)))
+    assert batch["x"].tolist() == [7] * 1000
+
+
 def test_fields_that_cannot_be_there_are_named(device: str) -> None:
     ragged = PlainSource({"tokens": [np.arange(2), np.arange(3)]})
     with pytest.raises(sw.SchemaError, match="'tokens'"):

@@ -76,7 +76,7 @@ def _gather(
     batch = (program // programs).to(tl.int64)
     i = (program % programs).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = i < count
-    row = tl.load(rows + batch * count + i, mask=inside, other=-1)
+    row = tl.load(rows + batch * count + i, mask=inside, other=-1).to(tl.int64)
     there = (row >= 0) & (row < table_rows)
     place = table + row * STRIDE
     first = out + batch * block_bytes

@@ -59,6 +59,7 @@ class Table:
             raise ValueError(f"resident: expected a share above 0 and up to 1, got {resident}")
         self.source, self.device, self.process = source, device, os.getpid()
         self.rows = len(source)
+        self.number = torch.int32 if self.rows < 2**31 else torch.int64  # half of what is copied
         self.places: dict[str, int] = {}
         sizes = {name: field.row_bytes for name, field in source.schema.items()}
         end = 0

@@ -305,7 +305,7 @@ class Resident(_View):
         """Host memory for what makes `count` rows: pinned here, so that no other thread calls CUDA,
         which the capture of a graph forbids."""
         table, size = self._table, count * self._width
-        rows = self._memory(size, torch.int64)
+        rows = self._memory(size, table.number)
         if table.is_whole:
             return _Staging(rows)
         rest = self._memory(layout.rest_bytes(size), torch.uint8)
