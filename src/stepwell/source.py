@@ -15,6 +15,7 @@ import operator
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
@@ -28,6 +29,8 @@ from stepwell.lazy import lazy
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+
+    from stepwell.torch.resident import Resident
 
 Rows = NDArray[np.int64]
 """Row numbers, each in `range(len(source))`."""
@@ -283,6 +286,15 @@ class Source(Closing, ABC):
             raise ValueError("copy=False: rows are read into a new array")
         (values,) = batches.whole(self).values()
         return np.asarray(values, dtype)
+
+    def to(self, device: Any = "cuda", *, resident: float = 1.0) -> "Resident":
+        """The rows in the memory of a device, for `sw.torch.Loader` (extra `torch`).
+
+        With a share `resident` below 1 only the first rows are there, and the others are read
+        from this source. Raises `MemoryError` with both sizes when they do not fit.
+        """
+        made: Resident = import_module("stepwell.torch").Resident(self, device, resident)
+        return made
 
     # Views: sources made of this one.
 

@@ -6,7 +6,7 @@ done by the core, without the GIL.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -85,6 +85,14 @@ class Decode:
     seed: int = 0
     epoch: int = 0
 
+    MIX: ClassVar = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+    """How the bits of a step are mixed: shifts and factors."""
+
+    @property
+    def key(self) -> int:
+        """What draws of a seed and an epoch begin with."""
+        return (self.seed * 0x9E3779B97F4A7C15 + self.epoch * 0xD1B54A32D192ED03) % 2**64
+
     def __call__(self, batch: Batch) -> Batch:
         symmetries = self._draw(batch) if self.augment else None
         return decode(batch, boards=self.boards, symmetries=symmetries)
@@ -97,9 +105,8 @@ class Decode:
         runs = _column(batch, "run_id", np.uint32).astype(np.uint64)
         steps = _column(batch, "step_index", np.uint16).astype(np.uint64)
         drawn = runs * np.uint64(1 << 32) + steps
-        key = (self.seed * 0x9E3779B97F4A7C15 + self.epoch * 0xD1B54A32D192ED03) % 2**64
-        drawn ^= np.uint64(key)
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        drawn ^= np.uint64(self.key)
+        for shift, factor in self.MIX:
             drawn = (drawn ^ (drawn >> np.uint64(shift))) * np.uint64(factor)
         return (drawn >> np.uint64(61)).astype(np.uint8)
 

@@ -15,6 +15,8 @@ from stepwell.torch import sharing
 from stepwell.torch.counting import CountedLoop, gradient_state
 from stepwell.torch.dataset import MapDataset, RowNumbers, collate
 from stepwell.torch.feed import CudaEngine, device_number
+from stepwell.torch.resident import Resident, ResidentEngine
+from stepwell.torch.static import StaticBatch
 from stepwell.torch.tensors import Signed, Tensors, int64_names, signed, signed_types, tensors_of
 
 _OF_TORCH = {"generator", "multiprocessing_context", "persistent_workers", "pin_memory", "timeout"}
@@ -47,15 +49,19 @@ class Loader(_loader.Loader):
     ) -> None:
         super().__init__(source, batch_size, **options)
         self._as_int64 = int64_names(as_int64, self._source, self._transform)
+        self._static = StaticBatch()
         self._by_rows = False  # the loop under way is one over row numbers
         self._began_at = 0  # where the loop under way did
+        self._resident = self._source if isinstance(self._source, Resident) else None
+        if self._resident is not None:
+            device = self._resident._at(device)
         self._device = torch.device("cpu" if device is None else device)
-        if self._device.type == "cuda":
+        if self._device.type == "cuda" and self._resident is None:
             self._device = torch.device("cuda", device_number(self._device))
         self._feed: _core.CudaFeed | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_feed": None}
+        return {**super().__getstate__(), "_feed": None, "_static": StaticBatch()}
 
     # What a DataLoader has.
 
@@ -107,6 +113,26 @@ class Loader(_loader.Loader):
         """A loop over the next epoch, or over the rest of a loaded one, which accelerate sees."""
         return CountedLoop(self) if self._given is None and gradient_state() else super().__iter__()
 
+    def static_batches(self) -> Iterator[Tensors]:
+        """A loop whose batches are the same tensors each time, which a CUDA graph can be made of.
+
+        Each batch is copied into them on the current stream, when it comes. They stay the same
+        for as long as the loader lives. Raises `ValueError` where the last batch of an epoch is a
+        smaller one.
+        """
+        whole = self._batch_size * self._find().size
+        tail = self._order.length % whole
+        if tail and not self._drop_last and self._order.length > whole:
+            raise ValueError(
+                f"static_batches: expected batches of one size, the last of an epoch has {tail} "
+                f"rows instead of {whole}; drop_last=True leaves it out"
+            )
+        return self._static_loop()
+
+    def _static_loop(self) -> Iterator[Tensors]:
+        for batch in self:
+            yield self._static.filled(batch, self._engine if self._transform is None else None)
+
     def _begin_loop(self) -> int:
         steps = super()._begin_loop()
         self._began_at = self._position
@@ -126,6 +152,8 @@ class Loader(_loader.Loader):
     def _make_engine(self) -> Engine:
         if self._by_rows:
             return _RowEngine(self)
+        if self._resident is not None:
+            return ResidentEngine(self, self._resident)
         # ROCm calls its devices cuda as well, and has another driver.
         if self._device.type != "cuda" or torch.version.hip is not None:
             return super()._make_engine()
@@ -154,7 +182,7 @@ class Loader(_loader.Loader):
         return _each(tensors, lambda t: t.pin_memory().to(self._device, non_blocking=True))
 
     def _start(self, batch: Batch) -> Any:
-        if self._by_rows or isinstance(self._engine, CudaEngine):
+        if isinstance(self._engine, _RowEngine | CudaEngine | ResidentEngine):
             return batch
         if self._device.type == "cpu" and isinstance(self._engine, NativeEngine):
             return tensors_of(batch)  # whose threads have made the types right

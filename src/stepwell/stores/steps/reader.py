@@ -295,6 +295,13 @@ class StepReader(Store):
     def _runs(self) -> tuple[Rows, Rows]:
         return self._table.starts, self._table.counts
 
+    def _map_of(self, part: "StepReader") -> _core.RowMap:
+        """Which rows of this dataset a part of it has."""
+        mine, some = self._table._ranges, part._table._ranges
+        run = np.searchsorted(mine.starts, some.starts, side="right") - 1
+        begins = self._table.starts[run] + some.starts - mine.starts[run]
+        return _core.range_map(begins, some.counts)
+
     def _facts(self) -> dict[str, Any]:
         return {
             "dtype": str(self._dtype),
