@@ -152,10 +152,10 @@ def _graph(source: sw.Source, rounds: int) -> Iterator[Case]:
     """A step that is one CUDA graph, whose tensors are always the same ones."""
     ram = sw.torch.Loader(source, _BATCH, device="cuda", as_int64=["board"], drop_last=True)
     resident = sw.torch.Loader(source.to("cuda"), _BATCH, as_int64=["board"], drop_last=True)
+    kept = {name: values.clone() for name, values in next(iter(ram)).items()}
     ways: dict[str, Callable[[], object]] = {}
     for name, loader in (("ours", ram), ("resident on the GPU", resident)):
         ways[name] = _captured(_static(loader))
-    kept = {name: values.clone() for name, values in next(iter(ram)).items()}
     limit = "one batch, kept on the GPU: the limit"
     ways[limit] = _captured(iter(lambda: kept, None))
     costs = _in_turns(ways, rounds)
