@@ -5,21 +5,27 @@
 
 #include <tuple>
 
-#include "arrays.hpp"
+#include "layout.hpp"
 
 namespace stepwell::bind {
 namespace {
 
 // A batch that is there is taken at once. Otherwise waits without the GIL, in turns short
 // enough for Ctrl-C to be felt.
-NumpyBytes next(Prefetch& prefetch) {
+nb::tuple next(Prefetch& prefetch, const Layout& layout) {
   auto batch = prefetch.next(std::chrono::milliseconds(0));
   for (;;) {
     if (!batch) {
       const Unlocked unlocked;
       batch = prefetch.next(std::chrono::milliseconds(100));
     }
-    if (batch) return numpy_bytes(std::move(batch->block), batch->bytes);
+    if (batch) {
+      const auto [epoch, start, count, after] = batch->step;
+      const auto rows = static_cast<std::size_t>(count);
+      if (block_layout(layout.reader(), rows).back() != batch->bytes)
+        throw std::invalid_argument("the layout is of another reader");
+      return nb::make_tuple(layout.batch(std::move(batch->block), rows), nb::make_tuple(epoch, start, count, after));
+    }
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
   }
 }
@@ -44,7 +50,10 @@ void bind_prefetch(nb::module_& m) {
   nb::class_<Prefetch>(m, "Prefetch", "Batches made ahead by native threads, in order.")
       .def(nb::init<ReaderPtr, OrderPtr, Schedule, std::shared_ptr<BlockPool>, unsigned, unsigned>(),
            "reader"_a, "order"_a, "schedule"_a, "blocks"_a, "threads"_a, "depth"_a)
-      .def("next", &next, "The next batch's block, laid out by `Reader.layout`.")
+      .def("next", &next, "layout"_a,
+           nb::sig("def next(self, layout: Layout)"
+                   " -> tuple[dict[str, NDArray[typing.Any]], tuple[int, int, int, int]]"),
+           "The next batch, as the layout of the same reader has it, and its step.")
       .def("close", &Prefetch::close, nb::call_guard<Unlocked>());
 }
 

@@ -78,8 +78,8 @@ std::optional<Prefetch::Batch> Prefetch::next(std::chrono::milliseconds patience
   Shared& s = *shared_;
   std::unique_lock guard(s.lock);
   const auto mine = [&]() -> Slot& { return s.slots[s.delivered % s.slots.size()]; };
-  if (!s.ready.wait_for(guard, patience, [&] { return s.closed || mine().ready; }))
-    return std::nullopt;
+  const auto settled = [&] { return s.closed || mine().ready; };
+  if (!settled() && (patience.count() == 0 || !s.ready.wait_for(guard, patience, settled))) return std::nullopt;
   if (s.closed) throw std::runtime_error("the loader was closed");
   Slot slot = std::exchange(mine(), Slot{});
   ++s.delivered;
