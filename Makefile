@@ -28,7 +28,7 @@ test: lint
 
 # Those that need a CUDA device, with a Python that has torch for CUDA and the compiled core: PYTHON=python3.
 test-gpu:
-	PYTHONPATH=src STEPWELL_GPU=1 $(PYTHON) -m pytest -p no:cacheprovider --confcutdir tests/gpu tests/gpu
+	PYTHONPATH=src STEPWELL_GPU=1 $(PYTHON) -m pytest -W default -p no:cacheprovider --confcutdir tests/gpu tests/gpu
 
 lint: $(VENV)/test
 	$(BIN)/ruff format --check .

@@ -89,6 +89,12 @@ def _fixed_cases(asked: Asked) -> list[Case]:
             _quickest(found, into)[1] / found[_OUT].median,
             at_least=0.9,
         ),
+        Target(
+            "of the speed of an ArraySource of a plain .npy",
+            found[array.name].median / found[_OURS].median,
+            at_least=0.7,
+        ),
+        Target("out=, times without", found[_OUT].median / found[_OURS].median, at_most=1.02),
         _faster(found, others),
     ]
     title = f"take records of one size: {_size(asked, records)}, {ROW_BYTES:,} bytes each, raw"

@@ -71,7 +71,7 @@ def _take_cases(path: Path, batch: int, rounds: int) -> list[Case]:
     ]
     taken = _race(candidates, rows, rounds)
     cases = _cases(taken, batch, len(source), added, measure.huge_share(array))
-    return [*cases, _pause_case(candidates, rows, rounds)]
+    return [*cases, _pause_case(candidates, rows, rounds), _cold_case(candidates, rows, rounds)]
 
 
 def _seed_case(path: Path, batch: int, rounds: int) -> Case:
@@ -120,6 +120,24 @@ def _pause_case(
     )
 
 
+def _cold_case(
+    candidates: Sequence[Candidate], rows: Callable[[], NDArray[np.int64]], rounds: int
+) -> Case:
+    """One take in a turn: what a program pays that does something else between two of them."""
+    single = [replace(c, calls=1) for c in candidates if c.name in (_RAW, *take_peers.NUMPY)]
+    taken = _race(single, rows, rounds * 20)
+    ours = taken.pop(_RAW)
+    numpy = min(peer.median for peer in taken.values())
+    return Case(
+        "raw take, a single one after a pause in which others read",
+        "ms",
+        ours,
+        taken,
+        [Target("times faster than np.take", numpy / ours.median, at_least=1)],
+        "np.take is the quicker of its two; helpers sleep, and are left asleep for so few rows",
+    )
+
+
 def _cases(
     taken: dict[str, Measured], batch: int, rows: int, added: int, huge: float
 ) -> list[Case]:
@@ -145,6 +163,7 @@ def _cases(
                 Target("times faster than np.take unchecked", clipped / raw.median, at_least=2),
                 Target("times faster than array[rows]", fancy / raw.median, at_least=8),
                 Target("99th percentile, ms", raw.p99, at_most=1),
+                Target("out=, times without", taken[_RAW_OUT].median / raw.median, at_most=1.02),
             ],
             f"{huge:.0%} of np.load's array lies in huge pages; "
             f"array_record reads {min(rows, take_peers.ARRAY_RECORD_ROWS):,} rows only",

@@ -16,10 +16,12 @@ namespace {
 constexpr std::size_t kAlign = 64;
 
 // What a read costs, roughly, in nanoseconds: a cache miss a row, then bandwidth. Below
-// kWorthSharing a helper would arrive after the work is done.
+// kWorthSharing a helper would arrive after the work is done, and one that sleeps below
+// kWorthWaking: it comes some 50 microseconds late, to cold caches, and is waited for.
 constexpr std::size_t kRowCost = 8;
 constexpr std::size_t kBytesPerCost = 8;
 constexpr std::size_t kWorthSharing = 8000;
+constexpr std::size_t kWorthWaking = 120000;
 constexpr std::size_t kPieceCost = 24000;
 
 void require(bool holds, const char* message) {
@@ -354,12 +356,13 @@ void read(const Reader& reader, std::span<const std::int64_t> rows,
   if (team == 1 || cost < kWorthSharing) return reader.fill(rows, {}, outs);
   const std::size_t turns = (cost + team * kPieceCost - 1) / (team * kPieceCost);
   const std::size_t step = (rows.size() + turns * team - 1) / (turns * team);
-  pool.run((rows.size() + step - 1) / step, [&](std::size_t piece) {
+  const auto fill = [&](std::size_t piece) {
     const std::size_t begin = piece * step;
     std::vector<std::byte*> part(outs.begin(), outs.end());
     for (std::size_t f = 0; f < part.size(); ++f) part[f] += begin * reader.fields()[f];
     reader.fill(rows.subspan(begin, std::min(step, rows.size() - begin)), {}, part);
-  });
+  };
+  pool.run((rows.size() + step - 1) / step, fill, cost < kWorthWaking);
 }
 
 void read_block(const Reader& reader, std::span<const std::int64_t> rows, std::byte* block) {

@@ -18,7 +18,9 @@ namespace stepwell {
 unsigned usable_cores();
 
 // Helpers that join a caller's loop. A job is a few tens of microseconds long, so helpers
-// spin briefly for the next one before they sleep: waking a thread costs as much as the job.
+// spin briefly for the next one before they sleep: waking a thread costs as much as the job. A
+// short job is therefore not worth waking anybody for, unless its caller is in a loop: when it
+// comes again before helpers would have fallen asleep, they are woken, and stay for the next.
 class ThreadPool {
  public:
   // Up to `helpers` threads: as many as the system allows.
@@ -31,13 +33,14 @@ class ThreadPool {
 
   // Calls work(i) once for every i in [0, pieces) and returns when all are done. The caller
   // works too; helpers that serve another caller are not waited for. The first exception
-  // thrown by a piece is rethrown here; pieces not yet begun are then left out.
+  // thrown by a piece is rethrown here; pieces not yet begun are then left out. A `brief` job
+  // takes no longer than waking a helper does.
   template <class Work>
-  void run(std::size_t pieces, Work&& work) {
+  void run(std::size_t pieces, Work&& work, bool brief = false) {
     using Callable = std::remove_reference_t<Work>;
     Job job{[](void* self, std::size_t i) { (*static_cast<Callable*>(self))(i); },
             const_cast<std::remove_const_t<Callable>*>(&work), pieces};
-    share(job);
+    share(job, brief);
   }
 
  private:
@@ -50,7 +53,7 @@ class ThreadPool {
     std::exception_ptr error{};
   };
 
-  void share(Job& job);
+  void share(Job& job, bool brief);
   static void work_on(Job& job);
   void help();
 
@@ -59,6 +62,7 @@ class ThreadPool {
   std::atomic<unsigned> asleep_{0};
   std::atomic<std::uint32_t> posted_{0};  // counts jobs; what helpers wait on
   std::atomic<bool> taken_{false};        // a caller owns the helpers
+  std::atomic<std::int64_t> ended_{0};    // when the last job did, in nanoseconds
   std::atomic<bool> stop_{false};
   std::vector<std::thread> threads_;
 };

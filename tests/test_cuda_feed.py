@@ -264,6 +264,15 @@ def test_types_as_dlpack_has_them() -> None:
         make_feed(0, {"t": Field(np.dtype("U5"), ())}, 4, threads=1, prefetch=1)
 
 
+def test_memory_of_a_batch_that_nobody_got_is_used_again_behind_its_copy() -> None:
+    feed = make_feed(0, {"i": Field(np.dtype("i8"), ())}, 8, threads=2, prefetch=1)
+    for lane in range(20):
+        crossing = feed.begin(8)
+        crossing.array(64)[:] = lane
+        feed.send(crossing, lane)
+    assert feed.blocks == 1
+
+
 def test_shards_in_order(tmp_path: Path) -> None:
     rows = np.arange(700 * 4, dtype=np.float32).reshape(-1, 4)
     with sw.ShardWriter(tmp_path, 4, dtype=np.float32, shard_bytes=300 * 4 * 4) as writer:

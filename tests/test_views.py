@@ -464,9 +464,9 @@ def test_a_map_beyond_its_base_is_noticed() -> None:
     for index in (5, -1, 2**62):
         reader = _core.mapped_reader(base, _core.index_map(np.array([index])))
         with pytest.raises(IndexError, match=f"row {index} "):
-            reader.take(np.zeros(1, np.int64))
+            reader.read(np.zeros(1, np.int64), [np.zeros(4, np.uint8)])
         with pytest.raises(IndexError, match=f"row {index} "):
-            reader.take(np.zeros(50_000, np.int64))
+            reader.read(np.zeros(50_000, np.int64), [np.zeros(200_000, np.uint8)])
 
 
 def test_windows_too_large_for_memory_are_refused() -> None:

@@ -57,6 +57,7 @@ NB_MODULE(_core, m) {
   stepwell::bind::bind_order(m);
   stepwell::bind::bind_rowmap(m);
   stepwell::bind::bind_reader(m);
+  stepwell::bind::bind_layout(m);
   stepwell::bind::bind_decode2048(m);
   stepwell::bind::bind_entries(m);
   stepwell::bind::bind_runs(m);

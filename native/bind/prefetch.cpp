@@ -5,7 +5,7 @@
 
 #include <tuple>
 
-#include "arrays.hpp"
+#include "layout.hpp"
 
 namespace stepwell::bind {
 
@@ -23,10 +23,14 @@ Prefetch::Batch next_batch(Prefetch& prefetch) {
 
 namespace {
 
-NumpyBytes next(Prefetch& prefetch) {
+nb::tuple next(Prefetch& prefetch, const Layout& layout) {
   auto batch = next_batch(prefetch);
+  const auto [epoch, start, count, after] = batch.step;
+  const auto rows = static_cast<std::size_t>(count);
   if (batch.result) throw std::invalid_argument("expected a Prefetch without a stage");
-  return numpy_bytes(std::move(batch.block), batch.bytes);
+  if (block_layout(layout.reader(), rows).back() != batch.bytes)
+    throw std::invalid_argument("the layout is of another reader");
+  return nb::make_tuple(layout.batch(std::move(batch.block), rows), nb::make_tuple(epoch, start, count, after));
 }
 
 }  // namespace
@@ -51,7 +55,10 @@ void bind_prefetch(nb::module_& m) {
       .def(nb::init<ReaderPtr, OrderPtr, Schedule, std::shared_ptr<BlockPool>, unsigned, unsigned,
                     std::shared_ptr<Stage>>(),
            "reader"_a, "order"_a, "schedule"_a, "blocks"_a, "threads"_a, "depth"_a, "stage"_a.none() = nb::none())
-      .def("next", &next, "The next batch's block, laid out by `Reader.layout`.")
+      .def("next", &next, "layout"_a,
+           nb::sig("def next(self, layout: Layout)"
+                   " -> tuple[dict[str, NDArray[typing.Any]], tuple[int, int, int, int]]"),
+           "The next batch, as the layout of the same reader has it, and its step.")
       .def("close", &Prefetch::close, nb::call_guard<Unlocked>());
 }
 

@@ -5,8 +5,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "arrays.hpp"
 #include "bounded.hpp"
+#include "layout.hpp"
 
 namespace stepwell::bind {
 namespace {
@@ -35,30 +35,16 @@ NumpyBytes take(const Reader& reader, RowsIn given) {
   {
     const Unlocked unlocked;
     layout = block_layout(reader, rows.size());
-    block = shared_blocks()->take(layout.back());
-    std::vector<std::byte*> outs;
-    for (std::size_t f = 0; f < reader.fields().size(); ++f)
-      outs.push_back(block.get() + layout[f]);
-    read(reader, rows, outs);
+    block = read_shared(reader, rows, layout);
   }
   return numpy_bytes(std::move(block), layout.back());
 }
 
 void read_into(const Reader& reader, RowsIn given, const std::vector<BytesOut>& outs) {
   const auto rows = own_copy(given);
-  if (outs.size() != reader.fields().size())
-    throw std::invalid_argument("one output for each field is needed");
-  std::vector<std::byte*> places;
-  for (std::size_t f = 0; f < outs.size(); ++f) {
-    if (outs[f].size() != rows.size() * reader.fields()[f])
-      throw std::invalid_argument("an output has the wrong size");
-    const auto place = span_of(outs[f]);
-    for (std::size_t g = 0; g < f; ++g)
-      if (overlap(place, span_of(outs[g])))
-        throw std::invalid_argument("out: two fields share memory");
-    if (reader.holds(place)) throw std::invalid_argument("out: memory of the source itself");
-    places.push_back(place.data());
-  }
+  std::vector<std::span<std::byte>> spans;
+  for (const BytesOut& out : outs) spans.push_back(span_of(out));
+  const auto places = checked_places(reader, rows.size(), spans);
   const Unlocked unlocked;
   read(reader, rows, places);
 }

@@ -121,23 +121,30 @@ DeviceBlocks::Owned DeviceBlocks::make() {
   return block;
 }
 
-std::unique_ptr<DeviceBlock> DeviceBlocks::take(Stream stream) {
-  const Driver& d = device_.driver();
+// Waits for all work of the device, behind which blocks whose users nobody knows are free. False where none was, or
+// while a graph is captured.
+bool DeviceBlocks::settle() {
+  std::deque<Owned> waiting;
+  {
+    std::lock_guard guard(lock_);
+    waiting.swap(unsynced_);
+  }
+  const bool is_over = !waiting.empty() && device_.driver().cuCtxSynchronize() == 0;
+  std::lock_guard guard(lock_);
+  for (Owned& each : waiting) {
+    if (is_over) each->waits = 0;
+    each->needs_sync = !is_over;
+    (is_over ? free_ : unsynced_).push_back(std::move(each));
+  }
+  return is_over;
+}
+
+// A block that is free, if there is one; those beyond what is kept are freed.
+DeviceBlocks::Owned DeviceBlocks::take_free() {
   Owned block;
   std::vector<Owned> surplus;
   {
-    std::unique_lock guard(lock_);
-    if (free_.empty() && !unsynced_.empty()) {
-      auto waiting = std::exchange(unsynced_, {});
-      guard.unlock();
-      const bool is_over = d.cuCtxSynchronize() == 0;  // refused while a graph is captured
-      guard.lock();
-      for (Owned& each : waiting) {
-        if (is_over) each->waits = 0;
-        each->needs_sync = !is_over;
-        (is_over ? free_ : unsynced_).push_back(std::move(each));
-      }
-    }
+    std::lock_guard guard(lock_);
     if (!free_.empty()) {
       block = std::move(free_.front());
       free_.pop_front();
@@ -148,7 +155,22 @@ std::unique_ptr<DeviceBlock> DeviceBlocks::take(Stream stream) {
     }
   }
   for (Owned& each : surplus) free(std::move(each));
-  if (!block) return make();
+  return block;
+}
+
+std::unique_ptr<DeviceBlock> DeviceBlocks::take(Stream stream) {
+  const Driver& d = device_.driver();
+  Owned block = take_free();
+  if (!block && made() >= keep_ && settle()) block = take_free();
+  if (!block) {
+    try {
+      return make();
+    } catch (const OutOfMemory&) {
+      if (!settle()) throw;
+      block = take_free();
+      if (!block) throw;
+    }
+  }
   Status status = block->is_copied ? d.cuStreamWaitEvent(stream, block->arrived, 0) : 0;
   for (std::size_t i = 0; i < block->waits && status == 0; ++i)
     status = d.cuStreamWaitEvent(stream, block->left[i], 0);

@@ -87,6 +87,8 @@ class DeviceBlocks {
   using Owned = std::unique_ptr<DeviceBlock>;
 
   Owned make();
+  Owned take_free();
+  bool settle();
   void mark_past(DeviceBlock& block);
   void free(Owned block);
 

@@ -1,5 +1,6 @@
 #include "files/checksum.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstring>
@@ -20,6 +21,8 @@ namespace stepwell {
 namespace {
 
 constexpr std::uint32_t kPolynomial = 0x82F63B78;  // Castagnoli, bits reversed
+
+constexpr std::size_t kPiece = 8192;  // copied before it is summed: it stays in the cache
 
 using Table = std::array<std::uint32_t, 256>;
 
@@ -146,29 +149,48 @@ STEPWELL_FOLD_TARGET inline __m512i fold(__m512i a, __m512i b) {
                                    _mm512_clmulepi64_epi128(a, by, 0x11), b, three_way_xor);
 }
 
-STEPWELL_FOLD_TARGET std::uint32_t by_folding(std::uint32_t state, const std::byte* p, std::size_t n) {
+// A copy, which is then what is summed: nobody can change that meanwhile.
+const std::byte* copied(std::byte* to, const std::byte* p, std::size_t n) {
+  if (n > 0) std::memcpy(to, p, n);
+  return to;
+}
+
+// 64 bytes of the message, which are put to `to`, if there is such a place, on the way.
+template <bool copies>
+STEPWELL_FOLD_TARGET inline __m512i vector_at(const std::byte* p, std::byte* to) {
+  const __m512i vector = _mm512_loadu_si512(p);
+  if constexpr (copies) _mm512_storeu_si512(to, vector);
+  return vector;
+}
+
+template <bool copies>
+STEPWELL_FOLD_TARGET std::uint32_t by_folding(std::uint32_t state, const std::byte* p, std::size_t n, std::byte* to) {
   constexpr std::size_t kVector = 64, kFour = 4 * kVector;
-  if (n < kFour) return by_instruction(state, p, n);
-  __m512i a = _mm512_loadu_si512(p), b = _mm512_loadu_si512(p + kVector);
-  __m512i c = _mm512_loadu_si512(p + 2 * kVector), d = _mm512_loadu_si512(p + 3 * kVector);
+  if (n < kFour) return by_instruction(state, copies ? copied(to, p, n) : p, n);
+  const std::byte* const begin = p;
+  const auto there = [&](std::size_t at) { return copies ? to + (p - begin) + at : nullptr; };
+  __m512i a = vector_at<copies>(p, there(0)), b = vector_at<copies>(p + kVector, there(kVector));
+  __m512i c = vector_at<copies>(p + 2 * kVector, there(2 * kVector));
+  __m512i d = vector_at<copies>(p + 3 * kVector, there(3 * kVector));
   a = _mm512_xor_si512(a, _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(state))));
   for (p += kFour, n -= kFour; n >= kFour; p += kFour, n -= kFour) {
-    a = fold<8 * kFour>(a, _mm512_loadu_si512(p));
-    b = fold<8 * kFour>(b, _mm512_loadu_si512(p + kVector));
-    c = fold<8 * kFour>(c, _mm512_loadu_si512(p + 2 * kVector));
-    d = fold<8 * kFour>(d, _mm512_loadu_si512(p + 3 * kVector));
+    a = fold<8 * kFour>(a, vector_at<copies>(p, there(0)));
+    b = fold<8 * kFour>(b, vector_at<copies>(p + kVector, there(kVector)));
+    c = fold<8 * kFour>(c, vector_at<copies>(p + 2 * kVector, there(2 * kVector)));
+    d = fold<8 * kFour>(d, vector_at<copies>(p + 3 * kVector, there(3 * kVector)));
   }
   d = fold<8 * kVector>(fold<8 * kVector>(fold<8 * kVector>(a, b), c), d);
-  for (; n >= kVector; p += kVector, n -= kVector) d = fold<8 * kVector>(d, _mm512_loadu_si512(p));
+  for (; n >= kVector; p += kVector, n -= kVector) d = fold<8 * kVector>(d, vector_at<copies>(p, there(0)));
   alignas(kVector) std::byte rest[kVector];
   _mm512_store_si512(rest, d);
-  return by_instruction(by_instruction(0, rest, kVector), p, n);
+  return by_instruction(by_instruction(0, rest, kVector), copies ? copied(there(0), p, n) : p, n);
 }
 
 bool can_fold() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports("pclmul") &&
-         __builtin_cpu_supports("sse4.2");
+  static const bool can = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                          __builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports("pclmul") &&
+                          __builtin_cpu_supports("sse4.2");
+  return can;
 }
 
 #endif
@@ -194,13 +216,28 @@ std::uint32_t crc32c_portable(std::uint32_t crc, std::span<const std::byte> data
 std::uint32_t crc32c(std::uint32_t crc, std::span<const std::byte> data) {
 #ifdef STEPWELL_CRC_TARGET
 #if defined(__x86_64__)
-  static const bool folds = can_fold();
-  if (folds) return ~by_folding(~crc, data.data(), data.size());
+  if (can_fold()) return ~by_folding<false>(~crc, data.data(), data.size(), nullptr);
 #endif
   static const bool fast = has_instruction();
   if (fast) return ~by_instruction(~crc, data.data(), data.size());
 #endif
   return crc32c_portable(crc, data);
+}
+
+std::uint32_t crc32c_copy(std::span<const std::byte> data, std::byte* to) {
+#if defined(STEPWELL_CRC_TARGET) && defined(__x86_64__)
+  if (can_fold()) return ~by_folding<true>(~std::uint32_t{0}, data.data(), data.size(), to);
+#endif
+  // The copy first: it brings the bytes to where the checksum finds them.
+  std::uint32_t crc = 0;
+  while (!data.empty()) {
+    const auto piece = data.first(std::min(data.size(), kPiece));
+    std::memcpy(to, piece.data(), piece.size());
+    crc = crc32c(crc, {to, piece.size()});
+    data = data.subspan(piece.size());
+    to += piece.size();
+  }
+  return crc;
 }
 
 std::string hex_of(std::uint32_t checksum) {

@@ -81,11 +81,15 @@ std::optional<Prefetch::Batch> Prefetch::next(std::chrono::milliseconds patience
   Shared& s = *shared_;
   std::unique_lock guard(s.lock);
   const auto mine = [&]() -> Slot& { return s.slots[s.delivered % s.slots.size()]; };
-  s.asking = patience.count() > 0;
-  if (stage_ && s.asking) s.turn.notify_one();
-  const bool is_there = s.ready.wait_for(guard, patience, [&] { return s.closed || mine().ready; });
-  s.asking = false;
-  if (!is_there) return std::nullopt;
+  const auto settled = [&] { return s.closed || mine().ready; };
+  if (!settled()) {
+    if (patience.count() == 0) return std::nullopt;
+    s.asking = true;
+    if (stage_) s.turn.notify_one();
+    const bool is_there = s.ready.wait_for(guard, patience, settled);
+    s.asking = false;
+    if (!is_there) return std::nullopt;
+  }
   if (s.closed) throw std::runtime_error("the loader was closed");
   Slot slot = std::exchange(mine(), Slot{});
   ++s.delivered;

@@ -352,16 +352,16 @@ void Records::unpack_into(std::size_t field, const Place& place, const Frame& fr
                           std::int64_t row, std::span<std::byte> out) const {
   const auto codec = static_cast<Codec>(frame.codec);
   if (codec == Codec::kRaw) {
-    // The copy first: it brings the bytes to where the checksum finds them.
     const auto bytes =
         chunks_->at(place.chunk, place.offset + place.length).subspan(place.offset, place.length);
-    if (!out.empty()) std::memcpy(out.data(), bytes.data(), out.size());
-    if (checksums_) {
-      const std::uint32_t found = crc32c(0, out);
-      if (found != frame.checksum)
-        fail<ChecksumError>("expected CRC32C " + hex_of(frame.checksum) + ", got " + hex_of(found), field,
-                            place, row);
+    if (!checksums_) {
+      if (!out.empty()) std::memcpy(out.data(), bytes.data(), out.size());
+      return;
     }
+    const std::uint32_t found = crc32c_copy(bytes, out.data());
+    if (found != frame.checksum)
+      fail<ChecksumError>("expected CRC32C " + hex_of(frame.checksum) + ", got " + hex_of(found), field,
+                          place, row);
     return;
   }
   const auto bytes = payload(field, place, frame, row);

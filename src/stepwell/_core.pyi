@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy
 from numpy.typing import NDArray
@@ -176,6 +176,20 @@ def widened_reader(base: Reader, widths: Sequence[tuple[int, int, bool]]) -> Rea
     The same rows with wider whole numbers: (bytes, wider bytes, whether there is a sign) for each field.
     """
 
+class Layout:
+    """The fields of a reader as a dict of arrays over one block."""
+
+    def __init__(self, reader: Reader, fields: Sequence[tuple[str, numpy.dtype, tuple[int, ...]]]) -> None:
+        """Name, dtype and shape of a row of each field."""
+
+    def take(self, rows: NDArray[numpy.int64]) -> dict[str, NDArray[Any]]:
+        """These rows, in a block of the shared pool."""
+
+    def read(self, rows: NDArray[numpy.int64], out: object) -> dict[str, NDArray[Any]] | None:
+        """
+        These rows in the caller's arrays, by name; None when these are not as `take` would make them.
+        """
+
 def decode_2048(boards: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], moves: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], legal: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], symmetries: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], cells: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], one_hot: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], out_moves: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], out_legal: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], out_known: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], out_values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> None:
     """
     Steps as a network wants them, into the caller's arrays; of cells and one_hot one is empty.
@@ -193,6 +207,20 @@ def copy_payloads(file: Annotated[NDArray[numpy.uint8], dict(shape=(None,), orde
     """
     The entries' bytes one after another: where each begins, and all of them.
     """
+
+class Slices:
+    """Payloads of a mapped file, one at a time."""
+
+    def __init__(self, file: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], view: object, begins: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], ends: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], checksums: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """
+        Where each begins (-1: not stored as it is) and ends, and its checksum (0: not compared); `view` is what
+        slices are taken of.
+        """
+
+    def at(self, i: object) -> memoryview | None:
+        """
+        Entry `i`; None when there is none, it is not stored as it is, or cannot be read as it was written.
+        """
 
 def run_kind(payload: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """1 or 2: how this run is encoded."""
@@ -237,8 +265,8 @@ class Prefetch:
 
     def __init__(self, reader: Reader, order: Order, schedule: Schedule, blocks: BlockPool, threads: int, depth: int, stage: Stage | None = None) -> None: ...
 
-    def next(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
-        """The next batch's block, laid out by `Reader.layout`."""
+    def next(self, layout: Layout) -> tuple[dict[str, NDArray[Any]], tuple[int, int, int, int]]:
+        """The next batch, as the layout of the same reader has it, and its step."""
 
     def close(self) -> None: ...
 

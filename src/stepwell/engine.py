@@ -96,27 +96,30 @@ class Engine(ABC):
 
 
 class NativeEngine(Engine):
-    """Row numbers, reads and buffers in the core's threads; Python only wraps the result."""
+    """Row numbers, reads, buffers and the arrays over them are the core's."""
 
     def __init__(
         self, loader: "Loader", source: Source, reader: _core.Reader, order: _core.Order
     ) -> None:
         super().__init__(loader)
-        self._source = source
+        layout = source._batch_layout
+        assert layout is not None
+        self._source, self._layout = source, layout
         self._prefetch = _core.Prefetch(
             reader, order, self._schedule, loader._blocks, loader._threads, loader._prefetch
         )
 
     def next(self) -> Delivery:
-        epoch, _, count, after = self.step = step = self._schedule.step(next(self._numbers))
+        number = next(self._numbers)
         try:
-            batch = self._source._split(self._prefetch.next(), count)
+            batch, self.step = self._prefetch.next(self._layout)
         except Exception as error:
+            self.step = self._schedule.step(number)
             if isinstance(error, FormatError) and self._skip:
-                return self._delivery(*step)
-            error.add_note(_note(*step))
+                return self._delivery(*self.step)
+            error.add_note(_note(*self.step))
             raise
-        return Delivery(batch, epoch, after)
+        return Delivery(batch, self.step[0], self.step[3])
 
     def close(self) -> None:
         self._prefetch.close()

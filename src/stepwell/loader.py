@@ -40,7 +40,7 @@ class LoaderOptions(TypedDict, total=False):
     rank: int | None
     world_size: int | None
     threads: int | None
-    prefetch: int
+    prefetch: int | None
     transform: Transform | None
     on_corrupt: Literal["raise", "skip"]
 
@@ -59,7 +59,8 @@ class Loader(Closing):
     Each loop is a whole epoch, the one after the last that was begun; a loaded state is continued
     by the first loop after it. `transform` is applied to each batch in one of several threads, so
     batches reach it in no fixed order; one that has a method `in_epoch(epoch)` is called for the
-    transform of the batch's epoch, which it gives without changing itself. With
+    transform of the batch's epoch, which it gives without changing itself. Up to `prefetch`
+    batches are ready ahead of the loop, by default two for each of the `threads`. With
     `on_corrupt="skip"` damaged rows are left out of their batch and listed in `corrupt` once that
     batch is handed over.
     """
@@ -77,7 +78,7 @@ class Loader(Closing):
         rank: int | None = None,
         world_size: int | None = None,
         threads: int | None = None,
-        prefetch: int = 4,
+        prefetch: int | None = None,
         transform: Transform | None = None,
         on_corrupt: Literal["raise", "skip"] = "raise",
     ) -> None:
@@ -102,7 +103,9 @@ class Loader(Closing):
         self._drop_last = bool(drop_last)
         self._worker = (0, 1)  # this process among those that serve the rank, and their number
         self._threads = _whole("threads", _core.usable_cores() if threads is None else threads)
-        self._prefetch = _whole("prefetch", prefetch)
+        # Each thread makes a batch while another of its own waits to be handed over.
+        ahead = max(4, 2 * self._threads) if prefetch is None else prefetch
+        self._prefetch = _whole("prefetch", ahead)
         self._transform = transform
         self._on_corrupt = on_corrupt
         self._epoch = 0  # where the loader stands, as `state_dict` has it
@@ -409,9 +412,11 @@ class Loader(Closing):
         try:
             while len(self._started) < self._ahead:
                 try:
-                    batch, epoch, position, left_out = self._engine.next()
-                    begun = Delivery(self._start(batch), epoch, position, left_out)
-                    self._started.append(begun)
+                    made = self._engine.next()
+                    begun = self._start(made.batch)
+                    self._started.append(
+                        made if begun is made.batch else made._replace(batch=begun)
+                    )
                 except Exception as error:
                     self._started.append(error)  # raised when its turn comes
                     break

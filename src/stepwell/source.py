@@ -178,13 +178,15 @@ class Source(Closing, ABC):
         unchanged.
         """
         rows = as_rows(rows, len(self))
-        reader = self._reader
-        if reader is not None:
+        reader, layout = self._reader, self._batch_layout
+        if reader is not None and layout is not None:
             try:
                 if out is None:
-                    return self._split(reader.take(rows), len(rows))
-                batch = self._checked(out, len(rows))
-                reader.read(rows, [bytes_of(array) for array in batch.values()])
+                    return layout.take(rows)
+                batch = layout.read(rows, out)
+                if batch is None:  # arrays that do not fit, or not in a dict
+                    batch = layout.read(rows, self._checked(out, len(rows)))
+                    assert batch is not None
                 return batch
             except IndexError:
                 if reader.length == len(self):
@@ -255,7 +257,7 @@ class Source(Closing, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         # Made again where they are needed.
-        made = ("_reader", "_layouts", "_statistics", "_forgotten")
+        made = ("_reader", "_batch_layout", "_statistics", "_forgotten")
         return {name: value for name, value in self.__dict__.items() if name not in made}
 
     # For other libraries.
@@ -382,7 +384,7 @@ class Source(Closing, ABC):
     def _forget(self, *names: str) -> None:
         """Have what was made of rows made again: there are others now."""
         self.__dict__["_forgotten"] = self.__dict__.get("_forgotten", 0) + 1
-        for made in ("_reader", "_layouts", "_statistics", *names):
+        for made in ("_reader", "_batch_layout", "_statistics", *names):
             self.__dict__.pop(made, None)
 
     def _as_of(self) -> object:
@@ -411,24 +413,13 @@ class Source(Closing, ABC):
         return self._native(list(self.schema))
 
     @lazy
-    def _layouts(self) -> dict[int, list[tuple[str, np.dtype[Any], tuple[int, ...], int]]]:
-        return {}
-
-    def _split(self, block: NDArray[np.uint8], count: int) -> Batch:
-        """Arrays over a block that this source's reader filled."""
-        layout = self._layouts.get(count)
-        if layout is None:
-            assert self._reader is not None
-            offsets = self._reader.layout(count)
-            layout = [
-                (name, field.dtype, (count, *field.shape), offset)
-                for (name, field), offset in zip(self.schema.items(), offsets, strict=False)
-            ]
-            if len(self._layouts) < 16:
-                self._layouts[count] = layout
-        return {
-            name: np.ndarray(shape, dtype, block, offset) for name, dtype, shape, offset in layout
-        }
+    def _batch_layout(self) -> _core.Layout | None:
+        """What makes batches of rows that the core reads."""
+        reader = self._reader
+        if reader is None:
+            return None
+        fields = [(name, field.dtype, field.shape) for name, field in self.schema.items()]
+        return _core.Layout(reader, fields)
 
     def _accept(self, name: str, field: Field, batch: Batch, given: Batch, count: int) -> None:
         """A value that `_fill` put in: a ragged field, or an array instead of the one given."""

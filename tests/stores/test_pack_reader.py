@@ -400,7 +400,8 @@ def test_a_file_that_is_cut_while_it_is_open(path: Path, tmp_path: Path, left: i
     os.truncate(copy, left)
     calls: list[Callable[[], Any]] = [
         *(lambda: pack.take([149]), lambda: pack.decode(149), lambda: pack.decode_batch([149])),
-        *(lambda: pack.slices([149]), lambda: pack.describe(), lambda: pack.where("steps > 2")),
+        *(lambda: pack.slice(149), lambda: pack.slices([149]), lambda: pack.describe()),
+        lambda: pack.where("steps > 2"),
         *(lambda: pack.query("SELECT sum(steps) FROM runs"), lambda: list(pack)),
     ]
 

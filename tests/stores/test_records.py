@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
-from stepwell import Field, Ragged, RecordReader, RecordWriter
+from stepwell import ChecksumError, Field, Ragged, RecordReader, RecordWriter
 from stepwell.source import Source
 from tests import scaled
 from tests.arrays import PLAIN_TYPES, random_array
@@ -247,3 +247,29 @@ def test_the_package_reads_what_the_reference_writes(
     assert contents(RecordReader.open(path))[: len(want)] == want
     assert read_store(path).records[: len(want)] == want
     assert len(read_store(path).records) == 2 * len(want)
+
+
+def test_payloads_of_every_length_are_checked_while_they_are_copied(tmp_path: Path) -> None:
+    """Copy and checksum are one pass, in steps of 256 and 64 bytes and a rest."""
+    sizes = [*range(700), 2048, 2049, 8191, 8192, 20_001]
+    random = np.random.default_rng(1)
+    rows = [random.integers(0, 256, size, np.uint8).tobytes() for size in sizes]
+    with RecordWriter(tmp_path / "store", {"x": Field(bytes, compress="none")}) as writer:
+        writer.append({"x": rows})
+    with RecordReader.open(tmp_path / "store") as store:
+        assert store.take(np.arange(len(rows)))["x"].to_list() == rows
+    chunks = {path: path.read_bytes() for path in (tmp_path / "store").rglob("*.zr")}
+    for number in (64, 255, 256, 300, 699, 704):
+        chunk = next(path for path, data in chunks.items() if rows[number] in data)
+        data = bytearray(chunks[chunk])
+        at = data.index(rows[number])
+        for byte in {0, sizes[number] // 2, sizes[number] - 1}:
+            data[at + byte] ^= 1
+            chunk.write_bytes(data)
+            with (
+                RecordReader.open(tmp_path / "store") as store,
+                pytest.raises(ChecksumError, match=f"record {number}, x: expected CRC32C"),
+            ):
+                store.take([number])
+            data[at + byte] ^= 1
+        chunk.write_bytes(data)

@@ -213,15 +213,11 @@ class PackReader(Store):
 
     def slice(self, i: int) -> memoryview:
         """The payload of entry `i`: the file's own memory, or unpacked if it is compressed."""
-        row = self._row(i)
-        file = self._opened
-        begins, ends, checksums = self._places
-        begin, end = begins[row], ends[row]
-        if begin < 0 or file.memory is None:
-            return self.slices([row])[0]  # unpacks, or reads
-        if checksums[row] and _core.crc32c(file.data[begin:end]) != checksums[row]:
-            return self.slices([row])[0]  # reports damage
-        return memoryview(file.memory)[begin:end]
+        mapped = self._mapped
+        found = None if mapped is None else mapped.at(i)
+        if found is None:  # unpacked or read, or what is wrong is reported
+            found = self.slices([self._row(i)])[0]
+        return found
 
     def slices(self, indices: ArrayLike) -> list[memoryview]:
         """The payloads of these entries, checked together, not copied unless compressed."""
@@ -353,6 +349,7 @@ class PackReader(Store):
         """Forget the file; it is unmapped when no slice and no part of it is left."""
         super().close()
         self._file = None
+        self.__dict__.pop("_mapped", None)
 
     # Below this line: for this package.
 
@@ -386,15 +383,16 @@ class PackReader(Store):
         return entries
 
     @lazy
-    def _places(self) -> tuple[memoryview, memoryview, memoryview]:
-        """Where each payload begins (-1: compressed) and ends, and the checksum to compare.
-
-        Looking up a number costs Python a tenth of what a record of the index does.
-        """
-        begins = self._entries["offset"].astype(np.int64)
-        ends = begins + self._entries["length"]
-        checksums = self._entries["crc32c"].copy()
-        return np.where(self._entries["flags"] == 0, begins, -1).data, ends.data, checksums.data
+    def _mapped(self) -> _core.Slices | None:
+        """Finds and checks one payload in the file's memory; None where there is none."""
+        file, entries = self._opened, self._entries
+        if file.memory is None:
+            return None
+        begins = entries["offset"].astype(np.int64)
+        ends = begins + entries["length"]
+        begins[entries["flags"] != 0] = -1
+        checksums = np.ascontiguousarray(entries["crc32c"])
+        return _core.Slices(file.data, memoryview(file.memory), begins, ends, checksums)
 
     @lazy
     def _type(self) -> PayloadType:

@@ -13,7 +13,7 @@ from stepwell import _core
 from stepwell.errors import FormatError
 from stepwell.lazy import lazy
 from stepwell.sampler import split_runs
-from stepwell.source import Batch, Field, Rows, Schema, as_rows, bytes_of, check_buffer
+from stepwell.source import Batch, Field, Rows, Schema, as_rows, check_buffer
 from stepwell.store import Progress, QueryTable, Report, Store
 from stepwell.stores.steps import database
 from stepwell.stores.steps.blocks import BlockChecks, Checks, ManifestChecks
@@ -250,17 +250,19 @@ class StepReader(Store):
         """
         if not packed:
             return Store.take(self, rows, out)
-        rows, reader = as_rows(rows, len(self)), self._packed_reader
+        rows, layout = as_rows(rows, len(self)), self._packed_layout
         if out is None:
-            return np.ndarray(len(rows), self._dtype, reader.take(rows))
+            return layout.take(rows)["row"]
         check_buffer("out", out, self._dtype, (len(rows),))
-        reader.read(rows, [bytes_of(out)])
-        return out
+        filled = layout.read(rows, {"row": out})
+        assert filled is not None
+        return filled["row"]
 
     @lazy
-    def _packed_reader(self) -> _core.Reader:
+    def _packed_layout(self) -> _core.Layout:
         self._check_open()
-        return self._reader_of([(0, self._dtype.itemsize)])
+        reader = self._reader_of([(0, self._dtype.itemsize)])
+        return _core.Layout(reader, [("row", self._dtype, ())])
 
     def _native(self, names: Sequence[str]) -> _core.Reader | None:
         fields = self._dtype.fields
@@ -320,7 +322,7 @@ class StepReader(Store):
     # Below this line: for this package.
 
     def _forget(self, *names: str) -> None:
-        super()._forget("_packed_reader", *names)
+        super()._forget("_packed_layout", *names)
 
     def _add(self, segments: list[Segment]) -> None:
         """Have these rows, too. Parts of this reader share what is resident of all."""
