@@ -70,7 +70,7 @@ def _fed(step: Step, feed: Feed) -> None:
 
 
 def _feeds(source: sw.Source) -> dict[str, Feed]:
-    signed = {"as_int64": ["board"]}
+    signed: Any = {"as_int64": ["board"]}
     two = source.columns(_TWO)
     ram = sw.torch.Loader(source, _BATCH, device="cuda", **signed)
     resident = sw.torch.Loader(source.to("cuda"), _BATCH, **signed)

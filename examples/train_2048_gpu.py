@@ -11,6 +11,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,7 @@ def main() -> None:
         game2048.play_to(args.data / "runs", args.games, seed=1)
         sw.convert(args.data / "runs", args.data / "steps")
     steps = sw.StepReader.open(args.data / "steps")
-    options = {"seed": 1, "drop_last": True, "as_int64": ["board"]}
+    options: Any = {"seed": 1, "drop_last": True, "as_int64": ["board"]}
     memory = sw.torch.Loader(steps, args.batch_size, device=device, **options)
     resident = sw.torch.Loader(steps.to(device), args.batch_size, **options)
     kept = {name: values.clone() for name, values in next(iter(memory)).items()}

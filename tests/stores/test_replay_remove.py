@@ -180,9 +180,7 @@ def test_two_removals_at_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("where", ["run_id = 'b'", "run_id = 'b' AND number = 3"])
-def test_a_removal_that_was_killed(
-    root: Path, where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_removal_that_was_killed(root: Path, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows are in the file until another one finishes it, and nobody refers to them."""
     monkeypatch.setattr("stepwell.stores.replay.remove.finish_removal", lambda *_: None)
     remove(root, where)

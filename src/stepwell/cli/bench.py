@@ -43,10 +43,8 @@ def bench(
         loader = sw.Loader(source, batch_size, seed=1)
         waiting: Callable[[Any, float, float], float] = _waiting
         if device != "cpu":
-            from stepwell.torch.waiting import waiting_of
-
             loader = sw.torch.Loader(source, batch_size, seed=1, device=device)
-            waiting = waiting_of
+            waiting = sw.torch.waiting.waiting_of
         with Progress(console=err, transient=True, disable=not err.is_terminal) as bars, loader:
             results = {
                 "take": _measure(lambda: _length(source.take(next(takes))), seconds, bars, "take"),

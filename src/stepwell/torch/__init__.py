@@ -17,7 +17,7 @@ try:
 except ImportError as error:
     raise ImportError("stepwell.torch needs an extra: pip install 'stepwell[torch]'") from error
 
-from stepwell.torch import game2048 as game2048
+from stepwell.torch import game2048 as game2048, waiting as waiting
 from stepwell.torch.dataloader import DataLoader
 from stepwell.torch.dataset import MapDataset, collate
 from stepwell.torch.iterable import IterableDataset
