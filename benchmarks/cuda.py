@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -108,14 +107,11 @@ def _workers(source: sw.Source) -> Feed:
             yield {name: values.to("cuda", non_blocking=True) for name, values in batch.items()}
 
 
-def _training(width: int) -> Step:
+def _training(width: int, *, captured: bool = False) -> Step:
     """A step of training: from the cells of a board, one-hot, to the values of its moves."""
-    sizes = [256, width, width]
-    layers: list[Any] = []
-    for narrow, wide in pairwise(sizes):
-        layers += [torch.nn.Linear(narrow, wide), torch.nn.ReLU()]
-    policy = torch.nn.Sequential(*layers, torch.nn.Linear(width, 4)).to("cuda")
-    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3, capturable=True)
+    layers = (torch.nn.Linear(256, width), torch.nn.ReLU(), torch.nn.Linear(width, 4))
+    policy = torch.nn.Sequential(*layers).to("cuda")
+    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3, capturable=captured)
     shifts = torch.arange(60, -1, -4, device="cuda")
 
     def train(batch: dict[str, Any]) -> None:
@@ -183,7 +179,7 @@ def _static(loader: Any) -> Feed:
 
 
 def _captured(feed: Feed) -> Callable[[], object]:
-    step, batch = _training(1024), next(feed)
+    step, batch = _training(1024, captured=True), next(feed)
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
