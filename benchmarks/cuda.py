@@ -190,7 +190,7 @@ def _captured(feed: Feed) -> Callable[[], object]:
     with torch.cuda.graph(graph):
         step(batch)
 
-    def replay() -> None:
+    def replay(_: Step = step) -> None:  # the graph uses the step's tensors, and does not keep them
         next(feed)
         graph.replay()
 

@@ -103,18 +103,25 @@ def training(width: int, device: torch.device, batch: Batch) -> tuple[Callable[[
         optimizer.step()
         last.copy_(loss.detach())
 
-    if device.type != "cuda":
-        return step, last
-    aside = torch.cuda.Stream(device)
-    aside.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(aside):
-        for _ in range(3):
+    return (Graph(step, device) if device.type == "cuda" else step), last
+
+
+class Graph:
+    """A step as one CUDA graph. It keeps the step, whose tensors the graph's kernels use."""
+
+    def __init__(self, step: Callable[[], None], device: torch.device) -> None:
+        self._step, self._graph = step, torch.cuda.CUDAGraph()
+        aside = torch.cuda.Stream(device)
+        aside.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(aside):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream(device).wait_stream(aside)
+        with torch.cuda.graph(self._graph):
             step()
-    torch.cuda.current_stream(device).wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay, last
+
+    def __call__(self) -> None:
+        self._graph.replay()
 
 
 def count(text: str) -> int:
