@@ -39,15 +39,19 @@ def main() -> None:
     args = parser.parse_args()
     device = torch.device(args.device)
 
-    if not (args.data / "steps").exists():
-        print(f"playing {args.games} games", flush=True)
-        game2048.play_to(args.data / "runs", args.games, seed=1)
-        sw.convert(args.data / "runs", args.data / "steps")
-    steps = sw.StepReader.open(args.data / "steps")
+    try:
+        if not (args.data / "steps").exists():
+            print(f"playing {args.games} games", flush=True)
+            game2048.play_to(args.data / "runs", args.games, seed=1)
+            sw.convert(args.data / "runs", args.data / "steps")
+        steps = sw.StepReader.open(args.data / "steps")
+    except (OSError, ValueError) as error:
+        parser.error(f"data: expected a folder of games, or room for one - {error}")
     options: Any = {"seed": 1, "drop_last": True, "as_int64": ["board"]}
     memory = sw.torch.Loader(steps, args.batch_size, device=device, **options)
     resident = sw.torch.Loader(steps.to(device), args.batch_size, **options)
     kept = {name: values.clone() for name, values in next(iter(memory)).items()}
+    memory.set_epoch(0)  # both begin with the same rows
     feeds: dict[str, Iterator[Batch]] = {
         "one batch, kept": iter(lambda: kept, None),
         "resident": static(resident),

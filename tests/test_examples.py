@@ -213,3 +213,11 @@ def losses(lines: list[str]) -> dict[int, float]:
     """The loss that was printed at each step."""
     found = [re.match(r"step (\d+) of \d+: loss ([0-9.]+)", line) for line in lines]
     return {int(match[1]): float(match[2]) for match in found if match}
+
+
+def test_a_step_that_waits_for_nothing(tmp_path: Path) -> None:
+    small = ("--games", 5, "--steps", 3, "--width", 16, "--batch-size", 64, "--device", "cpu")
+    *_, kept, resident, memory = printed(EXAMPLES / "train_2048_gpu.py", tmp_path / "data", *small)
+    for line, name in ((kept, "one batch, kept"), (resident, "resident"), (memory, "from memory")):
+        assert re.fullmatch(rf"{name} +[\d.]+ us a step, waiting +[\d.]+%, loss [\d.]+", line)
+    assert resident.partition("loss")[2] == memory.partition("loss")[2]  # the same rows
