@@ -28,6 +28,8 @@ _COPIES = ("shutil.copyfile and fsync", "cp and sync")
 _COMMIT_RECORDS = 1000
 _COMMITS = 10
 """Of a turn."""
+_SMALL_BYTES = 32
+"""Of a record that is a value of a column."""
 
 Table = NDArray[np.uint8]
 
@@ -113,21 +115,24 @@ def small_cases(rows: int, folder: Path, rounds: int) -> list[Case]:
 
 
 def update_cases(rows: int, folder: Path, rounds: int) -> list[Case]:
-    """Random records, replaced or deleted, in commits of two sizes."""
+    """Random records, replaced or deleted, in commits of two sizes; small ones, too."""
+    few, many = (_COMMIT_RECORDS, _COMMITS), (10 * _COMMIT_RECORDS, 1)
     return [
         case
-        for count, commits in ((_COMMIT_RECORDS, _COMMITS), (10 * _COMMIT_RECORDS, 1))
+        for size, (count, commits) in ((ROW_BYTES, few), (ROW_BYTES, many), (_SMALL_BYTES, few))
         if count * _COMMITS <= rows
-        for case in _update_cases(rows, count, folder, rounds, commits)
+        for case in _update_cases(rows, size, count, folder, rounds, commits)
     ]
 
 
-def _update_cases(rows: int, count: int, folder: Path, rounds: int, commits: int) -> list[Case]:
-    table = data.fixed(count, (ROW_BYTES,)).table
+def _update_cases(
+    rows: int, size: int, count: int, folder: Path, rounds: int, commits: int
+) -> list[Case]:
+    table = data.fixed(count, (size,)).table
     rng = np.random.default_rng(2)
     with ExitStack() as stack:
-        store = stack.enter_context(_scratch_store(folder / "update"))
-        _fill(store, rows)
+        store = stack.enter_context(_scratch_store(folder / "update", size))
+        _fill(store, rows, size)
 
         def update(wanted: NDArray[np.int64]) -> None:
             store.update(wanted, {"x": table})
@@ -142,7 +147,7 @@ def _update_cases(rows: int, count: int, folder: Path, rounds: int, commits: int
 
         primed = partial(_primed, folder, commits * table.nbytes)
         candidates = [Candidate(_OURS, partial(primed, update), commits)]
-        if lmdb := stack.enter_context(_lmdb(folder, rows * ROW_BYTES)):
+        if lmdb := stack.enter_context(_lmdb(folder, rows * size)):
             with lmdb.begin(write=True) as transaction:
                 for row in range(rows):
                     transaction.put(_key(row), table[row % count].data, append=True)
@@ -152,13 +157,14 @@ def _update_cases(rows: int, count: int, folder: Path, rounds: int, commits: int
         deletes = [Candidate.of(_OURS, delete, calls=commits)]
         few = max(1, min(rounds, rows // 2 // (count * commits)))
         deleted = _by_record(measure.race(deletes, distinct, rounds=few), count)
+    small = f" of {size} bytes" if size < ROW_BYTES else ""
     return [
-        _update_case(f"update {count:,} random records of {rows:,}", updated),
-        _update_case(f"delete {count:,} random records of {rows:,}", deleted),
+        _update_case(f"{what} {count:,} random records{small} of {rows:,}", size, found)
+        for what, found in (("update", updated), ("delete", deleted))
     ]
 
 
-def _update_case(title: str, found: dict[str, Measured]) -> Case:
+def _update_case(title: str, size: int, found: dict[str, Measured]) -> Case:
     ours = found.pop(_OURS)
     speed = (ours.rows_per_s or 0) / 1e3
     return Case(
@@ -167,7 +173,7 @@ def _update_case(title: str, found: dict[str, Measured]) -> Case:
         ours,
         found,
         [Target("thousand records/s", speed, at_least=100)],
-        f"{ROW_BYTES:,} bytes each; on the disk after each commit",
+        f"{size:,} bytes each; on the disk after each commit",
     )
 
 
@@ -287,18 +293,18 @@ def _primed(folder: Path, size: int, call: measure.Call) -> Iterator[measure.Cal
 
 
 @contextmanager
-def _scratch_store(path: Path) -> Iterator[sw.RecordWriter]:
+def _scratch_store(path: Path, size: int = ROW_BYTES) -> Iterator[sw.RecordWriter]:
     """An empty store to write to, gone afterwards."""
     data.remove(path)
     try:
-        with sw.RecordWriter(path, {"x": ("u1", (ROW_BYTES,))}) as store:
+        with sw.RecordWriter(path, {"x": ("u1", (size,))}) as store:
             yield store
     finally:
         data.remove(path)
 
 
-def _fill(store: sw.RecordWriter, rows: int) -> None:
-    table = data.fixed(10_000, (ROW_BYTES,)).table
+def _fill(store: sw.RecordWriter, rows: int, size: int = ROW_BYTES) -> None:
+    table = data.fixed(10_000, (size,)).table
     for begin in range(0, rows, len(table)):
         store.append({"x": table[: rows - begin]})
         store.commit()

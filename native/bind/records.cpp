@@ -271,20 +271,31 @@ void bind_records(nb::module_& m) {
       "table"_a.noconvert(), "blocks"_a.noconvert(), "commits"_a.noconvert(), "path"_a,
       "The checksums of some blocks of a table; of a column there is a commit for each.");
   m.def(
-      "checksums_after",
+      "seals_after",
       [](BytesIn table, std::size_t entry, std::size_t first, BytesIn appended, RowsIn given, BytesIn changed,
-         RowsIn given_blocks, std::uint64_t commit, nb::object path) {
+         RowsIn given_blocks, BytesIn seals, std::uint64_t commit, nb::object path) {
         const auto rows = own_copy(given), blocks = checked_blocks(given_blocks);
         if (entry == 0 || entry > kTableBlock || changed.size() != rows.size() * entry)
           throw std::invalid_argument("entries of up to 4,096 bytes, one a row, are needed");
         if (!std::ranges::is_sorted(rows) || (!rows.empty() && rows.front() < 0))
           throw std::invalid_argument("rows that ascend are needed");
-        return bytes_of(checksums_after(span_of(table), {entry, first, span_of(appended), rows, span_of(changed)}, blocks,
-                                        commit, path_bytes(path)));
+        if (seals.size() % sizeof(ColumnSeal) || seals.size() / sizeof(ColumnSeal) > blocks.size())
+          throw std::invalid_argument("whole seals, up to one a block, are needed");
+        const std::span now(reinterpret_cast<const ColumnSeal*>(seals.data()), seals.size() / sizeof(ColumnSeal));
+        return bytes_of(seals_after(span_of(table), {entry, first, span_of(appended), rows, span_of(changed)}, blocks, now,
+                                    commit, path_bytes(path)));
       },
       "table"_a.noconvert(), "entry"_a, "first"_a, "appended"_a.noconvert(), "rows"_a.noconvert(),
-      "changed"_a.noconvert(), "blocks"_a.noconvert(), "commit"_a, "path"_a,
-      "The checksums that blocks of a column have after a change that is not done yet.");
+      "changed"_a.noconvert(), "blocks"_a.noconvert(), "seals"_a.noconvert(), "commit"_a, "path"_a,
+      "The checksums and commits that blocks of a column have after a change that is not done yet; the first of the "
+      "blocks have these `seals` now, the others none.");
+  m.def(
+      "get_entries",
+      [](BytesIn table, RowsIn given, BytesOut entries, nb::object path) {
+        get_entries(span_of(table), own_copy(given), span_of(entries), path_bytes(path));
+      },
+      "table"_a.noconvert(), "rows"_a.noconvert(), "entries"_a.noconvert(), "path"_a,
+      "Copy the entries of these rows out of a mapped table.");
   m.def(
       "put_entries",
       [](BytesOut table, RowsIn given, BytesIn entries, nb::object path) {

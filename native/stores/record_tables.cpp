@@ -3,80 +3,119 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <string>
 
+#include "error.hpp"
 #include "files/checksum.hpp"
 #include "files/guard.hpp"
 
 namespace stepwell {
 namespace {
 
+constexpr std::size_t kAhead = 16;  // entries that are fetched before they are needed
+
 std::uint32_t with_commit(std::uint32_t checksum, std::uint64_t commit) {
   return crc32c(checksum, std::as_bytes(std::span(&commit, 1)));
+}
+
+std::uint32_t block_checksum(std::span<const std::byte> table, std::int64_t block) {
+  static constexpr std::byte zeros[kTableBlock]{};
+  const std::size_t begin = std::min(static_cast<std::size_t>(block) * kTableBlock, table.size());
+  const std::size_t size = std::min(kTableBlock, table.size() - begin);
+  return crc32c(crc32c(0, table.subspan(begin, size)), {zeros, kTableBlock - size});
 }
 
 }  // namespace
 
 std::vector<std::uint32_t> block_checksums(std::span<const std::byte> table, std::span<const std::int64_t> blocks,
                                            std::span<const std::int64_t> commits, const std::string& path) {
-  static constexpr std::byte zeros[kTableBlock]{};
   std::vector<std::uint32_t> checksums(blocks.size());
   guarded(table, path, [&] {
     for (std::size_t i = 0; i < blocks.size(); ++i) {
-      const std::size_t begin = std::min(static_cast<std::size_t>(blocks[i]) * kTableBlock, table.size());
-      const std::size_t size = std::min(kTableBlock, table.size() - begin);
-      checksums[i] = crc32c(crc32c(0, table.subspan(begin, size)), {zeros, kTableBlock - size});
+      checksums[i] = block_checksum(table, blocks[i]);
       if (!commits.empty()) checksums[i] = with_commit(checksums[i], static_cast<std::uint64_t>(commits[i]));
     }
   });
   return checksums;
 }
 
-std::vector<std::uint32_t> checksums_after(std::span<const std::byte> table, const ColumnChange& change,
-                                           std::span<const std::int64_t> blocks, std::uint64_t commit,
-                                           const std::string& path) {
-  std::vector<std::uint32_t> checksums(blocks.size());
-  // Puts the part of `data`, which begins at `at` of the table, that is inside a block.
-  const auto put = [](std::byte* image, std::size_t begin, std::size_t at, std::span<const std::byte> data) {
-    const std::size_t from = std::max(at, begin), to = std::min(at + data.size(), begin + kTableBlock);
-    if (from < to) std::memcpy(image + (from - begin), data.data() + (from - at), to - from);
-  };
+std::vector<ColumnSeal> seals_after(std::span<const std::byte> table, const ColumnChange& change,
+                                    std::span<const std::int64_t> blocks, std::span<const ColumnSeal> seals,
+                                    std::uint64_t commit, const std::string& path) {
+  std::vector<ColumnSeal> made(blocks.size());
   const std::size_t first = change.first * change.entry, end = first + change.appended.size();
   guarded(table, path, [&] {
-    std::byte image[kTableBlock];
+    // Checksums are linear: that of the bits which a change flips, among zeros, has the bits that it flips in the
+    // checksum. So nothing beside the change is read, and where that is damaged, the new checksum does not fit either.
+    std::byte flips[kTableBlock + sizeof commit]{};
     std::size_t k = 0;
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       const std::size_t begin = static_cast<std::size_t>(blocks[i]) * kTableBlock;
-      while (k < change.rows.size() && (static_cast<std::size_t>(change.rows[k]) + 1) * change.entry <= begin) ++k;
-      std::uint32_t checksum;
       if (first <= begin && begin + kTableBlock <= end) {  // all of it is new
-        checksum = crc32c(0, change.appended.subspan(begin - first, kTableBlock));
-      } else {
-        const std::size_t from = std::min(begin, table.size()), size = std::min(kTableBlock, table.size() - from);
-        if (size) std::memcpy(image, table.data() + from, size);
-        std::memset(image + size, 0, kTableBlock - size);
-        put(image, begin, first, change.appended);
-        for (std::size_t j = k; j < change.rows.size(); ++j) {
-          const std::size_t at = static_cast<std::size_t>(change.rows[j]) * change.entry;
-          if (at >= begin + kTableBlock) break;
-          put(image, begin, at, change.changed.subspan(j * change.entry, change.entry));
-        }
-        checksum = crc32c(0, {image, kTableBlock});
+        made[i] = {with_commit(crc32c(0, change.appended.subspan(begin - first, kTableBlock)), commit), commit};
+        continue;
       }
-      checksums[i] = with_commit(checksum, commit);
+      std::size_t lowest = kTableBlock;
+      // The part of `data`, which comes to `at` of the table, that is inside this block.
+      const auto flip = [&](std::size_t at, std::span<const std::byte> data) {
+        std::size_t p = std::max(at, begin);
+        const std::size_t to = std::min(at + data.size(), begin + kTableBlock), there = std::min(to, table.size());
+        if (p < to) lowest = std::min(lowest, p - begin);
+        for (; p < there; ++p) flips[p - begin] = table[p] ^ data[p - at];
+        for (; p < to; ++p) flips[p - begin] = data[p - at];
+      };
+      flip(first, change.appended);
+      while (k < change.rows.size() && (static_cast<std::size_t>(change.rows[k]) + 1) * change.entry <= begin) ++k;
+      for (std::size_t j = k; j < change.rows.size(); ++j) {
+        const std::size_t at = static_cast<std::size_t>(change.rows[j]) * change.entry;
+        if (at >= begin + kTableBlock) break;
+        if (j + kAhead < change.rows.size())
+          __builtin_prefetch(table.data() + static_cast<std::size_t>(change.rows[j + kAhead]) * change.entry);
+        flip(at, change.changed.subspan(j * change.entry, change.entry));
+      }
+      const bool sealed = i < seals.size();
+      const std::uint32_t before = sealed ? seals[i].checksum : with_commit(block_checksum(table, blocks[i]), commit);
+      const std::uint64_t other = sealed ? seals[i].commit ^ commit : 0;
+      std::memcpy(flips + kTableBlock, &other, sizeof other);
+      made[i] = {before ^ ~crc32c(~std::uint32_t{0}, std::span(flips).subspan(lowest)), commit};
+      std::memset(flips + lowest, 0, kTableBlock - lowest);
     }
   });
-  return checksums;
+  return made;
+}
+
+namespace {
+
+// The size of the entries of some rows, which have so many bytes; the table has all of them.
+std::size_t entry_size(std::span<const std::byte> table, std::span<const std::int64_t> rows, std::size_t bytes,
+                       const std::string& path) {
+  const std::size_t entry = bytes / rows.size();
+  if (entry == 0 || entry * rows.size() != bytes)
+    throw std::invalid_argument("entries of the same size for each row are needed");
+  for (const std::int64_t row : rows) {
+    if (row < 0) throw std::invalid_argument("a row has no negative number");
+    if (static_cast<std::uint64_t>(row) >= table.size() / entry)
+      throw FormatError("truncated: expected an entry " + std::to_string(row), path, table.size());
+  }
+  return entry;
+}
+
+}  // namespace
+
+void get_entries(std::span<const std::byte> table, std::span<const std::int64_t> rows, std::span<std::byte> entries,
+                 const std::string& path) {
+  if (rows.empty()) return;
+  const std::size_t entry = entry_size(table, rows, entries.size(), path);
+  guarded(table, path, [&] {
+    for (std::size_t i = 0; i < rows.size(); ++i)
+      std::memcpy(entries.data() + i * entry, table.data() + static_cast<std::size_t>(rows[i]) * entry, entry);
+  });
 }
 
 void put_entries(std::span<std::byte> table, std::span<const std::int64_t> rows, std::span<const std::byte> entries,
                  const std::string& path) {
   if (rows.empty()) return;
-  const std::size_t entry = entries.size() / rows.size();
-  if (entry == 0 || entry * rows.size() != entries.size())
-    throw std::invalid_argument("entries of the same size for each row are needed");
-  for (const std::int64_t row : rows)
-    if (row < 0 || static_cast<std::uint64_t>(row) >= table.size() / entry)
-      throw std::invalid_argument("a row lies outside the table");
+  const std::size_t entry = entry_size(table, rows, entries.size(), path);
   guarded(table, path, [&] {
     for (std::size_t i = 0; i < rows.size(); ++i)
       std::memcpy(table.data() + static_cast<std::size_t>(rows[i]) * entry, entries.data() + i * entry, entry);

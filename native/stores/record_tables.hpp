@@ -32,12 +32,15 @@ struct ColumnChange {
   std::span<const std::int64_t> rows;
   std::span<const std::byte> changed;
 };
-// The checksums that some blocks, in order, have after a change that is not done yet.
-std::vector<std::uint32_t> checksums_after(std::span<const std::byte> table, const ColumnChange& change,
-                                           std::span<const std::int64_t> blocks, std::uint64_t commit,
-                                           const std::string& path);
+// What some blocks, in order, have after a change that is not done yet; the first of them have the `seals` now, and
+// the others none.
+std::vector<ColumnSeal> seals_after(std::span<const std::byte> table, const ColumnChange& change,
+                                    std::span<const std::int64_t> blocks, std::span<const ColumnSeal> seals,
+                                    std::uint64_t commit, const std::string& path);
 
-// Puts entries where some rows have theirs, in a table that is mapped.
+// Copies the entries of some rows out of a table that is mapped, or puts them there.
+void get_entries(std::span<const std::byte> table, std::span<const std::int64_t> rows, std::span<std::byte> entries,
+                 const std::string& path);
 void put_entries(std::span<std::byte> table, std::span<const std::int64_t> rows, std::span<const std::byte> entries,
                  const std::string& path);
 

@@ -8,7 +8,6 @@ import pytest
 from numpy.typing import NDArray
 
 from stepwell import BusyError, Field, RecordReader, RecordWriter
-from stepwell.files.atomic import write_all
 from stepwell.stores.records import tables, writer as writer_module
 from tests.crash.faults import fault, on_a_small_disk
 from tests.writer_contract import WriterContract, WriterKit
@@ -67,13 +66,13 @@ class TestWriter(WriterContract):
     def small_steps(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Files grow by little, and every write is seen."""
 
-        def put(self: tables.TableFile, rows: NDArray[Any], entries: NDArray[Any]) -> None:
+        def put(self: tables.EntryFile, rows: NDArray[Any], entries: NDArray[Any]) -> None:
             for row, entry in zip(rows.tolist(), entries, strict=True):
                 data = np.frombuffer(entry.tobytes(), np.uint8)
-                write_all(self._file, data, row * len(data), self.path)
+                self.write(row * len(data), data)
 
         monkeypatch.setattr(tables, "_GROW_ENTRIES", 256)
-        monkeypatch.setattr(tables.TableFile, "_put", put)
+        monkeypatch.setattr(tables.EntryFile, "put", put)
         monkeypatch.setattr(writer_module, "_JOURNAL_STEP", 1024)
         monkeypatch.setattr(writer_module, "_JOURNAL_BYTES", 1500)
 

@@ -198,6 +198,32 @@ def test_a_damaged_block(store: Path) -> None:
     assert (problem.path, problem.offset) == (str(store / "n.column"), 4096)
 
 
+def test_a_commit_hides_no_damage_beside_its_values(store: Path) -> None:
+    """The writer has looked at the block before."""
+    with RecordWriter(store, mode="a") as writer:
+        writer.update([600], {"n": [-1]})
+        writer.commit()
+        with (store / "n.column").open("r+b") as file:
+            file.seek(700 * 8)
+            file.write(b"x")
+        writer.update([601], {"n": [-2]})
+    with pytest.raises(ChecksumError, match="records 512 to 1023"):
+        RecordReader.open(store)["n"][700]
+
+
+def test_a_damaged_record_takes_no_place(store: Path) -> None:
+    before = (store / "n.column").read_bytes()
+    flip(store / "n.column", 999 * 8)
+    with (
+        pytest.raises(ChecksumError, match="do not fit their checksum") as caught,
+        RecordWriter(store, mode="a") as writer,
+    ):
+        writer.delete([0])
+    assert (caught.value.path, caught.value.offset) == (str(store / "n.column"), 4096)
+    (store / "n.column").write_bytes(before)
+    assert RecordReader.open(store)["n"][0] == 0
+
+
 def pairs(path: Path) -> list[tuple[int | None, str | None]]:
     store = RecordReader.open(path)
     found, there = store[:], store.present(np.arange(len(store)))

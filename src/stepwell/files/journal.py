@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,12 +88,9 @@ class Framing:
     def frame(self, *body: bytes | NDArray[np.uint8], seal: bytes = b"") -> NDArray[np.uint8]:
         """A record whose body has these parts, and what is behind it. They may be large: they are
         copied once."""
-        end = _HEAD.size + sum(map(len, body))
-        record = np.empty(end + len(seal), np.uint8)
-        at = _HEAD.size
-        for part in (*body, seal):
-            record[at : at + len(part)] = np.frombuffer(part, np.uint8)
-            at += len(part)
+        parts: list[Any] = [bytes(_HEAD.size), *body, seal]
+        record = np.frombuffer(bytearray().join(parts), np.uint8)
+        end = len(record) - len(seal)
         size = end if self.whole else end - _HEAD.size
         _HEAD.pack_into(record.data, 0, self.magic, 0, size)
         crc = _core.crc32c(record[8 if self.whole else _HEAD.size : end])

@@ -369,7 +369,7 @@ def rebalance(
                     if name in made.columns and name not in columns:
                         entries = as_column(name, rows, entries.view(ENTRY))
                     change = Change(at, entries.view(table.dtype))
-                    change = table.sealed(change, made.commit)
+                    table.seal(change, made.commit, at)
                     table.write_ahead(change, at, at + len(rows))
                     table.change(change, at)
                 if progress is not None:

@@ -3,6 +3,7 @@
 import json
 import struct
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,13 @@ class Commit:
             chunks.tobytes(),
         ]
         for change in self.changes:
+            parts.append(_FIELD.pack(change.first, len(change.appended), len(change.rows)))
+            if not len(change.blocks):
+                continue
             together = np.empty(len(change.rows), _changed(change.appended.dtype))
             together["record"], together["entry"] = change.rows, change.changed
-            counts = (change.first, len(change.appended), len(change.rows))
-            entries = change.appended.nbytes + together.nbytes
-            parts += [_FIELD.pack(*counts), change.appended.view(np.uint8), together.tobytes()]
-            parts.append(bytes(-entries % 8))
+            parts += [change.appended.view(np.uint8), together.view(np.uint8)]
+            parts.append(bytes(-(change.appended.nbytes + together.nbytes) % 8))
             if change.checksums is not None:
                 crcs = change.checksums["crc"].tobytes()
                 parts += [crcs, bytes(-len(crcs) % 8)]
@@ -77,7 +79,7 @@ class Commit:
                 made = np.empty(len(change.blocks), COLUMN_CHECKSUM)
                 made["commit"] = number
                 made["crc"], at = _items(body, at, np.dtype("<u4"), len(made))
-                change = replace(change, checksums=made)
+                change.checksums = made
                 at += -at % 8
             changes.append(change)
         if at > len(body):
@@ -110,6 +112,7 @@ class Commit:
 _UNREADABLE = (ValueError, OverflowError, RecursionError, struct.error)
 
 
+@cache
 def _changed(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """A record, and the entry that takes the place of its own."""
     return np.dtype([("record", "<u8"), ("entry", dtype)])

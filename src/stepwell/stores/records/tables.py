@@ -1,10 +1,9 @@
-"""Columns and offset tables: changes that are not committed yet, files, and copies in memory."""
+"""Columns and offset tables: the changes of a commit, files, and copies in memory."""
 
 import mmap
 import os
-from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field as default, replace
+from dataclasses import dataclass, field as default
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,13 @@ from stepwell.stores.records.layout import BLOCK_BYTES, CHECKSUM, COLUMN_CHECKSU
 from stepwell.stores.records.values import Values
 
 _GROW_ENTRIES = 1 << 20
-_NO_COMMITS = np.empty(0, np.int64)
+_NO_ROWS = _NO_COMMITS = np.empty(0, np.int64)
 
 Entries = NDArray[Any]
 """What a table has for some records: places of frames, or the values of a column."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Change:
     """New entries of one field: some behind the others, and some in the place of others."""
 
@@ -42,16 +41,21 @@ class Change:
     def blocks(self) -> Rows:
         """Blocks of the table with a new entry, in order."""
         size, count = self.appended.itemsize, len(self.appended)
-        first = self.first * size // BLOCK_BYTES
-        end = block_count(self.first + count, size) if count else first
-        blocks = np.arange(first, end, dtype=np.int64)
-        if not len(self.rows):
+        blocks = blocks_of(self.rows, size) if len(self.rows) else _NO_ROWS
+        if not count:
             return blocks
-        parts = [blocks, self.rows * size // BLOCK_BYTES]
-        if BLOCK_BYTES % size:  # an entry of a column may be in two blocks
-            parts.append((self.rows * size + size - 1) // BLOCK_BYTES)
-        found = np.sort(np.concatenate(parts))
-        return np.asarray(found[np.append(True, found[1:] != found[:-1])])
+        first = self.first * size // BLOCK_BYTES
+        new = np.arange(first, block_count(self.first + count, size))
+        return np.concatenate([blocks[blocks < first], new])
+
+
+def blocks_of(rows: Rows, size: int) -> Rows:
+    """The blocks that entries of one size are in, in order."""
+    found = rows * size // BLOCK_BYTES
+    if BLOCK_BYTES % size:  # an entry of a column may be in two blocks
+        found = np.concatenate([found, (rows * size + size - 1) // BLOCK_BYTES])
+    found.sort()
+    return np.concatenate([found[:1], found[1:][found[1:] != found[:-1]]])
 
 
 def block_count(entries: int, size: int) -> int:
@@ -170,256 +174,179 @@ def check_entries(entries: NDArray[np.uint8], meta: Meta, path: Path) -> None:
         )
 
 
+class EntryFile:
+    """Entries of one size, mapped, in a file that is open for writing."""
+
+    def __init__(self, root: Path, name: str, dtype: np.dtype[Any]) -> None:
+        self.path, self.dtype = root / name, dtype
+        self.name = str(self.path)  # the core takes it faster
+        self.file = open_inside(root, name, os.O_RDWR | os.O_CREAT)
+        self.memory = np.empty(0, np.uint8)
+        self._map()
+
+    def __len__(self) -> int:
+        return len(self.memory) // self.dtype.itemsize
+
+    def get(self, rows: Rows) -> Entries:
+        entries = np.empty(len(rows), self.dtype)
+        _core.get_entries(self.memory, rows, entries.view(np.uint8), self.name)
+        return entries
+
+    def put(self, rows: Rows, entries: Entries) -> None:
+        """Replace entries here and there. Tests that watch the disk do it through the file."""
+        flat = np.ascontiguousarray(entries).view(np.uint8)
+        _core.put_entries(self.memory, rows, flat, self.name)
+
+    def write(self, at: int, data: NDArray[np.uint8]) -> None:
+        """Write to a place that may have no room on the disk yet."""
+        write_all(self.file, data, at, self.path)
+
+    def grow(self, count: int) -> None:
+        if count > len(self):
+            os.ftruncate(self.file, count * self.dtype.itemsize)
+            self._map()
+
+    def cut(self, count: int) -> None:
+        size = count * self.dtype.itemsize
+        if os.fstat(self.file).st_size > size:
+            os.ftruncate(self.file, size)
+
+    def close(self) -> None:
+        self.memory = np.empty(0, np.uint8)
+        os.close(self.file)
+
+    def _map(self) -> None:
+        if size := os.fstat(self.file).st_size:
+            self.memory = np.frombuffer(mmap.mmap(self.file, size), np.uint8)
+
+
 class TableFile:
     """A table and its checksums, open for writing."""
 
     def __init__(self, root: Path, names: tuple[str, str], dtype: np.dtype[Any]) -> None:
-        name, checksums = names
-        self.path, self._checksums_path = root / name, root / checksums
-        self._name = str(self.path)  # the core takes it faster
         self.dtype, self._size = dtype, dtype.itemsize
         self._column = dtype != ENTRY
-        self._checksum = COLUMN_CHECKSUM if self._column else CHECKSUM
-        self._file = open_inside(root, name, os.O_RDWR | os.O_CREAT)
+        self._table = EntryFile(root, names[0], dtype)
         try:
-            self._checksums = open_inside(root, checksums, os.O_RDWR | os.O_CREAT)
+            checksum = COLUMN_CHECKSUM if self._column else CHECKSUM
+            self._checksums = EntryFile(root, names[1], checksum)
         except BaseException:
-            os.close(self._file)
+            self._table.close()
             raise
-        self._memory = np.empty(0, np.uint8)
-        self._map()
-        self._checked: set[int] = set()
-        if not (self._column or os.fstat(self._checksums).st_size):  # of before there were any
-            self._write_checksums(np.arange(block_count(self.size, self._size), dtype=np.int64))
-
-    @property
-    def size(self) -> int:
-        """Entries there is room for."""
-        return len(self._memory) // self._size
+        blocks = block_count(len(self._table), self._size)
+        self._unchecked = np.ones(blocks, np.bool)
+        if not (self._column or len(self._checksums.memory)):  # of before there were any
+            self._checksums.grow(blocks)
+            self._write_checksums(np.arange(blocks), None, 0)
 
     def need(self, meta: Meta) -> None:
         """Raise `FormatError` when it is shorter than the store, or a column has no checksums."""
-        if self.size < meta.length:
-            message = f"truncated: expected {meta.length} entries, got {self.size}"
-            raise FormatError(message, path=self._name)
-        if self._column and meta.length and not os.fstat(self._checksums).st_size:
-            raise FormatError("the checksums are missing", path=str(self._checksums_path))
+        if len(self._table) < meta.length:
+            message = f"truncated: expected {meta.length} entries, got {len(self._table)}"
+            raise FormatError(message, path=self._table.name)
+        if self._column and meta.length and not len(self._checksums.memory):
+            raise FormatError("the checksums are missing", path=self._checksums.name)
 
-    def entry(self, row: int) -> bytes:
-        return os.pread(self._file, self._size, row * self._size)
+    def entries(self, rows: Rows, peak: int) -> Entries:
+        """Those of some records, to be put elsewhere. Raises `ChecksumError` when they are damaged,
+        which a new checksum would hide."""
+        if not len(rows):
+            return np.empty(0, self.dtype)
+        self._check(blocks_of(rows, self._size), peak)
+        return self._table.get(rows)
 
-    def sealed(self, change: Change, commit: int) -> Change:
-        """The change of a commit as the journal has it: of a column, with the checksums that its
-        blocks will have. Redone, it can then hide no damage to what is beside it."""
-        if not self._column:
-            return change
+    def seal(self, change: Change, commit: int, peak: int) -> None:
+        """Give a change what the journal has of it: of a column, the checksums that its blocks
+        will have. Redone, it can then hide no damage to what is beside it.
+
+        Raises `ChecksumError` when entries beside it were damaged before.
+        """
         blocks = change.blocks
-        made = np.empty(len(blocks), self._checksum)
-        made["commit"] = commit
-        made["crc"] = _core.checksums_after(
-            self._memory,
-            self._size,
-            change.first,
-            change.appended.view(np.uint8),
-            change.rows,
-            np.ascontiguousarray(change.changed).view(np.uint8),
-            blocks,
-            commit,
-            self._name,
-        ).view("<u4")
-        return replace(change, checksums=made)
+        if not len(blocks):
+            return
+        self._check(blocks, peak)
+        if self._column:
+            known = blocks[blocks < block_count(peak, self._size)]
+            change.checksums = _core.seals_after(
+                self._table.memory,
+                self._size,
+                change.first,
+                change.appended.view(np.uint8),
+                change.rows,
+                change.changed.view(np.uint8),
+                blocks,
+                self._checksums.get(known).view(np.uint8),
+                commit,
+                self._table.name,
+            ).view(COLUMN_CHECKSUM)
 
     def write_ahead(self, change: Change, before: int, after: int) -> None:
         """Put new entries where no reader looks yet: behind the blocks of the `before` entries that
         there were. There is room for `after` of them then."""
-        if after > self.size:
-            size = -(-after // _GROW_ENTRIES) * _GROW_ENTRIES
-            os.ftruncate(self._file, size * self._size)
-            blocks = block_count(size, self._size)
-            os.ftruncate(self._checksums, blocks * self._checksum.itemsize)
-            self._map()
+        if not len(change.blocks):
+            return
+        if after > len(self._table):
+            self._table.grow(-(-after // _GROW_ENTRIES) * _GROW_ENTRIES)
+        self._checksums.grow(block_count(len(self._table), self._size))
         data, seen = change.appended.view(np.uint8), self._seen(change, before)
         if seen < len(data):
-            write_all(self._file, data[seen:], change.first * self._size + seen, self.path)
+            self._table.write(change.first * self._size + seen, data[seen:])
 
     def change(self, change: Change, before: int) -> None:
         """Put the rest where it belongs, and matching checksums."""
+        if not len(change.blocks):
+            return
         # Behind the end through the file, for there may be no room for them on the disk. What is
         # there already has its room.
         if seen := self._seen(change, before):
-            data = change.appended.view(np.uint8)[:seen]
-            write_all(self._file, data, change.first * self._size, self.path)
-        if len(change.rows):
-            self._put(change.rows, change.changed)
-        self._write_checksums(change.blocks, change.checksums)
-
-    def check(self, change: Change, peak: int) -> None:
-        """Raise `ChecksumError` when entries beside those to be changed were damaged before: their
-        new checksum would hide it."""
-        blocks = [int(b) for b in change.blocks if int(b) not in self._checked]
-        there = block_count(peak, self._size)  # those behind have no entries, and no checksums
-        found = np.array([block for block in blocks if block < there], np.int64)
-        if len(found):
-            stored = self._stored_checksums(found)[found - found[0]]
-            made = checksums_of(self._memory, found, stored, self._name)
-            wrong = found[made != stored["crc"]]
-            if len(wrong):
-                raise ChecksumError(
-                    "the entries do not fit their checksum",
-                    path=str(self.path),
-                    offset=int(wrong[0]) * BLOCK_BYTES,
-                )
-        self._checked.update(blocks)
+            self._table.write(change.first * self._size, change.appended.view(np.uint8)[:seen])
+        self._table.put(change.rows, change.changed)
+        self._write_checksums(change.blocks, change.checksums, before)
 
     def sync(self) -> None:
-        os.fdatasync(self._file)
-        os.fdatasync(self._checksums)
+        os.fdatasync(self._table.file)
+        os.fdatasync(self._checksums.file)
 
     def cut(self, peak: int) -> None:
         """Give back the room that no record needed."""
-        for file, size in (
-            (self._file, peak * self._size),
-            (self._checksums, block_count(peak, self._size) * self._checksum.itemsize),
-        ):
-            if os.fstat(file).st_size > size:
-                os.ftruncate(file, size)
+        self._table.cut(peak)
+        self._checksums.cut(block_count(peak, self._size))
 
     def close(self) -> None:
-        self._memory = np.empty(0, np.uint8)
         with ExitStack() as both:
-            both.callback(os.close, self._file)
-            both.callback(os.close, self._checksums)
+            both.callback(self._table.close)
+            both.callback(self._checksums.close)
 
     def _seen(self, change: Change, before: int) -> int:
         """Bytes of appended entries in blocks that a reader may be comparing with checksums."""
         end = block_count(before, self._size) * BLOCK_BYTES - change.first * self._size
         return min(max(end, 0), change.appended.nbytes)
 
-    def _put(self, rows: Rows, entries: Entries) -> None:
-        """Replace entries here and there. Tests that watch the disk do it through the file."""
-        flat = np.ascontiguousarray(entries).view(np.uint8)
-        _core.put_entries(self._memory, rows, flat, self._name)
+    def _check(self, blocks: Rows, peak: int) -> None:
+        """Raise `ChecksumError` when entries of these blocks were damaged: a new checksum would
+        hide it."""
+        # Those behind have no entries, and no checksums, or this writer has made them.
+        there = blocks[blocks < min(block_count(peak, self._size), len(self._unchecked))]
+        found = there[self._unchecked[there]]
+        if len(found):
+            stored = self._checksums.get(found)
+            made = checksums_of(self._table.memory, found, stored, self._table.name)
+            wrong = found[made != stored["crc"]]
+            if len(wrong):
+                raise ChecksumError(
+                    "the entries do not fit their checksum",
+                    path=self._table.name,
+                    offset=int(wrong[0]) * BLOCK_BYTES,
+                )
+            self._unchecked[found] = False
 
-    def _map(self) -> None:
-        if size := os.fstat(self._file).st_size:
-            self._memory = np.frombuffer(mmap.mmap(self._file, size), np.uint8)
-
-    def _stored_checksums(self, blocks: Rows) -> NDArray[Any]:
-        """The checksums that are there, from that of the first of some blocks to the last one's."""
-        size = self._checksum.itemsize
-        want = (int(blocks[-1] - blocks[0]) + 1) * size
-        data = os.pread(self._checksums, want, int(blocks[0]) * size)
-        return np.frombuffer(data.ljust(want, b"\0"), self._checksum).copy()
-
-    def _write_checksums(self, blocks: Rows, made: NDArray[Any] | None = None) -> None:
-        """Write the checksums of some blocks, and those between them again."""
-        if len(blocks):
-            checksums = self._stored_checksums(blocks)
-            at = blocks - blocks[0]
-            if made is None:
-                checksums["crc"][at] = checksums_of(self._memory, blocks, checksums, self._name)
-            else:
-                checksums[at] = made
-            begin = int(blocks[0]) * self._checksum.itemsize
-            write_all(self._checksums, checksums.view(np.uint8), begin, self._checksums_path)
-
-
-class Staging:
-    """A store of `base` committed records, the entries of which are in `tables`, with changes on
-    top.
-
-    Rows below `base` that were changed are kept by number; those behind it one after another.
-    """
-
-    touched = False
-    deletes = 0
-    _shared = False
-    """What was appended is in someone's arrays."""
-
-    def __init__(self, tables: Sequence[TableFile], base: int) -> None:
-        self.base = self.length = self.peak = base
-        self._tables = tables
-        self._sizes = [table.dtype.itemsize for table in tables]
-        self._changed: list[dict[int, bytes]] = [{} for _ in tables]
-        self._appended = [bytearray() for _ in tables]
-
-    def append(self, count: int, entries: dict[int, Entries]) -> None:
-        """Records at the end; `entries` has those of the fields that are given."""
-        self._own()
-        inside = min(count, max(self.base - self.length, 0))
-        for field, (appended, size) in enumerate(zip(self._appended, self._sizes, strict=True)):
-            new = entries[field] if field in entries else np.zeros(count * size, np.uint8)
-            given = new.view(np.uint8).data
-            for i in range(inside):
-                self._changed[field][self.length + i] = bytes(given[i * size : (i + 1) * size])
-            appended += given[inside * size :]
-        self.length += count
-        self.peak = max(self.peak, self.length)
-        self.touched |= count > 0
-
-    def update(self, rows: Rows, entries: dict[int, Entries]) -> None:
-        self._own()
-        for field, given in entries.items():
-            data, size = given.tobytes(), self._sizes[field]
-            for i, row in enumerate(rows.tolist()):
-                self._set(field, row, data[i * size : (i + 1) * size])
-        self.touched |= len(rows) > 0
-
-    def delete(self, rows: Rows) -> None:
-        """From the highest number down, the last record takes the place of each."""
-        self._own()
-        for row in np.sort(rows)[::-1].tolist():
-            last = self.length - 1
-            for field, appended in enumerate(self._appended):
-                if row != last:
-                    self._set(field, row, self._entry(field, last))
-                if last >= self.base:
-                    del appended[-self._sizes[field] :]
-                else:
-                    self._changed[field].pop(last, None)
-            self.length = last
-            self.deletes += 1
-        self.touched |= len(rows) > 0
-
-    def overlay(self, field: int, rows: Rows, entries: Entries) -> None:
-        """Put what was changed over the entries of `rows`."""
-        behind, changed = rows >= self.base, self._changed[field]
-        appended = np.frombuffer(bytes(self._appended[field]), entries.dtype)
-        entries[behind] = appended[rows[behind] - self.base]
-        for i, row in enumerate(rows.tolist() if changed else ()):
-            if (entry := changed.get(row)) is not None:
-                entries[i] = np.frombuffer(entry, entries.dtype)[0]
-
-    def changes(self) -> tuple[Change, ...]:
-        """All of it. What was appended is not copied, unless the commit fails and there is more."""
-        self._shared = True
-        return tuple(map(self._change, self._tables, self._changed, self._appended))
-
-    def _change(self, table: TableFile, changed: dict[int, bytes], appended: bytearray) -> Change:
-        rows = sorted(changed)
-        return Change(
-            min(self.base, self.length),
-            np.frombuffer(appended, table.dtype),
-            np.array(rows, np.int64),
-            np.frombuffer(b"".join(changed[row] for row in rows), table.dtype),
-        )
-
-    def _own(self) -> None:
-        if self._shared:
-            self._appended = [bytearray(appended) for appended in self._appended]
-            self._shared = False
-
-    def _entry(self, field: int, row: int) -> bytes:
-        if row >= self.base:
-            size = self._sizes[field]
-            at = (row - self.base) * size
-            return bytes(self._appended[field][at : at + size])
-        return self._changed[field].get(row) or self._tables[field].entry(row)
-
-    def _set(self, field: int, row: int, entry: bytes) -> None:
-        if row >= self.base:
-            size = self._sizes[field]
-            at = (row - self.base) * size
-            self._appended[field][at : at + size] = entry
-        else:
-            self._changed[field][row] = entry
+    def _write_checksums(self, blocks: Rows, made: NDArray[Any] | None, before: int) -> None:
+        """Write the checksums of some blocks, of which those behind `before` follow one another."""
+        if made is None:
+            memory, name = self._table.memory, self._table.name
+            made = _core.block_checksums(memory, blocks, _NO_COMMITS, name).view(CHECKSUM)
+        known = int(blocks.searchsorted(block_count(before, self._size)))
+        self._checksums.put(blocks[:known], made[:known])
+        if known < len(blocks):
+            at = int(blocks[known]) * made.itemsize
+            self._checksums.write(at, made[known:].view(np.uint8))

@@ -43,7 +43,8 @@ from stepwell.stores.records.layout import (
     remove_left_over,
     remove_stale,
 )
-from stepwell.stores.records.tables import Entries, Staging, TableFile, column_entries
+from stepwell.stores.records.staging import Staging
+from stepwell.stores.records.tables import Entries, TableFile, column_entries
 from stepwell.stores.records.values import Values, as_values
 from stepwell.stores.records.view import (
     View,
@@ -250,10 +251,9 @@ class RecordWriter(Writer):
         given = self._attributes
         changed = self._staging.touched or given is not None
         if changed or not self._born:
-            number, changes = self._meta.commit + 1, []
-            for table, change in zip(self._tables, self._staging.changes(), strict=True):
-                table.check(change, self._meta.peak)
-                changes.append(table.sealed(change, number))
+            number, changes = self._meta.commit + 1, self._staging.changes()
+            for table, change in zip(self._tables, changes, strict=True):
+                table.seal(change, number, self._meta.peak)
             after = replace(
                 self._meta,
                 commit=number,
@@ -264,7 +264,7 @@ class RecordWriter(Writer):
                 unfull=chunks.unfull,
                 attributes=self._meta.attributes if given is None else given,
             )
-            commit = Commit(after, tuple(changes), given is not None)
+            commit = Commit(after, changes, given is not None)
             body = commit.encode()  # the disk is at work on the payloads meanwhile
             with self._at_risk():
                 chunks.sync()
@@ -437,11 +437,12 @@ class RecordWriter(Writer):
         staging, view = self._staging, self._committed()
         if not staging.touched:
             return view.entries(rows, names)
-        found, inside = [], rows < staging.base
-        for name, entries in zip(names, view.entries(rows[inside], names), strict=True):
+        ids = staging.ids(rows)
+        found, inside = [], ids < staging.base
+        for name, entries in zip(names, view.entries(ids[inside], names), strict=True):
             found.append(np.zeros(len(rows), entries.dtype))
             found[-1][inside] = entries
-            staging.overlay(view.meta.numbers[name], rows, found[-1])
+            staging.overlay(view.meta.numbers[name], ids, found[-1])
         return found
 
     def _rows(self, rows: ArrayLike) -> Rows:
@@ -451,9 +452,10 @@ class RecordWriter(Writer):
 
     def _distinct(self, rows: ArrayLike) -> Rows:
         numbers = self._rows(rows)
-        found, counts = np.unique(numbers, return_counts=True)
-        if len(found) < len(numbers):
-            raise ValueError(f"record {found[counts > 1][0]} is named more than once")
+        found = np.sort(numbers)
+        again = found[1:][found[1:] == found[:-1]]
+        if len(again):
+            raise ValueError(f"record {again[0]} is named more than once")
         return numbers
 
 
