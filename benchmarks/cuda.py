@@ -1,8 +1,10 @@
 """Does the GPU wait? Training steps fed in every way, against a batch that is on the GPU already.
 
-All ways in one run, in turns. *Waiting* is the share of a step that is there only because of the
-data: one minus the step on a kept batch over the step on new ones. Needs a GPU, so it is not part
-of `make bench`; `python -m benchmarks.report --only cuda` puts it into docs/performance.md.
+All ways in one run, in short turns. *Waiting* is the share of a step that is there only because of
+the data: one minus the step on a kept batch over the step on new ones, of turns that follow one
+another, the median of all. Needs a GPU, so it is not part of `make bench`: run it there with
+`--json FILE`, and `python -m benchmarks.report --only cuda --cases FILE` puts it into
+docs/performance.md.
 """
 
 import statistics
@@ -23,8 +25,8 @@ from benchmarks.rows import FIELDS, ROW
 
 _BATCH = 4096
 _TWO = ["board", "ev_values"]
-_STEPS = 300
-"""Steps of a turn."""
+_STEPS = 60
+"""Steps of a turn: more than are made ahead, and short beside what else moves on a machine."""
 
 Step = Callable[[dict[str, Any]], object]
 Feed = Iterator[dict[str, Any]]
@@ -32,7 +34,7 @@ Feed = Iterator[dict[str, Any]]
 
 def main() -> None:
     parser = arguments(__doc__, rows=50_000_000)
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=100, help="turns of each (%(default)s)")
     parser.add_argument("--only", choices=list(_QUESTIONS), help="one question instead of all")
     args = parser.parse_args()
     rows = np.empty(args.rows, ROW)
@@ -54,8 +56,8 @@ def _eager(source: sw.Source, rounds: int) -> Iterator[Case]:
         yield Case(
             f"train a policy of width {width:,}, eager, {_BATCH:,} rows a batch",
             "us",
-            ours,
-            {"one batch, kept on the GPU: the limit": kept, **costs},
+            Measured.of(ours),
+            _measured({"one batch, kept on the GPU: the limit": kept, **costs}),
             [
                 Target("% waiting, from memory", _waiting(kept, ours), at_most=1),
                 Target("% waiting, resident", _waiting(kept, resident), at_most=0.5),
@@ -125,7 +127,7 @@ def _training(width: int, *, captured: bool = False) -> Step:
     return train
 
 
-def _in_turns(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, Measured]:
+def _in_turns(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
     """Microseconds of a step of each, the first turn left out."""
     costs: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(rounds + 1):
@@ -137,11 +139,16 @@ def _in_turns(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, M
             torch.cuda.synchronize()
             if turn:
                 costs[name].append((time.perf_counter() - begin) / _STEPS * 1e6)
+    return costs
+
+
+def _measured(costs: dict[str, list[float]]) -> dict[str, Measured]:
     return {name: Measured.of(each) for name, each in costs.items()}
 
 
-def _waiting(limit: Measured, fed: Measured) -> float:
-    return max(0.0, 100 * (1 - limit.median / fed.median))
+def _waiting(limit: list[float], fed: list[float]) -> float:
+    pairs = zip(limit, fed, strict=True)
+    return max(0.0, 100 * statistics.median(1 - least / cost for least, cost in pairs))
 
 
 def _graph(source: sw.Source, rounds: int) -> Iterator[Case]:
@@ -159,8 +166,8 @@ def _graph(source: sw.Source, rounds: int) -> Iterator[Case]:
     yield Case(
         f"train by a CUDA graph, {_BATCH:,} rows a batch",
         "us",
-        ours,
-        costs,
+        Measured.of(ours),
+        _measured(costs),
         [
             Target("% waiting, from memory", _waiting(costs[limit], ours), at_most=4),
             Target(
@@ -216,7 +223,7 @@ def _next(source: sw.Source, rounds: int) -> Iterator[Case]:
                 next(feed)
                 if turn > 20:
                     costs[name].append((time.perf_counter() - begin) * 1e6)
-    found = {name: Measured.of(each) for name, each in costs.items()}
+    found = _measured(costs)
     yield Case(
         f"`next` on the consumer's thread, {len(FIELDS)} fields, {_BATCH:,} rows a batch",
         "us",
@@ -237,7 +244,7 @@ def _gather(source: sw.Source, rounds: int) -> Iterator[Case]:
     for count in (_BATCH, 1 << 20):
         rows = torch.randint(len(source), (count,), dtype=torch.int32, device="cuda")
         there = torch.empty(layout.batch_bytes(count), dtype=torch.uint8, device="cuda")
-        costs = _in_turns(
+        turns = _in_turns(
             {
                 "ours": partial(layout.gather, rows, 1),
                 "a plain copy of the same bytes": partial(torch.empty_like(there).copy_, there),
@@ -245,6 +252,7 @@ def _gather(source: sw.Source, rounds: int) -> Iterator[Case]:
             },
             rounds,
         )
+        costs = _measured(turns)
         ours, plain = costs.pop("ours"), costs["a plain copy of the same bytes"]
         target = Target("us", ours.median, at_most=20)
         if count > _BATCH:
@@ -261,7 +269,7 @@ def _rates(source: sw.Source, rounds: int) -> Iterator[Case]:
         size = sum(values.nbytes for values in next(host).values())
         here = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         there = torch.empty(size, dtype=torch.uint8, device="cuda")
-        turns = max(10, 20_000_000 // count)
+        turns, rounds = max(10, 20_000_000 // count), min(rounds, 15)
         ways: dict[str, Callable[[], object]] = {
             "ours": partial(next, fed),
             "the gather alone": partial(next, host),
@@ -300,7 +308,7 @@ def _shards(source: sw.Source, rounds: int) -> Iterator[Case]:
         with sw.ShardWriter(Path(folder), width) as writer:
             for _ in range(0, rows, 50_000):
                 writer.append(np.random.default_rng(1).standard_normal((50_000, width), np.float32))
-        reader = sw.ShardReader.open(folder)
+        reader, rounds = sw.ShardReader.open(folder), min(rounds, 15)
         here = torch.empty((batch, width), pin_memory=True)
         there = torch.empty((batch, width), device="cuda")
         costs: dict[str, list[float]] = {"ours": [], "the copy alone": []}
@@ -317,7 +325,7 @@ def _shards(source: sw.Source, rounds: int) -> Iterator[Case]:
                 torch.cuda.synchronize()
                 if turn:
                     each.append((time.perf_counter() - begin) / reader.nbytes * 1e12)
-    found = {name: Measured.of(each) for name, each in costs.items()}
+    found = _measured(costs)
     ours, copy = found["ours"], found["the copy alone"]
     yield Case(
         f"activations of {width} floats in order to the GPU",

@@ -25,8 +25,8 @@ _WORKERS = _core.usable_cores()
 
 
 def stepwell_numpy(path: Path, rows: int, batch: int) -> Begin:
-    source = _source(path, rows)
-    return lambda: iter(sw.Loader(source, batch))
+    source, loader = _source(path, rows), sw.Loader  # the name imports its module
+    return lambda: iter(loader(source, batch))
 
 
 def stepwell_torch(path: Path, rows: int, batch: int) -> Begin:

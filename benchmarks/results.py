@@ -64,9 +64,9 @@ class Target:
     @property
     def met(self) -> bool:
         if self.at_least is not None:
-            return self.value >= self.at_least
+            return bool(self.value >= self.at_least)
         assert self.at_most is not None
-        return self.value <= self.at_most
+        return bool(self.value <= self.at_most)
 
     @property
     def promise(self) -> str:

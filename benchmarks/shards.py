@@ -178,7 +178,7 @@ def _window_cases(asked: Asked) -> list[Case]:
                 Target("of the speed of plain reads", speed, at_least=0.9),
                 Target("memory, MB", added / 1e6, at_most=150),
             ],
-            "float64, a window of 8 MiB, opening included; memory is what is resident",
+            "float64, the default window, opening included; memory is what is resident",
         )
     ]
 
@@ -219,7 +219,7 @@ def _consumer_cases(asked: Asked) -> list[Case]:
                     at_least=0.95,
                 ),
             ],
-            f"stored dtype, {BATCH_ROWS:,} rows a batch, a window of 8 MiB",
+            f"stored dtype, {BATCH_ROWS:,} rows a batch, the default window",
         )
     ]
 

@@ -68,16 +68,14 @@ class Capsule:
         return 1, 0
 
 
+def array(capsule: Any) -> NDArray[Any]:
+    """Memory of the device as an array, which only kernels may read."""
+    return np.from_dlpack(Capsule(capsule))
+
+
 class FakeEngine(FeedEngine):
     def __init__(self, loader: "FakeLoader", reader: Any, order: Any, feed: Any) -> None:
-        super().__init__(loader, reader, order, feed)
-        self._of = loader
-
-    def _stream(self) -> int | None:
-        return self._of.stream
-
-    def _tensor(self, capsule: Any) -> NDArray[Any]:
-        return np.from_dlpack(Capsule(capsule))
+        super().__init__(loader, reader, order, feed, lambda: loader.stream, array)
 
     def _moved(self, batch: Batch) -> Batch:
         return batch

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import stepwell as sw
+from stepwell.engine import Place
 from stepwell.errors import DeviceError
 from stepwell.feed import make_feed
 from stepwell.source import Field
@@ -71,6 +72,23 @@ def test_batches_that_are_kept_stay_as_they_are() -> None:
     del kept
     assert read_all(feeding) == order(epoch=1)
     assert feeding.feed.blocks <= 3 + 3 + 2 + 3  # those that stay, and those under way
+    feeding.close()
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_batches_in_one_place(threads: int) -> None:
+    feeding = loader(threads=threads)
+    loop = iter(feeding)
+    first = next(loop)
+    read = [feeding.read(first["i"])]
+    assert feeding._engine is not None
+    feeding._engine.into = Place(first["i"].__array_interface__["data"][0], len(first["i"]))
+    for batch in loop:  # None, but for the last, which has fewer rows
+        read.append(feeding.read((batch or first)["i"]))
+    assert batch is not None
+    feeding.synchronize()
+    assert [row for i in read for row in i.tolist()] == order()
+    del first, batch
     feeding.close()
 
 
@@ -251,11 +269,10 @@ def test_types_as_dlpack_has_them() -> None:
     feed.send(crossing, 0)
     with pytest.raises(ValueError, match="still here"):
         feed.send(crossing, 0)
-    capsules = feed.hand_over(crossing, None)
+    batch = feed.hand_over(crossing, None, Capsule)
     with pytest.raises(ValueError, match="not handed over"):
-        feed.hand_over(crossing, None)
-    for kind, capsule in capsules.items():
-        shown = Capsule(capsule)
+        feed.hand_over(crossing, None, Capsule)
+    for kind, shown in batch.items():
         assert shown.device == (2, 1)
         tensor = torch.utils.dlpack.from_dlpack(shown.capsule)
         assert tensor.shape == (3, 2)
@@ -292,10 +309,14 @@ def test_shards_in_order(tmp_path: Path) -> None:
     for dtype in (np.float32, np.float64):
         read = []
         span, field = reader._shards.span(0, len(reader)), Field(np.dtype(dtype), (4,))
-        for values in tensors(reader._shards, span, 64, 1 << 20, field, reader._convert, Device()):
+        feed = make_feed(0, {"data": field}, 64, threads=2, prefetch=2)
+        given = (reader._shards, span, 64, 1 << 20, field, reader._convert, Device(), feed)
+        for values in tensors(*given):
             read.append(np.empty(values.shape, values.dtype))
             at = values.__array_interface__["data"][0]
             driver().fake_read(stream, at, values.nbytes, read[-1].ctypes.data)
+        del values
+        assert feed.blocks <= 1  # the last batch was here until now
         driver().fake_synchronize(stream)
         np.testing.assert_array_equal(np.concatenate(read), rows)
         assert [len(values) for values in read[:6]] == [64, 64, 64, 64, 44, 64]

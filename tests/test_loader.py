@@ -281,12 +281,14 @@ import os, numpy as np, stepwell as sw
 count = lambda: len(os.listdir("/proc/self/task"))
 source = sw.ArraySource(np.arange(100_000))
 source.take(np.arange(100_000))  # the shared pool is there to stay
+sw.torch.Loader
 before = count()
-loader = sw.Loader(source, 8, threads=6)
-next(iter(loader))
-assert count() == before + 6, (count(), before)
-del loader
-assert count() == before, (count(), before)
+for kind in sw.Loader, sw.torch.Loader:
+    loader = kind(source, 8, threads=6)
+    next(iter(loader))
+    assert count() == before + 6, (count(), before)
+    del loader
+    assert count() == before, (count(), before)
 """
     answer(script)
 
@@ -375,6 +377,24 @@ def test_closing_wakes_a_consumer_that_waits() -> None:
     held.set()
     consumer.join(30)
     assert not consumer.is_alive()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_error_that_comes_with_closing_is_raised(error: type[BaseException]) -> None:
+    """As of a handler of Ctrl-C that closes the loader and goes on to the top."""
+    loader = sw.Loader(numbers(), 8, seed=7)
+    loop = iter(loader)
+    seen = [next(loop)["i"], next(loop)["i"]]
+
+    def interrupted() -> Any:
+        loader.close()
+        raise error("stop")
+
+    loader._quick = interrupted
+    with pytest.raises(error, match="stop"):
+        next(loop)
+    seen += [batch["i"] for batch in loop]
+    assert_rows(np.concatenate(seen), shuffled())
 
 
 FORKED = """

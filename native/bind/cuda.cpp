@@ -44,7 +44,8 @@ void drop_capsule(PyObject* capsule) {
 
 cuda::Stream stream_of(std::uintptr_t number) { return reinterpret_cast<cuda::Stream>(number); }
 
-nb::dict hand_over(Feed& feed, std::unique_ptr<Feed::Batch> batch, std::int64_t rows, StreamIn stream) {
+// A tensor for each field, made of a DLPack capsule by `make`.
+nb::dict hand_over(Feed& feed, std::unique_ptr<Feed::Batch> batch, std::int64_t rows, StreamIn stream, nb::handle make) {
   if (stream) {
     feed.hand_over(*batch, stream_of(*stream));
   } else {
@@ -73,7 +74,7 @@ nb::dict hand_over(Feed& feed, std::unique_ptr<Feed::Batch> batch, std::int64_t 
   Handed* const all = handed.release();
   Managed ours{{}, all, &let_go};
   const std::unique_ptr<Managed, decltype(&let_go)> keep(&ours, &let_go);
-  nb::dict capsules;
+  nb::dict tensors;
   for (std::size_t f = 0; f < fields.size(); ++f) {
     all->left.fetch_add(1, std::memory_order_relaxed);
     PyObject* made = PyCapsule_New(&all->tensors[f], "dltensor", &drop_capsule);
@@ -81,19 +82,25 @@ nb::dict hand_over(Feed& feed, std::unique_ptr<Feed::Batch> batch, std::int64_t 
       let_go(&all->tensors[f]);
       throw nb::python_error();
     }
-    capsules[fields[f].name.c_str()] = nb::steal(made);
+    tensors[fields[f].name.c_str()] = make(nb::steal(made));
   }
-  return capsules;
+  return tensors;
 }
 
-nb::tuple next(Feed& feed, Prefetch& prefetch, StreamIn stream) {
-  auto batch = next_batch(prefetch);
-  auto* made = dynamic_cast<Feed::Batch*>(batch.result.get());
+nb::tuple next(Feed& feed, Prefetch& prefetch, StreamIn stream, nb::handle make, cuda::Address into,
+               std::int64_t rows) {
+  auto found = next_batch(prefetch);
+  auto* made = dynamic_cast<Feed::Batch*>(found.result.get());
   if (made == nullptr) throw std::invalid_argument("expected a Prefetch of this feed");
-  (void)batch.result.release();
-  const auto [epoch, start, count, after] = batch.step;
-  return nb::make_tuple(hand_over(feed, std::unique_ptr<Feed::Batch>(made), count, stream),
-                        nb::make_tuple(epoch, start, count, after));
+  (void)found.result.release();
+  std::unique_ptr<Feed::Batch> batch(made);
+  const auto [epoch, start, count, after] = found.step;
+  nb::object given = nb::none();
+  if (into != 0 && rows == count)
+    feed.put(*batch, count, into, stream_of(stream.value()));
+  else
+    given = hand_over(feed, std::move(batch), count, stream, make);
+  return nb::make_tuple(given, nb::make_tuple(epoch, start, count, after));
 }
 
 // A pinned block to be filled from Python, and then the batch on the device that it has become.
@@ -124,12 +131,14 @@ void bind_cuda(nb::module_& m) {
            "device"_a, "fields"_a, "rows"_a, "lanes"_a, "keep"_a,
            "For batches of up to `rows`. Fields are names, DLPack's code and bits, and the shape of a row; `lanes`\n"
            "threads copy, and `keep` blocks of device memory stay when nobody uses them.")
-      .def("next", &next, "prefetch"_a, "stream"_a.none(),
-           nb::sig("def next(self, prefetch: Prefetch, stream: int | None)"
-                   " -> tuple[dict[str, object], tuple[int, int, int, int]]"),
-           "The next batch as a DLPack capsule for each field, which `stream` has been made to wait for, and its step.\n"
-           "Its memory is used again behind the work of that stream. Without a stream the batch is there, and its memory\n"
-           "used again when all work of the device has ended.")
+      .def("next", &next, "prefetch"_a, "stream"_a.none(), "make"_a, "into"_a = 0, "rows"_a = 0,
+           nb::sig("def next(self, prefetch: Prefetch, stream: int | None,"
+                   " make: collections.abc.Callable[[object], typing.Any], into: int = 0, rows: int = 0)"
+                   " -> tuple[dict[str, typing.Any] | None, tuple[int, int, int, int]]"),
+           "The next batch, which `stream` has been made to wait for, and its step: for each field what `make` makes of a\n"
+           "DLPack capsule. Its memory is used again behind the work of that stream. Without a stream the batch is there,\n"
+           "and its memory used again when all work of the device has ended. The stream copies a batch of `rows` rows to\n"
+           "the address `into`, if there is one; None is returned.")
       .def(
           "begin",
           [](Feed& feed, std::int64_t rows) {
@@ -150,12 +159,13 @@ void bind_cuda(nb::module_& m) {
           "crossing"_a, "lane"_a, "Begin the copy to the device.")
       .def(
           "hand_over",
-          [](Feed& feed, Crossing& crossing, StreamIn stream) {
+          [](Feed& feed, Crossing& crossing, StreamIn stream, nb::handle make) {
             if (!crossing.batch) throw std::invalid_argument("expected a batch that was sent and not handed over");
-            return hand_over(feed, std::move(crossing.batch), crossing.rows, stream);
+            return hand_over(feed, std::move(crossing.batch), crossing.rows, stream, make);
           },
-          "crossing"_a, "stream"_a.none(),
-          nb::sig("def hand_over(self, crossing: Crossing, stream: int | None) -> dict[str, object]"),
+          "crossing"_a, "stream"_a.none(), "make"_a,
+          nb::sig("def hand_over(self, crossing: Crossing, stream: int | None,"
+                  " make: collections.abc.Callable[[object], typing.Any]) -> dict[str, typing.Any]"),
           "The batch as `next` gives it.")
       .def(
           "record_stream",

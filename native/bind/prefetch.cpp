@@ -59,6 +59,7 @@ void bind_prefetch(nb::module_& m) {
            nb::sig("def next(self, layout: Layout)"
                    " -> tuple[dict[str, NDArray[typing.Any]], tuple[int, int, int, int]]"),
            "The next batch, as the layout of the same reader has it, and its step.")
+      .def_prop_ro("delivered", &Prefetch::delivered, "Batches that `next` has given so far, those that failed included.")
       .def("close", &Prefetch::close, nb::call_guard<Unlocked>());
 }
 

@@ -51,6 +51,7 @@ Driver* load() {
   STEPWELL_FIND(cuMemHostAlloc, "cuMemHostAlloc");
   STEPWELL_FIND(cuMemFreeHost, "cuMemFreeHost");
   STEPWELL_FIND(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2");
+  STEPWELL_FIND(cuMemcpyDtoDAsync, "cuMemcpyDtoDAsync_v2");
   STEPWELL_FIND(cuStreamCreate, "cuStreamCreate");
   STEPWELL_FIND(cuStreamDestroy, "cuStreamDestroy_v2");
   STEPWELL_FIND(cuStreamWaitEvent, "cuStreamWaitEvent");

@@ -51,6 +51,7 @@ struct Driver {
   Status (*cuMemHostAlloc)(void**, std::size_t, unsigned);
   Status (*cuMemFreeHost)(void*);
   Status (*cuMemcpyHtoDAsync)(Address, const void*, std::size_t, Stream);
+  Status (*cuMemcpyDtoDAsync)(Address, Address, std::size_t, Stream);
   Status (*cuStreamCreate)(Stream*, unsigned);
   Status (*cuStreamDestroy)(Stream);
   Status (*cuStreamWaitEvent)(Stream, Event, unsigned);

@@ -87,12 +87,21 @@ void Feed::hand_over(Batch& batch, std::optional<Stream> stream) {
   const Current current(device_);
   DeviceBlock& block = *batch.block;
   if (stream) {
-    d.check(d.cuStreamWaitEvent(*stream, block.arrived, 0), "cuStreamWaitEvent");
+    if (d.cuEventQuery(block.arrived) != 0)
+      d.check(d.cuStreamWaitEvent(*stream, block.arrived, 0), "cuStreamWaitEvent");
     device_blocks_->use(block, *stream);
   } else {
     d.check(d.cuEventSynchronize(block.arrived), "cuEventSynchronize");
     block.needs_sync = true;
   }
+}
+
+void Feed::put(Batch& batch, std::int64_t rows, Address to, Stream stream) {
+  hand_over(batch, stream);
+  const Driver& d = device_.driver();
+  const Current current(device_);
+  const std::size_t bytes = layout(static_cast<std::size_t>(rows)).back();
+  if (bytes > 0) d.check(d.cuMemcpyDtoDAsync(to, batch.block->at, bytes, stream), "cuMemcpyDtoDAsync");
 }
 
 }  // namespace stepwell::cuda

@@ -49,9 +49,12 @@ class Feed : public Stage {
   BlockRef memory(std::size_t bytes) override;
   void finish(Result& result, unsigned thread, BlockRef block, std::size_t bytes) override;
 
-  // Has `stream` wait for the batch, which it then reads. Without a stream the host waits, and the memory is written
-  // again only when all work of the device has ended: call without the GIL.
+  // Has `stream` wait for the batch, if it is not there yet, and then read it. Without a stream the host waits, and the
+  // memory is written again only when all work of the device has ended: call without the GIL.
   void hand_over(Batch& batch, std::optional<Stream> stream);
+
+  // Has `stream` copy a batch of so many rows to another place on the device.
+  void put(Batch& batch, std::int64_t rows, Address to, Stream stream);
 
   // Whoever has the batch at this address reads it on one more stream. False where no batch is.
   bool record_stream(Address address, Stream stream) { return device_blocks_->use(address, stream); }

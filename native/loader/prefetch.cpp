@@ -22,6 +22,11 @@ void yield_to_others() {
 #endif
 }
 
+// Between two batches. A thread that has nothing to do looks again after half of the batches that are there, if the consumer
+// takes them so regularly; otherwise it is woken.
+constexpr std::chrono::microseconds kShortGap{50};
+constexpr std::chrono::milliseconds kLongGap{20};
+
 }  // namespace
 
 void step_rows(const Order& order, const Schedule::Step& step, std::span<std::int64_t> out) {
@@ -80,6 +85,7 @@ std::optional<Prefetch::Batch> Prefetch::next(std::chrono::milliseconds patience
     throw std::runtime_error("the loader's threads stayed in the parent process");
   Shared& s = *shared_;
   std::unique_lock guard(s.lock);
+  const auto came = std::chrono::steady_clock::now();
   const auto mine = [&]() -> Slot& { return s.slots[s.delivered % s.slots.size()]; };
   const auto settled = [&] { return s.closed || mine().ready; };
   if (!settled()) {
@@ -93,13 +99,21 @@ std::optional<Prefetch::Batch> Prefetch::next(std::chrono::milliseconds patience
   if (s.closed) throw std::runtime_error("the loader was closed");
   Slot slot = std::exchange(mine(), Slot{});
   ++s.delivered;
-  // Waking a thread costs the consumer a system call: one that sleeps is woken when half of
-  // the slots are free, and then has work for a while.
+  // Waking a thread costs the consumer a system call, and more than all the rest: one that sleeps is woken when half of
+  // the slots are free, and then has work for a while. One that looks by itself is left alone until the last one is.
   const std::uint64_t waiting = s.claimed - s.delivered;
+  const bool wakes = waiting <= (s.watched ? 1 : s.slots.size() / 2);
+  s.gap = came - std::exchange(s.left, std::chrono::steady_clock::now());
   guard.unlock();
-  if (waiting <= s.slots.size() / 2) s.room.notify_one();
+  if (wakes) s.room.notify_one();
   if (slot.error) std::rethrow_exception(slot.error);
   return std::move(slot.batch);
+}
+
+std::uint64_t Prefetch::delivered() const {
+  if (process_ != ::getpid()) return 0;  // another thread may have held the lock when this child was forked
+  std::lock_guard guard(shared_->lock);
+  return shared_->delivered;
 }
 
 // False when the work was ended meanwhile.
@@ -134,7 +148,13 @@ void Prefetch::work(unsigned thread) {
       in_order.lock();
       guard.lock();
     }
-    s.room.wait(guard, [&] { return s.closed || s.claimed < s.delivered + s.slots.size(); });
+    const auto has_room = [&] { return s.closed || s.claimed < s.delivered + s.slots.size(); };
+    if (!has_room() && !s.watched && s.slots.size() >= 4 && s.gap >= kShortGap && s.gap <= kLongGap) {
+      s.watched = true;
+      s.room.wait_for(guard, s.gap * (s.slots.size() / 2), [&] { return s.closed || s.claimed - s.delivered <= 1; });
+      s.watched = false;
+    }
+    s.room.wait(guard, has_room);
     if (s.closed) return;
     const std::uint64_t number = s.claimed++;
     guard.unlock();

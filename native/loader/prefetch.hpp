@@ -65,6 +65,9 @@ class Prefetch {
   // Throws std::runtime_error once closed. Call without the GIL.
   std::optional<Batch> next(std::chrono::milliseconds patience);
 
+  // Batches that `next` has given so far, those that failed included.
+  std::uint64_t delivered() const;
+
   // Wakes every waiting thread and ends the work. Safe to call from any thread, repeatedly.
   void close();
 
@@ -92,6 +95,9 @@ class Prefetch {
     std::vector<Slot> slots;
     std::uint64_t claimed = 0;    // steps that some thread has begun
     std::uint64_t delivered = 0;  // steps handed over
+    std::chrono::steady_clock::time_point left{};   // when the consumer was here last
+    std::chrono::steady_clock::duration gap{};      // what it did other things for, the last time
+    bool watched = false;         // whether a thread looks for free slots by itself
     std::mutex stage_order;        // held from claiming a step until its stage has begun; taken before `lock`
     std::condition_variable turn;  // for the thread whose stage has no memory: the consumer waits for its batch
     bool asking = false;           // whether the consumer waits

@@ -22,6 +22,10 @@ namespace stepwell {
 namespace {
 
 constexpr std::uint64_t kStep = std::uint64_t{1} << 20;
+// Of what is compared at a time, so that a caller who comes to it meanwhile compares little of it again.
+constexpr std::uint64_t kCheckStep = std::uint64_t{1} << 18;
+// The first window, and what has to come without the disk before the thread rests.
+constexpr std::uint64_t kFirst = std::uint64_t{8} << 20;
 constexpr std::chrono::microseconds kLook{500};
 constexpr int kLooks = 40;
 // A caller that does other things for so long leaves a core to the thread.
@@ -67,22 +71,27 @@ void touch(std::span<const std::byte> memory, const std::string& path, std::uint
 Readahead::Readahead(std::vector<Stretch> stretches, std::size_t window, bool mapped, std::uint64_t begin)
     : stretches_(std::move(stretches)),
       window_(window),
+      first_(std::min<std::uint64_t>(window, kFirst)),
+      reach_(first_),
       mapped_(mapped),
       process_(getpid()) {
   for (const Stretch& stretch : stretches_) ends_.push_back(total_ += stretch.memory.size());
   claimed_ = checked_ = done_with_ = given_back_ = std::min(begin, total_);
-  wanted_ = std::min(claimed_ + window_, total_);
+  wanted_ = std::min(claimed_ + reach_, total_);
   try {
     thread_ = std::make_unique<std::thread>([this] { run(); });
+    if (std::ranges::any_of(stretches_, [](const Stretch& of) { return of.blocks && !of.blocks->is_done(); }))
+      checker_ = std::make_unique<std::thread>([this] { run_checks(); });
   } catch (const std::system_error&) {
-    // The system gives no more threads; callers then bring everything themselves.
+    // The system gives no more threads; callers then bring and check everything themselves.
   }
 }
 
 Readahead::~Readahead() {
   if (getpid() != process_) {
-    (void)thread_.release();  // it does not exist here, and its handle may be another thread's by now
-    (void)wakes_.release();   // to destroy them would be to wait for it
+    (void)thread_.release();  // they do not exist here, and their handles may be other threads' by now
+    (void)checker_.release();
+    (void)wakes_.release();  // to destroy them would be to wait for the threads
     return;
   }
   {
@@ -90,7 +99,14 @@ Readahead::~Readahead() {
     stop_ = true;
   }
   wakes_->work.notify_one();
+  wakes_->checks.notify_one();
   if (thread_) thread_->join();
+  if (checker_) checker_->join();
+}
+
+// Bytes before this are in memory. Call with the lock.
+std::uint64_t Readahead::in_memory() const {
+  return under_way_.empty() ? claimed_ : std::ranges::min(under_way_);
 }
 
 void Readahead::wait(std::uint64_t done_with, std::uint64_t end, Watch& watch) {
@@ -103,8 +119,8 @@ void Readahead::wait(std::uint64_t done_with, std::uint64_t end, Watch& watch) {
   {
     const std::lock_guard lock(wakes_->mutex);
     if (delayed) undelayed_ = 0;
-    rests = undelayed_ >= window_ && now - left_ < kAway;
-    if (!rests) wanted_ = std::max(wanted_, std::min(total_, end + window_));
+    rests = undelayed_ >= first_ && now - left_ < kAway;
+    if (!rests) wanted_ = std::max(wanted_, std::min(total_, end + reach_));
     if (rests && !mapped_) claimed_ = std::max(claimed_, end);
     checked_ = std::max(checked_, end);
     done_with_ = std::max(done_with_, done_with);
@@ -125,7 +141,7 @@ void Readahead::wait(std::uint64_t done_with, std::uint64_t end, Watch& watch) {
     left_ = std::chrono::steady_clock::now();
   }
   if (from < end) bring(done_with, end);  // somebody could not; this throws what is wrong, if it still is
-  give_back(rests ? std::max<std::uint64_t>(window_, kStep) : 2 * window_ + kStep);  // where the thread does not come to it
+  give_back(rests ? std::max(first_, kStep) : 2 * first_ + kStep);  // where the thread does not come to it
 }
 
 // Brings bytes that the caller has claimed. Throws when they are not there; they are then claimed no more.
@@ -133,6 +149,7 @@ void Readahead::bring_claimed(std::uint64_t begin, std::uint64_t end) {
   const auto is_done = [&] {
     under_way_.erase(std::ranges::find(under_way_, begin));
     wakes_->done.notify_all();
+    if (checked_ < in_memory()) wakes_->checks.notify_one();
   };
   try {
     bring(begin, end);
@@ -148,17 +165,17 @@ void Readahead::bring_claimed(std::uint64_t begin, std::uint64_t end) {
 
 void Readahead::run() {
   // In large steps: every one is a call to the system.
-  const std::uint64_t step = std::max<std::uint64_t>(window_ / 4, kStep);
+  const std::uint64_t step = std::max(first_ / 4, kStep);
   long reads = -1;
   for (;;) {
-    std::uint64_t at, end, checked;
+    std::uint64_t at, end;
     {
       std::unique_lock lock(wakes_->mutex);
       const auto called = [&] {
-        return stop_ || claimed_ < wanted_ || checked_ < claimed_ || done_with_ >= given_back_ + step;
+        return stop_ || claimed_ < wanted_ || done_with_ >= given_back_ + step;
       };
       // For a while it looks by itself: to wake a thread takes the caller longer than all the rest.
-      for (int looks = 0; looks < kLooks && undelayed_ < window_ && !called(); ++looks)
+      for (int looks = 0; looks < kLooks && undelayed_ < first_ && !called(); ++looks)
         wakes_->work.wait_until(lock, std::chrono::system_clock::now() + kLook);
       asleep_ = true;
       wakes_->work.wait(lock, called);
@@ -170,10 +187,7 @@ void Readahead::run() {
         claimed_ = end;
         under_way_.push_back(at);
       }
-      checked = checked_;
-      if (at == end) checked_ = std::max(checked, std::min(claimed_, checked + kStep));
     }
-    if (at == end) check(checked, std::min(at, checked + kStep));
     if (at < end) {
       try {
         bring_claimed(at, end);
@@ -185,11 +199,26 @@ void Readahead::run() {
       {
         const std::lock_guard lock(wakes_->mutex);
         undelayed_ = delayed ? 0 : undelayed_ + (end - at);
+        if (delayed) reach_ = std::min<std::uint64_t>(window_, 2 * reach_);
         gone = std::min(given_back_, end);
       }
       if (at < gone) unmap(at, gone);  // it was overtaken
     }
     give_back(step);
+  }
+}
+
+void Readahead::run_checks() {
+  for (;;) {
+    std::uint64_t from, to;
+    {
+      std::unique_lock lock(wakes_->mutex);
+      wakes_->checks.wait(lock, [&] { return stop_ || checked_ < in_memory(); });
+      if (stop_) return;
+      from = checked_;
+      to = checked_ = std::min(in_memory(), from + kCheckStep);
+    }
+    check(from, to);
   }
 }
 

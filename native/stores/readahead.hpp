@@ -24,10 +24,10 @@ struct Stretch {
   std::shared_ptr<const CheckedBlocks> blocks{};  // of the memory, where it has checksums
 };
 
-// Stretches one after another, as one run of bytes. A thread stays up to `window` bytes ahead of what was asked for last,
-// as long as there is something to read from the disk, or callers do other things for long: where the page cache has
-// everything and they come at once it rests, for it would only take time from them. When it has brought all that it may,
-// it compares what nobody has come to yet with its checksums.
+// Stretches one after another, as one run of bytes. A thread stays up to `window` bytes ahead of what was asked for last
+// when it meets the disk, and a few MiB when it does not, or callers do other things for long: where the page cache has
+// everything and they come at once it rests, for it would only take time from them. A second thread compares what was
+// brought, and nobody has come to yet, with its checksums: while the first one waits for the disk.
 class Readahead {
  public:
   // `mapped`: bytes that were waited for can be read without a page fault. Otherwise those that the page
@@ -49,6 +49,8 @@ class Readahead {
 
  private:
   void run();
+  void run_checks();
+  std::uint64_t in_memory() const;
   void bring_claimed(std::uint64_t begin, std::uint64_t end);
   void bring(std::uint64_t begin, std::uint64_t end);
   void check(std::uint64_t begin, std::uint64_t end);
@@ -60,7 +62,9 @@ class Readahead {
   std::vector<Stretch> stretches_;
   std::vector<std::uint64_t> ends_;
   std::uint64_t total_ = 0;
-  std::size_t window_;
+  std::uint64_t window_;
+  std::uint64_t first_;  // how far it opens where the page cache has everything
+  std::uint64_t reach_;  // the window so far: it opens when the disk is met
   bool mapped_;
   int process_;
 
@@ -68,6 +72,7 @@ class Readahead {
     std::mutex mutex;
     std::condition_variable work;  // for the thread: there may be something to bring
     std::condition_variable done;  // for callers: something was brought
+    std::condition_variable checks;  // for the second thread: there may be something to compare
   };
   std::unique_ptr<Wakes> wakes_ = std::make_unique<Wakes>();
   std::uint64_t wanted_ = 0;      // bytes the thread may bring
@@ -80,7 +85,7 @@ class Readahead {
   std::chrono::steady_clock::time_point left_{};  // when a caller was here last
   bool asleep_ = false;           // until it is called
   bool stop_ = false;
-  std::unique_ptr<std::thread> thread_;
+  std::unique_ptr<std::thread> thread_, checker_;
 };
 
 }  // namespace stepwell

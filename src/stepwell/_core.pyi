@@ -1,6 +1,6 @@
 """The compiled core. Every function that takes long releases the GIL."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import os
 from typing import Annotated, Any
 
@@ -268,6 +268,10 @@ class Prefetch:
     def next(self, layout: Layout) -> tuple[dict[str, NDArray[Any]], tuple[int, int, int, int]]:
         """The next batch, as the layout of the same reader has it, and its step."""
 
+    @property
+    def delivered(self) -> int:
+        """Batches that `next` has given so far, those that failed included."""
+
     def close(self) -> None: ...
 
 class Crossing:
@@ -285,11 +289,12 @@ class CudaFeed(Stage):
         threads copy, and `keep` blocks of device memory stay when nobody uses them.
         """
 
-    def next(self, prefetch: Prefetch, stream: int | None) -> tuple[dict[str, object], tuple[int, int, int, int]]:
+    def next(self, prefetch: Prefetch, stream: int | None, make: Callable[[object], Any], into: int = 0, rows: int = 0) -> tuple[dict[str, Any] | None, tuple[int, int, int, int]]:
         """
-        The next batch as a DLPack capsule for each field, which `stream` has been made to wait for, and its step.
-        Its memory is used again behind the work of that stream. Without a stream the batch is there, and its memory
-        used again when all work of the device has ended.
+        The next batch, which `stream` has been made to wait for, and its step: for each field what `make` makes of a
+        DLPack capsule. Its memory is used again behind the work of that stream. Without a stream the batch is there,
+        and its memory used again when all work of the device has ended. The stream copies a batch of `rows` rows to
+        the address `into`, if there is one; None is returned.
         """
 
     def begin(self, rows: int) -> Crossing:
@@ -298,7 +303,7 @@ class CudaFeed(Stage):
     def send(self, crossing: Crossing, lane: int) -> None:
         """Begin the copy to the device."""
 
-    def hand_over(self, crossing: Crossing, stream: int | None) -> dict[str, object]:
+    def hand_over(self, crossing: Crossing, stream: int | None, make: Callable[[object], Any]) -> dict[str, Any]:
         """The batch as `next` gives it."""
 
     def record_stream(self, address: int, stream: int) -> bool:
@@ -413,10 +418,13 @@ def block_checksums(table: Annotated[NDArray[numpy.uint8], dict(shape=(None,), o
     The checksums of some blocks of a table; of a column there is a commit for each.
     """
 
-def checksums_after(table: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], entry: int, first: int, appended: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], changed: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], blocks: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], commit: int, path: object) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+def seals_after(table: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], entry: int, first: int, appended: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], changed: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], blocks: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], seals: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], commit: int, path: object) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
     """
-    The checksums that blocks of a column have after a change that is not done yet.
+    The checksums and commits that blocks of a column have after a change that is not done yet; the first of the blocks have these `seals` now, the others none.
     """
+
+def get_entries(table: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], entries: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], path: object) -> None:
+    """Copy the entries of these rows out of a mapped table."""
 
 def put_entries(table: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], entries: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], path: object) -> None:
     """Put entries where these rows have theirs, in a mapped table."""

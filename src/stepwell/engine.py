@@ -5,7 +5,7 @@ import itertools
 import os
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,6 +31,20 @@ class Delivery(NamedTuple):
     """Damaged rows that are not in the batch."""
 
 
+Step = tuple[int, int, int, int]
+"""Epoch, start, count and position after it."""
+
+
+class Place(NamedTuple):
+    """Memory on a device for a batch, and the rows of that batch."""
+
+    address: int
+    rows: int
+
+
+NOWHERE = Place(0, 0)
+
+
 class Engine(ABC):
     """Makes the batches of a schedule, in order, ahead of time.
 
@@ -43,15 +57,40 @@ class Engine(ABC):
         self._transform, self._skip = loader._transform, loader._on_corrupt == "skip"
         self._schedule = loader._schedule(*loader._reached)
         self._numbers = itertools.count()
-        self.step = (0, 0, 0, 0)  # epoch, start, count and position after it, of the last `next`
+        self.step: Step = (0, 0, 0, 0)  # of the last `next`
 
     @abstractmethod
     def next(self) -> Delivery:
         """The next batch. What making it raised is raised here, with a note of the batch."""
 
+    @property
+    def quick(self) -> Callable[[], tuple[Any, Step]] | None:
+        """Gives the next batch, with nothing left to do, and its step; what it raises is for
+        `failed`. None where only `next` makes batches.
+
+        A step of training leaves none of our code in the caches of a processor, so the usual way
+        is a short one.
+        """
+        return None
+
+    into: Place = NOWHERE
+    """Where to put batches, of which `quick` then gives None; for engines that can."""
+
+    def failed(self, error: BaseException) -> Delivery:
+        """What to hand over in the place of the batch for which `quick` raised an error."""
+        raise error
+
     @abstractmethod
     def close(self) -> None:
         """Stop the threads, without waiting for those that are in Python."""
+
+    def _failed(self, error: BaseException, prefetch: _core.Prefetch) -> Delivery:
+        self.step = self._schedule.step(max(prefetch.delivered - 1, 0))
+        if isinstance(error, FormatError) and self._skip:
+            return self._delivery(*self.step)
+        if isinstance(error, Exception):
+            error.add_note(_note(*self.step))
+        raise error
 
     def _delivery(self, epoch: int, start: int, count: int, after: int) -> Delivery:
         """A batch made in Python."""
@@ -96,10 +135,18 @@ class Engine(ABC):
 
 
 class NativeEngine(Engine):
-    """Row numbers, reads, buffers and the arrays over them are the core's."""
+    """Row numbers, reads, buffers and the arrays over them are the core's.
+
+    `made` is what the consumer gets of these arrays.
+    """
 
     def __init__(
-        self, loader: "Loader", source: Source, reader: _core.Reader, order: _core.Order
+        self,
+        loader: "Loader",
+        source: Source,
+        reader: _core.Reader,
+        order: _core.Order,
+        made: Callable[[Batch], Any] | None = None,
     ) -> None:
         super().__init__(loader)
         layout = source._batch_layout
@@ -108,31 +155,48 @@ class NativeEngine(Engine):
         self._prefetch = _core.Prefetch(
             reader, order, self._schedule, loader._blocks, loader._threads, loader._prefetch
         )
+        self._made = made
+
+    @property
+    def quick(self) -> Callable[[], tuple[Any, Step]]:
+        return self._next
+
+    def _next(self) -> tuple[Any, Step]:
+        batch, step = self._prefetch.next(self._layout)
+        return (batch if self._made is None else self._made(batch)), step
 
     def next(self) -> Delivery:
-        number = next(self._numbers)
         try:
             batch, self.step = self._prefetch.next(self._layout)
         except Exception as error:
-            self.step = self._schedule.step(number)
-            if isinstance(error, FormatError) and self._skip:
-                return self._delivery(*self.step)
-            error.add_note(_note(*self.step))
-            raise
+            return self.failed(error)
         return Delivery(batch, self.step[0], self.step[3])
+
+    def failed(self, error: BaseException) -> Delivery:
+        return self._failed(error, self._prefetch)
 
     def close(self) -> None:
         self._prefetch.close()
 
 
 class FeedEngine(Engine):
-    """Rows, reads and copies in the core's threads; Python only makes tensors of capsules."""
+    """Rows, reads and copies in the core's threads; Python only makes tensors of capsules.
+
+    `stream` gives the stream that the consumer works on, None where there is none to know, and
+    `tensor` what the framework makes of a DLPack capsule.
+    """
 
     def __init__(
-        self, loader: "Loader", reader: _core.Reader, order: _core.Order, feed: _core.CudaFeed
+        self,
+        loader: "Loader",
+        reader: _core.Reader,
+        order: _core.Order,
+        feed: _core.CudaFeed,
+        stream: Callable[[], int | None],
+        tensor: Callable[[Any], Any],
     ) -> None:
         super().__init__(loader)
-        self._feed = feed
+        self._feed, self._stream, self._tensor = feed, stream, tensor
         threads, depth, blocks = loader._threads, loader._prefetch, _core.shared_blocks()
         self._prefetch: _core.Prefetch | None = _core.Prefetch(
             reader, order, self._schedule, blocks, threads, depth, feed
@@ -140,33 +204,30 @@ class FeedEngine(Engine):
         _feeding.add(self)
 
     @abstractmethod
-    def _stream(self) -> int | None:
-        """The stream that the consumer works on; None where there is none to know."""
-
-    @abstractmethod
-    def _tensor(self, capsule: Any) -> Any:
-        """What the framework makes of a DLPack capsule."""
-
-    @abstractmethod
     def _moved(self, batch: Batch) -> Any:
         """A batch that was read in Python, on the device."""
 
-    def next(self) -> Delivery:
+    @property
+    def quick(self) -> Callable[[], tuple[Any, Step]]:
+        return self._next
+
+    def _next(self) -> tuple[Any, Step]:
         if self._prefetch is None:
             raise RuntimeError("the loader was closed")
-        number = next(self._numbers)
+        return self._feed.next(self._prefetch, self._stream(), self._tensor, *self.into)
+
+    def next(self) -> Delivery:
         try:
-            capsules, self.step = self._feed.next(self._prefetch, self._stream())
+            batch, self.step = self._next()
         except Exception as error:
-            self.step = self._schedule.step(number)
-            if isinstance(error, FormatError) and self._skip:
-                made = self._delivery(*self.step)
-                return made._replace(batch=self._moved(made.batch))
-            error.add_note(_note(*self.step))
-            raise
-        tensor = self._tensor
-        batch = {name: tensor(each) for name, each in capsules.items()}
+            return self.failed(error)
         return Delivery(batch, self.step[0], self.step[3])
+
+    def failed(self, error: BaseException) -> Delivery:
+        if self._prefetch is None:
+            raise error
+        made = self._failed(error, self._prefetch)
+        return made._replace(batch=self._moved(made.batch))
 
     def close(self) -> None:
         """Stop the threads, wait for the batches that they are at, and free what no batch is in."""

@@ -206,14 +206,11 @@ class _JaxEngine(FeedEngine):
         feed: _core.CudaFeed,
         device: Any,
     ) -> None:
-        super().__init__(loader, reader, order, feed)
+        def array(capsule: Any) -> Any:
+            return jax.dlpack.from_dlpack(_Exported(capsule, feed.device))
+
+        super().__init__(loader, reader, order, feed, lambda: None, array)
         self._device = device
-
-    def _stream(self) -> None:
-        return None
-
-    def _tensor(self, capsule: Any) -> Any:
-        return jax.dlpack.from_dlpack(_Exported(capsule, self._feed.device))
 
     def _moved(self, batch: Batch) -> Any:
         return {name: jax.device_put(values, self._device) for name, values in batch.items()}

@@ -19,9 +19,10 @@ from typing import Any, Literal, TypedDict
 from stepwell import _core, ranks
 from stepwell.constructors import one_source, show_options as show_options
 from stepwell.description import html
-from stepwell.engine import Delivery, Engine, NativeEngine, PythonEngine
+from stepwell.engine import Delivery, Engine, NativeEngine, PythonEngine, Step
 from stepwell.errors import FormatError, StateError
 from stepwell.exchange import as_source
+from stepwell.loop import Loop
 from stepwell.mix import of_mix
 from stepwell.ranks import World
 from stepwell.sampler import Order, Sampler, Sequential, Shuffle, check_sampler
@@ -118,6 +119,7 @@ class Loader(Closing):
         self._corrupt: dict[int, FormatError] = {}
         self._engine: Engine | None = None
         self._started: deque[Delivery | Exception] = deque()
+        self._quick: Callable[[], tuple[Any, Step]] | None = None  # the engine's
         self._loops = 0  # begun or ended so far; a loop that is not the last one is over
         self._turn = Lock()  # one thread at a time moves the loader
         self._parents: tuple[int, World] | None = None  # a process that knew its rank, and that
@@ -251,7 +253,7 @@ class Loader(Closing):
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "_engine": None, "_started": deque(), "_group": None}
-        state["_unmet"] = None
+        state["_unmet"] = state["_quick"] = None
         del state["_order"], state["_begin"], state["_turn"]
         with suppress(ValueError):  # a launcher may know the world, and no rank
             found = self._find()
@@ -302,6 +304,9 @@ class Loader(Closing):
     def _read_from(self) -> Source:
         """The source as native threads read it: the same rows, maybe in other types."""
         return self._source
+
+    _of_arrays: Callable[[Batch], Any] | None = None
+    """What the consumer gets of arrays that native threads made; None for the arrays."""
 
     def _start(self, batch: Batch) -> Any:
         """Begin to turn a batch into what the consumer gets."""
@@ -399,20 +404,25 @@ class Loader(Closing):
         self._group = ranks.group()
 
     def _stop(self) -> None:
-        engine, self._engine = self._engine, None
+        engine, self._engine, self._quick = self._engine, None, None
         self._started.clear()
         if engine is not None:
             engine.close()
 
-    def _next(self) -> Any:
-        """The next batch of the current epoch, which has one."""
+    def _next(self, failed: BaseException | None = None) -> Any:
+        """The next batch of the current epoch, which has one; the one for which `_quick` raised
+        an error, if there is one."""
+        if failed is not None and (self._engine is None or not isinstance(failed, Exception)):
+            self._stop()  # the loader was closed or moved meanwhile, or Ctrl-C came
+            raise failed
         if self._engine is None or self._engine.process != os.getpid():
             self._started.clear()
-            self._engine = self._make_engine()
+            self._engine, failed = self._make_engine(), None
+            self._quick = self._engine.quick if self._ahead == 1 else None
         try:
             while len(self._started) < self._ahead:
                 try:
-                    made = self._engine.next()
+                    made = self._engine.next() if failed is None else self._engine.failed(failed)
                     begun = self._start(made.batch)
                     self._started.append(
                         made if begun is made.batch else made._replace(batch=begun)
@@ -439,42 +449,7 @@ class Loader(Closing):
         reader = source._reader
         if reader is None or self._transform is not None or not isinstance(order, _core.Order):
             return PythonEngine(self)
-        return NativeEngine(self, source, reader, order)
-
-
-class Loop(Iterator[Any]):
-    """One loop over a loader; its number is -1 until it begins."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-        self._number = -1
-        self._left = 0  # batches to come; -1 when the end was reported
-
-    def __next__(self) -> Any:
-        loader = self._loader
-        with loader._turn:
-            if self._number != loader._loops:
-                if self._left < 0:
-                    raise StopIteration
-                if self._number >= 0:
-                    raise RuntimeError("this loop was ended: the loader began another or was moved")
-                self._left, self._number = loader._begin_loop(), loader._loops
-            else:
-                if loader._unmet is not None:
-                    loader._meet()
-                if loader._given is None and ranks.group() is not loader._group:
-                    loader._check_group()
-            if self._left <= 0:
-                if self._left == 0:
-                    self._left = -1
-                    loader._stand(*loader._begins)
-                raise StopIteration
-            batch = loader._next()
-            self._left -= 1
-            if self._left == 0:
-                loader._reached = loader._epoch + 1, 0
-                loader._at_end = loader._worker[1] == 1
-            return batch
+        return NativeEngine(self, source, reader, order, self._of_arrays)
 
 
 def _number(state: Mapping[str, Any], key: str, max_: int) -> int:

@@ -35,6 +35,28 @@ def test_plain_torch_gathers_the_same(dataset: Any, monkeypatch: pytest.MonkeyPa
     assert_same_loops(at_once, plain)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [("a", "<i8"), ("b", "u1"), ("c", "?"), ("d", "<f4", (4,)), ("e", "<u4"), ("f", "<u2")],
+        [("a", "<f4", (12,)), ("b", "<i2"), ("c", "i1", (3,)), ("d", "<u2", (2,))],
+        [("a", "<f2", (5, 7)), ("b", "<u4", (3,))],
+        [("a", "<u2")],
+    ],
+)
+def test_rows_of_every_shape(fields: Any) -> None:
+    dtype = np.dtype(fields)
+    values = np.random.default_rng(1).integers(0, 120, (1000, dtype.itemsize)).astype("u1")
+    rows = values.view(dtype)[:, 0]
+    for name in dtype.names or ():
+        if dtype[name].base.kind == "b":
+            rows[name] = values[:, 0] % 2
+    source = sw.ArraySource(rows)
+    for batch_size in (1, 7, 1000):
+        there = sw.torch.Loader(source.to("cuda"), batch_size, seed=1)
+        assert_same_loops(there, sw.torch.Loader(source, batch_size, seed=1))
+
+
 def test_wide_rows_and_large_batches() -> None:
     values = np.random.default_rng(1).standard_normal((5000, 768), np.float32)
     source = sw.ArraySource({"x": values, "odd": np.arange(15_000, dtype="u2").reshape(-1, 3)})

@@ -356,6 +356,18 @@ int cuMemcpyHtoDAsync_v2(std::uintptr_t to, const void* from, std::size_t bytes,
   return kSuccess;
 }
 
+int cuMemcpyDtoDAsync_v2(std::uintptr_t to, std::uintptr_t from, std::size_t bytes, Stream* given) {
+  Call call("cuMemcpyDtoDAsync");
+  Stream& stream = call.stream(given);
+  Memory& there = call.memory(to, bytes, true);
+  Memory& here = call.memory(from, bytes, true);
+  const auto number =
+      call.issue(stream, [=] { std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes); });
+  call.touch(there, stream, number, true);
+  call.touch(here, stream, number, false);
+  return kSuccess;
+}
+
 int cuStreamCreate(Stream** stream, unsigned flags) {
   Call call("cuStreamCreate");
   if (flags != 1) fail("cuStreamCreate: expected a stream that does not wait for the default one");

@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from stepwell.loader import Loop
+from stepwell.loop import Loop
 
 
 def gradient_state() -> Any:

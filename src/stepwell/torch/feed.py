@@ -1,6 +1,7 @@
 """Batches that the core copies to a CUDA device, as tensors."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,14 +11,19 @@ from stepwell import _core, loader as _loader
 from stepwell.engine import FeedEngine
 from stepwell.source import Batch
 
-_raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+# The public function looks at what it was given first; a capsule is all that we have.
+of_capsule: Callable[[Any], torch.Tensor] = getattr(torch._C, "_from_dlpack", from_dlpack)
 
 
-def current_stream(device: int) -> int:
-    """The number of the stream that this thread works on."""
-    if _raw_stream is not None:  # as Triton does: the public way makes an object, and takes 5 us
-        return _raw_stream(device)
+def _stream_of_torch(device: int) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+# As Triton does: the public way makes an object, and takes 5 us.
+current_stream: Callable[[int], int] = getattr(
+    torch._C, "_cuda_getCurrentRawStream", _stream_of_torch
+)
+"""The number of the stream that this thread works on, on a device."""
 
 
 def device_number(device: torch.device | str | int) -> int:
@@ -43,14 +49,13 @@ class CudaEngine(FeedEngine):
         moved: Callable[[Batch], Any],
     ) -> None:
         torch.cuda.init()
-        super().__init__(loader, reader, order, feed)
-        self._device, self._move = feed.device, moved
+        stream = partial(current_stream, feed.device)
+        super().__init__(loader, reader, order, feed, stream, of_capsule)
+        self._move = moved
 
-    def _stream(self) -> int:
-        return current_stream(self._device)
-
-    def _tensor(self, capsule: Any) -> torch.Tensor:
-        return from_dlpack(capsule)
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies in the memory of the feed, where a batch is one block."""
+        return self._feed.record_stream(tensor.data_ptr(), current_stream(self._feed.device))
 
     def _moved(self, batch: Batch) -> Any:
         return self._move(batch)

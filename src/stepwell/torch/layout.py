@@ -205,7 +205,7 @@ class Layout:
             self.columns.append(Column(name, old, kind, dtype, field.shape, move))
             end += move.words * move.wide
         self._row_bytes = end
-        self._packed: tuple[int, int] | None = None  # columns as the kernel has them
+        self._packed: Any = None  # columns as the kernel has them
 
     def batch_bytes(self, count: int) -> int:
         """Bytes of a batch of `count` rows."""
@@ -251,7 +251,7 @@ class Layout:
 
         if self._packed is None:
             moves = [column.move for column in self.columns if column.old is not None]
-            self._packed = kernels.packed(moves)
+            self._packed = kernels.packed(moves, self._table.stride)
         memory, capacity = self._table.memory, self._capacity(count)
         kernels.gather(memory, rows, blocks, count * self._width, capacity, self._packed)
 

@@ -1,13 +1,14 @@
 """stepwell's loader with tensors as batches, which looks like torch's where a framework looks."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Unpack
 
 import torch
 from torch.utils import data
 
 from stepwell import _core, loader as _loader
-from stepwell.engine import Delivery, Engine, NativeEngine
+from stepwell.engine import NOWHERE, Delivery, Engine, NativeEngine
 from stepwell.feed import make_feed
 from stepwell.sampler import Sequential
 from stepwell.source import Batch, Source
@@ -130,7 +131,18 @@ class Loader(_loader.Loader):
         return self._static_loop()
 
     def _static_loop(self) -> Iterator[Tensors]:
-        for batch in self:
+        loop = iter(self)
+        while True:
+            engine = self._engine
+            if engine is not None:
+                engine.into = self._static.place
+            try:
+                batch = next(loop)
+            except StopIteration:
+                return
+            finally:
+                if engine is not None:
+                    engine.into = NOWHERE
             yield self._static.filled(batch, self._engine if self._transform is None else None)
 
     def _begin_loop(self) -> int:
@@ -144,10 +156,10 @@ class Loader(_loader.Loader):
         types = signed_types(self._source.schema, () if self._transform else self._as_int64)
         return Signed(self._source, types) if types else self._source
 
-    def _next(self) -> Any:
+    def _next(self, failed: BaseException | None = None) -> Any:
         if self._by_rows != isinstance(self._engine, _RowEngine):
             self._stop()
-        return super()._next()
+        return super()._next(failed)
 
     def _make_engine(self) -> Engine:
         if self._by_rows:
@@ -169,24 +181,21 @@ class Loader(_loader.Loader):
                 threads=self._threads,
                 prefetch=self._prefetch,
             )
-        return CudaEngine(self, reader, order, self._feed, self._moved)
-
-    def _moved(self, batch: Batch) -> Tensors:
-        """A batch that was made in Python, as tensors on the device."""
-        tensors = tensors_of(signed(batch, self._as_int64))
-        if self._device.type == "cpu":
-            return tensors
-        if self._device.type != "cuda":
-            return _each(tensors, lambda t: t.to(self._device))
-        # torch keeps pinned memory until the copy has left it.
-        return _each(tensors, lambda t: t.pin_memory().to(self._device, non_blocking=True))
+        return CudaEngine(self, reader, order, self._feed, self._of_arrays)
 
     def _start(self, batch: Batch) -> Any:
         if isinstance(self._engine, _RowEngine | CudaEngine | ResidentEngine):
             return batch
-        if self._device.type == "cpu" and isinstance(self._engine, NativeEngine):
-            return tensors_of(batch)  # whose threads have made the types right
-        return self._moved(batch)
+        if isinstance(self._engine, NativeEngine):
+            return self._of_arrays(batch)
+        return _moved(batch, self._device, self._as_int64)
+
+    @property
+    def _of_arrays(self) -> Callable[[Batch], Tensors]:  # type: ignore[override]
+        """On the CPU as they are: threads have made the types right."""
+        if self._device.type == "cpu":
+            return tensors_of
+        return partial(_moved, device=self._device, as_int64=self._as_int64)
 
     def record_stream(self, batch: Mapping[str, Any], stream: "torch.cuda.Stream") -> None:
         """Have the memory of a batch used again behind the work of this stream as well.
@@ -204,6 +213,17 @@ class Loader(_loader.Loader):
                 )
                 if not known:
                     tensor.record_stream(stream)
+
+
+def _moved(batch: Batch, device: torch.device, as_int64: Sequence[str]) -> Tensors:
+    """A batch that was made in Python, as tensors on the device."""
+    tensors = tensors_of(signed(batch, as_int64))
+    if device.type == "cpu":
+        return tensors
+    if device.type != "cuda":
+        return _each(tensors, lambda t: t.to(device))
+    # torch keeps pinned memory until the copy has left it.
+    return _each(tensors, lambda t: t.pin_memory().to(device, non_blocking=True))
 
 
 def _each(batch: dict[str, Any], fn: Any) -> dict[str, Any]:

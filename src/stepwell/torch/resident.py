@@ -6,9 +6,9 @@ only, on the host, a large piece of an epoch at a time. The order is the host's 
 """
 
 import os
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -16,11 +16,12 @@ import torch
 from numpy.typing import ArrayLike
 
 from stepwell import _core
-from stepwell.engine import Delivery, Engine, _note as note
+from stepwell.engine import Delivery, Engine, Step, _note as note
 from stepwell.field import Batch
 from stepwell.source import Rows, Schema, Source, as_rows
 from stepwell.store import Runs, Table as RunTable
 from stepwell.stores.steps import StepReader
+from stepwell.torch.feed import current_stream
 from stepwell.torch.layout import Layout, Table, find_device
 from stepwell.torch.tensors import Tensors, signed, signed_types, tensors_of
 from stepwell.views import _View
@@ -354,7 +355,7 @@ class _Staging(NamedTuple):
 class _Group(NamedTuple):
     """Batches of equal size that are made together."""
 
-    steps: deque[tuple[int, int, int, int]]
+    steps: list[tuple[int, int, int, int]]
     staged: _Staging
 
 
@@ -380,25 +381,44 @@ class ResidentEngine(Engine):
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="stepwell")
         self._number = 0  # of the first step that no group has yet
         self._ahead: Future[_Group] | None = None
-        self._steps: deque[tuple[int, int, int, int]] = deque()
-        self._values: Iterator[tuple[torch.Tensor, ...]] = iter(())
+        self._steps: list[Step] = []  # of the group, the next one last
+        self._tensors: list[
+            Tensors
+        ] = []  # of the whole group in the same order, once they are asked for
         self._blocks: torch.Tensor | None = None
+        self.rows = 0  # of each batch of the group
         self._stream = 0
         self._made: torch.cuda.Event | None = None
+        self._current = partial(current_stream, source._device.index)
 
     def next(self) -> Delivery:
-        if not self._steps:
-            self._begin_group()
-        elif self._made is not None:
-            self._follow()
-        epoch, _, _, after = self.step = self._steps.popleft()
-        batch = dict(zip(self._names, next(self._values), strict=True))
+        made, self.step = self._next()
+        batch: Any = made
+        epoch, _, _, after = self.step
         if self._transform is not None:
             of_epoch = getattr(self._transform, "in_epoch", None)
             made = self._transform(batch) if of_epoch is None else of_epoch(epoch)(batch)
             tensors = tensors_of(signed(made, self._as_int64))
             batch = {name: each.to(self._rows_of.device) for name, each in tensors.items()}
         return Delivery(batch, epoch, after)
+
+    @property
+    def quick(self) -> Callable[[], tuple[Any, Step]] | None:
+        return self._next if self._transform is None else None
+
+    def _next(self) -> tuple[Tensors | None, Step]:
+        if self.process != os.getpid():
+            raise RuntimeError("the loader's batches stayed in the parent process")
+        if not self._steps:
+            self._next_group()
+        elif self._made is not None and self._current() != self._stream:
+            self._follow()
+        step = self._steps.pop()
+        if self.into.rows == self.rows:
+            return None, step
+        if not self._tensors:
+            self._unbind()
+        return self._tensors[len(self._steps)], step
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -414,12 +434,12 @@ class ResidentEngine(Engine):
 
     def views(self, block: torch.Tensor) -> Tensors:
         """The batch in a copy of such memory."""
-        values = [each[0] for each in self._layout.views(block, self.step[2])]
+        values = [each[0] for each in self._layout.views(block, self.rows)]
         return dict(zip(self._names, values, strict=True))
 
     # Groups.
 
-    def _begin_group(self) -> None:
+    def _next_group(self) -> None:
         ahead = self._ahead or self._submit()
         self._ahead = None
         try:
@@ -429,24 +449,27 @@ class ResidentEngine(Engine):
             raise
         self._number += len(steps)
         self._blocks = self._rows_of._gather(self._layout, staged, len(steps))
-        columns = self._layout.views(self._blocks, steps[0][2])
-        self._values = zip(*(column.unbind(0) for column in columns), strict=True)
-        self._steps = steps
+        self.rows, self._steps, self._tensors = steps[0][2], steps[::-1], []
         if self._blocks.is_cuda:
             stream = torch.cuda.current_stream(self._blocks.device)
             self._stream, self._made = stream.cuda_stream, stream.record_event()
         self._limit = min(4 * self._limit, self._max_batches)
         self._ahead = self._submit()
 
+    def _unbind(self) -> None:
+        assert self._blocks is not None
+        columns = self._layout.views(self._blocks, self.rows)
+        values = zip(*(column.unbind(0) for column in columns), strict=True)
+        self._tensors = [dict(zip(self._names, each, strict=True)) for each in values][::-1]
+
     def _follow(self) -> None:
-        """Have the current stream wait for the group, where it is not the one that made it."""
+        """Have the current stream wait for the group, which another stream made."""
         blocks = self._blocks
         assert blocks is not None
         assert self._made is not None
-        if torch._C._cuda_getCurrentRawStream(blocks.get_device()) != self._stream:
-            stream = torch.cuda.current_stream(blocks.device)
-            stream.wait_event(self._made)
-            blocks.record_stream(stream)
+        stream = torch.cuda.current_stream(blocks.device)
+        stream.wait_event(self._made)
+        blocks.record_stream(stream)
 
     def _submit(self) -> "Future[_Group]":
         staging = self._rows_of._staging(self._layout, self._count * self._limit)
@@ -474,4 +497,4 @@ class ResidentEngine(Engine):
                 start, count = spans[-1][0], spans.pop()[1] + count
             spans.append((start, count))
         rows = np.concatenate([self._rows(steps[0][0], *span) for span in spans])
-        return _Group(deque(steps), self._rows_of._stage(rows, staging, self._layout))
+        return _Group(steps, self._rows_of._stage(rows, staging, self._layout))

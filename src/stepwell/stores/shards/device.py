@@ -1,5 +1,6 @@
 """Rows in order on a CUDA device: threads put them into pinned memory and begin the copy."""
 
+import os
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from itertools import count
@@ -15,7 +16,7 @@ from stepwell.source import Field
 from stepwell.stores.shards.layout import HEADER_BYTES
 from stepwell.stores.shards.local import Corpus, Span
 
-_THREADS = 8
+_THREADS = 16
 _Convert = Callable[[NDArray[np.uint8], NDArray[Any], str, int], None]
 
 
@@ -32,7 +33,25 @@ class Device:
 
     def tensor(self, capsule: Any) -> Any:
         """What the caller gets."""
-        return self._torch.from_dlpack(capsule)
+        return self._torch.of_capsule(capsule)
+
+
+class Crossing:
+    """Memory that batches cross in. To pin it takes as long as to copy some gigabytes, so a reader
+    keeps that of its last pass for the next."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[tuple[Any, ...], _core.CudaFeed] | None = None
+
+    def feed(self, device: Device, field: Field, step: int) -> _core.CudaFeed:
+        """For batches of up to `step` rows."""
+        key = (os.getpid(), device.number, field.dtype, field.shape, step)
+        if self._kept is None or self._kept[0] != key:
+            self._kept = None
+            number, threads = device.number, min(_core.usable_cores(), _THREADS)
+            feed = make_feed(number, {"data": field}, step, threads=threads, prefetch=2)
+            self._kept = key, feed
+        return self._kept[1]
 
 
 def tensors(
@@ -43,12 +62,12 @@ def tensors(
     field: Field,
     convert: _Convert,
     device: Any,
+    feed: _core.CudaFeed,
 ) -> Iterator[Any]:
     """The rows of each of the cuts as a tensor; `convert` puts those of a file into an array."""
     threads = min(_core.usable_cores(), _THREADS)
     batch_bytes = step * shards.shards[0].row_bytes
     parts = shards.parts(span, step, max(window_bytes, (threads + 2) * batch_bytes))
-    feed = make_feed(device.number, {"data": field}, step, threads=threads, prefetch=2)
 
     def sent(part: Any) -> _core.Crossing:
         lane, (number, begin, end), data = part
@@ -66,5 +85,8 @@ def tensors(
         return crossing
 
     cuts = shards.cuts(span, step)
-    for crossing in in_order(sent, zip(count(), cuts, parts, strict=False), threads):
-        yield device.tensor(feed.hand_over(crossing, device.stream())["data"])
+    try:
+        for crossing in in_order(sent, zip(count(), cuts, parts, strict=False), threads):
+            yield feed.hand_over(crossing, device.stream(), device.tensor)["data"]
+    finally:
+        feed.trim()  # of the device's memory; that of the host stays

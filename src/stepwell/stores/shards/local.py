@@ -29,7 +29,7 @@ from stepwell.stores.shards.layout import (
     with_checksum,
 )
 
-WINDOW_BYTES = 8 << 20
+WINDOW_BYTES = 64 << 20
 _PIECE_BYTES = 1 << 22
 
 

@@ -18,7 +18,7 @@ from stepwell.ordered import in_order
 from stepwell.source import Batch, Field, Rows, Schema, check_buffer
 from stepwell.store import Progress, Report, Store
 from stepwell.stores.shards.batches import Batches, Passed, RowBatch
-from stepwell.stores.shards.device import Device, tensors
+from stepwell.stores.shards.device import Crossing, Device, tensors
 from stepwell.stores.shards.layout import HEADER_BYTES, KINDS, LIST, MAGIC, SUFFIX, Shard, check_crc
 from stepwell.stores.shards.local import WINDOW_BYTES, Corpus, LocalShards, Span, shard_names, whole
 from stepwell.stores.shards.remote import RemoteShards
@@ -89,6 +89,7 @@ class ShardReader(Store):
         if isinstance(self._where, list):
             self._path = os.path.commonpath([os.path.abspath(path) for path in self._where])
         self._cores = _core.usable_cores()  # once: the call takes as long as a small batch
+        self._crossing = Crossing()
 
     def _found(self, names: Collection[str] | None) -> Corpus:
         """The shards that are there now, or those of some names."""
@@ -191,7 +192,7 @@ class ShardReader(Store):
 
     def close(self) -> None:
         super().close()
-        self._shards = self._shards.closed()
+        self._shards, self._crossing = self._shards.closed(), Crossing()
 
     def _stored_bytes(self) -> int:
         return self._shards.stored_bytes
@@ -257,8 +258,9 @@ class ShardReader(Store):
             read: _NextRows
             if there is not None:
                 field = Field(wanted, (self._width,))
+                feed = self._crossing.feed(there, field, step)
                 read = tensors(
-                    shards, span, step, window_bytes, field, self._convert, there
+                    shards, span, step, window_bytes, field, self._convert, there, feed
                 ).__next__
             elif out is not None or not isinstance(shards, LocalShards):
                 read = self._copies(shards, span, step, wanted, window_bytes, out).__next__
