@@ -18,13 +18,21 @@ PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 NATIVE := $(shell find native -name '*.[ch]pp') CMakeLists.txt pyproject.toml
 CORE   := $(filter-out native/bind/%,$(filter %.cpp,$(NATIVE)))
 
-.PHONY: demo test test-gpu lint docs pythons suite kills attack lane bench scale sanitize stub wheel constraints clean
+.PHONY: demo test browser test-gpu lint docs screenshots pythons suite kills attack lane bench scale sanitize stub wheel constraints clean
 
 demo: $(VENV)/demo
 	$(BIN)/python -m benchmarks.demo
 
-test: lint
+test: lint browser
 	$(PYTEST)
+
+# Chromium, in which the viewer is tested. Where it is missing and cannot be installed, these tests are
+# skipped and name the reason.
+browser:
+	@command -v chromium || command -v chromium-browser || { \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+		apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; } || \
+		echo "chromium is missing and could not be installed: tests in a browser will be skipped"
 
 # Those that need a CUDA device, with a Python that has torch for CUDA and the compiled core: PYTHON=python3.
 test-gpu:
@@ -43,6 +51,11 @@ lint: $(VENV)/test
 docs: $(VENV)/test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "built: build/site/index.html"
+
+# Pictures of every page of the viewer, light and dark, in docs/images/viewer. Recordings that others have
+# under way on this machine would be in them.
+screenshots: $(VENV)/test browser
+	$(BIN)/python docs/screenshots.py
 
 # Kills every writer 10,000 times, where the suite does it 100 times: make kills KILLS=1500 for fewer.
 kills: $(VENV)/test

@@ -3,11 +3,12 @@
 Two thousand games of 2048 are played and packed, and their steps become a dataset. A shuffled
 epoch of it is streamed, stopped in the middle, and resumed by a loader with another batch
 size and number of threads. Last, the same epoch is timed with stepwell, with NumPy and with
-torch.
+torch. The last line shows how to look at what was made.
 """
 
 import json
 import shutil
+import sys
 import time
 from itertools import islice
 from pathlib import Path
@@ -38,6 +39,7 @@ def main() -> None:
     _stream(steps)
     _stop_and_resume(steps)
     _compare(steps)
+    _say("look", f"at all of it in a browser: {_view_command()}")
 
 
 def _play_and_pack() -> sw.PackReader:
@@ -133,6 +135,14 @@ def _compare(steps: sw.StepReader) -> None:
         style = "bold green" if shown.startswith("stepwell") else None
         table.add_row(shown, *map(number, (*known, memory)), style=style)
     console.print("\n[bold]one shuffled epoch, one array per field[/]", table, sep="\n")
+
+
+def _view_command() -> str:
+    """The command that shows what was made, here and now."""
+    program = Path(sys.executable).with_name("stepwell")
+    here = Path.cwd()
+    shown = program.relative_to(here) if program.is_relative_to(here) else "stepwell"
+    return f"{shown} view {_FOLDER}"
 
 
 def _say(what: str, how: str) -> None:

@@ -18,10 +18,11 @@ from benchmarks.results import Case, cells, number
 
 _SCRIPTS = (
     *("take", "loader", "shuffle", "pack", "steps"),
-    *("records", "shards", "checksums", "replay", "lane"),
+    *("records", "shards", "checksums", "replay", "lane", "viewer"),
 )
 _ELSEWHERE = ("scale", "cuda")  # on a larger machine, with --only: their sections stay otherwise
 _FRONT = "one shuffled epoch, one array per field"  # the picture of README.md
+_TRAINED = "train "  # the pictures of a GPU
 _DRAWN = ("raw take:", "one shuffled epoch", "row numbers of a shuffled epoch of 100,000,000")
 
 _INTRODUCTION = """\
@@ -56,11 +57,15 @@ def main() -> None:
     every = (*_SCRIPTS, *_ELSEWHERE)
     leave = "leave the others as they are"
     parser.add_argument("--only", nargs="+", choices=every, metavar="SCRIPT", help=leave)
+    given = "what the script of --only wrote with --json, on a machine that is not this one"
+    parser.add_argument("--cases", type=Path, metavar="FILE", help=given)
     args = parser.parse_args()
     page = args.out / "performance.md"
     quiet = machine.Quiet()
     if args.only:
-        found = {name: _run(name, args.rows) for name in args.only}
+        found = {
+            name: _read(args.cases) if args.cases else _run(name, args.rows) for name in args.only
+        }
         made = "\n".join(_page(found, quiet.others())) + "\n"
         page.write_text(_spliced(page.read_text(), made, args.only))
         _draw_front(found, args.out)
@@ -78,6 +83,9 @@ def _draw_front(found: dict[str, list[Case]], out: Path) -> None:
     for case in found.get("loader", ()):
         if case.case.startswith(_FRONT):
             plot.draw([case], out / "epoch.svg")
+    trained = [case for case in found.get("cuda", ()) if case.case.startswith(_TRAINED)]
+    if trained:
+        plot.draw(trained, out / "cuda.svg")
 
 
 def _run(name: str, rows: int | None) -> list[Case]:
@@ -85,7 +93,11 @@ def _run(name: str, rows: int | None) -> list[Case]:
         path = Path(folder) / "cases.json"
         command = [sys.executable, "-m", f"benchmarks.{name}", f"--json={path}"]
         subprocess.run([*command, *([f"--rows={rows}"] if rows else [])], check=True)
-        return [Case.from_json(case) for case in json.loads(path.read_text())]
+        return _read(path)
+
+
+def _read(path: Path) -> list[Case]:
+    return [Case.from_json(case) for case in json.loads(path.read_text())]
 
 
 def _page(found: dict[str, list[Case]], others: float) -> Iterator[str]:
@@ -94,6 +106,8 @@ def _page(found: dict[str, list[Case]], others: float) -> Iterator[str]:
     yield from _table(["", "promised", "measured", ""], list(_promises(found)))
     for name, cases in found.items():
         yield f"\n## `python -m benchmarks.{name}`\n"
+        if name == "cuda":
+            yield "![A step of training, by what feeds it](cuda.svg)\n"
         for case in cases:
             yield f"### {case.case[0].upper()}{case.case[1:]}\n"
             yield from _table(*cells(case))

@@ -63,6 +63,25 @@ class QueryContract:
             for condition in ("1 -- all", "(0) OR (1)", "1 /* all */", "')' <> '('", "1\n"):
                 assert len(store.where(condition)) == len(store)
 
+    def test_the_steps_of_each_run(self, path: Path) -> None:
+        if store := self.queried(path):
+            assert store.runs is not None
+            assert store.runs_key in store.runs.columns
+            counted = "num_steps" if "num_steps" in store.runs.columns else "steps"
+            sql = f"SELECT {store.runs_key}, {counted} FROM {store.runs_table}"
+            found = store.query(sql).rows
+            assert len(found) == len(store.runs)
+            for key, steps in found:
+                rows = store.steps_of(key)
+                assert len(rows) == steps
+                assert len(rows.take(range(steps))[next(iter(rows.schema))]) == steps
+            for missing in (10**6, "no run", -1):
+                with pytest.raises(KeyError, match=f"no run {missing!r} - at "):
+                    store.steps_of(missing)
+            store.close()
+            with pytest.raises(ValueError, match="closed"):
+                store.steps_of(found[0][0])
+
     def test_a_query_that_never_ends(self, path: Path) -> None:
         if store := self.queried(path):
             for call in (store.query, store.where):
@@ -70,6 +89,13 @@ class QueryContract:
                 assert in_fork(partial(interrupted, partial(call, sql))) == "KeyboardInterrupt"
                 with pytest.raises(TimeoutError, match=r"not done within 0\.01 s"):
                     call(sql, timeout_s=0.01)
+                # Few steps of SQLite, of which each takes long.
+                slow = "SELECT count(*) FROM n WHERE randomblob(5000000) LIKE '%a%'"
+                slow = f"WITH n(i) AS (VALUES (1){', (1)' * 99}) {slow}"
+                with pytest.raises(TimeoutError, match="not done within"):
+                    call(slow if call == store.query else f"({slow}) > 0", timeout_s=0.01)
+                with pytest.raises(TimeoutError, match="not done within"):
+                    call(slow if call == store.query else f"({slow}) > 0", timeout_s=1e-9)
                 one = "SELECT 1" if call == store.query else "1"
                 assert call(one, timeout_s=60)
                 for seconds in (0, -1, float("nan")):

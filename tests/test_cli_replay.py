@@ -378,6 +378,29 @@ def test_record_until_it_is_stopped(brittle: Path, tmp_path: Path, envs: int) ->
         assert reader.verify().ok
 
 
+def test_sigterm_ends_a_recording_with_frames(tmp_path: Path) -> None:
+    command = [
+        "record",
+        "--env",
+        "CartPole-v1",
+        "--steps",
+        "1000000",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    script = f"import sys; sys.argv[1:] = {command!r}\nfrom stepwell.cli import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as recording:
+        while not _steps_of(tmp_path / "out"):
+            assert recording.poll() is None
+            time.sleep(0.05)
+        recording.terminate()
+        assert recording.wait(60) == -signal.SIGTERM
+    with ReplayReader.open(tmp_path / "out") as reader:
+        assert reader.verify().ok
+
+
 def _steps_of(root: Path) -> int:
     try:
         with ReplayReader.open(root) as reader:

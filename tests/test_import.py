@@ -9,7 +9,7 @@ from tests import children
 
 EXTRAS = [
     *("torch", "jax", "h5py", "hdf5plugin", "pyarrow", "pandas", "gymnasium", "minari", "obstore"),
-    *("array_record", "lz4", "av", "PIL"),
+    *("array_record", "lz4", "av", "PIL", "nicegui"),
 ]
 HEAVY = [
     *(*EXTRAS, "typer", "rich", "multiprocessing"),
@@ -86,6 +86,18 @@ except ImportError as error:
     print(error)
 """
     assert children.answer(script) == "Record needs an extra: pip install 'stepwell[gym]'"
+    for module in ("nicegui", "PIL"):
+        script = f"""
+import sys
+sys.modules[{module!r}] = None
+import stepwell as sw
+try:
+    sw.view("nowhere")
+except ImportError as error:
+    print(error)
+"""
+        text = children.answer(script)
+        assert text == f"{module} needs an extra: pip install 'stepwell[viewer]'"
 
 
 def test_help_and_completion_without_extras() -> None:

@@ -344,6 +344,28 @@ def test_a_lane_shows_every_step(
     assert (run_id, True) not in lanes()
 
 
+@pytest.mark.parametrize("many", [False, True])
+def test_actions_keep_their_names(tmp_path: Path, many: bool) -> None:
+    def make() -> gym.Env[Any, Any]:
+        return gym.make("ALE/Breakout-v5")
+
+    for mode in ("x", "a"):  # a run that goes on, too
+        inner: Any = SyncVectorEnv([make] * 2) if many else make()
+        env: Any = Record(inner, tmp_path, frames=None, run_id="a", mode=mode)
+        env.reset(seed=1)
+        env.step(env.action_space.sample())
+        env.close()
+    with ReplayReader.open(tmp_path) as reader:
+        about = reader.describe().facts["recordings"]["a"]
+        assert about["actions"] == ["NOOP", "FIRE", "RIGHT", "LEFT"]
+        assert reader.verify().ok
+    plain = Record(gym.make("CartPole-v1"), tmp_path, frames=None, run_id="b")
+    plain.reset(seed=1)
+    plain.step(0)
+    plain.close()
+    assert "actions" not in ReplayReader.open(tmp_path).describe().facts["recordings"]["b"]
+
+
 def test_a_vector_that_does_not_say_how_it_resets(tmp_path: Path) -> None:
     inner = SyncVectorEnv([cartpole] * 2)
     inner.metadata = {}
@@ -446,6 +468,7 @@ def test_options_are_those_of_the_writer() -> None:
         return {p.name: p.default for p in found if p.kind == p.KEYWORD_ONLY}
 
     expected = options(sw.ReplayWriter)
+    del expected["action_names"]  # the environment has them
     signatures: list[Any] = [Record, *get_overloads(Record)]
     assert len(signatures) == 3
     for signature in signatures:

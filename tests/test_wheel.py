@@ -120,7 +120,8 @@ def needed(requirements: Iterable[str], seen: set[str] | None = None) -> Iterabl
 
 def test_it_has_every_file(wheel: Path) -> None:
     source = ROOT / "src"
-    ours = [p for p in source.rglob("*") if p.suffix in (".py", ".pyi") or p.name == "py.typed"]
+    kinds = (".py", ".pyi", ".js", ".css")
+    ours = [p for p in source.rglob("*") if p.suffix in kinds or p.name == "py.typed"]
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {str(path.relative_to(source)) for path in ours} <= names
     assert len([name for name in names if re.match(r"stepwell/_core.*\.so$", name)]) == 1

@@ -7,7 +7,8 @@ a sampler  decides which rows     Shuffle, Block, Sequential, Iid, Weighted
 a mix      is several sources     Mix: each with its share of every batch
 a loader   decides when           Loader, stepwell.torch.Loader, stepwell.jax.Loader
 
-`open` opens whatever is at a path, `convert` goes from any store or format to any other. More is in
+`open` opens whatever is at a path, `convert` goes from any store or format to any other, `view`
+shows it in a browser. More is in
 `stepwell.replay` (recording), `stepwell.game2048`, `stepwell.formats`, `stepwell.stores` and
 `stepwell.telemetry`; docs/names.md has an example of every name.
 """
@@ -58,6 +59,7 @@ if TYPE_CHECKING:  # all of them exist without an import: see __getattr__
     )
     from stepwell.stores.pack import PayloadType
     from stepwell.stores.replay.writer import ReplayWriter
+    from stepwell.viewer import view
     from stepwell.writer import Writer
 
 __all__ = [
@@ -98,6 +100,7 @@ __all__ = [
     "as_source",
     "convert",
     "open",
+    "view",
 ]
 
 __version__ = "0.2.0"  # the build reads it here: to ask the installed package takes longer
@@ -115,6 +118,7 @@ _HOMES = {
     "sampler": ("Block", "Iid", "Sampler", "Sequential", "Shuffle", "Weighted"),
     "source": ("Batch", "Field", "Ragged", "Source"),
     "store": ("Store",),
+    "viewer": ("view",),
     "writer": ("Writer",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from stepwell.errors import KindError
-from stepwell.formats import format_at
+from stepwell.formats import Format, format_at
 from stepwell.source import Source
 from stepwell.store import Store, what_is_at
 from stepwell.stores import STORES, ShardReader
@@ -51,8 +51,29 @@ def open(path: Any, **options: Any) -> Source:
     store = store_at(where)
     if store is not None:
         return store.open(where, **options)
-    found = format_at(where)
-    if found is not None and found.reader and found.name != "folder":  # any folder looks like it
+    found = _format_at(where)
+    if found is not None:
         return found.read(where, **options)
     nouns = ", ".join(each.noun for each in STORES)
     raise KindError(f"expected {nouns}, got {what_is_at(where)}", path=str(where))
+
+
+def can_open(path: Path) -> bool:
+    """Whether a path holds a store, or a file or folder of a format that is read."""
+    return store_at(path) is not None or _format_at(path) is not None
+
+
+def _format_at(path: Path) -> Format | None:
+    found = format_at(path)
+    if found is None or not found.reader or found.name == "folder":  # any folder looks like that
+        return None
+    return found
+
+
+def open_lazily(path: str, **options: Any) -> Store:
+    """What is at a path or URL, its rows not loaded where they can be mapped."""
+    if "://" not in path:
+        store = store_at(Path(path))
+        if store is not None and store.kind in ("steps", "npy"):
+            options["memory"] = "map"
+    return open(path, **options)

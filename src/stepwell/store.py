@@ -4,6 +4,7 @@
     Store.open(path, …)         the way in
     store.describe()            what is there: rows, runs, bytes on disk, fields, health
     store.runs, where, query    where rows have runs: the table of them, and SQL over it
+    store.steps_of(key)         the steps of one run, a row each
     store.verify()              a report of everything that is wrong, and of what was checked
     store.refresh()             whether there is something new
 
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from stepwell.batches import Progress as Progress
 from stepwell.description import Description, html, html_rows, outline
@@ -183,6 +184,10 @@ class Store(Source):
     """What `info` and reports call it: "steps", "pack", …"""
     noun: ClassVar[str]
     """What sentences call it: "a step dataset"."""
+    runs_table: ClassVar[str] = "runs"
+    """The table of `query` that has a row for each run."""
+    runs_key: ClassVar[str] = "id"
+    """The column of it that names a run."""
     checks_rows: bool = True
     """Whether damaged rows are an error when they are read, not only to `verify`."""
 
@@ -235,6 +240,27 @@ class Store(Source):
         Raises `TimeoutError` when it takes longer than `timeout_s`.
         """
         raise ValueError(f"{self.path} is {self.noun}: it has no runs to query")
+
+    def steps_of(self, key: Any) -> Source:
+        """The steps of one run, a row each, with all that was recorded of them.
+
+        `key` is what `runs_key` has for the run; where runs have no such column, its number in
+        `runs`. Raises `KeyError` when there is none.
+        """
+        runs = self.runs
+        if runs is None:
+            raise ValueError(f"{self.path} is {self.noun}: its rows have no runs")
+        named = self.runs_key in runs.columns
+        keys = runs[self.runs_key].tolist() if named else range(len(runs))
+        if key not in keys:
+            raise self._no_run(key)
+        number = keys.index(key)
+        start, count = int(runs.starts[number]), int(runs.counts[number])
+        return self.select(slice(start, start + count))
+
+    def present(self, rows: ArrayLike) -> dict[str, NDArray[np.bool]]:
+        """Which of these rows have each field that may be missing; it reads as zeros or empty."""
+        return {}
 
     def describe(self) -> Description:
         """What is there, found without reading rows."""
@@ -301,6 +327,9 @@ class Store(Source):
     def _verified(self, quick: bool, progress: Progress) -> Report: ...
 
     # Below this line: for this package.
+
+    def _no_run(self, key: Any) -> KeyError:
+        return KeyError(f"no run {key!r} - at {self.path}")
 
     def _check_open(self) -> None:
         if self._closed:

@@ -78,11 +78,12 @@ def read_store(root: Path) -> Store:
     for row in (*runs, *episodes, *steps):
         assert row.pop("checksum") == row_checksum(row.values())
     runs = [row for row in runs if row["state"] != "removed"]
+    index = root / "replay" / "index.json"
     store = Store(
         {row["run_id"]: Run(row, read_run(root, row)) for row in runs},
         {row["episode_id"]: row for row in episodes},
         {(row["episode_id"], row["step_index"]): row for row in steps},
-        json.loads((root / "replay" / "index.json").read_bytes()),
+        json.loads(index.read_bytes()) if index.exists() or steps else {},
     )
     for run in store.runs.values():
         assert version == 2 or run.row["steps"] == run.row["written"]

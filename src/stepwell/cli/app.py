@@ -1,11 +1,11 @@
 """The verbs of the command `stepwell`."""
 
-from stepwell.cli import bench, console, convert, games, record, records, replays, stores
+from stepwell.cli import bench, console, convert, games, record, records, replays, stores, view
 
 app = console.new_app("Training records at memory speed.")
 for command in (
     *(stores.info, stores.head, stores.verify, stores.repair, stores.query, bench.bench),
-    *(convert.convert, record.record),
+    *(view.view, convert.convert, record.record),
 ):
     app.command()(command)
 app.add_typer(games.app, name="2048")

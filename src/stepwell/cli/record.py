@@ -15,6 +15,7 @@ import typer
 
 import stepwell as sw
 from stepwell.cli.console import JsonOption, local_path, progress, show
+from stepwell.cli.view import start_page
 from stepwell.files.codecs import codec_names
 from stepwell.replay import ReplayReader
 
@@ -47,6 +48,9 @@ def record(
     lane: Annotated[
         bool, typer.Option("--lane", help="Show the newest frames in shared memory.")
     ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="The same, and a page that shows them in a browser.")
+    ] = False,
     compress: Annotated[
         str, typer.Option(help=f"How arrays are packed: {', '.join(codec_names('replay'))}.")
     ] = "zstd",
@@ -71,8 +75,13 @@ def record(
         from stepwell.replay import Record
     except ImportError as error:
         raise ImportError("record needs an extra: pip install 'stepwell[gym]'") from error
+    if watch:
+        from stepwell.viewer.browser import load
+
+        load()  # what is missing for it is better known before a run begins
     wanted = None if frames == "none" else frames
     begin = time.perf_counter()
+    lane = lane or watch
     drawn = lane or wanted is not None
     made = _make(env, envs, drawn)
     played, stopped = 0, False
@@ -104,6 +113,8 @@ def record(
                     queue_bytes=queue_bytes,
                     flush_every=flush_every,
                 )
+                if watch:
+                    start_page(str(output), str(made.run_id))
                 (_play if envs == 1 else _play_all)(made, steps, seed, count)
             finally:
                 made.close()
@@ -138,6 +149,7 @@ def _make(name: str, count: int, drawn: bool) -> Any:
 
     register_atari(name)
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws in memory and needs no screen
+    os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # else it keeps SIGTERM to itself
     mode = "rgb_array" if drawn else None
     with translated(name):
         if count == 1:

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from stepwell.cli.console import JsonOption, local_path, progress, show
+from stepwell.cli.view import HostOption, NoOpenOption, PortOption, serve
 
-app = typer.Typer(no_args_is_help=True, help="Replay stores: keep them in order.")
+app = typer.Typer(no_args_is_help=True, help="Replay stores: watch them, keep them in order.")
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _BYTES = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(i?)b?", re.IGNORECASE | re.ASCII)
 
@@ -22,9 +23,33 @@ def _bytes(text: str) -> int:
     return int(float(found[1]) * (unit if not found[3] else 1024 ** (len(str(unit)) // 3)))
 
 
-@app.callback()
-def _group() -> None:
-    """With one command alone, that would be the whole of it."""
+@app.command()
+def watch(
+    root: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[ROOT]", parser=local_path, help="The replay store that is recorded to."
+        ),
+    ] = None,
+    run: Annotated[
+        list[str] | None, typer.Option(help="Only this run; may be given several times.")
+    ] = None,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8050,
+    no_open: NoOpenOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show in a browser what is being recorded with a lane, frame by frame. Needs the extra
+    `viewer`.
+
+    With ROOT the recording so far is a click away. Ctrl-C ends it.
+    """
+    from stepwell.viewer.browser import load
+
+    shelf, _ = load()
+    if root is not None:
+        shelf.add(str(root))
+    serve("/live", {"run": run or []}, host=host, port=port, no_open=no_open, as_json=as_json)
 
 
 @app.command()

@@ -22,7 +22,7 @@ from stepwell.cli.console import (
     visible,
 )
 from stepwell.errors import KindError
-from stepwell.opening import store_at
+from stepwell.opening import open_lazily, store_at
 from stepwell.store import Report, Store
 from stepwell.stores.steps.repair import is_repairable
 
@@ -92,7 +92,7 @@ def head(
         store = opened if where is None else opened.where(where)
         rows = list(range(start, min(start + count, len(store))))
         found = store.take(np.array(rows, np.int64))
-        there = store.present(rows) if isinstance(store, sw.RecordReader) else {}
+        there = store.present(rows) if isinstance(store, Store) else {}
     for name, has in there.items():
         found[name] = [v if given else None for v, given in zip(found[name], has, strict=True)]
     if as_json:
@@ -202,11 +202,7 @@ def open_path(path: str, endpoint: str | None, *, mapped: bool = True) -> Store:
     if not path:  # which is the folder we are in, for Path
         raise ValueError("PATH: expected a path or a URL, got an empty text")
     options: dict[str, Any] = {} if endpoint is None else {"endpoint": endpoint}
-    if "://" not in path and mapped:
-        store = store_at(Path(path))
-        if store is not None and store.kind in ("steps", "npy"):
-            options["memory"] = "map"
-    return sw.open(path, **options)
+    return open_lazily(path, **options) if mapped else sw.open(path, **options)
 
 
 def _short(value: Any, width: int) -> str:

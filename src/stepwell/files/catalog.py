@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import wraps
 from pathlib import Path
-from time import monotonic
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -96,6 +95,8 @@ _ALLOWED = {
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _SYSTEM = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
 _STEPS = 100_000  # of SQLite's machine, a few milliseconds
+_MAX_S = threading.TIMEOUT_MAX
+_AGAIN_S = 0.02
 _NOT_THE_USER = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, *_BUSY, *_SYSTEM}
 
 
@@ -310,32 +311,53 @@ def _user_sql(
     """
     if timeout_s is not None and not timeout_s > 0:
         raise ValueError(f"timeout_s must be above 0, got {timeout_s}")
-    deadline = None if timeout_s is None else monotonic() + timeout_s
     raised: list[BaseException] = []
 
     def stop() -> bool:
         try:
             _make_way()
-            if deadline is not None and monotonic() > deadline:
-                raise TimeoutError(f"{sql}: not done within {timeout_s} s")
         except BaseException as error:  # SQLite makes an error of its own of it
             raised.append(error)
         return bool(raised)
 
+    def late() -> None:
+        while not over.wait(
+            _AGAIN_S if raised else 0
+        ):  # SQLite forgets it where a statement begins
+            with turn:
+                if over.is_set():
+                    return
+                if not raised:
+                    raised.append(TimeoutError(f"{sql}: not done within {timeout_s} s"))
+                database.interrupt()
+
+    turn, over = threading.Lock(), threading.Event()
+    # A thread, not the progress handler: a row may take seconds and only a few of SQLite's steps.
+    clock = None if timeout_s is None else threading.Timer(min(float(timeout_s), _MAX_S), late)
     database.set_authorizer(
         lambda action, *_: sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY
     )
     # Python gets a turn now and then, so that Ctrl-C ends a query that never would.
     database.set_progress_handler(stop, _STEPS)
     try:
+        if clock is not None:
+            clock.daemon = True
+            clock.start()
         yield
     except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError) as error:
         if _code(error) == sqlite3.SQLITE_INTERRUPT:
             raise (raised[0] if raised else KeyboardInterrupt()) from None
         if _code(error) in _NOT_THE_USER or "decode to UTF-8" in str(error):  # Python's words
             raise
-        raise ValueError(f"{sql}: {error}{hint}") from None
+        words = str(error)
+        if 'near "THEN"' in words and "then" not in sql.lower():  # where a condition is tried
+            words = "the condition ends too early"
+        raise ValueError(f"{sql}: {words}{hint}") from None
     finally:
+        if clock is not None:
+            clock.cancel()
+        with turn:
+            over.set()
         database.set_progress_handler(None, 0)
         database.set_authorizer(None)
 

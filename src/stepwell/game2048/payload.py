@@ -93,6 +93,9 @@ class RunPayloads(PayloadType):
             start, score = _sqlite(meta.start_unix_s), _sqlite(meta.max_score)
             yield meta.steps, start, meta.elapsed_s, score, meta.highest_tile, meta.engine
 
+    def steps(self, pack: PackReader) -> "RunSteps":
+        return RunSteps(pack)
+
     def tally(self, batch: RunBatch) -> Tally:
         letters, offsets = batch.engines.tobytes(), batch.engine_offsets.tolist()
         return Tally(

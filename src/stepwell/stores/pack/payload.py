@@ -8,7 +8,7 @@ it checks them when they are written, decodes them, and has their columns and th
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,11 @@ from numpy.typing import NDArray
 import stepwell
 from stepwell import _core
 from stepwell.errors import SchemaError
-from stepwell.source import Batch, Field, Ragged, Rows, Schema
+from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source
 from stepwell.stores.pack.stats import PackStats, Tally
+
+if TYPE_CHECKING:
+    from stepwell.stores.pack.reader import PackReader
 
 _NOTHING: Mapping[Any, Any] = {}
 
@@ -79,6 +82,10 @@ class PayloadType(ABC):
     def rows(self, batch: Any) -> Iterator[tuple[Any, ...]]:
         """The values of `columns`, item by item."""
         raise SchemaError(f"{self.name} have no columns to query")
+
+    def steps(self, pack: "PackReader") -> Source:
+        """The steps of the items of a pack, a row each; of a type without steps, the items."""
+        return pack
 
     def tally(self, batch: Any) -> Tally:
         """The counts of a batch for the statistics."""
@@ -160,3 +167,28 @@ def by_type(kinds: NDArray[Any]) -> Iterator[tuple[PayloadType, NDArray[np.bool]
         mask = known.mask(kinds)
         if mask.any():
             yield known, mask
+
+
+def kind_name(kind: int) -> str:
+    """The name that its type has for a kind."""
+    return type_of(np.array([kind])).kinds.get(int(kind), f"raw:{kind}")
+
+
+class Kind(str):
+    """The name of this kind of store; of an open pack, `kind(i)` is the kind of entry `i`.
+
+    Every store has the one, packs have had the other since the first version of the format.
+    """
+
+    _pack: "PackReader"
+
+    def __get__(self, pack: "PackReader | None", owner: type["PackReader"]) -> "Kind":
+        if pack is None:
+            return self
+        bound = Kind(self)
+        bound._pack = pack
+        return bound
+
+    def __call__(self, i: int) -> str:
+        """The name that the type of entry `i` has for it (`"v2"`), or `"raw:<kind>"`."""
+        return kind_name(self._pack._entries["kind"][self._pack._row(i)])

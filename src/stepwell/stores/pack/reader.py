@@ -19,37 +19,25 @@ from stepwell.files.regular import open_regular
 from stepwell.lazy import lazy
 from stepwell.ordered import in_order, thread_count
 from stepwell.sampler import Shuffle, split_runs
-from stepwell.source import Batch, Rows, Schema, as_rows
+from stepwell.source import Batch, Rows, Schema, Source, as_rows
 from stepwell.store import Progress, QueryTable, Report, Store
 from stepwell.stores.pack.file import PackFile, slices
 from stepwell.stores.pack.layout import MAGIC, groups
-from stepwell.stores.pack.payload import RAW, Payloads, PayloadType, by_type, type_of
+from stepwell.stores.pack.payload import (
+    RAW,
+    Kind,
+    Payloads,
+    PayloadType,
+    by_type,
+    kind_name,
+    type_of,
+)
 from stepwell.stores.pack.stats import StatsBuilder, Values, read_stats
 from stepwell.stores.pack.verify import check_pack
 from stepwell.stores.pack.where import PackRuns, query_runs, select_runs
 
 _SCAN_ITEMS = 64  # decoded at a time by whatever goes through all of a pack
 _TEXT_BYTES = 1 << 18  # of payloads: keeps a thread busy for milliseconds, makes megabytes of text
-
-
-class _Kind(str):
-    """The name of this kind of store; of an open pack, `kind(i)` is the kind of entry `i`.
-
-    Every store has the one, packs have had the other since the first version of the format.
-    """
-
-    _pack: "PackReader"
-
-    def __get__(self, pack: "PackReader | None", owner: type["PackReader"]) -> "_Kind":
-        if pack is None:
-            return self
-        bound = _Kind(self)
-        bound._pack = pack
-        return bound
-
-    def __call__(self, i: int) -> str:
-        """The name that the type of entry `i` has for it (`"v2"`), or `"raw:<kind>"`."""
-        return _kind_name(self._pack._entries["kind"][self._pack._row(i)])
 
 
 class PackReader(Store):
@@ -68,8 +56,9 @@ class PackReader(Store):
     needed, and slices are copies.
     """
 
-    kind: ClassVar[_Kind] = _Kind("pack")
+    kind: ClassVar[Kind] = Kind("pack")
     noun = "a pack"
+    runs_key = "run"
 
     def __init__(
         self,
@@ -273,6 +262,15 @@ class PackReader(Store):
             super().query(sql)
         return query_runs(self, sql, values, timeout_s)
 
+    def steps_of(self, key: Any) -> Source:
+        """The steps of an entry, by its number in the whole pack, as its payload type has them."""
+        if self.runs is None:
+            super().steps_of(key)
+        here = (self._numbers == key) & self._type.mask(self._entries["kind"])
+        if not here.any():
+            raise self._no_run(key)
+        return self._type.steps(self._with(self._numbers[here]))
+
     def split(self, fraction: float, seed: int = 0) -> tuple["PackReader", "PackReader"]:
         """Two packs without an entry in common, the first with `fraction` of the entries."""
         self._check_open()
@@ -328,7 +326,7 @@ class PackReader(Store):
             "align": int(np.gcd.reduce(self._layout.index["offset"])),
             "stored_bytes": self.stored_bytes,
             "memory": "read" if self._opened.memory is None else "map",
-            "kinds": {_kind_name(kind): n for kind, n in _counted(entries["kind"])},
+            "kinds": {kind_name(kind): n for kind, n in _counted(entries["kind"])},
             "codecs": {codecs[flag]: n for flag, n in _counted(entries["flags"])},
         }
 
@@ -472,10 +470,6 @@ class PackReader(Store):
         of = self._type if of is None else of
         entries, numbers = self._entries[rows], self._numbers[rows]
         return self._opened.decode(of, entries, numbers, threads, heads_only=heads_only)
-
-
-def _kind_name(kind: int) -> str:
-    return type_of(np.array([kind])).kinds.get(int(kind), f"raw:{kind}")
 
 
 def _counted(values: NDArray[Any]) -> Iterator[tuple[int, int]]:

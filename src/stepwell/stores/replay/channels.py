@@ -37,9 +37,13 @@ class Channel:
 
     name: str
     field: Field
+    names: tuple[str, ...] = ()
+    """What 0, 1, 2, … are called, of actions that have names."""
 
     @classmethod
-    def like(cls, name: str, array: NDArray[Any], compress: str) -> Self:
+    def like(
+        cls, name: str, array: NDArray[Any], compress: str, names: tuple[str, ...] = ()
+    ) -> Self:
         """The channel that `array` belongs to. Raises `SchemaError` for what HDF5 cannot hold."""
         if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
             raise SchemaError(f"{name}: expected numbers or booleans, got {array.dtype}")
@@ -51,7 +55,7 @@ class Channel:
             raise SchemaError(f"{name}: expected at most 31 dimensions, got {len(array.shape)}")
         small = array.nbytes < _PACKED_FROM
         dtype = np.dtype(array.dtype.newbyteorder("<").str)
-        return cls(name, Field(dtype, array.shape, compress="none" if small else compress))
+        return cls(name, Field(dtype, array.shape, compress="none" if small else compress), names)
 
     @property
     def kind(self) -> str:
@@ -97,18 +101,20 @@ class Channel:
         )
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        stated: dict[str, Any] = {
             "name": self.name,
             "dtype": dtype_to_json(self.field.dtype),
             "shape": list(self.field.shape),
             "codec": self.field.compress,
         }
+        return {**stated, "names": list(self.names)} if self.names else stated
 
     @classmethod
     def from_json(cls, stated: Any, path: str) -> Self:
         try:
-            return cls(str(stated["name"]), field_from_json(stated))
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            names = tuple(str(each) for each in stated.get("names", ()))
+            return cls(str(stated["name"]), field_from_json(stated), names)
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise FormatError(f"not a channel: {stated!r} ({error})", path=path) from None
 
 

@@ -8,26 +8,25 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.description import Description
 from stepwell.errors import FormatError, SchemaError, StepwellError
-from stepwell.files.catalog import query, select_ids
+from stepwell.files.catalog import query
 from stepwell.files.lock import is_locked
 from stepwell.files.regular import bytes_on_disk
 from stepwell.lazy import lazy
 from stepwell.source import Batch, Field, Rows, Schema, Source
 from stepwell.store import Progress, QueryTable, Report, Store
-from stepwell.stores.replay.channels import KINDS, Channel
+from stepwell.stores.replay.channels import FRAMES, KINDS, Channel
 from stepwell.stores.replay.database import (
     EPISODE_COLUMNS,
     STEP_COLUMNS,
     Episode,
     RunRow,
-    all_episodes,
     check_rows,
     database_path,
     has_checksums,
@@ -43,6 +42,7 @@ from stepwell.stores.replay.episodes import (
     recorded_steps,
 )
 from stepwell.stores.replay.layout import is_replay, lock_path, lost_commits
+from stepwell.stores.replay.moment import Condition, Moment
 from stepwell.stores.replay.resolver import FrameResolver
 from stepwell.stores.replay.rows import RunFile
 from stepwell.stores.replay.scalars import ScalarRun, is_scalar
@@ -56,21 +56,9 @@ from stepwell.stores.replay.steps import (
 )
 from stepwell.stores.replay.verify import verify
 
-_Condition = tuple[str, tuple[Any, ...]]
 _TIME = STEP_COLUMNS.index("timestamp")
 _NUMBERS = ("reward", "terminated", "truncated", "discount")
 _OF_A_MOMENT = ("_table", "_fields", "_episodes", "_by_id")  # made again
-
-
-class _Moment(NamedTuple):
-    """The commit that a reader shows."""
-
-    recordings: dict[str, RunRow]
-    episodes: dict[str, int]
-    """How many each of them has."""
-    rows: list[tuple[Any, ...]]
-    """The rows of episodes in the database, in the order of the reader's own rows; behind the
-    columns of each its checksum and its id there."""
 
 
 class ReplayReader(Store):
@@ -94,6 +82,8 @@ class ReplayReader(Store):
 
     kind = "replay"
     noun = "a replay store"
+    runs_table = "episodes"
+    runs_key = "episode_id"
 
     def __init__(
         self,
@@ -109,9 +99,9 @@ class ReplayReader(Store):
         self.root = Path(root).absolute()  # wherever the process goes later
         self._names = None if run is None else (run,) if isinstance(run, str) else tuple(run)
         self._options = StepOptions(next_observation, frames, n_step, gamma)
-        self._conditions: tuple[_Condition, ...] = ()
+        self._conditions: tuple[Condition, ...] = ()
         self.resolver = FrameResolver(root, open_files=open_files)
-        self._moment = self._look()
+        self._moment = Moment.look(self.root, self._names, self._conditions)
         self._check_whole(self._moment)
         self._pin_files()
 
@@ -129,25 +119,7 @@ class ReplayReader(Store):
 
     # Contents.
 
-    def _look(self) -> _Moment:
-        """The newest commit, of the runs and under the conditions of this reader."""
-        with reading(self.root) as database:
-            known = run_rows(database, database_path(self.root))
-            by_run: dict[str, list[tuple[Any, ...]]] = {}
-            for row in all_episodes(database):
-                by_run.setdefault(row[1], []).append(row)
-            for name in self._names or ():
-                if name not in known:
-                    raise KeyError(f"there is no run {name!r}; there are {list(known)}")
-            names = self._names or by_run
-            counts = {name: len(rows) for name, rows in by_run.items()}
-            rows = [row for name in names for row in by_run.get(name, ())]
-            moment = _Moment(known, counts, rows)
-            for condition, values in self._conditions:
-                moment = _chosen(database, moment, condition, values)
-        return moment
-
-    def _check_whole(self, moment: _Moment) -> None:
+    def _check_whole(self, moment: Moment) -> None:
         for lost in lost_commits(self.root, moment.recordings, self._names):
             raise lost
 
@@ -157,7 +129,10 @@ class ReplayReader(Store):
 
     def refresh(self) -> bool:
         self._check_open()
-        before, now = self._moment, self._look()
+        before = self._moment
+        now = before
+        if not before.is_newest(self.root):
+            now = Moment.look(self.root, self._names, self._conditions)
         self._check_whole(now)
         for name, run in now.recordings.items():
             old = before.recordings.get(name, run)
@@ -219,9 +194,28 @@ class ReplayReader(Store):
         self._check_open()
         with reading(self.root) as database:
             self._pin(database)
-            moment = _chosen(database, self._moment, condition, values, timeout_s)
+            moment = self._moment.where(database, condition, values, timeout_s)
         part = self._with()
         part._conditions, part._moment = (*self._conditions, (condition, values)), moment
+        return part
+
+    def steps_of(self, key: Any) -> "ReplayReader":
+        """Every step of an episode, with its frame if there are any, whatever other runs recorded.
+
+        A step without a frame has that of a step before; zeros stand for whatever else there is
+        not.
+        """
+        self._check_open()
+        row = self._by_id.get(key)
+        if row is None:
+            raise self._no_run(key)
+        run = self._moment.recordings.get(row[1])
+        frames = run is not None and any(each.kind == FRAMES for each in run.channels)
+        part = self._with(
+            next_observation=False, frames=frames, n_step=1, returns=None, every_step=True
+        )
+        part._conditions = (*self._conditions, ("episode_id = ?", (key,)))
+        part._moment = self._moment._replace(rows=[row])
         return part
 
     def transitions(self, n_step: int = 1, gamma: float = 0.99, **fields: Any) -> "ReplayReader":
@@ -246,7 +240,7 @@ class ReplayReader(Store):
         """Have queries see the episodes of this reader where others are in the database by now."""
         now = run_rows(database, database_path(self.root))
         if self._names or self._conditions or now != self._moment.recordings:
-            _keep(database, self._moment)
+            self._moment.keep(database)
 
     def query(self, sql: str, *values: Any, timeout_s: float | None = None) -> QueryTable:
         """The result of an SQL query over the tables `episodes`, `steps` and `runs`; nothing can be
@@ -339,6 +333,8 @@ class ReplayReader(Store):
             about = ("state", "steps", "episodes", "dropped", "created_at")
             facts["recordings"][name] = {each: getattr(run, each) for each in about}
             facts["recordings"][name]["fields"] = fields_in_words(run)
+            if named := next((each.names for each in run.channels if each.names), None):
+                facts["recordings"][name]["actions"] = list(named)
         try:
             facts["arrays"] = {
                 f"{run}/{array}": {"bytes": raw, "stored_bytes": stored}
@@ -468,28 +464,3 @@ class ReplayReader(Store):
             return
         out[here[~there]] = 0
         out[here[there]] = file.read(name, wanted[there])
-
-
-def _chosen(
-    database: sqlite3.Connection,
-    moment: _Moment,
-    condition: str,
-    values: Sequence[Any],
-    timeout_s: float | None = None,
-) -> _Moment:
-    """Those episodes of a moment for which a condition holds."""
-    columns = EPISODE_COLUMNS
-    found = select_ids(
-        database, "episodes", "rowid", columns, condition, values, timeout_s=timeout_s
-    )
-    wanted = set(found.tolist())
-    return moment._replace(rows=[row for row in moment.rows if row[-1] in wanted])
-
-
-def _keep(database: sqlite3.Connection, moment: _Moment) -> None:
-    """Have queries see the episodes of a moment in place of what became of them."""
-    columns = ", ".join((*EPISODE_COLUMNS, "checksum"))
-    database.execute(f"CREATE TEMP TABLE episodes ({columns})")
-    places = ", ".join("?" * (2 + len(EPISODE_COLUMNS)))
-    insert = f"INSERT INTO temp.episodes ({columns}, rowid) VALUES ({places})"
-    database.executemany(insert, moment.rows)

@@ -90,7 +90,8 @@ def Record(
     `frames` is "all", "every:4" (the first step of an episode and each fourth) or None; they
     need `render_mode="rgb_array"`. The frame of a step shows what the agent saw when it acted.
     With `observations=False` or `infos=False` those of steps are left out. `run_id` is made of the
-    environment's name and the time when it is not given; the rest is as in `ReplayWriter`.
+    environment's name and the time when it is not given; the rest is as in `ReplayWriter`. An
+    environment with `get_action_meanings`, as Atari's have it, has the names of its actions kept.
 
     `lane=True` shows the frame of every step, in a vector of the first environment, to whoever
     opens `LaneReader(env.run_id)`, whether it is recorded or not.
@@ -110,6 +111,7 @@ def Record(
     writer = partial(
         ReplayWriter,
         root,
+        action_names=_action_names(env),
         mode=mode,
         compress=compress,
         when_full=when_full,
@@ -301,6 +303,14 @@ def _name_of(env: Any) -> str:
     text = spec.id if spec is not None else type(env.unwrapped).__name__
     text = re.sub(r"-v\d+$", "", text.rpartition("/")[2])
     return re.sub(r"[^A-Za-z0-9_]+", "-", text, flags=re.ASCII).strip("-").lower()[:64] or "run"
+
+
+def _action_names(env: Any) -> tuple[str, ...]:
+    """What Atari's and other environments call their actions; nothing where they do not."""
+    inner = getattr(env, "envs", [env])[0].unwrapped  # of a vector in this process, the first one
+    meanings = getattr(inner, "get_action_meanings", None)
+    found = meanings() if callable(meanings) else ()
+    return tuple(found) if all(isinstance(each, str) for each in found) else ()
 
 
 def _unused_run(root: Path, name: str, writer: Callable[[str], ReplayWriter]) -> ReplayWriter:

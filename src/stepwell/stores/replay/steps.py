@@ -5,7 +5,7 @@ arrays of a row are is one of them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +34,9 @@ class StepOptions:
     gamma: float = 0.99
     returns: float | None = None
     """With it rewards are returns to go, discounted by this."""
+    every_step: bool = False
+    """Whether none is left out: one without a frame has that of a step before, zeros stand for
+    whatever else was not recorded."""
 
     def __post_init__(self) -> None:
         check_steps(self.n_step, self.gamma)
@@ -108,6 +111,8 @@ def _load(
     discount[terminated] = 0
     kept = np.ones(len(rows), bool)
     kinds = {channel.kind for channel in run.channels}
+    if options.every_step:
+        frame, kinds, options = _filled(frame, episode), set(), replace(options, frames=False)
     if OBSERVATIONS in kinds:
         kept &= observation >= 0
         if options.next_observation:
@@ -122,6 +127,12 @@ def _load(
     )  # fmt: skip
     lengths = np.bincount(episode[kept], minlength=len(episodes))
     return StepTable(*(np.ascontiguousarray(column[kept]) for column in columns)), lengths
+
+
+def _filled(frame: Rows, episode: Rows) -> Rows:
+    """For each step the last frame up to it, of its episode."""
+    last = np.maximum.accumulate(np.where(frame >= 0, np.arange(len(frame)), 0))
+    return np.where(episode[last] == episode, frame[last], -1)
 
 
 def _check(
@@ -202,6 +213,9 @@ def dataset_name(field: str) -> str:
 
 def _rows_of(numbers: NDArray[np.int64], wanted: NDArray[np.int64]) -> tuple[Rows, Rows]:
     """The rows of each wanted episode, in order, and which of them each row belongs to."""
+    if len(wanted) == 1:
+        rows = np.flatnonzero(numbers == wanted[0])
+        return rows, np.zeros(len(rows), np.int64)
     order = np.argsort(numbers, kind="stable")
     first = np.searchsorted(numbers, wanted, "left", sorter=order)
     counts = np.searchsorted(numbers, wanted, "right", sorter=order) - first

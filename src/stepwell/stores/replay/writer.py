@@ -72,6 +72,7 @@ class ReplayWriter(Writer):
     Steps are handed over, and a thread writes them: `commit` waits until everything is on the disk;
     by itself a step waits `flush_every` seconds at most. When `queue_bytes` are waiting,
     `record_step` waits too, or, with `when_full="drop"`, the step is dropped and counted.
+    `action_names` are what the actions 0, 1, 2, … are called, for people.
 
     A block that fails commits what was handed over, for a crash is when the last steps matter, and
     ends the episodes that were going on, neither terminated nor truncated; there is no rollback.
@@ -92,6 +93,7 @@ class ReplayWriter(Writer):
         when_full: str = "block",
         queue_bytes: float = 128 << 20,
         flush_every: float = 0.5,
+        action_names: Sequence[str] = (),
     ) -> None:
         check_compress(compress)
         if when_full not in ("block", "drop"):
@@ -104,6 +106,7 @@ class ReplayWriter(Writer):
         self.root = Path(root).absolute()  # wherever the process goes later
         self._root = array_path(self.root, run_id)  # what sentences call it
         self._compress = compress
+        self._action_names = tuple(map(str, action_names))
         self._refs = f"h5://{run_id}/"
         with suppress(ImportError):  # now, and not in a step
             require_hdf5()
@@ -389,7 +392,8 @@ class ReplayWriter(Writer):
             if kind == FRAMES:
                 check_frame(found)
             row = self._pipeline.rows.of(kind)
-            channels = [Channel.like(name, array, self._compress) for name, array in found.items()]
+            names = self._action_names if kind == ACTIONS else ()
+            channels = [Channel.like(*each, self._compress, names) for each in found.items()]
             known = {channel.name: Inlet(channel, row) for channel in channels}
             new += known.values()
         elif known.keys() != found.keys():

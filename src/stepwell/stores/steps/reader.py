@@ -164,6 +164,12 @@ class StepReader(Store):
         start = self._table.starts[found[0]]
         return self.take(np.arange(start, start + self._table.counts[found[0]]))
 
+    def steps_of(self, key: Any) -> "StepReader":
+        found = self.where("id = ?", key)
+        if not len(found.runs):
+            raise self._no_run(key)
+        return found
+
     # Parts.
 
     def where(self, condition: str, *values: Any, timeout_s: float | None = None) -> "StepReader":

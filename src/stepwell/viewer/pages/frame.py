@@ -1,0 +1,297 @@
+"""What every page has: header, navigation, light or dark, and sentences for what goes wrong."""
+
+import asyncio
+import html
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TypeVar, cast
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import PlainTextResponse, Response
+from nicegui import Client, app, run, ui
+
+from stepwell.description import Description
+from stepwell.errors import (
+    BusyError,
+    FetchError,
+    FormatError,
+    KindError,
+    SchemaError,
+    VersionError,
+)
+from stepwell.viewer.shelf import Entry, Shelf
+
+T = TypeVar("T")
+
+_STATIC = Path(__file__).parent.parent / "static"
+_TABS = {"": "Overview", "runs": "Runs", "rows": "Rows", "check": "Loader"}
+_THEMES = {"auto": ("brightness_auto", "light"), "light": ("light_mode", "dark"),
+           "dark": ("dark_mode", "auto")}  # fmt: skip
+_THEME = "stepwell-theme"
+_NO_PAGES = ("/static/", "/data/", "/_nicegui")
+_AT_ONCE_S = 0.4
+"""What is there by then is part of the page; the rest follows."""
+_ANSWERS_S = 60.0
+_STAIRS = (
+    '<svg viewBox="0 0 24 24" fill="none" stroke="currentColor" stroke-width="2.4" '
+    'aria-hidden="true"><path d="M2 5h5v5h5v5h5v5h5"/></svg>'
+)
+_BACKGROUND = (
+    "<style>html{background:#f6f7f8}%s{html{background:#111417}}</style>"  # before anything loads
+)
+
+
+def register(shelf: Shelf) -> None:
+    """The stylesheet and scripts of the pages, and a page for addresses that lead nowhere."""
+    app.add_static_files("/static", _STATIC)
+
+    @app.exception_handler(404)
+    @app.exception_handler(RequestValidationError)
+    async def nowhere(request: Request, error: Exception) -> Response:
+        if request.url.path.startswith(_NO_PAGES):
+            return PlainTextResponse("not found\n", 404)
+        with Client(ui.page(""), request=request) as client:
+            _not_found(f"expected the address of a page, got {request.url.path}")
+        return client.build_response(request, 404)
+
+
+_slow = asyncio.Semaphore(3)
+
+
+def at(path: str) -> ui.page:
+    """A page at this address. On a machine that is busy it comes late, not as an error."""
+    return ui.page(path, response_timeout=_ANSWERS_S)
+
+
+def prefix() -> str:
+    """What addresses begin with behind a proxy."""
+    request = ui.context.client.request
+    forwarded = request.headers.get("x-forwarded-prefix", "")
+    return str(forwarded + request.scope.get("root_path", ""))
+
+
+@contextmanager
+def page(title: str, entry: Entry | None = None, tab: str | None = None) -> Iterator[ui.element]:
+    """The frame of a page; the block fills it. `tab` is what its address has behind the store."""
+    names = [title, *([entry.name] if entry else []), "stepwell"]
+    ui.page_title(" · ".join(dict.fromkeys(names)))
+    theme = ui.context.client.request.cookies.get(_THEME, "auto")
+    theme = theme if theme in _THEMES else "auto"
+    media = {"auto": "@media (prefers-color-scheme: dark)", "dark": "@media all"}
+    ui.add_head_html(_BACKGROUND % media.get(theme, "@media not all"))
+    written = int((_STATIC / "viewer.css").stat().st_mtime)  # browsers keep it until it changes
+    style = html.escape(f"{prefix()}/static/viewer.css?{written}")
+    ui.add_head_html(f'<link rel="stylesheet" href="{style}">')
+    ui.colors(primary="#0d8276", negative="#c02f2f", positive="#22863a")
+    with ui.element("header").classes("sw-header"):
+        with ui.link(target="/").classes("sw-brand").props('aria-label="All stores"'):
+            ui.html(_STAIRS, sanitize=False).style("display: contents")
+            ui.label("stepwell")
+        with ui.element("nav").classes("sw-crumb").props("aria-label=Place"):
+            if entry is not None:
+                ui.label("/")
+                ui.link(entry.name, f"/s/{entry.number}").classes("sw-here").tooltip(entry.path)
+            if tab is None and (entry is None or title != entry.name) and title != "Stores":
+                ui.label("/")
+                ui.label(title).classes("sw-here")
+        if entry is not None:
+            with ui.element("nav").classes("sw-tabs").props("aria-label=Views"):
+                for name, words in _TABS.items():
+                    target = f"/s/{entry.number}" + (f"/{name}" if name else "")
+                    link = ui.link(words, target)
+                    if name == tab:
+                        link.props('aria-current="page"')
+        ui.element("div").classes("sw-grow")
+        with ui.link(target="/live").classes("sw-live"):
+            ui.icon("sensors")
+            ui.label("Live")
+        _theme_switch(theme)
+    with ui.element("div").classes("sw") as main:
+        yield main
+
+
+def _theme_switch(theme: str) -> None:
+    """Auto, light, dark, in turn. The browser remembers it, in a cookie that this reads."""
+    mode = ui.dark_mode({"light": False, "dark": True}.get(theme))
+
+    def show(name: str) -> None:
+        nonlocal theme
+        theme = name
+        button.props(f"icon={_THEMES[name][0]}")
+        tip.set_text(f"Colours: {name}")
+
+    def turn() -> None:
+        show(_THEMES[theme][1])
+        mode.set_value({"light": False, "dark": True}.get(theme))
+        kept = f"{_THEME}={theme}; path=/; max-age=31536000; samesite=lax"
+        ui.run_javascript(f"document.cookie = {kept!r}")
+
+    button = ui.button(on_click=turn, color=None).props(
+        'flat dense round aria-label="Light or dark"'
+    )
+    with button:
+        tip = ui.tooltip()
+    show(theme)
+
+
+def number(value: float) -> str:
+    """A number as people read it: `1,234`, `0.0312`, `1.2e+19`."""
+    if value != value or value in (float("inf"), float("-inf")):
+        return str(value)
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{int(value):,}"
+    if 1e-3 <= abs(value) < 1e6:
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.1f}"
+    return f"{value:.3g}"
+
+
+def size(count: float) -> str:
+    """Bytes as people read them."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:,.0f} {unit}" if unit == "bytes" else f"{count:,.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"
+
+
+def kind_of(about: Description) -> str:
+    """What people call such a store."""
+    words = {"steps": "step dataset", "records": "record store", "shards": "activation shards",
+             "replay": "replay store", "npy": "array", "arrayrecord": "array records"}  # fmt: skip
+    return words.get(about.kind, about.kind)
+
+
+def figure(value: float | str, words: str) -> None:
+    """A number, and what it counts."""
+    with ui.element("div"):
+        ui.label(value if isinstance(value, str) else number(value)).classes("sw-figure")
+        ui.label(words).classes("sw-dim sw-small")
+
+
+def health(words: str, problem: str | None) -> None:
+    """A line about the health of a store."""
+    shown = problem or words
+    ui.label(shown).classes("sw-dot " + ("sw-good" if shown == "fine" else "sw-warn"))
+
+
+# What went wrong.
+
+
+def problem(error: BaseException | str, advice: str = "") -> ui.element:
+    """A sentence that names what is wrong, and one about what to do."""
+    with ui.element("div").classes("sw-problem").props("role=alert") as shown:
+        ui.icon("error_outline")
+        with ui.element("div"):
+            ui.label(error if isinstance(error, str) else sentence(error))
+            hint = advice or (advice_for(error) if isinstance(error, BaseException) else "")
+            if hint:
+                ui.label(hint).classes("sw-dim")
+    return shown
+
+
+def sentence(error: BaseException) -> str:
+    """An error in words; of those that have none, its name."""
+    if isinstance(error, KeyError) and error.args:
+        return str(error.args[0])
+    if isinstance(error, FileNotFoundError) and error.filename:
+        return f"expected something at {error.filename}, there is nothing"
+    return str(error) or type(error).__name__
+
+
+def advice_for(error: BaseException) -> str:
+    """What whoever looks at it can do."""
+    if isinstance(error, FileNotFoundError):
+        return "It was moved or removed. Open the viewer with the path that it has now."
+    if isinstance(error, VersionError):
+        return "It was written by a newer stepwell. Install that one to look at it."
+    if isinstance(error, KindError):
+        return "Open the viewer with the path of a store, or of a folder that holds some."
+    if isinstance(error, FormatError):
+        where = error.path or "PATH"
+        return f"It is damaged. `stepwell verify {where}` lists all that is wrong with it."
+    if isinstance(error, BusyError):
+        return "Somebody is writing there. Load the page again in a moment."
+    if isinstance(error, FetchError):
+        return "Look at the address and at the network, then load the page again."
+    if isinstance(error, TimeoutError):
+        return "Ask for less: a condition over columns is answered in milliseconds."
+    if isinstance(error, SchemaError):
+        return "Choose runs that go together by a condition."
+    if isinstance(error, MemoryError):
+        return "There is not enough memory for it on this machine."
+    return ""
+
+
+def entry_at(shelf: Shelf, number: int) -> Entry | None:
+    """The store with this number; without one the page reports it."""
+    try:
+        return shelf[number]
+    except KeyError as error:
+        ui.status_code(404)
+        _not_found(sentence(error))
+        return None
+
+
+def without_runs() -> None:
+    """Have the tab of runs look as if it led nowhere: it does."""
+    ui.query(".sw-tabs a[href$='/runs']").classes("sw-off")
+
+
+def _not_found(words: str) -> None:
+    with page("Not found"):
+        problem(words, "Go back to all stores, and look for it there.")
+        ui.link("All stores", "/").classes("sw-link")
+
+
+# Filling pages in.
+
+
+async def fill(
+    place: ui.element,
+    work: Callable[[], T],
+    show: Callable[[T], object],
+    broken: Callable[[Exception], object] | None = None,
+    *,
+    slow: bool = False,
+) -> T | None:
+    """Show what `work` returns in a place that has a skeleton until then. It runs in a thread.
+
+    What it raises is shown in its place, and None is returned. Of what is `slow` only some is done
+    at a time, so that there are threads for the rest.
+    """
+
+    async def working() -> T:
+        async with _slow if slow else nullcontext():
+            return cast(T, await run.io_bound(work))  # None only when the server ends
+
+    task = asyncio.ensure_future(working())
+    await asyncio.wait({task}, timeout=_AT_ONCE_S)
+    if not task.done():
+        await place.client.connected()
+    try:
+        found = await task
+    except Exception as error:  # whatever a store raises, somebody should read it
+        if not place.is_deleted:
+            place.clear()
+            with place:
+                (broken or problem)(error)
+        return None
+    if place.is_deleted:
+        return None
+    place.clear()
+    with place:
+        show(found)
+    return found
+
+
+def query_text(request: Request, name: str, otherwise: str = "") -> str:
+    """A part of the address."""
+    return request.query_params.get(name, otherwise)
+
+
+def query_number(request: Request, name: str, otherwise: int) -> int:
+    """A whole number of the address; what is none counts as not given."""
+    given = request.query_params.get(name, "")
+    return int(given) if given.isdecimal() and len(given) < 19 else otherwise
