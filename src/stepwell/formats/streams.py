@@ -4,6 +4,7 @@ Memory is a few batches of `batches.BATCH_BYTES`, however large the file is; wha
 source comes from `batches.in_order`.
 """
 
+import copy
 import os
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -134,7 +135,8 @@ class Stream(Store):
         held: _Held | None = self.__dict__.pop("_held", None)
         usable = held is not None and held.process == os.getpid() and held.names == wanted
         if held is None or not usable or held.begin > low:
-            rest = iter(self._from(low, wanted))
+            # Of a copy: with this source in it, its open file would wait for a collection.
+            rest = iter(copy.copy(self)._from(low, wanted))
             held = _Held(os.getpid(), wanted, low, self._next(rest), rest)
         begin, batch = held.begin, held.batch
         while True:
