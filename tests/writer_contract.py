@@ -497,6 +497,10 @@ class WriterContract(WritingContract, QueryContract):
                 assert sum(store.runs.counts) == len(store)
                 assert store.query("SELECT 1 AS one").rows == [(1,)]
                 assert len(store.where("1 = ?", 0)) == 0
+        link = path.with_name(f"link-{path.name}")
+        link.symlink_to(path)
+        with kit.store.open(link) as store:  # a name that the user chose
+            assert store.describe().bytes == about.bytes
 
     def test_the_path_says_which_store_it_is(self, path: Path) -> None:
         kit = self.kit

@@ -298,7 +298,11 @@ class _Call:
 
     def _source_bytes(self) -> int | None:
         path = self.source.path
-        return None if path is None or not os.path.exists(path) else bytes_on_disk(Path(path))
+        return (
+            None
+            if path is None or not os.path.exists(path)
+            else bytes_on_disk(Path(path).resolve())
+        )
 
     def _report(
         self, target: str, kind: str, rows: int, runs: int | None, resumed: int

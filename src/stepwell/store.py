@@ -310,7 +310,7 @@ class Store(Source):
 
     def _stored_bytes(self) -> int:
         """What it takes on the disk, everything included."""
-        return bytes_on_disk(Path(self.path))
+        return bytes_on_disk(Path(self.path).resolve())  # a link that the user named is followed
 
     def _repr_html_(self) -> str:
         return outline(self, self._stored_bytes, columns=True)._repr_html_()

@@ -1,5 +1,7 @@
 """Whatever a format or a store can hold goes out and comes back; what it cannot is a sentence."""
 
+import gc
+import os
 import re
 import shutil
 from pathlib import Path
@@ -99,6 +101,25 @@ def test_no_rows(target: str, tmp_path: Path) -> None:
     sw.convert(Given(nothing), tmp_path / name, **options)
     sw.convert(tmp_path / name, tmp_path / "again", to="records")
     assert_same(contents(tmp_path / "again"), nothing)
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS.keys() - {"records", "shards", "steps"}))
+def test_a_source_that_is_dropped_closes_its_file(target: str, tmp_path: Path) -> None:
+    name, options, _ = TARGETS[target]
+    sw.convert(Given({"data": np.arange(3000.0)}), tmp_path / name, **options)
+
+    def opened() -> list[str]:
+        found = [os.path.realpath(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")]
+        return [each for each in found if each.startswith(str(tmp_path))]
+
+    gc.disable()  # nothing is to wait for a collection
+    try:
+        source = sw.open(tmp_path / name)
+        source.take([1])
+        del source
+        assert opened() == []
+    finally:
+        gc.enable()
 
 
 REFUSED: list[tuple[str, Values, str]] = [

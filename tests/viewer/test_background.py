@@ -73,6 +73,19 @@ def test_a_check_can_be_cancelled_and_begun_again() -> None:
     second.join()
 
 
+def test_a_check_is_seen_once_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = endless()
+    entry, seen, begin = entry_of(store), [], threading.Thread.start
+
+    def started(thread: threading.Thread) -> None:
+        seen.append(verification.last(entry))
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    verification.start(entry).cancel()
+    assert seen == [None]  # one that is seen and does not run has been cancelled, for a page
+
+
 def test_a_check_that_fails_has_the_error() -> None:
     class Failing(sw.ArraySource):
         def _verified(self, quick: bool, progress: Progress) -> Report:

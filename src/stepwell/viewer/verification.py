@@ -69,6 +69,7 @@ def start(entry: Entry) -> Verification:
     with _lock:
         known = _last.get(entry)
         if known is None or not known.running:
-            known = _last[entry] = Verification(store)
-            known._thread.start()
+            known = Verification(store)
+            known._thread.start()  # before others see it: one that does not run has ended
+            _last[entry] = known
         return known
