@@ -103,14 +103,14 @@ def _read(path: Path) -> list[Case]:
 def _page(found: dict[str, list[Case]], others: float) -> Iterator[str]:
     yield _INTRODUCTION
     yield "## Promises\n"
-    yield from _table(["", "promised", "measured", ""], list(_promises(found)))
+    yield from table(["", "promised", "measured", ""], list(_promises(found)))
     for name, cases in found.items():
         yield f"\n## `python -m benchmarks.{name}`\n"
         if name == "cuda":
             yield "![A step of training, by what feeds it](cuda.svg)\n"
         for case in cases:
             yield f"### {case.case[0].upper()}{case.case[1:]}\n"
-            yield from _table(*cells(case))
+            yield from table(*cells(case))
             yield ""
             if case.note:
                 yield f"{case.note[0].upper()}{case.note[1:]}.\n"
@@ -161,7 +161,7 @@ def _parts(page: str) -> dict[str, tuple[str, list[str]]]:
     return parts
 
 
-def _table(headings: Sequence[str], body: Sequence[Sequence[str]]) -> Iterator[str]:
+def table(headings: Sequence[str], body: Sequence[Sequence[str]]) -> Iterator[str]:
     """A Markdown table; columns with a heading hold numbers."""
     sides = ["---:" if i > 0 and heading else "---" for i, heading in enumerate(headings)]
     for line in (headings, sides, *body):

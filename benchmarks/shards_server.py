@@ -1,51 +1,100 @@
 """As much of S3 as reading takes: the files of a folder as objects, each answer a while later.
 
-python -m benchmarks.shards_server <port> <folder> <milliseconds>
+python -m benchmarks.shards_server <port> <folder> <milliseconds> [<bytes a second> [<spread>]]
+
+All answers share the bytes a second in equal parts. With a spread, the milliseconds are the median of
+a log-normal distribution. A GET of /counted answers with the requests for objects and the bytes so far.
 
 moto's server would do, but works at one request at a time, 4 to 6 ms each: it would be measured.
 """
 
 import asyncio
+import math
+import random
 import re
 import sys
 from email.utils import formatdate
 from pathlib import Path
 
+_PIECE_BYTES = 1 << 15
+_SLEEP_S = 0.001  # shorter ones are not worth their overrun
 
-async def serve(port: int, folder: Path, delay_s: float) -> None:
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+
+class _Link:
+    """Pieces of all answers, one after another at the pace of the link."""
+
+    def __init__(self, bytes_s: float) -> None:
+        self._bytes_s, self._free_at = bytes_s, 0.0
+
+    async def passed(self, size: int) -> None:
+        clock = asyncio.get_running_loop().time
+        self._free_at = max(self._free_at, clock()) + size / self._bytes_s
+        if (left := self._free_at - clock()) > _SLEEP_S:
+            await asyncio.sleep(left)
+
+
+class _Bucket:
+    def __init__(self, folder: Path, delay_s: float, bytes_s: float, spread: float) -> None:
+        self._folder, self._delay_s, self._spread = folder, delay_s, spread
+        self._link = _Link(bytes_s) if math.isfinite(bytes_s) else None
+        self._random = random.Random(0)
+        self._requests = self._bytes = 0
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
-                await asyncio.sleep(delay_s)
-                await _answer(head.decode(), folder, writer)
+                if head.startswith(b"GET /counted "):
+                    _reply(writer, "200 OK", f"{self._requests} {self._bytes}".encode())
+                    continue
+                drawn = self._random.lognormvariate(0, self._spread) if self._spread else 1.0
+                await asyncio.sleep(self._delay_s * drawn)
+                await self._answer(head.decode(), writer)
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
 
-    server = await asyncio.start_server(connected, "127.0.0.1", port)
+    async def _answer(self, head: str, writer: asyncio.StreamWriter) -> None:
+        self._requests += 1
+        path = self._folder / head.split()[1].partition("?")[0].rpartition("/")[2]
+        if not path.is_file():
+            _reply(writer, "404 Not Found", b"")
+            return
+        stat = path.stat()
+        begin, end, status = 0, stat.st_size, "200 OK"
+        if asked := re.search(r"^range: bytes=(\d+)-(\d+)\r$", head, re.MULTILINE | re.IGNORECASE):
+            begin, end, status = int(asked[1]), min(int(asked[2]) + 1, end), "206 Partial Content"
+        lines = [
+            f"HTTP/1.1 {status}",
+            f"Content-Length: {end - begin}",
+            f"Content-Range: bytes {begin}-{end - 1}/{stat.st_size}",
+            f"Last-Modified: {formatdate(stat.st_mtime, usegmt=True)}",
+            f'ETag: "{stat.st_mtime_ns:x}"',
+        ]
+        writer.write("\r\n".join([*lines, "", ""]).encode())
+        self._bytes += end - begin
+        send = asyncio.get_running_loop().sendfile
+        with path.open("rb") as file:
+            if self._link is None:
+                await send(writer.transport, file, begin, end - begin)
+                return
+            for at in range(begin, end, _PIECE_BYTES):
+                size = min(_PIECE_BYTES, end - at)
+                await self._link.passed(size)
+                await send(writer.transport, file, at, size)
+
+
+def _reply(writer: asyncio.StreamWriter, status: str, body: bytes) -> None:
+    writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+
+
+async def serve(
+    port: int, folder: Path, delay_s: float, bytes_s: float = math.inf, spread: float = 0.0
+) -> None:
+    bucket = _Bucket(folder, delay_s, bytes_s, spread)
+    server = await asyncio.start_server(bucket.connected, "127.0.0.1", port)
     async with server:
         await server.serve_forever()
 
 
-async def _answer(head: str, folder: Path, writer: asyncio.StreamWriter) -> None:
-    path = folder / head.split()[1].partition("?")[0].rpartition("/")[2]
-    if not path.is_file():
-        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
-        return
-    stat = path.stat()
-    begin, end, status = 0, stat.st_size, "200 OK"
-    if asked := re.search(r"^range: bytes=(\d+)-(\d+)\r$", head, re.MULTILINE | re.IGNORECASE):
-        begin, end, status = int(asked[1]), min(int(asked[2]) + 1, end), "206 Partial Content"
-    lines = [
-        f"HTTP/1.1 {status}",
-        f"Content-Length: {end - begin}",
-        f"Content-Range: bytes {begin}-{end - 1}/{stat.st_size}",
-        f"Last-Modified: {formatdate(stat.st_mtime, usegmt=True)}",
-        f'ETag: "{stat.st_mtime_ns:x}"',
-    ]
-    writer.write("\r\n".join([*lines, "", ""]).encode())
-    with path.open("rb") as file:
-        await asyncio.get_running_loop().sendfile(writer.transport, file, begin, end - begin)
-
-
 if __name__ == "__main__":
-    asyncio.run(serve(int(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]) / 1e3))
+    port, folder, milliseconds, *link = sys.argv[1:]
+    asyncio.run(serve(int(port), Path(folder), float(milliseconds) / 1e3, *map(float, link)))
