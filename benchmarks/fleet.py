@@ -24,28 +24,20 @@ import stepwell as sw
 from benchmarks import fleet_check, plot
 from benchmarks.fleet_queue import Path as Way, Readers, Request, run
 from benchmarks.fleet_store import FIGURES, GIB, P5, S3, TB
-from benchmarks.fleet_traffic import missed, plan, rows_of_rank
+from benchmarks.fleet_traffic import RANGE_BYTES, missed, plan, rows_of_rank
 from benchmarks.report import table
 from benchmarks.results import console, number
 from stepwell.sampler import Sampler
 
 RANKS = (8, 64, 512, 4096)
-_PLOTTED = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+_PLOTTED = (8, 16, 64, 256, 1024, 4096)
 _DATA_BYTES = 100 * TB
-_SHUFFLE = "Shuffle()"
-_BLOCK = "Block(2048)"
-_LANES = "Block(2048, lanes=ranks)"
-_SEQUENTIAL = "Sequential()"
-SAMPLERS: dict[str, Sampler] = {
-    _SHUFFLE: sw.Shuffle(),
-    _BLOCK: sw.Block(2048),
-    _LANES: sw.Block(2048),
-    _SEQUENTIAL: sw.Sequential(),
-}
+SAMPLERS = ("Shuffle()", "Block({k})", "Block({k}, lanes=ranks)", "Sequential()")
+_SHUFFLE, _BLOCK, _LANES, _SEQUENTIAL = SAMPLERS
 _SIMULATED_RANKS = 16
-_SIMULATED_REQUESTS = 30_000
+_SIMULATED_REQUESTS = 15_000
 _FEWEST_STEPS = 6
-_STRETCH, _LONG_STRETCH = 128, 512  # steps; a lane's window lasts for 128
+_STRETCH_BYTES, _LONG_STRETCH_BYTES = GIB // 4, GIB  # of a rank; the second is four lane windows
 _SKIPPED = 4  # a quarter of the steps, until it runs evenly
 
 
@@ -62,6 +54,19 @@ class Job:
     @property
     def step_s(self) -> float:
         return self.batch * self.row_bytes / self.rank_bytes_s
+
+    @property
+    def k(self) -> int:
+        """Rows of a block of 4 MiB."""
+        return max(RANGE_BYTES // self.row_bytes, 1)
+
+    def sampler(self, name: str) -> Sampler:
+        if name in (_BLOCK, _LANES):
+            return sw.Block(self.k)
+        return sw.Shuffle() if name == _SHUFFLE else sw.Sequential()
+
+    def named(self, name: str) -> str:
+        return name.format(k=self.k)
 
 
 @dataclass(frozen=True)
@@ -88,50 +93,35 @@ class Outcome:
 
 
 @cache
-def planned(name: str, ranks: int, job: Job) -> tuple[int, tuple[tuple[Request, ...], ...]]:
-    """What two ranks ask for in a stretch of an epoch, and its steps. The others are like them."""
+def planned(name: str, ranks: int, job: Job) -> tuple[int, tuple[Request, ...]]:
+    """What a rank asks for in a stretch of an epoch, and its steps. The others are like it."""
     lanes = name == _LANES
+    stretch = _LONG_STRETCH_BYTES if lanes else _STRETCH_BYTES
+    steps = max(stretch // (job.batch * job.row_bytes), 2 * _FEWEST_STEPS)
     length = _DATA_BYTES // job.row_bytes
-    plans = [
-        plan(
-            rows_of_rank(
-                SAMPLERS[name],
-                length,
-                job.batch,
-                rank,
-                ranks,
-                _LONG_STRETCH if lanes else _STRETCH,
-                lanes=lanes,
-            ),
-            job.row_bytes,
-            job.window_bytes,
-        )
-        for rank in range(2)
-    ]
+    rows = rows_of_rank(job.sampler(name), length, job.batch, 0, ranks, steps, lanes=lanes)
+    found = plan(rows, job.row_bytes, job.window_bytes)
     # The last plan ends because the stretch does, not because the window is full.
-    steps = min(each.cuts[-2] if len(each.cuts) > 1 else each.cuts[-1] for each in plans)
-    return steps, tuple(
-        tuple(request for request in each.requests if request.first < steps) for each in plans
-    )
+    end = found.cuts[-2] if len(found.cuts) > 1 else steps
+    return end, tuple(request for request in found.requests if request.first < end)
 
 
 def simulate(name: str, ranks: int, job: Job, *, miss: float = 1.0, seed: int = 0) -> Outcome:
     """A job with the bucket; `miss` is the share of requests that no disk answers."""
-    steps, plans = planned(name, ranks, job)
-    rows = steps * job.batch * len(plans)
-    fetched = sum(request.bytes for each in plans for request in each) * miss
-    count = sum(map(len, plans)) * miss
+    steps, requests = planned(name, ranks, job)
+    rows = steps * job.batch
+    fetched = sum(request.bytes for request in requests) * miss
     simulated = min(ranks, _SIMULATED_RANKS)
-    of_step = sum(map(len, plans)) / len(plans) / steps * simulated
+    of_step = len(requests) / steps * simulated
     short = min(steps, max(int(_SIMULATED_REQUESTS / of_step), _FEWEST_STEPS))
     drawn = random.Random(seed)
     sent = [
         [
             request._replace(last=min(request.last, short - 1), on_disk=drawn.random() >= miss)
-            for request in plans[rank % len(plans)]
+            for request in requests
             if request.first < short
         ]
-        for rank in range(simulated)
+        for _ in range(simulated)
     ]
     bucket = Way(P5.link_bytes_s, S3.connection_bytes_s, S3.latency_s, S3.spread, S3.floor_s)
     disk = Way(P5.disk_bytes_s, P5.disk_bytes_s, P5.disk_latency_s)
@@ -143,7 +133,7 @@ def simulate(name: str, ranks: int, job: Job, *, miss: float = 1.0, seed: int = 
         ranks,
         max(found.waiting(skipped), 0.0),
         fetched / (rows * job.row_bytes),
-        count / rows,
+        len(requests) * miss / rows,
         ranks * job.batch / found.step_s(skipped),
     )
 
@@ -155,7 +145,7 @@ def first_epoch(job: Job, ranks: Sequence[int] = RANKS) -> Iterator[list[str]]:
         for count in ranks:
             found = simulate(name, count, job)
             yield [
-                f"`{name}`",
+                f"`{job.named(name)}`",
                 f"{count:,}",
                 f"{found.waiting:.0%}",
                 f"{found.fetched:.2f}",
@@ -182,7 +172,7 @@ def later_epochs(
             in_unit = max(4096 // job.row_bytes, 1) if name == _SHUFFLE else 1
             for count in ranks:
                 misses = missed(max(count // P5.ranks, 1), share, in_unit, 10)
-                line = [f"{size} TB", f"{share:.0%}", f"`{name}`", f"{count:,}"]
+                line = [f"{size} TB", f"{share:.0%}", f"`{job.named(name)}`", f"{count:,}"]
                 for epoch in (1, 9):
                     found = simulate(name, count, job, miss=misses[epoch])
                     line += [f"{found.fetched:.2f}", f"{found.waiting:.0%}"]
@@ -195,32 +185,42 @@ LATER = (
 )
 
 
-def plotted(job: Job) -> dict[str, list[float]]:
+def by_size(ranks: Sequence[int] = _PLOTTED) -> dict[str, dict[str, list[float]]]:
+    """Waiting without a cache, for small and large records."""
     return {
-        name: [simulate(name, ranks, job).waiting for ranks in _PLOTTED]
-        for name in (_SHUFFLE, _BLOCK, _LANES)
+        title: {
+            name.format(k="k"): [simulate(name, count, job).waiting for count in ranks]
+            for name in (_SHUFFLE, _BLOCK, _LANES)
+        }
+        for title, job in SIZES.items()
     }
+
+
+SIZES = {"records of 2 KiB": Job(), "records of 128 KiB": Job(1 << 17, 64)}
+SIZE = ("waiting", "ranks:", *(f"{count:,}" for count in _PLOTTED))
+
+
+def size_lines(found: dict[str, dict[str, list[float]]]) -> Iterator[list[str]]:
+    for title, shares in found.items():
+        for name, values in shares.items():
+            yield [title, f"`{name}`", *(f"{value:.0%}" for value in values)]
 
 
 def write(page: Path, job: Job) -> None:
     """Put what was computed between the markers of a page, and draw its picture."""
+    found = by_size()
     parts = {
+        "size": table(SIZE, list(size_lines(found))),
         "first": table(FIRST, list(first_epoch(job))),
         "later": table(LATER, list(later_epochs(job))),
-        "figures": table(("", "", "source"), FIGURES, numbers=False),
-        "check": table(fleet_check.HEADINGS, list(fleet_check.lines())),
+        "figures": table(("", "", ""), FIGURES),
+        "check": table(fleet_check.HEADINGS, list(fleet_check.lines(fleet_check.compared()))),
     }
     text = page.read_text()
     for name, lines in parts.items():
         text = spliced(text, name, "\n".join(lines))
     page.write_text(text)
-    plot.lines(
-        plotted(job),
-        _PLOTTED,
-        page.with_suffix(".svg"),
-        title="Waiting for a bucket, records of 2 KiB, 100 MB/s a rank",
-        x="ranks",
-    )
+    plot.lines(found, _PLOTTED, page.with_suffix(".svg"), x="ranks", y="waiting for data")
 
 
 def spliced(page: str, name: str, made: str) -> str:
@@ -259,8 +259,10 @@ def main() -> None:
             parser.error("--write: the page is of the defaults")
         write(Path("docs/scale.md"), job)
     elif args.check:
-        _show("Measured beside simulated", fleet_check.HEADINGS, fleet_check.lines())
+        found = fleet_check.lines(fleet_check.compared())
+        _show("Measured beside simulated", fleet_check.HEADINGS, found)
     else:
+        _show("Waiting without a cache, by the size of records", SIZE, size_lines(by_size()))
         _show("An epoch of 100 TB, without a cache", FIRST, first_epoch(job))
         _show("With the drives of the nodes as a cache", LATER, later_epochs(job))
 

@@ -1,9 +1,9 @@
 """Requests through links to ranks that wait for each other, one event after another.
 
-A request waits for its first byte, then it shares a link with all that are under way: each gets an
-equal part, but no more than one connection can carry (the max-min share, as all have the same limit).
-A reader has so many connections, and holds no more bytes than its window but for those that the step
-at hand needs. All ranks take a step together, when the slowest has its rows.
+A request waits for its first byte, then it shares a link with all that are under way: each gets
+an equal part, but no more than one connection can carry (the max-min share, as all have the same
+limit). A reader has so many connections, and holds no more bytes than its window but for those that
+the step at hand needs. All ranks take a step together, when the slowest has its rows.
 """
 
 import math
@@ -48,11 +48,13 @@ class Readers:
 
 @dataclass(frozen=True)
 class Run:
-    """When each step was asked for and handed over, in seconds."""
+    """When each step was asked for and handed over, and what was begun until the end."""
 
     asked: Sequence[float]
     handed: Sequence[float]
     seconds: float
+    requests: int
+    bytes: int
 
     def waiting(self, skipped: int = 0) -> float:
         """The share of time spent waiting, but for the first steps."""
@@ -126,8 +128,9 @@ class _Reader:
     def __init__(self, plan: Sequence[Request], steps: int, links: tuple[_Link, _Link]) -> None:
         self.plan, self.links = plan, links
         self.next = self.in_flight = self.held = 0
-        self.missing = [0] * steps
-        self.frees = [0] * steps
+        last = max((request.last for request in plan), default=0)
+        self.missing = [0] * max(steps, last + 1)
+        self.frees = list(self.missing)
         for request in plan:
             self.missing[request.first] += 1
             self.frees[request.last] += request.bytes
@@ -180,7 +183,9 @@ class _Simulation:
                 now = end
                 reader, request = link.pop(now)
                 self._came(reader, request, now)
-        return Run(self._asked[:-1], self._handed, self._asked[-1])
+        plans = [each.plan[: each.next] for each in self._readers]
+        size = sum(each.bytes for plan in plans for each in plan)
+        return Run(self._asked[:-1], self._handed, self._asked[-1], sum(map(len, plans)), size)
 
     def _came(self, reader: _Reader, request: Request, now: float) -> None:
         reader.in_flight -= 1

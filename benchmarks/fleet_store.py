@@ -1,4 +1,4 @@
-"""What an object store and the nodes that read from it can do: published figures, and their sources.
+"""What an object store and the nodes that read from it can do: figures and their sources.
 
 Whatever nobody published is marked as assumed. docs/scale.md has the same list, which
 `python -m benchmarks.fleet --write` writes.
@@ -72,7 +72,7 @@ P5 = Node(
 FIGURES = (
     Figure(
         "first byte, 4 KiB reads in the region",
-        "27 ms median, log-normal with σ = 0.62: 60 ms at p90, 114 ms at p99; at least 10 ms",
+        "27 ms median, log-normal with sigma 0.62: 60 ms at p90, 114 ms at p99; at least 10 ms",
         "microbenchmark of December 2025, in [cdouglas/endive](https://github.com/cdouglas/endive/"
         "blob/main/UNCONDITIONAL.md). AWS promises less: [roughly 100 to 200 ms](https://docs.aws."
         "amazon.com/AmazonS3/latest/userguide/optimizing-performance.html)",

@@ -1,8 +1,9 @@
 """From the rows of steps to the requests that bring them, and what a disk saves of these.
 
-The orders are the package's own, at full size: one gives the rows of any position, so a stretch of an
-epoch of 1e11 rows costs no more than one of 1e6. Only what a disk keeps from one epoch to the next is
-taken from a smaller dataset, because whole epochs are needed for that; it depends on shares alone.
+The orders are the package's own, at full size: one gives the rows of any position, so a stretch of
+an epoch of 1e11 rows costs no more than one of 1e6. Only what a disk keeps from one epoch to the
+next is taken from a smaller dataset, because whole epochs are needed for that; it depends on shares
+alone.
 """
 
 from bisect import bisect_right
@@ -23,7 +24,6 @@ from stepwell.source import Rows
 UNIT_BYTES = 1 << 12
 RANGE_BYTES = 1 << 22
 NEAR_BYTES = 1 << 14
-"""Gaps that are read through."""
 
 _NEVER = 1 << 62
 
@@ -52,13 +52,14 @@ class Plan(NamedTuple):
 
 
 def plan(
-    steps: Sequence[Rows], row_bytes: int, window_bytes: int, most_steps: int | None = None
+    steps: Sequence[Rows], row_bytes: int, window_bytes: int, near_bytes: int = NEAR_BYTES
 ) -> Plan:
     """The requests that bring the rows of some steps.
 
     A reader plans as many steps at a time as half of its window has room for, or fewer where that
     leaves fewer units to be needed before and after: what these steps need is brought together,
-    neighbours in one request, and what the next ones need too stays. `most_steps` limits it.
+    neighbours in one request, and what the next ones need too stays. Gaps of up to `near_bytes` are
+    read through. Without a window each step brings what it needs.
     """
     of_step, units = _units(steps, row_bytes)
     room = window_bytes // 2 // UNIT_BYTES
@@ -72,7 +73,6 @@ def plan(
         first, last = of_step[left][uses], np.zeros(len(each), np.int64)
         last[of] = of_step[left]  # the last one stays
         end = _cut(begin, first, last, room, len(steps))
-        end = end if most_steps is None else min(end, begin + most_steps)
         now = slice(left.start, np.searchsorted(of_step, end))
         inside = first < end
         each, first = each[inside], first[inside]
@@ -86,10 +86,12 @@ def plan(
             size, needed, before = found[number]
             found[number] = size, needed, max(before, until)
         missing = ~there
-        group = _groups(each[missing])
+        group = _groups(each[missing], near_bytes)
         came_in[missing] = group + len(found)
         found += _merged(each[missing], first[missing], last[missing], group)
-        kept, kept_in, begin = each, came_in, end
+        begin = end
+        if room:
+            kept, kept_in = each, came_in
         cuts.append(end)
     return Plan(sorted((Request(*each) for each in found), key=lambda r: r.first), cuts)
 
@@ -118,11 +120,11 @@ def _units(steps: Sequence[Rows], row_bytes: int) -> tuple[NDArray[np.int64], ND
     return np.repeat(of_step, count), np.repeat(first, count) + inside
 
 
-def _groups(units: NDArray[np.int64]) -> NDArray[np.int64]:
+def _groups(units: NDArray[np.int64], near_bytes: int) -> NDArray[np.int64]:
     """For each of ascending units the number of its request."""
     if not len(units):
         return np.empty(0, np.int64)
-    apart = np.diff(units, prepend=units[0]) > NEAR_BYTES // UNIT_BYTES + 1
+    apart = np.diff(units, prepend=units[0]) > near_bytes // UNIT_BYTES + 1
     starts = np.maximum.accumulate(np.where(apart, np.arange(len(units)), 0))
     piece = (units - units[starts]) // (RANGE_BYTES // UNIT_BYTES)
     return np.cumsum(apart | (np.diff(piece, prepend=0) > 0))

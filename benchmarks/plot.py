@@ -1,16 +1,18 @@
-"""The picture of docs/performance.md: what everybody's rows cost, on logarithmic scales."""
+"""The pictures of the pages: what everybody's rows cost, and what waiting grows with."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 from benchmarks.results import Case, number
 
 _OURS, _OTHERS, _LIMIT, _INK = "#0f766e", "#cbd5e1", "#64748b", "#1e293b"
+_LINES = (("#94a3b8", "o-"), ("#b45309", "s--"), (_OURS, "o-"))
 _BAR_INCHES = 0.27
 _STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
@@ -34,6 +36,38 @@ def draw(cases: Sequence[Case], path: Path) -> None:
         grid = figure.subplots(len(cases), 1, height_ratios=bars, squeeze=False)
         for axes, case in zip(grid[:, 0], cases, strict=True):
             _panel(axes, case)
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def lines(
+    panels: Mapping[str, Mapping[str, Sequence[float]]],
+    at: Sequence[int],
+    path: Path,
+    *,
+    x: str,
+    y: str,
+) -> None:
+    """Draw panels beside each other: shares, each as a line over numbers that double."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(8, 3.4), layout="constrained", facecolor="white")
+        grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axes, (title, shares) in zip(grid, panels.items(), strict=True):
+            for (name, values), (colour, dashes) in zip(shares.items(), _LINES, strict=True):
+                axes.plot(at, values, dashes, label=name, color=colour, linewidth=2, clip_on=False)
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(at, [f"{n:,}" for n in at])
+            axes.minorticks_off()
+            axes.set_xlim(at[0], at[-1])
+            axes.set_ylim(0, 1)
+            axes.yaxis.set_major_formatter(PercentFormatter(1))
+            axes.set_xlabel(x)
+            axes.set_title(title, fontsize=10, weight="bold", loc="left")
+            axes.grid(axis="y", color="#e2e8f0")
+            axes.spines[["top", "right", "left"]].set_visible(False)
+            axes.tick_params(axis="y", length=0)
+        grid[0].set_ylabel(y)
+        handles, names = grid[0].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside upper center", ncols=3, frameon=False)
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 

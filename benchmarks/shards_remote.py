@@ -1,5 +1,6 @@
 """A bucket on this machine whose answers take a while."""
 
+import math
 import random
 import socket
 import subprocess
@@ -28,17 +29,17 @@ def remote_cases(folder: Path, rounds: int) -> list[Case]:
         return []
     rows = (128 << 20) // data.ROW_BYTES
     paths = data.corpus(folder / "remote", rows, shard_bytes=32 << 20)
-    with _bucket(folder / "remote") as options:
-        return [_case(paths, options, rounds)]
+    with bucket(folder / "remote", _LATENCY_MS) as (url, options):
+        return [_case(paths, url, options, rounds)]
 
 
-def _case(paths: Sequence[Path], options: dict[str, Any], rounds: int) -> Case:
+def _case(paths: Sequence[Path], url: str, options: dict[str, Any], rounds: int) -> Case:
     import obstore
 
     size = sum(path.stat().st_size for path in paths)
 
     def ours() -> None:
-        reader = sw.ShardReader.open(f"s3://{_BUCKET}", connections=_CONNECTIONS, **options)
+        reader = sw.ShardReader.open(url, connections=_CONNECTIONS, **options)
         rows = sum(len(each) for each, _ in reader.batches(None, None, _WINDOW_BYTES))
         assert rows == len(reader)
 
@@ -78,15 +79,18 @@ def _case(paths: Sequence[Path], options: dict[str, Any], rounds: int) -> Case:
 
 
 @contextmanager
-def _bucket(folder: Path) -> Iterator[dict[str, Any]]:
-    """A bucket with the files of a folder; yields the options by which it is reached."""
+def bucket(
+    folder: Path, latency_ms: float, *, bytes_s: float = math.inf, spread: float = 0.0
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A bucket with the files of a folder; yields its URL and the options that reach it."""
     port = _free_port()
     command = [sys.executable, "-m", "benchmarks.shards_server"]
-    child = subprocess.Popen([*command, str(port), str(folder), str(_LATENCY_MS)])
+    about = map(str, (port, folder, latency_ms, bytes_s, spread))
+    child = subprocess.Popen([*command, *about])
     try:
         _wait_for(port)
         keys = {"access_key_id": "x", "secret_access_key": "x", "region": "us-east-1"}
-        yield {"endpoint": f"http://127.0.0.1:{port}", **keys}
+        yield f"s3://{_BUCKET}", {"endpoint": f"http://127.0.0.1:{port}", **keys}
     finally:
         child.kill()
         child.wait()

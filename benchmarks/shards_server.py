@@ -2,8 +2,9 @@
 
 python -m benchmarks.shards_server <port> <folder> <milliseconds> [<bytes a second> [<spread>]]
 
-All answers share the bytes a second in equal parts. With a spread, the milliseconds are the median of
-a log-normal distribution. A GET of /counted answers with the requests for objects and the bytes so far.
+All answers share the bytes a second in equal parts. With a spread, the milliseconds are the median
+of a log-normal distribution. A GET of /counted answers with the requests for objects and the bytes
+that were asked for so far.
 
 moto's server would do, but works at one request at a time, 4 to 6 ms each: it would be measured.
 """
@@ -46,22 +47,25 @@ class _Bucket:
                 if head.startswith(b"GET /counted "):
                     _reply(writer, "200 OK", f"{self._requests} {self._bytes}".encode())
                     continue
-                drawn = self._random.lognormvariate(0, self._spread) if self._spread else 1.0
-                await asyncio.sleep(self._delay_s * drawn)
                 await self._answer(head.decode(), writer)
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
 
     async def _answer(self, head: str, writer: asyncio.StreamWriter) -> None:
         self._requests += 1
+        drawn = self._random.lognormvariate(0, self._spread) if self._spread else 1.0
+        late = asyncio.sleep(self._delay_s * drawn)
         path = self._folder / head.split()[1].partition("?")[0].rpartition("/")[2]
         if not path.is_file():
+            await late
             _reply(writer, "404 Not Found", b"")
             return
         stat = path.stat()
         begin, end, status = 0, stat.st_size, "200 OK"
         if asked := re.search(r"^range: bytes=(\d+)-(\d+)\r$", head, re.MULTILINE | re.IGNORECASE):
             begin, end, status = int(asked[1]), min(int(asked[2]) + 1, end), "206 Partial Content"
+        self._bytes += end - begin
+        await late
         lines = [
             f"HTTP/1.1 {status}",
             f"Content-Length: {end - begin}",
@@ -70,7 +74,6 @@ class _Bucket:
             f'ETag: "{stat.st_mtime_ns:x}"',
         ]
         writer.write("\r\n".join([*lines, "", ""]).encode())
-        self._bytes += end - begin
         send = asyncio.get_running_loop().sendfile
         with path.open("rb") as file:
             if self._link is None:
