@@ -34,10 +34,11 @@ _PLOTTED = (8, 16, 64, 256, 1024, 4096)
 _DATA_BYTES = 100 * TB
 SAMPLERS = ("Shuffle()", "Block({k})", "Block({k}, lanes=ranks)", "Sequential()")
 _SHUFFLE, _BLOCK, _LANES, _SEQUENTIAL = SAMPLERS
+_LANE_BLOCKS = 16  # in a window of each rank: group=16 * ranks, of which 65,536 is the limit
 _SIMULATED_RANKS = 16
 _SIMULATED_REQUESTS = 15_000
 _FEWEST_STEPS = 6
-_STRETCH_BYTES, _LONG_STRETCH_BYTES = GIB // 4, GIB  # of a rank; the second is four lane windows
+_STRETCH_BYTES, _LONG_STRETCH_BYTES = GIB // 4, GIB  # of a rank; twice what is planned at a time
 _SKIPPED = 4  # a quarter of the steps, until it runs evenly
 
 
@@ -62,7 +63,7 @@ class Job:
 
     def sampler(self, name: str) -> Sampler:
         if name in (_BLOCK, _LANES):
-            return sw.Block(self.k)
+            return sw.Block(self.k, group=_LANE_BLOCKS if name == _LANES else 64)
         return sw.Shuffle() if name == _SHUFFLE else sw.Sequential()
 
     def named(self, name: str) -> str:

@@ -29,6 +29,7 @@ _FIRST_ROWS = range(0, _ROWS, _SHARD_ROWS)
 _NEAR_BYTES = (1 << 16) - 2 * _ROW_BYTES  # what shards have is from row to row, not between them
 _BATCH = 128
 _STEPS = 12
+_ROUNDS = 3
 _UNLIMITED = 1e15
 WITHIN = 0.15
 _POINTS = 0.05  # of shares of time, where 15 % of one is next to nothing
@@ -89,7 +90,8 @@ def compared() -> Iterator[tuple[Trial, Found, Found]]:
         folder = Path(root) / "corpus"
         data.corpus(folder, _ROWS, shard_bytes=_SHARD_BYTES)
         for trial in trials():
-            measured = _measured(trial, folder)
+            turns = [_measured(trial, folder) for _ in range(_ROUNDS)]
+            measured = min(turns, key=lambda found: found.seconds)  # others only take longer
             yield trial, measured, _simulated(trial, measured)
 
 
@@ -137,7 +139,7 @@ def trials() -> Iterator[Trial]:
     yield _in_order(late, 0.03, window_bytes=2 << 20, latency_s=0.1, spread=0.3)
     yield _taken("`take` of `Shuffle()`, nothing ahead", sw.Shuffle(), 0.05)
     yield _loaded("`Loader`, `Shuffle()`", sw.Shuffle(), 0.1)
-    yield _loaded("`Loader`, `Block(64, group=8)`", sw.Block(64, group=8), 0.1)
+    yield _loaded("`Loader`, `Block(64, group=8)`", sw.Block(64, group=8), 0.02, 24)
 
 
 def _in_order(name: str, work_s: float, *, window_bytes: int = 4 << 20, **link: float) -> Trial:
@@ -176,15 +178,15 @@ def _taken(name: str, sampler: Sampler, work_s: float) -> Trial:
     return Trial(name, loop, 8, _random(sampler, _STEPS), _STEPS, readers, work_s)
 
 
-def _loaded(name: str, sampler: Sampler, work_s: float) -> Trial:
+def _loaded(name: str, sampler: Sampler, work_s: float, steps: int = _STEPS) -> Trial:
     """A loader with two threads, each with connections of its own, four batches ahead."""
 
     def loop(reader: sw.ShardReader) -> Iterator[Any]:
         return iter(sw.Loader(reader, _BATCH, sampler=sampler, threads=2, prefetch=1 + ahead))
 
     ahead = 3
-    readers = Readers(8, _UNLIMITED, ahead)
-    return Trial(name, loop, 4, _random(sampler, _STEPS + ahead), _STEPS, readers, work_s)
+    readers = Readers(4, _UNLIMITED, ahead, threads=2)
+    return Trial(name, loop, 4, _random(sampler, steps + ahead), steps, readers, work_s)
 
 
 def _random(sampler: Sampler, steps: int) -> list[Request]:

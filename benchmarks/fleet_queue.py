@@ -8,6 +8,7 @@ the step at hand needs. All ranks take a step together, when the slowest has its
 
 import math
 import random
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -44,6 +45,9 @@ class Readers:
     """Of the step at hand; 0 is a loop that asks for a batch when it needs it."""
     on_node: int = 1
     """Readers that share the links of a node."""
+    threads: int | None = None
+    """That each bring one step at a time, with connections of their own and no window but
+    `steps_ahead`; None where all connections are one pool."""
 
 
 @dataclass(frozen=True)
@@ -123,17 +127,31 @@ class _Link:
 class _Reader:
     """Where a rank is in its plan."""
 
-    __slots__ = ("frees", "held", "in_flight", "links", "missing", "next", "plan")
+    __slots__ = (
+        "begun",
+        "frees",
+        "held",
+        "in_flight",
+        "links",
+        "missing",
+        "needs",
+        "next",
+        "plan",
+        "starts",
+    )
 
     def __init__(self, plan: Sequence[Request], steps: int, links: tuple[_Link, _Link]) -> None:
         self.plan, self.links = plan, links
         self.next = self.in_flight = self.held = 0
         last = max((request.last for request in plan), default=0)
         self.missing = [0] * max(steps, last + 1)
-        self.frees = list(self.missing)
+        self.frees, self.begun = list(self.missing), list(self.missing)
+        firsts = [request.first for request in plan]
+        self.starts = [bisect_left(firsts, step) for step in range(len(self.missing))]
         for request in plan:
             self.missing[request.first] += 1
             self.frees[request.last] += request.bytes
+        self.needs = list(self.missing)
 
 
 class _Simulation:
@@ -159,7 +177,7 @@ class _Simulation:
         self._pause, self._may_start = 1 / requests_s, 0.0
         self._random = random.Random(seed)
         self._events: list[tuple[float, int, _Reader | None, Request | None]] = []
-        self._number = 0
+        self._number = self._bytes = 0
         self._step = 0  # that is waited for, or worked on
         self._working = False
         self._without = sum(reader.missing[0] > 0 for reader in self._readers)
@@ -183,9 +201,8 @@ class _Simulation:
                 now = end
                 reader, request = link.pop(now)
                 self._came(reader, request, now)
-        plans = [each.plan[: each.next] for each in self._readers]
-        size = sum(each.bytes for plan in plans for each in plan)
-        return Run(self._asked[:-1], self._handed, self._asked[-1], sum(map(len, plans)), size)
+        count = sum(reader.next for reader in self._readers)
+        return Run(self._asked[:-1], self._handed, self._asked[-1], count, self._bytes)
 
     def _came(self, reader: _Reader, request: Request, now: float) -> None:
         reader.in_flight -= 1
@@ -218,20 +235,43 @@ class _Simulation:
     def _issue(self, reader: _Reader, now: float) -> None:
         """Begin what the reader may have under way."""
         rules, plan = self._rules, reader.plan
+        if rules.threads is not None:
+            self._issue_steps(reader, rules.threads, now)
+            return
         while reader.next < len(plan) and reader.in_flight < rules.connections:
             request = plan[reader.next]
             needed = request.first <= self._step
             fits = reader.held + request.bytes <= rules.window_bytes
             if not needed and not (fits and request.first <= self._step + rules.steps_ahead):
                 return
-            reader.next += 1
-            reader.in_flight += 1
-            reader.held += request.bytes
-            begin = now
-            if not request.on_disk and self._pause:
-                begin = self._may_start = max(self._may_start, now)
-                self._may_start += self._pause
-            self._at(begin + self._latency(self._paths[request.on_disk]), reader, request)
+            self._begin(reader, request, now)
+
+    def _issue_steps(self, reader: _Reader, threads: int, now: float) -> None:
+        """The same where each thread is at one step until it is there."""
+        last = min(len(reader.missing) - 1, self._step + self._rules.steps_ahead)
+        step, busy = self._step, 0
+        while step <= last and busy < threads:
+            busy += reader.missing[step] > 0
+            done = reader.needs[step] - reader.missing[step]
+            while (
+                reader.begun[step] < reader.needs[step]
+                and reader.begun[step] - done < self._rules.connections
+            ):
+                request = reader.plan[reader.starts[step] + reader.begun[step]]
+                reader.begun[step] += 1
+                self._begin(reader, request, now)
+            step += 1
+
+    def _begin(self, reader: _Reader, request: Request, now: float) -> None:
+        reader.next += 1
+        reader.in_flight += 1
+        reader.held += request.bytes
+        self._bytes += request.bytes
+        begin = now
+        if not request.on_disk and self._pause:
+            begin = self._may_start = max(self._may_start, now)
+            self._may_start += self._pause
+        self._at(begin + self._latency(self._paths[request.on_disk]), reader, request)
 
     def _latency(self, path: Path) -> float:
         if not path.spread or not path.latency_s:

@@ -106,7 +106,7 @@ FIGURES = (
     ),
     Figure(
         "egress",
-        "$0 inside the region, $0.02 a GB to another one",
+        "$0 inside the region, $0.02 a GB to a different one",
         "the same price list; to the internet it is $0.09",
     ),
     Figure(

@@ -7,6 +7,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import PercentFormatter
 
 from benchmarks.results import Case, number
@@ -49,7 +50,9 @@ def lines(
 ) -> None:
     """Draw panels beside each other: shares, each as a line over numbers that double."""
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(8, 3.4), layout="constrained", facecolor="white")
+        figure = Figure(
+            figsize=(8, 3.4), layout=ConstrainedLayoutEngine(wspace=0.08), facecolor="white"
+        )
         grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axes, (title, shares) in zip(grid, panels.items(), strict=True):
             for (name, values), (colour, dashes) in zip(shares.items(), _LINES, strict=True):
@@ -63,8 +66,8 @@ def lines(
             axes.set_xlabel(x)
             axes.set_title(title, fontsize=10, weight="bold", loc="left")
             axes.grid(axis="y", color="#e2e8f0")
-            axes.spines[["top", "right", "left"]].set_visible(False)
-            axes.tick_params(axis="y", length=0)
+            axes.spines[:].set_visible(False)
+            axes.tick_params(length=0)
         grid[0].set_ylabel(y)
         handles, names = grid[0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside upper center", ncols=3, frameon=False)

@@ -68,6 +68,16 @@ def test_nothing_ahead() -> None:
     assert found.waiting() == pytest.approx(0.03 / 0.08)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_are_at_a_step_each(threads: int) -> None:
+    """Ten requests are three rounds of four connections, whoever has finished meanwhile."""
+    plans = [[Request(1, step, step) for step in range(30) for _ in range(10)]]
+    readers = Readers(4, 1e9, steps_ahead=8, threads=threads)
+    found = run(plans, 30, 0, readers, Path(FAST, FAST, 0.02))
+    assert found.seconds == pytest.approx(30 / threads * 3 * 0.02)
+    assert (found.requests, found.bytes) == (300, 300)
+
+
 def test_a_slow_loop_waits_once() -> None:
     way = Path(1e8, FAST, 0.02)
     found = run([each_step(10**6, 50)], 50, 0.02, Readers(8, 1e9), way)
