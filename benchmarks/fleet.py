@@ -21,12 +21,11 @@ from rich.markup import escape
 from rich.table import Table
 
 import stepwell as sw
-from benchmarks import fleet_check, plot
+from benchmarks import fleet_check
 from benchmarks.fleet_queue import Path as Way, Readers, Request, run
 from benchmarks.fleet_store import FIGURES, GIB, P5, S3, TB
 from benchmarks.fleet_traffic import RANGE_BYTES, missed, plan, rows_of_rank
-from benchmarks.report import table
-from benchmarks.results import console, number
+from benchmarks.results import console, number, table
 from stepwell.sampler import Sampler
 
 RANKS = (8, 64, 512, 4096)
@@ -209,6 +208,8 @@ def size_lines(found: dict[str, dict[str, list[float]]]) -> Iterator[list[str]]:
 
 def write(page: Path, job: Job) -> None:
     """Put what was computed between the markers of a page, and draw its picture."""
+    from benchmarks import plot  # which needs matplotlib
+
     found = by_size()
     parts = {
         "size": table(SIZE, list(size_lines(found))),

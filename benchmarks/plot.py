@@ -67,7 +67,7 @@ def lines(
             axes.set_title(title, fontsize=10, weight="bold", loc="left")
             axes.grid(axis="y", color="#e2e8f0")
             axes.spines[:].set_visible(False)
-            axes.tick_params(length=0)
+            axes.tick_params(length=0, pad=6)
         grid[0].set_ylabel(y)
         handles, names = grid[0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside upper center", ncols=3, frameon=False)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import machine, plot
-from benchmarks.results import Case, cells, number
+from benchmarks.results import Case, cells, number, table
 
 _SCRIPTS = (
     *("take", "loader", "shuffle", "pack", "steps"),
@@ -159,14 +159,6 @@ def _parts(page: str) -> dict[str, tuple[str, list[str]]]:
         ]
         parts[name] = section, mine
     return parts
-
-
-def table(headings: Sequence[str], body: Sequence[Sequence[str]]) -> Iterator[str]:
-    """A Markdown table; columns with a heading hold numbers."""
-    sides = ["---:" if i > 0 and heading else "---" for i, heading in enumerate(headings)]
-    for line in (headings, sides, *body):
-        cells_ = (f"**{cell}**" if line[0] == "stepwell" and cell else cell for cell in line)
-        yield f"| {' | '.join(cells_)} |"
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ ours. Whatever else is known of a candidate stands beside its median.
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -180,6 +180,14 @@ def number(value: float) -> str:
         return f"{value:g}"
     digits = max(0, 2 - int(np.floor(np.log10(abs(value)))))
     return f"{value:,.{digits}f}"
+
+
+def table(headings: Sequence[str], body: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A Markdown table; columns with a heading hold numbers."""
+    sides = ["---:" if i > 0 and heading else "---" for i, heading in enumerate(headings)]
+    for line in (headings, sides, *body):
+        cells_ = (f"**{cell}**" if line[0] == "stepwell" and cell else cell for cell in line)
+        yield f"| {' | '.join(cells_)} |"
 
 
 def _show(case: Case) -> None:

@@ -21,7 +21,7 @@ from benchmarks.fleet_traffic import (
     plan,
     rows_of_rank,
 )
-from benchmarks.report import table
+from benchmarks.results import table
 from stepwell import _core
 from stepwell.sampler import Sampler
 from stepwell.source import Rows
