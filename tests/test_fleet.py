@@ -263,7 +263,7 @@ def test_the_page_has_what_the_program_computes() -> None:
     assert "\n".join(table(("", "", ""), FIGURES)) in page
     for headings, lines in (
         (fleet.FIRST, fleet.first_epoch(fleet.Job(), [8])),
-        (fleet.LATER, fleet.later_epochs(fleet.Job(), [100], [64])),
+        (fleet.LATER, fleet.later_epochs(fleet.Job(), [100], [8])),
     ):
         for line in table(headings, list(lines)):
             assert line in page
