@@ -52,7 +52,7 @@ def refuse_repeats(path: Path, source: Source, runs: RunList) -> None:
 def _with_rows(
     there: StepReader, places: list[int], source: Source, start: int, steps: int
 ) -> list[int]:
-    """Those of some runs of a dataset, all of so many steps, that have these rows of a source."""
+    """Of some runs of a dataset, all with the same number of steps, those with these rows."""
     if not places or not steps:
         return []
     last = start + steps - 1
