@@ -20,7 +20,8 @@ def seen(launch: Launch) -> Seen:
 def test_every_row_comes_once_whatever_becomes_of_the_world(seen: Seen, name: str) -> None:
     sampler = SAMPLERS[name]
     order = sampler.order(N)
-    at, epochs, taken = 0, [], 0
+    epochs: list[int] = []
+    at = taken = 0
     for world in WORLDS:
         said = seen.rows(f"{name}, {world} ranks", ranks=world)
         assert all(state == said[0][1] for _, state in said)
@@ -61,4 +62,4 @@ def test_each_rank_of_each_world_reads_blocks_of_its_own(seen: Seen) -> None:
 def around(order: Any, epoch: int, begin: int, count: int) -> list[int]:
     """The rows from a position on, around the end of the epoch."""
     whole = order.rows(epoch, 0, N)
-    return np.resize(np.roll(whole, -begin), count).tolist()
+    return list(map(int, np.resize(np.roll(whole, -begin), count)))

@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -27,7 +28,7 @@ def rank_main(rank: int, world: int, number: int, states: dict[str, Any]) -> Non
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     notes = Notes(number)
     for name in SAMPLERS:
-        notes.ask(f"{name}, {world} ranks", lambda name=name: part(name, states.get(name), world))
+        notes.ask(f"{name}, {world} ranks", partial(part, name, states.get(name), world))
     dist.barrier()
     dist.destroy_process_group()
 
