@@ -48,8 +48,8 @@ def _case(path: Path, rows: int) -> Case:
             f"{_WORLD} ranks with memory='ram'": Measured.of([copies / 1e6]),
         },
         [Target("times the memory of one rank", four / one, at_most=1.1)],
-        "memory='shared', a process each; anonymous and shared pages in proportion (PSS), "
-        "interpreters and batches included, after an epoch",
+        "ranks with memory='shared', a process each; anonymous and shared pages in proportion "
+        "(PSS), interpreters and batches included, after an epoch",
     )
 
 
