@@ -17,7 +17,7 @@ from benchmarks import machine, plot
 from benchmarks.results import Case, cells, number, table
 
 _SCRIPTS = (
-    *("take", "loader", "shuffle", "pack", "steps"),
+    *("take", "loader", "shuffle", "pack", "steps", "ranks"),
     *("records", "shards", "checksums", "replay", "lane", "viewer"),
 )
 _ELSEWHERE = ("scale", "cuda")  # on a larger machine, with --only: their sections stay otherwise

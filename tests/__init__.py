@@ -3,10 +3,16 @@
 import os
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 SANITIZED = os.environ.get("STEPWELL_SANITIZED") == "1"
 """The core runs under ASan and UBSan (`make sanitize`): everything takes several times longer."""
+
+forks_beside_threads = pytest.mark.skipif(
+    SANITIZED, reason="the allocator of gcc's ASan may stay locked in a child"
+)
 
 
 def scaled(count: int, smallest: int = 1) -> int:

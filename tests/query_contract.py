@@ -48,6 +48,19 @@ def interrupted(call: Callable[[], Any]) -> str:
     return raised(call)
 
 
+def interrupted_anywhere(call: Callable[[], Any]) -> set[str]:
+    """What it raises when Ctrl-C comes a little later each time."""
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    found = set()
+    for times in range(1, 201):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, times * 2e-5)
+            call()
+        except BaseException as error:
+            found.add(type(error).__name__)
+    return found
+
+
 class QueryContract:
     """Subclasses provide `queried`, and a fixture `path`."""
 
@@ -87,6 +100,8 @@ class QueryContract:
             for call in (store.query, store.where):
                 sql = ENDLESS if call == store.query else f"({ENDLESS}) > 0"
                 assert in_fork(partial(interrupted, partial(call, sql))) == "KeyboardInterrupt"
+                late = partial(call, sql, timeout_s=60)
+                assert in_fork(partial(interrupted_anywhere, late)) == {"KeyboardInterrupt"}
                 with pytest.raises(TimeoutError, match=r"not done within 0\.01 s"):
                     call(sql, timeout_s=0.01)
                 # Few steps of SQLite, of which each takes long.

@@ -336,7 +336,9 @@ def test_to_jsonl_refuses(a2pack: Command, games: Path, tmp_path: Path) -> None:
     export = ("to-jsonl", "--packfile", games, "--output", out)
     a2pack(*export, "--steps", "--runs-only").fails(2, "give --steps or --runs-only, not both")
     a2pack(*export, "--layout", "seed", "--runs-only").fails(2, "not both")
-    for same in ("-", out):
+    (tmp_path / "here").symlink_to(tmp_path)
+    (tmp_path / "link.jsonl").symlink_to(out)
+    for same in ("-", out, tmp_path / "here" / out.name, tmp_path / "link.jsonl"):
         a2pack(*export, "--runs", same).fails(2, "--runs: expected a file of its own")
     a2pack(*export, "--runs", games).fails(2, f"{games} exists; --force")
     a2pack(*export, "--where", "frob").fails(2, "frob")

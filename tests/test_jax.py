@@ -85,20 +85,21 @@ def test_padded_batches_have_one_shape_and_a_mask() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 31, 32, 33, 63, 64, 65, 100])
-def test_masks_of_all_ranks_have_each_row_once(rows: int) -> None:
+@pytest.mark.parametrize("lanes", [1, 4, 6])
+def test_masks_of_all_ranks_have_each_row_once(rows: int, lanes: int) -> None:
+    options: Any = {"sampler": sw.Block(3, lanes=lanes), "world_size": 4, "pad_last": True}
     seen = [
         row
         for rank in range(4)
-        for batch in sw.jax.Loader(
-            np.arange(rows, dtype=np.int32), 8, rank=rank, world_size=4, pad_last=True
-        )
+        for batch in sw.jax.Loader(np.arange(rows, dtype=np.int32), 8, rank=rank, **options)
         for row in batch["data"][batch["mask"]].tolist()
     ]
     assert sorted(seen) == list(range(rows))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_masks_beside_damaged_rows(ranks: int) -> None:
+@pytest.mark.parametrize("sampler", [sw.Sequential(), sw.Block(4, lanes=3)], ids=repr)
+def test_masks_beside_damaged_rows(ranks: int, sampler: sw.Sampler) -> None:
     """Rows that were left out are in no batch; the others are there once, whoever fills up."""
     damaged = {0, 17, 18, 19, 99}
 
@@ -109,7 +110,7 @@ def test_masks_beside_damaged_rows(ranks: int) -> None:
             super()._fill(rows, out)
 
     source = Damaged({"i": np.arange(100, dtype=np.int32)})
-    options: Any = {"shuffle": False, "pad_last": True, "on_corrupt": "skip", "world_size": ranks}
+    options: Any = {"sampler": sampler, "pad_last": True, "on_corrupt": "skip", "world_size": ranks}
     seen = []
     for rank in range(ranks):
         for batch in sw.jax.Loader(source, 9, rank=rank, **options):

@@ -337,6 +337,42 @@ def test_ranks_of_jax_that_is_initialized_after_the_loader_was_made() -> None:
     assert one[4].startswith("expected the same epoch on every rank, got 3 on rank 1 and 0 on rank")
 
 
+RESTARTED = """
+import os, sys, numpy as np, stepwell as sw, torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # which registers "fake"
+from multiprocessing import get_context
+def rank_main(attempt, rank, store):
+    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": attempt}
+    store = dist.FileStore(store, 2)
+    dist.init_process_group("fake", store=store, rank=rank, world_size=2)
+    loader = sw.Loader(np.arange(16 + 2 * (attempt == "2") * rank), 2, seed=7)
+    if attempt == "1":
+        loader.load_state_dict({**loader.state_dict(), "epoch": 3, "position": 4})
+    loop = iter(loader)
+    try:
+        next(loop), next(loop)
+        print(attempt, rank, "goes on in", loader.epoch, flush=True)
+    except RuntimeError as error:
+        print(attempt, rank, error, flush=True)
+for attempt in "012":
+    for rank in range(2):
+        child = get_context("fork").Process(target=rank_main, args=(attempt, rank, sys.argv[1]))
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+"""
+
+
+def test_ranks_of_a_job_that_was_restarted_are_not_compared_with_dead_ones(tmp_path: Path) -> None:
+    """torchrun's store outlives the ranks. The group has no connections, as none is needed here."""
+    said = answer(RESTARTED, tmp_path / "store").splitlines()
+    assert said[:5] == [
+        *("0 0 goes on in 0", "0 1 goes on in 0", "1 0 goes on in 3", "1 1 goes on in 3"),
+        "2 0 goes on in 0",
+    ]
+    assert said[5].startswith("2 1 expected the same length on every rank, got 18 on rank 1 and 16")
+
+
 WORKERS = """
 import sys, numpy as np, stepwell as sw
 import torch.distributed as dist

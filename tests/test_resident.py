@@ -70,6 +70,8 @@ def test_epochs_are_those_of_the_host(
 SAMPLERS = [
     sw.Sequential(window=3, stride=2),
     sw.Block(4, seed=1),
+    sw.Block(4, seed=1, group=7, lanes=3),
+    sw.Block(4, seed=1, group=8, lanes=4),
     sw.Iid(3),
     sw.Weighted(np.arange(N) + 1),
 ]

@@ -51,7 +51,8 @@ def make_case(number: int) -> Case:
     samplers: list[sw.Sampler] = [
         sw.Shuffle(seed),
         sw.Shuffle(seed),
-        sw.Block(draw.randint(1, 20), seed=seed, group=draw.randint(1, 5)),
+        sw.Block(draw.randint(1, 20), seed=seed, group=(most := draw.randint(1, 5))),
+        sw.Block(draw.randint(1, 20), seed=seed, group=2 * most, lanes=draw.randint(2, 2 * most)),
         sw.Sequential(window=draw.randint(1, 4), stride=draw.randint(1, 4)),
         sw.Iid(seed),
         sw.Weighted(np.random.default_rng(number).random(rows) + 0.01, seed=seed),
@@ -98,7 +99,9 @@ def global_steps(loaders: list[sw.Loader]) -> Iterator[tuple[int, NDArray[np.int
     while True:
         parts = [next(loop)["v"] for loop in loops]
         assert len({len(part) for part in parts}) == 1, "ranks got unequal batches"
-        yield loaders[0].epoch, np.concatenate(parts)
+        in_turn = getattr(loaders[0].order, "lanes", 1) > 1
+        rows = np.stack(parts, axis=1) if in_turn else np.concatenate(parts)
+        yield loaders[0].epoch, rows.reshape(-1)
 
 
 def run(case: Case) -> list[NDArray[np.int64]]:

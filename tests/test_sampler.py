@@ -68,9 +68,10 @@ def shuffled(length: int, seed: int) -> Case:
     return sw.Shuffle(seed), length, length, partial(reference.shuffle, length, seed)
 
 
-def in_blocks(length: int, k: int, group: int, seed: int) -> Case:
-    model = partial(reference.block, length, seed, k, group)
-    return sw.Block(k, seed=seed, group=group), length, length, model
+def in_blocks(length: int, k: int, group: int, lanes: int, seed: int) -> Case:
+    lanes = min(lanes, group)
+    model = partial(reference.block, length, seed, k, group, lanes)
+    return sw.Block(k, seed=seed, group=group, lanes=lanes), length, length, model
 
 
 def in_windows(length: int, window: int, stride: int | None) -> Case:
@@ -104,6 +105,7 @@ ON_THE_PAGE = {
         st.integers(0, 300) | sizes,
         st.integers(1, 40) | st.integers(1, 2**63 - 1),
         st.integers(1, 8) | st.sampled_from([64, 1000]),
+        st.just(1) | st.integers(1, 9) | st.sampled_from([64, 1000]),
         words,
     ),
     "sequential": st.builds(
@@ -127,9 +129,14 @@ many = settings(max_examples=scaled(150, smallest=40))
 @given(words, st.data())
 def test_every_row_is_where_the_page_says(name: str, epoch: int, data: st.DataObject) -> None:
     sampler, length, positions, model = data.draw(ON_THE_PAGE[name])
-    assert sampler.order(length).length == positions
+    order: Any = sampler.order(length)
+    assert order.length == positions
     some = data.draw(stretches(positions))
     assert rows_of(sampler, length, epoch, some) == [model(epoch, p) for p in some]
+    every = data.draw(st.integers(1, 9) | st.sampled_from([2**20, 2**62]))
+    some = range(some.start, positions, every)[: len(some)]
+    rows = order.rows(epoch, some.start, len(some), every)
+    assert rows.tolist() == [model(epoch, p) for p in some]
 
 
 @many
@@ -170,6 +177,8 @@ def test_golden(sampler: sw.Sampler, length: int, epoch: int, rows: list[int]) -
         (sw.Shuffle(7), 2**62, 0xAEF05C60),
         (sw.Block(100, seed=7), 99_999, 0x02B00017),
         (sw.Block(2**20, seed=7), 2**62, 0x25705CF2),
+        (sw.Block(100, seed=7, lanes=8), 99_999, 0x2AF7778D),
+        (sw.Block(2**20, seed=7, group=1000, lanes=96), 2**62, 0x7B2D7291),
         (sw.Iid(7), 10**12, 0xDDEDB9CD),
         (sw.Weighted(np.arange(100_000), seed=7), 100_000, 0x2DD42F2E),
     ],
@@ -198,10 +207,11 @@ def number(cell: str) -> int:
 def test_the_pages_tables() -> None:
     shuffles, blocks = page_table("Shuffle"), page_table("Block")
     assert len(shuffles) == 12
-    assert len(blocks) == 4
+    assert len(blocks) == 8
     for *numbers, rows in shuffles + blocks:
         n, *block, seed, epoch, start = map(number, numbers)
-        sampler = sw.Block(block[0], seed=seed, group=block[1]) if block else sw.Shuffle(seed)
+        named = dict(zip(("k", "group", "lanes"), block, strict=False))
+        sampler = sw.Block(**named, seed=seed) if block else sw.Shuffle(seed)
         expected = list(map(int, rows.split()))
         assert rows_of(sampler, n, epoch, range(start, start + len(expected))) == expected
 
@@ -344,9 +354,23 @@ def given_as(value: object) -> Any:
 )
 def test_positions_outside_an_epoch(sampler: sw.Sampler, start: int, count: int) -> None:
     # Named before memory is asked for: 2**62 positions would be more than there is.
-    order = sampler.order(10)
+    order: Any = sampler.order(10)
     with pytest.raises(IndexError, match=rf"\[{start}, {start} \+ {count}\).* {order.length}$"):
         order.rows(0, start, count)
+    with pytest.raises(IndexError, match=rf"\[{start}, {start} \+ {count} \* 3\)"):
+        order.rows(0, start, count, 3)
+
+
+def test_positions_with_a_stride_end_inside_an_epoch() -> None:
+    order = sw.Block(3, group=4, lanes=2).order(10)
+    assert len(order.rows(0, 1, 3, 4)) == 3  # 1, 5 and 9
+    assert len(order.rows(0, 10, 0, 4)) == 0
+    for start, count, stride in [(2, 3, 4), (9, 2, 2**62), (0, 2**62, 2**62)]:
+        with pytest.raises(IndexError, match=rf"{start} \+ {count} \* {stride}\) leave an epoch"):
+            order.rows(0, start, count, stride)
+    for stride in (0, -1):
+        with pytest.raises(ValueError, match=f"stride must be at least 1, got {stride}"):
+            order.rows(0, 0, 1, stride)
 
 
 @pytest.mark.parametrize(
@@ -361,6 +385,8 @@ def test_positions_outside_an_epoch(sampler: sw.Sampler, start: int, count: int)
         (lambda: sw.Block(0), "a block has at least one row"),
         (lambda: sw.Block(4, group=0), "a group has 1 to 65536 blocks"),
         (lambda: sw.Block(4, group=65_537), "a group has 1 to 65536 blocks"),
+        (lambda: sw.Block(4, lanes=0), "lanes: expected 1 to 64, the blocks of a group, got 0"),
+        (lambda: sw.Block(4, group=8, lanes=9), "lanes: expected 1 to 8, .*, got 9"),
         (lambda: sw.Sequential(0), "window must be positive"),
         (lambda: sw.Sequential(4, -2), "stride must be positive"),
         (lambda: sw.Sequential(2**62, 1).order(2), "too large together"),
@@ -406,7 +432,10 @@ def test_what_is_no_number_is_a_type_error(make: Callable[[], Any]) -> None:
 
 # Samplers are values.
 
-VALUES: list[Any] = [sw.Shuffle(7), sw.Block(4, seed=7, group=3), sw.Iid(7), sw.Sequential(4, 2)]
+VALUES: list[Any] = [
+    *(sw.Shuffle(7), sw.Block(4, seed=7, group=3), sw.Block(4, seed=7, group=3, lanes=2)),
+    *(sw.Iid(7), sw.Sequential(4, 2)),
+]
 
 
 @pytest.mark.parametrize("sampler", VALUES, ids=repr)
@@ -428,18 +457,20 @@ def test_samplers_can_be_pickled(sampler: Any) -> None:
 
 def test_reprs_say_how_to_make_one() -> None:
     assert repr(sw.Shuffle(7)) == "Shuffle(seed=7)"
-    assert repr(sw.Block(4, seed=7)) == "Block(k=4, seed=7, group=64)"
+    assert repr(sw.Block(4, seed=7)) == "Block(k=4, seed=7, group=64, lanes=1)"
     assert repr(sw.Weighted(np.ones(10_000), seed=7)) == "Weighted(10,000 weights, seed=7)"
 
 
 def test_names_tell_orders_apart() -> None:
     named: list[sw.Sampler] = [
         *(sw.Shuffle(), sw.Iid(), sw.Block(4), sw.Block(5), sw.Block(4, group=3)),
+        *(sw.Block(4, lanes=2), sw.Block(4, lanes=3)),
         *(sw.Sequential(), sw.Sequential(2), sw.Sequential(2, 1)),
         *(sw.Weighted([1, 2]), sw.Weighted([2, 1]), sw.Weighted([1, 2, 0])),
     ]
     assert len({sampler.name for sampler in named}) == len(named)
     assert sw.Sequential(3).name == sw.Sequential(3, 3).name  # the same order, said twice
+    assert sw.Block(4).name == "Block(k=4, group=64)"  # states from before there were lanes
     assert sw.Weighted([1, 2]).name == sw.Weighted(np.array([1.0, 2.0])).name
 
 

@@ -1,6 +1,7 @@
 """The schedule: which positions each rank reads in each step, against docs/sampling.md."""
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -23,11 +24,14 @@ class Case:
     drop_last: bool
     epoch: int
     position: int
+    in_turn: bool
 
-    def rank(self, rank: int) -> Schedule:
-        return Schedule(
-            self.length, self.batch, rank, self.world, self.drop_last, self.epoch, self.position
-        )
+    def rank(
+        self, rank: int, position: int | None = None, worker: int = 0, workers: int = 1
+    ) -> Schedule:
+        place = self.epoch, self.position if position is None else position
+        numbers = self.length, self.batch, rank, self.world, self.drop_last
+        return Schedule(*numbers, *place, worker, workers, self.in_turn)
 
     def ranks(self) -> list[Schedule]:
         return [self.rank(rank) for rank in range(self.world)]
@@ -41,12 +45,17 @@ def cases(draw: st.DrawFn) -> Case:
     least = batch * world if drop_last else 1
     length = draw(st.integers(least, least + 120))
     position = draw(st.integers(0, length) | st.sampled_from([0, length - 1, length]))
-    return Case(length, batch, world, drop_last, draw(st.integers(0, 2**40)), position)
+    epoch = draw(st.integers(0, 2**40))
+    return Case(length, batch, world, drop_last, epoch, position, draw(st.booleans()))
 
 
-def positions(case: Case, step: tuple[int, int, int, int]) -> list[int]:
-    _, start, count, _ = step
-    return [(start + i) % case.length for i in range(count)]
+Step = tuple[int, int, int, int, int]
+
+
+def positions(case: Case, step: Step) -> list[int]:
+    _, start, count, _, stride = step
+    assert stride == (case.world if case.in_turn else 1)
+    return [(start + i * stride) % case.length for i in range(count)]
 
 
 @given(cases(), st.data())
@@ -54,14 +63,13 @@ def positions(case: Case, step: tuple[int, int, int, int]) -> list[int]:
 def test_every_step_is_the_pages(case: Case, data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, case.world - 1))
     schedule = case.rank(rank)
-    model = reference.steps(
-        case.length, case.batch, rank, case.world, case.drop_last, case.epoch, case.position
-    )
+    place = case.epoch, case.position, case.in_turn
+    model = reference.steps(case.length, case.batch, rank, case.world, case.drop_last, *place)
     for n, expected in enumerate(islice(model, 40)):
-        epoch, start, count, after = schedule.step(n)
-        assert (epoch, after) == (expected.epoch, expected.after), n
-        assert positions(case, (epoch, start, count, after)) == list(expected.positions), n
-        assert 0 <= start < case.length, n
+        step = schedule.step(n)
+        assert (step[0], step[3]) == (expected.epoch, expected.after), n
+        assert positions(case, step) == list(expected.positions), n
+        assert 0 <= step[1] < case.length, n
 
 
 @given(cases())
@@ -70,15 +78,17 @@ def test_ranks_read_side_by_side_and_agree_where_they_stand(case: Case) -> None:
     at = case.position
     for n in range(15):
         steps = [rank.step(n) for rank in case.ranks()]
-        assert len({(epoch, after) for epoch, _, _, after in steps}) == 1
-        epoch, _, _, after = steps[0]
+        assert len({(epoch, after) for epoch, _, _, after, _ in steps}) == 1
+        epoch, _, _, after, _ = steps[0]
         if epoch > case.epoch and after <= case.batch * case.world:
             at = 0  # a new epoch
-        read = [p for step in steps for p in positions(case, step)]
+        parts = [positions(case, step) for step in steps]
+        turns = zip(*parts, strict=True) if case.in_turn else parts
+        read = [p for turn in turns for p in turn]
         # The positions up to `after`, each once and in order; then the padding of a tail.
         assert read[: after - at] == list(range(at, after))
         assert read[after - at :] == [p % case.length for p in range(len(read) - (after - at))]
-        assert len({count for _, _, count, _ in steps}) == 1, "unequal batches"
+        assert len({step[2] for step in steps}) == 1, "unequal batches"
         at = after
 
 
@@ -88,11 +98,18 @@ def test_ranks_read_side_by_side_and_agree_where_they_stand(case: Case) -> None:
     world=st.integers(1, 2**20),
     drop_last=st.booleans(),
     epoch=st.integers(0, 2**32),
+    in_turn=st.booleans(),
     data=st.data(),
 )
 @settings(max_examples=scaled(300, smallest=30))
 def test_numbers_beyond_any_data_set(
-    length: int, batch: int, world: int, drop_last: bool, epoch: int, data: st.DataObject
+    length: int,
+    batch: int,
+    world: int,
+    drop_last: bool,
+    epoch: int,
+    in_turn: bool,
+    data: st.DataObject,
 ) -> None:
     size = batch * world
     if drop_last:
@@ -100,7 +117,7 @@ def test_numbers_beyond_any_data_set(
     position = data.draw(st.integers(0, length))
     rank = data.draw(st.integers(0, world - 1))
     n = data.draw(st.integers(0, 2**62))
-    schedule = Schedule(length, batch, rank, world, drop_last, epoch, position)
+    schedule = Schedule(length, batch, rank, world, drop_last, epoch, position, in_turn=in_turn)
 
     def steps_from(p: int) -> int:
         whole, left = divmod(length - p, size)
@@ -114,26 +131,22 @@ def test_numbers_beyond_any_data_set(
     count = batch if left >= size else -(-left // world)
     assert schedule.step(n) == (
         epoch + epochs,
-        (begin + rank * count) % length,
+        (begin + rank * (1 if in_turn else count)) % length,
         count,
         min(length, begin + size),
+        world if in_turn else 1,
     )
 
 
 @given(cases(), st.integers(1, 5), st.integers(0, 12))
 @settings(max_examples=scaled(300, smallest=30))
 def test_workers_of_a_rank_make_its_steps_in_turn(case: Case, workers: int, taken: int) -> None:
-    plain = Schedule(case.length, case.batch, 0, case.world, case.drop_last, 0, 0)
     rank = case.world - 1
-    whole = Schedule(case.length, case.batch, rank, case.world, case.drop_last, 0, 0)
-    epoch = [whole.step(n) for n in range(plain.steps_from(0))]
+    whole = case.rank(rank, 0)
+    epoch = [whole.step(n) for n in range(whole.steps_from(0))]
     for worker in range(workers):
         mine = epoch[worker::workers]
-
-        def begun_at(position: int, worker: int = worker) -> Schedule:
-            rest = (case.drop_last, 0, position, worker, workers)
-            return Schedule(case.length, case.batch, rank, case.world, *rest)
-
+        begun_at = partial(case.rank, rank, worker=worker, workers=workers)
         schedule = begun_at(0)
         assert schedule.steps_from(0) == len(mine)
         assert [schedule.step(n) for n in range(len(mine))] == mine
@@ -141,7 +154,7 @@ def test_workers_of_a_rank_make_its_steps_in_turn(case: Case, workers: int, take
             with pytest.raises(IndexError, match="no step"):
                 schedule.step(0)
             continue
-        assert schedule.step(len(mine)) == (1, *mine[0][1:])
+        assert schedule.step(len(mine)) == (case.epoch + 1, *mine[0][1:])
         done = min(taken, len(mine) - 1)  # and begun anew where it stands after some of its own
         resumed = begun_at(mine[done][3])
         assert resumed.steps_from(mine[done][3]) == len(mine) - done - 1

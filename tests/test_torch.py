@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 import stepwell as sw
+from tests import forks_beside_threads
 from tests.children import answer, at_once
 from tests.plain import PlainSource
 
@@ -151,6 +152,7 @@ print("exact")
     assert answer(script) == "exact"
 
 
+@forks_beside_threads
 def test_forked_workers_share_an_epoch_after_set_epoch() -> None:
     # In an interpreter of its own: JAX, loaded by other tests, warns of any fork.
     script = """

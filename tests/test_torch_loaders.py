@@ -32,9 +32,13 @@ WORLDS = [
 ]
 
 
+IN_TURN = sw.Block(9, 7, group=28, lanes=14)
+
+
 @pytest.mark.parametrize("world", WORLDS, ids=str)
-def test_batch_sampler_and_dataset_are_the_loaders_batches(world: Any) -> None:
-    options: Any = {"batch_size": 64, "seed": 7, **world}
+@pytest.mark.parametrize("sampler", [sw.Shuffle(7), IN_TURN], ids=repr)
+def test_batch_sampler_and_dataset_are_the_loaders_batches(world: Any, sampler: Any) -> None:
+    options: Any = {"batch_size": 64, "sampler": sampler, **world}
     loader = sw.torch.Loader(ROWS, **options)
     parts: dict[str, Any] = {"batch_sampler": loader.batch_sampler, "collate_fn": loader.collate_fn}
     torchs: data.DataLoader[Any] = data.DataLoader(loader.dataset, **parts)
@@ -46,6 +50,17 @@ def test_batch_sampler_and_dataset_are_the_loaders_batches(world: Any) -> None:
         assert sum(len(batch["data"]) for batch in got) == len(loader.sampler)
         assert loader.state_dict() == plain.state_dict()
     assert rows_of(loader) == rows_of(plain)
+
+
+@pytest.mark.parametrize("world", WORLDS[:2], ids=str)
+def test_workers_share_positions_that_ranks_take_in_turn(world: Any) -> None:
+    options: Any = {"sampler": IN_TURN, **world}
+    dataset = sw.torch.IterableDataset(ROWS, 64, **options)
+    loader: Any = data.DataLoader(dataset, batch_size=None, num_workers=2)
+    plain = sw.Loader(ROWS, 64, **options)
+    for _ in range(2):
+        want = [batch["data"].tolist() for batch in plain]
+        assert [batch["data"].tolist() for batch in loader] == want
 
 
 def test_a_loop_over_row_numbers_is_a_loop_of_the_loader() -> None:

@@ -276,6 +276,32 @@ def test_runs_that_differ_are_not_the_same(other: dict[str, Any], tmp_path: Path
     assert len(sw.open(tmp_path / "out").runs or ()) == 2
 
 
+@pytest.mark.parametrize(
+    "columns", [{}, {"start_time": int}, {"source": sw.stores.RunColumn(str, optional=True)}]
+)
+def test_a_dataset_that_knows_less_of_its_runs_has_them_in_its_rows(
+    columns: dict[str, Any], tmp_path: Path
+) -> None:
+    """As those of the original program do: without the columns, or with nothing in them."""
+    known = {"start_time": odd_run().meta.start_unix_s} if "start_time" in columns else {}
+    with sw.StepWriter(tmp_path / "out", g.STEP, columns) as writer:
+        for run in (odd_run(seed=7), odd_run(), Run([], [], 1)):
+            rows = np.array([tuple(row) for row in plain_rows(run, 0)], g.STEP)
+            writer.append(rows, **known)
+    some = save_all(tmp_path / "some", [odd_run(seed=3), odd_run(), Run([], [], 1)])
+    message = "1 of 3 runs are there already, the first is 0001.a2run2, which is run 1; again=True"
+    with (
+        pytest.warns(UserWarning, match="left out: "),
+        pytest.raises(FileExistsError, match=message),
+    ):
+        sw.convert(some, tmp_path / "out", mode="a")
+    (some / "0001.a2run2").unlink()
+    for again in (False, True):
+        with pytest.warns(UserWarning, match="left out: "):
+            assert sw.convert(some, tmp_path / "out", mode="a", again=again).runs == 2
+    assert len(StepReader.open(tmp_path / "out").runs) == 7
+
+
 def test_again_is_for_appending_to_steps(files: Path, tmp_path: Path) -> None:
     wrong: list[dict[str, Any]] = [{}, {"mode": "a"}]
     for options in wrong:

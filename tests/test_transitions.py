@@ -14,6 +14,7 @@ import stepwell as sw
 from stepwell import ArraySource, SchemaError, Source
 from stepwell.formats import arrays
 from tests import scaled
+from tests.contract import assert_batch
 from tests.plain import PlainSource
 from tests.stores.test_replay_source import EPISODES, record_episodes
 
@@ -301,6 +302,30 @@ PLAIN = {"obs": np.zeros(3), "reward": np.ones(3), "terminated": np.zeros(3, boo
 def test_fields_that_are_missing(source: Any, options: Any, message: str) -> None:
     with pytest.raises(SchemaError, match=message):
         ArraySource(source).transitions(**options)
+
+
+@pytest.mark.parametrize("n", [2**31, 2**62, 2**200])
+def test_as_many_steps_as_one_likes(n: int, tmp_path: Path) -> None:
+    """More than there are in any run reach its end, as so many do."""
+    record_episodes(tmp_path / "replay", EPISODES)
+    sw.convert(tmp_path / "replay", tmp_path / "steps", to="steps")
+    readers = sw.ReplayReader.open(tmp_path / "replay"), sw.StepReader.open(tmp_path / "steps")
+    for reader in readers:
+        want, got = (reader.transitions(steps, gamma=0.5)[:] for steps in (len(reader), n))
+        assert_batch(got, want)
+        kept = pickle.loads(pickle.dumps(reader.transitions(n, gamma=0.5)))
+        assert_batch(kept[:], want)
+    rewards = sw.formats.arrays({"obs": np.arange(3.0), "reward": np.ones(3)}, run_lengths=[3])
+    found = rewards.transitions(n, gamma=0.5, terminated=True)[:]
+    assert found["reward"].tolist() == [1.75, 1.5, 1.0]
+
+
+@pytest.mark.parametrize("length", [2**60, 2**62, 2**63 - 1])
+def test_windows_that_no_memory_holds(length: int) -> None:
+    source = ArraySource({"obs": np.zeros((3, 8))})
+    assert len(source.windows(length)) == 0
+    with pytest.raises(ValueError, match=f"length: expected less than .* got {length}"):
+        source.windows(length, pad=True)
 
 
 def test_mistakes(tmp_path: Path) -> None:

@@ -94,13 +94,13 @@ nb::tuple next(Feed& feed, Prefetch& prefetch, StreamIn stream, nb::handle make,
   if (made == nullptr) throw std::invalid_argument("expected a Prefetch of this feed");
   (void)found.result.release();
   std::unique_ptr<Feed::Batch> batch(made);
-  const auto [epoch, start, count, after] = found.step;
+  const auto [epoch, start, count, after, stride] = found.step;
   nb::object given = nb::none();
   if (into != 0 && rows == count)
     feed.put(*batch, count, into, stream_of(stream.value()));
   else
     given = hand_over(feed, std::move(batch), count, stream, make);
-  return nb::make_tuple(given, nb::make_tuple(epoch, start, count, after));
+  return nb::make_tuple(given, nb::make_tuple(epoch, start, count, after, stride));
 }
 
 // A pinned block to be filled from Python, and then the batch on the device that it has become.
@@ -134,7 +134,7 @@ void bind_cuda(nb::module_& m) {
       .def("next", &next, "prefetch"_a, "stream"_a.none(), "make"_a, "into"_a = 0, "rows"_a = 0,
            nb::sig("def next(self, prefetch: Prefetch, stream: int | None,"
                    " make: collections.abc.Callable[[object], typing.Any], into: int = 0, rows: int = 0)"
-                   " -> tuple[dict[str, typing.Any] | None, tuple[int, int, int, int]]"),
+                   " -> tuple[dict[str, typing.Any] | None, tuple[int, int, int, int, int]]"),
            "The next batch, which `stream` has been made to wait for, and its step: for each field what `make` makes of a\n"
            "DLPack capsule. Its memory is used again behind the work of that stream. Without a stream the batch is there,\n"
            "and its memory used again when all work of the device has ended. The stream copies a batch of `rows` rows to\n"

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -22,7 +23,7 @@ std::uint64_t draw(std::uint64_t key, std::uint64_t position) {
   return mix(key + position * 0x9E3779B97F4A7C15);
 }
 
-void require(bool holds, const char* message) {
+void require(bool holds, const std::string& message) {
   if (!holds) throw std::invalid_argument(message);
 }
 
@@ -31,8 +32,9 @@ class Shuffle final : public Order {
   Shuffle(std::int64_t count, std::uint64_t seed) : Order(count), seed_(seed) {}
 
  private:
-  void fill(std::uint64_t epoch, std::uint64_t start, std::span<std::int64_t> out) const override {
-    Permutation(static_cast<std::uint64_t>(length()), key_of(seed_, epoch))(start, out);
+  void fill(std::uint64_t epoch, std::uint64_t start, std::uint64_t stride,
+            std::span<std::int64_t> out) const override {
+    Permutation(static_cast<std::uint64_t>(length()), key_of(seed_, epoch))(start, out, stride);
   }
 
   std::uint64_t seed_;
@@ -40,17 +42,20 @@ class Shuffle final : public Order {
 
 class Block final : public Order {
  public:
-  Block(std::int64_t count, std::uint64_t seed, std::int64_t block, std::int64_t group)
-      : Order(count),
+  Block(std::int64_t count, std::uint64_t seed, std::int64_t block, std::int64_t group,
+        std::int64_t lanes)
+      : Order(count, lanes),
         seed_(seed),
         count_(static_cast<std::uint64_t>(count)),
         block_(static_cast<std::uint64_t>(std::min(block, std::max(count, std::int64_t{1})))),
-        blocks_((count_ + block_ - 1) / block_),
-        windows_((blocks_ + static_cast<std::uint64_t>(group) - 1) /
-                 static_cast<std::uint64_t>(group)) {}
+        lanes_(static_cast<std::uint64_t>(lanes)),
+        blocks_(rounded_up(count_, block_)),
+        rounds_(rounded_up(blocks_, lanes_)),
+        windows_(rounded_up(rounds_, static_cast<std::uint64_t>(group / lanes))) {}
 
  private:
-  void fill(std::uint64_t epoch, std::uint64_t start, std::span<std::int64_t> out) const override {
+  void fill(std::uint64_t epoch, std::uint64_t start, std::uint64_t stride,
+            std::span<std::int64_t> out) const override {
     const Permutation blocks(blocks_, key_of(seed_, epoch));
     // Every block has block_ places in the shuffled order; the source's last one leaves
     // `missing` of them empty, from `gap` on, so places behind it are positions shifted.
@@ -58,33 +63,55 @@ class Block final : public Order {
     const std::uint64_t gap = (blocks.position_of(blocks_ - 1) + 1) * block_ - missing;
     const auto place_of = [&](std::uint64_t p) { return p < gap ? p : p + missing; };
     const auto position_of = [&](std::uint64_t p) { return p < gap ? p : p - missing; };
+    // Positions come back to a lane after `turns` of them, `ahead` rows further in it.
+    const std::uint64_t common = std::gcd(stride, lanes_), turns = lanes_ / common,
+                        ahead = stride / common;
     std::vector<std::int64_t> standing;  // which blocks stand in this window
+    std::vector<std::int64_t> moved;     // within a lane
     while (!out.empty()) {
-      // The blocks are shared out evenly: window w begins at block w * blocks_ / windows_.
-      const std::uint64_t number = scaled(place_of(start) / block_ + 1, windows_, -1, blocks_);
-      const std::uint64_t first = scaled(number, blocks_, 0, windows_);
-      const std::uint64_t last = scaled(number + 1, blocks_, 0, windows_);
-      const std::uint64_t begin = position_of(first * block_), end = position_of(last * block_);
-      const auto part = out.first(std::min<std::uint64_t>(out.size(), end - start));
-      Permutation(end - begin, key_of(seed_, epoch, number + 1))(start - begin, part);
+      // Rounds of a block for each lane are shared out evenly: window w begins at round
+      // w * rounds_ / windows_. The last round may lack blocks.
+      const std::uint64_t round = place_of(start) / block_ / lanes_;
+      const std::uint64_t number = scaled(round + 1, windows_, -1, rounds_);
+      const std::uint64_t first = scaled(number, rounds_, 0, windows_) * lanes_;
+      const std::uint64_t last =
+          std::min(blocks_, scaled(number + 1, rounds_, 0, windows_) * lanes_);
+      const std::uint64_t begin = position_of(first * block_);
+      const std::uint64_t end = position_of(last * block_);
+      const auto part =
+          out.first(std::min<std::uint64_t>(out.size(), rounded_up(end - start, stride)));
       standing.resize(last - first);
       blocks(first, standing);
-      for (auto& slot : part) {
-        const std::uint64_t place = place_of(begin + static_cast<std::uint64_t>(slot));
-        slot = standing[place / block_ - first] * static_cast<std::int64_t>(block_) +
+      const auto row_of = [&](std::uint64_t position) {
+        const std::uint64_t place = place_of(position);
+        return standing[place / block_ - first] * static_cast<std::int64_t>(block_) +
                static_cast<std::int64_t>(place % block_);
+      };
+      const std::uint64_t each = (end - begin) / lanes_, longer = (end - begin) % lanes_;
+      for (std::uint64_t turn = 0; turn < std::min<std::uint64_t>(turns, part.size()); ++turn) {
+        const std::uint64_t at = start - begin + turn * stride, lane = at % lanes_;
+        const std::uint64_t count = rounded_up(part.size() - turn, turns);
+        const std::uint64_t from = begin + lane * each + std::min(lane, longer);
+        if (turns > 1) moved.resize(count);
+        const auto rows = turns > 1 ? std::span(moved) : part;
+        Permutation(each + (lane < longer ? 1 : 0),
+                    key_of(seed_, epoch, number * lanes_ + lane + 1))(at / lanes_, rows, ahead);
+        for (std::uint64_t i = 0; i < count; ++i)
+          part[turn + i * turns] = row_of(from + static_cast<std::uint64_t>(rows[i]));
       }
-      start += part.size();
+      start += part.size() * stride;
       out = out.subspan(part.size());
     }
   }
+
+  static std::uint64_t rounded_up(std::uint64_t a, std::uint64_t b) { return a / b + (a % b != 0); }
 
   // (a * b + c) / d, rounded down, through 128 bits.
   static std::uint64_t scaled(std::uint64_t a, std::uint64_t b, int c, std::uint64_t d) {
     return static_cast<std::uint64_t>((static_cast<unsigned __int128>(a) * b + c) / d);
   }
 
-  std::uint64_t seed_, count_, block_, blocks_, windows_;
+  std::uint64_t seed_, count_, block_, lanes_, blocks_, rounds_, windows_;
 };
 
 class Sequential final : public Order {
@@ -93,12 +120,17 @@ class Sequential final : public Order {
       : Order(length), count_(count), window_(window), stride_(stride) {}
 
  private:
-  void fill(std::uint64_t, std::uint64_t start, std::span<std::int64_t> out) const override {
-    const auto first = static_cast<std::int64_t>(start);
+  void fill(std::uint64_t, std::uint64_t start, std::uint64_t every,
+            std::span<std::int64_t> out) const override {
+    const auto first = static_cast<std::int64_t>(start), step = static_cast<std::int64_t>(every);
     std::int64_t within = first % window_;
     std::int64_t begin = first / window_ * stride_;  // below count_ + stride_: no overflow
-    for (auto& slot : out) {
-      slot = (begin + within) % count_;
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      if (every > 1) {
+        const std::int64_t at = first + static_cast<std::int64_t>(i) * step;
+        within = at % window_, begin = at / window_ * stride_;
+      }
+      out[i] = (begin + within) % count_;
       if (++within == window_) within = 0, begin += stride_;
     }
   }
@@ -111,11 +143,12 @@ class Iid final : public Order {
   Iid(std::int64_t count, std::uint64_t seed) : Order(count), seed_(seed) {}
 
  private:
-  void fill(std::uint64_t epoch, std::uint64_t start, std::span<std::int64_t> out) const override {
+  void fill(std::uint64_t epoch, std::uint64_t start, std::uint64_t stride,
+            std::span<std::int64_t> out) const override {
     const std::uint64_t key = key_of(seed_, epoch);
     const auto count = static_cast<std::uint64_t>(length());
     for (std::size_t i = 0; i < out.size(); ++i)
-      out[i] = static_cast<std::int64_t>(scale(draw(key, start + i), count));
+      out[i] = static_cast<std::int64_t>(scale(draw(key, start + i * stride), count));
   }
 
   std::uint64_t seed_;
@@ -134,11 +167,12 @@ class Weighted final : public Order {
               cumulative.begin()) {}
 
  private:
-  void fill(std::uint64_t epoch, std::uint64_t start, std::span<std::int64_t> out) const override {
+  void fill(std::uint64_t epoch, std::uint64_t start, std::uint64_t stride,
+            std::span<std::int64_t> out) const override {
     const std::uint64_t key = key_of(seed_, epoch);
     const double total = cumulative_.back();
     for (std::size_t i = 0; i < out.size(); ++i) {
-      const double unit = static_cast<double>(draw(key, start + i) >> 11) * 0x1p-53;
+      const double unit = static_cast<double>(draw(key, start + i * stride) >> 11) * 0x1p-53;
       const double at = unit * total;
       const auto found = std::upper_bound(cumulative_.begin(), cumulative_.end(), at);
       out[i] = std::min<std::int64_t>(found - cumulative_.begin(), last_);
@@ -153,16 +187,23 @@ class Weighted final : public Order {
 
 }  // namespace
 
-void Order::check(std::int64_t start, std::int64_t count) const {
-  if (start < 0 || start > length_ || count < 0 || count > length_ - start)
-    throw std::out_of_range("positions [" + std::to_string(start) + ", " +
-                            std::to_string(start) + " + " + std::to_string(count) +
-                            ") leave an epoch of " + std::to_string(length_));
+void Order::check(std::int64_t start, std::int64_t count, std::int64_t stride) const {
+  if (stride < 1)
+    throw std::invalid_argument("stride must be at least 1, got " + std::to_string(stride));
+  const bool inside = start >= 0 && start <= length_ && count >= 0;
+  if (inside && (count == 0 || (start < length_ && count - 1 <= (length_ - 1 - start) / stride)))
+    return;
+  const std::string every = stride == 1 ? "" : " * " + std::to_string(stride);
+  throw std::out_of_range("positions [" + std::to_string(start) + ", " + std::to_string(start) +
+                          " + " + std::to_string(count) + every + ") leave an epoch of " +
+                          std::to_string(length_));
 }
 
-void Order::rows(std::uint64_t epoch, std::int64_t start, std::span<std::int64_t> out) const {
-  check(start, static_cast<std::int64_t>(out.size()));
-  if (!out.empty()) fill(epoch, static_cast<std::uint64_t>(start), out);
+void Order::rows(std::uint64_t epoch, std::int64_t start, std::span<std::int64_t> out,
+                 std::int64_t stride) const {
+  check(start, static_cast<std::int64_t>(out.size()), stride);
+  if (!out.empty())
+    fill(epoch, static_cast<std::uint64_t>(start), static_cast<std::uint64_t>(stride), out);
 }
 
 OrderPtr shuffle_order(std::int64_t count, std::uint64_t seed) {
@@ -172,12 +213,14 @@ OrderPtr shuffle_order(std::int64_t count, std::uint64_t seed) {
 }
 
 OrderPtr block_order(std::int64_t count, std::uint64_t seed, std::int64_t block,
-                     std::int64_t group) {
+                     std::int64_t group, std::int64_t lanes) {
   require(count >= 0, "count must not be negative");
   require(static_cast<std::uint64_t>(count) <= Permutation::kMax, "count is above 2**62");
   require(block > 0, "a block has at least one row");
   require(group > 0 && group <= 65536, "a group has 1 to 65536 blocks");
-  return std::make_shared<Block>(count, seed, block, group);
+  require(lanes > 0 && lanes <= group, "lanes: expected 1 to " + std::to_string(group) +
+                                           ", the blocks of a group, got " + std::to_string(lanes));
+  return std::make_shared<Block>(count, seed, block, group, lanes);
 }
 
 OrderPtr sequential_order(std::int64_t count, std::int64_t window, std::int64_t stride) {

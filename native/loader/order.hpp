@@ -15,19 +15,25 @@ class Order {
   // Positions in one epoch.
   std::int64_t length() const { return length_; }
 
-  // Throws std::out_of_range unless [start, start + count) is inside [0, length()).
-  void check(std::int64_t start, std::int64_t count) const;
+  // Neighbouring positions that read different blocks of the source. Above 1, ranks take positions
+  // in turn, so that each has blocks of its own.
+  std::int64_t lanes() const { return lanes_; }
 
-  // Writes the rows at positions [start, start + out.size()) of `epoch`, which are checked.
-  void rows(std::uint64_t epoch, std::int64_t start, std::span<std::int64_t> out) const;
+  // Throws std::out_of_range unless `count` positions from `start` on, every stride-th, are inside
+  // [0, length()).
+  void check(std::int64_t start, std::int64_t count, std::int64_t stride = 1) const;
+
+  // Writes the rows at out.size() positions of `epoch`, which are checked.
+  void rows(std::uint64_t epoch, std::int64_t start, std::span<std::int64_t> out,
+            std::int64_t stride = 1) const;
 
  protected:
-  explicit Order(std::int64_t length) : length_(length) {}
-  virtual void fill(std::uint64_t epoch, std::uint64_t start,
+  explicit Order(std::int64_t length, std::int64_t lanes = 1) : length_(length), lanes_(lanes) {}
+  virtual void fill(std::uint64_t epoch, std::uint64_t start, std::uint64_t stride,
                     std::span<std::int64_t> out) const = 0;
 
  private:
-  std::int64_t length_;
+  std::int64_t length_, lanes_;
 };
 
 using OrderPtr = std::shared_ptr<const Order>;
@@ -39,9 +45,10 @@ using OrderPtr = std::shared_ptr<const Order>;
 OrderPtr shuffle_order(std::int64_t count, std::uint64_t seed);
 
 // Every row once: blocks of `block` neighbouring rows in shuffled order, then rows shuffled
-// inside windows of up to `group` consecutive blocks of that order.
+// inside windows of up to `group` consecutive blocks of that order. Each of the `lanes` equal
+// parts of a window is shuffled alone, and positions go to them in turn.
 OrderPtr block_order(std::int64_t count, std::uint64_t seed, std::int64_t block,
-                     std::int64_t group);
+                     std::int64_t group, std::int64_t lanes = 1);
 
 // Windows of `window` neighbouring rows, the next one `stride` rows further, around the ring:
 // ceil(count / stride) windows, the last ones continuing at row 0.

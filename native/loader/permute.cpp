@@ -74,18 +74,24 @@ void Permutation::forward(std::uint32_t& left, std::uint32_t& right) const {
   }
 }
 
-void Permutation::operator()(std::uint64_t start, std::span<std::int64_t> out) const {
+void Permutation::operator()(std::uint64_t start, std::span<std::int64_t> out,
+                             std::uint64_t stride) const {
   if (count_ <= kSmall) {
     std::array<std::uint16_t, kSmall> order;
     shuffle_small(std::span(order).first(count_));
-    for (std::size_t i = 0; i < out.size(); ++i) out[i] = order[start + i];
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = order[start + i * stride];
     return;
   }
   alignas(64) std::array<std::uint32_t, kLanes> left, right;
   auto l = static_cast<std::uint32_t>(start / columns_);
   auto r = static_cast<std::uint32_t>(start % columns_);
   for (std::size_t begin = 0; begin < out.size(); begin += kLanes) {
-    for (std::size_t i = 0; i < kLanes;) {  // lanes past the end are computed and dropped
+    for (std::size_t i = 0; stride > 1 && i < kLanes; ++i) {
+      const std::uint64_t at = start + std::min(begin + i, out.size() - 1) * stride;
+      left[i] = static_cast<std::uint32_t>(at / columns_);
+      right[i] = static_cast<std::uint32_t>(at % columns_);
+    }
+    for (std::size_t i = 0; stride == 1 && i < kLanes;) {  // past the end: computed and dropped
       const std::size_t run = std::min<std::size_t>(kLanes - i, columns_ - r);
       for (std::size_t k = 0; k < run; ++k) {
         left[i + k] = l;

@@ -31,9 +31,9 @@ class Permutation {
   // Throws std::invalid_argument when count is above kMax.
   Permutation(std::uint64_t count, std::uint64_t key);
 
-  // Writes where the positions [start, start + out.size()) go, all inside [0, count).
+  // Writes where out.size() positions from `start` on go, every stride-th, all inside [0, count).
   // The caller checks the range.
-  void operator()(std::uint64_t start, std::span<std::int64_t> out) const;
+  void operator()(std::uint64_t start, std::span<std::int64_t> out, std::uint64_t stride = 1) const;
 
   // The position that goes to `value`.
   std::uint64_t position_of(std::uint64_t value) const;

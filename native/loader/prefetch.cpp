@@ -32,11 +32,11 @@ constexpr std::chrono::milliseconds kLongGap{20};
 void step_rows(const Order& order, const Schedule::Step& step, std::span<std::int64_t> out) {
   std::int64_t start = step.start;
   while (!out.empty()) {
-    const auto part = out.first(std::min<std::size_t>(
-        out.size(), static_cast<std::size_t>(order.length() - start)));
-    order.rows(step.epoch, start, part);
+    const std::int64_t left = (order.length() - 1 - start) / step.stride + 1;  // before the ring's end
+    const auto part = out.first(std::min(out.size(), static_cast<std::size_t>(left)));
+    order.rows(step.epoch, start, part, step.stride);
     out = out.subspan(part.size());
-    start = 0;
+    start = (start + left * step.stride) % order.length();
   }
 }
 

@@ -15,7 +15,7 @@ void require(bool holds, const std::string& message) {
 
 Schedule::Schedule(std::int64_t length, std::int64_t batch, std::int64_t rank, std::int64_t world,
                    bool drop_last, std::uint64_t epoch, std::int64_t position, std::int64_t worker,
-                   std::int64_t workers)
+                   std::int64_t workers, bool in_turn)
     : length_(length),
       batch_(batch),
       rank_(rank),
@@ -24,7 +24,8 @@ Schedule::Schedule(std::int64_t length, std::int64_t batch, std::int64_t rank, s
       epoch_(epoch),
       position_(position),
       worker_(worker),
-      workers_(workers) {
+      workers_(workers),
+      in_turn_(in_turn) {
   require(batch > 0, "batch_size must be at least 1, got " + std::to_string(batch));
   require(world > 0, "world_size must be at least 1, got " + std::to_string(world));
   require(0 <= rank && rank < world, "rank must be in [0, " + std::to_string(world) +
@@ -72,8 +73,8 @@ Schedule::Step Schedule::step(std::uint64_t n) const {
   const std::int64_t left = length_ - position;
   const std::int64_t count =
       left >= batch_ * world_ ? batch_ : left / world_ + (left % world_ != 0);
-  return {epoch, (position + rank_ * count) % length_, count,
-          std::min(length_, position + batch_ * world_)};
+  return {epoch, (position + rank_ * (in_turn_ ? 1 : count)) % length_, count,
+          std::min(length_, position + batch_ * world_), in_turn_ ? world_ : 1};
 }
 
 }  // namespace stepwell

@@ -85,11 +85,16 @@ class Order:
     def length(self) -> int:
         """Positions in one epoch."""
 
-    def rows(self, epoch: int, start: int, count: int) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+    @property
+    def lanes(self) -> int:
+        """Neighbouring positions that read different blocks."""
+
+    def rows(self, epoch: int, start: int, count: int, stride: int = 1) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """The rows at `count` positions from `start` on, every stride-th."""
 
 def shuffle_order(count: int, seed: int) -> Order: ...
 
-def block_order(count: int, seed: int, block: int, group: int) -> Order: ...
+def block_order(count: int, seed: int, block: int, group: int, lanes: int = 1) -> Order: ...
 
 def sequential_order(count: int, window: int, stride: int) -> Order: ...
 
@@ -249,13 +254,15 @@ def to_jsonl(file: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C'
 class Schedule:
     """Which positions each step of a loop reads, on each rank."""
 
-    def __init__(self, length: int, batch: int, rank: int, world: int, drop_last: bool, epoch: int, position: int, worker: int = 0, workers: int = 1) -> None: ...
+    def __init__(self, length: int, batch: int, rank: int, world: int, drop_last: bool, epoch: int, position: int, worker: int = 0, workers: int = 1, in_turn: bool = False) -> None: ...
 
     def steps_from(self, position: int) -> int:
         """Steps from `position` to the end of an epoch."""
 
-    def step(self, n: int) -> tuple[int, int, int, int]:
-        """Epoch, first position, count and global position after step `n`."""
+    def step(self, n: int) -> tuple[int, int, int, int, int]:
+        """
+        Epoch, first position, count, global position after it, and stride of step `n`.
+        """
 
 class Stage:
     """What threads do with a batch once it is read."""
@@ -265,7 +272,7 @@ class Prefetch:
 
     def __init__(self, reader: Reader, order: Order, schedule: Schedule, blocks: BlockPool, threads: int, depth: int, stage: Stage | None = None) -> None: ...
 
-    def next(self, layout: Layout) -> tuple[dict[str, NDArray[Any]], tuple[int, int, int, int]]:
+    def next(self, layout: Layout) -> tuple[dict[str, NDArray[Any]], tuple[int, int, int, int, int]]:
         """The next batch, as the layout of the same reader has it, and its step."""
 
     @property
@@ -289,7 +296,7 @@ class CudaFeed(Stage):
         threads copy, and `keep` blocks of device memory stay when nobody uses them.
         """
 
-    def next(self, prefetch: Prefetch, stream: int | None, make: Callable[[object], Any], into: int = 0, rows: int = 0) -> tuple[dict[str, Any] | None, tuple[int, int, int, int]]:
+    def next(self, prefetch: Prefetch, stream: int | None, make: Callable[[object], Any], into: int = 0, rows: int = 0) -> tuple[dict[str, Any] | None, tuple[int, int, int, int, int]]:
         """
         The next batch, which `stream` has been made to wait for, and its step: for each field what `make` makes of a
         DLPack capsule. Its memory is used again behind the work of that stream. Without a stream the batch is there,

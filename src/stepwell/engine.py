@@ -31,8 +31,9 @@ class Delivery(NamedTuple):
     """Damaged rows that are not in the batch."""
 
 
-Step = tuple[int, int, int, int]
-"""Epoch, start, count and position after it."""
+Step = tuple[int, int, int, int, int]
+"""Epoch, start, count, global position after it, and stride: `count` positions from `start` on,
+every stride-th, around the end of the epoch."""
 
 
 class Place(NamedTuple):
@@ -57,7 +58,7 @@ class Engine(ABC):
         self._transform, self._skip = loader._transform, loader._on_corrupt == "skip"
         self._schedule = loader._schedule(*loader._reached)
         self._numbers = itertools.count()
-        self.step: Step = (0, 0, 0, 0)  # of the last `next`
+        self.step: Step = (0, 0, 0, 0, 1)  # of the last `next`
 
     @abstractmethod
     def next(self) -> Delivery:
@@ -92,9 +93,9 @@ class Engine(ABC):
             error.add_note(_note(*self.step))
         raise error
 
-    def _delivery(self, epoch: int, start: int, count: int, after: int) -> Delivery:
+    def _delivery(self, epoch: int, start: int, count: int, after: int, stride: int) -> Delivery:
         """A batch made in Python."""
-        rows = self._rows(epoch, start, count)
+        rows = self._rows(epoch, start, count, stride)
         left_out: dict[int, FormatError] = {}
         try:
             batch = self._source.take(rows)
@@ -109,15 +110,15 @@ class Engine(ABC):
             batch = self._transform(batch) if of_epoch is None else of_epoch(epoch)(batch)
         return Delivery(batch, epoch, after, left_out)
 
-    def _rows(self, epoch: int, start: int, count: int) -> Rows:
+    def _rows(self, epoch: int, start: int, count: int, stride: int) -> Rows:
         """Rows of `count` positions from `start` on, around the end of the epoch."""
-        parts = []
+        parts, order, every = [], self._order, () if stride == 1 else (stride,)
         while count > 0:
-            part = min(count, self._order.length - start)
-            parts.append(self._order.rows(epoch, start, part))
+            part = min(count, (order.length - 1 - start) // stride + 1)
+            parts.append(order.rows(epoch, start, part, *every))  # only ours have strides
             if len(parts[-1]) != part:
                 raise ValueError(f"expected {part} rows of the sampler, got {len(parts[-1])}")
-            count, start = count - part, 0
+            count, start = count - part, (start + part * stride) % order.length
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _sound(self, rows: Rows, left_out: dict[int, FormatError]) -> Iterator[Rows]:
@@ -255,7 +256,7 @@ class PythonEngine(Engine):
         super().__init__(loader)
         self._pool = ThreadPoolExecutor(loader._threads, thread_name_prefix="stepwell")
         self._depth = loader._prefetch
-        self._pending: deque[tuple[tuple[int, int, int, int], Future[Delivery]]] = deque()
+        self._pending: deque[tuple[Step, Future[Delivery]]] = deque()
 
     def next(self) -> Delivery:
         while len(self._pending) < self._depth:
@@ -272,5 +273,6 @@ class PythonEngine(Engine):
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _note(epoch: int, start: int, count: int, _: int) -> str:
-    return f"in the batch of {count} rows at position {start} of epoch {epoch}"
+def _note(epoch: int, start: int, count: int, _: int, stride: int) -> str:
+    every = "" if stride == 1 else f", and every {stride} positions from there,"
+    return f"in the batch of {count} rows at position {start}{every} of epoch {epoch}"

@@ -117,7 +117,7 @@ class Loader(_loader.Loader):
     def _fit(self, batch: Batch) -> Batch:
         """The batch with as many rows as shards or `pad_last` need, and with its mask."""
         assert self._engine is not None
-        _, _, count, _ = self._engine.step
+        count = self._engine.step[2]
         lengths = {len(values) if values.ndim else -1 for values in batch.values()}
         rows = max(lengths, default=0)
         fixed = self._pad_last or self._global  # then others count on the number of rows
@@ -143,12 +143,13 @@ class Loader(_loader.Loader):
         The last ranks go on with the first rows of the epoch when its tail runs out.
         """
         assert self._engine is not None
-        epoch, start, count, _ = self._engine.step
-        length, before = self._order.length, self._world.rank * count
-        own = min(max(length - before - (start - before) % length, 0), count)
+        epoch, start, count, _, stride = self._engine.step
+        length, before = self._order.length, self._world.rank * (count if stride == 1 else 1)
+        left = length - before - (start - before) % length
+        own = min(max((left - 1) // stride + 1, 0), count)
         if rows == count or own == count:
             return min(own, rows)
-        others = self._engine._rows(epoch, (start + own) % length, count - own)
+        others = self._engine._rows(epoch, (start + own * stride) % length, count - own, stride)
         return rows - sum(map(len, self._engine._sound(others, {})))  # the damaged are not there
 
     def _put(self, values: NDArray[Any]) -> Any:

@@ -326,8 +326,10 @@ class Loader(Closing):
         self, epoch: int, position: int, world: World | None = None, order: Order | None = None
     ) -> _core.Schedule:
         rank, size, _ = world or self._world
-        length, batch, drop_last = (order or self._order).length, self._batch_size, self._drop_last
-        return _core.Schedule(length, batch, rank, size, drop_last, epoch, position, *self._worker)
+        order, batch, drop_last = order or self._order, self._batch_size, self._drop_last
+        begin = epoch, position, *self._worker
+        in_turn = isinstance(order, _core.Order) and order.lanes > 1
+        return _core.Schedule(order.length, batch, rank, size, drop_last, *begin, in_turn)
 
     def _steps_from(self, position: int) -> int:
         order = self._order if self.rows == self._rows else self._sampler.order(self.rows)

@@ -31,7 +31,7 @@ class Loop(Iterator[Any]):
                 and (loader._given is not None or ranks.group() is loader._group)
             ):
                 try:
-                    batch, (epoch, _, _, position) = quick()
+                    batch, (epoch, _, _, position, _) = quick()
                     loader._epoch, loader._position = loader._reached = epoch, position
                 except BaseException as error:
                     batch = loader._next(error)

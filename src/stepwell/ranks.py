@@ -295,6 +295,10 @@ class _TorchStore:
     def __init__(self) -> None:
         torch: Any = sys.modules["torch.distributed"]
         self._store = torch.distributed_c10d._get_default_store()
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            # torchrun's own store, which may have what ranks left there that have died since.
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            self._store = torch.PrefixStore(f"attempt {attempt}", self._store)
 
     def first(self, key: str, value: str) -> str:
         """The value of a key, which is this one if it has none."""

@@ -83,24 +83,30 @@ class Block:
     a batch mixes rows of that many places of the source. Reads are `k` rows long instead of
     one, which is what mapped or remote data larger than memory needs; the price is that
     two rows of a block stay within `k * group` positions of each other.
+
+    With `lanes`, the blocks of a window are dealt to that many lanes, each is shuffled alone, and
+    positions go to them in turn, as ranks then do: each rank meets only blocks of its own, where
+    lanes are a multiple of the number of ranks. The order is the same for any number of ranks.
     """
 
     k: int
     seed: int = 0
     group: int = 64
+    lanes: int = 1
 
     def __post_init__(self) -> None:
         _check_seed(self.seed)
-        self.order(0)  # k and group are checked there
+        self.order(0)  # the other numbers are checked there
 
     @property
     def name(self) -> str:
         """What a loader's state is compared by, with the seed."""
-        return f"Block(k={self.k}, group={self.group})"
+        lanes = "" if self.lanes == 1 else f", lanes={self.lanes}"
+        return f"Block(k={self.k}, group={self.group}{lanes})"
 
     def order(self, length: int) -> _core.Order:
         """The order of a source of `length` rows."""
-        return _core.block_order(length, self.seed, self.k, self.group)
+        return _core.block_order(length, self.seed, self.k, self.group, self.lanes)
 
 
 @dataclass(frozen=True, slots=True)

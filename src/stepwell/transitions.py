@@ -105,7 +105,11 @@ def check_steps(n_step: int, gamma: float) -> None:
 def reach(cut: Flags, n: int) -> Rows:
     """Of each step the one n - 1 later, or the last of its stretch."""
     ends, steps = np.flatnonzero(cut), np.arange(len(cut))
-    return np.minimum(steps + n - 1, ends[np.searchsorted(ends, steps)]) if len(cut) else steps
+    return (
+        np.minimum(steps + min(n, len(cut)) - 1, ends[np.searchsorted(ends, steps)])
+        if len(cut)
+        else steps
+    )
 
 
 def look_ahead(reward: Floats, reached: Rows, n: int, gamma: float) -> tuple[Floats, Floats]:
@@ -141,6 +145,7 @@ class Transitions(Beside):
     def __init__(self, base: Source, n_step: int, gamma: float, names: Names) -> None:
         check_steps(n_step, gamma)
         self._made_of, self._known = (base, n_step, gamma, names), len(base)
+        zero_rows = min(int(n_step), max(len(base), 1))
         seen, reward, terminated, truncated = names
         own = [f"next_{name}" for name in seen if f"next_{name}" in base.schema]
         unseen = {f"next_{name}": name for name in seen if f"next_{name}" not in own}
@@ -159,8 +164,8 @@ class Transitions(Beside):
             final, gone = here[reached], done[begin:end][reached]
             rows = np.flatnonzero(gone | ~final) if unseen else np.arange(end - begin)
             # Zeros are as many as steps can share, so that those that do are a range as well.
-            zeros = np.arange(end - begin) - reached + n_step - 1
-            following = np.where(final, zeros, reached + begin + n_step + 1)
+            zeros = np.arange(end - begin) - reached + zero_rows - 1
+            following = np.where(final, zeros, reached + begin + zero_rows + 1)
             now.append(_ranges(rows + begin))
             last.append(_ranges(reached[rows] + begin))
             after.append(_ranges(following[rows]))
@@ -180,7 +185,7 @@ class Transitions(Beside):
             parts.append(Chosen(base.columns(moved), _map(last)))
         if unseen:
             next_ = base.columns(unseen)
-            zeros_ = Arrays.zeros(next_.schema, n_step)  # first: the base may grow
+            zeros_ = Arrays.zeros(next_.schema, zero_rows)  # first: the base may grow
             parts.append(Chosen(Concat((zeros_, next_)), _map(after)))
         fields = {} if isinstance(terminated, str) else {"terminated": Field(bool)}
         if reward and n_step > 1:

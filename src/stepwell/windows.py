@@ -32,6 +32,7 @@ class Windows(Translated):
         self._stride = stride
         self._pad = bool(pad)
         if pad:
+            _check_room(base, length)
             base = _Padded(base, length - 1)
         starts, counts = base._runs()
         self._fits = np.maximum(counts - length, -1) // stride + 1
@@ -70,6 +71,17 @@ class Windows(Translated):
             for name, field in self._base.schema.items()
         }
         self._base.take(self._map.apply(rows), flat)
+
+
+def _check_room(base: Source, length: int) -> None:
+    """Raise `ValueError` where padding needs more rows, or a window more bytes, than can be
+    counted."""
+    rows = len(base) + len(base._runs()[0]) * length
+    bytes_ = length * max((field.row_bytes for field in base.schema.values()), default=0)
+    if max(rows, bytes_) >= 2**63:
+        raise ValueError(
+            f"length: expected less than 2**63 rows and bytes with the padding, got {length}"
+        )
 
 
 class _Padded(Chosen):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import stepwell as sw
-from tests.frameworks.notes import BATCH, SEED, Notes, rows
+from tests.frameworks.notes import BATCH, SEED, Notes, epochs, rows
 
 N = 998  # the last batch has rows for four devices and two more
 
@@ -49,6 +49,27 @@ def ask(notes: Notes, name: str) -> None:
     notes.ask(f"{name}, masked", padded)
 
 
+def resumed(stop: int, **world: Any) -> Any:
+    loader = make()
+    for _, _batch in zip(range(stop), loader, strict=False):
+        pass
+    again = make(**world)
+    again.load_state_dict(loader.state_dict())
+    return again
+
+
+def resume() -> Any:
+    """The rest of an epoch and the next one, from its middle and from its end."""
+    return [epochs(resumed(stop)) for stop in (3, len(make()))]
+
+
+def own_blocks() -> Any:
+    """Two epochs in lanes, each rank's own rows."""
+    data, sampler = np.arange(N, dtype=np.int32), sw.Block(10, SEED, group=20, lanes=4)
+    loader = sw.jax.Loader(data, BATCH, sampler=sampler, device=over_all_devices(), pad_last=True)
+    return [masked(loader), masked(loader)]
+
+
 def rank_main(rank: int, port: int) -> None:
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
     import jax
@@ -59,6 +80,9 @@ def rank_main(rank: int, port: int) -> None:
     notes.ask("loader before initialize", lambda: [rows(early), rows(early)])
     notes.ask("repr", lambda: [repr(early)])
     ask(notes, "two processes")
+    notes.ask("an exact resume", resume)
+    notes.ask("a resume in a world of one", lambda: rows(resumed(3, rank=0, world_size=1)))
+    notes.ask("blocks of one's own", own_blocks)
 
 
 if __name__ == "__main__":

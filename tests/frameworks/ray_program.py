@@ -12,7 +12,7 @@ from ray.train.torch import TorchTrainer, prepare_data_loader
 import stepwell as sw
 from tests import ROOT
 from tests.frameworks.notes import BATCH, EVEN_ROWS, ROWS, SEED, Notes, epochs, rows
-from tests.frameworks.test_pages import whole
+from tests.frameworks.test_pages import programs_of
 
 
 def prepared() -> Any:
@@ -54,4 +54,5 @@ if __name__ == "__main__":
     ray.kill(actor)
     here = RunConfig(storage_path=os.getcwd())
     TorchTrainer(worker, scaling_config=ScalingConfig(num_workers=2), run_config=here).fit()
-    exec(whole(ROOT / "docs/frameworks/ray.md")["program"], {"__name__": "__main__"})
+    (page,) = programs_of(ROOT / "docs/frameworks/ray.md")
+    exec(page["program"], {"__name__": "__main__"})

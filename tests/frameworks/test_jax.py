@@ -31,3 +31,22 @@ def test_the_last_batch_fits_the_sharding(seen: Seen, name: str, world: int) -> 
     check_epochs([epochs for _, *epochs in ranks], N)
     for shapes, *_ in ranks:
         assert shapes == [[BATCH * world]] * len(shapes)
+
+
+@pytest.mark.row("resume")
+def test_a_state_of_two_processes_is_resumed_exactly(seen: Seen) -> None:
+    for rank, (middle, end) in enumerate(seen.rows("an exact resume")):
+        assert middle == [plain(0, rank, 2, n=N, skip=3), plain(1, rank, 2, n=N)]
+        assert end == [plain(1, rank, 2, n=N), plain(2, rank, 2, n=N)]
+    for alone in seen.rows("a resume in a world of one"):
+        assert alone == plain(0, n=N)[2 * 3 * BATCH :]
+
+
+@pytest.mark.row("tail")
+def test_two_processes_read_blocks_of_their_own(seen: Seen) -> None:
+    ranks = seen.rows("blocks of one's own")
+    check_epochs(ranks, N)
+    for epoch in range(2):
+        zero, one = ({row // 10 for row in rank[epoch]} for rank in ranks)
+        assert len(zero & one) <= 2 * (4 - 1)  # those of two windows that do not divide
+        assert len(zero | one) == 100

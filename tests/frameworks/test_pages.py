@@ -26,16 +26,37 @@ WHOLE = re.compile(
 )
 
 
+def programs_of(page: Path) -> list[re.Match[str]]:
+    """The programs of a page, each with its launch and what it prints."""
+    return list(WHOLE.finditer(page.read_text()))
+
+
 def test_there_is_a_page_for_each_framework() -> None:
     names = {"pytorch", "lightning", "accelerate", "transformers", "jax", "ray", "gymnasium"}
     assert {page.stem for page in PAGES} == names | {"tables"}
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_are_short_and_launch_what_they_show(page: Path) -> None:
+    text, programs = page.read_text(), programs_of(page)
+    assert text.count("```python") == len(programs)  # no program without a launch
+    assert len(text.splitlines()) < 30 + 60 * len(programs)
+    for found in programs:
+        assert len(found["program"].splitlines()) <= 40
+
+
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.stem != "ray"], ids=lambda page: page.stem
+    ("page", "number"),
+    [
+        (page, number)
+        for page in PAGES
+        if page.stem != "ray"
+        for number in range(len(programs_of(page)))
+    ],
+    ids=lambda each: getattr(each, "stem", str(each)),
 )
-def test_the_program_of_a_page(page: Path, tmp_path: Path) -> None:
-    found = whole(page)
+def test_the_programs_of_a_page(page: Path, number: int, tmp_path: Path) -> None:
+    found = programs_of(page)[number]
     (tmp_path / found["name"]).write_text(found["program"].replace(PORT, free_port()))
     check_output(found, launched(found["command"], tmp_path))
 
@@ -43,19 +64,9 @@ def test_the_program_of_a_page(page: Path, tmp_path: Path) -> None:
 @pytest.mark.skipif(SANITIZED, reason="Ray's processes take minutes to begin")
 def test_the_program_of_rays_page(launch: Launch) -> None:
     """Beside others in one Ray, which takes long to begin."""
-    found = whole(ROOT / "docs/frameworks/ray.md")
+    (found,) = programs_of(ROOT / "docs/frameworks/ray.md")
     assert found["command"] == f"python {found['name']}\n"
     check_output(found, launch("ray_program").output.splitlines())
-
-
-def whole(page: Path) -> re.Match[str]:
-    """The program of a page, its launch, and what it prints."""
-    text = page.read_text()
-    assert len(text.splitlines()) < 90
-    (found,) = WHOLE.finditer(text)
-    assert text.count("```python") == 1  # no program without a launch
-    assert len(found["program"].splitlines()) <= 40
-    return found
 
 
 def check_output(found: re.Match[str], shown: list[str]) -> None:

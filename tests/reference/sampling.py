@@ -107,7 +107,7 @@ def shuffle(count: int, seed: int, epoch: int, position: int) -> int:
     return permutation(count, key_of(seed, epoch))[position]
 
 
-def block(count: int, seed: int, k: int, group: int, epoch: int, position: int) -> int:
+def block(count: int, seed: int, k: int, group: int, lanes: int, epoch: int, position: int) -> int:
     k = min(k, count)
     blocks = -(-count // k)
     order = permutation(blocks, key_of(seed, epoch))
@@ -115,15 +115,19 @@ def block(count: int, seed: int, k: int, group: int, epoch: int, position: int) 
     gap = (order.index(blocks - 1) + 1) * k - missing
     place = position if position < gap else position + missing
 
-    windows = -(-blocks // group)
-    number = ((place // k + 1) * windows - 1) // blocks
-    first = number * blocks // windows * k
-    last = (number + 1) * blocks // windows * k
+    rounds = -(-blocks // lanes)
+    windows = -(-rounds // (group // lanes))
+    number = ((place // k // lanes + 1) * windows - 1) // rounds
+    first = min(number * rounds // windows * lanes, blocks) * k
+    last = min((number + 1) * rounds // windows * lanes, blocks) * k
     begin = first if first < gap else first - missing
     end = last if last < gap else last - missing
-    within = permutation(end - begin, key_of(seed, epoch, number + 1))
 
-    moved = begin + within[position - begin]
+    turn, lane = divmod(position - begin, lanes)
+    sizes = [len(range(each, end - begin, lanes)) for each in range(lanes)]
+    within = permutation(sizes[lane], key_of(seed, epoch, number * lanes + lane + 1))
+
+    moved = begin + sum(sizes[:lane]) + within[turn]
     if moved >= gap:
         moved += missing
     return order[moved // k] * k + moved % k
@@ -163,20 +167,25 @@ class Step(NamedTuple):
 
 
 def steps(
-    length: int, batch: int, rank: int, world: int, drop_last: bool, epoch: int, position: int
+    length: int,
+    batch: int,
+    rank: int,
+    world: int,
+    drop_last: bool,
+    epoch: int,
+    position: int,
+    in_turn: bool = False,
 ) -> Iterator[Step]:
     """What one rank reads, step after step, without end."""
     while True:
         while position < length:
             left = length - position
             after = min(position + batch * world, length)
-            if left >= batch * world:
-                part = range(position + rank * batch, position + (rank + 1) * batch)
-            elif drop_last:
+            if drop_last and left < batch * world:
                 break
-            else:
-                share = -(-left // world)
-                part = range(position + rank * share, position + (rank + 1) * share)
+            share = min(batch, -(-left // world))
+            everyones = range(position, position + share * world)
+            part = everyones[rank::world] if in_turn else everyones[rank * share :][:share]
             yield Step(epoch, [p % length for p in part], after)
             position = after
         epoch, position = epoch + 1, 0

@@ -130,6 +130,13 @@ def test_open_readers_keep_theirs(root: Path) -> None:
         assert 409 in reader["reward"][:]
 
 
+def test_what_is_removed_before_it_was_read_is_named(root: Path) -> None:
+    with ReplayReader.open(root, run="a") as reader:
+        remove_run(root, "a")
+        with pytest.raises(FileNotFoundError, match="the run 'a' was removed since, or its file"):
+            reader[:]
+
+
 def test_the_oldest_go_until_the_rest_fits(root: Path) -> None:
     size = bytes_on_disk(root)
     guess = remove(root, keep_bytes=size * 0.7, dry_run=True)

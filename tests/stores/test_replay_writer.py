@@ -599,6 +599,25 @@ def test_moments_of_the_callers_own(tmp_path: Path) -> None:
         )
 
 
+def test_a_step_index_without_room_behind_it(tmp_path: Path) -> None:
+    """One that the next step could not count on from would end the writer, and lose others."""
+    with ReplayWriter(tmp_path, "run") as writer:
+        writer.record_step(reward=1)
+        for index in (2**62 + 1, 2**63 - 1, 2**63, 2**70):
+            with pytest.raises(
+                ValueError, match=f"step_index: expected at least 1, .* got {index}"
+            ):
+                writer.record_step(reward=2, step_index=index)
+        writer.record_step(reward=3, step_index=2**62)
+        refs = writer.record_step(reward=4, terminated=True)
+        assert refs is not None
+        assert refs.step_index == 2**62 + 1
+    with ReplayReader.open(tmp_path) as reader:
+        assert reader.verify().ok
+        assert (reader.episodes[0].steps, reader.episodes[0].dropped) == (3, 2**62 - 1)
+        assert reader.episode("run-ep0000").step_index.tolist() == [0, 2**62, 2**62 + 1]
+
+
 def test_names_that_are_refused(tmp_path: Path) -> None:
     with ReplayWriter(tmp_path, "other") as writer:
         writer.record_step(reward=0, episode_id="taken", terminated=True)
@@ -606,7 +625,7 @@ def test_names_that_are_refused(tmp_path: Path) -> None:
         writer.record_step(reward=0, episode_id="mine", step_index=5)
         for options, message in (
             ({"episode_id": "taken"}, "is one of the run 'other', not 'run'"),
-            ({"episode_id": "mine", "step_index": 5}, "step_index: expected at least 6, got 5"),
+            ({"episode_id": "mine", "step_index": 5}, "step_index: expected at least 6, .* got 5"),
             ({"episode_id": "a\ud800"}, "episode_id: expected text"),
         ):
             with pytest.raises(ValueError, match=message):

@@ -161,6 +161,8 @@ def test_states_of_other_rows_are_refused(tmp_path: Path) -> None:
         (state | {"length": "9"}, "length"),
         (state | {"row": -1}, "row"),
         (state | {"row": None}, "row"),
+        (state | {"row": 10}, "row"),
+        (state | {"row": 2**70}, "row"),
         (state | {"version": 2}, "version"),
         ({}, "length"),
     ):
@@ -169,6 +171,9 @@ def test_states_of_other_rows_are_refused(tmp_path: Path) -> None:
         with pytest.raises(StateError, match=f"state '{field}': expected"):
             batches.load_state_dict(changed)
         assert next(batches).row_ids.tolist() == [2, 3]  # it is where it was
+    part = mine.subsample(0.99).batches()
+    with pytest.raises(StateError, match="state 'row': expected"):
+        part.load_state_dict(part.state_dict() | {"row": 10})
 
 
 def test_a_batch_that_failed_is_tried_again(tmp_path: Path) -> None:

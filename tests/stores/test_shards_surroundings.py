@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from stepwell import FormatError, ShardReader, ShardWriter
 from stepwell.stores.shards import RowBatch
-from tests import SANITIZED, children, scaled
+from tests import SANITIZED, children, forks_beside_threads, scaled
 from tests.shards import assert_same, build
 
 # Files that are cut while they are mapped. These run in processes of their own, which must live on.
@@ -142,7 +142,7 @@ print(os.waitpid(child, 0)[1])
 """
 
 
-@pytest.mark.skipif(SANITIZED, reason="the allocator of gcc's ASan may stay locked in a child")
+@forks_beside_threads
 def test_a_fork_with_threads_forgets_what_was_begun(tmp_path: Path) -> None:
     build(tmp_path, [400, 300], width=64)
     assert children.answer(FREED, tmp_path) == "0"

@@ -160,7 +160,7 @@ def to_jsonl(
     steps = steps or seed or runs is not None
     if steps and runs_only:
         raise ValueError("give --steps or --runs-only, not both")
-    if runs and (str(runs) == "-" or runs.absolute() == output.absolute()):
+    if runs and (str(runs) == "-" or runs.resolve() == output.resolve()):
         raise ValueError(f"--runs: expected a file of its own, got {runs}")
     ends = seed and not runs
     options: dict[str, Any] = {"steps": steps, "layout": layout.value, "ends": ends}

@@ -1,5 +1,6 @@
 """SQLite, one way: databases that commit durably, and queries that users phrase freely."""
 
+import _thread
 import errno
 import os
 import sqlite3
@@ -312,6 +313,13 @@ def _user_sql(
     if timeout_s is not None and not timeout_s > 0:
         raise ValueError(f"timeout_s must be above 0, got {timeout_s}")
     raised: list[BaseException] = []
+    denied: list[int] = []
+
+    def allow(action: int, *_: object) -> int:
+        if action in _ALLOWED:
+            return sqlite3.SQLITE_OK
+        denied.append(action)
+        return sqlite3.SQLITE_DENY
 
     def stop() -> bool:
         try:
@@ -320,10 +328,9 @@ def _user_sql(
             raised.append(error)
         return bool(raised)
 
-    def late() -> None:
-        while not over.wait(
-            _AGAIN_S if raised else 0
-        ):  # SQLite forgets it where a statement begins
+    def watch(seconds: float) -> None:
+        while not over.wait(seconds):
+            seconds = _AGAIN_S  # SQLite forgets it where a statement begins
             with turn:
                 if over.is_set():
                     return
@@ -332,21 +339,21 @@ def _user_sql(
                 database.interrupt()
 
     turn, over = threading.Lock(), threading.Event()
-    # A thread, not the progress handler: a row may take seconds and only a few of SQLite's steps.
-    clock = None if timeout_s is None else threading.Timer(min(float(timeout_s), _MAX_S), late)
-    database.set_authorizer(
-        lambda action, *_: sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY
-    )
+    database.set_authorizer(allow)
     # Python gets a turn now and then, so that Ctrl-C ends a query that never would.
     database.set_progress_handler(stop, _STEPS)
     try:
-        if clock is not None:
-            clock.daemon = True
-            clock.start()
+        if timeout_s is not None:
+            # A thread, not the progress handler: a row may take seconds and only a few of SQLite's
+            # steps. A bare one: Ctrl-C that comes while one waits for it to begin gets lost.
+            _thread.start_new_thread(watch, (min(float(timeout_s), _MAX_S),))
         yield
     except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError) as error:
         if _code(error) == sqlite3.SQLITE_INTERRUPT:
             raise (raised[0] if raised else KeyboardInterrupt()) from None
+        refused = _code(error) == sqlite3.SQLITE_AUTH or "not authorized" in str(error)
+        if refused and not denied:
+            raise KeyboardInterrupt from None  # it came inside of `allow`
         if _code(error) in _NOT_THE_USER or "decode to UTF-8" in str(error):  # Python's words
             raise
         words = str(error)
@@ -354,8 +361,6 @@ def _user_sql(
             words = "the condition ends too early"
         raise ValueError(f"{sql}: {words}{hint}") from None
     finally:
-        if clock is not None:
-            clock.cancel()
         with turn:
             over.set()
         database.set_progress_handler(None, 0)

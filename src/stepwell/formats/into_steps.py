@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from stepwell.batches import count_of, in_order
 from stepwell.errors import SchemaError
+from stepwell.formats.repeats import refuse_repeats
 from stepwell.formats.runs import OWN_FIELDS, RunList, find_runs
 from stepwell.formats.streams import Progress, only_fixed
 from stepwell.source import Source
@@ -22,8 +23,6 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _TUPLE = re.compile(r"/(?:\((\d+)\)(?=/|$))?")
 _COMMIT_S = 2.0
 _PART_BYTES = 1 << 30
-_SAME = ("source", "start_time", "final_board")
-"""Columns by which a run is known again, together with its length."""
 
 
 def fill(
@@ -85,7 +84,7 @@ def fill(
         shard_rows = (part_bytes or 0) // dtype.itemsize
     with StepWriter(path, dtype, columns, mode="a", shard_rows=shard_rows) as writer:
         if append and not again:
-            _refuse_repeats(path, runs)
+            refuse_repeats(path, source.columns({names[n]: n for n in names}), runs)
         done = int(runs.counts[:first].sum())
         progress(done, total)
         chosen = source.columns(list(names))
@@ -101,22 +100,6 @@ def fill(
                 writer.commit()
                 last = time.monotonic()
             progress(done, total)
-
-
-def _refuse_repeats(path: Path, runs: RunList) -> None:
-    """Raise `FileExistsError` for runs that the dataset has already."""
-    with StepReader.open(path, memory="map") as there:
-        if not set(_SAME) <= {*runs.columns} & {*there.runs.columns}:
-            return
-        found = there.runs._select([*_SAME, "num_steps", "id"], range(len(there.runs)))
-    known = {run[:-1]: run[-1] for run in found if None not in run}
-    new = zip(runs._select(_SAME, range(len(runs))), runs.counts.tolist(), strict=True)
-    repeats = [run for same, steps in new if (run := (*same, steps)) in known]
-    if repeats:
-        raise FileExistsError(
-            f"{path}: {len(repeats)} of {len(runs)} runs are there already, the first is "
-            f"{repeats[0][0]}, which is run {known[repeats[0]]}; again=True (--again) adds them too"
-        )
 
 
 def _names(source: Source, filled: set[str]) -> dict[str, str]:

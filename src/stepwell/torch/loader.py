@@ -239,8 +239,8 @@ class _RowEngine(Engine):
     """Gives the rows of each batch, for those who read them; nothing is ahead of the consumer."""
 
     def next(self) -> Delivery:
-        epoch, start, count, after = self._schedule.step(next(self._numbers))
-        rows = self._rows(epoch, start, count)
+        epoch, start, count, after, stride = self._schedule.step(next(self._numbers))
+        rows = self._rows(epoch, start, count, stride)
         return Delivery(RowNumbers(rows.tolist(), epoch), epoch, after)
 
     def close(self) -> None: ...

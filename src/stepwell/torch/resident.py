@@ -355,7 +355,7 @@ class _Staging(NamedTuple):
 class _Group(NamedTuple):
     """Batches of equal size that are made together."""
 
-    steps: list[tuple[int, int, int, int]]
+    steps: list[Step]
     staged: _Staging
 
 
@@ -382,9 +382,7 @@ class ResidentEngine(Engine):
         self._number = 0  # of the first step that no group has yet
         self._ahead: Future[_Group] | None = None
         self._steps: list[Step] = []  # of the group, the next one last
-        self._tensors: list[
-            Tensors
-        ] = []  # of the whole group in the same order, once they are asked for
+        self._tensors: list[Tensors] = []  # in the same order, once they are asked for
         self._blocks: torch.Tensor | None = None
         self.rows = 0  # of each batch of the group
         self._stream = 0
@@ -394,7 +392,7 @@ class ResidentEngine(Engine):
     def next(self) -> Delivery:
         made, self.step = self._next()
         batch: Any = made
-        epoch, _, _, after = self.step
+        epoch, after = self.step[0], self.step[3]
         if self._transform is not None:
             of_epoch = getattr(self._transform, "in_epoch", None)
             made = self._transform(batch) if of_epoch is None else of_epoch(epoch)(batch)
@@ -477,7 +475,7 @@ class ResidentEngine(Engine):
 
     def _prepare(self, number: int, max_batches: int, staging: _Staging) -> _Group:
         steps = [self._schedule.step(number)]
-        epoch, _, count, _ = steps[0]
+        epoch, count = steps[0][0], steps[0][2]
         while len(steps) < max_batches:
             step = self._schedule.step(number + len(steps))
             if (step[0], step[2]) != (epoch, count):
@@ -490,11 +488,12 @@ class ResidentEngine(Engine):
                 raise
             return self._staged(steps[:1], staging)  # what is wrong belongs to a later batch
 
-    def _staged(self, steps: list[tuple[int, int, int, int]], staging: _Staging) -> _Group:
-        spans: list[tuple[int, int]] = []  # neighbours are computed at once
-        for _, start, count, _ in steps:
-            if spans and sum(spans[-1]) == start:
+    def _staged(self, steps: list[Step], staging: _Staging) -> _Group:
+        spans: list[tuple[int, int]] = []  # those that follow one another are computed at once
+        epoch, _, _, _, stride = steps[0]
+        for _, start, count, _, _ in steps:
+            if spans and spans[-1][0] + spans[-1][1] * stride == start:
                 start, count = spans[-1][0], spans.pop()[1] + count
             spans.append((start, count))
-        rows = np.concatenate([self._rows(steps[0][0], *span) for span in spans])
+        rows = np.concatenate([self._rows(epoch, *span, stride) for span in spans])
         return _Group(steps, self._rows_of._stage(rows, staging, self._layout))

@@ -292,7 +292,11 @@ class ReplayReader(Store):
     def recent_steps(
         self, n: int = 100, *, observations: bool = True, frames: bool = True
     ) -> list[RecordedStep]:
-        """The newest steps by their times, those of all agents and runs, the newest one last."""
+        """The newest steps by their times, those of all agents and runs, the newest one last.
+
+        Times of the caller's own are expected not to go backwards in an episode: a step that is
+        newer than those behind it, or than the end of its episode, may be missing.
+        """
         self._check_open()
         n = operator.index(n)
         if n < 1:

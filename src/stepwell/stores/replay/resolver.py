@@ -98,7 +98,13 @@ class FrameResolver(Closing):
             found = self._files.get(run_id)
             if found is None:
                 name = f"{self._inside}{check_run_id(run_id)}.h5"
-                found = open_rows(self._root, name, run_id, keeps=self._recordings is not None)
+                try:
+                    found = open_rows(self._root, name, run_id, keeps=self._recordings is not None)
+                except FileNotFoundError as error:
+                    if run_id not in (self._recordings or {}):
+                        raise
+                    message = f"{error.strerror}; the run {run_id!r} was removed since, or its file"
+                    raise FileNotFoundError(error.errno, message, error.filename) from None
                 self._check(run_id, found)
                 self._files[run_id] = found
             self._files.move_to_end(run_id)

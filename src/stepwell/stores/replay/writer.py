@@ -474,8 +474,8 @@ def _moment(given: str | float | datetime) -> str | float:
 
 def _next_index(given: int, min_: int) -> int:
     index = operator.index(given)
-    if not min_ <= index < 2**63:
-        raise ValueError(f"step_index: expected at least {min_}, got {index}")
+    if not min_ <= index <= 2**62:  # steps behind it count on, in 64 bits
+        raise ValueError(f"step_index: expected at least {min_}, up to 2**62, got {index}")
     return index
 
 

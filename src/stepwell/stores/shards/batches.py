@@ -43,14 +43,17 @@ class Batches(Closing, Iterator[RowBatch]):
         self,
         source: Source,
         begin: Callable[[int, int], Iterator[RowBatch]],
-        row: int,
+        start_row: int,
+        ids: int,
         ends: Container[int],
     ) -> None:
-        """`begin` gives the batches from the id `row` on, of the first rows of the source, as
-        many as one of `ends`."""
+        """`begin` gives the batches from the id of a row on, which is one of `ids`, of the first
+        rows of the source, as many as one of `ends`."""
+        if not 0 <= index(start_row) <= ids:
+            raise IndexError(f"start_row: expected 0 to {ids}, got {start_row}")
         self._source, self._begin, self._ends = source, begin, ends
-        self._length = len(source)
-        self._row = row
+        self._length, self._ids = len(source), ids
+        self._row = index(start_row)
         self._rest: Iterator[RowBatch] | None = None
 
     def __next__(self) -> RowBatch:
@@ -91,8 +94,8 @@ class Batches(Closing, Iterator[RowBatch]):
         for key, mine in wanted.items():
             if state.get(key) != mine:
                 raise _differs(key, repr(mine), state.get(key))
-        if not hasattr(row, "__index__") or index(row) < 0:
-            raise _differs("row", "the id of a row", row)
+        if not hasattr(row, "__index__") or not 0 <= index(row) <= self._ids:
+            raise _differs("row", f"the id of a row, up to {self._ids}", row)
         self._row, self._length, self._rest = index(row), index(length), None
 
     def _fingerprint_of(self, length: int) -> str:

@@ -281,7 +281,7 @@ class ShardReader(Store):
                 )
                 row = last
 
-        return Batches(self, begin, checked_start(start_row, len(self)), shards.starts[1:])
+        return Batches(self, begin, start_row, len(self), shards.starts[1:])
 
     def _copies(
         self,
@@ -436,12 +436,6 @@ def _subsample(base: ShardReader, fraction: float, count: int) -> "Subsample":
     return Subsample(base, kept_rows(len(base), fraction)[:count], fraction)
 
 
-def checked_start(start_row: int, length: int) -> int:
-    if not 0 <= index(start_row) <= length:
-        raise IndexError(f"start_row: expected 0 to {length}, got {start_row}")
-    return index(start_row)
-
-
 class Subsample(Select):
     """Some rows of a corpus: a source, with the ids of its rows and the weight of each."""
 
@@ -492,4 +486,4 @@ class Subsample(Select):
             parts = (chosen[at : at + step].copy() for at in range(0, len(chosen), step))
             return in_order(made, parts, 1, ahead=2)
 
-        return Batches(self, begin, checked_start(start_row, len(base)), range(len(self) + 1))
+        return Batches(self, begin, start_row, len(base), range(len(self) + 1))
