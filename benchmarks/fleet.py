@@ -60,9 +60,11 @@ class Job:
         """Rows of a block of 4 MiB."""
         return max(RANGE_BYTES // self.row_bytes, 1)
 
-    def sampler(self, name: str) -> Sampler:
-        if name in (_BLOCK, _LANES):
-            return sw.Block(self.k, group=_LANE_BLOCKS if name == _LANES else 64)
+    def sampler(self, name: str, ranks: int) -> Sampler:
+        if name == _LANES:
+            return sw.Block(self.k, group=_LANE_BLOCKS * ranks, lanes=ranks)
+        if name == _BLOCK:
+            return sw.Block(self.k)
         return sw.Shuffle() if name == _SHUFFLE else sw.Sequential()
 
     def named(self, name: str) -> str:
@@ -95,11 +97,10 @@ class Outcome:
 @cache
 def planned(name: str, ranks: int, job: Job) -> tuple[int, tuple[Request, ...]]:
     """What a rank asks for in a stretch of an epoch, and its steps. The others are like it."""
-    lanes = name == _LANES
-    stretch = _LONG_STRETCH_BYTES if lanes else _STRETCH_BYTES
+    stretch = _LONG_STRETCH_BYTES if name == _LANES else _STRETCH_BYTES
     steps = max(stretch // (job.batch * job.row_bytes), 2 * _FEWEST_STEPS)
     length = _DATA_BYTES // job.row_bytes
-    rows = rows_of_rank(job.sampler(name), length, job.batch, 0, ranks, steps, lanes=lanes)
+    rows = rows_of_rank(job.sampler(name, ranks), length, job.batch, 0, ranks, steps)
     found = plan(rows, job.row_bytes, job.window_bytes)
     # The last plan ends because the stretch does, not because the window is full.
     end = found.cuts[-2] if len(found.cuts) > 1 else steps

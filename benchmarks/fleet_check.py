@@ -191,5 +191,5 @@ def _loaded(name: str, sampler: Sampler, work_s: float, steps: int = _STEPS) -> 
 
 def _random(sampler: Sampler, steps: int) -> list[Request]:
     """What takes of the first steps ask for."""
-    rows = rows_of_rank(sampler, _ROWS, _BATCH, 0, 1, steps, lanes=False)
+    rows = rows_of_rank(sampler, _ROWS, _BATCH, 0, 1, steps)
     return plan(rows, _ROW_BYTES, 0, _NEAR_BYTES).requests

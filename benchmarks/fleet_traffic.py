@@ -29,17 +29,13 @@ _NEVER = 1 << 62
 
 
 def rows_of_rank(
-    sampler: Sampler, length: int, batch: int, rank: int, world: int, steps: int, *, lanes: bool
+    sampler: Sampler, length: int, batch: int, rank: int, world: int, steps: int
 ) -> list[Rows]:
-    """The rows of some steps of an epoch, as the schedule gives them to a rank.
-
-    With lanes, each rank has blocks of its own: the order of its part of the source.
-    """
-    if lanes:
-        share = length // world
-        order = sampler.order(share)
-        return [rank * share + order.rows(0, step * batch, batch) for step in range(steps)]
+    """The rows of some steps of an epoch, as the schedule gives them to a rank."""
     order = sampler.order(length)
+    if getattr(sampler, "lanes", 1) > 1:  # positions go to ranks in turn
+        starts = [step * world * batch + rank for step in range(steps)]
+        return [order.rows(0, start, batch, world) for start in starts]
     starts = [(step * world + rank) * batch for step in range(steps)]
     return [order.rows(0, start, batch) for start in starts]
 

@@ -154,17 +154,17 @@ def test_more_bandwidth_never_waits_more(
 def test_rows_are_those_of_the_schedule(sampler: Sampler, rank: int) -> None:
     order = sampler.order(10_000)
     schedule = _core.Schedule(10_000, 50, rank, 4, False, 0, 0)
-    for step, rows in enumerate(rows_of_rank(sampler, 10_000, 50, rank, 4, 20, lanes=False)):
+    for step, rows in enumerate(rows_of_rank(sampler, 10_000, 50, rank, 4, 20)):
         _, start, count, *_ = schedule.step(step)
         assert rows.tolist() == order.rows(0, start, count).tolist()
 
 
 def test_lanes_are_apart() -> None:
     of = [
-        np.concatenate(rows_of_rank(sw.Block(16), 8000, 100, rank, 4, 20, lanes=True))
+        np.concatenate(rows_of_rank(sw.Block(16, lanes=4), 8192, 128, rank, 4, 16))
         for rank in range(4)
     ]
-    assert np.array_equal(np.sort(np.concatenate(of)), np.arange(8000))
+    assert np.array_equal(np.sort(np.concatenate(of)), np.arange(8192))
     assert not set(of[0] // 16) & set(of[1] // 16)
 
 
@@ -179,7 +179,7 @@ def units_of(rows: Rows, row_bytes: int) -> set[int]:
 @pytest.mark.parametrize("row_bytes", [32, 2048, 3000, 10_000])
 def test_shuffled_rows_are_fetched_by_units(row_bytes: int) -> None:
     """Every step fetches what it needs, where nothing else is near."""
-    steps = rows_of_rank(sw.Shuffle(1), 10**9, 64, 0, 1, 5, lanes=False)
+    steps = rows_of_rank(sw.Shuffle(1), 10**9, 64, 0, 1, 5)
     found = plan(steps, row_bytes, 0).requests
     for step, rows in enumerate(steps):
         size = sum(request.bytes for request in found if request.first == step)
@@ -187,7 +187,7 @@ def test_shuffled_rows_are_fetched_by_units(row_bytes: int) -> None:
 
 
 def test_each_unit_comes_once_where_there_is_room() -> None:
-    rows = rows_of_rank(sw.Block(64, 3, group=8), 8192, 128, 0, 1, 64, lanes=False)
+    rows = rows_of_rank(sw.Block(64, 3, group=8), 8192, 128, 0, 1, 64)
     found = plan(rows, 2048, 1 << 22)
     assert sum(request.bytes for request in found.requests) == 8192 * 2048
     assert found.cuts[-1] == 64
