@@ -44,7 +44,7 @@ def register(shelf: Shelf) -> None:
 
 
 class _Health:
-    """The figure of a store's health: what opening it told, until damage is seen below."""
+    """The figure of a store's health: as it was opened, until damage is seen below."""
 
     def lay_out(self, entry: Entry, about: Description) -> None:
         with html.div():
@@ -94,7 +94,8 @@ def _sections(
             work.append(_curves(entry, each))
     with html.section().classes("sw-panel sw-section"), html.div().classes("sw-section") as fields:
         html.h2("Fields")
-        lines = max(len(about.fields), 1) + any(each.ragged for each in about.fields.values())
+        has_sizes = about.rows > 0 and any(each.ragged for each in about.fields.values())
+        lines = max(len(about.fields), 1) + has_sizes
         ui.skeleton("rect", height=f"{29 + 41 * lines}px")
     show_fields = lambda found: _fields(found, health)  # noqa: E731
     sampled = frame.fill(fields, lambda: _samples(entry), show_fields, slow=True)

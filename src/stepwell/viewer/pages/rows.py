@@ -262,8 +262,8 @@ def _cell(value: Any, draw: str) -> Any:
         known = [each if isinstance(each, int | float) else None for each in value["values"]]
         size = " x ".join(f"{each:,}" for each in value["shape"])
         few = ", ".join(frame.number(each) if each is not None else "-" for each in known[:8])
-        shown = f", the first {len(known)} are drawn" if value["more"] else ""
-        words = few if len(known) <= 8 else f"{size} values{shown}"
+        many = f"the first {len(known)} of {size}" if value["more"] else f"{size} values"
+        words = few if len(known) <= 8 else many
         return {"path": charts.path(known), "words": words or "empty"}
     if isinstance(value, bool):
         return str(value).lower()
