@@ -119,7 +119,16 @@ def test_a_trial_has_both_and_their_latencies() -> None:
     assert len(ours) == len(other) == len(edges) - 1
     assert sum(ours) == pytest.approx(1)
     assert sum(other) == pytest.approx(1)
-    assert trial.note == ""
+    assert (trial.note, trial.alike) == ("", True)
+
+
+def test_a_trial_of_some_fields_is_no_comparison(tmp_path: Path) -> None:
+    with sw.RecordWriter(tmp_path / "records", {"text": str, "x": "<i4"}) as writer:
+        writer.append({"text": ["a", "bc"] * 20, "x": np.arange(40, dtype="i4")})
+    trial = tried(sw.RecordReader.open(tmp_path / "records"))
+    assert trial.numpy is not None
+    assert not trial.alike
+    assert trial.note == "NumPy: x only, the other fields have no fixed length."
 
 
 def test_a_trial_without_arrays_has_no_numpy(tmp_path: Path) -> None:

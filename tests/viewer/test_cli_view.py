@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import signal
 import socket
 import subprocess
@@ -69,6 +70,22 @@ def test_it_serves_until_ctrl_c(rows: Path) -> None:
             found = client.get(f"{url.partition('/?')[0]}/data/0/about").json()
         assert (found["path"], found["rows"]) == (str(rows), 5)
         assert interrupted(child) == (130, "", "")
+
+
+def test_in_a_terminal_the_prompt_has_a_line_of_its_own_again(rows: Path) -> None:
+    ours, theirs = pty.openpty()
+    os.set_blocking(ours, False)
+    command = [sys.executable, "-c", MAIN, "view", str(rows), "--port", "0", "--no-open"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, text=True) as child:
+        try:
+            assert line_of(child).startswith("http://127.0.0.1:")
+            child.send_signal(signal.SIGINT)
+            assert child.wait(timeout=60) == 130
+            assert os.read(ours, 100) == b"\r\n"
+        finally:
+            child.kill()
+            os.close(ours)
+            os.close(theirs)
 
 
 def test_ctrl_c_ends_it_whoever_is_connected(folder: Path) -> None:

@@ -138,6 +138,20 @@ def test_runs_are_counted_as_numpy_does(runs: tuple[sw.StepReader, Any]) -> None
         assert found.exact == (name == "highest_tile")
 
 
+def test_a_few_values_that_are_all_different_are_no_categories(tmp_path: Path) -> None:
+    """Their bars would stand side by side, however far apart they are."""
+    columns: dict[str, Any] = {"reward": float, "again": float, "highest_tile": int}
+    with sw.StepWriter(tmp_path / "steps", [("x", "<i4")], columns=columns) as writer:
+        for i, reward in enumerate((1.5, 2.25, 98.5, 99.75)):
+            writer.append({"x": [i]}, reward=reward, again=i % 2 * 3.5, highest_tile=2**i)
+    store = sw.StepReader.open(tmp_path / "steps")
+    found = {each.name: run_histogram(store, each) for each in amounts(store)}
+    assert (found["reward"].exact, sum(found["reward"].counts)) == (False, 4)
+    assert found["reward"].counts[0] == found["reward"].counts[-1] == 2
+    assert list(found["again"].edges) == [0, 3.5]
+    assert list(found["highest_tile"].edges) == [1, 2, 4, 8]
+
+
 def test_a_curve_has_the_mean_and_limits_of_stretches(runs: tuple[sw.StepReader, Any]) -> None:
     store, values = runs
     (curve,) = run_curves(store, amounts(store)[0]).values()

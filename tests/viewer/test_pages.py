@@ -210,7 +210,7 @@ def test_wrong_filters_are_explained(page: Page, viewer_of: ViewerOf, stores: Pa
         expect(page.get_by_role("alert")).to_contain_text(words)
         assert len(cells(page, 1)) == 50  # those of before
     enter(page, "score = 7")
-    expect(counted(page)).to_have_text(re.compile(r"^1 runs fit"))
+    expect(counted(page)).to_have_text(re.compile(r"^1 run fits"))
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
@@ -230,7 +230,7 @@ def test_a_filter_without_an_end_is_stopped(
     enter(page, ENDLESS)
     expect(page.get_by_role("alert")).to_contain_text("not done within 0.5 s")
     enter(page, "score = 5")
-    expect(counted(page)).to_have_text(re.compile(r"^1 runs fit"))
+    expect(counted(page)).to_have_text(re.compile(r"^1 run fits"))
 
 
 def test_sorting_by_every_column(page: Page, viewer_of: ViewerOf, stores: Path) -> None:

@@ -371,7 +371,7 @@ def test_it_tries_again_when_the_viewer_does_not_answer(
 
     page.route(re.compile(r"/chunk\?"), fail)
     page.goto(f"{viewer_of(drawn)}/play?run=1&step=7")
-    expect(page.get_by_role("alert")).to_contain_text("trying again")
+    expect(page.get_by_role("alert")).to_have_text("the viewer does not answer; trying again")
     page.unroute(re.compile(r"/chunk\?"))
     wait_for(page, 1, 7)
     expect(page.get_by_role("alert")).to_be_hidden()
@@ -419,6 +419,23 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(
     expect(play_button).to_be_in_viewport()
     play_button.click()
     wait_past(page, 5)
+
+
+def test_two_games_fit_on_a_phone(page: Page, viewer_of: ViewerOf, folder: Path) -> None:
+    """Values of moves are bars there, too, and a long name leaves the header its two lines."""
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{viewer_of(folder / 'games')}/play?run=1&beside=2&step=3")
+    page.wait_for_function("window.stepwellStats?.drawn > 0")
+    widths = page.evaluate(
+        "[...document.querySelectorAll('.sp-bar-track')].map(each => each.clientWidth)"
+    )
+    assert len(widths) == 8
+    assert min(widths) >= 24
+    assert len(set(widths)) == 1  # or lengths of bars could not be compared
+    name = "document.querySelector('.sw-crumb .sw-here').textContent = 'a long name '.repeat(9)"
+    page.evaluate(name)
+    assert page.evaluate("document.querySelector('.sw-header').clientHeight") <= 92
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_nothing_moves_while_it_plays(player: Page) -> None:

@@ -81,23 +81,25 @@ def serve(
     server = new_server(host=host, port=port)
     server.start()
     url = server.url(path, query)
-    if as_json:
-        stores = [entry.path for entry in shelf.entries]
-        print_json({"url": url, "host": server.host, "port": server.port, "stores": stores})
-    else:
-        if port not in (0, server.port):
-            say(f"port {port} is in use: at {server.port} instead")
-        if not server.local:
-            say("other machines can reach this address; whoever has it can see the stores")
-        elif "SSH_CONNECTION" in os.environ:
-            forward = f"ssh -L {server.port}:127.0.0.1:{server.port}"
-            say(f"from another machine: {forward} {server.hostname}, then open")
-        say(url)
-    sys.stdout.flush()
-    if not no_open:
-        open_browser(url)
     with suppress(KeyboardInterrupt):
+        if as_json:
+            stores = [entry.path for entry in shelf.entries]
+            print_json({"url": url, "host": server.host, "port": server.port, "stores": stores})
+        else:
+            if port not in (0, server.port):
+                say(f"port {port} is in use: at {server.port} instead")
+            if not server.local:
+                say("other machines can reach this address; whoever has it can see the stores")
+            elif "SSH_CONNECTION" in os.environ:
+                forward = f"ssh -L {server.port}:127.0.0.1:{server.port}"
+                say(f"from another machine: {forward} {server.hostname}, then open")
+            say(url)
+        sys.stdout.flush()
+        if not no_open:
+            open_browser(url)
         threading.Event().wait()
+    if err.is_terminal:
+        err.print()  # it has written ^C, and the prompt would follow on that line
     # At once, whoever is connected and whatever is being computed for them: nothing is written.
     os._exit(130)
 

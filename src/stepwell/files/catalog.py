@@ -357,8 +357,11 @@ def _user_sql(
         if _code(error) in _NOT_THE_USER or "decode to UTF-8" in str(error):  # Python's words
             raise
         words = str(error)
-        if 'near "THEN"' in words and "then" not in sql.lower():  # where a condition is tried
-            words = "the condition ends too early"
+        if "then" not in sql.lower():  # where a condition is tried, words of ours are behind it
+            if 'near "THEN"' in words:
+                words = "the condition ends too early"
+            elif words.startswith("unrecognized token") and "THEN" in words:
+                words = "a quote is not closed"
         raise ValueError(f"{sql}: {words}{hint}") from None
     finally:
         with turn:

@@ -178,7 +178,8 @@ def run_histogram(store: Store, each: Amount) -> Histogram:
     table = store.runs_table
     limits = float(each.low), float(each.mean), float(each.high)
     sql = f"SELECT DISTINCT v FROM (SELECT {each.sql} AS v FROM {table}) WHERE v IS NOT NULL"
-    if len(store.query(f"{sql} LIMIT ?", DISTINCT + 1, timeout_s=_TIMEOUT_S)) <= DISTINCT:
+    few = len(store.query(f"{sql} LIMIT ?", DISTINCT + 1, timeout_s=_TIMEOUT_S))
+    if few <= DISTINCT and (each.whole or 2 * few <= each.count):  # else no two are alike
         sql = f"SELECT {each.sql} AS v, count(*) FROM {table} GROUP BY v HAVING v IS NOT NULL"
         pairs = store.query(f"{sql} ORDER BY v", timeout_s=_TIMEOUT_S).rows
         values, counts = zip(*pairs, strict=True)

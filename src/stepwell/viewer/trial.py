@@ -54,6 +54,8 @@ class Trial:
         self.memory_bytes = 0
         """How much more memory the process had than before, at most, while the loader ran."""
         self.note = ""
+        self.alike = True
+        """Whether NumPy takes all fields that the loader does."""
         self.error: Exception | None = None
         self._source = source
         self._stop = threading.Event()
@@ -136,6 +138,7 @@ class Trial:
             self.note = "NumPy has no array for rows of different lengths."
             return None
         if len(names) < len(source.schema):
+            self.alike = False
             self.note = f"NumPy: {', '.join(names)} only, the other fields have no fixed length."
         part = source.columns(names)
         row_bytes = max(1, part.nbytes // len(part))

@@ -16,7 +16,7 @@ from stepwell.viewer.pages.frame import number
 _ACCENT = "#16a394"
 _OTHER = "#8b93a1"
 _COLOURS = (_ACCENT, "#d98a3d", "#7d7fd8", "#c55a8f", "#8b93a1", "#5a9bd5")
-_TEXT = {"color": "#858e99", "fontSize": 11}
+_TEXT = {"color": "#757e89", "fontSize": 11}
 _LINE = {"lineStyle": {"color": "#858e9930"}}
 _TIP = {
     "trigger": "axis",
@@ -149,6 +149,8 @@ def beside(edges: Sequence[float], ours: Sequence[float], others: Sequence[float
     """Two histograms of milliseconds over the same bins: the loader's, and NumPy's, as shares."""
     options = _options("share of batches")
     options["yAxis"]["axisLabel"][":formatter"] = _PERCENT
+    if max(*ours, *others) > 0.75:  # the axis would go on beyond the whole
+        options["yAxis"] |= {"max": 1, "interval": 0.25}
     options["tooltip"][":valueFormatter"] = _PERCENT
     options["xAxis"] |= {"type": "category", "data": [f"{low:.3g} ms" for low in edges[:-1]]}
     options["legend"] = dict(_LEGEND)

@@ -34,6 +34,7 @@ _NO_PAGES = ("/static/", "/data/", "/_nicegui")
 _AT_ONCE_S = 0.4
 """What is there by then is part of the page; the rest follows."""
 _ANSWERS_S = 60.0
+_MAX_SENTENCE = 600
 _STAIRS = (
     '<svg viewBox="0 0 24 24" fill="none" stroke="currentColor" stroke-width="2.4" '
     'aria-hidden="true"><path d="M2 5h5v5h5v5h5v5h5"/></svg>'
@@ -81,9 +82,8 @@ def page(title: str, entry: Entry | None = None, tab: str | None = None) -> Iter
     theme = theme if theme in _THEMES else "auto"
     media = {"auto": "@media (prefers-color-scheme: dark)", "dark": "@media all"}
     ui.add_head_html(_BACKGROUND % media.get(theme, "@media not all"))
-    written = int((_STATIC / "viewer.css").stat().st_mtime)  # browsers keep it until it changes
-    style = html.escape(f"{prefix()}/static/viewer.css?{written}")
-    ui.add_head_html(f'<link rel="stylesheet" href="{style}">')
+    ui.add_head_html(f'<link rel="stylesheet" href="{_static("viewer.css")}">')
+    ui.add_head_html(f'<script type="module" src="{_static("away.js")}"></script>')
     ui.colors(primary="#0d8276", negative="#c02f2f", positive="#22863a")
     with ui.element("header").classes("sw-header"):
         with ui.link(target="/").classes("sw-brand").props('aria-label="All stores"'):
@@ -110,6 +110,12 @@ def page(title: str, entry: Entry | None = None, tab: str | None = None) -> Iter
         _theme_switch(theme)
     with ui.element("div").classes("sw") as main:
         yield main
+
+
+def _static(name: str) -> str:
+    """The address of a file, for HTML. Browsers keep it until it changes."""
+    written = int((_STATIC / name).stat().st_mtime)
+    return html.escape(f"{prefix()}/static/{name}?{written}")
 
 
 def _theme_switch(theme: str) -> None:
@@ -163,17 +169,26 @@ def kind_of(about: Description) -> str:
     return words.get(about.kind, about.kind)
 
 
+def one_or_more(value: float, words: str) -> str:
+    """What is counted: `run` where it is one."""
+    return words.removesuffix("s") if value == 1 else words
+
+
 def figure(value: float | str, words: str) -> None:
     """A number, and what it counts."""
     with ui.element("div"):
-        ui.label(value if isinstance(value, str) else number(value)).classes("sw-figure")
+        if isinstance(value, str):
+            ui.label(value).classes("sw-figure")
+        else:
+            ui.label(number(value)).classes("sw-figure")
+            words = one_or_more(value, words)
         ui.label(words).classes("sw-dim sw-small")
 
 
-def health(words: str, problem: str | None) -> None:
+def health(words: str, problem: str | None) -> ui.label:
     """A line about the health of a store."""
     shown = problem or words
-    ui.label(shown).classes("sw-dot " + ("sw-good" if shown == "fine" else "sw-warn"))
+    return ui.label(shown).classes("sw-dot " + ("sw-good" if shown == "fine" else "sw-warn"))
 
 
 # What went wrong.
@@ -194,10 +209,16 @@ def problem(error: BaseException | str, advice: str = "") -> ui.element:
 def sentence(error: BaseException) -> str:
     """An error in words; of those that have none, its name."""
     if isinstance(error, KeyError) and error.args:
-        return str(error.args[0])
+        return _short(str(error.args[0]))
     if isinstance(error, FileNotFoundError) and error.filename:
         return f"expected something at {error.filename}, there is nothing"
-    return str(error) or type(error).__name__
+    return _short(str(error)) or type(error).__name__
+
+
+def _short(words: str) -> str:
+    """A sentence without the middle of a long one: it repeats what was typed, and ends with why."""
+    half = _MAX_SENTENCE // 2
+    return words if len(words) <= _MAX_SENTENCE else f"{words[:half]} … {words[-half:]}"
 
 
 def advice_for(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from nicegui import html, run, ui
 
 from stepwell.description import Description
-from stepwell.errors import StepwellError
+from stepwell.errors import FormatError, StepwellError
 from stepwell.store import Report
 from stepwell.viewer import distributions, verification
 from stepwell.viewer.distributions import Amount, Curve, FieldSample, Histogram, Sample
@@ -33,33 +33,58 @@ def register(shelf: Shelf) -> None:
                 html.h1(entry.name).classes("sw-cut")
                 ui.skeleton("rect", height="72px")
             below = html.div().classes("sw-stack").style("gap: 20px")
-        found = await frame.fill(top, lambda: _first(entry), lambda found: _top(entry, found[0]))
+        health = _Health()
+        show = lambda found: _top(entry, found[0], health)  # noqa: E731
+        found = await frame.fill(top, lambda: _first(entry), show)
         if found is not None:
             with below:
-                work = _sections(entry, *found)
+                about, amounts, problem = found
+                work = _sections(entry, about, amounts, problem, health)
             await asyncio.gather(*work)
 
 
-def _first(entry: Entry) -> tuple[Description, list[Amount], str]:
+class _Health:
+    """The figure of a store's health: as it was opened, until damage is seen below."""
+
+    def lay_out(self, entry: Entry, about: Description) -> None:
+        with html.div():
+            words = "fine" if about.health == "fine" else "look"
+            self._figure = frame.health(words, entry.problem and "old")
+            shown = entry.problem or ("health" if words == "fine" else about.health)
+            ui.label(shown).classes("sw-dim sw-small")
+
+    def is_damaged(self) -> None:
+        """Damage was seen; no other look makes that undone."""
+        self._figure.set_text("damaged")
+        self._figure.classes(replace="sw-dot sw-bad")
+
+
+def _first(entry: Entry) -> tuple[Description, list[Amount], Exception | None]:
     """What the page is laid out by: the description, and which charts there will be."""
     about = entry.about()
     if not about.runs:
-        return about, [], ""
+        return about, [], None
     store = entry.store
     try:
-        return about, entry.remembered("amounts", lambda: distributions.amounts(store)), ""
+        return about, entry.remembered("amounts", lambda: distributions.amounts(store)), None
     except (StepwellError, OSError, ValueError) as error:  # of a damaged table, or one too large
-        return about, [], frame.sentence(error)
+        return about, [], error
 
 
 def _sections(
-    entry: Entry, about: Description, amounts: list[Amount], problem: str
+    entry: Entry,
+    about: Description,
+    amounts: list[Amount],
+    problem: Exception | None,
+    health: _Health,
 ) -> list[Awaitable[object]]:
     """The parts of the page, each as high as it will be, and the work that fills them."""
     work: list[Awaitable[object]] = []
     if about.runs is None:
         frame.without_runs()
-    if problem:
+    if problem is not None:
+        if isinstance(problem, FormatError):
+            health.is_damaged()
         frame.problem(problem, "So there are no charts of the runs.")
     if amounts:
         with html.section().classes("sw-charts"):
@@ -69,15 +94,18 @@ def _sections(
             work.append(_curves(entry, each))
     with html.section().classes("sw-panel sw-section"), html.div().classes("sw-section") as fields:
         html.h2("Fields")
-        lines = max(len(about.fields), 1) + any(each.ragged for each in about.fields.values())
+        has_sizes = about.rows > 0 and any(each.ragged for each in about.fields.values())
+        lines = max(len(about.fields), 1) + has_sizes
         ui.skeleton("rect", height=f"{29 + 41 * lines}px")
-    sampled = frame.fill(fields, lambda: _samples(entry), _fields, slow=True)
+    show_fields = lambda found: _fields(found, health)  # noqa: E731
+    sampled = frame.fill(fields, lambda: _samples(entry), show_fields, slow=True)
     with html.section().classes("sw-panel sw-section"):
         html.h2("Health")
-        with html.div().classes("sw-section sw-health") as health:
+        with html.div().classes("sw-section sw-health") as place:
             ui.skeleton("text", width="50%")
-        _full_check(entry)
-    checked = frame.fill(health, lambda: entry.store.verify(quick=True), _report, slow=True)
+        _full_check(entry, health)
+    show_report = lambda report: _report(report, health)  # noqa: E731
+    checked = frame.fill(place, lambda: entry.store.verify(quick=True), show_report, slow=True)
     if about.facts:
         with html.section().classes("sw-panel sw-section"):
             html.h2("Facts")
@@ -85,7 +113,7 @@ def _sections(
     return [*work, sampled, checked]
 
 
-def _top(entry: Entry, about: Description) -> None:
+def _top(entry: Entry, about: Description, health: _Health) -> None:
     with html.div().classes("sw-row"):
         html.h1(entry.name).classes("sw-cut")
         ui.label(frame.kind_of(about)).classes("sw-kind")
@@ -99,10 +127,7 @@ def _top(entry: Entry, about: Description) -> None:
             frame.figure(frame.size(about.bytes / about.rows), "a row")
         if about.fields:
             frame.figure(len(about.fields), "fields")
-        with html.div():
-            frame.health("fine" if about.health == "fine" else "look", entry.problem and "old")
-            shown = entry.problem or ("health" if about.health == "fine" else about.health)
-            ui.label(shown).classes("sw-dim sw-small")
+        health.lay_out(entry, about)
 
 
 # What the runs are like.
@@ -162,12 +187,13 @@ def _samples(entry: Entry) -> dict[str, tuple[Sample, Histogram | None]]:
     return entry.remembered("samples", make)
 
 
-def _fields(found: Mapping[str, tuple[Sample, Histogram | None]]) -> None:
+def _fields(found: Mapping[str, tuple[Sample, Histogram | None]], health: _Health) -> None:
     for title, (sample, sizes) in found.items():
         with html.div().classes("sw-row sw-apart"):
             html.h2(f"Fields of {title}" if title else "Fields")
             ui.label(_sampled(sample)).classes("sw-dim sw-small")
         if sample.problem:
+            health.is_damaged()
             frame.problem(sample.problem, "These rows are left out here. A full check lists all.")
         with html.div().classes("sw-scroll"), html.table().classes("sw-table sw-fields"):
             with html.thead(), html.tr():
@@ -185,9 +211,8 @@ def _fields(found: Mapping[str, tuple[Sample, Histogram | None]]) -> None:
 
 
 def _sampled(sample: Sample) -> str:
-    if sample.rows == sample.of:
-        return f"of all {sample.rows:,} rows"
-    return f"of {sample.rows:,} rows out of {sample.of:,}"
+    rows = f"{sample.rows:,} {frame.one_or_more(sample.rows, 'rows')}"
+    return f"of all {rows}" if sample.rows == sample.of else f"of {rows} out of {sample.of:,}"
 
 
 def _field(name: str, each: FieldSample, board: bool) -> None:
@@ -234,8 +259,10 @@ def _words(found: Histogram) -> str:
 # Whether it is sound.
 
 
-def _report(report: Report) -> None:
+def _report(report: Report, health: _Health) -> None:
     count = len(report.problems)
+    if count:
+        health.is_damaged()
     words = "nothing wrong" if report.ok else "1 problem" if count == 1 else f"{count:,} problems"
     ui.label(words).classes("sw-dot " + ("sw-good" if report.ok else "sw-bad"))
     for each in report.problems[:_SHOWN_PROBLEMS]:
@@ -248,7 +275,7 @@ def _report(report: Report) -> None:
                 ui.label(f"{title}: {line}").classes("sw-dim sw-small")
 
 
-def _full_check(entry: Entry) -> None:
+def _full_check(entry: Entry, health: _Health) -> None:
     """The button of the full check, and what became of it."""
     shown: list[Verification | None] = [None]
 
@@ -283,7 +310,7 @@ def _full_check(entry: Entry) -> None:
             with result:
                 if known.report is not None:
                     ui.label("Everything was read:").classes("sw-dim")
-                    _report(known.report)
+                    _report(known.report, health)
                 elif known.error is not None:
                     frame.problem(known.error)
                 else:

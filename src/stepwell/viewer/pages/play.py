@@ -20,13 +20,13 @@ def register(shelf: Shelf) -> None:
         descending = given.get("desc", "") in ("1", "true")
         key = given.get("run", "")
         with frame.page(key or "Player", entry, "runs") as main:
-            main.classes(replace="sp-page")
             if not key:
                 try:
                     key = await run.io_bound(_first, entry, where, sort, descending) or ""
                 except Exception as error:
                     frame.problem(error)
                     return
+            main.classes(replace="sp-page")
             PlayerView(
                 number,
                 key,

@@ -197,7 +197,7 @@ class _Rows:
     def _lines(self, found: Lines) -> None:
         self._count = found.count
         noun = "windows" if self._choice.window else "rows"
-        words = [f"{found.count:,} {noun}"]
+        words = [f"{found.count:,} {frame.one_or_more(found.count, noun)}"]
         if self._choice.seed is not None:
             steps = -(-found.count // max(self._choice.batch, 1))
             words.append(f"step {self._choice.step % max(steps, 1):,} of {steps:,} of an epoch")
@@ -260,9 +260,10 @@ def _cell(value: Any, draw: str) -> Any:
         if "image" in value:
             return value
         known = [each if isinstance(each, int | float) else None for each in value["values"]]
-        size = " x ".join(map(str, value["shape"]))
+        size = " x ".join(f"{each:,}" for each in value["shape"])
         few = ", ".join(frame.number(each) if each is not None else "-" for each in known[:8])
-        words = few if len(known) <= 8 else f"{size} values" + " (the first)" * value["more"]
+        many = f"the first {len(known)} of {size}" if value["more"] else f"{size} values"
+        words = few if len(known) <= 8 else many
         return {"path": charts.path(known), "words": words or "empty"}
     if isinstance(value, bool):
         return str(value).lower()

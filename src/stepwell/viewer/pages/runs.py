@@ -19,6 +19,7 @@ from stepwell.viewer.shelf import Entry, Shelf
 
 PAGE_ROWS = 50
 
+_CHOOSE, _CHOSEN = "Choose two to play side by side", "Play side by side"
 _filters = asyncio.Semaphore(3)
 """Conditions that are worked on at once, so that some without an end leave threads to others."""
 
@@ -38,6 +39,10 @@ _THUMB_CELL = """
 _CELL = """
 <q-td :props="props"><div class="sw-cell" :title="props.value">{{ props.value }}</div></q-td>
 """
+_PLACE = """(first, last, count) => {
+  const [a, b, n] = [first, last, count].map(each => each.toLocaleString('en-US'));
+  return `${a}-${b} of ${n}`;
+}"""
 _TO_PLAY = """(event, row) => {
   if (event.target.closest('a, .q-checkbox') || getSelection().toString()) return;
   location.href = row.play;
@@ -92,7 +97,7 @@ class _Runs:
                 self._menu = ui.menu().props("max-height=60vh")
         with html.div().classes("sw-row sw-apart sw-bar"):
             self._count = ui.label("…").classes("sw-dim").props("aria-live=polite")
-            self._compare = ui.button("Play side by side", icon="splitscreen")
+            self._compare = ui.button(_CHOOSE, icon="splitscreen")
             self._compare.props("flat dense no-caps disable")
         self._problem = html.div()
         with html.div().classes("sw-busy"):  # of its own: the table would be sent again with it
@@ -177,6 +182,8 @@ class _Runs:
 
     async def _filter(self, event: GenericEventArguments) -> None:
         self._where, self._page = str(event.args), 1
+        if self._table is None:  # nothing could be listed; the order may be why
+            self._sort, self._descending = "", False
         await self._again()
 
     async def _turn(self, event: GenericEventArguments) -> None:
@@ -216,8 +223,9 @@ class _Runs:
             columns=columns, rows=[], row_key="key", selection="multiple", on_select=self._select
         ).props("dense flat")
         table.props["hide-pagination"] = False
+        table.props["hide-selected-banner"] = True
+        table.props[":pagination-label"] = _PLACE
         table.props["rows-per-page-options"] = [PAGE_ROWS]
-        table.props["no-data-label"] = "No run fits the condition."
         table.on("request", self._turn).on("rowClick", js_handler=_TO_PLAY)
         table.add_slot("header-selection", "<span></span>")  # all of them is never two
         table.add_slot("body-cell", _CELL)
@@ -252,12 +260,15 @@ class _Runs:
             "sortBy": sorted_by,
             "descending": self._descending,
         }
+        filtered = bool(self._where.strip())
+        nothing = f"There are no {self._entry.store.runs_table} yet."
+        table.props["no-data-label"] = "No run fits the condition." if filtered else nothing
         self._busy.set_visibility(False)
         table.rows = rows
         table.update()
-        noun = self._entry.store.runs_table
-        words = f"{found['count']:,} {noun}" + (" fit" if self._where.strip() else "")
-        self._count.set_text(f"{words} · {found['took_s'] * 1e3:.0f} ms")
+        noun = frame.one_or_more(found["count"], self._entry.store.runs_table)
+        fit = "" if not filtered else " fits" if found["count"] == 1 else " fit"
+        self._count.set_text(f"{found['count']:,} {noun}{fit} · {found['took_s'] * 1e3:.0f} ms")
         if "damage" in found:
             with self._problem:
                 frame.problem(found["damage"], "So runs cannot be filtered or sorted here.")
@@ -267,6 +278,7 @@ class _Runs:
         assert self._table is not None
         self._table.selected = self._table.selected[-2:]
         chosen = [row["key"] for row in self._table.selected]
+        self._compare.set_text(_CHOSEN if len(chosen) == 2 else _CHOOSE)
         if len(chosen) == 2:
             self._compare.props(remove="disable")
             self._compare.props["href"] = self._play(run=chosen[0], beside=chosen[1])

@@ -17,9 +17,15 @@ const FIRST_STEPS = 2; // of a place that was jumped to: what is seen comes befo
 export function httpSource(base, store) {
   const address = (name, given) => `${base}/data/${store}/${name}?${new URLSearchParams(given)}`;
   const answer = async (name, given, signal) => {
-    const found = await fetch(address(name, given), { signal });
+    let found;
+    try {
+      found = await fetch(address(name, given), { signal });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new Error("the viewer does not answer"); // what a browser says of it differs
+    }
     if (found.ok) return found;
-    const text = await found.text();
+    const text = (await found.text()).trim();
     let sentence = text;
     try {
       sentence = JSON.parse(text).error ?? text;
