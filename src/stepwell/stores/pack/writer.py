@@ -216,8 +216,12 @@ class PackWriter(Writer):
     def train(self, samples: Sequence[Any]) -> None:
         """Train the dictionary on the first payloads, if it is needed."""
         if self.needs_samples:
-            self._dictionary = dictionary_of(samples)
-            self._maker = EntryMaker(self.align, self._codec, self._level, self._dictionary)
+            self.use(dictionary_of(samples))
+
+    def use(self, dictionary: bytes) -> None:
+        """Compress with a dictionary that was trained before."""
+        self._dictionary = dictionary
+        self._maker = EntryMaker(self.align, self._codec, self._level, dictionary)
 
     def prepare(self, payloads: Sequence[Any], kinds: Sequence[int], first: int = 0) -> Prepared:
         """Check that payloads of a known type decode, compress, and compute checksums.

@@ -1,8 +1,9 @@
 """A step dataset whose rows several processes write, each its own, straight to their places.
 
-    make_files(root, dtype, rows, shard_rows)       files of their final size, once
-    part = PartRows(root, dtype, shard_rows, first) in any process, in any order, any number of times
-    part.write(rows); sums = part.finish()          on the disk on return
+    make_files(root, dtype, rows, shard_rows)         files of their final size
+    part = PartRows(root, dtype, shard_rows, first)   in any process and order, also again
+    part.write(rows)
+    sums = part.finish()                              on the disk on return
     make_dataset(root, dtype, shard_rows, columns, runs, sums)    which makes it a dataset
 
 The files are those that one `StepWriter` would write of the same rows and runs, byte for byte; the

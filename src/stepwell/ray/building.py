@@ -1,0 +1,171 @@
+"""`stepwell.ray.convert`: a conversion as Ray tasks, piece by piece.
+
+    sw.ray.convert("played", "games")                        on the cores of this machine
+    sw.ray.convert("played", "games", address="auto")        on the cluster that it is in
+
+Pieces that are finished are kept in `OUT.part`, so that the same call goes on after a kill of
+anything: of a task, of Ray, or of this process. Nothing has its final name before it is whole.
+"""
+
+import os
+import pickle
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stepwell.conversion import (
+    ConvertReport,
+    check_apart,
+    check_target,
+    files_checksum,
+    report_of,
+    warn_of_growth,
+)
+from stepwell.errors import FormatError
+from stepwell.formats.minari import PREFIX
+from stepwell.formats.parts import Part
+from stepwell.ray import packs, records, shards, steps
+from stepwell.ray.cluster import joined
+from stepwell.ray.finished import Finished
+from stepwell.ray.origin import Key, of_games, of_source
+from stepwell.ray.work import Work
+from stepwell.request import Request
+from stepwell.source import Source
+from stepwell.store import Progress
+from stepwell.stores import PackReader
+
+_BUILD = {"records": records.build, "shards": shards.build, "steps": steps.build}
+
+
+def convert(
+    source: str | os.PathLike[str] | Source,
+    target: str | os.PathLike[str],
+    *,
+    address: str = "local",
+    workers: int | None = None,
+    to: str | None = None,
+    field: str | Sequence[str] | None = None,
+    where: str | None = None,
+    compress: str = "none",
+    level: int | None = None,
+    chunk_records: int = 8192,
+    part_bytes: int | None = None,
+    skip_bad: bool = False,
+    without_values: bool = False,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> ConvertReport:
+    """Make a step dataset, shards, a record store or a pack, as `stepwell.convert` does, in tasks.
+
+    `address` is "local", for a Ray of this machine's cores that ends with the call, or that of a
+    cluster: "auto", "host:6379", "ray://host:10001". A Ray that this process has joined is used.
+    At most `workers` tasks run at once. `source` is a path that every worker can open, or a store
+    that was opened at one; `target` is on a disk that all of them share.
+
+    Row files, shards and packs are byte for byte those of `stepwell.convert`. A task whose worker
+    dies is run again, and costs its piece. After an error the same call makes what is missing.
+    Raises as `stepwell.convert` does, `ConnectionError` where Ray is not or no longer there, and
+    `ChildProcessError` where workers die of a piece again and again.
+    """
+    asked = Request.of(
+        source,
+        target,
+        to=to,
+        field=field,
+        where=where,
+        compress=compress,
+        level=level,
+        chunk_records=chunk_records,
+        part_bytes=part_bytes,
+        skip_bad=skip_bad,
+        without_values=without_values,
+        force=force,
+    )
+    asked, place = _absolute(asked)
+    path = Path(asked.target)
+    check_apart(path, place)
+    check_target(path, asked.kind, force=force)
+    games = None if asked.kind == "pack" else asked.game_source()
+    unread = asked.kind == "pack" or games is not None  # by workers only
+    opened = None if unread else asked.opened()
+    with nullcontext() if opened is None or asked.is_open else opened:
+        rows = None if opened is None else asked.rows(opened)
+        if rows is not None:
+            warn_of_growth(asked, place, rows)
+        about = _about(asked, place, rows)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with Part(path, about, force=force) as part, joined(address, workers) as cluster:
+            finished = Finished(part.pieces, about)
+            work = Work(asked, part, cluster, finished, progress or (lambda *_: None))
+            try:
+                made = _built(work, Key.of(asked, about), rows, games)
+            except (ConnectionError, ChildProcessError) as error:
+                kept = f"{part.pieces.parent} keeps what is done; the same call goes on"
+                raise type(error)(f"{error}; {kept}") from None
+            if _about(asked, place, rows) != about:
+                raise FormatError("the source changed while it was read", path=place)
+            check_target(path, asked.kind, force=force)  # others may have made it meanwhile
+            part.finish()
+    return report_of(asked, place, str(path), *made)
+
+
+_Made = tuple[int, int | None, int, tuple[tuple[str, str], ...]]
+"""Rows, runs, rows that were there already, and what was left out, as a report has them."""
+
+
+def _built(work: Work, key: Key, rows: Source | None, games: str | PackReader | None) -> _Made:
+    if work.asked.kind == "pack":
+        packed = packs.build(work)
+        return packed.runs, packed.runs, work.resumed, packed.skipped
+    if games is not None:
+        origin = of_games(work, key, games)
+    else:
+        assert rows is not None
+        origin = of_source(key, rows)
+    _BUILD[work.asked.kind](work, origin)
+    return len(origin.rows), None, work.resumed, tuple(getattr(origin.rows, "skipped", ()))
+
+
+def _absolute(asked: Request) -> tuple[Request, str]:
+    """The request as any process of any folder understands it, and where its source is.
+
+    Raises `ValueError` for a source that workers cannot open, and a target that is made by one
+    process only.
+    """
+    if asked.kind not in (*_BUILD, "pack"):
+        raise ValueError(
+            f"to: expected {', '.join(_BUILD)} or pack, which are built in parts, got "
+            f"{asked.kind}: one process writes that, stepwell.convert without Ray"
+        )
+    source, target = asked.source, os.path.abspath(asked.target)
+    if isinstance(source, Source):
+        place = source.path
+        if place is None:
+            raise ValueError(
+                "source: expected something at a path, which workers can open, got "
+                f"{type(source).__name__} in memory; save it, and give the path"
+            )
+        try:
+            pickle.dumps(source)
+        except Exception as error:
+            raise ValueError(f"source: it cannot be sent to workers: {error}") from None
+    else:
+        place = os.fspath(source)
+        if "://" not in place and not place.startswith(PREFIX):
+            source = place = os.path.abspath(place)
+    return replace(asked, source=source, target=target), place
+
+
+def _about(asked: Request, place: str, rows: Source | None) -> dict[str, Any]:
+    """The identity of a conversion, and of its source as it is now."""
+    about: dict[str, Any] = {"to": asked.kind, "by": "pieces", "source": place, **asked.options}
+    given = {"where": asked.where, "fields": asked.fields, **asked.games}
+    about |= {name: value for name, value in given.items() if name != "threads" and value}
+    if os.path.exists(place):
+        about["source"] = os.path.realpath(place)
+        about["files"] = files_checksum(Path(place))
+    if rows is not None and (asked.is_open or "files" not in about):
+        about |= {"rows": len(rows), "fingerprint": rows.fingerprint}
+    return about
