@@ -13,5 +13,7 @@ except ImportError as error:
     raise ImportError("stepwell.ray needs an extra: pip install 'stepwell[ray]'") from error
 
 from stepwell.ray.building import convert
+from stepwell.ray.reading import StoreDatasource, read
+from stepwell.ray.writing import StoreDatasink, write
 
-__all__ = ["convert"]
+__all__ = ["StoreDatasink", "StoreDatasource", "convert", "read", "write"]

@@ -8,7 +8,6 @@ anything: of a task, of Ray, or of this process. Nothing has its final name befo
 """
 
 import os
-import pickle
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -29,7 +28,7 @@ from stepwell.formats.parts import Part
 from stepwell.ray import packs, records, shards, steps
 from stepwell.ray.cluster import joined
 from stepwell.ray.finished import Finished
-from stepwell.ray.origin import Key, of_games, of_source
+from stepwell.ray.origin import Key, of_games, of_source, place_of
 from stepwell.ray.work import Work
 from stepwell.request import Request
 from stepwell.source import Source
@@ -131,31 +130,26 @@ def _built(work: Work, key: Key, rows: Source | None, games: str | PackReader | 
 def _absolute(asked: Request) -> tuple[Request, str]:
     """The request as any process of any folder understands it, and where its source is.
 
-    Raises `ValueError` for a source that workers cannot open, and a target that is made by one
-    process only.
+    Raises `ValueError` for a source that workers cannot open.
     """
-    if asked.kind not in (*_BUILD, "pack"):
-        raise ValueError(
-            f"to: expected {', '.join(_BUILD)} or pack, which are built in parts, got "
-            f"{asked.kind}: one process writes that, stepwell.convert without Ray"
-        )
+    check_built(asked.kind)
     source, target = asked.source, os.path.abspath(asked.target)
     if isinstance(source, Source):
-        place = source.path
-        if place is None:
-            raise ValueError(
-                "source: expected something at a path, which workers can open, got "
-                f"{type(source).__name__} in memory; save it, and give the path"
-            )
-        try:
-            pickle.dumps(source)
-        except Exception as error:
-            raise ValueError(f"source: it cannot be sent to workers: {error}") from None
+        place = place_of(source)
     else:
         place = os.fspath(source)
         if "://" not in place and not place.startswith(PREFIX):
             source = place = os.path.abspath(place)
     return replace(asked, source=source, target=target), place
+
+
+def check_built(kind: str) -> None:
+    """Raise `ValueError` for a kind of target that one process writes from its first byte on."""
+    if kind not in (*_BUILD, "pack"):
+        raise ValueError(
+            f"to: expected {', '.join(_BUILD)} or pack, which can be built in pieces, got {kind}, "
+            "which one process writes from beginning to end: convert without Ray"
+        )
 
 
 def _about(asked: Request, place: str, rows: Source | None) -> dict[str, Any]:

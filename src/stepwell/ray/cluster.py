@@ -10,6 +10,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from stepwell.ordered import thread_count
 
+_RETRIES = 3
 _CONNECT_S = 5.0
 _LOOK_S = 1.0
 """How often is looked whether Ray's head is still there: its own client would wait for a minute,
@@ -31,11 +32,11 @@ class Cluster:
     ) -> Iterator[tuple[int, Any]]:
         """Yield the number and the result of each call, in the order in which they end.
 
-        A call whose worker dies is made again, three times. Raises what a call raises,
+        A call whose worker dies is made again, a few times. Raises what a call raises,
         `ChildProcessError` where the workers of a call keep dying, and `ConnectionError` when
         Ray's head is gone.
         """
-        task = ray.remote(num_cpus=1, max_retries=3)(work)
+        task = ray.remote(num_cpus=1, max_retries=_RETRIES)(work)
         waiting, running = iter(enumerate(calls)), dict[Any, int]()
         try:
             while True:
@@ -105,10 +106,20 @@ def _result(ref: Any, name: str) -> Any:
     try:
         return ray.get(ref)
     except RayTaskError as error:
-        raise error.cause from None  # as it was raised in the task
+        raise cause_of(error) from None
     except RayError as error:
         first = str(error).strip().partition("\n")[0]
-        raise ChildProcessError(f"{name}: its workers died, 4 of them; the last: {first}") from None
+        raise ChildProcessError(
+            f"{name}: its worker died, as did those of {_RETRIES} attempts more: {first}"
+        ) from None
+
+
+def cause_of(error: RayTaskError) -> Exception:
+    """The error as it was raised in a task."""
+    cause: Any = error.cause
+    while isinstance(cause, RayTaskError):
+        cause = cause.cause
+    return cause if isinstance(cause, Exception) else error
 
 
 def _place(address: str) -> tuple[str, int]:

@@ -54,6 +54,20 @@ class Key:
         return asked
 
 
+def place_of(source: Source) -> str:
+    """The path of a source that can be sent to workers. Raises `ValueError` for one that cannot."""
+    if source.path is None:
+        raise ValueError(
+            "source: expected something at a path, which workers can open, got "
+            f"{type(source).__name__} in memory; save it, and give the path"
+        )
+    try:
+        pickle.dumps(source)
+    except Exception as error:
+        raise ValueError(f"source: it cannot be sent to workers: {error}") from None
+    return source.path
+
+
 @dataclass(frozen=True)
 class _Slice:
     key: Key
