@@ -107,7 +107,7 @@ def convert(
                 raise FormatError("the source changed while it was read", path=place)
             check_target(path, asked.kind, force=force)  # others may have made it meanwhile
             part.finish()
-    return report_of(asked, place, str(path), *made)
+    return report_of(asked, place, os.fspath(target), *made)
 
 
 _Made = tuple[int, int | None, int, tuple[tuple[str, str], ...]]

@@ -58,8 +58,8 @@ def place_of(source: Source) -> str:
     """The path of a source that can be sent to workers. Raises `ValueError` for one that cannot."""
     if source.path is None:
         raise ValueError(
-            "source: expected something at a path, which workers can open, got "
-            f"{type(source).__name__} in memory; save it, and give the path"
+            "source: expected something at a path, which workers can open, got rows in memory or "
+            "a view of some; save them, and give the path"
         )
     try:
         pickle.dumps(source)
