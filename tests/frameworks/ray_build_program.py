@@ -1,7 +1,10 @@
 """Conversions on one local Ray, with workers and a head that are killed; and Ray Data."""
 
+import contextlib
+import io
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -15,6 +18,8 @@ import ray
 import ray.data
 
 import stepwell as sw
+from stepwell.ray.reading import StoreDatasource
+from tests import ROOT
 from tests.frameworks.notes import Notes
 from tests.frameworks.ray_sources import ROWS, Noted
 
@@ -180,7 +185,7 @@ def reading() -> dict[str, Any]:
         "blocks": dataset.num_blocks(),
         "same": all(np.array_equal(whole[name], store[name][:]) for name in store.schema),
         "shape": list(whole["ev_values"].shape[1:]),
-        "estimate": sw.ray.StoreDatasource(store).estimate_inmemory_data_size(),
+        "estimate": StoreDatasource(store).estimate_inmemory_data_size(),
         "nbytes": store.nbytes,
         "rows": len(store),
         "chosen": [chosen.columns(), chosen.count()],
@@ -219,6 +224,15 @@ def writing() -> dict[str, Any]:
         "lists": lists == [[i] * (i % 3 + 1) for i in range(99)],
         "left": [path.name for path in HERE.glob("*.blocks")],
     }
+
+
+def example() -> list[str]:
+    """What the example prints, in the Ray that is here."""
+    sys.argv = ["build_with_ray.py", "example"]
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        runpy.run_path(str(ROOT / "examples/build_with_ray.py"), run_name="__main__")
+    return shown.getvalue().splitlines()
 
 
 if __name__ == "__main__":
@@ -266,7 +280,7 @@ if __name__ == "__main__":
     notes.ask("reading", reading)
     notes.ask("changed", changed)
     notes.ask("writing", writing)
-    ray.shutdown()
+    notes.ask("example", example)
     notes.ask(
         "nobody",
         lambda: refusal(lambda: sw.ray.convert("x.npy", "m", address="127.0.0.1:1", to="steps")),

@@ -144,6 +144,15 @@ def test_write_is_a_store_of_the_same_rows(seen: Seen) -> None:
     assert found["left"] == []
 
 
+def test_the_example(seen: Seen) -> None:
+    first, *moves = answer(seen, "example")
+    assert first.startswith("built ")
+    assert first.endswith(" rows of 64 games")
+    counts = [int(line.split()[1]) for line in moves]
+    assert [line.split()[0] for line in moves] == ["up", "down", "left", "right"]
+    assert sum(counts) == int(first.split()[1])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
