@@ -19,17 +19,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-MODULES = (
-    "stepwell",
-    "torch",
-    "jax",
-    "ray",
-    "replay",
-    "stores",
-    "formats",
-    "game2048",
-    "telemetry",
-)
+_EDGES = ("torch", "jax", "ray", "replay")
+MODULES = ("stepwell", *_EDGES, "stores", "formats", "game2048", "telemetry")
 
 _PAGES = {
     "index.md": "README.md",

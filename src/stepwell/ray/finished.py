@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stepwell.errors import FormatError
-from stepwell.files.atomic import make_folder
+from stepwell.files.atomic import make_folder, temporary_name
 from stepwell.files.document import Document
 
 _PIECE = Document("", "stepwell-piece", 1, checksummed=True, indent=None)
@@ -39,7 +39,10 @@ class Finished:
     def keep(self, stage: str, number: int, part: range, facts: Facts) -> None:
         """Remember a piece whose files are on the disk."""
         content = {"about": self._about, "range": [part.start, part.stop], "facts": facts}
-        _document(stage, number).write(self.folder, content)
+        document = _document(stage, number)
+        beside = temporary_name(self.folder / document.name)
+        beside.write_bytes(document.dump(content))
+        beside.rename(self.folder / document.name)  # not synced: a torn one counts for nothing
 
     def forget(self, stage: str) -> None:
         """Have the pieces of a stage made again."""
