@@ -118,7 +118,7 @@ def convert(
     writing to it; with mode "a" a store goes on. Games that a step dataset has already raise it,
     too; with `again` they are added once more.
     """
-    asked = Request.of(
+    request = Request.of(
         source,
         target,
         to=to,
@@ -137,15 +137,15 @@ def convert(
         options=options,
     )
     report_to = progress or (lambda *_: None)
-    if asked.kind in ("pack", "replay"):
-        given, path = Path(os.fspath(asked.source)), Path(asked.target)  # type: ignore[arg-type]
-        told = {**asked.options, "skip_bad": skip_bad, "progress": report_to}
-        if asked.kind == "replay":
-            return _move_telemetry(given, path, force, told)
-        return _pack(given, path, force, threads, told)
-    opened = asked.opened()
-    call = _Call(asked, opened, report_to)
-    with nullcontext() if asked.is_open else opened:  # the caller's stays open
+    if request.kind in ("pack", "replay"):
+        given, path = Path(os.fspath(request.source)), Path(request.target)  # type: ignore[arg-type]
+        more = {**request.options, "skip_bad": skip_bad, "progress": report_to}
+        if request.kind == "replay":
+            return _move_telemetry(given, path, force, more)
+        return _pack(given, path, force, threads, more)
+    opened = request.opened()
+    call = _Call(request, opened, report_to)
+    with nullcontext() if request.is_open else opened:  # the caller's stays open
         return call.write()
 
 
@@ -153,25 +153,25 @@ def convert(
 class _Call:
     """A conversion whose source is open."""
 
-    asked: Request
+    request: Request
     source: Source
     progress: Progress
 
     def write(self) -> ConvertReport:
-        asked = self.asked
-        kind, target, options = asked.kind, asked.target, asked.options
-        rows = asked.rows(self.source)
+        request = self.request
+        kind, target, options = request.kind, request.target, request.options
+        rows = request.rows(self.source)
         if target.startswith(PREFIX):
             write, _ = BY_NAME["minari"].writer(None)
             made = write(rows, target, progress=self.progress, **options)
             return self._report(target, kind, int(made.total_steps), int(made.total_episodes), 0)
         path = Path(target)
         check_apart(path, self.source.path)
-        if asked.mode == "a" and path.exists():
-            warn_of_growth(asked, self.source.path, rows)
+        if request.mode == "a" and path.exists():
+            warn_of_growth(request, self.source.path, rows)
             return self._append(kind, rows, path, options)
-        check_target(path, kind, force=asked.force)
-        warn_of_growth(asked, self.source.path, rows)
+        check_target(path, kind, force=request.force)
+        warn_of_growth(request, self.source.path, rows)
         write, resumes = (_FILL[kind], True) if kind in MADE else BY_NAME[kind].writer(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         if not resumes:
@@ -183,14 +183,15 @@ class _Call:
             begun[:] = begun or [done]  # the first call has where it begins
             self.progress(done, total)
 
-        with Part(path, self._about(kind, rows, options), force=asked.force) as part:
+        with Part(path, self._about(kind, rows, options), force=request.force) as part:
             try:
                 write(rows, part.path if kind in MADE else part, progress=progress, **options)
             except Exception:
                 if kind in MADE and not _has_rows(part.path):
                     part.discard()  # nothing in it that a second attempt could use
                 raise
-            check_target(path, kind, force=asked.force)  # again: others may have made it meanwhile
+            # Again: others may have made it meanwhile.
+            check_target(path, kind, force=request.force)
             part.finish()
         return self._report(target, kind, len(rows), None, begun[0] if begun else 0)
 
@@ -210,8 +211,8 @@ class _Call:
     def _about(self, kind: str, rows: Source, options: dict[str, Any]) -> dict[str, Any]:
         """The identity of this conversion, and of its source as it is now."""
         about = {"to": kind, "rows": len(rows), "fields": list(rows.schema), **options}
-        if self.asked.where is not None:
-            about["where"] = self.asked.where
+        if self.request.where is not None:
+            about["where"] = self.request.where
         if self.source.path is None or not os.path.exists(self.source.path):
             return {"source": self.source.path, "fingerprint": self.source.fingerprint, **about}
         path = os.path.realpath(self.source.path)
@@ -222,7 +223,7 @@ class _Call:
     ) -> ConvertReport:
         source = self.source
         skipped = tuple(getattr(source, "skipped", ()))
-        return report_of(self.asked, source.path, target, rows, runs, resumed, skipped)
+        return report_of(self.request, source.path, target, rows, runs, resumed, skipped)
 
 
 def check_target(path: Path, kind: str, *, force: bool) -> None:
@@ -247,17 +248,17 @@ def check_target(path: Path, kind: str, *, force: bool) -> None:
         raise BusyError(f"{path} is being written to by another process")
 
 
-def warn_of_growth(asked: Request, source: str | None, rows: Source) -> None:
+def warn_of_growth(request: Request, source: str | None, rows: Source) -> None:
     """Warn that small records would grow, before they do."""
-    before, compress = _bytes_at(source), asked.options.get("compress", "none")
-    if asked.kind != "records" or before is None:
+    before, compress = _bytes_at(source), request.options.get("compress", "none")
+    if request.kind != "records" or before is None:
         return
     after = len(rows) * overhead(rows.schema, compress)
     if compress == "none":
         after += rows.nbytes
     if after - before > _WORTH_A_WARNING and after > _GROWS_BY * before:
         warnings.warn(
-            f"{asked.target}: {len(rows):,} records would take about {after:,} bytes, the source "
+            f"{request.target}: {len(rows):,} records would take about {after:,} bytes, the source "
             f"has {before:,}: a record store costs {OVERHEAD} bytes for each field of a "
             "record that is compressed, ragged or larger than 64 bytes; a step dataset or "
             "shards cost nothing",
@@ -272,7 +273,7 @@ def check_apart(path: Path, source: str | None) -> None:
 
 
 def report_of(
-    asked: Request,
+    request: Request,
     source: str | None,
     target: str,
     rows: int,
@@ -281,11 +282,11 @@ def report_of(
     skipped: tuple[tuple[str, str], ...],
 ) -> ConvertReport:
     """The report about a conversion that is done."""
-    if asked.kind == "steps":
+    if request.kind == "steps":
         runs = _run_count(target)
     there = None if target.startswith(PREFIX) else bytes_on_disk(Path(target))
     return ConvertReport(
-        *(target, asked.source_kind, asked.kind, rows, runs, resumed),
+        *(target, request.source_kind, request.kind, rows, runs, resumed),
         *(_bytes_at(source), there, skipped),
     )
 

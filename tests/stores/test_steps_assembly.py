@@ -52,16 +52,17 @@ def test_files_are_those_of_one_writer(
     assert not assembly.has_files(made, dtype, len(whole) + 1, shard_rows)
     parts = assembly.cut(len(whole), dtype.itemsize, shard_rows, part_bytes)
     assert [row for part in parts for row in part] == list(range(len(whole)))
-    sums = {}
+    checksums = {}
     for part in random.sample(parts, len(parts)):
         writing = assembly.PartRows(made, dtype, shard_rows, part.start)
         middle = random.choice(part)
         writing.write(whole[part.start : middle])
         writing.write(whole[middle : part.stop])
-        sums[part] = json.loads(json.dumps(writing.finish()))
+        checksums[part] = json.loads(json.dumps(writing.finish()))
         writing.close()
     rows_of = assembly.runs_of(COLUMNS, np.array(lengths), known)
-    assembly.make_dataset(made, dtype, shard_rows, COLUMNS, rows_of, [sums[part] for part in parts])
+    in_order = [checksums[part] for part in parts]
+    assembly.make_dataset(made, dtype, shard_rows, COLUMNS, rows_of, in_order)
     for path in (root / "one").rglob("*"):
         there = made / path.relative_to(root / "one")
         if path.suffix in (".npy", ".crc"):

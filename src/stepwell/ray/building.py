@@ -68,7 +68,7 @@ def convert(
     Raises as `stepwell.convert` does, `ConnectionError` where Ray is not or no longer there, and
     `ChildProcessError` where workers die of a piece again and again.
     """
-    asked = Request.of(
+    request = Request.of(
         source,
         target,
         to=to,
@@ -82,32 +82,32 @@ def convert(
         without_values=without_values,
         force=force,
     )
-    asked, place = _absolute(asked)
-    path = Path(asked.target)
+    request, place = _absolute(request)
+    path = Path(request.target)
     check_apart(path, place)
-    check_target(path, asked.kind, force=force)
-    games = None if asked.kind == "pack" else asked.game_source()
-    unread = asked.kind == "pack" or games is not None  # by workers only
-    opened = None if unread else asked.opened()
-    with nullcontext() if opened is None or asked.is_open else opened:
-        rows = None if opened is None else asked.rows(opened)
+    check_target(path, request.kind, force=force)
+    games = None if request.kind == "pack" else request.game_source()
+    unread = request.kind == "pack" or games is not None  # by workers only
+    opened = None if unread else request.opened()
+    with nullcontext() if opened is None or request.is_open else opened:
+        rows = None if opened is None else request.rows(opened)
         if rows is not None:
-            warn_of_growth(asked, place, rows)
-        about = _about(asked, place, rows)
+            warn_of_growth(request, place, rows)
+        about = _about(request, place, rows)
         path.parent.mkdir(parents=True, exist_ok=True)
         with Part(path, about, force=force) as part, joined(address, workers) as cluster:
             finished = Finished(part.pieces, about)
-            work = Work(asked, part, cluster, finished, progress or (lambda *_: None))
+            work = Work(request, part, cluster, finished, progress or (lambda *_: None))
             try:
-                made = _built(work, Key.of(asked, about), rows, games)
+                made = _built(work, Key.of(request, about), rows, games)
             except (ConnectionError, ChildProcessError) as error:
                 kept = f"{part.pieces.parent} keeps what is done; the same call goes on"
                 raise type(error)(f"{error}; {kept}") from None
-            if _about(asked, place, rows) != about:
+            if _about(request, place, rows) != about:
                 raise FormatError("the source changed while it was read", path=place)
-            check_target(path, asked.kind, force=force)  # others may have made it meanwhile
+            check_target(path, request.kind, force=force)  # others may have made it meanwhile
             part.finish()
-    return report_of(asked, place, os.fspath(target), *made)
+    return report_of(request, place, os.fspath(target), *made)
 
 
 _Made = tuple[int, int | None, int, tuple[tuple[str, str], ...]]
@@ -115,7 +115,7 @@ _Made = tuple[int, int | None, int, tuple[tuple[str, str], ...]]
 
 
 def _built(work: Work, key: Key, rows: Source | None, games: str | PackReader | None) -> _Made:
-    if work.asked.kind == "pack":
+    if work.request.kind == "pack":
         packed = packs.build(work)
         return packed.runs, packed.runs, work.resumed, packed.skipped
     if games is not None:
@@ -123,24 +123,24 @@ def _built(work: Work, key: Key, rows: Source | None, games: str | PackReader | 
     else:
         assert rows is not None
         origin = of_source(key, rows)
-    _BUILD[work.asked.kind](work, origin)
+    _BUILD[work.request.kind](work, origin)
     return len(origin.rows), None, work.resumed, tuple(getattr(origin.rows, "skipped", ()))
 
 
-def _absolute(asked: Request) -> tuple[Request, str]:
+def _absolute(request: Request) -> tuple[Request, str]:
     """The request as any process of any folder understands it, and where its source is.
 
     Raises `ValueError` for a source that workers cannot open.
     """
-    check_built(asked.kind)
-    source, target = asked.source, os.path.abspath(asked.target)
+    check_built(request.kind)
+    source, target = request.source, os.path.abspath(request.target)
     if isinstance(source, Source):
         place = place_of(source)
     else:
         place = os.fspath(source)
         if "://" not in place and not place.startswith(PREFIX):
             source = place = os.path.abspath(place)
-    return replace(asked, source=source, target=target), place
+    return replace(request, source=source, target=target), place
 
 
 def check_built(kind: str) -> None:
@@ -152,14 +152,14 @@ def check_built(kind: str) -> None:
         )
 
 
-def _about(asked: Request, place: str, rows: Source | None) -> dict[str, Any]:
+def _about(request: Request, place: str, rows: Source | None) -> dict[str, Any]:
     """The identity of a conversion, and of its source as it is now."""
-    about: dict[str, Any] = {"to": asked.kind, "by": "pieces", "source": place, **asked.options}
-    given = {"where": asked.where, "fields": asked.fields, **asked.games}
+    about: dict[str, Any] = {"to": request.kind, "by": "pieces", "source": place, **request.options}
+    given = {"where": request.where, "fields": request.fields, **request.games}
     about |= {name: value for name, value in given.items() if name != "threads" and value}
     if os.path.exists(place):
         about["source"] = os.path.realpath(place)
         about["files"] = files_checksum(Path(place))
-    if rows is not None and (asked.is_open or "files" not in about):
+    if rows is not None and (request.is_open or "files" not in about):
         about |= {"rows": len(rows), "fingerprint": rows.fingerprint}
     return about

@@ -45,13 +45,13 @@ class Key:
     packed: bytes
 
     @classmethod
-    def of(cls, asked: Request, about: dict[str, Any]) -> "Key":
-        return cls(pickle.dumps((asked, about)))
+    def of(cls, request: Request, about: dict[str, Any]) -> "Key":
+        return cls(pickle.dumps((request, about)))
 
     @property
-    def asked(self) -> Request:
-        asked: Request = pickle.loads(self.packed)[0]
-        return asked
+    def request(self) -> Request:
+        request: Request = pickle.loads(self.packed)[0]
+        return request
 
 
 def place_of(source: Source) -> str:
@@ -79,8 +79,8 @@ class _Slice:
 
 @lru_cache(maxsize=1)
 def _rows(key: Key) -> Source:
-    asked = key.asked
-    return asked.rows(asked.opened(verify=False))
+    request = key.request
+    return request.rows(request.opened(verify=False))
 
 
 def of_source(key: Key, rows: Source) -> Origin:
@@ -104,7 +104,7 @@ class _Games:
 
 @lru_cache(maxsize=1)
 def _pack(key: Key) -> Load:
-    games = key.asked.game_source()
+    games = key.request.game_source()
     assert games is not None
     return opened(games).load
 
@@ -124,13 +124,13 @@ class _GameRows:
 
 def scanned(games: _Games, numbers: range, names: list[str]) -> Facts:
     """Decode and check games; what is known of each."""
-    asked, load = games.key.asked, games.load()
+    request, load = games.key.request, games.load()
     known = Scanned([], [], [], [])
     for at in range(numbers.start, numbers.stop, _SCAN_RUNS):
         some = range(at, min(at + _SCAN_RUNS, numbers.stop))
-        chunk = scan(load, asked.games["without_values"], some)
+        chunk = scan(load, request.games["without_values"], some)
         known.add(
-            [(n - numbers.start, found) for n, found in chunk], names, asked.games["skip_bad"]
+            [(n - numbers.start, found) for n, found in chunk], names, request.games["skip_bad"]
         )
     return known._asdict()
 

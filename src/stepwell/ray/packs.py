@@ -45,14 +45,14 @@ class Packed:
 
 def build(work: Work) -> Packed:
     """Make the pack."""
-    asked, folder = work.asked, work.finished.folder
-    compress, level = asked.options["compress"], asked.options["level"]
-    files = find_runs(os.fspath(asked.source))  # type: ignore[arg-type]
+    request, folder = work.request, work.finished.folder
+    compress, level = request.options["compress"], request.options["level"]
+    files = find_runs(os.fspath(request.source))  # type: ignore[arg-type]
     codec, words = Codec(CODECS[compress].pack or 0), None
     level = 3 if level is None else level
     if codec is Codec.ZSTD_DICT:
         words = dictionary_of(payloads_of(first_runs(chunks_of(files, _ALIGN))))
-    kind = _Kind(codec, level, words, asked.games["skip_bad"])
+    kind = _Kind(codec, level, words, request.games["skip_bad"])
     rooms = room_for([size for _, size in files], _ALIGN)
     pieces = []
     for number, some in enumerate(groups(rooms, piece_bytes(int(rooms.sum())))):

@@ -28,7 +28,7 @@ class _Place:
 
 def build(work: Work, origin: Origin) -> None:
     """Make the store."""
-    rows, options = origin.rows, dict(work.asked.options)
+    rows, options = origin.rows, dict(work.request.options)
     size = options.pop("chunk_records")
     fields, names, attributes = Plan.of(rows, **options)
     first = next(in_order(rows), None) if len(rows) else None

@@ -28,7 +28,7 @@ class _Kind:
 def build(work: Work, origin: Origin) -> None:
     """Make the folder of shards."""
     rows = origin.rows
-    size = work.asked.options.get("part_bytes", PART_BYTES)
+    size = work.request.options.get("part_bytes", PART_BYTES)
     kind = _Kind(*rows_of(rows), size)
     step = max(size // Shard("", 0, kind.width, kind.dtype).row_bytes, 1)
     with ShardWriter(work.made, kind.width, kind.dtype, mode="a", shard_bytes=size) as writer:

@@ -33,7 +33,7 @@ class _Place:
 
 def build(work: Work, origin: Origin) -> None:
     """Make the dataset."""
-    rows, options = origin.rows, work.asked.options
+    rows, options = origin.rows, work.request.options
     plan = Plan.of(rows, options.get("part_bytes"))
     dtype, counts = plan.dtype, plan.runs.counts
     assembly.check_filled(dtype, counts)
@@ -52,8 +52,8 @@ def build(work: Work, origin: Origin) -> None:
             *(part.start, first, starts[first:last]),
         )
         pieces.append(Piece(part, (place, origin.of(part))))
-    sums = work.do("rows", _written, pieces)
-    assembly.make_dataset(work.made, dtype, plan.shard_rows, plan.columns, runs, sums)
+    checksums = work.do("rows", _written, pieces)
+    assembly.make_dataset(work.made, dtype, plan.shard_rows, plan.columns, runs, checksums)
 
 
 def _written(place: _Place, rows: Rows) -> Facts:

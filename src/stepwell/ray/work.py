@@ -36,7 +36,7 @@ class Piece(NamedTuple):
 class Work:
     """A conversion that several processes do."""
 
-    asked: Request
+    request: Request
     part: Part
     cluster: Cluster
     finished: Finished

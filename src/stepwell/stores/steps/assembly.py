@@ -1,10 +1,10 @@
 """A step dataset whose rows several processes write, each its own, straight to their places.
 
-    make_files(root, dtype, rows, shard_rows)         files of their final size
-    part = PartRows(root, dtype, shard_rows, first)   in any process and order, also again
+    make_files(root, dtype, rows, shard_rows)             files of their final size
+    part = PartRows(root, dtype, shard_rows, first)       in any process and order, also again
     part.write(rows)
-    sums = part.finish()                              on the disk on return
-    make_dataset(root, dtype, shard_rows, columns, runs, sums)    which makes it a dataset
+    checksums = part.finish()                             on the disk on return
+    make_dataset(root, dtype, shard_rows, …, checksums)   which makes it a dataset
 
 The files are those that one `StepWriter` would write of the same rows and runs, byte for byte; the
 checksums of the parts are put together, so no row is read again.
@@ -33,7 +33,7 @@ from stepwell.stores.steps.layout import CHECKSUMS, DATABASE, FILLED, pieces
 from stepwell.stores.steps.manifest import BLOCK_BYTES as MANIFEST_BYTES, Manifest
 from stepwell.stores.steps.writer import KEPT_CHECKSUMS, run_values
 
-Sums = Mapping[str, Any]
+PartChecksums = Mapping[str, Any]
 """The checksums of a part, as JSON can keep them."""
 
 
@@ -137,12 +137,12 @@ def make_dataset(
     shard_rows: int,
     columns: Mapping[str, RunColumn],
     runs: Sequence[tuple[Any, ...]],
-    sums: Sequence[Sums],
+    checksums: Sequence[PartChecksums],
 ) -> None:
-    """Make a dataset of files whose rows are all there; `sums` are those of the parts, in order."""
+    """Make a dataset of files that have all their rows, with the checksums of parts in order."""
     rows = runs[-1][1] + runs[-1][2]
     blocks, manifest = Growing(), Manifest()
-    for part in sums:
+    for part in checksums:
         blocks.rest += bytes.fromhex(part["blocks"])
         for crc, size in part["crcs"]:
             if manifest.covered % MANIFEST_BYTES == 0:
