@@ -21,8 +21,9 @@ _OBJECT_BYTES = 128 << 20  # results of tasks are small: what is large is writte
 class Cluster:
     """Runs tasks, some at a time."""
 
-    def __init__(self, workers: int | None) -> None:
-        self._head = _place(ray.get_runtime_context().gcs_address)
+    def __init__(self, workers: int | None, client: str | None = None) -> None:
+        """`client` is the address of a server that stands between this process and the head."""
+        self._head = _place(client or ray.get_runtime_context().gcs_address)
         resources: Any = ray.cluster_resources  # which has no types
         found = int(resources().get("CPU", 1))
         self._ahead = 2 * found if workers is None else workers
@@ -82,6 +83,7 @@ def joined(address: str, workers: int | None) -> Iterator[Cluster]:
             raise ValueError(f"address: this process has joined Ray at {here}, got {address!r}")
         yield Cluster(workers)
         return
+    client = None
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address == "local":
         workers = thread_count(workers, "workers")
@@ -93,11 +95,13 @@ def joined(address: str, workers: int | None) -> Iterator[Cluster]:
             **quiet,
         )
     else:
-        if address != "auto" and not _answers(*_place(address.removeprefix("ray://")), _CONNECT_S):
+        place = address.removeprefix("ray://")
+        client = place if place != address else None
+        if address != "auto" and not _answers(*_place(place), _CONNECT_S):
             raise ConnectionError(f"address: nobody answers at {address}; is Ray's head there?")
         ray.init(address=address, **quiet)
     try:
-        yield Cluster(workers if address != "local" else None)
+        yield Cluster(workers if address != "local" else None, client)
     finally:
         ray.shutdown()
 
