@@ -16,7 +16,7 @@ from stepwell.request import Request
 from stepwell.source import Source
 from stepwell.stores import PackReader
 
-_SCANS = 64
+_SCANS = 16
 _SCAN_RUNS = 32
 _MAX_SCAN_RUNS = 1 << 12
 

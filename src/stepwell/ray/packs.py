@@ -1,7 +1,6 @@
 """A pack of run files: tasks check and compress them into images, which then go to their places."""
 
 import os
-import shutil
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from stepwell import _core
-from stepwell.errors import FormatError
-from stepwell.files.atomic import sync_path, write_all
+from stepwell.errors import ChecksumError, FormatError
+from stepwell.files.atomic import write_all
 from stepwell.files.codecs import CODECS, Codec
 from stepwell.game2048.packing import chunks_of, first_runs, load_chunk, payloads_of
 from stepwell.game2048.run_files import Files, find_runs
@@ -22,6 +21,7 @@ from stepwell.stores.pack.stats import Tally
 from stepwell.stores.pack.writer import EntryMaker, PackWriter, dictionary_of, room_for
 
 _ALIGN = 4096
+_COPY_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def build(work: Work) -> Packed:
             )
             if len(entries):
                 at = writer.reserve(entries, [tally], facts["crc"], facts["size"])
-                places.append((piece.path, writer.beside, at, facts["size"]))
+                places.append((piece.path, writer.beside, at, facts["crc"]))
         for _ in work.cluster.run(_placed, places, lambda number: f"image {number}"):
             pass
     return made
@@ -116,7 +116,6 @@ def _prepared(path: Path, kind: _Kind, files: Files) -> Facts:
                 lengths += tally.lengths.tolist()
                 numbers.update(tally.numbers)
                 names.update(tally.names)
-    sync_path(path)
     index = np.concatenate(entries)
     return {
         "runs": len(index),
@@ -131,12 +130,19 @@ def _prepared(path: Path, kind: _Kind, files: Files) -> Facts:
     }
 
 
-def _placed(image: Path, pack: Path, at: int, size: int) -> None:
-    """Copy an image to its place."""
+def _placed(image: Path, pack: Path, at: int, crc: int) -> None:
+    """Copy an image to its place; the pack is synced when it is whole.
+
+    Images are not, so what a power cut left is compared with its checksum.
+    """
+    found = 0
     with image.open("rb") as source, pack.open("r+b") as target:
-        target.seek(at)
-        shutil.copyfileobj(source, target, 1 << 22)
-        if target.tell() != at + size:
-            raise FormatError(f"expected {size} bytes, got {target.tell() - at}", path=str(image))
-        target.flush()
-        os.fsync(target.fileno())
+        while data := source.read(_COPY_BYTES):
+            part = np.frombuffer(data, np.uint8)
+            found = _core.crc32c(part, found)
+            write_all(target.fileno(), part, at, pack)
+            at += len(part)
+    if found != crc:
+        image.unlink()
+        message = f"expected CRC32C {crc:08x}, got {found:08x}; the same call makes it again"
+        raise ChecksumError(message, path=str(image))

@@ -14,7 +14,7 @@ from stepwell.store import Progress
 SMALLEST, LARGEST = 1 << 20, 1 << 26
 """Bytes of a piece: small enough that a worker that dies costs little, large enough that nobody
 waits for tasks to begin."""
-_PIECES = 64
+_PIECES = 16
 
 
 def piece_bytes(total: int) -> int:
