@@ -19,7 +19,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-MODULES = ("stepwell", "torch", "jax", "replay", "stores", "formats", "game2048", "telemetry")
+_EDGES = ("torch", "jax", "ray", "replay")
+MODULES = ("stepwell", *_EDGES, "stores", "formats", "game2048", "telemetry")
 
 _PAGES = {
     "index.md": "README.md",
@@ -82,12 +83,12 @@ def _reference(name: str) -> Iterator[str]:
     for paragraph in filter(None, rest.split("\n\n")):
         table = re.search(r"\S {3,}\S", paragraph)
         yield f"```text\n{paragraph}\n```\n" if table else f"{paragraph}\n"
-    top = import_module("stepwell").__all__
+    top = import_module("stepwell")
     for each in sorted(module.__all__, key=str.lower):
         found = getattr(module, each)
         if isinstance(found, int):
             yield f"## {each}\n\n`{found!r}`\n"
-        elif name != "stepwell" and each in top and each != "Loader":
+        elif name != "stepwell" and each in top.__all__ and getattr(top, each) is found:
             yield f"## {each}\n\nSee [stepwell.{each}](stepwell.md#{_path(module, each)}).\n"
         else:
             yield f"::: {_path(module, each)}\n    options:\n      heading: {each}\n"

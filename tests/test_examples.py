@@ -29,7 +29,12 @@ def printed(*args: object, cwd: Path | None = None) -> list[str]:
     return done.stdout.splitlines()
 
 
-ELSEWHERE = {"train_flax.py", "train_sb3.py", "train_torchrl.py"}  # in tests/frameworks
+ELSEWHERE = {
+    "build_with_ray.py",
+    "train_flax.py",
+    "train_sb3.py",
+    "train_torchrl.py",
+}  # in tests/frameworks
 NAMES = sorted({path.name for path in EXAMPLES.glob("*.py")} - ELSEWHERE)
 Run = Callable[..., tuple[int, str]]
 

@@ -9,7 +9,7 @@ from tests import children
 
 EXTRAS = [
     *("torch", "jax", "h5py", "hdf5plugin", "pyarrow", "pandas", "gymnasium", "minari", "obstore"),
-    *("array_record", "lz4", "av", "PIL", "nicegui"),
+    *("array_record", "lz4", "av", "PIL", "nicegui", "ray"),
 ]
 HEAVY = [
     *(*EXTRAS, "typer", "rich", "multiprocessing"),
@@ -64,7 +64,7 @@ def test_all_names_are_there() -> None:
 
 
 def test_missing_extras() -> None:
-    for name in ("torch", "jax"):
+    for name in ("torch", "jax", "ray"):
         for how in (f"import stepwell.{name}", f"import stepwell; stepwell.{name}"):
             script = f"""
 import sys

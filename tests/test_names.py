@@ -18,7 +18,7 @@ from stepwell.loader import LoaderOptions
 from tests import ROOT, children, packs, records, replays, shards, steps
 from tests.test_docs import BLOCK
 
-MODULES = ["formats", "game2048", "jax", "replay", "stores", "telemetry", "torch"]
+MODULES = ["formats", "game2048", "jax", "ray", "replay", "stores", "telemetry", "torch"]
 PUBLIC = [sw, *(import_module(f"stepwell.{name}") for name in MODULES)]
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # all of them exist without an import: see __getattr__
         formats as formats,
         game2048 as game2048,
         jax as jax,
+        ray as ray,
         replay as replay,
         stores as stores,
         telemetry as telemetry,
@@ -105,7 +106,7 @@ __all__ = [
 
 __version__ = "0.2.0"  # the build reads it here: to ask the installed package takes longer
 
-_MODULES = ("formats", "game2048", "jax", "replay", "stores", "telemetry", "torch")
+_MODULES = ("formats", "game2048", "jax", "ray", "replay", "stores", "telemetry", "torch")
 
 _HOMES = {
     "conversion": ("convert",),
@@ -149,5 +150,5 @@ def __dir__() -> list[str]:
     # stop them with an ImportError.
     from importlib.util import find_spec
 
-    missing = {name for name in ("jax", "torch") if find_spec(name) is None}
+    missing = {name for name in ("jax", "ray", "torch") if find_spec(name) is None}
     return sorted({*__all__, *_MODULES, "__version__"} - missing)

@@ -21,8 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from stepwell.errors import BusyError, KindError, SchemaError
-from stepwell.exchange import as_source
+from stepwell.errors import BusyError
 from stepwell.files.lock import is_locked
 from stepwell.files.regular import bytes_on_disk
 from stepwell.formats import (
@@ -32,20 +31,15 @@ from stepwell.formats import (
     into_shards,
     into_steps,
 )
-from stepwell.formats.folder import classes_of
-from stepwell.formats.into_records import OVERHEAD, original_names, overhead
+from stepwell.formats.into_records import OVERHEAD, overhead
 from stepwell.formats.minari import PREFIX
 from stepwell.formats.parts import Part, sweep_part
-from stepwell.kinds import MADE, kind_at, kind_of, target_kind
+from stepwell.kinds import MADE, kind_at
 from stepwell.opening import store_at
-from stepwell.source import Ragged, Source
-from stepwell.store import Progress, Store, what_is_at
+from stepwell.request import Request, open_options
+from stepwell.source import Source
+from stepwell.store import Progress, what_is_at
 from stepwell.stores import (
-    STORES,
-    ArrayRecordSource,
-    ArraySource,
-    PackReader,
-    ReplayReader,
     StepReader,
 )
 
@@ -124,81 +118,60 @@ def convert(
     writing to it; with mode "a" a store goes on. Games that a step dataset has already raise it,
     too; with `again` they are added once more.
     """
-    if mode not in ("x", "a"):
-        raise ValueError(f"mode: expected 'x' or 'a', got {mode!r}")
-    if mode == "a" and force:
-        raise ValueError("expected mode='a', which appends, or force, which replaces, got both")
-    fields = [field] if isinstance(field, str) else None if field is None else list(field)
-    if not isinstance(source, str | os.PathLike):
-        source = as_source(source)
-    source_kind = kind_of(source)
-    kind = target_kind(source, source_kind, os.fspath(target), to, mode)
-    for name, wanted, noun in (("fps", "video", "a video"), ("env", "minari", "a Minari dataset")):
-        if name in options and kind != wanted:
-            raise ValueError(f"{name}: expected {noun} to write, got {kind}")
-    steps_of = {"runs": kind != "pack", "pack": kind == "steps"}
-    if without_values and not steps_of.get(source_kind or ""):
-        raise ValueError(
-            f"without_values: expected games of 2048 and their steps, got {source_kind} to {kind}"
-        )
-    if again and (mode, kind) != ("a", "steps"):
-        raise ValueError(
-            f"again: expected mode='a' (--append) and a step dataset, got {mode!r} and {kind}"
-        )
-    if again:
-        options["again"] = True
-    if kind in ("records", "pack"):
-        options |= {"compress": compress, "level": level}
-    elif compress != "none" or level is not None:
-        raise ValueError(f"compress: expected a record store or a pack to write, got {kind}")
-    if kind == "records":
-        options["chunk_records"] = chunk_records
-    if part_bytes is not None and part_bytes < 1:
-        raise ValueError(f"part_bytes: expected at least 1, got {part_bytes}")
-    if part_bytes is not None and kind in ("shards", "steps", "parquet", "arrayrecord"):
-        options["part_bytes"] = part_bytes
+    request = Request.of(
+        source,
+        target,
+        to=to,
+        field=field,
+        where=where,
+        mode=mode,
+        compress=compress,
+        level=level,
+        chunk_records=chunk_records,
+        part_bytes=part_bytes,
+        skip_bad=skip_bad,
+        without_values=without_values,
+        again=again,
+        threads=threads,
+        force=force,
+        options=options,
+    )
     report_to = progress or (lambda *_: None)
-    if kind in ("pack", "replay"):
-        if where is not None or fields is not None:
-            raise ValueError(f"where and field: not for {kind}, which takes everything")
-        options |= {"skip_bad": skip_bad, "progress": report_to}
-        given, path = Path(os.fspath(source)), Path(target)  # type: ignore[arg-type]
-        if kind == "replay":
-            return _move_telemetry(given, path, force, options)
-        return _pack(given, path, force, threads, options)
-    games = {"skip_bad": skip_bad, "without_values": without_values, "threads": threads}
-    opened = _opened(source, source_kind, kind, where, fields, games)
-    call = _Call(opened, source_kind or "", fields, where, mode, force, report_to)
-    with nullcontext() if isinstance(source, Source) else opened:  # the caller's stays open
-        return call.write(kind, os.fspath(target), options)
+    if request.kind in ("pack", "replay"):
+        given, path = Path(os.fspath(request.source)), Path(request.target)  # type: ignore[arg-type]
+        more = {**request.options, "skip_bad": skip_bad, "progress": report_to}
+        if request.kind == "replay":
+            return _move_telemetry(given, path, force, more)
+        return _pack(given, path, force, threads, more)
+    opened = request.opened()
+    call = _Call(request, opened, report_to)
+    with nullcontext() if request.is_open else opened:  # the caller's stays open
+        return call.write()
 
 
 @dataclass(frozen=True)
 class _Call:
     """A conversion whose source is open."""
 
+    request: Request
     source: Source
-    source_kind: str
-    fields: list[str] | None
-    where: str | None
-    mode: str
-    force: bool
     progress: Progress
 
-    def write(self, kind: str, target: str, options: dict[str, Any]) -> ConvertReport:
-        rows = self._rows()
+    def write(self) -> ConvertReport:
+        request = self.request
+        kind, target, options = request.kind, request.target, request.options
+        rows = request.rows(self.source)
         if target.startswith(PREFIX):
             write, _ = BY_NAME["minari"].writer(None)
             made = write(rows, target, progress=self.progress, **options)
             return self._report(target, kind, int(made.total_steps), int(made.total_episodes), 0)
         path = Path(target)
-        if self.source.path is not None and _is_inside(path, Path(self.source.path)):
-            raise ValueError(f"{path} is the source itself, or inside it")
-        if self.mode == "a" and path.exists():
-            self._warn(kind, rows, target, options)
+        check_apart(path, self.source.path)
+        if request.mode == "a" and path.exists():
+            warn_of_growth(request, self.source.path, rows)
             return self._append(kind, rows, path, options)
-        self._check_target(path, kind)
-        self._warn(kind, rows, target, options)
+        check_target(path, kind, force=request.force)
+        warn_of_growth(request, self.source.path, rows)
         write, resumes = (_FILL[kind], True) if kind in MADE else BY_NAME[kind].writer(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         if not resumes:
@@ -210,14 +183,15 @@ class _Call:
             begun[:] = begun or [done]  # the first call has where it begins
             self.progress(done, total)
 
-        with Part(path, self._about(kind, rows, options), force=self.force) as part:
+        with Part(path, self._about(kind, rows, options), force=request.force) as part:
             try:
                 write(rows, part.path if kind in MADE else part, progress=progress, **options)
             except Exception:
                 if kind in MADE and not _has_rows(part.path):
                     part.discard()  # nothing in it that a second attempt could use
                 raise
-            self._check_target(path, kind)  # again: others may have made it meanwhile
+            # Again: others may have made it meanwhile.
+            check_target(path, kind, force=request.force)
             part.finish()
         return self._report(target, kind, len(rows), None, begun[0] if begun else 0)
 
@@ -234,87 +208,91 @@ class _Call:
         made = self._report(str(path), kind, len(rows), None, 0)
         return made if made.runs is None else replace(made, runs=made.runs - before)
 
-    def _rows(self) -> Source:
-        """The fields that are to be written, under the names they had where they came from."""
-        rows = original_names(_plain(self.source))
-        if self.fields is None:
-            return rows
-        for name in self.fields:
-            if name not in rows.schema:
-                raise SchemaError(
-                    f"{self.source.path}: expected a field of {', '.join(rows.schema)}, "
-                    f"got {name!r}"
-                )
-        return rows.columns(self.fields)
-
-    def _warn(self, kind: str, rows: Source, target: str, options: dict[str, Any]) -> None:
-        """Warn that small records would grow, before they do."""
-        before = self._source_bytes()
-        if kind != "records" or before is None:
-            return
-        compress = options.get("compress", "none")
-        after = len(rows) * overhead(rows.schema, compress)
-        if compress == "none":
-            after += rows.nbytes
-        if after - before > _WORTH_A_WARNING and after > _GROWS_BY * before:
-            warnings.warn(
-                f"{target}: {len(rows):,} records would take about {after:,} bytes, the source "
-                f"has {before:,}: a record store costs {OVERHEAD} bytes for each field of a "
-                "record that is compressed, ragged or larger than 64 bytes; a step dataset or "
-                "shards cost nothing",
-                stacklevel=4,
-            )
-
     def _about(self, kind: str, rows: Source, options: dict[str, Any]) -> dict[str, Any]:
         """The identity of this conversion, and of its source as it is now."""
         about = {"to": kind, "rows": len(rows), "fields": list(rows.schema), **options}
-        if self.where is not None:
-            about["where"] = self.where
+        if self.request.where is not None:
+            about["where"] = self.request.where
         if self.source.path is None or not os.path.exists(self.source.path):
             return {"source": self.source.path, "fingerprint": self.source.fingerprint, **about}
         path = os.path.realpath(self.source.path)
-        return {"source": path, "files": _files_checksum(Path(path)), **about}
-
-    def _check_target(self, path: Path, kind: str) -> None:
-        """Refuse what is there, unless it may be replaced."""
-        if not os.path.lexists(path):
-            return
-        if path.is_symlink():
-            raise FileExistsError(f"{path} is a link; give the path that it leads to")
-        if path.is_dir() and not any(path.iterdir()):
-            return
-        if not self.force:
-            sweep_part(path)
-            raise FileExistsError(f"{path} exists; force=True (--force) replaces it")
-        found = kind_at(path)
-        known = BY_NAME.get(kind)
-        if found != kind or (path.is_dir() and known is not None and not _is_pure(path, known)):
-            raise FileExistsError(
-                f"force: expected {kind} without other files to replace, "
-                f"got {found or what_is_at(path)}: {path}"
-            )
-        if kind in _LOCKS and is_locked(path / _LOCKS[kind]):
-            raise BusyError(f"{path} is being written to by another process")
-
-    def _source_bytes(self) -> int | None:
-        path = self.source.path
-        return (
-            None
-            if path is None or not os.path.exists(path)
-            else bytes_on_disk(Path(path).resolve())
-        )
+        return {"source": path, "files": files_checksum(Path(path)), **about}
 
     def _report(
         self, target: str, kind: str, rows: int, runs: int | None, resumed: int
     ) -> ConvertReport:
-        if kind == "steps":
-            runs = _run_count(target)
-        there = None if target.startswith(PREFIX) else bytes_on_disk(Path(target))
-        skipped = tuple(getattr(self.source, "skipped", ()))
-        return ConvertReport(
-            *(target, self.source_kind, kind, rows, runs, resumed),
-            *(self._source_bytes(), there, skipped),
+        source = self.source
+        skipped = tuple(getattr(source, "skipped", ()))
+        return report_of(self.request, source.path, target, rows, runs, resumed, skipped)
+
+
+def check_target(path: Path, kind: str, *, force: bool) -> None:
+    """Refuse what is there, unless it may be replaced."""
+    if not os.path.lexists(path):
+        return
+    if path.is_symlink():
+        raise FileExistsError(f"{path} is a link; give the path that it leads to")
+    if path.is_dir() and not any(path.iterdir()):
+        return
+    if not force:
+        sweep_part(path)
+        raise FileExistsError(f"{path} exists; force=True (--force) replaces it")
+    found = kind_at(path)
+    known = BY_NAME.get(kind)
+    if found != kind or (path.is_dir() and known is not None and not _is_pure(path, known)):
+        raise FileExistsError(
+            f"force: expected {kind} without other files to replace, "
+            f"got {found or what_is_at(path)}: {path}"
         )
+    if kind in _LOCKS and is_locked(path / _LOCKS[kind]):
+        raise BusyError(f"{path} is being written to by another process")
+
+
+def warn_of_growth(request: Request, source: str | None, rows: Source) -> None:
+    """Warn that small records would grow, before they do."""
+    before, compress = _bytes_at(source), request.options.get("compress", "none")
+    if request.kind != "records" or before is None:
+        return
+    after = len(rows) * overhead(rows.schema, compress)
+    if compress == "none":
+        after += rows.nbytes
+    if after - before > _WORTH_A_WARNING and after > _GROWS_BY * before:
+        warnings.warn(
+            f"{request.target}: {len(rows):,} records would take about {after:,} bytes, the source "
+            f"has {before:,}: a record store costs {OVERHEAD} bytes for each field of a "
+            "record that is compressed, ragged or larger than 64 bytes; a step dataset or "
+            "shards cost nothing",
+            stacklevel=4,
+        )
+
+
+def check_apart(path: Path, source: str | None) -> None:
+    """Refuse to make something of itself, or inside itself."""
+    if source is not None and _is_inside(path, Path(source)):
+        raise ValueError(f"{path} is the source itself, or inside it")
+
+
+def report_of(
+    request: Request,
+    source: str | None,
+    target: str,
+    rows: int,
+    runs: int | None,
+    resumed: int,
+    skipped: tuple[tuple[str, str], ...],
+) -> ConvertReport:
+    """The report about a conversion that is done."""
+    if request.kind == "steps":
+        runs = _run_count(target)
+    there = None if target.startswith(PREFIX) else bytes_on_disk(Path(target))
+    return ConvertReport(
+        *(target, request.source_kind, request.kind, rows, runs, resumed),
+        *(_bytes_at(source), there, skipped),
+    )
+
+
+def _bytes_at(path: str | None) -> int | None:
+    return None if path is None or not os.path.exists(path) else bytes_on_disk(Path(path).resolve())
 
 
 def _run_count(path: str | Path) -> int:
@@ -355,97 +333,16 @@ def _move_telemetry(old: Path, root: Path, force: bool, options: dict[str, Any])
     )
 
 
-# Sources and targets.
-
-
-def _opened(
-    source: str | os.PathLike[str] | Source,
-    kind: str | None,
-    target: str,
-    where: str | None,
-    fields: list[str] | None,
-    games: dict[str, Any],
-) -> Source:
-    """The rows that are to be converted, of the runs that are wanted."""
-    text = str(source) if isinstance(source, Source) else os.fspath(source)
-    store = next((each for each in STORES if each.kind == kind), None)
-    if kind is None:
-        names = sorted({*(each.kind for each in STORES), *BY_NAME})
-        raise KindError(
-            f"expected one of {', '.join(names)}, got {what_is_at(Path(text))}", path=text
-        )
-    if where is not None and store is None and not isinstance(source, Store):
-        raise ValueError(f"{text} is {kind}: there are no runs to choose by where=")
-    if isinstance(source, Source):
-        found = source
-    elif store is not None:
-        found = store.open(text, **_options(store, target))
-    elif kind == "runs":
-        return _steps_of_games(text, games)
-    else:
-        if kind == "folder":
-            _refuse_stores_inside(Path(text))
-        return BY_NAME[kind].read(text if text.startswith(PREFIX) else Path(text), fields)
-    if isinstance(found, Store) and not found.checks_rows and "://" not in text:
-        for problem in found.verify().problems:
-            raise problem  # before it is copied under new checksums
-    if where is not None and isinstance(found, Store):
-        found = found.where(where)
-    if isinstance(found, PackReader) and target == "steps":
-        return _steps_of_games(found, games)
-    return found
-
-
-def _steps_of_games(games: Any, options: dict[str, Any]) -> Source:
-    from stepwell.game2048 import GameSteps
-
-    return GameSteps(games, **options)
-
-
-def _options(store: type[Store], target: str) -> dict[str, Any]:
-    """How a store is opened that is read once, from one end to the other."""
-    if store in (StepReader, ArraySource):
-        return {"memory": "map"}
-    if store is ReplayReader and target == "video":
-        return {"frames": True, "next_observation": False}
-    return {}
-
-
-def _refuse_stores_inside(path: Path) -> None:
-    """A folder of datasets is no folder of classes."""
-    for name in classes_of(path):
-        kind = kind_at(path / name)
-        if kind not in (None, "folder") or any((path / name).glob("*.arrow")):
-            raise KindError(
-                f"expected files for each class; {name} is a dataset of its own "
-                f"({kind or 'arrow'}): convert that",
-                path=str(path),
-            )
-
-
 def _has_rows(path: Path) -> bool:
     """Whether something was committed to a store that is being made."""
     try:
         store = store_at(path)
         if store is None:
             return False
-        with store.open(path, **_options(store, "")) as made:
+        with store.open(path, **open_options(store, "")) as made:
             return len(made) > 0
     except (OSError, ValueError):
         return False
-
-
-def _plain(source: Source) -> Source:
-    """Records of ArrayRecord as what they are: bytes, or the fields of a structure."""
-    if not isinstance(source, ArrayRecordSource):
-        return source
-    field = source.schema["data"]
-    if field.ragged:
-        return source.map(
-            lambda rows: {"data": Ragged(rows["data"].values, rows["data"].offsets, "bytes")}
-        )
-    names = field.dtype.names if not field.shape else None
-    return source.map(lambda rows: {n: rows["data"][n] for n in names}) if names else source
 
 
 def _is_pure(path: Path, known: Format) -> bool:
@@ -462,7 +359,7 @@ def _is_inside(path: Path, source: Path) -> bool:
     return real == other or real.startswith(other.rstrip("/") + "/")
 
 
-def _files_checksum(path: Path) -> str:
+def files_checksum(path: Path) -> str:
     """A checksum of names, sizes and times, to see whether files are still the same."""
     found = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
     total = hashlib.blake2b(digest_size=16)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -90,6 +90,15 @@ def convert(
     env: Annotated[
         str | None, typer.Option(help="The environment whose spaces a Minari dataset gets.")
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            help="Do it in pieces with Ray: local, for this machine's cores, or an address."
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="With --ray: pieces at once; all cores by default.")
+    ] = None,
     append: Annotated[
         bool, typer.Option("--append", help="Add to the store OUT instead of making it.")
     ] = False,
@@ -106,33 +115,39 @@ def convert(
         suffixes = BY_NAME[to.value].suffixes if to and to.value in BY_NAME else ()
         if not suffixes or append or part_bytes:
             raise ValueError("-: expected --to and a format that is one file, to print")
+    if ray is None and workers is not None:
+        raise ValueError("--workers: expected --ray beside it; --threads is for one process")
+    options: dict[str, Any] = {"fps": fps, "env": env}
+    options = {name: value for name, value in options.items() if value is not None}
+    if ray is not None:
+        _check_alone(target, append=append, again=again, threads=threads, **options)
     begin = time.perf_counter()
-    options = {name: v for name, v in {"fps": fps, "env": env}.items() if v is not None}
     register_atari(env or "")
     with (
         written(Path(target), True, suffixes[0]) if target == "-" else nullcontext(target) as out,
         progress("converting") as on_progress,
         translated(env) if env else _kept(target),
     ):
-        report = sw.convert(
-            source,
-            out,
-            to=None if to is None else to.value,
-            field=field or None,
-            where=where,
-            mode="a" if append else "x",
-            compress=compress.value,
-            level=level,
-            chunk_records=chunk_records,
-            part_bytes=part_bytes,
-            skip_bad=skip_bad,
-            without_values=without_values,
-            again=again,
-            threads=threads,
-            force=force,
-            progress=on_progress,
-            **options,
-        )
+        given: dict[str, Any] = {
+            "to": None if to is None else to.value,
+            "field": field or None,
+            "where": where,
+            "compress": compress.value,
+            "level": level,
+            "chunk_records": chunk_records,
+            "part_bytes": part_bytes,
+            "skip_bad": skip_bad,
+            "without_values": without_values,
+            "force": force,
+            "progress": on_progress,
+        }
+        if ray is not None:
+            report = sw.ray.convert(source, out, address=ray, workers=workers, **given)
+        else:
+            mode: Any = "a" if append else "x"
+            report = sw.convert(
+                source, out, mode=mode, again=again, threads=threads, **given, **options
+            )
     show_skipped(report.skipped)
     if target == "-":
         return
@@ -150,6 +165,15 @@ def convert(
         "seconds": round(time.perf_counter() - begin, 3),
     }
     show({name: value for name, value in facts.items() if as_json or value is not None}, as_json)
+
+
+def _check_alone(target: str, **options: Any) -> None:
+    """Raise `ValueError` for options that pieces cannot have."""
+    if target == "-":
+        raise ValueError("--ray: expected a path to build, got -, which is printed")
+    for name, value in options.items():
+        if value:
+            raise ValueError(f"--ray: expected a new store built in pieces, got --{name}")
 
 
 @contextmanager

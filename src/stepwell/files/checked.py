@@ -47,6 +47,29 @@ def parse_header(data: bytes, path: str) -> int:
     return int(block_bytes)
 
 
+def joined(first: int, second: int, size: int) -> int:
+    """The CRC32C of two pieces one behind the other, of the checksums of both and the bytes of the
+    second: pieces are then summed where they are made, in any order."""
+    power, factor = size, 1 << 31  # of x to the 8 * size, by squares
+    square = 1 << 23
+    while power:
+        if power & 1:
+            factor = _product(square, factor)
+        square = _product(square, square)
+        power >>= 1
+    return _product(factor, first) ^ second
+
+
+def _product(a: int, b: int) -> int:
+    """The product of two polynomials modulo that of CRC32C; the highest bit is the number 1."""
+    made = 0
+    for bit in range(31, -1, -1):
+        if a >> bit & 1:
+            made ^= b
+        b = b >> 1 ^ (0x82F63B78 if b & 1 else 0)
+    return made
+
+
 def block_count(size: int, block_bytes: int) -> int:
     """The number of blocks that `size` bytes of one file have."""
     return -(-size // block_bytes)
@@ -118,6 +141,11 @@ class Checksums:
         return _core.CheckedBlocks(
             data, self.block_bytes, stored, rest, path, begin, self._path, inside, crc
         )
+
+    def entries(self, first: int, count: int) -> bytes:
+        """The checksums of some blocks, as they are stored."""
+        every = np.concatenate([self._stored, self._rest])
+        return every[first * ENTRY_BYTES : (first + count) * ENTRY_BYTES].tobytes()
 
     def differing(self, first: int, found: bytes) -> NDArray[np.int64]:
         """Which checksums are not those that were found, from the `first` on."""

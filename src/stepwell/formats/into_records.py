@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from stepwell.batches import attributes_of, in_order, size_of
 from stepwell.errors import SchemaError
@@ -24,6 +25,30 @@ _COMMIT_S = 2.0
 _MAX_NAME = 63
 
 
+class Plan(NamedTuple):
+    """A record store that is to be made."""
+
+    fields: dict[str, Field]
+    names: dict[str, str]
+    """The name that each field of the source has in the store."""
+    attributes: dict[str, Any]
+
+    @classmethod
+    def of(cls, source: Source, compress: str = "none", level: int | None = None) -> "Plan":
+        """Raises `SchemaError` for what a record store cannot have."""
+        names = _field_names(source.schema)
+        fields = {
+            names[name]: _kept(name, field, compress, level)
+            for name, field in source.schema.items()
+        }
+        attributes = attributes_of(source)
+        attributes.pop(NAMES, None)
+        renamed = {field: name for name, field in names.items() if field != name}
+        if renamed:
+            attributes[NAMES] = renamed
+        return cls(fields, names, attributes)
+
+
 def fill(
     source: Source,
     path: Path,
@@ -38,15 +63,7 @@ def fill(
 
     With `append` all rows are added to those that are there, in one commit.
     """
-    names = _field_names(source.schema)
-    fields = {
-        names[name]: _kept(name, field, compress, level) for name, field in source.schema.items()
-    }
-    attributes = attributes_of(source)
-    attributes.pop(NAMES, None)
-    renamed = {field: name for name, field in names.items() if field != name}
-    if renamed:
-        attributes[NAMES] = renamed
+    fields, names, attributes = Plan.of(source, compress, level)
     pending, last = 0, time.monotonic()
     with RecordWriter(
         path,

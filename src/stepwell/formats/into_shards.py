@@ -23,6 +23,14 @@ def fill(
     float64 is rounded to float32, which is what a shard can hold. With `append` all rows are added
     to those that are there; each full shard is a commit.
     """
+    name, width, kind = rows_of(source)
+    with ShardWriter(path, width, kind, mode="a", shard_bytes=part_bytes) as writer:
+        for batch in in_order(source, 0 if append else writer.rows, progress):
+            writer.append(batch[name])
+
+
+def rows_of(source: Source) -> tuple[str, int, str]:
+    """The field that is written, how wide it is, and the dtype that shards keep it in."""
     if len(source.schema) != 1:
         raise SchemaError(f"shards have one field; choose one of {', '.join(source.schema)}")
     ((name, field),) = source.schema.items()
@@ -33,6 +41,4 @@ def fill(
     kind = "float16" if field.dtype.itemsize == 2 else "float32"
     if name in attributes_of(source).get("bfloat16", ()):
         kind = "bfloat16"
-    with ShardWriter(path, field.shape[0], kind, mode="a", shard_bytes=part_bytes) as writer:
-        for batch in in_order(source, 0 if append else writer.rows, progress):
-            writer.append(batch[name])
+    return name, field.shape[0], kind

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,48 @@ _COMMIT_S = 2.0
 _PART_BYTES = 1 << 30
 
 
+class Plan(NamedTuple):
+    """A step dataset that is to be made."""
+
+    dtype: np.dtype[Any]
+    names: dict[str, str]
+    """The fields that are written, and what they are called in the dataset."""
+    runs: RunList
+    columns: dict[str, RunColumn]
+    shard_rows: int
+
+    @classmethod
+    def of(cls, source: Source, part_bytes: int | None) -> "Plan":
+        """Raises `SchemaError` for what a step dataset cannot have."""
+        only_fixed(source, "a step dataset")
+        filled = {
+            n for n in OWN_FIELDS if n in source.schema and source.schema[n].dtype.kind in "iu"
+        }
+        if len(filled) < len(OWN_FIELDS) and not isinstance(source, StepReader):
+            filled = set()  # one alone is something else, unless a step dataset has it
+        names = _names(source, filled)
+        if not len(source):
+            raise SchemaError("expected at least one row, got none")
+        dtype = np.dtype(
+            [
+                (names.get(name, name), field.dtype.newbyteorder("="), field.shape)
+                for name, field in source.schema.items()
+                if name in names or name in filled  # which the writer fills in
+            ]
+        )
+        if part_bytes is not None and part_bytes < dtype.itemsize:
+            raise ValueError(f"part_bytes: expected at least {dtype.itemsize}, got {part_bytes}")
+        runs = find_runs(source)
+        columns = {
+            name: runs.types.get(name) or _column(name, [run[k] for run in runs._rows])
+            for k, name in enumerate(runs.columns)
+        }
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if part_bytes is None and len(source) * dtype.itemsize > memory // 2:
+            part_bytes = _PART_BYTES
+        return cls(dtype, names, runs, columns, (part_bytes or 0) // dtype.itemsize)
+
+
 def fill(
     source: Source,
     path: Path,
@@ -40,27 +82,9 @@ def fill(
     already raises `FileExistsError`, unless `again` is True. Rows are spread over files of
     `part_bytes`, by default only when they would not fit well into this machine's memory.
     """
-    only_fixed(source, "a step dataset")
-    filled = {n for n in OWN_FIELDS if n in source.schema and source.schema[n].dtype.kind in "iu"}
-    if len(filled) < len(OWN_FIELDS) and not isinstance(source, StepReader):
-        filled = set()  # one alone is something else, unless a step dataset has it
-    names = _names(source, filled)
-    if not len(source):
-        raise SchemaError("expected at least one row, got none")
-    dtype = np.dtype(
-        [
-            (names.get(name, name), field.dtype.newbyteorder("="), field.shape)
-            for name, field in source.schema.items()
-            if name in names or name in filled  # which the writer fills in
-        ]
-    )
-    if part_bytes is not None and part_bytes < dtype.itemsize:
-        raise ValueError(f"part_bytes: expected at least {dtype.itemsize}, got {part_bytes}")
-    runs = find_runs(source)
-    columns = {
-        name: runs.types.get(name) or _column(name, [run[k] for run in runs._rows])
-        for k, name in enumerate(runs.columns)
-    }
+    plan = Plan.of(source, part_bytes)
+    names, dtype, runs, columns = plan.names, plan.dtype, plan.runs, plan.columns
+    shard_rows: int | None = plan.shard_rows
     total = len(source)
     first = 0
     if StepReader.recognizes(path):
@@ -77,11 +101,6 @@ def fill(
             warnings.warn(left, stacklevel=2)
             columns = {name: each for name, each in columns.items() if name not in missing}
         shard_rows = None
-    else:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if part_bytes is None and total * dtype.itemsize > memory // 2:
-            part_bytes = _PART_BYTES
-        shard_rows = (part_bytes or 0) // dtype.itemsize
     with StepWriter(path, dtype, columns, mode="a", shard_rows=shard_rows) as writer:
         if append and not again:
             refuse_repeats(path, source.columns({names[n]: n for n in names}), runs)

@@ -26,6 +26,7 @@ PART_BYTES = 256 << 20
 _ABOUT = ".stepwell.json"
 _LOCK = ".lock"
 _MADE = "made"
+_PIECES = "pieces"
 
 
 class Part:
@@ -39,6 +40,8 @@ class Part:
         self.target = target
         self._root = target.with_name(f"{target.name}.part")
         self.path = self._root / f"{_MADE}{target.suffix}"
+        self.pieces = self._root / _PIECES
+        """A folder for finished pieces, where several processes make the thing."""
         make_folder(self._root)
         self._lock = WriterLock(self._root / _LOCK)
         try:
@@ -77,9 +80,13 @@ class Part:
 
     def __exit__(self, *exc: object) -> None:
         """Let others go on here, if there is something to go on with."""
-        if self._lock.held and not self.path.exists():
+        if self._lock.held and not self._has_some():
             shutil.rmtree(self._root)
         self._lock.release()
+
+    def _has_some(self) -> bool:
+        """Whether there is something to go on with."""
+        return self.path.exists() or self.pieces.exists()
 
     def _begun(self, about: dict[str, Any], force: bool) -> dict[str, Any] | None:
         """The state that an earlier attempt saved; None without one, or to replace it."""
@@ -94,7 +101,7 @@ class Part:
             raise FileExistsError(
                 f"{self._root} is of a different conversion ({changed}); force starts again"
             )
-        if found is not None and not changed and self.path.exists():
+        if found is not None and not changed and self._has_some():
             return found
         for name in left:
             path = self._root / name

@@ -1,7 +1,7 @@
 """A pack of a directory of run files: each read once, in the order of their paths."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from stepwell.stores.pack.layout import groups
 from stepwell.stores.pack.writer import (
     TRAIN_BYTES,
     Compress,
+    EntryMaker,
     PackWriter,
     Prepared,
     ReplacingPackWriter,
@@ -84,18 +85,39 @@ Chunk = list[tuple[Path, bytes | Exception]]
 
 def _load_all(writer: PackWriter, files: Files, threads: int) -> Iterator[tuple[Chunk, Prepared]]:
     """Chunks read and prepared, a few at a time; a dictionary is trained on the first."""
-    rooms = room_for([size for _, size in files], writer.align)
-    rooms = np.maximum(rooms, _CHUNK_BYTES // _CHUNK_FILES)
-    waiting = (files[part] for part in groups(rooms, _CHUNK_BYTES))
-    samples: list[Chunk] = []
-    wanted = TRAIN_BYTES if writer.needs_samples else 0
-    while wanted > 0 and (some := next(waiting, None)):
-        samples.append(_only_runs(_read(some)))
-        wanted -= sum(map(len, _payloads(samples[-1])))
-    writer.train([payload for chunk in samples for payload in _payloads(chunk)])
+    waiting = chunks_of(files, writer.align)
+    samples = first_runs(waiting) if writer.needs_samples else []
+    writer.train(payloads_of(samples))
     prepare = partial(_prepare, writer)
     yield from map(prepare, samples)
     yield from in_order(lambda some: prepare(_read(some)), waiting, threads)
+
+
+def chunks_of(files: Files, align: int) -> Iterator[Files]:
+    """Files that are read and prepared at once."""
+    rooms = room_for([size for _, size in files], align)
+    rooms = np.maximum(rooms, _CHUNK_BYTES // _CHUNK_FILES)
+    return (files[part] for part in groups(rooms, _CHUNK_BYTES))
+
+
+def first_runs(waiting: Iterator[Files]) -> list[Chunk]:
+    """The first chunks, read: enough of them to train a dictionary on."""
+    samples: list[Chunk] = []
+    wanted = TRAIN_BYTES
+    while wanted > 0 and (some := next(waiting, None)):
+        samples.append(_only_runs(_read(some)))
+        wanted -= sum(map(len, _payloads(samples[-1])))
+    return samples
+
+
+def payloads_of(chunks: Iterable[Chunk]) -> list[bytes]:
+    """The runs of some chunks."""
+    return [payload for chunk in chunks for payload in _payloads(chunk)]
+
+
+def load_chunk(maker: EntryMaker, files: Files) -> tuple[Chunk, Prepared]:
+    """Files read and prepared; errors are in the place of what is no run."""
+    return _prepare(maker, _read(files))
 
 
 def _read(files: Files) -> Chunk:
@@ -116,11 +138,11 @@ def _only_runs(chunk: Chunk) -> Chunk:
     return [(path, look(path, found)) for path, found in chunk]
 
 
-def _prepare(writer: PackWriter, chunk: Chunk) -> tuple[Chunk, Prepared]:
+def _prepare(maker: PackWriter | EntryMaker, chunk: Chunk) -> tuple[Chunk, Prepared]:
     """Make entries of files."""
     payloads = _payloads(chunk)
     try:
         kinds = [_core.run_kind(np.frombuffer(payload, np.uint8)) for payload in payloads]
-        return chunk, writer.prepare(payloads, kinds)
+        return chunk, maker.prepare(payloads, kinds)
     except FormatError:  # one of them is no run; which one is worth a second look
-        return _prepare(writer, _only_runs(chunk))
+        return _prepare(maker, _only_runs(chunk))

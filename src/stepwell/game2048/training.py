@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,6 +49,38 @@ _MAX_STEPS = 65_535
 _CHUNK_RUNS = 32
 
 
+class Scanned(NamedTuple):
+    """What is known of games that were decoded and checked."""
+
+    numbers: list[int]
+    """Of the games that can be rows."""
+    counts: list[int]
+    known: list[tuple[Any, ...]]
+    """The columns of each."""
+    skipped: list[tuple[str, str]]
+
+    def add(
+        self, chunk: list[tuple[int, tuple[Any, ...] | Exception]], names: list[str], skip_bad: bool
+    ) -> None:
+        """Add games; raise what is wrong with one, unless those are to be left out."""
+        for number, found in chunk:
+            name = names[number]
+            if isinstance(found, Exception):
+                if not skip_bad:
+                    raise _named(found, name)
+                self.skipped.append((name, str(found)))
+                continue
+            self.numbers.append(number)
+            self.counts.append(found[0])
+            self.known.append((*found[1:-1], name, found[-1]))
+
+    def runs(self) -> RunList:
+        made = RunList(self.counts, RUN_COLUMNS, self.known, RUN_COLUMNS)
+        if not all(run[-1] for run in self.known):
+            made.needed = {"has_values"}
+        return made
+
+
 class GameSteps(Source):
     """The steps of games: `convert(GameSteps("runs"), "games", to="steps")`.
 
@@ -67,32 +99,37 @@ class GameSteps(Source):
         without_values: bool = False,
         threads: int | None = None,
     ) -> None:
-        self._threads = thread_count(threads)
-        self._path, names, self._load = _opened(games)
-        self.skipped: list[tuple[str, str]] = []
-        numbers: list[int] = []
-        counts: list[int] = []
-        known: list[tuple[Any, ...]] = []
+        threads = thread_count(threads)
+        path, names, load, _ = opened(games)
+        scanned = Scanned([], [], [], [])
         chunks = (
             range(at, min(at + _CHUNK_RUNS, len(names))) for at in range(0, len(names), _CHUNK_RUNS)
         )
-        for chunk in in_order(partial(_scan, self._load, without_values), chunks, self._threads):
-            for number, found in chunk:
-                name = names[number]
-                if isinstance(found, Exception):
-                    if not skip_bad:
-                        raise _named(found, name)
-                    self.skipped.append((name, str(found)))
-                    continue
-                numbers.append(number)
-                counts.append(found[0])
-                known.append((*found[1:-1], name, found[-1]))
-        if not numbers:
-            raise FormatError(f"none of {len(names)} runs can be rows", path=self._path)
-        self.runs = RunList(counts, RUN_COLUMNS, known, RUN_COLUMNS)
-        if not all(run[-1] for run in known):
-            self.runs.needed = {"has_values"}
-        self._numbers: Rows = np.array(numbers)
+        for chunk in in_order(partial(scan, load, without_values), chunks, threads):
+            scanned.add(chunk, names, skip_bad)
+        self._set(path, load, threads, scanned)
+
+    @classmethod
+    def of(
+        cls, path: str, load: "Load", scanned: "Scanned", *, first_run: int = 0, threads: int = 1
+    ) -> "GameSteps":
+        """The steps of games that were decoded and checked before, their runs numbered from
+        `first_run` on."""
+        made = cls.__new__(cls)
+        made._set(path, load, threads, scanned)
+        made._first_run = first_run
+        return made
+
+    _first_run = 0
+
+    def _set(self, path: str, load: "Load", threads: int, scanned: "Scanned") -> None:
+        self._path, self._load, self._threads = path, load, threads
+        self.skipped = scanned.skipped
+        if not scanned.numbers:
+            count = len(scanned.skipped)
+            raise FormatError(f"none of {count} runs can be rows", path=self._path)
+        self.runs = scanned.runs()
+        self._numbers: Rows = np.array(scanned.numbers)
         self._counts, self._starts = self.runs.counts, self.runs.starts
 
     @property
@@ -128,7 +165,7 @@ class GameSteps(Source):
         values[~allowed] = 0
         chosen = np.arange(len(rows)), move
         values[chosen] = np.where(allowed[chosen] & known, np.float32(1), values[chosen])
-        found = (batch.boards[at], move, legal, values, run, step)
+        found = (batch.boards[at], move, legal, values, run + self._first_run, step)
         for name, column in zip(_SCHEMA, found, strict=True):
             out[name][...] = column
 
@@ -140,29 +177,38 @@ def filter_by_score(steps: StepReader, min_score: int, max_score: int | None = N
     return steps.where("max_score BETWEEN ? AND ?", min_score, max_score)
 
 
-_Load = Callable[[Rows, int], RunBatch]
+Load = Callable[[Rows, int], RunBatch]
 """Decodes the runs of these numbers, with that many threads."""
 
 
-def _opened(games: str | os.PathLike[str] | PackReader) -> tuple[str, list[str], _Load]:
-    """The path of games, the name of each, and what loads them."""
+class Games(NamedTuple):
+    """Where games are, the name of each, and what loads them."""
+
+    path: str
+    names: list[str]
+    load: Load
+    files: Files | None
+    """None of those in a pack."""
+
+
+def opened(games: str | os.PathLike[str] | PackReader) -> Games:
     if isinstance(games, PackReader) or not Path(games).is_dir():
         pack = games if isinstance(games, PackReader) else PackReader.open(games)
         name = _text(os.path.basename(pack.path))
         names = [f"{name}#{number}" for number in pack.numbers]
-        return pack.path, names, partial(_from_pack, pack)
+        return Games(pack.path, names, partial(from_pack, pack), None)
     root, files = Path(games), find_runs(games)
     names = [_text(path.relative_to(root)) for path, _ in files]
-    return str(root), names, partial(_from_files, files)
+    return Games(str(root), names, partial(from_files, files), files)
 
 
-def _from_files(files: Files, numbers: Rows, threads: int) -> RunBatch:
+def from_files(files: Files, numbers: Rows, threads: int) -> RunBatch:
     payloads = [read_run(*files[i]) for i in numbers]
     path = files[numbers[0]][0] if len(numbers) == 1 else None
     return RunBatch.from_bytes(payloads, path=path, threads=threads)
 
 
-def _from_pack(pack: PackReader, numbers: Rows, threads: int) -> RunBatch:
+def from_pack(pack: PackReader, numbers: Rows, threads: int) -> RunBatch:
     found = pack._decode(numbers, of=RunPayloads(), threads=threads)
     assert isinstance(found, RunBatch)
     return found
@@ -173,8 +219,8 @@ def _text(name: str | os.PathLike[str]) -> str:
     return os.fsencode(name).decode(errors="backslashreplace")
 
 
-def _scan(
-    load: _Load, without_values: bool, numbers: range
+def scan(
+    load: Load, without_values: bool, numbers: range
 ) -> list[tuple[int, tuple[Any, ...] | Exception]]:
     """The columns of each of these runs, or the error about it."""
     try:
@@ -184,7 +230,7 @@ def _scan(
     except (FormatError, OSError) as error:
         if len(numbers) == 1:
             return [(numbers[0], error)]
-        return [each for i in numbers for each in _scan(load, without_values, range(i, i + 1))]
+        return [each for i in numbers for each in scan(load, without_values, range(i, i + 1))]
 
 
 def _check(batch: RunBatch, without_values: bool) -> None:

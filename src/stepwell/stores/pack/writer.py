@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from stepwell import _core
 from stepwell.errors import BusyError, FormatError
 from stepwell.files.atomic import is_writers, sync_path, write_all, writer_name
+from stepwell.files.checked import joined
 from stepwell.files.codecs import CODECS, Codec, Packer, codec_names, train_dictionary
 from stepwell.files.lock import WriterLock, remove_unlocked
 from stepwell.store import what_is_at
@@ -54,6 +55,56 @@ class Prepared(NamedTuple):
     """The counts for the statistics."""
 
 
+class EntryMaker:
+    """Makes entries of payloads, as any pack of this alignment and codec has them."""
+
+    def __init__(self, align: int, codec: Codec, level: int, dictionary: bytes | None) -> None:
+        self.align = align
+        self._codec, self._packer = codec, Packer(codec, level, dictionary)
+
+    def prepare(self, payloads: Sequence[Any], kinds: Sequence[int], first: int = 0) -> Prepared:
+        """See `PackWriter.prepare`."""
+        image, entries = self._laid_out(payloads, kinds)
+        numbers = np.arange(first, first + len(entries))
+        tallies = [
+            known.tally(known.decode(Payloads(image, entries[mask], numbers[mask])))
+            for known, mask in by_type(entries["kind"])
+        ]
+        if self._codec is not Codec.NONE:
+            packed = [self._packer.pack(payload) for payload in payloads]
+            smaller = np.array([each is not None for each in packed], bool)
+            sizes = entries["length"][smaller]
+            stored = [p if s is None else s for p, s in zip(payloads, packed, strict=True)]
+            image, entries = self._laid_out(stored, kinds)
+            entries["flags"][smaller], entries["reserved"][smaller] = self._codec, sizes
+        checksums = _core.checksums_of(image, entries.view(np.uint8), numbers, "")
+        entries["crc32c"] = checksums.view(np.uint32)
+        return Prepared(image, entries, tallies)
+
+    def _laid_out(
+        self, payloads: Sequence[Any], kinds: Sequence[int]
+    ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+        """Payloads in memory, zeros between them, and entries with the place of each."""
+        lengths = np.array([len(payload) for payload in payloads], np.int64)
+        padded = align_up(lengths, self.align)
+        entries = np.zeros(len(payloads), ENTRY)
+        entries["offset"], entries["length"] = np.cumsum(padded) - padded, lengths
+        entries["kind"] = kinds
+        image = _core.shared_blocks().take(int(padded[:-1].sum() + lengths[-1:].sum()))
+        end = 0
+        for begin, payload in zip(entries["offset"].tolist(), payloads, strict=True):
+            image[end:begin] = 0
+            end = begin + len(payload)
+            image[begin:end] = np.frombuffer(payload, np.uint8)
+        return image, entries
+
+
+def dictionary_of(samples: Sequence[Any]) -> bytes:
+    """A dictionary that is trained on the first payloads."""
+    ends = np.cumsum([len(sample) for sample in samples])
+    return train_dictionary(samples[: int((ends < TRAIN_BYTES).sum()) + 1])
+
+
 class PackWriter(Writer):
     """Writes a pack that appears, whole and on disk, when it is committed or closed.
 
@@ -76,7 +127,7 @@ class PackWriter(Writer):
     _end_at: int
     _stats: StatsBuilder
     _dictionary: bytes | None
-    _packer: Packer | None
+    _maker: EntryMaker | None
     """None until a dictionary is trained."""
 
     def __init__(
@@ -100,9 +151,9 @@ class PackWriter(Writer):
             raise ValueError(f"expect: expected 0 or more entries, got {expect}")
         self.align = align
         self._codec, self._level = Codec(CODECS[compress].pack or 0), level
-        self._first_packer = None
+        self._first_maker = None
         if self._codec is not Codec.ZSTD_DICT:
-            self._first_packer = Packer(self._codec, level)
+            self._first_maker = EntryMaker(align, self._codec, level, None)
         self._root = Path(os.path.realpath(path))  # through a link, to what it names
         self._refuse_existing()
         self._first_start = align_up(INDEX_AT + ENTRY.itemsize * expect, align)
@@ -140,7 +191,7 @@ class PackWriter(Writer):
             raise ValueError(f"a payload has fewer than 2**32 bytes, got {size}")
         self._pending.append((data, kind))
         number = self._written + len(self._pending) - 1
-        if self._packer is None:
+        if self._maker is None:
             self._pending_bytes += size
             full = self._pending_bytes >= TRAIN_BYTES
         else:
@@ -160,14 +211,17 @@ class PackWriter(Writer):
     @property
     def needs_samples(self) -> bool:
         """Whether there is to be a dictionary, and is none yet."""
-        return self._packer is None
+        return self._maker is None
 
     def train(self, samples: Sequence[Any]) -> None:
         """Train the dictionary on the first payloads, if it is needed."""
-        if self._packer is None:
-            ends = np.cumsum([len(sample) for sample in samples])
-            self._dictionary = train_dictionary(samples[: int((ends < TRAIN_BYTES).sum()) + 1])
-            self._packer = Packer(self._codec, self._level, self._dictionary)
+        if self.needs_samples:
+            self.use(dictionary_of(samples))
+
+    def use(self, dictionary: bytes) -> None:
+        """Compress with a dictionary that was trained before."""
+        self._dictionary = dictionary
+        self._maker = EntryMaker(self.align, self._codec, self._level, dictionary)
 
     def prepare(self, payloads: Sequence[Any], kinds: Sequence[int], first: int = 0) -> Prepared:
         """Check that payloads of a known type decode, compress, and compute checksums.
@@ -175,45 +229,30 @@ class PackWriter(Writer):
         Safe from any thread. Raises `FormatError` for one that does not decode; it names the
         entry, counted from `first`.
         """
-        image, entries = self._laid_out(payloads, kinds)
-        numbers = np.arange(first, first + len(entries))
-        tallies = [
-            known.tally(known.decode(Payloads(image, entries[mask], numbers[mask])))
-            for known, mask in by_type(entries["kind"])
-        ]
-        if self._packer is not None and self._codec is not Codec.NONE:
-            packed = [self._packer.pack(payload) for payload in payloads]
-            smaller = np.array([each is not None for each in packed], bool)
-            sizes = entries["length"][smaller]
-            stored = [p if s is None else s for p, s in zip(payloads, packed, strict=True)]
-            image, entries = self._laid_out(stored, kinds)
-            entries["flags"][smaller], entries["reserved"][smaller] = self._codec, sizes
-        checksums = _core.checksums_of(image, entries.view(np.uint8), numbers, "")
-        entries["crc32c"] = checksums.view(np.uint32)
-        return Prepared(image, entries, tallies)
-
-    def _laid_out(
-        self, payloads: Sequence[Any], kinds: Sequence[int]
-    ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-        """Payloads in memory, zeros between them, and entries with the place of each."""
-        lengths = np.array([len(payload) for payload in payloads], np.int64)
-        padded = align_up(lengths, self.align)
-        entries = np.zeros(len(payloads), ENTRY)
-        entries["offset"], entries["length"] = np.cumsum(padded) - padded, lengths
-        entries["kind"] = kinds
-        image = _core.shared_blocks().take(int(padded[:-1].sum() + lengths[-1:].sum()))
-        end = 0
-        for begin, payload in zip(entries["offset"].tolist(), payloads, strict=True):
-            image[end:begin] = 0
-            end = begin + len(payload)
-            image[begin:end] = np.frombuffer(payload, np.uint8)
-        return image, entries
+        assert self._maker is not None
+        return self._maker.prepare(payloads, kinds, first)
 
     @exclusive
     def append_prepared(self, made: Prepared) -> None:
         """Add what `prepare` has made."""
         with self._changing():
             self._write(made)
+
+    @exclusive
+    def reserve(self, entries: NDArray[Any], tallies: Iterable[Tally], crc: int, size: int) -> int:
+        """Add entries of `prepare` whose image others write to `beside` before the commit.
+
+        `crc` is its checksum. Returns where in that file it begins.
+        """
+        with self._changing():
+            begin = self._add(entries, tallies, size)
+            self._data_crc = joined(self._data_crc, crc, size)
+        return begin
+
+    @property
+    def beside(self) -> Path:
+        """The file that becomes the pack."""
+        return self._beside
 
     def _flush(self) -> None:
         """Write what is pending; when that fails, nothing but `rollback` goes on."""
@@ -234,16 +273,21 @@ class PackWriter(Writer):
     def _write(self, made: Prepared) -> None:
         if not len(made.entries):  # padding is only for what comes after it
             return
+        begin = self._add(made.entries, made.tallies, len(made.image))
+        self._data_crc = _core.crc32c(made.image, self._data_crc)
+        write_all(self._file, made.image, begin, self._root)  # the gap before it reads as zeros
+
+    def _add(self, entries: NDArray[Any], tallies: Iterable[Tally], size: int) -> int:
+        """Add entries whose bytes come next; where these begin."""
         begin = align_up(self._end_at, self.align)
         zeros = np.zeros(begin - self._end_at, np.uint8)
-        for part in (zeros, made.image):
-            self._data_crc = _core.crc32c(part, self._data_crc)
-        write_all(self._file, made.image, begin, self._root)  # the gap before it reads as zeros
-        made.entries["offset"] += begin
-        self._entries.append(made.entries)
-        self._written += len(made.entries)
-        self._end_at = begin + len(made.image)
-        self._stats.add(len(made.entries), made.tallies)
+        self._data_crc = _core.crc32c(zeros, self._data_crc)
+        entries["offset"] += begin
+        self._entries.append(entries)
+        self._written += len(entries)
+        self._end_at = begin + size
+        self._stats.add(len(entries), tallies)
+        return begin
 
     def _commit(self) -> None:
         if self._finished:
@@ -308,7 +352,7 @@ class PackWriter(Writer):
         self._start = self._end_at = self._first_start
         self._stats = StatsBuilder()
         self._dictionary = None
-        self._packer = self._first_packer
+        self._maker = self._first_maker
 
     def _release(self) -> None:
         if not self._finished and self._in_place:

@@ -169,6 +169,12 @@ class OpenChunks:
         self._chunks = [chunk for chunk in self._chunks if chunk.records < self._full]
         self._committed()
 
+    def adopt(self, states: Iterable[ChunkState]) -> None:
+        """Take over chunks that others wrote, whose files are here by now."""
+        for state in states:
+            self._chunks.append(ChunkFile(self._root, state, self._grow_bytes))
+            self.next = max(self.next, state.id + 1)
+
     def states(self) -> list[ChunkState]:
         return [chunk.state for chunk in self._chunks]
 
@@ -239,7 +245,7 @@ class FrameWriter:
         make = partial(self._frames, values, numbers)
         before = self._chunks.states()
         try:
-            self._train(values)
+            self.train(values)
             # Each of them has a chunk of its own from the beginning to the end.
             own = [self._chunks.newest()] if newest else self._chunks.with_room(threads)
             parts = [(own[k], ends, cuts[k], cuts[k + 1], make) for k in range(threads)]
@@ -277,7 +283,7 @@ class FrameWriter:
             fields.append((self._numbers[name], codec, level, dictionary, data, ends, size, there))
         return _core.make_frames(fields, numbers[begin:end], chunk, position)
 
-    def _train(self, values: Mapping[str, Values]) -> None:
+    def train(self, values: Mapping[str, Values]) -> None:
         """Make the dictionaries that are still to be made, if there is enough to learn from."""
         for name, given in values.items():
             field = self._fields[name]
@@ -295,6 +301,20 @@ class FrameWriter:
             crc = _core.crc32c(np.frombuffer(made, np.uint8)).to_bytes(4, "little")
             write_file(self._root / dictionary_name(name), made + crc, follow=False)
             self._dictionaries[name] = load_dictionary(self._root, name, field)
+
+
+def entries_of(
+    meta: Meta, frames: FrameWriter, values: Mapping[str, Values], numbers: Rows, *, newest: bool
+) -> dict[int, Entries]:
+    """The entries of values, those of frames behind what is in the chunks."""
+    made = dict[int, Entries]()
+    for name in meta.columns & values.keys():
+        field = meta.fields[name]
+        made[meta.numbers[name]] = column_entries(
+            values[name], field.row_bytes, marked=field.optional
+        )
+    framed = {name: each for name, each in values.items() if name not in meta.columns}
+    return made | (frames.write(framed, numbers, newest=newest) if framed else {})
 
 
 def rebalance(

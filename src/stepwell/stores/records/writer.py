@@ -26,7 +26,7 @@ from stepwell.files.journal import Journal, boot_number
 from stepwell.files.regular import check_inside
 from stepwell.source import Batch, Rows, Schema, Source, as_rows
 from stepwell.store import Progress
-from stepwell.stores.records.chunk import FrameWriter, OpenChunks, rebalance
+from stepwell.stores.records.chunk import FrameWriter, OpenChunks, entries_of, rebalance
 from stepwell.stores.records.journal import FRAMING, Commit, read_commits
 from stepwell.stores.records.layout import (
     CHUNKS,
@@ -44,7 +44,7 @@ from stepwell.stores.records.layout import (
     remove_stale,
 )
 from stepwell.stores.records.staging import Staging
-from stepwell.stores.records.tables import Entries, TableFile, column_entries
+from stepwell.stores.records.tables import Entries, TableFile
 from stepwell.stores.records.values import Values, as_values
 from stepwell.stores.records.view import (
     View,
@@ -313,14 +313,7 @@ class RecordWriter(Writer):
         self, values: Mapping[str, Values], numbers: Rows, *, newest: bool
     ) -> dict[int, Entries]:
         """The entries of values, those of frames behind what is in the chunks."""
-        meta, made = self._meta, dict[int, Entries]()
-        for name in meta.columns & values.keys():
-            field = meta.fields[name]
-            made[meta.numbers[name]] = column_entries(
-                values[name], field.row_bytes, marked=field.optional
-            )
-        framed = {name: each for name, each in values.items() if name not in meta.columns}
-        return made | (self._frames.write(framed, numbers, newest=newest) if framed else {})
+        return entries_of(self._meta, self._frames, values, numbers, newest=newest)
 
     def _rewrite(
         self,

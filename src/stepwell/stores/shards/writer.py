@@ -22,7 +22,12 @@ from stepwell.files.atomic import (
     write_all,
     write_file,
 )
-from stepwell.files.checked import Growing, block_count, header_bytes as checksum_header
+from stepwell.files.checked import (
+    Checksums,
+    Growing,
+    block_count,
+    header_bytes as checksum_header,
+)
 from stepwell.fit import changed_by, does_not_fit, fit_into
 from stepwell.source import is_masked
 from stepwell.stores.shards.layout import (
@@ -131,6 +136,35 @@ class ShardWriter(Writer):
                 if self._open_rows == self._shard_rows:
                     self._commit()
 
+    @exclusive
+    def adopt(self, folder: str | os.PathLike[str]) -> None:
+        """Move the shards of another corpus, which `ShardWriter` wrote on the same file system,
+        behind those that are here; each is a commit. That corpus is none any more.
+
+        Raises `SchemaError` for rows of another width or kind.
+        """
+        self._commit()
+        other = Path(folder)
+        for shard in listed_in(other):
+            if (shard.width, shard.kind) != (self._like.width, self._like.kind):
+                raise SchemaError(
+                    f"expected rows of {self.width} x {self._like.kind}, "
+                    f"got {shard.width} x {shard.kind}"
+                )
+            if shard.first_block is None:
+                raise FormatError("expected checksums of blocks, got none", path=str(other))
+            known = Checksums(other, CHECKSUMS)
+            count = block_count(shard.payload_bytes, known.block_bytes)
+            with self._at_risk():
+                self._blocks = Growing(
+                    known.block_bytes, rest=bytearray(known.entries(shard.first_block, count))
+                )
+                first = self._store_checksums()
+                self._show(
+                    other / shard.name,
+                    replace(shard, name=self._next_name(), first_block=first),
+                )
+
     @staticmethod
     def write_file(
         path: str | os.PathLike[str], rows: ArrayLike, dtype: DTypeLike | str | None = None
@@ -154,7 +188,7 @@ class ShardWriter(Writer):
         if self._file < 0:
             return
         with self._at_risk():
-            name = f"{len(self._shards):06}{SUFFIX}"
+            name = self._next_name()
             first = self._store_checksums()
             shard = Shard(
                 name, self._open_rows, self._like.width, self._like.kind, self._crc, first
@@ -164,13 +198,8 @@ class ShardWriter(Writer):
             os.fsync(self._file)
             file, self._file = self._file, -1
             os.close(file)
-            if os.path.lexists(self._root / name):
-                raise FileExistsError(f"{self._root / name} exists already")
-            self._beside.replace(self._root / name)
-            sync_path(self._root)
-            self._shards.append(shard)
-            LIST.write(self._root, listing(self._shards))
-            self._rows, self._open_rows = self._rows + self._open_rows, 0
+            self._show(self._beside, shard)
+            self._open_rows = 0
 
     def _rollback(self) -> None:
         """Drop the shard that is not whole."""
@@ -223,6 +252,22 @@ class ShardWriter(Writer):
             at += len(data)
         return replace(found[-1], crc32c=self._crc, first_block=self._store_checksums())
 
+    def _next_name(self) -> str:
+        if len(self._shards) >= _MAX_SHARDS:
+            raise ValueError(f"{_MAX_SHARDS:,} shards, and more would not sort; make larger ones")
+        return f"{len(self._shards):06}{SUFFIX}"
+
+    def _show(self, beside: Path, shard: Shard) -> None:
+        """Give a whole shard its name, and name it in the list."""
+        path = self._root / shard.name
+        if os.path.lexists(path):
+            raise FileExistsError(f"{path} exists already")
+        beside.replace(path)
+        sync_path(self._root)
+        self._shards.append(shard)
+        LIST.write(self._root, listing(self._shards))
+        self._rows += shard.rows
+
     def _store_checksums(self) -> int:
         """Put the checksums of the blocks of the open shard behind those of the others, on the
         disk; where they begin."""
@@ -243,9 +288,7 @@ class ShardWriter(Writer):
         )
 
     def _start_shard(self) -> None:
-        if len(self._shards) >= _MAX_SHARDS:
-            raise ValueError(f"{_MAX_SHARDS:,} shards, and more would not sort; make larger ones")
-        self._file, self._beside = create_beside(self._root / f"{len(self._shards):06}{SUFFIX}")
+        self._file, self._beside = create_beside(self._root / self._next_name())
         self._open_rows = self._crc = 0
         self._blocks.rest.clear()
 

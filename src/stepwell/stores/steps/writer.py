@@ -51,7 +51,7 @@ _FLUSH_BYTES = 1 << 23
 _DATABASES = rf"{re.escape(DATABASE)}(\.new)?(-wal|-shm|-journal)?"
 _PIECES = r"steps(_\d{5,})?\.npy"
 _BESIDE = rf"{_PIECES}|{re.escape(CHECKSUMS)}"
-_KEPT_CHECKSUMS = 1 << 10  # they travel in the transaction: no file is synced for a small commit
+KEPT_CHECKSUMS = 1 << 10  # they travel in the transaction: no file is synced for a small commit
 
 
 class StepWriter(Writer):
@@ -141,27 +141,14 @@ class StepWriter(Writer):
         """
         run_id = self._next_run
         made = self._row_array(rows, run_id)
-        unknown = [name for name in columns if name not in self._columns]
-        if unknown:
-            raise SchemaError(
-                f"no run column {', '.join(unknown)}; there are {', '.join(self._columns)}"
-            )
-        values = {
-            name: _sqlite(name, columns.get(name), each.sql) for name, each in self._columns.items()
-        }
-        for name, each in self._columns.items():
-            if each.required and values[name] is None:
-                raise SchemaError(
-                    f"run column {name}: expected a value, got {columns.get(name, 'none')}; "
-                    "one that is declared optional may be left out"
-                )
+        values = run_values(self._columns, columns)
         if len(self) + len(made) > self._max_rows:
             raise FormatError(
                 f"the header has no room for more than {self._max_rows} rows; "
                 "save the array again with np.save",
                 path=str(self._pieces(0)[0].path),
             )
-        run = (run_id, len(self), len(made), *values.values())
+        run = (run_id, len(self), len(made), *values)
         written = None
         if (self._pending_rows + len(made)) * self._dtype.itemsize >= _FLUSH_BYTES:
             written = self._write(*self._pending, made)
@@ -313,7 +300,7 @@ class StepWriter(Writer):
             message = "expected rows as manifest.json has their checksums, got others; see verify"
             raise ChecksumError(message, path=str(self._root))
         write_file(self._root / CHECKSUMS, checksum_header(), follow=False)
-        self._blocks.store(self._root, CHECKSUMS, keep=_KEPT_CHECKSUMS)
+        self._blocks.store(self._root, CHECKSUMS, keep=KEPT_CHECKSUMS)
         assert self._database is not None
         path = self._root / DATABASE
         database.append(self._database, path, [], [], self._rows, self._block_meta())
@@ -340,7 +327,7 @@ class StepWriter(Writer):
             if self._shard_rows:
                 sync_path(self._root / SHARDS)
             path = self._root / DATABASE
-            self._blocks.store(self._root, CHECKSUMS, keep=_KEPT_CHECKSUMS)
+            self._blocks.store(self._root, CHECKSUMS, keep=KEPT_CHECKSUMS)
             names, runs = [*self._columns], self._new_runs
             database.append(self._database, path, names, runs, self._written, self._block_meta())
             self._runs += len(self._new_runs)
@@ -449,6 +436,22 @@ class StepWriter(Writer):
                 raise SchemaError(f"run {run_id}: expected {name} up to {limit}, got {last}")
             made[name] = run_id if name == "run_id" else np.arange(count)
         return made
+
+
+def run_values(
+    columns: Mapping[str, RunColumn | database.Column], given: Mapping[str, Any]
+) -> list[Any]:
+    """What is known of a run, as the database has it. Raises `SchemaError` for what it cannot."""
+    if unknown := [name for name in given if name not in columns]:
+        raise SchemaError(f"no run column {', '.join(unknown)}; there are {', '.join(columns)}")
+    values = {name: _sqlite(name, given.get(name), each.sql) for name, each in columns.items()}
+    for name, each in columns.items():
+        if each.required and values[name] is None:
+            raise SchemaError(
+                f"run column {name}: expected a value, got {given.get(name, 'none')}; "
+                "one that is declared optional may be left out"
+            )
+    return list(values.values())
 
 
 def _new_piece(piece: Piece, dtype: np.dtype[Any]) -> None:
