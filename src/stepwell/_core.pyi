@@ -274,6 +274,47 @@ class Prefetch:
 
     def close(self) -> None: ...
 
+class Plan:
+    """
+    Which units each of the next steps needs, and which step needs a unit next.
+    """
+
+    def __init__(self, most: int) -> None: ...
+
+    @property
+    def finished(self) -> int:
+        """Steps that are over."""
+
+    @property
+    def begun(self) -> int:
+        """Steps that are over or under way."""
+
+    @property
+    def planned(self) -> int: ...
+
+    @property
+    def held(self) -> int:
+        """Units of steps under way, each counted once."""
+
+    @property
+    def has_room(self) -> bool: ...
+
+    @property
+    def fresh(self) -> int:
+        """Units of the step to begin next that no step under way has."""
+
+    def add(self, units: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """A further step; gives the units that no other planned step has."""
+
+    def units(self, step: int) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+    def begin(self) -> None: ...
+
+    def finish(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """
+        The oldest step under way is over; gives the step that needs each of its units next.
+        """
+
 class Crossing:
     """A batch on its way to a device."""
 
