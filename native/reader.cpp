@@ -7,6 +7,7 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "cold.hpp"
 #include "files/guard.hpp"
 #include "threads.hpp"
 
@@ -113,7 +114,9 @@ class CheckedReader final : public Reader {
 class MappedReader final : public Reader {
  public:
   MappedReader(ReaderPtr base, RowMapPtr map, std::vector<std::size_t> fields)
-      : Reader(map->length(), std::move(fields)), base_(std::move(base)), map_(std::move(map)) {}
+      : Reader(map->length(), std::move(fields)), base_(std::move(base)), map_(std::move(map)) {
+    is_made_of(*base_);
+  }
 
   void fill(std::span<const std::int64_t> rows, std::span<const std::int64_t> slots,
             std::span<std::byte* const> outs) const override {
@@ -132,6 +135,13 @@ class MappedReader final : public Reader {
 
   bool holds(std::span<const std::byte> memory) const override { return base_->holds(memory); }
 
+  void expect(std::span<const std::int64_t> rows) const override {
+    std::vector<std::int64_t> mapped(map_->mapped_size(rows.size()));
+    map_->apply(rows, mapped);
+    check_rows(mapped, base_->length());
+    base_->expect(mapped);
+  }
+
  private:
   ReaderPtr base_;
   RowMapPtr map_;
@@ -142,7 +152,9 @@ class ConcatReader final : public Reader {
   ConcatReader(std::vector<ReaderPtr> parts, std::vector<std::int64_t> ends)
       : Reader(ends.back(), {parts[0]->fields().begin(), parts[0]->fields().end()}),
         parts_(std::move(parts)),
-        ends_(std::move(ends)) {}
+        ends_(std::move(ends)) {
+    for (const ReaderPtr& part : parts_) is_made_of(*part);
+  }
 
   void fill(std::span<const std::int64_t> rows, std::span<const std::int64_t> slots,
             std::span<std::byte* const> outs) const override {
@@ -173,6 +185,16 @@ class ConcatReader final : public Reader {
     return std::ranges::any_of(parts_, [&](const auto& part) { return part->holds(memory); });
   }
 
+  void expect(std::span<const std::int64_t> rows) const override {
+    std::vector<std::vector<std::int64_t>> local(parts_.size());
+    for (const std::int64_t row : rows) {
+      const auto part = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), row) - ends_.begin());
+      local[part].push_back(row - (part == 0 ? 0 : ends_[part - 1]));
+    }
+    for (std::size_t part = 0; part < parts_.size(); ++part)
+      if (!local[part].empty() && parts_[part]->is_cold()) parts_[part]->expect(local[part]);
+  }
+
  private:
   std::vector<ReaderPtr> parts_;
   std::vector<std::int64_t> ends_;
@@ -181,7 +203,9 @@ class ConcatReader final : public Reader {
 class JoinReader final : public Reader {
  public:
   JoinReader(std::vector<ReaderPtr> parts, std::vector<std::size_t> fields)
-      : Reader(parts[0]->length(), std::move(fields)), parts_(std::move(parts)) {}
+      : Reader(parts[0]->length(), std::move(fields)), parts_(std::move(parts)) {
+    for (const ReaderPtr& part : parts_) is_made_of(*part);
+  }
 
   void fill(std::span<const std::int64_t> rows, std::span<const std::int64_t> slots,
             std::span<std::byte* const> outs) const override {
@@ -193,6 +217,10 @@ class JoinReader final : public Reader {
 
   bool holds(std::span<const std::byte> memory) const override {
     return std::ranges::any_of(parts_, [&](const auto& part) { return part->holds(memory); });
+  }
+  void expect(std::span<const std::int64_t> rows) const override {
+    for (const ReaderPtr& part : parts_)
+      if (part->is_cold()) part->expect(rows);
   }
 
  private:
@@ -235,7 +263,9 @@ class WidenedReader final : public Reader {
       : Reader(base->length(), std::move(fields)),
         base_(std::move(base)),
         widths_(std::move(widths)),
-        widen_(std::move(widen)) {}
+        widen_(std::move(widen)) {
+    is_made_of(*base_);
+  }
 
   void fill(std::span<const std::int64_t> rows, std::span<const std::int64_t> slots,
             std::span<std::byte* const> outs) const override {
@@ -248,6 +278,7 @@ class WidenedReader final : public Reader {
   }
 
   bool holds(std::span<const std::byte> memory) const override { return base_->holds(memory); }
+  void expect(std::span<const std::int64_t> rows) const override { base_->expect(rows); }
 
  private:
   ReaderPtr base_;
@@ -263,6 +294,18 @@ std::vector<std::byte*> places(const Reader& reader, std::span<const std::size_t
 }
 
 }  // namespace
+
+bool Reader::is_cold() const {
+  return std::ranges::any_of(colds_, [](const Cold* cold) { return cold->is_cold(); });
+}
+
+void Reader::is_made_of(const Reader& base) {
+  for (const Cold* cold : base.colds_) is_made_of(*cold);
+}
+
+void Reader::is_made_of(const Cold& cold) {
+  if (std::ranges::find(colds_, &cold) == colds_.end()) colds_.push_back(&cold);
+}
 
 ReaderPtr table_reader(Table table, std::vector<Field> fields, std::shared_ptr<const void> keep) {
   require(table.rows >= 0, "a table has no negative number of rows");
@@ -349,6 +392,7 @@ std::vector<std::size_t> block_layout(std::span<const std::size_t> fields, std::
 void read(const Reader& reader, std::span<const std::int64_t> rows,
           std::span<std::byte* const> outs) {
   check_rows(rows, reader.length());
+  if (reader.is_cold()) reader.expect(rows);
   std::size_t row_cost = kRowCost;
   for (const std::size_t bytes : reader.fields()) row_cost += bytes / kBytesPerCost;
   ThreadPool& pool = shared_pool();

@@ -79,6 +79,7 @@ class Prefetch {
   };
 
   void work(unsigned thread);
+  void expect(std::uint64_t number);
   bool begin_stage(std::uint64_t number, unsigned thread, Slot& made);
 
   const ReaderPtr reader_;
@@ -95,6 +96,7 @@ class Prefetch {
     std::vector<Slot> slots;
     std::uint64_t claimed = 0;    // steps that some thread has begun
     std::uint64_t delivered = 0;  // steps handed over
+    std::uint64_t expected = 0;   // steps whose rows were asked for, where they are not in memory
     std::chrono::steady_clock::time_point left{};   // when the consumer was here last
     std::chrono::steady_clock::duration gap{};      // what it did other things for, the last time
     bool watched = false;         // whether a thread looks for free slots by itself

@@ -165,6 +165,20 @@ def checked_reader(base: Reader, blocks: CheckedBlocks, stride: int, from_: int,
     The same rows, of `stride` bytes, checked when their blocks are first met; of bytes `from_` to `to`.
     """
 
+class Cold:
+    """Whether reads of a store's mapped files have met the disk lately."""
+
+    def __init__(self) -> None: ...
+
+    @property
+    def is_cold(self) -> bool: ...
+
+def cold_reader(base: Reader, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], stride: int, from_: int, to: int, cold: Cold, blocks: CheckedBlocks | None = None) -> Reader:
+    """
+    The same rows, of `stride` bytes in a mapped file: what is not in memory of bytes `from_` to `to` of them is asked of
+    the disk many rows at a time.
+    """
+
 def mapped_reader(base: Reader, map: RowMap) -> Reader: ...
 
 def concat_reader(parts: Sequence[Reader]) -> Reader: ...
