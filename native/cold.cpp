@@ -108,6 +108,7 @@ void Cold::ask_one(std::span<const std::byte> memory, std::span<const std::byte>
 void Cold::settle(std::size_t count, long before) const {
   if (reads() != before) {
     quiet_.store(0, std::memory_order_relaxed);
+    cold_.store(true, std::memory_order_relaxed);
   } else if (quiet_.fetch_add(count, std::memory_order_relaxed) + count >= kQuiet) {
     quiet_.store(0, std::memory_order_relaxed);
     cold_.store(false, std::memory_order_relaxed);

@@ -22,9 +22,14 @@ class Cold {
   template <class At>
   void ask(std::size_t count, At&& at) const {
     const long before = reads();
+    ask_alone(count, at);
+    settle(count, before);
+  }
+  // The same, which says nothing of whether it is still cold.
+  template <class At>
+  void ask_alone(std::size_t count, At&& at) const {
     std::span<const std::byte> asked;
     for (std::size_t i = 0; i < count; ++i) ask_one(at(i), asked);
-    settle(count, before);
   }
 
   // Calls read(begin, end) for parts of `count` rows. Where the first of them met the disk, ask(begin, end) is called

@@ -24,6 +24,8 @@ constexpr std::size_t kBytesPerCost = 8;
 constexpr std::size_t kWorthSharing = 8000;
 constexpr std::size_t kWorthWaking = 120000;
 constexpr std::size_t kPieceCost = 24000;
+// Rows that one thread asks the disk for ahead of those that it reads. More would only wait for memory.
+constexpr std::size_t kExpected = 256;
 
 void require(bool holds, const char* message) {
   if (!holds) throw std::invalid_argument(message);
@@ -293,6 +295,36 @@ std::vector<std::byte*> places(const Reader& reader, std::span<const std::size_t
   return outs;
 }
 
+// A read in parts of `step` rows.
+struct Pieces {
+  const Reader& reader;
+  std::span<const std::int64_t> rows;
+  std::span<std::byte* const> outs;
+  std::size_t step;
+
+  std::size_t count() const { return (rows.size() + step - 1) / step; }
+  std::span<const std::int64_t> rows_of(std::size_t piece) const {
+    const std::size_t begin = std::min(piece * step, rows.size());
+    return rows.subspan(begin, std::min(step, rows.size() - begin));
+  }
+  void expect(std::size_t piece) const {
+    if (piece < count()) reader.expect(rows_of(piece));
+  }
+  void fill(std::size_t piece) const {
+    std::vector<std::byte*> part(outs.begin(), outs.end());
+    for (std::size_t f = 0; f < part.size(); ++f) part[f] += piece * step * reader.fields()[f];
+    reader.fill(rows_of(piece), {}, part);
+  }
+  // Every `stride`-th part from `first` on, the next of which is always on its way.
+  void fill_cold(std::size_t first, std::size_t stride) const {
+    expect(first);
+    for (std::size_t piece = first; piece < count(); piece += stride) {
+      expect(piece + stride);
+      fill(piece);
+    }
+  }
+};
+
 }  // namespace
 
 bool Reader::is_cold() const {
@@ -392,26 +424,27 @@ std::vector<std::size_t> block_layout(std::span<const std::size_t> fields, std::
 void read(const Reader& reader, std::span<const std::int64_t> rows,
           std::span<std::byte* const> outs) {
   check_rows(rows, reader.length());
-  if (reader.is_cold()) reader.expect(rows);
+  ThreadPool& pool = shared_pool();
+  if (reader.is_cold()) {
+    const Pieces pieces{reader, rows, outs, kExpected};
+    const std::size_t team = pool.helpers() + 1;
+    // Each asks for what it reads itself: a page that is read before it was asked for brings many others with it.
+    return pool.run(team, [&](std::size_t first) { pieces.fill_cold(first, team); });
+  }
   std::size_t row_cost = kRowCost;
   for (const std::size_t bytes : reader.fields()) row_cost += bytes / kBytesPerCost;
-  ThreadPool& pool = shared_pool();
   const std::size_t cost = rows.size() * row_cost, team = pool.helpers() + 1;
   if (team == 1 || cost < kWorthSharing) return reader.fill(rows, {}, outs);
   const std::size_t turns = (cost + team * kPieceCost - 1) / (team * kPieceCost);
-  const std::size_t step = (rows.size() + turns * team - 1) / (turns * team);
-  const auto fill = [&](std::size_t piece) {
-    const std::size_t begin = piece * step;
-    std::vector<std::byte*> part(outs.begin(), outs.end());
-    for (std::size_t f = 0; f < part.size(); ++f) part[f] += begin * reader.fields()[f];
-    reader.fill(rows.subspan(begin, std::min(step, rows.size() - begin)), {}, part);
-  };
-  pool.run((rows.size() + step - 1) / step, fill, cost < kWorthWaking);
+  const Pieces pieces{reader, rows, outs, (rows.size() + turns * team - 1) / (turns * team)};
+  pool.run(pieces.count(), [&](std::size_t piece) { pieces.fill(piece); }, cost < kWorthWaking);
 }
 
 void read_block(const Reader& reader, std::span<const std::int64_t> rows, std::byte* block) {
   check_rows(rows, reader.length());
-  reader.fill(rows, {}, places(reader, block_layout(reader, rows.size()), block));
+  const auto outs = places(reader, block_layout(reader, rows.size()), block);
+  if (!reader.is_cold() || rows.size() < kExpected) return reader.fill(rows, {}, outs);
+  Pieces{reader, rows, outs, kExpected}.fill_cold(0, 1);
 }
 
 }  // namespace stepwell

@@ -27,8 +27,8 @@ void yield_to_others() {
 constexpr std::chrono::microseconds kShortGap{50};
 constexpr std::chrono::milliseconds kLongGap{20};
 
-// Rows behind those of a step that are asked for while it waits for the disk.
-constexpr std::uint64_t kExpected = 128;
+// Smaller batches than that do not keep a disk busy: the next ones are asked for with them.
+constexpr std::uint64_t kExpected = 256;
 
 }  // namespace
 
@@ -139,20 +139,16 @@ bool Prefetch::begin_stage(std::uint64_t number, unsigned thread, Slot& made) {
   return true;
 }
 
-// Has the rows of a step, and of enough steps behind it to keep a disk busy, asked for; each step once.
+// Has the rows of a small step asked for, and those of steps behind it; each step once. One thread asks at a time: a page that is read before it was asked for brings many others with it.
 void Prefetch::expect(std::uint64_t number) {
-  const auto batch = static_cast<std::uint64_t>(std::max<std::int64_t>(schedule_.step(number).count, 1));
-  const std::uint64_t end = number + 1 + (kExpected + batch - 1) / batch;
-  std::uint64_t begin;
-  {
-    const std::lock_guard guard(shared_->lock);
-    begin = std::max(shared_->expected, number);
-    shared_->expected = std::max(shared_->expected, end);
-  }
+  const std::lock_guard asking(shared_->expecting);
+  std::uint64_t& next = shared_->expected;
+  next = std::max(next, number);
   std::vector<std::int64_t> rows;
   try {
-    for (; begin < end; ++begin) {
-      const Schedule::Step step = schedule_.step(begin);
+    const auto batch = static_cast<std::uint64_t>(schedule_.step(number).count);
+    for (; next <= number || (next - number) * batch < kExpected; ++next) {
+      const Schedule::Step step = schedule_.step(next);
       rows.resize(static_cast<std::size_t>(step.count));
       step_rows(*order_, step, rows);
       check_rows(rows, reader_->length());
@@ -195,7 +191,7 @@ void Prefetch::work(unsigned thread) {
         made.batch.step = schedule_.step(number);
         rows.resize(static_cast<std::size_t>(made.batch.step.count));
         step_rows(*order_, made.batch.step, rows);
-        if (reader_->is_cold()) expect(number);
+        if (rows.size() < kExpected && reader_->is_cold()) expect(number);
         made.batch.bytes = block_layout(*reader_, rows.size()).back();
         made.batch.block = stage_ ? stage_->memory(made.batch.bytes) : blocks_->take(made.batch.bytes);
         read_block(*reader_, rows, made.batch.block.get());

@@ -309,9 +309,12 @@ void Records::expect(std::span<const std::int64_t> rows, std::span<const std::si
   for (const std::size_t f : fields) try {
     const RecordField& of = fields_[f];
     const std::size_t entry = of.entry();
-    cold_.ask(rows.size(),
-              [&](std::size_t i) { return of.table.subspan(static_cast<std::size_t>(rows[i]) * entry, entry); });
-    if (of.column) continue;
+    const auto table = [&](std::size_t i) { return of.table.subspan(static_cast<std::size_t>(rows[i]) * entry, entry); };
+    if (of.column) {
+      cold_.ask(rows.size(), table);
+      continue;
+    }
+    cold_.ask_alone(rows.size(), table);
     const EntriesOut out{f, reinterpret_cast<std::byte*>(places.data())};
     entries(rows, {&out, 1});
     cold_.ask(rows.size(), [&](std::size_t i) { return frame_memory(places[i]); });
