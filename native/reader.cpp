@@ -440,10 +440,10 @@ void read(const Reader& reader, std::span<const std::int64_t> rows,
   pool.run(pieces.count(), [&](std::size_t piece) { pieces.fill(piece); }, cost < kWorthWaking);
 }
 
-void read_block(const Reader& reader, std::span<const std::int64_t> rows, std::byte* block) {
+void read_block(const Reader& reader, std::span<const std::int64_t> rows, std::byte* block, bool expected) {
   check_rows(rows, reader.length());
   const auto outs = places(reader, block_layout(reader, rows.size()), block);
-  if (!reader.is_cold() || rows.size() < kExpected) return reader.fill(rows, {}, outs);
+  if (expected || !reader.is_cold()) return reader.fill(rows, {}, outs);
   Pieces{reader, rows, outs, kExpected}.fill_cold(0, 1);
 }
 

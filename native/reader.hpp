@@ -103,8 +103,8 @@ inline std::vector<std::size_t> block_layout(const Reader& reader, std::size_t c
 void read(const Reader& reader, std::span<const std::int64_t> rows,
           std::span<std::byte* const> outs);
 
-// The same on the calling thread alone, into a block laid out by block_layout. Of a few rows that are not in memory, the
-// caller should have expected these and others.
-void read_block(const Reader& reader, std::span<const std::int64_t> rows, std::byte* block);
+// The same on the calling thread alone, into a block laid out by block_layout. `expected`: rows that may not be in memory
+// are on their way already.
+void read_block(const Reader& reader, std::span<const std::int64_t> rows, std::byte* block, bool expected = false);
 
 }  // namespace stepwell

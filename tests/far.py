@@ -22,7 +22,7 @@ class FarUnits:
         self.here: set[int] = set()
         self.fetched: Counter[int] = Counter()
         self.pins: Counter[int] = Counter()
-        self.most_pinned = 0
+        self.max_pinned = 0
         self.widest = 0  # the most units of a step
         self.broken: dict[int, Exception] = {}  # raised once by whoever waits for the unit
         self.gate = threading.Event()  # nothing comes while it is not set
@@ -51,7 +51,7 @@ class FarUnits:
         with self._lock:
             self.widest = max(self.widest, len(units))
             self.pins.update(units.tolist())
-            self.most_pinned = max(self.most_pinned, sum(n > 0 for n in self.pins.values()))
+            self.max_pinned = max(self.max_pinned, sum(n > 0 for n in self.pins.values()))
             self.fetched.update(missing)
             self._coming += missing
             free = sorted((self._next.get(u, NEVER), u) for u in self.here if self.pins[u] <= 0)

@@ -194,7 +194,7 @@ def test_every_row_is_there_when_its_batch_is_taken(
         assert loader._engine is None or isinstance(loader._engine, AheadEngine)
         loader.close()
         units: Any = loader.source._units()
-        assert units.most_pinned <= budget / 100 + units.widest
+        assert units.max_pinned <= budget / 100 + units.widest
 
 
 def test_what_fits_is_fetched_once() -> None:

@@ -15,7 +15,7 @@ NumpyRows numpy_of(const std::vector<std::int64_t>& values) {
 
 void bind_plan(nb::module_& m) {
   nb::class_<Plan>(m, "Plan", "Which units each of the next steps needs, and which step needs a unit next.")
-      .def(nb::init<std::size_t>(), "most"_a)
+      .def(nb::init<std::size_t>(), "max_uses"_a)
       .def_prop_ro("finished", &Plan::finished, "Steps that are over.")
       .def_prop_ro("begun", &Plan::begun, "Steps that are over or under way.")
       .def_prop_ro("planned", &Plan::planned)

@@ -18,7 +18,7 @@ std::uint64_t mixed(std::int64_t unit) {
 
 }  // namespace
 
-Plan::Plan(std::size_t most) : most_(std::max<std::size_t>(most, 1)) { resize(kFirst); }
+Plan::Plan(std::size_t max) : max_(std::max<std::size_t>(max, 1)) { resize(kFirst); }
 
 Plan::Range Plan::uses_of(std::uint64_t step) const {
   if (step < finished_ || step >= planned()) throw std::out_of_range("expected a step that is planned");

@@ -17,7 +17,7 @@ class Plan {
   static constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 
   // Keeps about so many uses of units, 28 bytes each, or four steps, if these have more.
-  explicit Plan(std::size_t most);
+  explicit Plan(std::size_t max);
 
   std::uint64_t finished() const { return finished_; }  // steps that are over
   std::uint64_t begun() const { return begun_; }        // these and those under way
@@ -27,7 +27,7 @@ class Plan {
 
   // Whether a further step has room, which there always is for the first four.
   bool has_room() const {
-    return ends_.size() < 4 || (tail_ - head_ + widest_ <= most_ && ends_.size() < kMostSteps);
+    return ends_.size() < 4 || (tail_ - head_ + widest_ <= max_ && ends_.size() < kMaxSteps);
   }
   // The next step needs these units, ascending, each once. Gives those of them that no other planned step has.
   // Throws std::invalid_argument for units in another order.
@@ -42,7 +42,7 @@ class Plan {
   std::vector<std::int64_t> finish();
 
  private:
-  static constexpr std::size_t kMostSteps = std::size_t{1} << 18;
+  static constexpr std::size_t kMaxSteps = std::size_t{1} << 18;
 
   struct Range {
     std::uint64_t begin, end;
@@ -54,7 +54,7 @@ class Plan {
   void forget(std::size_t place);
   void resize(std::size_t room);
 
-  std::size_t most_;
+  std::size_t max_;
   std::size_t widest_ = 0;  // the most uses of a step so far
   // A ring of uses, step by step. Distances are in steps; 0 where there is no such use.
   std::vector<std::int64_t> units_;

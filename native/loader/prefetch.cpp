@@ -28,7 +28,7 @@ constexpr std::chrono::microseconds kShortGap{50};
 constexpr std::chrono::milliseconds kLongGap{20};
 
 // Smaller batches than that do not keep a disk busy: the next ones are asked for with them.
-constexpr std::uint64_t kExpected = 256;
+constexpr std::uint64_t kExpected = 2048;
 
 }  // namespace
 
@@ -191,10 +191,11 @@ void Prefetch::work(unsigned thread) {
         made.batch.step = schedule_.step(number);
         rows.resize(static_cast<std::size_t>(made.batch.step.count));
         step_rows(*order_, made.batch.step, rows);
-        if (rows.size() < kExpected && reader_->is_cold()) expect(number);
+        const bool expected = rows.size() < kExpected && reader_->is_cold();
+        if (expected) expect(number);
         made.batch.bytes = block_layout(*reader_, rows.size()).back();
         made.batch.block = stage_ ? stage_->memory(made.batch.bytes) : blocks_->take(made.batch.bytes);
-        read_block(*reader_, rows, made.batch.block.get());
+        read_block(*reader_, rows, made.batch.block.get(), expected);
         if (stage_) stage_->finish(*made.batch.result, thread, std::move(made.batch.block), made.batch.bytes);
       } catch (...) {
         made.error = std::current_exception();

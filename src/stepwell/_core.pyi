@@ -293,7 +293,7 @@ class Plan:
     Which units each of the next steps needs, and which step needs a unit next.
     """
 
-    def __init__(self, most: int) -> None: ...
+    def __init__(self, max_uses: int) -> None: ...
 
     @property
     def finished(self) -> int:

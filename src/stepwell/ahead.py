@@ -28,7 +28,7 @@ from stepwell.units import Bringing, Numbers, Units
 if TYPE_CHECKING:
     from stepwell.loader import Loader
 
-MOST_USES = 1 << 20
+MAX_USES = 1 << 20
 """Uses of units that a plan knows at a time: 30 MB."""
 
 _SHARE = 8
@@ -36,7 +36,7 @@ _SHARE = 8
 wait in is missing for those that come again."""
 
 
-_MOST_UNDER_WAY = 256
+_MAX_UNDER_WAY = 256
 """Steps, however small they are."""
 
 
@@ -55,18 +55,18 @@ class _Failed:
 class Ahead:
     """Plans steps, has their units brought, and gives them up. One thread at a time.
 
-    `units_of` gives the units of a step by its number. About `most_steps` are planned ahead.
+    `units_of` gives the units of a step by its number. About `max_steps` are planned ahead.
     """
 
     def __init__(
         self,
         units: Units,
         units_of: Callable[[int], Numbers],
-        most_steps: int,
-        most_uses: int = MOST_USES,
+        max_steps: int,
+        max_uses: int = MAX_USES,
     ) -> None:
         self._units, self._units_of = units, units_of
-        self._plan, self._most_steps = _core.Plan(most_uses), most_steps
+        self._plan, self._max_steps = _core.Plan(max_uses), max_steps
         self._errors: dict[int, BaseException] = {}
         self._under_way: deque[Bringing] = deque()
         self._process = os.getpid()
@@ -75,7 +75,7 @@ class Ahead:
         """Plan a further step; False where no more are wanted."""
         plan = self._plan
         step = plan.planned
-        if not plan.has_room or step - plan.finished >= self._most_steps:
+        if not plan.has_room or step - plan.finished >= self._max_steps:
             return False
         try:
             units = self._units_of(step)
@@ -90,7 +90,7 @@ class Ahead:
         """Begin the next step; None where the units of those under way take all their room."""
         plan = self._plan
         step = plan.begun
-        if len(self._under_way) >= _MOST_UNDER_WAY:
+        if len(self._under_way) >= _MAX_UNDER_WAY:
             return None
         if step == plan.planned and not self.plan():
             return None

@@ -2,7 +2,7 @@
 
 A unit that comes again is fetched again unless it was kept meanwhile. The steps at the beginning of
 an epoch show how far apart the uses of a unit are; those behind the sample are as many as the bytes
-of a unit say, and taken to be anywhere. Of all of these gaps the shortest are kept, as many as
+of a unit imply, and taken to be anywhere. Of all of these gaps the shortest are kept, as many as
 there is room for at a time: that is what Belady's rule comes to.
 """
 
@@ -26,7 +26,7 @@ FAR_ABOVE = 4.0
 
 _ENOUGH = 1.25
 _ROWS = 1 << 18
-_MOST_ROWS = 1 << 21
+_MAX_ROWS = 1 << 21
 
 
 def fetched_per_used(loader: "Loader", order: Order, rows: int = _ROWS) -> float | None:
@@ -80,7 +80,7 @@ def _enough_block(loader: "Loader", units: Units) -> int | None:
         return None
     k = 1 << (4 * units.unit_bytes // size).bit_length()
     while k * size * group <= units.budget_bytes and k < len(source):
-        rows = min(max(2 * k * group, _ROWS), _MOST_ROWS)
+        rows = min(max(2 * k * group, _ROWS), _MAX_ROWS)
         cost = fetched_per_used(loader, Block(k).order(len(source)), rows)
         if cost is not None and cost <= _ENOUGH:
             return k
