@@ -37,7 +37,7 @@ class Cold {
   template <class Read, class Ask>
   void watch(std::size_t count, Read&& read, Ask&& ask) const {
     if (is_cold()) return read(std::size_t{0}, count);
-    const std::size_t first = count < 2 * kProbe ? count : kProbe;
+    const std::size_t first = count < 8 * kProbe ? count : kProbe;
     const std::int64_t begun = now();
     read(std::size_t{0}, first);
     if (now() - begun > kLong && met_disk()) {
