@@ -20,9 +20,12 @@ class BoundedReader final : public Reader {
         maps_(std::move(maps)),
         budget_(budget),
         page_(static_cast<std::size_t>(sysconf(_SC_PAGESIZE))),
-        keep_(std::move(keep)) {}
+        keep_(std::move(keep)) {
+    is_made_of(*base_);
+  }
 
   bool holds(std::span<const std::byte> memory) const override { return base_->holds(memory); }
+  void expect(std::span<const std::int64_t> rows) const override { base_->expect(rows); }
 
   void fill(std::span<const std::int64_t> rows, std::span<const std::int64_t> slots,
             std::span<std::byte* const> outs) const override {
@@ -54,9 +57,12 @@ class ResidentReader final : public Reader {
       : Reader(base->length(), {base->fields().begin(), base->fields().end()}),
         base_(std::move(base)),
         residents_(std::move(residents)),
-        map_(map) {}
+        map_(map) {
+    is_made_of(*base_);
+  }
 
   bool holds(std::span<const std::byte> memory) const override { return base_->holds(memory); }
+  void expect(std::span<const std::int64_t> rows) const override { base_->expect(rows); }
 
   void fill(std::span<const std::int64_t> rows, std::span<const std::int64_t> slots,
             std::span<std::byte* const> outs) const override {

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "cold.hpp"
 #include "files/guard.hpp"
 #include "threads.hpp"
 
@@ -23,6 +24,8 @@ constexpr std::size_t kBytesPerCost = 8;
 constexpr std::size_t kWorthSharing = 8000;
 constexpr std::size_t kWorthWaking = 120000;
 constexpr std::size_t kPieceCost = 24000;
+// Rows that one thread asks the disk for ahead of those that it reads. More would only wait for memory.
+constexpr std::size_t kExpected = 256;
 
 void require(bool holds, const char* message) {
   if (!holds) throw std::invalid_argument(message);
@@ -113,7 +116,9 @@ class CheckedReader final : public Reader {
 class MappedReader final : public Reader {
  public:
   MappedReader(ReaderPtr base, RowMapPtr map, std::vector<std::size_t> fields)
-      : Reader(map->length(), std::move(fields)), base_(std::move(base)), map_(std::move(map)) {}
+      : Reader(map->length(), std::move(fields)), base_(std::move(base)), map_(std::move(map)) {
+    is_made_of(*base_);
+  }
 
   void fill(std::span<const std::int64_t> rows, std::span<const std::int64_t> slots,
             std::span<std::byte* const> outs) const override {
@@ -132,6 +137,13 @@ class MappedReader final : public Reader {
 
   bool holds(std::span<const std::byte> memory) const override { return base_->holds(memory); }
 
+  void expect(std::span<const std::int64_t> rows) const override {
+    std::vector<std::int64_t> mapped(map_->mapped_size(rows.size()));
+    map_->apply(rows, mapped);
+    check_rows(mapped, base_->length());
+    base_->expect(mapped);
+  }
+
  private:
   ReaderPtr base_;
   RowMapPtr map_;
@@ -142,7 +154,9 @@ class ConcatReader final : public Reader {
   ConcatReader(std::vector<ReaderPtr> parts, std::vector<std::int64_t> ends)
       : Reader(ends.back(), {parts[0]->fields().begin(), parts[0]->fields().end()}),
         parts_(std::move(parts)),
-        ends_(std::move(ends)) {}
+        ends_(std::move(ends)) {
+    for (const ReaderPtr& part : parts_) is_made_of(*part);
+  }
 
   void fill(std::span<const std::int64_t> rows, std::span<const std::int64_t> slots,
             std::span<std::byte* const> outs) const override {
@@ -173,6 +187,16 @@ class ConcatReader final : public Reader {
     return std::ranges::any_of(parts_, [&](const auto& part) { return part->holds(memory); });
   }
 
+  void expect(std::span<const std::int64_t> rows) const override {
+    std::vector<std::vector<std::int64_t>> local(parts_.size());
+    for (const std::int64_t row : rows) {
+      const auto part = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), row) - ends_.begin());
+      local[part].push_back(row - (part == 0 ? 0 : ends_[part - 1]));
+    }
+    for (std::size_t part = 0; part < parts_.size(); ++part)
+      if (!local[part].empty() && parts_[part]->is_cold()) parts_[part]->expect(local[part]);
+  }
+
  private:
   std::vector<ReaderPtr> parts_;
   std::vector<std::int64_t> ends_;
@@ -181,7 +205,9 @@ class ConcatReader final : public Reader {
 class JoinReader final : public Reader {
  public:
   JoinReader(std::vector<ReaderPtr> parts, std::vector<std::size_t> fields)
-      : Reader(parts[0]->length(), std::move(fields)), parts_(std::move(parts)) {}
+      : Reader(parts[0]->length(), std::move(fields)), parts_(std::move(parts)) {
+    for (const ReaderPtr& part : parts_) is_made_of(*part);
+  }
 
   void fill(std::span<const std::int64_t> rows, std::span<const std::int64_t> slots,
             std::span<std::byte* const> outs) const override {
@@ -193,6 +219,10 @@ class JoinReader final : public Reader {
 
   bool holds(std::span<const std::byte> memory) const override {
     return std::ranges::any_of(parts_, [&](const auto& part) { return part->holds(memory); });
+  }
+  void expect(std::span<const std::int64_t> rows) const override {
+    for (const ReaderPtr& part : parts_)
+      if (part->is_cold()) part->expect(rows);
   }
 
  private:
@@ -235,7 +265,9 @@ class WidenedReader final : public Reader {
       : Reader(base->length(), std::move(fields)),
         base_(std::move(base)),
         widths_(std::move(widths)),
-        widen_(std::move(widen)) {}
+        widen_(std::move(widen)) {
+    is_made_of(*base_);
+  }
 
   void fill(std::span<const std::int64_t> rows, std::span<const std::int64_t> slots,
             std::span<std::byte* const> outs) const override {
@@ -248,6 +280,7 @@ class WidenedReader final : public Reader {
   }
 
   bool holds(std::span<const std::byte> memory) const override { return base_->holds(memory); }
+  void expect(std::span<const std::int64_t> rows) const override { base_->expect(rows); }
 
  private:
   ReaderPtr base_;
@@ -262,7 +295,49 @@ std::vector<std::byte*> places(const Reader& reader, std::span<const std::size_t
   return outs;
 }
 
+// A read in parts of `step` rows.
+struct Pieces {
+  const Reader& reader;
+  std::span<const std::int64_t> rows;
+  std::span<std::byte* const> outs;
+  std::size_t step;
+
+  std::size_t count() const { return (rows.size() + step - 1) / step; }
+  std::span<const std::int64_t> rows_of(std::size_t piece) const {
+    const std::size_t begin = std::min(piece * step, rows.size());
+    return rows.subspan(begin, std::min(step, rows.size() - begin));
+  }
+  void expect(std::size_t piece) const {
+    if (piece < count()) reader.expect(rows_of(piece));
+  }
+  void fill(std::size_t piece) const {
+    std::vector<std::byte*> part(outs.begin(), outs.end());
+    for (std::size_t f = 0; f < part.size(); ++f) part[f] += piece * step * reader.fields()[f];
+    reader.fill(rows_of(piece), {}, part);
+  }
+  // Every `stride`-th part from `first` on, the next of which is always on its way.
+  void fill_cold(std::size_t first, std::size_t stride) const {
+    expect(first);
+    for (std::size_t piece = first; piece < count(); piece += stride) {
+      expect(piece + stride);
+      fill(piece);
+    }
+  }
+};
+
 }  // namespace
+
+bool Reader::is_cold() const {
+  return std::ranges::any_of(colds_, [](const Cold* cold) { return cold->is_cold(); });
+}
+
+void Reader::is_made_of(const Reader& base) {
+  for (const Cold* cold : base.colds_) is_made_of(*cold);
+}
+
+void Reader::is_made_of(const Cold& cold) {
+  if (std::ranges::find(colds_, &cold) == colds_.end()) colds_.push_back(&cold);
+}
 
 ReaderPtr table_reader(Table table, std::vector<Field> fields, std::shared_ptr<const void> keep) {
   require(table.rows >= 0, "a table has no negative number of rows");
@@ -349,25 +424,27 @@ std::vector<std::size_t> block_layout(std::span<const std::size_t> fields, std::
 void read(const Reader& reader, std::span<const std::int64_t> rows,
           std::span<std::byte* const> outs) {
   check_rows(rows, reader.length());
+  ThreadPool& pool = shared_pool();
+  if (reader.is_cold()) {
+    const Pieces pieces{reader, rows, outs, kExpected};
+    const std::size_t team = pool.helpers() + 1;
+    // Each asks for what it reads itself: a page that is read before it was asked for brings many others with it.
+    return pool.run(team, [&](std::size_t first) { pieces.fill_cold(first, team); });
+  }
   std::size_t row_cost = kRowCost;
   for (const std::size_t bytes : reader.fields()) row_cost += bytes / kBytesPerCost;
-  ThreadPool& pool = shared_pool();
   const std::size_t cost = rows.size() * row_cost, team = pool.helpers() + 1;
   if (team == 1 || cost < kWorthSharing) return reader.fill(rows, {}, outs);
   const std::size_t turns = (cost + team * kPieceCost - 1) / (team * kPieceCost);
-  const std::size_t step = (rows.size() + turns * team - 1) / (turns * team);
-  const auto fill = [&](std::size_t piece) {
-    const std::size_t begin = piece * step;
-    std::vector<std::byte*> part(outs.begin(), outs.end());
-    for (std::size_t f = 0; f < part.size(); ++f) part[f] += begin * reader.fields()[f];
-    reader.fill(rows.subspan(begin, std::min(step, rows.size() - begin)), {}, part);
-  };
-  pool.run((rows.size() + step - 1) / step, fill, cost < kWorthWaking);
+  const Pieces pieces{reader, rows, outs, (rows.size() + turns * team - 1) / (turns * team)};
+  pool.run(pieces.count(), [&](std::size_t piece) { pieces.fill(piece); }, cost < kWorthWaking);
 }
 
-void read_block(const Reader& reader, std::span<const std::int64_t> rows, std::byte* block) {
+void read_block(const Reader& reader, std::span<const std::int64_t> rows, std::byte* block, bool expected) {
   check_rows(rows, reader.length());
-  reader.fill(rows, {}, places(reader, block_layout(reader, rows.size()), block));
+  const auto outs = places(reader, block_layout(reader, rows.size()), block);
+  if (expected || !reader.is_cold()) return reader.fill(rows, {}, outs);
+  Pieces{reader, rows, outs, kExpected}.fill_cold(0, 1);
 }
 
 }  // namespace stepwell

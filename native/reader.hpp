@@ -15,6 +15,8 @@
 
 namespace stepwell {
 
+class Cold;
+
 // Rows of fixed size, one run of bytes per field. Safe to read from any number of threads.
 class Reader {
  public:
@@ -32,13 +34,23 @@ class Reader {
   virtual void fill(std::span<const std::int64_t> rows, std::span<const std::int64_t> slots,
                     std::span<std::byte* const> outs) const = 0;
 
+  // Whether some of the rows have met the disk lately, so that it is worth to ask for others ahead.
+  bool is_cold() const;
+  // These rows, which the caller has checked, will be read soon: what is not in memory is on its way.
+  virtual void expect(std::span<const std::int64_t>) const {}
+
  protected:
   Reader(std::int64_t length, std::vector<std::size_t> fields)
       : length_(length), fields_(std::move(fields)) {}
 
+  // What the rows of `base`, which this reader keeps, have met, is what this one's have.
+  void is_made_of(const Reader& base);
+  void is_made_of(const Cold& cold);
+
  private:
   std::int64_t length_;
   std::vector<std::size_t> fields_;
+  std::vector<const Cold*> colds_;  // each once
 };
 
 using ReaderPtr = std::shared_ptr<const Reader>;
@@ -91,7 +103,8 @@ inline std::vector<std::size_t> block_layout(const Reader& reader, std::size_t c
 void read(const Reader& reader, std::span<const std::int64_t> rows,
           std::span<std::byte* const> outs);
 
-// The same on the calling thread alone, into a block laid out by block_layout.
-void read_block(const Reader& reader, std::span<const std::int64_t> rows, std::byte* block);
+// The same on the calling thread alone, into a block laid out by block_layout. `expected`: rows that may not be in memory
+// are on their way already.
+void read_block(const Reader& reader, std::span<const std::int64_t> rows, std::byte* block, bool expected = false);
 
 }  // namespace stepwell

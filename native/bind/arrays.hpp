@@ -102,6 +102,7 @@ void bind_rowmap(nb::module_& m);
 void bind_reader(nb::module_& m);
 void bind_layout(nb::module_& m);
 void bind_prefetch(nb::module_& m);
+void bind_plan(nb::module_& m);
 void bind_cuda(nb::module_& m);
 void bind_decode2048(nb::module_& m);
 void bind_entries(nb::module_& m);

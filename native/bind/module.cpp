@@ -63,6 +63,7 @@ NB_MODULE(_core, m) {
   stepwell::bind::bind_runs(m);
   stepwell::bind::bind_jsonl(m);
   stepwell::bind::bind_prefetch(m);
+  stepwell::bind::bind_plan(m);
   stepwell::bind::bind_cuda(m);
   stepwell::bind::bind_board(m);
   stepwell::bind::bind_player(m);

@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bounded.hpp"
+#include "cold.hpp"
 #include "layout.hpp"
 
 namespace stepwell::bind {
@@ -98,6 +99,18 @@ void bind_reader(nb::module_& m) {
       "is that of the file from byte `begin` on.");
   m.def("checked_reader", &checked_reader, "base"_a, "blocks"_a, "stride"_a, "from_"_a, "to"_a,
         "The same rows, of `stride` bytes, checked when their blocks are first met; of bytes `from_` to `to`.");
+  nb::class_<Cold>(m, "Cold", "Whether reads of a store's mapped files have met the disk lately.")
+      .def(nb::init<>())
+      .def_prop_ro("is_cold", &Cold::is_cold);
+  m.def(
+      "cold_reader",
+      [](ReaderPtr base, BytesIn memory, std::size_t stride, std::size_t from, std::size_t to,
+         std::shared_ptr<Cold> cold, std::shared_ptr<const CheckedBlocks> blocks) {
+        return cold_reader(std::move(base), span_of(memory), stride, from, to, std::move(blocks), std::move(cold));
+      },
+      "base"_a, "memory"_a.noconvert(), "stride"_a, "from_"_a, "to"_a, "cold"_a, "blocks"_a = nb::none(),
+      "The same rows, of `stride` bytes in a mapped file: what is not in memory of bytes `from_` to `to` of them is "
+      "asked of\nthe disk many rows at a time.");
   m.def("mapped_reader", &mapped_reader, "base"_a, "map"_a);
   m.def("concat_reader", &concat_reader, "parts"_a);
   m.def("join_reader", &join_reader, "parts"_a);

@@ -1,12 +1,14 @@
 // Checksums of small blocks of a file, each compared the first time that the block is met.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace stepwell {
@@ -46,6 +48,15 @@ class CheckedBlocks {
   void check_all() const;
   // The same for bytes `from` to `to` of some rows of `stride` bytes.
   void check_rows(std::span<const std::int64_t> rows, std::size_t stride, std::size_t from, std::size_t to) const;
+
+  // Bytes `begin` to `end`, and what else a check of them reads: all of the first and the last block, where these
+  // were not checked.
+  std::pair<std::size_t, std::size_t> unchecked_around(std::size_t begin, std::size_t end) const {
+    if (begin == end) return {begin, end};
+    const std::size_t first = block_of(begin), last = block_of(end - 1);
+    return {is_checked(first) ? begin : begin_of(first),
+            is_checked(last) ? end : std::min(begin_of(last + 1), data_.size())};
+  }
 
   // The CRC32C of bytes `begin` to `end`, continued from `crc`.
   std::uint32_t checksum(std::size_t begin, std::size_t end, std::uint32_t crc) const;

@@ -27,6 +27,9 @@ void yield_to_others() {
 constexpr std::chrono::microseconds kShortGap{50};
 constexpr std::chrono::milliseconds kLongGap{20};
 
+// Smaller batches than that do not keep a disk busy: the next ones are asked for with them.
+constexpr std::uint64_t kExpected = 2048;
+
 }  // namespace
 
 void step_rows(const Order& order, const Schedule::Step& step, std::span<std::int64_t> out) {
@@ -136,6 +139,26 @@ bool Prefetch::begin_stage(std::uint64_t number, unsigned thread, Slot& made) {
   return true;
 }
 
+// Has the rows of a small step asked for, and those of steps behind it; each step once. One thread asks at a time: a page that is read before it was asked for brings many others with it.
+void Prefetch::expect(std::uint64_t number) {
+  const std::lock_guard asking(shared_->expecting);
+  std::uint64_t& next = shared_->expected;
+  next = std::max(next, number);
+  std::vector<std::int64_t> rows;
+  try {
+    const auto batch = static_cast<std::uint64_t>(schedule_.step(number).count);
+    for (; next <= number || (next - number) * batch < kExpected; ++next) {
+      const Schedule::Step step = schedule_.step(next);
+      rows.resize(static_cast<std::size_t>(step.count));
+      step_rows(*order_, step, rows);
+      check_rows(rows, reader_->length());
+      reader_->expect(rows);
+    }
+  } catch (...) {
+    // Of a step that may be far ahead: whoever reads it meets the error again.
+  }
+}
+
 void Prefetch::work(unsigned thread) {
   yield_to_others();
   Shared& s = *shared_;
@@ -168,9 +191,11 @@ void Prefetch::work(unsigned thread) {
         made.batch.step = schedule_.step(number);
         rows.resize(static_cast<std::size_t>(made.batch.step.count));
         step_rows(*order_, made.batch.step, rows);
+        const bool expected = rows.size() < kExpected && reader_->is_cold();
+        if (expected) expect(number);
         made.batch.bytes = block_layout(*reader_, rows.size()).back();
         made.batch.block = stage_ ? stage_->memory(made.batch.bytes) : blocks_->take(made.batch.bytes);
-        read_block(*reader_, rows, made.batch.block.get());
+        read_block(*reader_, rows, made.batch.block.get(), expected);
         if (stage_) stage_->finish(*made.batch.result, thread, std::move(made.batch.block), made.batch.bytes);
       } catch (...) {
         made.error = std::current_exception();

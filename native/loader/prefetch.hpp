@@ -79,6 +79,7 @@ class Prefetch {
   };
 
   void work(unsigned thread);
+  void expect(std::uint64_t number);
   bool begin_stage(std::uint64_t number, unsigned thread, Slot& made);
 
   const ReaderPtr reader_;
@@ -98,6 +99,8 @@ class Prefetch {
     std::chrono::steady_clock::time_point left{};   // when the consumer was here last
     std::chrono::steady_clock::duration gap{};      // what it did other things for, the last time
     bool watched = false;         // whether a thread looks for free slots by itself
+    std::mutex expecting;
+    std::uint64_t expected = 0;   // steps whose rows were asked for, where they are not in memory; under `expecting`
     std::mutex stage_order;        // held from claiming a step until its stage has begun; taken before `lock`
     std::condition_variable turn;  // for the thread whose stage has no memory: the consumer waits for its batch
     bool asking = false;           // whether the consumer waits

@@ -79,13 +79,33 @@ class RecordReader final : public Reader {
         numbers_(std::move(numbers)) {
     for (std::size_t f = 0; f < numbers_.size(); ++f)
       if (!records_->fields()[numbers_[f]].column) framed_.push_back(f);
+    is_made_of(records_->cold());
   }
 
   bool holds(std::span<const std::byte>) const override { return false; }  // it is read-only
 
+  void expect(std::span<const std::int64_t> rows) const override { records_->expect(rows, numbers_); }
+
   void fill(std::span<const std::int64_t> rows, std::span<const std::int64_t> slots,
             std::span<std::byte* const> outs) const override {
     check_rows(rows, length());
+    const auto part = [&](std::size_t begin, std::size_t end) {
+      if (!slots.empty() || begin == 0) {
+        const auto some = slots.empty() ? slots : slots.subspan(begin, end - begin);
+        return fill_part(rows.subspan(begin, end - begin), some, outs);
+      }
+      std::vector<std::byte*> behind(outs.begin(), outs.end());
+      for (std::size_t f = 0; f < behind.size(); ++f) behind[f] += begin * fields()[f];
+      fill_part(rows.subspan(begin, end - begin), {}, behind);
+    };
+    records_->cold().watch(rows.size(), part, [&](std::size_t begin, std::size_t end) {
+      expect(rows.subspan(begin, end - begin));
+    });
+  }
+
+ private:
+  void fill_part(std::span<const std::int64_t> rows, std::span<const std::int64_t> slots,
+                 std::span<std::byte* const> outs) const {
     const std::size_t count = rows.size();
     const auto places = std::make_unique_for_overwrite<Place[]>(count * framed_.size());
     std::vector<EntriesOut> entries;
@@ -101,7 +121,6 @@ class RecordReader final : public Reader {
     });
   }
 
- private:
   void copy(std::span<const std::int64_t> rows, std::span<const std::int64_t> slots, std::span<std::byte* const> outs,
             const Place* places, std::size_t ahead) const {
     const std::size_t count = rows.size();
@@ -275,6 +294,35 @@ void Records::fail(const std::string& what, std::size_t field, const Place& plac
               chunks_->path_of(place.chunk), place.offset);
 }
 
+std::span<const std::byte> Records::frame_memory(const Place& place) const {
+  if (place.offset < sizeof(Frame) || place.offset > UINT64_MAX / 2) return {};
+  try {
+    return chunks_->at(place.chunk, place.offset + place.length)
+        .subspan(place.offset - sizeof(Frame), sizeof(Frame) + place.length);
+  } catch (...) {
+    return {};  // whoever wants the record will say what is wrong
+  }
+}
+
+void Records::expect(std::span<const std::int64_t> rows, std::span<const std::size_t> fields) const {
+  std::vector<Place> places(rows.size());
+  for (const std::size_t f : fields) try {
+    const RecordField& of = fields_[f];
+    const std::size_t entry = of.entry();
+    const auto table = [&](std::size_t i) { return of.table.subspan(static_cast<std::size_t>(rows[i]) * entry, entry); };
+    if (of.column) {
+      cold_.ask(rows.size(), table);
+      continue;
+    }
+    cold_.ask_alone(rows.size(), table);
+    const EntriesOut out{f, reinterpret_cast<std::byte*>(places.data())};
+    entries(rows, {&out, 1});
+    cold_.ask(rows.size(), [&](std::size_t i) { return frame_memory(places[i]); });
+  } catch (...) {
+    // Whoever reads the entries meets it again.
+  }
+}
+
 void Records::ask_for(const Place& place, std::size_t lines) const {
   if (place.offset < sizeof(Frame) || place.offset > UINT64_MAX / 2) return;
   std::span<const std::byte> chunk;
@@ -382,7 +430,9 @@ ReaderPtr record_reader(std::shared_ptr<const Records> records, std::vector<std:
   return std::make_shared<RecordReader>(std::move(records), std::move(numbers), std::move(bytes));
 }
 
-void read_fixed(const Records& records, std::size_t field, std::span<const std::int64_t> rows,
+namespace {
+
+void fixed_into(const Records& records, std::size_t field, std::span<const std::int64_t> rows,
                 std::span<const Place> places, std::span<std::byte> out) {
   const std::size_t bytes = records.fields()[field].bytes;
   if (records.fields()[field].column) throw std::invalid_argument("a column has no frames");
@@ -400,8 +450,8 @@ void read_fixed(const Records& records, std::size_t field, std::span<const std::
   });
 }
 
-RaggedBatch read_ragged(const Records& records, std::size_t field,
-                        std::span<const std::int64_t> rows, std::span<const Place> places) {
+RaggedBatch ragged_of(const Records& records, std::size_t field, std::span<const std::int64_t> rows,
+                      std::span<const Place> places) {
   const std::size_t item = records.fields()[field].bytes;
   const auto frames = std::make_unique_for_overwrite<Frame[]>(rows.size());
   RaggedBatch batch;
@@ -429,6 +479,24 @@ RaggedBatch read_ragged(const Records& records, std::size_t field,
                           {batch.block.get() + at, frames[i].length});
     }
   });
+  return batch;
+}
+
+}  // namespace
+
+void read_fixed(const Records& records, std::size_t field, std::span<const std::int64_t> rows,
+                std::span<const Place> places, std::span<std::byte> out) {
+  records.cold().read_all(
+      rows.size(), [&] { fixed_into(records, field, rows, places, out); },
+      [&](std::size_t i) { return records.frame_memory(places[i]); });
+}
+
+RaggedBatch read_ragged(const Records& records, std::size_t field, std::span<const std::int64_t> rows,
+                        std::span<const Place> places) {
+  RaggedBatch batch;
+  records.cold().read_all(
+      rows.size(), [&] { batch = ragged_of(records, field, rows, places); },
+      [&](std::size_t i) { return records.frame_memory(places[i]); });
   return batch;
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "blocks.hpp"
+#include "cold.hpp"
 #include "files/compress.hpp"
 #include "files/guard.hpp"
 #include "reader.hpp"
@@ -94,6 +95,12 @@ class Records {
   // Has a place's first cache lines fetched ahead of their use.
   void ask_for(const Place& place, std::size_t lines = 32) const;
 
+  // The memory of the frame of a place; nothing where none can be.
+  std::span<const std::byte> frame_memory(const Place& place) const;
+  // The rows of some fields, of which the entries are read, will be read soon.
+  void expect(std::span<const std::int64_t> rows, std::span<const std::size_t> fields) const;
+  const Cold& cold() const { return cold_; }
+
   // Runs `work`, which calls the functions above and owns nothing that a file cut meanwhile could make it leave
   // behind. Throws FormatError when one was.
   template <class Work>
@@ -123,6 +130,7 @@ class Records {
   std::int64_t length_;
   bool checksums_;
   std::shared_ptr<const void> keep_;
+  Cold cold_;
   // Bits of blocks whose checksum was found right, of all fields in turn.
   std::vector<std::size_t> first_bit_;
   std::unique_ptr<std::atomic<std::uint64_t>[]> checked_;

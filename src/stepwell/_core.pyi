@@ -170,6 +170,20 @@ def checked_reader(base: Reader, blocks: CheckedBlocks, stride: int, from_: int,
     The same rows, of `stride` bytes, checked when their blocks are first met; of bytes `from_` to `to`.
     """
 
+class Cold:
+    """Whether reads of a store's mapped files have met the disk lately."""
+
+    def __init__(self) -> None: ...
+
+    @property
+    def is_cold(self) -> bool: ...
+
+def cold_reader(base: Reader, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], stride: int, from_: int, to: int, cold: Cold, blocks: CheckedBlocks | None = None) -> Reader:
+    """
+    The same rows, of `stride` bytes in a mapped file: what is not in memory of bytes `from_` to `to` of them is asked of
+    the disk many rows at a time.
+    """
+
 def mapped_reader(base: Reader, map: RowMap) -> Reader: ...
 
 def concat_reader(parts: Sequence[Reader]) -> Reader: ...
@@ -280,6 +294,47 @@ class Prefetch:
         """Batches that `next` has given so far, those that failed included."""
 
     def close(self) -> None: ...
+
+class Plan:
+    """
+    Which units each of the next steps needs, and which step needs a unit next.
+    """
+
+    def __init__(self, max_uses: int) -> None: ...
+
+    @property
+    def finished(self) -> int:
+        """Steps that are over."""
+
+    @property
+    def begun(self) -> int:
+        """Steps that are over or under way."""
+
+    @property
+    def planned(self) -> int: ...
+
+    @property
+    def held(self) -> int:
+        """Units of steps under way, each counted once."""
+
+    @property
+    def has_room(self) -> bool: ...
+
+    @property
+    def fresh(self) -> int:
+        """Units of the step to begin next that no step under way has."""
+
+    def add(self, units: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """A further step; gives the units that no other planned step has."""
+
+    def units(self, step: int) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+    def begin(self) -> None: ...
+
+    def finish(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """
+        The oldest step under way is over; gives the step that needs each of its units next.
+        """
 
 class Crossing:
     """A batch on its way to a device."""

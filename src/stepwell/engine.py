@@ -19,6 +19,7 @@ from stepwell.source import Batch, Rows, Source
 
 if TYPE_CHECKING:
     from stepwell.loader import Loader
+    from stepwell.sampler import Order
 
 
 class Delivery(NamedTuple):
@@ -90,7 +91,7 @@ class Engine(ABC):
         if isinstance(error, FormatError) and self._skip:
             return self._delivery(*self.step)
         if isinstance(error, Exception):
-            error.add_note(_note(*self.step))
+            error.add_note(note(*self.step))
         raise error
 
     def _delivery(self, epoch: int, start: int, count: int, after: int, stride: int) -> Delivery:
@@ -111,15 +112,7 @@ class Engine(ABC):
         return Delivery(batch, epoch, after, left_out)
 
     def _rows(self, epoch: int, start: int, count: int, stride: int) -> Rows:
-        """Rows of `count` positions from `start` on, around the end of the epoch."""
-        parts, order, every = [], self._order, () if stride == 1 else (stride,)
-        while count > 0:
-            part = min(count, (order.length - 1 - start) // stride + 1)
-            parts.append(order.rows(epoch, start, part, *every))  # only ours have strides
-            if len(parts[-1]) != part:
-                raise ValueError(f"expected {part} rows of the sampler, got {len(parts[-1])}")
-            count, start = count - part, (start + part * stride) % order.length
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return rows_of(self._order, epoch, start, count, stride)
 
     def _sound(self, rows: Rows, left_out: dict[int, FormatError]) -> Iterator[Rows]:
         """The rows that can be read, found by halving; the others are put into `left_out`."""
@@ -266,13 +259,25 @@ class PythonEngine(Engine):
         try:
             return made.result()
         except Exception as error:
-            error.add_note(_note(*self.step))
+            error.add_note(note(*self.step))
             raise
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _note(epoch: int, start: int, count: int, _: int, stride: int) -> str:
+def rows_of(order: "Order", epoch: int, start: int, count: int, stride: int) -> Rows:
+    """Rows of `count` positions from `start` on, around the end of the epoch."""
+    parts, every = [], () if stride == 1 else (stride,)
+    while count > 0:
+        part = min(count, (order.length - 1 - start) // stride + 1)
+        parts.append(order.rows(epoch, start, part, *every))  # only ours have strides
+        if len(parts[-1]) != part:
+            raise ValueError(f"expected {part} rows of the sampler, got {len(parts[-1])}")
+        count, start = count - part, (start + part * stride) % order.length
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def note(epoch: int, start: int, count: int, _: int, stride: int) -> str:
     every = "" if stride == 1 else f", and every {stride} positions from there,"
     return f"in the batch of {count} rows at position {start}{every} of epoch {epoch}"

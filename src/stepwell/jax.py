@@ -86,7 +86,7 @@ class Loader(_loader.Loader):
     def _make_engine(self) -> Engine:
         device, source, order = _cuda_device(self._device), self._source, self._order
         reader = source._reader if device is not None else None
-        plain = self._pad_last or self._transform is not None
+        plain = self._pad_last or self._transform is not None or source._units() is not None
         if device is None or reader is None or plain or not isinstance(order, _core.Order):
             self._ahead = 2
             return super()._make_engine()

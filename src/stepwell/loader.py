@@ -17,11 +17,13 @@ from threading import Lock
 from typing import Any, Literal, TypedDict
 
 from stepwell import _core, ranks
+from stepwell.ahead import AheadEngine
 from stepwell.constructors import one_source, show_options as show_options
 from stepwell.description import html
 from stepwell.engine import Delivery, Engine, NativeEngine, PythonEngine, Step
 from stepwell.errors import FormatError, StateError
 from stepwell.exchange import as_source
+from stepwell.fetches import fetched_per_used, warn_of_fetches
 from stepwell.loop import Loop
 from stepwell.mix import of_mix
 from stepwell.ranks import World
@@ -127,6 +129,7 @@ class Loader(Closing):
         self._group: object = None  # the process group that the world is of
         self._meeting = ranks.Meeting()
         self._unmet: tuple[World, tuple[int, int], str] | None = None  # a loop of one batch so far
+        self._warned = False  # of bytes that are fetched and not used
         self._begin = self._schedule(0, 0)
 
     # The loop.
@@ -186,6 +189,15 @@ class Loader(Closing):
     def corrupt(self) -> list[tuple[int, FormatError]]:
         """Rows that `on_corrupt="skip"` left out of batches handed over, each with its error."""
         return list(self._corrupt.items())
+
+    @property
+    def fetched_per_used(self) -> float | None:
+        """How many bytes are fetched from far away for each byte of a row, with this order and the
+        room that the source has: an estimate of a few milliseconds, which fetches nothing.
+
+        About 1 is best. None where the rows are at hand, or only reading shows their lengths.
+        """
+        return fetched_per_used(self, self._order)
 
     def set_epoch(self, epoch: int) -> None:
         """Have the next loop begin this epoch; a loop that is under way goes on.
@@ -447,6 +459,12 @@ class Loader(Closing):
         return finished
 
     def _make_engine(self) -> Engine:
+        units = self._source._units()
+        if units is not None:
+            if not self._warned:
+                self._warned = True
+                warn_of_fetches(self)
+            return AheadEngine(self, units)
         source, order = self._read_from(), self._order
         reader = source._reader
         if reader is None or self._transform is not None or not isinstance(order, _core.Order):

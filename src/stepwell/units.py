@@ -5,6 +5,7 @@ not in memory, answers `Source._units` with a `Units`; a take brings what it nee
 loader, which knows what it will take, has it brought before.
 """
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +15,9 @@ from stepwell.source import Rows
 
 Numbers = NDArray[np.int64]
 """Units by their numbers, ascending, each once."""
+
+NEVER = 2**63 - 1
+"""The next use of what is not needed any more, as far as anybody knows."""
 
 
 class Bringing(Protocol):
@@ -30,6 +34,8 @@ class Units(Protocol):
     """The small pieces of files in which rows are brought, 4 KiB or so each."""
 
     unit_bytes: int
+    budget_bytes: int
+    """Bytes of units that are kept at a time, those included that are on their way."""
 
     def of(self, rows: Rows) -> Numbers:
         """The units that a take of these rows reads."""
@@ -41,4 +47,92 @@ class Units(Protocol):
         """Begin to bring those that are missing, neighbours in one read, and keep all of them."""
 
     def expect(self, units: Numbers, next_use: NDArray[np.int64]) -> None:
-        """When each is needed next, in steps of whoever plans; what is needed last goes first."""
+        """When each is needed next, in steps of whoever plans, or `NEVER`; what is needed last
+        goes first. Nothing is known of the others; those that are not here need not be remembered.
+        """
+
+
+Reading = tuple[Units, Callable[[Rows], Rows]]
+"""Units, and which of their rows some rows are made of."""
+
+
+def composed(parts: Iterable[tuple[Units | None, Callable[[Rows], Rows]]]) -> Units | None:
+    """The units of a view that is made of several sources; None where all of them are at hand."""
+    readings: list[Reading] = []
+    for units, rows_of in parts:
+        if isinstance(units, _Composed):
+            readings += [(root, _chained(rows_of, inner)) for root, inner in units.readings]
+        elif units is not None:
+            readings.append((units, rows_of))
+    return _Composed(readings) if readings else None
+
+
+def _chained(
+    first: Callable[[Rows], Rows], second: Callable[[Rows], Rows]
+) -> Callable[[Rows], Rows]:
+    return lambda rows: second(first(rows))
+
+
+class _Composed:
+    """Units of several kinds, or of one that is read in several ways; their numbers take turns."""
+
+    def __init__(self, readings: Sequence[Reading]) -> None:
+        self.readings = readings
+        self._roots: list[Units] = []
+        for root, _ in readings:
+            if not any(root is known for known in self._roots):
+                self._roots.append(root)
+        self.unit_bytes = max(root.unit_bytes for root in self._roots)
+        self.budget_bytes = min(root.budget_bytes for root in self._roots)
+
+    def of(self, rows: Rows) -> Numbers:
+        found = []
+        for k, root in enumerate(self._roots):
+            each = [root.of(rows_of(rows)) for of, rows_of in self.readings if of is root]
+            units = each[0] if len(each) == 1 else np.unique(np.concatenate(each))
+            found.append(units * len(self._roots) + k)
+        return _merged(found)
+
+    def missing(self, units: Numbers) -> Numbers:
+        count = len(self._roots)
+        return _merged(
+            [root.missing(mine) * count + k for k, (root, mine) in enumerate(self._split(units))]
+        )
+
+    def bring(self, units: Numbers) -> Bringing:
+        begun = _All()
+        try:
+            for root, mine in self._split(units):
+                begun.parts.append(root.bring(mine))
+        except BaseException:
+            begun.release()
+            raise
+        return begun
+
+    def expect(self, units: Numbers, next_use: NDArray[np.int64]) -> None:
+        for k, root in enumerate(self._roots):
+            mine = units % len(self._roots) == k
+            root.expect(units[mine] // len(self._roots), next_use[mine])
+
+    def _split(self, units: Numbers) -> list[tuple[Units, Numbers]]:
+        count = len(self._roots)
+        return [(root, units[units % count == k] // count) for k, root in enumerate(self._roots)]
+
+
+class _All:
+    """Units of several kinds that are on their way."""
+
+    def __init__(self) -> None:
+        self.parts: list[Bringing] = []
+
+    def wait(self) -> None:
+        for part in self.parts:
+            part.wait()
+
+    def release(self) -> None:
+        for part in self.parts:
+            part.release()
+
+
+def _merged(parts: Sequence[Numbers]) -> Numbers:
+    return parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts))

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from stepwell import _core
 from stepwell.errors import SchemaError
 from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source, as_rows, sample_rows
+from stepwell.units import Units, composed
 
 
 class _View(Source):
@@ -32,6 +33,9 @@ class _View(Source):
 
     def _fingerprint_of(self, length: int) -> str:
         return self._base._fingerprint_of(length)
+
+    def _units(self) -> Units | None:
+        return self._base._units()
 
     def _checksum(self, length: int, rows: Rows) -> int:
         return self._base._checksum(length, rows)
@@ -75,6 +79,9 @@ class Translated(_View):
         rows = self._first_rows(sample_rows(length))
         content = self._base._checksum(length, rows)
         return f"{content:08x}-{_core.crc32c(rows.view(np.uint8)):08x}"
+
+    def _units(self) -> Units | None:
+        return composed([(self._base._units(), self._map.apply)])
 
     def _checksum(self, length: int, rows: Rows) -> int:
         return self._base._checksum(length, self._first_rows(rows))
@@ -293,6 +300,13 @@ class Concat(Source):
         ]
         return "+".join(there)
 
+    def _units(self) -> Units | None:
+        def inside(k: int) -> Callable[[Rows], Rows]:
+            start, end = self._starts[k : k + 2]
+            return lambda rows: rows[(rows >= start) & (rows < end)] - start
+
+        return composed([(part._units(), inside(k)) for k, part in enumerate(self._parts)])
+
     def _checksum(self, length: int, rows: Rows) -> int:
         part_of = np.searchsorted(self._starts, rows, side="right") - 1
         parts = np.unique(part_of).tolist()
@@ -394,6 +408,9 @@ class Join(Source):
     def _fingerprint_of(self, length: int) -> str:
         each = {name: part._fingerprint_of(length) for name, part in self._parts.items()}
         return ",".join(f"{name}:{fingerprint}" for name, fingerprint in each.items())
+
+    def _units(self) -> Units | None:
+        return composed([(part._units(), lambda rows: rows) for part in self._parts.values()])
 
     def _checksum(self, length: int, rows: Rows) -> int:
         each = [part._checksum(length, rows) for part in self._parts.values()]

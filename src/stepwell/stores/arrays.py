@@ -139,14 +139,22 @@ class ArraySource(Store):
             fields = self._record.dtype.fields
             assert fields is not None
             layout = [(fields[name][1], self._schema[name].row_bytes) for name in names]
-            return _core.table_reader(row_bytes(self._record), layout)
+            return self._on_disk(_core.table_reader(row_bytes(self._record), layout), self._record)
         if any(self._schema[name].ragged for name in names):
             return None
-        readers = [
-            _core.table_reader(row_bytes(self._arrays[n]), [(0, self._schema[n].row_bytes)])
-            for n in names
-        ]
+        readers = []
+        for array, bytes_ in [(self._arrays[n], self._schema[n].row_bytes) for n in names]:
+            table = _core.table_reader(row_bytes(array), [(0, bytes_)])
+            readers.append(self._on_disk(table, array))
         return readers[0] if len(readers) == 1 else _core.join_reader(readers)
+
+    def _on_disk(self, reader: _core.Reader, array: NDArray[Any]) -> _core.Reader:
+        """The same rows, asked for ahead where they are mapped and not in memory."""
+        if not isinstance(array, np.memmap) or not array.flags.c_contiguous or not array.size:
+            return reader
+        data = np.asarray(array).reshape(-1).view(np.uint8)
+        size = len(data) // len(array)
+        return _core.cold_reader(reader, data, size, 0, size, _core.Cold())
 
     def _fill_columns(self, rows: Rows, out: Batch, names: Sequence[str]) -> None:
         fixed = [name for name in names if not self._schema[name].ragged]

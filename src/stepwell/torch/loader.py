@@ -166,8 +166,10 @@ class Loader(_loader.Loader):
             return _RowEngine(self)
         if self._resident is not None:
             return ResidentEngine(self, self._resident)
-        # ROCm calls its devices cuda as well, and has another driver.
-        if self._device.type != "cuda" or torch.version.hip is not None:
+        # ROCm calls its devices cuda as well, and has another driver. Rows from far away are waited
+        # for in Python.
+        is_far = self._source._units() is not None
+        if self._device.type != "cuda" or torch.version.hip is not None or is_far:
             return super()._make_engine()
         source, order = self._read_from(), self._order
         reader = source._reader

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from stepwell import _core
-from stepwell.engine import Delivery, Engine, Step, _note as note
+from stepwell.engine import Delivery, Engine, Step, note as note
 from stepwell.field import Batch
 from stepwell.source import Rows, Schema, Source, as_rows
 from stepwell.store import Runs, Table as RunTable

@@ -195,6 +195,7 @@ class LocalShards(Corpus):
                 for file, path in zip(self._files, self.paths, strict=True)
             ]
         )
+        self._cold = _core.Cold()
         self._known: dict[Path, Checksums] = {}
         self._blocks: list[_core.CheckedBlocks | None] = [None] * len(self.paths)
         self._in_order: list[_core.CheckedBlocks | None] = [None] * len(self.paths)
@@ -258,7 +259,8 @@ class LocalShards(Corpus):
                 part = _core.guarded_reader(file.memory, HEADER_BYTES, rows, size, file.path)
                 if blocks is not None:
                     part = _core.checked_reader(part, blocks, size, 0, size)
-                parts.append(part)
+                data = file.memory[HEADER_BYTES : HEADER_BYTES + file.shard.payload_bytes]
+                parts.append(_core.cold_reader(part, data, size, 0, size, self._cold, blocks))
         return parts[0] if len(parts) == 1 else _core.concat_reader(parts)
 
     def rows(self, rows: Rows) -> NDArray[np.uint8]:

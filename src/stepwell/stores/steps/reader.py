@@ -97,6 +97,7 @@ class StepReader(Store):
                 "resident_shards: expected a dataset of shards, got one file; "
                 f"convert(…, to='steps', part_bytes=…) spreads it over some - at {root}"
             )
+        self._cold = _core.Cold()
         self._residents: _core.Residents | None = None
         if resident_shards is not None:
             self._residents = _core.Residents(min(resident_shards, 1 << 30))
@@ -282,11 +283,13 @@ class StepReader(Store):
         for number, (rows, blocks, path, begin) in enumerate(self._segments):
             if not len(rows) and len(self._segments) > 1:
                 continue
-            table = _core.table_reader(rows.view(np.uint8).reshape(-1, size), layout, path, begin)
+            data = rows.view(np.uint8)
+            table = _core.table_reader(data.reshape(-1, size), layout, path, begin)
+            needed = min(at for at, _ in layout), max(at + bytes_ for at, bytes_ in layout)
             if blocks is not None:
-                ends = [(offset, offset + bytes_) for offset, bytes_ in layout]
-                needed = min(ends)[0], max(end for _, end in ends)
                 table = _core.checked_reader(table, blocks, size, *needed)
+            if self._memory == "map":
+                table = _core.cold_reader(table, data, size, *needed, self._cold, blocks)
             if self._residents is not None:
                 table = _core.resident_reader(table, self._residents, number)
             tables.append(table)
