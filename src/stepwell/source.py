@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from stepwell.torch.resident import Resident
+    from stepwell.units import Units
 
 Rows = NDArray[np.int64]
 """Row numbers, each in `range(len(source))`."""
@@ -397,6 +398,11 @@ class Source(Closing, ABC):
         if length == len(self):
             return self.fingerprint
         return f"{self._checksum(length, sample_rows(length)):08x}"
+
+    @property
+    def _units(self) -> "Units | None":
+        """In which pieces rows are brought from where they are; None for rows in memory."""
+        return None
 
     def _checksum(self, length: int, rows: Rows) -> int:
         """A checksum of the fields, a length, and some rows as they are stored."""

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from stepwell import _core
 from stepwell.errors import SchemaError
 from stepwell.source import Batch, Field, Ragged, Rows, Schema, Source, as_rows, sample_rows
+from stepwell.units import Moved, Several, Units
 
 
 class _View(Source):
@@ -32,6 +33,10 @@ class _View(Source):
 
     def _fingerprint_of(self, length: int) -> str:
         return self._base._fingerprint_of(length)
+
+    @property
+    def _units(self) -> Units | None:
+        return self._base._units
 
     def _checksum(self, length: int, rows: Rows) -> int:
         return self._base._checksum(length, rows)
@@ -75,6 +80,11 @@ class Translated(_View):
         rows = self._first_rows(sample_rows(length))
         content = self._base._checksum(length, rows)
         return f"{content:08x}-{_core.crc32c(rows.view(np.uint8)):08x}"
+
+    @property
+    def _units(self) -> Units | None:
+        units = self._base._units
+        return None if units is None else Moved(units, self._map.apply)
 
     def _checksum(self, length: int, rows: Rows) -> int:
         return self._base._checksum(length, self._first_rows(rows))
@@ -293,6 +303,15 @@ class Concat(Source):
         ]
         return "+".join(there)
 
+    @property
+    def _units(self) -> Units | None:
+        def rows_of(rows: Rows) -> Iterator[Rows]:
+            part_of = np.searchsorted(self._starts, rows, side="right") - 1
+            for k, start in enumerate(self._starts[:-1]):
+                yield rows[part_of == k] - start
+
+        return Several.of_parts([part._units for part in self._parts], rows_of)
+
     def _checksum(self, length: int, rows: Rows) -> int:
         part_of = np.searchsorted(self._starts, rows, side="right") - 1
         parts = np.unique(part_of).tolist()
@@ -394,6 +413,11 @@ class Join(Source):
     def _fingerprint_of(self, length: int) -> str:
         each = {name: part._fingerprint_of(length) for name, part in self._parts.items()}
         return ",".join(f"{name}:{fingerprint}" for name, fingerprint in each.items())
+
+    @property
+    def _units(self) -> Units | None:
+        parts = [part._units for part in self._parts.values()]
+        return Several.of_parts(parts, lambda rows: [rows] * len(parts))
 
     def _checksum(self, length: int, rows: Rows) -> int:
         each = [part._checksum(length, rows) for part in self._parts.values()]

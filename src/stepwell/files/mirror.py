@@ -1,0 +1,594 @@
+"""Files below a URL as local files that are filled as they are read.
+
+    mirror = Mirror("s3://bucket/games")
+    mirror.whole("metadata.db")             fetched now, all of it
+    mirror.sparse("steps.npy")              a file of holes; its units come when they are needed
+    mirror.reading(units, work)             what `work` returns, which reads these units
+
+What reads a local store reads `mirror.root` as well; all that is added is that bytes are there
+before they are read. Size and ETag of each object are taken once, and every request is for that
+very object: one that is replaced meanwhile is a `FormatError`, never mixed bytes.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell import _core
+from stepwell.errors import ChecksumError, FetchError, FormatError
+from stepwell.files.atomic import new_file, write_all, write_file
+from stepwell.files.mirror_place import CachePlace, Place, TemporaryPlace
+from stepwell.files.npy import header_length, padded_header
+from stepwell.files.regular import check_inside, open_inside, read_inside
+from stepwell.files.remote import About, RemoteFiles
+from stepwell.files.residents import LEFT, Numbers, Residents, Slots
+from stepwell.files.stand_in import Generations, SharedStandIn, StandIn, no_room
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+UNIT_BYTES = 4096
+TRIES = 3
+_RANGE_BYTES = 1 << 22
+_GAP_UNITS = 4
+_ABOUT = ".about"
+_MAX_ABOUT = 1 << 12
+
+Check = Callable[[int, NDArray[np.uint8]], None]
+"""Raises `ChecksumError` unless bytes of a file, from a place behind its head on, are right."""
+
+
+class Statistics:
+    """What a mirror has asked for, and what was asked of it."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.fetched_bytes = 0
+        self.read_bytes = 0
+        """Of the units of each take, those that were here included."""
+
+
+class _Sparse(NamedTuple):
+    file: StandIn
+    check: Check | None
+
+
+class Mirror:
+    """Local stand-ins of objects below a URL.
+
+    `connections` requests are under way at a time. What was fetched is in memory (or where
+    temporary files are) up to `window_bytes`; with `cache`, a directory, there, up to
+    `cache_bytes` with whatever else is mirrored there, and outlives the process. `options` are
+    those of `RemoteFiles`.
+    """
+
+    def __init__(
+        self,
+        where: Any,
+        *,
+        connections: int = 8,
+        window_bytes: int = 1 << 28,
+        cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int = 1 << 34,
+        unit_bytes: int = UNIT_BYTES,
+        **options: Any,
+    ) -> None:
+        for name, number, min_ in (
+            ("connections", connections, 1),
+            ("window_bytes", window_bytes, unit_bytes),
+            ("cache_bytes", cache_bytes, 0),
+        ):
+            if number < min_:
+                raise ValueError(f"{name}: expected at least {min_}, got {number}")
+        self.files = RemoteFiles(where, **options)
+        self.url, self.unit_bytes, self.statistics = self.files.url, unit_bytes, Statistics()
+        self._process = os.getpid()
+        self._listed = self.files.listed()
+        self._known: dict[str, About | None] = {}
+        self.used: dict[str, About] = {}
+        """The objects that were opened."""
+        self._place: Place = (
+            TemporaryPlace(window_bytes)
+            if cache is None
+            else CachePlace(Path(cache), self.files.place)
+        )
+        self.root = self._place.root
+        self.budget_bytes = window_bytes if cache is None else cache_bytes
+        self._sparse: dict[str, _Sparse] = {}
+        self._order: list[_Sparse] = []
+        self._firsts = np.zeros(0, np.int64)
+        self._units = Residents(self.budget_bytes // unit_bytes)
+        self._lock = threading.RLock()
+        self._connections = connections
+        self._pool = ThreadPoolExecutor(connections, thread_name_prefix="stepwell-fetch")
+        self._range_units = max(
+            min(_RANGE_BYTES, self.budget_bytes // connections) // unit_bytes, 1
+        )
+        self._requests: dict[int, Future[None]] = {}
+        self._request = 0
+        self._unseen_bytes = 0
+        """Fetched since the last look at the size of the cache."""
+
+    # Objects.
+
+    def about(self, name: str) -> About | None:
+        """Size and ETag of an object, as they were at the first look; None where there is none."""
+        if self._listed is not None:
+            return self._listed.get(name)
+        if name not in self._known:
+            self._known[name] = self.files.about(name)
+        return self._known[name]
+
+    def names(self) -> list[str]:
+        """All objects of a list; of a web server, which has none, those that were asked for."""
+        found: Mapping[str, About | None] = self._known if self._listed is None else self._listed
+        return [name for name, about in found.items() if about is not None]
+
+    def url_of(self, name: str) -> str:
+        return self.files.url_of(name)
+
+    @property
+    def version(self) -> str:
+        """Equal for equal objects, by their ETags."""
+        text = "".join(f"{name} {about}\n" for name, about in sorted(self.used.items()))
+        return sha256(text.encode()).hexdigest()[:32]
+
+    def check_version(self, version: str) -> None:
+        """Raise `FormatError` unless these are the objects that had this version; "" for any."""
+        if version not in ("", self.version):
+            message = "the objects were replaced since this was pickled; open it again"
+            raise FormatError(message, path=self.url)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of all objects below the URL that are known."""
+        return sum(about.size for name in self.names() if (about := self.about(name)))
+
+    def use(self, name: str) -> None:
+        """Have an object, which may be read later, among those that the version is of."""
+        about = self.about(name)
+        if about is not None:
+            self.used[name] = about
+
+    def _opened(self, name: str) -> About:
+        about = self.about(name)
+        if about is None:
+            raise FileNotFoundError(2, "No such object", self.url_of(name))
+        self.used[name] = about
+        folder = (self.root / name).parent
+        if folder != self.root:
+            folder.mkdir(parents=True, exist_ok=True)
+        check_inside(self.root, name)
+        return about
+
+    # Files that are here as a whole.
+
+    def whole(self, name: str, edit: Callable[[BinaryIO], None] | None = None) -> None:
+        """Have an object as a file, all of it, as `edit` leaves it; `FileNotFoundError` where there
+        is none."""
+        self._check_process()
+        about = self._opened(name)
+        if self._place.is_shared and self._is_whole(name, about):
+            return
+        try:
+            with new_file(self.root / name) as file:
+                self._fetch_whole(name, about, file)
+                if edit is not None:
+                    edit(file)
+                    file.flush()
+                crc = _checksum(file)
+            if self._place.is_shared:
+                write_file(self.root / (name + _ABOUT), _about_text(about, crc))
+        except FetchError:
+            raise
+        except OSError as error:
+            raise no_room(error, self.root / name) from error.__cause__
+
+    def _is_whole(self, name: str, about: About) -> bool:
+        """Whether a file of the cache is this object, and is as it was put there."""
+        try:
+            text = read_inside(self.root, name + _ABOUT, _MAX_ABOUT)
+            with open(open_inside(self.root, name), "rb") as file:
+                return text == _about_text(about, _checksum(file))
+        except FileNotFoundError:
+            return False
+
+    def _fetch_whole(self, name: str, about: About, file: BinaryIO) -> None:
+        path = self.root / name
+        os.ftruncate(file.fileno(), about.size)
+
+        def fetch(begin: int, end: int) -> None:
+            write_all(file.fileno(), self._read(name, begin, end, about), begin, path)
+
+        self._each_range(0, about.size, fetch)
+
+    def data(self, name: str, begin: int, end: int) -> bytes:
+        """Some bytes of an object, not kept; fewer where it ends."""
+        about = self._opened(name)
+        return self._read(name, begin, min(end, about.size), about).tobytes()
+
+    def load(
+        self, name: str, begin: int, out: NDArray[np.uint8], check: Check | None = None
+    ) -> None:
+        """The bytes of an object from `begin` on into memory, by all connections."""
+        about = self._opened(name)
+
+        def fetch(at: int, to: int) -> None:
+            for left in reversed(range(TRIES)):
+                out[at:to] = self._read(name, begin + at, begin + to, about)
+                try:
+                    if check is not None:
+                        check(at, out[at:to])
+                    return
+                except ChecksumError:
+                    if not left:
+                        raise
+
+        self._each_range(0, len(out), fetch)
+
+    def _each_range(self, begin: int, end: int, work: Callable[[int, int], None]) -> None:
+        self._check_process()
+        tasks = [
+            self._pool.submit(work, at, min(at + _RANGE_BYTES, end))
+            for at in range(begin, end, _RANGE_BYTES)
+        ]
+        try:
+            for task in tasks:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            for task in tasks:  # nobody writes any more once this returns
+                if not task.cancelled():
+                    task.exception()
+
+    def _read(self, name: str, begin: int, end: int, about: About) -> NDArray[np.uint8]:
+        data = self.files.read(name, begin, end, about)
+        with self._lock:
+            self.statistics.requests += 1
+            self.statistics.fetched_bytes += len(data)
+        return data
+
+    # Files of holes.
+
+    def array(self, name: str, check: Check | None = None) -> StandIn:
+        """The same for a `.npy` file: as rows are to begin where a unit does, its header is one of
+        the same array that has more spaces."""
+        return self.sparse(name, check, self._array_head)
+
+    def _array_head(self, name: str) -> tuple[bytes, int]:
+        about, start = self._opened(name), self.data(name, 0, UNIT_BYTES)
+        if (length := header_length(start)) > len(start):
+            start = self.data(name, 0, length)
+        return padded_header(start, about.size, self.unit_bytes, self.url_of(name))
+
+    def sparse(
+        self,
+        name: str,
+        check: Check | None = None,
+        head: Callable[[str], tuple[bytes, int]] | None = None,
+    ) -> StandIn:
+        """A file that is filled as it is read; what comes is compared by `check`.
+
+        `head` gives what the file begins with, and where in the object the rest does.
+        """
+        found = self._sparse.get(name)
+        if found is not None:
+            return found.file
+        about = self._opened(name)
+        file: StandIn
+        if isinstance(self._place, CachePlace):
+            known = SharedStandIn.known(self.root, name, about, self.unit_bytes)
+            start = known or ((b"", 0) if head is None else head(name))
+            changing = self._place.changing
+            file = SharedStandIn(self.root, name, about, self.unit_bytes, *start, changing)
+        else:
+            start = (b"", 0) if head is None else head(name)
+            file = StandIn(self.root, name, about, self.unit_bytes, *start)
+        with self._lock:
+            file.first = self._units.extend(file.units)
+            made = _Sparse(file, check)
+            self._sparse[name] = made
+            self._order.append(made)
+            self._firsts = np.append(self._firsts, file.first)
+        return file
+
+    def side_by_side(self, work: Callable[[K], Any], items: Iterable[K]) -> None:
+        """`work` for each item, by all connections; raises what the first of them does."""
+        with ThreadPoolExecutor(self._connections) as pool:  # `work` may wait for the other one
+            list(pool.map(work, items))
+
+    def is_current(self) -> bool:
+        """Whether the objects that were opened are still those in the bucket."""
+        now = self.files.listed()
+        if now is not None:
+            return all(now.get(name) == about for name, about in self.used.items())
+        with ThreadPoolExecutor(self._connections) as pool:
+            return list(pool.map(self.files.about, self.used)) == list(self.used.values())
+
+    # Units.
+
+    def missing(self, units: Numbers) -> Numbers:
+        with self._lock:
+            slots = self._units.slots(units)
+            there = self._are_here(units, slots) | self._units.coming(slots)
+        return units[~there]
+
+    def bring(self, units: Numbers) -> "Coming":
+        """Begin to bring those that are missing, neighbours in one request, and keep all."""
+        self._check_process()
+        with self._lock:
+            known, slots = self._units, self._units.slots(units)
+            here, coming = self._are_here(units, slots), known.coming(slots)
+            lost = ~here & ~coming
+            if lost.any():
+                known.claim(units[slots == 0])
+                slots = known.slots(units)
+                # Of those that have a slot, another process may have brought them again.
+                met = self._met(units[lost])
+                known.generation[slots[lost]] = met
+                known.request[slots[lost]] = np.where(met != 0, 0, LEFT)
+                lost[lost] = met == 0
+            known.pin(slots)
+            self._drop(known.surplus())
+            begun = self._begin(units[lost], slots[lost])
+            self.statistics.read_bytes += len(units) * self.unit_bytes
+            waited = np.unique(known.request[slots])
+            futures = [self._requests[each] for each in waited.tolist() if each in self._requests]
+        for each in begun:
+            self._submit(*each)
+        return Coming(self, units, slots, futures)
+
+    def expect(self, units: Numbers, next_use: NDArray[np.int64]) -> None:
+        with self._lock:
+            self._units.expect(units, next_use)
+
+    def reading(self, units: Numbers, work: Callable[[], T]) -> T:
+        """What `work` returns, which reads these units: they are here and stay here meanwhile.
+
+        Where it finds bytes that are damaged, they are brought again, and it is called again.
+        """
+        left = TRIES
+        while True:
+            coming = self.bring(units)
+            try:
+                coming.wait()
+                before = coming.generations()
+                result = work()
+                if (before != 0).all() and (self._generations(units) == before).all():
+                    return result
+            except ChecksumError:
+                left -= 1
+                if not left:
+                    raise
+                self._forget(units)
+            finally:
+                coming.release()
+
+    # Below this line: with the lock held, but for what is said to be a thread's.
+
+    def _are_here(self, units: Numbers, slots: Slots) -> NDArray[np.bool]:
+        here = self._units.here(slots)
+        if self._place.is_shared:
+            here &= self._units.generation[slots] == self._generations(units)
+        return here
+
+    def _by_file(self, units: Numbers) -> Iterator[tuple[_Sparse, slice]]:
+        """Ascending units, file by file."""
+        if not len(units):
+            return
+        numbers = np.searchsorted(self._firsts, units, side="right") - 1
+        edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(units)]
+        for begin, end in pairwise(edges):
+            yield self._order[int(numbers[begin])], slice(begin, end)
+
+    def _generations(self, units: Numbers) -> Generations:
+        if not self._place.is_shared:
+            return self._units.generation[self._units.slots(units)]
+        found = np.zeros(len(units), np.uint32)
+        for (file, _), some in self._by_file(units):
+            found[some] = file.generations(units[some] - file.first)
+        return found
+
+    def _met(self, units: Numbers) -> Generations:
+        found = np.zeros(len(units), np.uint32)
+        if self._place.is_shared:
+            for (file, _), some in self._by_file(units):
+                found[some] = file.met(units[some] - file.first)
+        return found
+
+    def _drop(self, units: Numbers) -> None:
+        for (file, _), some in self._by_file(units):
+            file.drop(units[some] - file.first)
+
+    def _forget(self, units: Numbers) -> None:
+        with self._lock:
+            slots = self._units.slots(units)
+            here = self._units.here(slots)
+            self._units.lose(slots[here])
+            self._drop(units[here])
+
+    def _begin(self, units: Numbers, slots: Slots) -> list[tuple[int, _Sparse, Numbers]]:
+        """Requests for units, neighbours together and small gaps read through."""
+        begun = []
+        for sparse, some in self._by_file(units):
+            mine = units[some] - sparse.file.first
+            at = some.start
+            breaks = (np.flatnonzero(np.diff(mine) > _GAP_UNITS + 1) + 1).tolist()
+            for first, last in zip([0, *breaks], [*breaks, len(mine)], strict=True):
+                begin = first
+                while begin < last:
+                    limit = mine[begin] + self._range_units
+                    end = begin + int(np.searchsorted(mine[begin:last], limit))
+                    self._request += 1
+                    self._units.request[slots[at + begin : at + end]] = self._request
+                    self._requests[self._request] = Future()
+                    begun.append((self._request, sparse, mine[begin:end]))
+                    begin = end
+        return begun
+
+    def _submit(self, request: int, sparse: _Sparse, units: Numbers) -> None:
+        try:
+            self._pool.submit(self._fetch, request, sparse, units)
+        except RuntimeError as error:  # it was closed, or the interpreter ends
+            self._failed(request, sparse, units, error)
+
+    def _fetch(self, request: int, sparse: _Sparse, units: Numbers) -> None:
+        """A thread's: bring neighbouring units of a file."""
+        file = sparse.file
+        try:
+            first, begin = int(units[0]), file.begin(int(units[0]))
+            data = self._arriving(sparse, begin, file.end(int(units[-1])))
+            breaks = (np.flatnonzero(np.diff(units) > 1) + 1).tolist()
+            made = []
+            for some in np.split(units, breaks):
+                at = file.begin(int(some[0])) - begin
+                part = data[at : file.end(int(some[-1])) - file.begin(first)]
+                made.append(file.put(int(some[0]), part))
+        except BaseException as error:
+            self._failed(request, sparse, units, error)
+            return
+        with self._lock:
+            slots = self._units.slots(units + file.first)
+            mine = self._units.request[slots] == request
+            self._units.arrived(slots[mine], np.concatenate(made)[mine])
+            done = self._requests.pop(request)
+            self._look_at_room(len(units))
+        done.set_result(None)
+
+    def _failed(self, request: int, sparse: _Sparse, units: Numbers, error: BaseException) -> None:
+        with self._lock:
+            slots = self._units.slots(units + sparse.file.first)
+            self._units.lose(slots[self._units.request[slots] == request])
+            done = self._requests.pop(request)
+        done.set_exception(error)
+
+    def _arriving(self, sparse: _Sparse, begin: int, end: int) -> NDArray[np.uint8]:
+        """A thread's: bytes behind the head of a file, fetched again where they are damaged."""
+        file = sparse.file
+        for left in reversed(range(TRIES)):
+            data = self._read(file.name, file.origin + begin, file.origin + end, file.about)
+            try:
+                if sparse.check is not None:
+                    sparse.check(begin, data)
+                return data
+            except ChecksumError:
+                if not left:
+                    raise
+        raise AssertionError
+
+    def _look_at_room(self, count: int) -> None:
+        """Now and then see how much the cache takes, whoever brought it."""
+        self._unseen_bytes += count * self.unit_bytes
+        if not self._place.is_shared or self._unseen_bytes < self.budget_bytes // 16:
+            return
+        self._unseen_bytes = 0
+        surplus = self._place.make_room(self.budget_bytes) // self.unit_bytes
+        for file, _ in self._order:
+            if surplus <= 0:
+                break
+            strange = file.old(float("inf")) + file.first
+            strange = strange[self._units.slots(strange) == 0][:surplus]
+            file.drop(strange - file.first)
+            surplus -= len(strange)
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            raise RuntimeError("buckets cannot be read after a fork; use spawn or forkserver")
+
+    # Errors.
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """Errors of the block name objects in the place of the files that stand in for them."""
+        try:
+            yield
+        except FormatError as error:
+            self.translate(error)
+            raise
+        except FileNotFoundError as error:
+            name = self._name_of(error.filename)
+            if name is not None:
+                error.filename = self.url_of(name) if name else self.url
+            raise
+
+    def translate(self, error: FormatError) -> None:
+        """Have an error name an object, and the place there."""
+        name = self._name_of(error.path)
+        if name is None:
+            return
+        error.path = self.url_of(name) if name else self.url
+        sparse = self._sparse.get(name)
+        if sparse is not None and error.offset is not None:
+            error.offset = max(error.offset + sparse.file.origin - sparse.file.head_bytes, 0)
+
+    def _name_of(self, path: Any) -> str | None:
+        text, root = str(path or ""), str(self.root)
+        if text == root:
+            return ""
+        return text[len(root) + 1 :] if text.startswith(root + os.sep) else None
+
+
+class MirroredRows:
+    """The units of a source's rows: a `Units`, as stepwell/units.py has it."""
+
+    def __init__(self, mirror: Mirror, of: Callable[[NDArray[np.int64]], Numbers]) -> None:
+        self.mirror, self.of = mirror, of
+        self.unit_bytes, self.budget_bytes = mirror.unit_bytes, mirror.budget_bytes
+        self.missing, self.bring, self.expect = mirror.missing, mirror.bring, mirror.expect
+
+    @property
+    def statistics(self) -> Statistics:
+        """Requests, bytes fetched, and bytes of the units that were read."""
+        return self.mirror.statistics
+
+
+class Coming:
+    """Units that are on their way, and stay once they are there, until `release`."""
+
+    def __init__(
+        self, mirror: Mirror, units: Numbers, slots: Slots, futures: list["Future[None]"]
+    ) -> None:
+        self._mirror, self._units, self._slots = mirror, units, slots
+        self._futures = futures
+        self._held = True
+
+    def wait(self) -> None:
+        for future in self._futures:
+            future.result()
+
+    def generations(self) -> Generations:
+        """As they are now; 0 of those that are not here, after all."""
+        with self._mirror._lock:
+            return self._mirror._units.generation[self._slots]
+
+    def release(self) -> None:
+        if self._held and self._mirror._process == os.getpid():
+            self._held = False
+            with self._mirror._lock:
+                self._mirror._units.unpin(self._slots)
+                self._mirror._drop(self._mirror._units.surplus())
+
+    def __del__(self) -> None:
+        self.release()
+
+
+def _about_text(about: About, crc: int) -> bytes:
+    return f"{about.size} {about.mark} {crc:08x}\n".encode()
+
+
+def _checksum(file: BinaryIO) -> int:
+    """Of a whole file, whose pages need not all be in memory at a time."""
+    crc, at = 0, 0
+    while data := os.pread(file.fileno(), _RANGE_BYTES, at):
+        crc, at = _core.crc32c(np.frombuffer(data, np.uint8), crc), at + len(data)
+    return crc

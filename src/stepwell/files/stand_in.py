@@ -1,0 +1,298 @@
+"""Sparse local files that stand in for far ones: holes where nothing was brought yet.
+
+A stand-in begins with `head`, which is here from the start, and goes on with the bytes of the far
+file from `origin` on, in units. So that units are pages, and a hole gives back what it had, the
+head is as long as some units: that of an array is a longer header of the same array.
+
+One in a cache is shared by the processes of a machine. Beside it lies a file `NAME.units` (a page
+that says whose units they are, then 16 bytes each): the CRC32C of a unit, its generation, and when
+it was brought. A generation is odd while the unit is there; dropping it makes that even before the
+hole is punched, and both change under the lock of the cache. So whoever has read units looks at
+their generations again, and whoever meets a unit compares it with its CRC32C: a power cut leaves
+junk.
+"""
+
+import ctypes
+import errno
+import hashlib
+import mmap
+import os
+import struct
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell import _core
+from stepwell.files.regular import open_inside
+from stepwell.files.remote import About
+from stepwell.files.residents import Numbers
+
+UNITS = ".units"
+_ENTRY = np.dtype([("crc", "<u4"), ("generation", "<u4"), ("brought", "<u4"), ("zero", "<u4")])
+_PAGE = 4096
+_MAGIC = b"STEPUNIT"
+_HEADER = struct.Struct("<8sIIQQ32sQII")
+_VERSION = 1
+_PUNCH_AND_KEEP_SIZE = 3
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+Generations = NDArray[np.uint32]
+
+
+class StandIn:
+    """A file of this process alone, in a folder that goes with it."""
+
+    is_shared = False
+
+    def __init__(
+        self, root: Path, name: str, about: About, unit_bytes: int, head: bytes, origin: int
+    ) -> None:
+        self.path, self.name, self.about = root / name, name, about
+        self.unit_bytes, self.origin = unit_bytes, origin
+        self.head_bytes = len(head)
+        self.bytes = about.size - origin
+        """Of the far file, in units."""
+        self.units = -(-self.bytes // unit_bytes)
+        self.first = 0
+        """Of its units, among those of all files of a mirror."""
+        self._file = self._opened(root, name, head)
+
+    def _opened(self, root: Path, name: str, head: bytes) -> int:
+        file = open_inside(root, name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        return self._filled(file, head)
+
+    def _filled(self, file: int, head: bytes) -> int:
+        """A new file, with its head and its size."""
+        try:
+            if head:
+                os.pwrite(file, head, 0)
+            os.ftruncate(file, self.head_bytes + self.bytes)
+        except OSError as error:
+            os.close(file)
+            raise no_room(error, self.path) from None
+        return file
+
+    def begin(self, unit: int) -> int:
+        """Where a unit begins, behind the head."""
+        return unit * self.unit_bytes
+
+    def end(self, unit: int) -> int:
+        return min((unit + 1) * self.unit_bytes, self.bytes)
+
+    def put(self, unit: int, data: NDArray[np.uint8]) -> Generations:
+        """The bytes of neighbouring units, from one on; their generations then."""
+        self._write(unit, data)
+        return np.ones(-(-len(data) // self.unit_bytes), np.uint32)
+
+    def drop(self, units: Numbers) -> None:
+        """Give back the room of these units, ascending."""
+        breaks = np.flatnonzero(np.diff(units) > 1) + 1
+        for some in np.split(units, breaks) if len(units) else ():
+            self._punch(int(some[0]), int(some[-1]) + 1)
+
+    def generations(self, units: Numbers) -> Generations:
+        """Those of units that were put here: odd while they are here."""
+        return np.ones(len(units), np.uint32)
+
+    def met(self, units: Numbers) -> Generations:
+        """The generations of units that others have put here and whose bytes are right, else 0."""
+        return np.zeros(len(units), np.uint32)
+
+    def old(self, before_s: float) -> Numbers:
+        """Units that were put here before a time."""
+        return np.empty(0, np.int64)
+
+    def _write(self, unit: int, data: NDArray[np.uint8]) -> None:
+        view, at = np.ascontiguousarray(data).data, self.head_bytes + self.begin(unit)
+        try:
+            while view:
+                written = os.pwrite(self._file, view, at)
+                view, at = view[written:], at + written
+        except OSError as error:
+            raise no_room(error, self.path) from None
+
+    def _punch(self, first: int, last: int) -> None:
+        at = self.head_bytes + self.begin(first)
+        size = self.head_bytes + self.end(last - 1) - at
+        punch_hole(self._file, at, size, self.path)
+
+    def __del__(self) -> None:
+        with suppress(AttributeError, OSError):  # it was never opened
+            os.close(self._file)
+
+
+class SharedStandIn(StandIn):
+    """One in a cache, which outlives this process."""
+
+    is_shared = True
+
+    def __init__(
+        self,
+        root: Path,
+        name: str,
+        about: About,
+        unit_bytes: int,
+        head: bytes,
+        origin: int,
+        changing: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._changing = changing
+        with changing():
+            self._is_new = self.known(root, name, about, unit_bytes) is None
+            super().__init__(root, name, about, unit_bytes, head, origin)
+            self._index = self._opened_index(root, name, head)
+        count = max(self.units, 1)
+        self._map = mmap.mmap(self._index, _PAGE + count * _ENTRY.itemsize, access=mmap.ACCESS_READ)
+        self._entries = np.frombuffer(self._map, _ENTRY, count, _PAGE)
+
+    @staticmethod
+    def known(root: Path, name: str, about: About, unit_bytes: int) -> tuple[bytes, int] | None:
+        """Head and origin of a file that is there, and of this object; None of any other."""
+        try:
+            index = open_inside(root, name + UNITS)
+        except FileNotFoundError:
+            return None
+        try:
+            found = os.pread(index, _HEADER.size, 0)
+        finally:
+            os.close(index)
+        if len(found) < _HEADER.size or found[-4:] != _crc(found[:-4]):
+            return None
+        magic, version, size, whole, origin, mark, head_bytes, head_crc, _ = _HEADER.unpack(found)
+        if (magic, version, size, whole, mark) != (
+            _MAGIC,
+            _VERSION,
+            unit_bytes,
+            about.size,
+            _digest(about),
+        ):
+            return None
+        try:
+            with open(open_inside(root, name), "rb") as file:
+                head = file.read(head_bytes)
+                there = os.fstat(file.fileno()).st_size
+        except FileNotFoundError:
+            return None
+        right = there == head_bytes + about.size - origin and len(head) == head_bytes
+        return (head, origin) if right and _crc(head) == struct.pack("<I", head_crc) else None
+
+    def _opened(self, root: Path, name: str, head: bytes) -> int:
+        if not self._is_new:
+            return open_inside(root, name, os.O_RDWR)
+        for old in (name + UNITS, name):  # who has it open keeps it
+            with suppress(FileNotFoundError):
+                os.close(open_inside(root, old))  # of ours, or nothing that we remove
+                os.unlink(root / old)
+        return super()._opened(root, name, head)
+
+    def _opened_index(self, root: Path, name: str, head: bytes) -> int:
+        if not self._is_new:
+            return open_inside(root, name + UNITS, os.O_RDWR)
+        size, origin, mark = self.about.size, self.origin, _digest(self.about)
+        crc = int.from_bytes(_crc(head), "little")
+        page = _HEADER.pack(
+            _MAGIC, _VERSION, self.unit_bytes, size, origin, mark, len(head), crc, 0
+        )
+        page = page[:-4] + _crc(page[:-4])
+        file = open_inside(root, name + UNITS, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        try:
+            os.ftruncate(file, _PAGE + max(self.units, 1) * _ENTRY.itemsize)
+            os.pwrite(file, page, 0)
+        except OSError as error:
+            os.close(file)
+            raise no_room(error, self.path) from None
+        return file
+
+    def put(self, unit: int, data: NDArray[np.uint8]) -> Generations:
+        last = unit + -(-len(data) // self.unit_bytes)
+        entries = np.zeros(last - unit, _ENTRY)
+        entries["crc"] = _core.stream_checksums(data, self.unit_bytes).view("<u4")
+        entries["brought"] = int(time.time()) & 0xFFFFFFFF
+        with self._changing():
+            known = self._entries["generation"][unit:last]
+            self._write(unit, data)
+            entries["generation"] = known + 1 + known % 2  # another one, and odd
+            self._note(unit, entries)
+        return entries["generation"].copy()
+
+    def drop(self, units: Numbers) -> None:
+        with self._changing():
+            units = units[self._entries["generation"][units] % 2 == 1]
+            breaks = np.flatnonzero(np.diff(units) > 1) + 1
+            for some in np.split(units, breaks) if len(units) else ():
+                entries = self._entries[some[0] : some[-1] + 1].copy()
+                entries["generation"] += 1
+                self._note(int(some[0]), entries)
+            super().drop(units)
+
+    def generations(self, units: Numbers) -> Generations:
+        found: Generations = self._entries["generation"][units]
+        return found
+
+    def met(self, units: Numbers) -> Generations:
+        found = self.generations(units)
+        found[found % 2 == 0] = 0
+        there = np.flatnonzero(found)
+        if not len(there):
+            return found
+        breaks = np.flatnonzero(np.diff(units[there]) > 1) + 1
+        for places in np.split(there, breaks):
+            first, last = int(units[places[0]]), int(units[places[-1]])
+            at = self.head_bytes + self.begin(first)
+            data = os.pread(self._file, self.end(last) - self.begin(first), at)
+            crcs = _core.stream_checksums(np.frombuffer(data, np.uint8), self.unit_bytes)
+            wanted = self._entries["crc"][first : last + 1]
+            same = np.zeros(last + 1 - first, bool)
+            same[: len(crcs) // 4] = crcs.view("<u4") == wanted[: len(crcs) // 4]
+            found[places[~same]] = 0
+        return found
+
+    def old(self, before_s: float) -> Numbers:
+        there = (self._entries["generation"] % 2 == 1) & (self._entries["brought"] < before_s)
+        return np.flatnonzero(there)
+
+    def _note(self, unit: int, entries: NDArray[np.void]) -> None:
+        """Written, not mapped: a full disk is an error here."""
+        try:
+            os.pwrite(self._index, entries.tobytes(), _PAGE + unit * _ENTRY.itemsize)
+        except OSError as error:
+            raise no_room(error, self.path) from None
+
+    def __del__(self) -> None:
+        super().__del__()
+        with suppress(AttributeError, OSError):
+            os.close(self._index)
+
+
+def no_room(error: OSError, path: Path) -> OSError:
+    """The error of a write, which names the folder and what there is to do."""
+    if error.errno in _NO_ROOM:
+        message = (
+            f"{os.strerror(error.errno or errno.ENOSPC)}: no room for what comes from the bucket; "
+            "free some, or give a smaller window_bytes= or cache_bytes=, or another cache="
+        )
+        return OSError(error.errno, message, str(path))
+    error.filename = str(path)
+    return error
+
+
+def punch_hole(file: int, at: int, size: int, path: Path) -> None:
+    """Give back the room of some bytes of a file, which read as zeros then."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    place, length = ctypes.c_int64(at), ctypes.c_int64(size)
+    if libc.fallocate64(file, _PUNCH_AND_KEEP_SIZE, place, length) != 0:
+        code = ctypes.get_errno()
+        message = f"{os.strerror(code)}: expected a file system that can punch holes"
+        raise OSError(code, message, str(path))
+
+
+def _digest(about: About) -> bytes:
+    return hashlib.sha256(f"{about.size} {about.mark}".encode()).digest()
+
+
+def _crc(data: bytes) -> bytes:
+    return struct.pack("<I", _core.crc32c(np.frombuffer(data, np.uint8)))
