@@ -58,7 +58,7 @@ class Moved:
 
 
 class Several:
-    """The units of sources side by side or one behind the other: u * n + k for unit u of part k of n.
+    """The units of n sources side by side or one behind the other: u * n + k for unit u of part k.
 
     `rows_of` gives the rows that each part takes; a part in memory has no units.
     """

@@ -12,7 +12,7 @@ very object: one that is replaced meanwhile is a `FormatError`, never mixed byte
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import sha256
@@ -30,7 +30,7 @@ from stepwell.files.mirror_place import CachePlace, Place, TemporaryPlace
 from stepwell.files.npy import header_length, padded_header
 from stepwell.files.regular import check_inside, open_inside, read_inside
 from stepwell.files.remote import About, RemoteFiles
-from stepwell.files.residents import LEFT, Numbers, Residents, Slots
+from stepwell.files.residents import LEFT, Numbers, Residents, Slots, spanned
 from stepwell.files.stand_in import Generations, SharedStandIn, StandIn, no_room
 
 T = TypeVar("T")
@@ -80,6 +80,7 @@ class Mirror:
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int = 1 << 34,
         unit_bytes: int = UNIT_BYTES,
+        listing: bool = True,
         **options: Any,
     ) -> None:
         for name, number, min_ in (
@@ -92,7 +93,7 @@ class Mirror:
         self.files = RemoteFiles(where, **options)
         self.url, self.unit_bytes, self.statistics = self.files.url, unit_bytes, Statistics()
         self._process = os.getpid()
-        self._listed = self.files.listed()
+        self._listed = self.files.listed() if listing else None
         self._known: dict[str, About | None] = {}
         self.used: dict[str, About] = {}
         """The objects that were opened."""
@@ -309,13 +310,22 @@ class Mirror:
 
     def is_current(self) -> bool:
         """Whether the objects that were opened are still those in the bucket."""
-        now = self.files.listed()
+        now = None if self._listed is None else self.files.listed()
         if now is not None:
             return all(now.get(name) == about for name, about in self.used.items())
         with ThreadPoolExecutor(self._connections) as pool:
             return list(pool.map(self.files.about, self.used)) == list(self.used.values())
 
     # Units.
+
+    def units_of(
+        self, firsts: NDArray[np.int64], begins: NDArray[np.int64], sizes: NDArray[np.int64] | int
+    ) -> Numbers:
+        """Those of stretches of files, each given by the first unit of its file."""
+        ends = begins + sizes - 1
+        there = ends >= begins
+        first, last = firsts + begins // self.unit_bytes, firsts + ends // self.unit_bytes
+        return spanned(first[there], last[there])
 
     def missing(self, units: Numbers) -> Numbers:
         with self._lock:
@@ -355,7 +365,8 @@ class Mirror:
     def reading(self, units: Numbers, work: Callable[[], T]) -> T:
         """What `work` returns, which reads these units: they are here and stay here meanwhile.
 
-        Where it finds bytes that are damaged, they are brought again, and it is called again.
+        Where it finds bytes that are damaged, they are brought again, and it is called again; so
+        it is where another process has dropped some of them.
         """
         left = TRIES
         while True:
@@ -363,14 +374,16 @@ class Mirror:
             try:
                 coming.wait()
                 before = coming.generations()
-                result = work()
+                try:
+                    result = work()
+                except FormatError:
+                    left -= 1
+                    if not left:
+                        raise
+                    self.forget(units)
+                    continue
                 if (before != 0).all() and (self._generations(units) == before).all():
                     return result
-            except ChecksumError:
-                left -= 1
-                if not left:
-                    raise
-                self._forget(units)
             finally:
                 coming.release()
 
@@ -410,7 +423,8 @@ class Mirror:
         for (file, _), some in self._by_file(units):
             file.drop(units[some] - file.first)
 
-    def _forget(self, units: Numbers) -> None:
+    def forget(self, units: Numbers) -> None:
+        """Have these brought again: they came damaged."""
         with self._lock:
             slots = self._units.slots(units)
             here = self._units.here(slots)
@@ -538,6 +552,12 @@ class Mirror:
         return text[len(root) + 1 :] if text.startswith(root + os.sep) else None
 
 
+def split_url(url: str) -> tuple[str, str]:
+    """The URL above an object, and its name there."""
+    above, _, name = url.rstrip("/").rpartition("/")
+    return above, name
+
+
 class MirroredRows:
     """The units of a source's rows: a `Units`, as stepwell/units.py has it."""
 
@@ -545,6 +565,26 @@ class MirroredRows:
         self.mirror, self.of = mirror, of
         self.unit_bytes, self.budget_bytes = mirror.unit_bytes, mirror.budget_bytes
         self.missing, self.bring, self.expect = mirror.missing, mirror.bring, mirror.expect
+
+    @classmethod
+    def of_tables(
+        cls,
+        mirror: Mirror,
+        files: Sequence[tuple[StandIn, int]],
+        row_bytes: int,
+        moved: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None,
+    ) -> "MirroredRows":
+        """Of rows of one size that fill files one after another, so many each; `moved` gives the
+        numbers that they have there."""
+        starts = np.cumsum([0, *(rows for _, rows in files)])[:-1]
+        firsts = np.array([file.first for file, _ in files], np.int64)
+
+        def of(rows: NDArray[np.int64]) -> Numbers:
+            rows = rows if moved is None else moved(rows)
+            file = np.searchsorted(starts, rows, side="right") - 1
+            return mirror.units_of(firsts[file], (rows - starts[file]) * row_bytes, row_bytes)
+
+        return cls(mirror, of)
 
     @property
     def statistics(self) -> Statistics:

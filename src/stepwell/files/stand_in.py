@@ -117,8 +117,8 @@ class StandIn:
 
     def _punch(self, first: int, last: int) -> None:
         at = self.head_bytes + self.begin(first)
-        size = self.head_bytes + self.end(last - 1) - at
-        punch_hole(self._file, at, size, self.path)
+        # Whole units, beyond the end of the file too: a page of which a part stays is kept.
+        punch_hole(self._file, at, (last - first) * self.unit_bytes, self.path)
 
     def __del__(self) -> None:
         with suppress(AttributeError, OSError):  # it was never opened

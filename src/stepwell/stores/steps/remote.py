@@ -16,9 +16,7 @@ from stepwell.errors import ChecksumError, FormatError, KindError
 from stepwell.files.checked import ENTRY_BYTES, block_count, entry_place, parse_header
 from stepwell.files.memory import check_room
 from stepwell.files.mirror import UNIT_BYTES, Check, Mirror, MirroredRows
-from stepwell.files.residents import Numbers, spanned
 from stepwell.lazy import lazy
-from stepwell.source import Rows
 from stepwell.stores.steps import database
 from stepwell.stores.steps.blocks import BlockChecks
 from stepwell.stores.steps.database import Seen
@@ -130,19 +128,9 @@ class RemoteSteps:
     def units(self, seen: Seen, dtype: np.dtype[Any], chosen: _core.RowMap | None) -> MirroredRows:
         """In which units rows are; with `chosen`, those that it leads to."""
         found = pieces(self.root, seen.rows, seen.shard_rows)
-        starts = np.cumsum([0, *(piece.rows for piece in found)])[:-1]
-        firsts = np.array([self.mirror.array(piece.name).first for piece in found], np.int64)
-        size, unit_bytes = dtype.itemsize, self.mirror.unit_bytes
-
-        def of(rows: Rows) -> Numbers:
-            if chosen is not None:
-                rows = chosen.apply(rows)
-            piece = np.searchsorted(starts, rows, side="right") - 1
-            begins = (rows - starts[piece]) * size
-            first = firsts[piece]
-            return spanned(first + begins // unit_bytes, first + (begins + size - 1) // unit_bytes)
-
-        return MirroredRows(self.mirror, of)
+        files = [(self.mirror.array(piece.name), piece.rows) for piece in found]
+        moved = None if chosen is None else chosen.apply
+        return MirroredRows.of_tables(self.mirror, files, dtype.itemsize, moved)
 
 
 class _BlocksThatCome:
