@@ -12,6 +12,7 @@ very object: one that is replaced meanwhile is a `FormatError`, never mixed byte
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from stepwell.files.npy import header_length, padded_header
 from stepwell.files.regular import check_inside, open_inside, read_inside
 from stepwell.files.remote import About, RemoteFiles
 from stepwell.files.residents import LEFT, Numbers, Residents, Slots, spanned
-from stepwell.files.stand_in import Generations, SharedStandIn, StandIn, no_room
+from stepwell.files.stand_in import LATELY_S, Generations, SharedStandIn, StandIn, no_room
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -419,9 +420,9 @@ class Mirror:
                 found[some] = file.met(units[some] - file.first)
         return found
 
-    def _drop(self, units: Numbers) -> None:
+    def _drop(self, units: Numbers, *, damaged: bool = False) -> None:
         for (file, _), some in self._by_file(units):
-            file.drop(units[some] - file.first)
+            file.drop(units[some] - file.first, damaged=damaged)
 
     def forget(self, units: Numbers) -> None:
         """Have these brought again: they came damaged."""
@@ -429,7 +430,7 @@ class Mirror:
             slots = self._units.slots(units)
             here = self._units.here(slots)
             self._units.lose(slots[here])
-            self._drop(units[here])
+            self._drop(units[here], damaged=True)
 
     def _begin(self, units: Numbers, slots: Slots) -> list[tuple[int, _Sparse, Numbers]]:
         """Requests for units, neighbours together and small gaps read through."""
@@ -501,19 +502,25 @@ class Mirror:
         raise AssertionError
 
     def _look_at_room(self, count: int) -> None:
-        """Now and then see how much the cache takes, whoever brought it."""
+        """Now and then see how much the cache takes, whoever brought it, and keep to its size.
+
+        First what nobody has brought lately goes, then what this process has.
+        """
         self._unseen_bytes += count * self.unit_bytes
         if not self._place.is_shared or self._unseen_bytes < self.budget_bytes // 16:
             return
         self._unseen_bytes = 0
-        surplus = self._place.make_room(self.budget_bytes) // self.unit_bytes
+        surplus = -(-self._place.make_room(self.budget_bytes) // self.unit_bytes)
         for file, _ in self._order:
             if surplus <= 0:
                 break
-            strange = file.old(float("inf")) + file.first
-            strange = strange[self._units.slots(strange) == 0][:surplus]
-            file.drop(strange - file.first)
-            surplus -= len(strange)
+            old = file.old(time.time() - LATELY_S) + file.first
+            old = old[self._units.slots(old) == 0][:surplus]
+            file.drop(old - file.first)
+            surplus -= len(old)
+        whole = self.budget_bytes // self.unit_bytes
+        self._units.budget = min(max(len(self._units) - surplus, 1), whole)
+        self._drop(self._units.surplus())
 
     def _check_process(self) -> None:
         if self._process != os.getpid():

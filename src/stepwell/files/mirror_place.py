@@ -97,7 +97,7 @@ class CachePlace:
 
     def make_room(self, max_bytes: int) -> int:
         """Remove what nobody uses until all places together have this many bytes; how many they
-        have too many then."""
+        have too many then, below 0 where there is room."""
         folders = [each for each in self._cache.iterdir() if _is_mirror(each)]
         sizes = {each: bytes_on_disk(each) for each in folders}
         surplus = sum(sizes.values()) - max_bytes
@@ -107,7 +107,7 @@ class CachePlace:
                 break
             if _remove_unused(folder):
                 surplus -= sizes[folder]
-        return max(surplus, 0)
+        return surplus
 
 
 Place = TemporaryPlace | CachePlace

@@ -5,11 +5,12 @@ file from `origin` on, in units. So that units are pages, and a hole gives back 
 head is as long as some units: that of an array is a longer header of the same array.
 
 One in a cache is shared by the processes of a machine. Beside it lies a file `NAME.units` (a page
-that says whose units they are, then 16 bytes each): the CRC32C of a unit, its generation, and when
-it was brought. A generation is odd while the unit is there; dropping it makes that even before the
-hole is punched, and both change under the lock of the cache. So whoever has read units looks at
-their generations again, and whoever meets a unit compares it with its CRC32C: a power cut leaves
-junk.
+that says whose units they are, then 16 bytes each): the CRC32C of a unit, its generation, when it
+was brought, and by which process. A generation is odd while the unit is there; dropping it makes
+that even before the hole is punched, and both change under the lock of the cache. So whoever has
+read units looks at their generations again, and whoever meets a unit compares it with its CRC32C: a
+power cut leaves junk. What another process has brought lately is its own to drop: were it not, two
+of them with little room would take units from each other for ever.
 """
 
 import ctypes
@@ -31,8 +32,9 @@ from stepwell.files.regular import open_inside
 from stepwell.files.remote import About
 from stepwell.files.residents import Numbers
 
+LATELY_S = 60
 UNITS = ".units"
-_ENTRY = np.dtype([("crc", "<u4"), ("generation", "<u4"), ("brought", "<u4"), ("zero", "<u4")])
+_ENTRY = np.dtype([("crc", "<u4"), ("generation", "<u4"), ("brought", "<u4"), ("owner", "<u4")])
 _PAGE = 4096
 _MAGIC = b"STEPUNIT"
 _HEADER = struct.Struct("<8sIIQQ32sQII")
@@ -88,8 +90,8 @@ class StandIn:
         self._write(unit, data)
         return np.ones(-(-len(data) // self.unit_bytes), np.uint32)
 
-    def drop(self, units: Numbers) -> None:
-        """Give back the room of these units, ascending."""
+    def drop(self, units: Numbers, *, damaged: bool = False) -> None:
+        """Give back the room of these units, ascending, unless it is for another to do."""
         breaks = np.flatnonzero(np.diff(units) > 1) + 1
         for some in np.split(units, breaks) if len(units) else ():
             self._punch(int(some[0]), int(some[-1]) + 1)
@@ -211,17 +213,23 @@ class SharedStandIn(StandIn):
         last = unit + -(-len(data) // self.unit_bytes)
         entries = np.zeros(last - unit, _ENTRY)
         entries["crc"] = _core.stream_checksums(data, self.unit_bytes).view("<u4")
+        entries["owner"] = os.getpid()
         entries["brought"] = int(time.time()) & 0xFFFFFFFF
         with self._changing():
-            known = self._entries["generation"][unit:last]
+            known = self._entries[unit:last]
             self._write(unit, data)
-            entries["generation"] = known + 1 + known % 2  # another one, and odd
+            # Another one, and odd; but where another process was quicker, its readers go on.
+            there = (known["generation"] % 2 == 1) & (known["crc"] == entries["crc"])
+            new = known["generation"] + 1 + known["generation"] % 2
+            entries["generation"] = np.where(there, known["generation"], new)
             self._note(unit, entries)
         return entries["generation"].copy()
 
-    def drop(self, units: Numbers) -> None:
+    def drop(self, units: Numbers, *, damaged: bool = False) -> None:
         with self._changing():
-            units = units[self._entries["generation"][units] % 2 == 1]
+            entries = self._entries[units]
+            ours = (entries["owner"] == os.getpid()) | (entries["brought"] < time.time() - LATELY_S)
+            units = units[(entries["generation"] % 2 == 1) & (ours | damaged)]
             breaks = np.flatnonzero(np.diff(units) > 1) + 1
             for some in np.split(units, breaks) if len(units) else ():
                 entries = self._entries[some[0] : some[-1] + 1].copy()

@@ -60,7 +60,8 @@ class _Reads:
         return out
 
     def __del__(self) -> None:
-        os.close(self._file)
+        with suppress(AttributeError):  # it was never opened
+            os.close(self._file)
 
 
 class _FarReads(_Reads):

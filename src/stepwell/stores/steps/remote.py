@@ -15,7 +15,7 @@ from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError, KindError
 from stepwell.files.checked import ENTRY_BYTES, block_count, entry_place, parse_header
 from stepwell.files.memory import check_room
-from stepwell.files.mirror import UNIT_BYTES, Check, Mirror, MirroredRows
+from stepwell.files.mirror import TRIES, UNIT_BYTES, Check, Mirror, MirroredRows
 from stepwell.lazy import lazy
 from stepwell.stores.steps import database
 from stepwell.stores.steps.blocks import BlockChecks
@@ -183,7 +183,13 @@ class _BlocksThatCome:
         if about.size < (end := entry_place(stored)):
             message = f"truncated: expected {end} bytes, got {about.size}"
             raise FormatError(message, path=self._where, offset=about.size)
-        found = parse_header(self._mirror.data(CHECKSUMS, 0, entry_place(0)), self._where)
+        for left in reversed(range(TRIES)):
+            try:
+                found = parse_header(self._mirror.data(CHECKSUMS, 0, entry_place(0)), self._where)
+                break
+            except FormatError:  # it may have come damaged
+                if not left:
+                    raise
         if found != self._seen.block_bytes:
             message = f"expected blocks of {self._seen.block_bytes} bytes, got {found}"
             raise FormatError(message, path=self._where, offset=12)
