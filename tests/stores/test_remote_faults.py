@@ -191,7 +191,7 @@ def test_truncated_objects(folder: Path, s3: Bucket, tmp_path: Path, name: str) 
 @pytest.mark.parametrize("name", STORES[:3])
 def test_bytes_that_change_on_the_way(folder: Path, s3: Bucket, name: str) -> None:
     here, far = sw.open(folder / name), opened(s3, name)
-    rows = np.arange(20)
+    rows = np.arange(len(here))  # whichever byte it is, some row has it
     s3.proxy.fault = times(1, changed, of=DATA[name])
     found, want = far.take(rows), here.take(rows)
     assert {n: repr(v) for n, v in found.items()} == {n: repr(v) for n, v in want.items()}

@@ -369,24 +369,28 @@ class Mirror:
         Where it finds bytes that are damaged, they are brought again, and it is called again; so
         it is where another process has dropped some of them.
         """
-        left = TRIES
+        left, before = TRIES, None
         while True:
             coming = self.bring(units)
+            if before is not None:  # only now: what it has is not to be brought again
+                before.release()
+            before = coming
             try:
                 coming.wait()
-                before = coming.generations()
-                try:
-                    result = work()
-                except FormatError:
-                    left -= 1
-                    if not left:
-                        raise
-                    self.forget(units)
-                    continue
-                if (before != 0).all() and (self._generations(units) == before).all():
+                had = coming.generations()
+                result = work()
+                if (had != 0).all() and (self._generations(units) == had).all():
+                    coming.release()
                     return result
-            finally:
+            except FormatError:
+                left -= 1
+                if not left or not coming.has_come:
+                    coming.release()
+                    raise
+                self.forget(units)
+            except BaseException:
                 coming.release()
+                raise
 
     # Below this line: with the lock held, but for what is said to be a thread's.
 
@@ -608,10 +612,12 @@ class Coming:
         self._mirror, self._units, self._slots = mirror, units, slots
         self._futures = futures
         self._held = True
+        self.has_come = False
 
     def wait(self) -> None:
         for future in self._futures:
             future.result()
+        self.has_come = True
 
     def generations(self) -> Generations:
         """As they are now; 0 of those that are not here, after all."""
