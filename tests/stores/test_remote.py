@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -151,3 +152,59 @@ def assert_same(got: Batch, want: Batch) -> None:
         for name, values in want.items()
     }
     assert_batch(got, expected)
+
+
+def test_loaders(folder: Path, s3: Bucket) -> None:
+    for name in ("steps-shards", "records", "plain.npy"):
+        here, far = sw.open(folder / name), sw.open(s3.url(f"stores/{name}"), **s3.options)
+        loaders = [sw.Loader(each, 64, sampler=sw.Shuffle(5)) for each in (here, far)]
+        for want, got in zip(*loaders, strict=True):
+            assert_same(got, want)
+        state = loaders[0].state_dict()
+        loaders[1].load_state_dict(state)
+        assert loaders[1].state_dict() == state
+
+
+def test_units(folder: Path, s3: Bucket) -> None:
+    """What a loader asks for before it takes is what a take fetches, and no more."""
+    far = sw.open(s3.url("stores/steps-shards"), **s3.options, window_bytes=40_000)
+    windows = far.where("score > 3").windows(4)
+    view = windows.select(slice(None, None, 5)).concat(windows)
+    rows = np.random.default_rng(3).integers(0, len(view), 30)
+    units, mirror = view._units, far._units.mirror  # type: ignore[union-attr]
+    assert units is not None
+    wanted = units.of(rows)
+    assert units.missing(wanted).tolist() == wanted.tolist()
+    coming = units.bring(wanted)
+    assert not len(units.missing(wanted))
+    coming.wait()
+    requests = mirror.statistics.requests
+    assert_same(
+        view.take(rows),
+        sw.open(folder / "steps")
+        .where("score > 3")
+        .windows(4)
+        .select(slice(None, None, 5))
+        .concat(sw.open(folder / "steps").where("score > 3").windows(4))
+        .take(rows),
+    )
+    assert mirror.statistics.requests == requests
+    coming.release()
+    assert on_disk(mirror) <= 40_000
+    units.bring(wanted)  # nobody waits for it, or lets it go
+    view.take(np.arange(len(view)))
+    assert on_disk(mirror) <= 40_000
+
+
+def test_many_shards(quick_path: Path) -> None:
+    """Under the usual limit of descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with StepWriter(quick_path / "a", [("x", "<i4")], shard_rows=2) as writer:
+        writer.append({"x": np.arange(400)})
+    resource.setrlimit(resource.RLIMIT_NOFILE, (160, hard))
+    try:
+        for options in ({}, {"cache": quick_path / "c"}):
+            far = StepReader.open(f"file://{quick_path}/a", **options)
+            assert far["x"][::-1].tolist() == list(range(400))[::-1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -13,6 +13,7 @@ very object: one that is replaced meanwhile is a `FormatError`, never mixed byte
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -115,6 +116,8 @@ class Mirror:
         self._range_units = max(
             min(_RANGE_BYTES, self.budget_bytes // connections) // unit_bytes, 1
         )
+        self.abandoned: deque[Slots] = deque()
+        """Slots that nobody let go of who had pinned them."""
         self._requests: dict[int, Future[None]] = {}
         self._request = 0
         self._unseen_bytes = 0
@@ -338,6 +341,8 @@ class Mirror:
         """Begin to bring those that are missing, neighbours in one request, and keep all."""
         self._check_process()
         with self._lock:
+            while self.abandoned:
+                self._units.unpin(self.abandoned.popleft())
             known, slots = self._units, self._units.slots(units)
             here, coming = self._are_here(units, slots), known.coming(slots)
             lost = ~here & ~coming
@@ -632,7 +637,8 @@ class Coming:
                 self._mirror._drop(self._mirror._units.surplus())
 
     def __del__(self) -> None:
-        self.release()
+        if self._held:  # not here: this may be in the middle of anything
+            self._mirror.abandoned.append(self._slots)
 
 
 def _about_text(about: About, crc: int) -> bytes:

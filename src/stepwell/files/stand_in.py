@@ -16,18 +16,18 @@ of them with little room would take units from each other for ever.
 import ctypes
 import errno
 import hashlib
-import mmap
 import os
 import struct
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepwell import _core
+from stepwell.errors import FormatError
 from stepwell.files.regular import open_inside
 from stepwell.files.remote import About
 from stepwell.files.residents import Numbers
@@ -39,6 +39,7 @@ _PAGE = 4096
 _MAGIC = b"STEPUNIT"
 _HEADER = struct.Struct("<8sIIQQ32sQII")
 _VERSION = 1
+_NEWER = "a newer object is in the cache; open it again"
 _PUNCH_AND_KEEP_SIZE = 3
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -61,22 +62,26 @@ class StandIn:
         self.units = -(-self.bytes // unit_bytes)
         self.first = 0
         """Of its units, among those of all files of a mirror."""
-        self._file = self._opened(root, name, head)
+        self._root = root
+        self._made = self._make(head)
 
-    def _opened(self, root: Path, name: str, head: bytes) -> int:
-        file = open_inside(root, name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        return self._filled(file, head)
-
-    def _filled(self, file: int, head: bytes) -> int:
+    def _make(self, head: bytes) -> tuple[int, int]:
         """A new file, with its head and its size."""
+        return _new(self._root, self.name, head, self.head_bytes + self.bytes)
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        """The file, for a block: of a thousand shards not all can be open. Raises `FormatError`
+        when another one has its name, which a cache then has of a newer object."""
+        file = open_inside(self._root, self.name, os.O_RDWR)
         try:
-            if head:
-                os.pwrite(file, head, 0)
-            os.ftruncate(file, self.head_bytes + self.bytes)
-        except OSError as error:
+            if _identity(file) != self._made:
+                raise FormatError(
+                    "a newer object is in the cache; open it again", path=str(self.path)
+                )
+            yield file
+        finally:
             os.close(file)
-            raise no_room(error, self.path) from None
-        return file
 
     def begin(self, unit: int) -> int:
         """Where a unit begins, behind the head."""
@@ -92,9 +97,14 @@ class StandIn:
 
     def drop(self, units: Numbers, *, damaged: bool = False) -> None:
         """Give back the room of these units, ascending, unless it is for another to do."""
+        if not len(units):
+            return
         breaks = np.flatnonzero(np.diff(units) > 1) + 1
-        for some in np.split(units, breaks) if len(units) else ():
-            self._punch(int(some[0]), int(some[-1]) + 1)
+        with self._opened() as file:
+            for some in np.split(units, breaks):
+                # Whole units, beyond the end of the file too: a page of which a part stays is kept.
+                at = self.head_bytes + self.begin(int(some[0]))
+                punch_hole(file, at, len(some) * self.unit_bytes, self.path)
 
     def generations(self, units: Numbers) -> Generations:
         """Those of units that were put here: odd while they are here."""
@@ -110,21 +120,13 @@ class StandIn:
 
     def _write(self, unit: int, data: NDArray[np.uint8]) -> None:
         view, at = np.ascontiguousarray(data).data, self.head_bytes + self.begin(unit)
-        try:
-            while view:
-                written = os.pwrite(self._file, view, at)
-                view, at = view[written:], at + written
-        except OSError as error:
-            raise no_room(error, self.path) from None
-
-    def _punch(self, first: int, last: int) -> None:
-        at = self.head_bytes + self.begin(first)
-        # Whole units, beyond the end of the file too: a page of which a part stays is kept.
-        punch_hole(self._file, at, (last - first) * self.unit_bytes, self.path)
-
-    def __del__(self) -> None:
-        with suppress(AttributeError, OSError):  # it was never opened
-            os.close(self._file)
+        with self._opened() as file:
+            try:
+                while view:
+                    written = os.pwrite(file, view, at)
+                    view, at = view[written:], at + written
+            except OSError as error:
+                raise no_room(error, self.path) from None
 
 
 class SharedStandIn(StandIn):
@@ -146,10 +148,13 @@ class SharedStandIn(StandIn):
         with changing():
             self._is_new = self.known(root, name, about, unit_bytes) is None
             super().__init__(root, name, about, unit_bytes, head, origin)
-            self._index = self._opened_index(root, name, head)
-        count = max(self.units, 1)
-        self._map = mmap.mmap(self._index, _PAGE + count * _ENTRY.itemsize, access=mmap.ACCESS_READ)
-        self._entries = np.frombuffer(self._map, _ENTRY, count, _PAGE)
+            self._index_made = self._make_index(head)
+            with self._opened_index() as index:
+                count = max(self.units, 1)
+                size = _PAGE + count * _ENTRY.itemsize
+                self._entries = _core.map_file(index, size, root / (name + UNITS))[_PAGE:].view(
+                    _ENTRY
+                )
 
     @staticmethod
     def known(root: Path, name: str, about: About, unit_bytes: int) -> tuple[bytes, int] | None:
@@ -182,32 +187,46 @@ class SharedStandIn(StandIn):
         right = there == head_bytes + about.size - origin and len(head) == head_bytes
         return (head, origin) if right and _crc(head) == struct.pack("<I", head_crc) else None
 
-    def _opened(self, root: Path, name: str, head: bytes) -> int:
-        if not self._is_new:
-            return open_inside(root, name, os.O_RDWR)
-        for old in (name + UNITS, name):  # who has it open keeps it
-            with suppress(FileNotFoundError):
-                os.close(open_inside(root, old))  # of ours, or nothing that we remove
-                os.unlink(root / old)
-        return super()._opened(root, name, head)
-
-    def _opened_index(self, root: Path, name: str, head: bytes) -> int:
-        if not self._is_new:
-            return open_inside(root, name + UNITS, os.O_RDWR)
-        size, origin, mark = self.about.size, self.origin, _digest(self.about)
-        crc = int.from_bytes(_crc(head), "little")
-        page = _HEADER.pack(
-            _MAGIC, _VERSION, self.unit_bytes, size, origin, mark, len(head), crc, 0
-        )
-        page = page[:-4] + _crc(page[:-4])
-        file = open_inside(root, name + UNITS, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    def _make(self, head: bytes) -> tuple[int, int]:
+        if self._is_new:
+            for old in (self.name + UNITS, self.name):  # who has it mapped keeps it
+                with suppress(FileNotFoundError):
+                    os.close(open_inside(self._root, old))  # of ours, or nothing that we remove
+                    os.unlink(self._root / old)
+            return super()._make(head)
+        file = open_inside(self._root, self.name)
         try:
-            os.ftruncate(file, _PAGE + max(self.units, 1) * _ENTRY.itemsize)
-            os.pwrite(file, page, 0)
-        except OSError as error:
+            return _identity(file)
+        finally:
             os.close(file)
-            raise no_room(error, self.path) from None
-        return file
+
+    def _make_index(self, head: bytes) -> tuple[int, int]:
+        name = self.name + UNITS
+        if self._is_new:
+            size, origin, mark = self.about.size, self.origin, _digest(self.about)
+            crc = int.from_bytes(_crc(head), "little")
+            page = _HEADER.pack(
+                _MAGIC, _VERSION, self.unit_bytes, size, origin, mark, len(head), crc, 0
+            )
+            page = page[:-4] + _crc(page[:-4])
+            return _new(self._root, name, page, _PAGE + max(self.units, 1) * _ENTRY.itemsize)
+        file = open_inside(self._root, name)
+        try:
+            return _identity(file)
+        finally:
+            os.close(file)
+
+    @contextmanager
+    def _opened_index(self) -> Iterator[int]:
+        file = open_inside(self._root, self.name + UNITS, os.O_RDWR)
+        try:
+            if _identity(file) != self._index_made:
+                raise FormatError(
+                    "a newer object is in the cache; open it again", path=str(self.path)
+                )
+            yield file
+        finally:
+            os.close(file)
 
     def put(self, unit: int, data: NDArray[np.uint8]) -> Generations:
         last = unit + -(-len(data) // self.unit_bytes)
@@ -251,7 +270,8 @@ class SharedStandIn(StandIn):
         for places in np.split(there, breaks):
             first, last = int(units[places[0]]), int(units[places[-1]])
             at = self.head_bytes + self.begin(first)
-            data = os.pread(self._file, self.end(last) - self.begin(first), at)
+            with self._opened() as file:
+                data = os.pread(file, self.end(last) - self.begin(first), at)
             crcs = _core.stream_checksums(np.frombuffer(data, np.uint8), self.unit_bytes)
             wanted = self._entries["crc"][first : last + 1]
             same = np.zeros(last + 1 - first, bool)
@@ -265,15 +285,29 @@ class SharedStandIn(StandIn):
 
     def _note(self, unit: int, entries: NDArray[np.void]) -> None:
         """Written, not mapped: a full disk is an error here."""
-        try:
-            os.pwrite(self._index, entries.tobytes(), _PAGE + unit * _ENTRY.itemsize)
-        except OSError as error:
-            raise no_room(error, self.path) from None
+        with self._opened_index() as file:
+            try:
+                os.pwrite(file, entries.tobytes(), _PAGE + unit * _ENTRY.itemsize)
+            except OSError as error:
+                raise no_room(error, self.path) from None
 
-    def __del__(self) -> None:
-        super().__del__()
-        with suppress(AttributeError, OSError):
-            os.close(self._index)
+
+def _new(root: Path, name: str, start: bytes, size: int) -> tuple[int, int]:
+    """Make a file that begins so, with a hole behind; which one it is."""
+    file = open_inside(root, name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    try:
+        os.pwrite(file, start, 0)
+        os.ftruncate(file, size)
+        return _identity(file)
+    except OSError as error:
+        raise no_room(error, root / name) from None
+    finally:
+        os.close(file)
+
+
+def _identity(file: int) -> tuple[int, int]:
+    about = os.fstat(file)
+    return about.st_dev, about.st_ino
 
 
 def no_room(error: OSError, path: Path) -> OSError:
