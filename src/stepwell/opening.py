@@ -86,7 +86,7 @@ def open(path: Any, **options: Any) -> Source:
 
 
 def store_at_url(url: str, **options: Any) -> type[Store]:
-    """The class that opens what is below a URL, told by the names and the first bytes there.
+    """The class that opens what is below a URL, by the names and the first bytes there.
 
     Raises `KindError` where there is none, and `FetchError` where nothing answers.
     """

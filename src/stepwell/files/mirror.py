@@ -10,6 +10,7 @@ before they are read. Size and ETag of each object are taken once, and every req
 very object: one that is replaced meanwhile is a `FormatError`, never mixed bytes.
 """
 
+import errno
 import os
 import threading
 import time
@@ -185,6 +186,8 @@ class Mirror:
         if self._place.is_shared and self._is_whole(name, about):
             return
         try:
+            if about.size > _free_bytes(self.root):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             with new_file(self.root / name) as file:
                 self._fetch_whole(name, about, file)
                 if edit is not None:
@@ -590,8 +593,8 @@ class MirroredRows:
         row_bytes: int,
         moved: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None,
     ) -> "MirroredRows":
-        """Of rows of one size that fill files one after another, so many each; `moved` gives the
-        numbers that they have there."""
+        """Of rows of one size that fill files one after another, each file with its count; `moved`
+        gives the numbers that rows have there."""
         starts = np.cumsum([0, *(rows for _, rows in files)])[:-1]
         firsts = np.array([file.first for file, _ in files], np.int64)
 
@@ -639,6 +642,11 @@ class Coming:
     def __del__(self) -> None:
         if self._held:  # not here: this may be in the middle of anything
             self._mirror.abandoned.append(self._slots)
+
+
+def _free_bytes(folder: Path) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
 
 
 def _about_text(about: About, crc: int) -> bytes:

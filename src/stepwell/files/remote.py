@@ -51,7 +51,7 @@ def is_remote(where: object) -> bool:
 
 
 class About(NamedTuple):
-    """What distinguishes an object from another one of its name."""
+    """What distinguishes an object from others of its name."""
 
     size: int
     mark: str
@@ -132,7 +132,7 @@ class RemoteFiles:
         return self._tried(work, self.url)
 
     def about(self, name: str) -> About | None:
-        """What a server says about an object; None where there is none."""
+        """Size and ETag of an object; None where there is none."""
         obstore = _obstore()
         try:
             return self._tried(lambda store: About.of(obstore.head(store, name)), self.url_of(name))
@@ -145,7 +145,7 @@ class RemoteFiles:
         self, name: str, begin: int, end: int, known: About | None = None
     ) -> NDArray[np.uint8]:
         """Bytes `begin` to `end` of a file, all of them; `FormatError` where it is too short, or
-        another one than is `known`."""
+        not the one that is `known`."""
         obstore = _obstore()
         url = self.url_of(name)
 

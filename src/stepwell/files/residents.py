@@ -1,8 +1,8 @@
 """Which units of some files are here or on their way, and which of them go when there is no room.
 
 This only keeps the books: bytes are `stand_in.py`'s, requests `mirror.py`'s. Each unit that is here
-or on its way has a slot; what is known of it is in arrays by slot, so all questions about many
-units are a few calls of NumPy. Nothing here waits, and its owner holds a lock around it.
+or on its way has a slot; what is known of it is in arrays by slot, so whatever concerns many
+units is a few calls of NumPy. Nothing here waits, and its owner holds a lock around it.
 """
 
 import numpy as np
@@ -46,7 +46,7 @@ class Residents:
         return len(self.unit) - 1 - self._free_count
 
     def extend(self, count: int) -> int:
-        """Have so many more units; the number of the first."""
+        """Have `count` more units; the number of the first."""
         first, self._count = self._count, self._count + count
         if self._count > len(self._slot):  # pages of zeros take no memory until they change
             made = np.zeros(max(2 * len(self._slot), self._count), np.int32)

@@ -5,7 +5,7 @@ file from `origin` on, in units. So that units are pages, and a hole gives back 
 head is as long as some units: that of an array is a longer header of the same array.
 
 One in a cache is shared by the processes of a machine. Beside it lies a file `NAME.units` (a page
-that says whose units they are, then 16 bytes each): the CRC32C of a unit, its generation, when it
+that has whose units they are, then 16 bytes each): the CRC32C of a unit, its generation, when it
 was brought, and by which process. A generation is odd while the unit is there; dropping it makes
 that even before the hole is punched, and both change under the lock of the cache. So whoever has
 read units looks at their generations again, and whoever meets a unit compares it with its CRC32C: a
@@ -72,7 +72,7 @@ class StandIn:
     @contextmanager
     def _opened(self) -> Iterator[int]:
         """The file, for a block: of a thousand shards not all can be open. Raises `FormatError`
-        when another one has its name, which a cache then has of a newer object."""
+        when a cache has that of a newer object under its name."""
         file = open_inside(self._root, self.name, os.O_RDWR)
         try:
             if _identity(file) != self._made:
