@@ -16,7 +16,6 @@ from obstore.store import MemoryStore
 
 import stepwell as sw
 from stepwell import ChecksumError, FetchError, FormatError, KindError, StepReader, StepWriter
-from stepwell.files import stand_in
 from tests import children, packs, records, runs
 from tests.buckets import KEYS, Bucket
 from tests.contract import assert_array
@@ -275,13 +274,14 @@ def failing(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     def refuse(*args: Any) -> int:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(stand_in.os, "pwrite", refuse)
+    monkeypatch.setattr(os, "pwrite", refuse)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EFBIG])
 def test_a_full_disk(s3: Bucket, tmp_path: Path, code: int) -> None:
-    for options in ({}, {"cache": tmp_path / "cache"}):
-        far = opened(s3, **options)
+    some: dict[str, Any]
+    for some in ({}, {"cache": tmp_path / "cache"}):
+        far = opened(s3, **some)
         with pytest.MonkeyPatch.context() as patch:
             failing(patch, code)
             with pytest.raises(OSError, match="no room for what comes from the bucket") as caught:
@@ -363,7 +363,7 @@ def test_links_in_a_cache(s3: Bucket, tmp_path: Path, name: str) -> None:
 
 
 def test_a_cache_makes_room(s3: Bucket, tmp_path: Path) -> None:
-    options = {"cache": tmp_path / "c", "cache_bytes": 150_000}
+    options: dict[str, Any] = {"cache": tmp_path / "c", "cache_bytes": 150_000}
     with opened(s3, "a.npy", **options) as other:
         check(other, np.arange(COUNT))
     del other
@@ -430,7 +430,7 @@ def test_commands(
 def test_options(s3: Bucket, folder: Path) -> None:
     for name, text in (("connections", "at least 1"), ("window_bytes", "at least 4096")):
         with pytest.raises(ValueError, match=f"{name}: expected {text}"):
-            opened(s3, **{name: 0})
+            opened(s3, **dict[str, Any]({name: 0}))
     with pytest.raises(ValueError, match=r"memory='shared': only for what is on this machine"):
         opened(s3, memory="shared")
     for store in ("steps", "records", "runs.a2pack", "a.npy"):

@@ -133,8 +133,8 @@ def header_bytes(dtype: np.dtype[Any], rows: int, size: int | None = None) -> by
 
 
 def padded_header(start: bytes, size: int, multiple: int, path: str) -> tuple[bytes, int]:
-    """The header of the same array with spaces in it, as many as make its size a multiple, and where
-    the rows begin behind the header as it is. `start` has all of that."""
+    """The header of the same array with spaces in it, up to a multiple of bytes, and where the rows
+    begin behind the header as it is. `start` has all of that."""
     found, _ = parse_header(BytesIO(start), size, path)
     at = found.data_offset
     text_at = 10 if start[6] == 1 else 12

@@ -218,7 +218,8 @@ class StepReader(Store):
         Raises `ValueError` naming the columns when it is not a condition over them.
         """
         self._check_open()
-        return self._with(self._table._choose(condition, values, timeout_s))
+        with self._translated():
+            return self._with(self._table._choose(condition, values, timeout_s))
 
     def split(self, fraction: float, seed: int = 0) -> tuple["StepReader", "StepReader"]:
         """Two datasets without a run in common, the first with `fraction` of the runs."""
@@ -294,7 +295,8 @@ class StepReader(Store):
         `ValueError` for SQL that is wrong or would write.
         """
         self._check_open()
-        return self._table._query(sql, values, timeout_s)
+        with self._translated():
+            return self._table._query(sql, values, timeout_s)
 
     # A source.
 
