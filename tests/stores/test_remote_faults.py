@@ -223,9 +223,10 @@ def test_damage_in_the_bucket(folder: Path, s3: Bucket, tmp_path: Path) -> None:
         file.write(bytes([byte[0] ^ 4]))
     s3.upload(path, "faults/damaged")
     url = s3.url("faults/damaged/steps.npy")
-    for options in ({}, {"memory": "ram"}):
+    some: dict[str, Any]
+    for some in ({}, {"memory": "ram"}):
         with pytest.raises(ChecksumError) as caught:
-            opened(s3, "damaged", **options).take([at // ROW.itemsize])
+            opened(s3, "damaged", **some).take([at // ROW.itemsize])
         assert caught.value.path == url
         assert caught.value.offset is not None
         assert caught.value.offset <= at < caught.value.offset + 4096
@@ -279,9 +280,8 @@ def failing(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EFBIG])
 def test_a_full_disk(s3: Bucket, tmp_path: Path, code: int) -> None:
-    some: dict[str, Any]
-    for some in ({}, {"cache": tmp_path / "cache"}):
-        far = opened(s3, **some)
+    for cache in (None, tmp_path / "cache"):
+        far = opened(s3, cache=cache)
         with pytest.MonkeyPatch.context() as patch:
             failing(patch, code)
             with pytest.raises(OSError, match="no room for what comes from the bucket") as caught:

@@ -6,58 +6,35 @@
     mirror.reading(units, work)             what `work` returns, which reads these units
 
 What reads a local store reads `mirror.root` as well; all that is added is that bytes are there
-before they are read. Size and ETag of each object are taken once, and every request is for that
-very object: one that is replaced meanwhile is a `FormatError`, never mixed bytes.
+before they are read.
 """
 
-import errno
 import os
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
-from hashlib import sha256
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell import _core
-from stepwell.errors import ChecksumError, FetchError, FormatError
-from stepwell.files.atomic import new_file, write_all, write_file
-from stepwell.files.mirror_place import CachePlace, Place, TemporaryPlace
+from stepwell.errors import ChecksumError, FormatError
+from stepwell.files.mirror_place import CachePlace
 from stepwell.files.npy import header_length, padded_header
-from stepwell.files.regular import check_inside, open_inside, read_inside
-from stepwell.files.remote import About, RemoteFiles
+from stepwell.files.objects import RANGE_BYTES, TRIES, Objects, Statistics
 from stepwell.files.residents import LEFT, Numbers, Residents, Slots, spanned
-from stepwell.files.stand_in import LATELY_S, Generations, SharedStandIn, StandIn, no_room
+from stepwell.files.stand_in import LATELY_S, Generations, SharedStandIn, StandIn
 
 T = TypeVar("T")
-K = TypeVar("K")
 
 UNIT_BYTES = 4096
-TRIES = 3
-_RANGE_BYTES = 1 << 22
 _GAP_UNITS = 4
-_ABOUT = ".about"
-_MAX_ABOUT = 1 << 12
 
 Check = Callable[[int, NDArray[np.uint8]], None]
 """Raises `ChecksumError` unless bytes of a file, from a place behind its head on, are right."""
-
-
-class Statistics:
-    """What a mirror has asked for, and what was asked of it."""
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.fetched_bytes = 0
-        self.read_bytes = 0
-        """Of the units of each take, those that were here included."""
 
 
 class _Sparse(NamedTuple):
@@ -65,7 +42,7 @@ class _Sparse(NamedTuple):
     check: Check | None
 
 
-class Mirror:
+class Mirror(Objects):
     """Local stand-ins of objects below a URL.
 
     `connections` requests are under way at a time. What was fetched is in memory (or where
@@ -93,178 +70,20 @@ class Mirror:
         ):
             if number < min_:
                 raise ValueError(f"{name}: expected at least {min_}, got {number}")
-        self.files = RemoteFiles(where, **options)
-        self.url, self.unit_bytes, self.statistics = self.files.url, unit_bytes, Statistics()
-        self._process = os.getpid()
-        self._listed = self.files.listed() if listing else None
-        self._known: dict[str, About | None] = {}
-        self.used: dict[str, About] = {}
-        """The objects that were opened."""
-        self._place: Place = (
-            TemporaryPlace(window_bytes)
-            if cache is None
-            else CachePlace(Path(cache), self.files.place)
-        )
-        self.root = self._place.root
+        super().__init__(where, connections, window_bytes, cache, listing=listing, **options)
+        self.unit_bytes = unit_bytes
         self.budget_bytes = window_bytes if cache is None else cache_bytes
         self._sparse: dict[str, _Sparse] = {}
         self._order: list[_Sparse] = []
         self._firsts = np.zeros(0, np.int64)
         self._units = Residents(self.budget_bytes // unit_bytes)
-        self._lock = threading.RLock()
-        self._connections = connections
-        self._pool = ThreadPoolExecutor(connections, thread_name_prefix="stepwell-fetch")
-        self._range_units = max(
-            min(_RANGE_BYTES, self.budget_bytes // connections) // unit_bytes, 1
-        )
+        self._range_units = max(min(RANGE_BYTES, self.budget_bytes // connections) // unit_bytes, 1)
         self.abandoned: deque[Slots] = deque()
         """Slots that nobody let go of who had pinned them."""
         self._requests: dict[int, Future[None]] = {}
         self._request = 0
         self._unseen_bytes = 0
         """Fetched since the last look at the size of the cache."""
-
-    # Objects.
-
-    def about(self, name: str) -> About | None:
-        """Size and ETag of an object, as they were at the first look; None where there is none."""
-        if self._listed is not None:
-            return self._listed.get(name)
-        if name not in self._known:
-            self._known[name] = self.files.about(name)
-        return self._known[name]
-
-    def names(self) -> list[str]:
-        """All objects of a list; of a web server, which has none, those that were asked for."""
-        found: Mapping[str, About | None] = self._known if self._listed is None else self._listed
-        return [name for name, about in found.items() if about is not None]
-
-    def url_of(self, name: str) -> str:
-        return self.files.url_of(name)
-
-    @property
-    def version(self) -> str:
-        """Equal for equal objects, by their ETags."""
-        text = "".join(f"{name} {about}\n" for name, about in sorted(self.used.items()))
-        return sha256(text.encode()).hexdigest()[:32]
-
-    def check_version(self, version: str) -> None:
-        """Raise `FormatError` unless these are the objects that had this version; "" for any."""
-        if version not in ("", self.version):
-            message = "the objects were replaced since this was pickled; open it again"
-            raise FormatError(message, path=self.url)
-
-    @property
-    def stored_bytes(self) -> int:
-        """Of all objects below the URL that are known."""
-        return sum(about.size for name in self.names() if (about := self.about(name)))
-
-    def use(self, name: str) -> None:
-        """Have an object, which may be read later, among those that the version is of."""
-        about = self.about(name)
-        if about is not None:
-            self.used[name] = about
-
-    def _opened(self, name: str) -> About:
-        about = self.about(name)
-        if about is None:
-            raise FileNotFoundError(2, "No such object", self.url_of(name))
-        self.used[name] = about
-        folder = (self.root / name).parent
-        if folder != self.root:
-            folder.mkdir(parents=True, exist_ok=True)
-        check_inside(self.root, name)
-        return about
-
-    # Files that are here as a whole.
-
-    def whole(self, name: str, edit: Callable[[BinaryIO], None] | None = None) -> None:
-        """Have an object as a file, all of it, as `edit` leaves it; `FileNotFoundError` where there
-        is none."""
-        self._check_process()
-        about = self._opened(name)
-        if self._place.is_shared and self._is_whole(name, about):
-            return
-        try:
-            if about.size > _free_bytes(self.root):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            with new_file(self.root / name) as file:
-                self._fetch_whole(name, about, file)
-                if edit is not None:
-                    edit(file)
-                    file.flush()
-                crc = _checksum(file)
-            if self._place.is_shared:
-                write_file(self.root / (name + _ABOUT), _about_text(about, crc))
-        except FetchError:
-            raise
-        except OSError as error:
-            raise no_room(error, self.root / name) from error.__cause__
-
-    def _is_whole(self, name: str, about: About) -> bool:
-        """Whether a file of the cache is this object, and is as it was put there."""
-        try:
-            text = read_inside(self.root, name + _ABOUT, _MAX_ABOUT)
-            with open(open_inside(self.root, name), "rb") as file:
-                return text == _about_text(about, _checksum(file))
-        except FileNotFoundError:
-            return False
-
-    def _fetch_whole(self, name: str, about: About, file: BinaryIO) -> None:
-        path = self.root / name
-        os.ftruncate(file.fileno(), about.size)
-
-        def fetch(begin: int, end: int) -> None:
-            write_all(file.fileno(), self._read(name, begin, end, about), begin, path)
-
-        self._each_range(0, about.size, fetch)
-
-    def data(self, name: str, begin: int, end: int) -> bytes:
-        """Some bytes of an object, not kept; fewer where it ends."""
-        about = self._opened(name)
-        return self._read(name, begin, min(end, about.size), about).tobytes()
-
-    def load(
-        self, name: str, begin: int, out: NDArray[np.uint8], check: Check | None = None
-    ) -> None:
-        """The bytes of an object from `begin` on into memory, by all connections."""
-        about = self._opened(name)
-
-        def fetch(at: int, to: int) -> None:
-            for left in reversed(range(TRIES)):
-                out[at:to] = self._read(name, begin + at, begin + to, about)
-                try:
-                    if check is not None:
-                        check(at, out[at:to])
-                    return
-                except ChecksumError:
-                    if not left:
-                        raise
-
-        self._each_range(0, len(out), fetch)
-
-    def _each_range(self, begin: int, end: int, work: Callable[[int, int], None]) -> None:
-        self._check_process()
-        tasks = [
-            self._pool.submit(work, at, min(at + _RANGE_BYTES, end))
-            for at in range(begin, end, _RANGE_BYTES)
-        ]
-        try:
-            for task in tasks:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            for task in tasks:  # nobody writes any more once this returns
-                if not task.cancelled():
-                    task.exception()
-
-    def _read(self, name: str, begin: int, end: int, about: About) -> NDArray[np.uint8]:
-        data = self.files.read(name, begin, end, about)
-        with self._lock:
-            self.statistics.requests += 1
-            self.statistics.fetched_bytes += len(data)
-        return data
 
     # Files of holes.
 
@@ -310,19 +129,6 @@ class Mirror:
             self._firsts = np.append(self._firsts, file.first)
         return file
 
-    def side_by_side(self, work: Callable[[K], Any], items: Iterable[K]) -> None:
-        """`work` for each item, by all connections; raises what the first of them does."""
-        with ThreadPoolExecutor(self._connections) as pool:  # `work` may wait for the other one
-            list(pool.map(work, items))
-
-    def is_current(self) -> bool:
-        """Whether the objects that were opened are still those in the bucket."""
-        now = None if self._listed is None else self.files.listed()
-        if now is not None:
-            return all(now.get(name) == about for name, about in self.used.items())
-        with ThreadPoolExecutor(self._connections) as pool:
-            return list(pool.map(self.files.about, self.used)) == list(self.used.values())
-
     # Units.
 
     def units_of(
@@ -361,8 +167,11 @@ class Mirror:
             self._drop(known.surplus())
             begun = self._begin(units[lost], slots[lost])
             self.statistics.read_bytes += len(units) * self.unit_bytes
-            waited = np.unique(known.request[slots])
-            futures = [self._requests[each] for each in waited.tolist() if each in self._requests]
+            waited = np.unique(known.request[slots]).tolist()
+            own = {request for request, *_ in begun}
+            futures = [
+                (self._requests[each], each in own) for each in waited if each in self._requests
+            ]
         for each in begun:
             self._submit(*each)
         return Coming(self, units, slots, futures)
@@ -384,18 +193,24 @@ class Mirror:
                 before.release()
             before = coming
             try:
-                coming.wait()
+                try:
+                    coming.wait()
+                except Exception:
+                    if coming.others_failed:  # whose error it is: now they are asked for here
+                        continue
+                    raise
                 had = coming.generations()
-                result = work()
+                try:
+                    result = work()
+                except FormatError:
+                    left -= 1
+                    if not left:
+                        raise
+                    self.forget(units)
+                    continue
                 if (had != 0).all() and (self._generations(units) == had).all():
                     coming.release()
                     return result
-            except FormatError:
-                left -= 1
-                if not left or not coming.has_come:
-                    coming.release()
-                    raise
-                self.forget(units)
             except BaseException:
                 coming.release()
                 raise
@@ -534,10 +349,6 @@ class Mirror:
         self._units.budget = min(max(len(self._units) - surplus, 1), whole)
         self._drop(self._units.surplus())
 
-    def _check_process(self) -> None:
-        if self._process != os.getpid():
-            raise RuntimeError("buckets cannot be read after a fork; use spawn or forkserver")
-
     # Errors.
 
     @contextmanager
@@ -615,17 +426,25 @@ class Coming:
     """Units that are on their way, and stay once they are there, until `release`."""
 
     def __init__(
-        self, mirror: Mirror, units: Numbers, slots: Slots, futures: list["Future[None]"]
+        self,
+        mirror: Mirror,
+        units: Numbers,
+        slots: Slots,
+        futures: list[tuple["Future[None]", bool]],
     ) -> None:
         self._mirror, self._units, self._slots = mirror, units, slots
         self._futures = futures
         self._held = True
-        self.has_come = False
+        self.others_failed = False
+        """Whether what went wrong was a request that somebody else had begun."""
 
     def wait(self) -> None:
-        for future in self._futures:
-            future.result()
-        self.has_come = True
+        for future, is_own in self._futures:
+            try:
+                future.result()
+            except Exception:
+                self.others_failed = not is_own
+                raise
 
     def generations(self) -> Generations:
         """As they are now; 0 of those that are not here, after all."""
@@ -642,20 +461,3 @@ class Coming:
     def __del__(self) -> None:
         if self._held:  # not here: this may be in the middle of anything
             self._mirror.abandoned.append(self._slots)
-
-
-def _free_bytes(folder: Path) -> int:
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
-
-
-def _about_text(about: About, crc: int) -> bytes:
-    return f"{about.size} {about.mark} {crc:08x}\n".encode()
-
-
-def _checksum(file: BinaryIO) -> int:
-    """Of a whole file, whose pages need not all be in memory at a time."""
-    crc, at = 0, 0
-    while data := os.pread(file.fileno(), _RANGE_BYTES, at):
-        crc, at = _core.crc32c(np.frombuffer(data, np.uint8), crc), at + len(data)
-    return crc

@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, TypedDict, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,33 @@ def is_url(where: object) -> bool:
 def is_remote(where: object) -> bool:
     """Whether this is a URL or a store of obstore, and not a path."""
     return is_url(where) or type(where).__module__.partition(".")[0] == "obstore"
+
+
+class BucketOptions(TypedDict, total=False):
+    """How something in a bucket is opened: the usual options, for type checkers. Those of obstore
+    that are not here work as well."""
+
+    connections: int
+    window_bytes: int
+    cache: str | os.PathLike[str] | None
+    cache_bytes: int
+    deadline_s: float
+    endpoint: str
+    region: str
+    access_key_id: str
+    secret_access_key: str
+    session_token: str
+    skip_signature: bool
+    virtual_hosted_style_request: bool
+    service_account_path: str
+    application_credentials: str
+    account_name: str
+    account_key: str
+    sas_key: str
+    credential_provider: Any
+    client_options: Any
+    allow_http: bool
+    metadata_endpoint: str
 
 
 class About(NamedTuple):

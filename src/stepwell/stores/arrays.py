@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from stepwell.files.memory import check_room
 from stepwell.files.mirror import Mirror, MirroredRows, split_url
 from stepwell.files.npy import read_header
 from stepwell.files.regular import bytes_on_disk, open_regular
-from stepwell.files.remote import is_url
+from stepwell.files.remote import BucketOptions, is_url
 from stepwell.memory import row_bytes
 from stepwell.source import Batch, Field, Ragged, Rows, Schema, bytes_of, is_masked
 from stepwell.store import Progress, Report, Runs, Store
@@ -45,7 +45,7 @@ class ArraySource(Store):
         data: NDArray[Any] | Mapping[str, NDArray[Any] | Ragged] | str | os.PathLike[str],
         *,
         memory: Literal["ram", "map"] | None = None,
-        **bucket: Any,
+        **bucket: Unpack[BucketOptions],
     ) -> None:
         """`memory` is "ram" unless it is given, of a URL "map"."""
         if memory not in ("ram", "map", None):
@@ -59,7 +59,7 @@ class ArraySource(Store):
         self.attributes: dict[str, Any] = {}
         """What is known of the fields where they come from."""
         if isinstance(data, str) and is_url(data):
-            self._far = _RemoteArray(data, bucket, in_memory=memory == "ram")
+            self._far = _RemoteArray(data, dict(bucket), in_memory=memory == "ram")
             data = self._far.array
         elif isinstance(data, str | os.PathLike):
             self._path = Path(data)

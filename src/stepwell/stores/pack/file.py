@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from stepwell import _core
 from stepwell.errors import FormatError
 from stepwell.files.codecs import Codec, Damaged, unpack
-from stepwell.files.mirror import TRIES, Mirror, split_url
+from stepwell.files.mirror import Mirror, split_url
+from stepwell.files.objects import TRIES
 from stepwell.files.regular import open_regular
 from stepwell.files.residents import Numbers
 from stepwell.lazy import lazy

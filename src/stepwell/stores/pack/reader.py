@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,7 +17,7 @@ from stepwell.files.atomic import new_file, write_file
 from stepwell.files.codecs import CODECS
 from stepwell.files.mirror import MirroredRows
 from stepwell.files.regular import open_regular
-from stepwell.files.remote import is_url
+from stepwell.files.remote import BucketOptions, is_url
 from stepwell.files.residents import Numbers
 from stepwell.lazy import lazy
 from stepwell.ordered import in_order, thread_count
@@ -71,17 +71,17 @@ class PackReader(Store):
         *,
         checksums: bool = True,
         memory: Literal["map", "read"] | None = None,
-        **bucket: Any,
+        **bucket: Unpack[BucketOptions],
     ) -> None:
         """`memory` is "map" unless it is given, of a URL "read"."""
         if memory not in ("map", "read", None):
             raise ValueError(f"memory: expected 'map' or 'read', got {memory!r}")
-        self._checksums, self._memory, self._bucket = checksums, memory, bucket
+        self._checksums, self._memory, self._bucket = checksums, memory, dict(bucket)
         self._file: PackFile | None
         if isinstance(path, str) and is_url(path):
             if memory == "map":
                 raise ValueError("memory: expected 'read' of a bucket, got 'map'")
-            self._file = PackFile.of_url(path, bucket)
+            self._file = PackFile.of_url(path, self._bucket)
         elif bucket:
             raise TypeError(f"{', '.join(bucket)}: only for what is in a bucket")
         else:

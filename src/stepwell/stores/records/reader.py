@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from stepwell import _core
 from stepwell.errors import FormatError
 from stepwell.files.regular import bytes_on_disk
-from stepwell.files.remote import is_remote
+from stepwell.files.remote import BucketOptions, is_remote
 from stepwell.source import Batch, Ragged, Rows, Schema, as_rows
 from stepwell.store import Progress, Report, Store
 from stepwell.stores.records.layout import (
@@ -59,12 +59,14 @@ class RecordReader(Store):
     kind = "records"
     noun = "a record store"
 
-    def __init__(self, path: Any, *, checksums: bool = True, **bucket: Any) -> None:
+    def __init__(
+        self, path: Any, *, checksums: bool = True, **bucket: Unpack[BucketOptions]
+    ) -> None:
         if not is_remote(path):
             path = Path(path).absolute()  # wherever the process goes later
             if bucket:
                 raise TypeError(f"{', '.join(bucket)}: only for what is in a bucket")
-        self._begin(path, checksums, None, bucket)
+        self._begin(path, checksums, None, dict(bucket))
 
     def _begin(
         self,

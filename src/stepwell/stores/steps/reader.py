@@ -5,14 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from operator import index
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar, overload
+from typing import Any, ClassVar, Literal, TypeVar, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stepwell import _core
 from stepwell.errors import FormatError
-from stepwell.files.remote import is_remote
+from stepwell.files.remote import BucketOptions, is_remote
 from stepwell.lazy import lazy
 from stepwell.sampler import split_runs
 from stepwell.source import Batch, Field, Rows, Schema, as_rows, bytes_of, check_buffer
@@ -71,7 +71,7 @@ class StepReader(Store):
         resident_bytes: int = 1 << 30,
         resident_shards: int | None = None,
         checksums: bool = True,
-        **bucket: Any,
+        **bucket: Unpack[BucketOptions],
     ) -> None:
         """`memory` is "ram" unless it is given, of a URL "map"."""
         far = is_remote(path)
@@ -92,7 +92,7 @@ class StepReader(Store):
             raise ValueError(f"resident_shards: expected {wanted}, got {got}")
         if not far:
             path = Path(path).absolute()  # wherever the process goes later
-        self._begin(path, memory, resident_bytes, resident_shards, checksums, bucket=bucket)
+        self._begin(path, memory, resident_bytes, resident_shards, checksums, bucket=dict(bucket))
 
     def _begin(
         self,

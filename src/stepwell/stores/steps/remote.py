@@ -15,7 +15,8 @@ from stepwell import _core
 from stepwell.errors import ChecksumError, FormatError, KindError
 from stepwell.files.checked import ENTRY_BYTES, block_count, entry_place, parse_header
 from stepwell.files.memory import check_room
-from stepwell.files.mirror import TRIES, UNIT_BYTES, Check, Mirror, MirroredRows
+from stepwell.files.mirror import UNIT_BYTES, Check, Mirror, MirroredRows
+from stepwell.files.objects import TRIES
 from stepwell.lazy import lazy
 from stepwell.stores.steps import database
 from stepwell.stores.steps.blocks import BlockChecks
