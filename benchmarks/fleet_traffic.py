@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 import stepwell as sw
 from benchmarks.fleet_queue import Request
-from stepwell.sampler import Sampler
+from stepwell.sampler import Block, Sampler
 from stepwell.source import Rows
 
 UNIT_BYTES = 1 << 12
@@ -32,10 +32,11 @@ def rows_of_rank(
     sampler: Sampler, length: int, batch: int, rank: int, world: int, steps: int
 ) -> list[Rows]:
     """The rows of some steps of an epoch, as the schedule gives them to a rank."""
-    order = sampler.order(length)
-    if getattr(sampler, "lanes", 1) > 1:  # positions go to ranks in turn
+    if isinstance(sampler, Block) and sampler.lanes > 1:  # positions go to ranks in turn
+        lanes = sampler.order(length)
         starts = [step * world * batch + rank for step in range(steps)]
-        return [order.rows(0, start, batch, world) for start in starts]
+        return [lanes.rows(0, start, batch, world) for start in starts]
+    order = sampler.order(length)
     starts = [(step * world + rank) * batch for step in range(steps)]
     return [order.rows(0, start, batch) for start in starts]
 

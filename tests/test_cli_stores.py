@@ -133,7 +133,7 @@ def test_a_bucket(server: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     server.proxy.fault = times(None, status(403))
     done = stepwell("verify", *where)
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"at {url}/shards.json" in done.stderr
+    assert f"at {url}\n" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

@@ -4,9 +4,10 @@ import os
 from pathlib import Path
 
 from stepwell.files.regular import open_regular
+from stepwell.files.remote import is_url
 from stepwell.formats import BY_NAME, FORMATS, format_at
 from stepwell.formats.minari import PREFIX
-from stepwell.opening import store_at
+from stepwell.opening import store_at, store_at_url
 from stepwell.source import Source
 
 MADE = ("records", "shards", "steps")
@@ -43,7 +44,7 @@ def kind_of(source: str | os.PathLike[str] | Source) -> str | None:
     text = os.fspath(source)
     if text.startswith(PREFIX):
         return "minari"
-    return "shards" if "://" in text else kind_at(Path(text))
+    return store_at_url(text).kind if is_url(text) else kind_at(Path(text))
 
 
 def target_kind(

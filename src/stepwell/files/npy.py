@@ -61,7 +61,7 @@ def read_header(file: BinaryIO, path: Path, *, whole: bool = True) -> NpyHeader:
     return header
 
 
-def parse_header(file: Any, size: int, path: Path) -> tuple[NpyHeader, bool]:
+def parse_header(file: Any, size: int, path: Path | str) -> tuple[NpyHeader, bool]:
     """The header, and whether its rows are not contiguous (Fortran's order).
 
     Raises `FormatError` for a wrong magic, a header that does not parse, and what no array is.
@@ -130,6 +130,27 @@ def header_bytes(dtype: np.dtype[Any], rows: int, size: int | None = None) -> by
     if not 10 + len(text) <= size < 1 << 16:
         raise ValueError(f"header: expected {10 + len(text)} bytes for {rows} rows, got {size}")
     return made[:8] + (size - 10).to_bytes(2, "little") + text[:-1].ljust(size - 11) + b"\n"
+
+
+def padded_header(start: bytes, size: int, multiple: int, path: str) -> tuple[bytes, int]:
+    """The header of the same array with spaces in it, up to a multiple of bytes, and where the rows
+    begin behind the header as it is. `start` has all of that."""
+    found, _ = parse_header(BytesIO(start), size, path)
+    at = found.data_offset
+    text_at = 10 if start[6] == 1 else 12
+    length = -(-at // multiple) * multiple
+    if text_at == 10 and length - text_at >= 1 << 16:
+        raise FormatError(f"expected a header below 60 KiB, got {at:,} bytes", path=path)
+    text = start[text_at:at].rstrip(b" \n").ljust(length - text_at - 1) + b"\n"
+    return start[:8] + (length - text_at).to_bytes(text_at - 8, "little") + text, at
+
+
+def header_length(start: bytes) -> int:
+    """How many bytes the header has of which these are the first 12; 0 of what is none."""
+    if start[:6] != MAGIC or len(start) < 12:
+        return 0
+    text_at = 10 if start[6] == 1 else 12
+    return text_at + min(int.from_bytes(start[8:text_at], "little"), MAX_HEADER_BYTES)
 
 
 def dtype_to_json(dtype: np.dtype[Any]) -> Any:

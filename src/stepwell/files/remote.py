@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, TypeVar, get_args
+from typing import Any, NamedTuple, TypedDict, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,56 @@ _KEYS = {
 def is_url(where: object) -> bool:
     """Whether this names a bucket or a server, and not a path."""
     return isinstance(where, str) and "://" in where
+
+
+def is_remote(where: object) -> bool:
+    """Whether this is a URL or a store of obstore, and not a path."""
+    return is_url(where) or type(where).__module__.partition(".")[0] == "obstore"
+
+
+class BucketOptions(TypedDict, total=False):
+    """How something in a bucket is opened: the usual options, for type checkers. Those of obstore
+    that are not here work as well."""
+
+    connections: int
+    window_bytes: int
+    cache: str | os.PathLike[str] | None
+    cache_bytes: int
+    deadline_s: float
+    endpoint: str
+    region: str
+    access_key_id: str
+    secret_access_key: str
+    session_token: str
+    skip_signature: bool
+    virtual_hosted_style_request: bool
+    service_account_path: str
+    application_credentials: str
+    account_name: str
+    account_key: str
+    sas_key: str
+    credential_provider: Any
+    client_options: Any
+    allow_http: bool
+    metadata_endpoint: str
+
+
+class About(NamedTuple):
+    """What distinguishes an object from others of its name."""
+
+    size: int
+    mark: str
+    """Its ETag; where a server gives none, when it was written."""
+
+    @classmethod
+    def of(cls, meta: Mapping[str, Any]) -> "About":
+        return cls(int(meta["size"]), meta.get("e_tag") or f"written {meta['last_modified']}")
+
+    @property
+    def condition(self) -> dict[str, str]:
+        """What a request asks for, so that a server answers with this object only. A weak ETag
+        never matches, and a time is none: there the answer is compared."""
+        return {"if_match": self.mark} if self.mark.startswith('"') else {}
 
 
 class RemoteFiles:
@@ -96,13 +146,51 @@ class RemoteFiles:
 
         return self._tried(work, self.url)
 
-    def read(self, name: str, begin: int, end: int) -> NDArray[np.uint8]:
-        """Bytes `begin` to `end` of a file, all of them; `FormatError` where it is too short."""
+    def listed(self) -> dict[str, About] | None:
+        """Every object below the URL, by its name there; None of a web server, which has no
+        list."""
         obstore = _obstore()
+        if self.url.startswith(("http://", "https://")):
+            return None
+
+        def work(store: Any) -> dict[str, About]:
+            return {e["path"]: About.of(e) for some in obstore.list(store) for e in some}
+
+        return self._tried(work, self.url)
+
+    def about(self, name: str) -> About | None:
+        """Size and ETag of an object; None where there is none."""
+        obstore = _obstore()
+        try:
+            return self._tried(lambda store: About.of(obstore.head(store, name)), self.url_of(name))
+        except FetchError as error:
+            if is_missing(error):
+                return None
+            raise
+
+    def read(
+        self, name: str, begin: int, end: int, known: About | None = None
+    ) -> NDArray[np.uint8]:
+        """Bytes `begin` to `end` of a file, all of them; `FormatError` where it is too short, or
+        not the one that is `known`."""
+        obstore = _obstore()
+        url = self.url_of(name)
+
+        def get(store: Any) -> Any:
+            if known is None:
+                return obstore.get_range(store, name, start=begin, end=end)
+            try:
+                got = obstore.get(store, name, options={"range": (begin, end), **known.condition})
+                now = About.of(got.meta)
+                if now != known:
+                    raise _changed(known, now, url)
+                return got.bytes()
+            except (obstore.exceptions.PreconditionError, *_missing()) as error:
+                raise _changed(known, None, url) from error
 
         def work(store: Any) -> NDArray[np.uint8]:
             try:
-                got = obstore.get_range(store, name, start=begin, end=end)
+                got = get(store)
             except obstore.exceptions.BaseError as error:
                 if _OUTSIDE.search(str(error)):
                     self._check_size(store, name, end)
@@ -115,7 +203,7 @@ class RemoteFiles:
 
         if end <= begin:
             return np.empty(0, np.uint8)
-        return self._tried(work, self.url_of(name))
+        return self._tried(work, url)
 
     def _check_size(self, store: Any, name: str, end: int) -> None:
         """A response that is short may be that of a file that is, for ever."""
@@ -202,8 +290,20 @@ class RemoteFiles:
 
 def is_missing(error: FetchError) -> bool:
     """Whether there was an answer: that there is no such file."""
-    none = FileNotFoundError, _obstore().exceptions.NotFoundError
-    return isinstance(error.__cause__, none)
+    return isinstance(error.__cause__, _missing())
+
+
+def _missing() -> tuple[type[Exception], ...]:
+    return FileNotFoundError, _obstore().exceptions.NotFoundError
+
+
+def _changed(known: About, now: About | None, url: str) -> FormatError:
+    got = "another one" if now is None else f"{now.mark} of {now.size:,} bytes"
+    return FormatError(
+        f"the object was replaced or removed while it was open: expected {known.mark} of "
+        f"{known.size:,} bytes, got {got}; open it again",
+        path=url,
+    )
 
 
 class _Short(OSError):

@@ -1,10 +1,10 @@
 """Arrays as a source: in memory, or a `.npy` file loaded or mapped."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +12,14 @@ from numpy.typing import NDArray
 from stepwell import _core
 from stepwell.errors import FormatError, SchemaError
 from stepwell.files.memory import check_room
+from stepwell.files.mirror import Mirror, MirroredRows, split_url
 from stepwell.files.npy import read_header
 from stepwell.files.regular import bytes_on_disk, open_regular
+from stepwell.files.remote import BucketOptions, is_url
 from stepwell.memory import row_bytes
 from stepwell.source import Batch, Field, Ragged, Rows, Schema, bytes_of, is_masked
 from stepwell.store import Progress, Report, Runs, Store
+from stepwell.units import Units
 from stepwell.views import field_of
 
 
@@ -27,7 +30,9 @@ class ArraySource(Store):
     is a field whose rows have lengths of their own.
     Arrays are used where they are, without a copy. A `.npy` path is loaded by all cores
     into huge pages (`memory="ram"`) or mapped (`memory="map"`), and pickles as its path. A
-    mapped file must not shrink while it is read: the system would end the process.
+    mapped file must not shrink while it is read: the system would end the process. Of a URL (extra
+    `remote`) parts are fetched when they are needed, or all at once with `memory="ram"`; options
+    are those of a bucket, as `StepReader` has them.
     """
 
     kind = "npy"
@@ -39,18 +44,26 @@ class ArraySource(Store):
         self,
         data: NDArray[Any] | Mapping[str, NDArray[Any] | Ragged] | str | os.PathLike[str],
         *,
-        memory: Literal["ram", "map"] = "ram",
+        memory: Literal["ram", "map"] | None = None,
+        **bucket: Unpack[BucketOptions],
     ) -> None:
-        if memory not in ("ram", "map"):
+        """`memory` is "ram" unless it is given, of a URL "map"."""
+        if memory not in ("ram", "map", None):
             raise ValueError(f"memory: expected 'ram' or 'map', got {memory!r}")
+        if bucket and not is_url(data):
+            raise TypeError(f"{', '.join(bucket)}: only for what is in a bucket")
         self._path: Path | None = None
+        self._far: _RemoteArray | None = None
         self._made_by: tuple[Any, ...] | None = None  # a call that makes it again, for pickles
         self._memory = memory
         self.attributes: dict[str, Any] = {}
         """What is known of the fields where they come from."""
-        if isinstance(data, str | os.PathLike):
+        if isinstance(data, str) and is_url(data):
+            self._far = _RemoteArray(data, dict(bucket), in_memory=memory == "ram")
+            data = self._far.array
+        elif isinstance(data, str | os.PathLike):
             self._path = Path(data)
-            data = _open_npy(self._path, memory)
+            data = _open_npy(self._path, memory or "ram")
         named = data if isinstance(data, Mapping) else {"data": data}
         arrays = {name: _usable(name, array) for name, array in named.items()}
         lengths = {name: len(array) for name, array in arrays.items()}
@@ -67,6 +80,9 @@ class ArraySource(Store):
     def __reduce__(self) -> tuple[Any, ...]:
         if self._made_by is not None:
             return self._made_by
+        if self._far is not None:
+            about = self._far.url, self._memory, self._far.bucket, self._far.mirror.version
+            return _again, (type(self), *about), {"attributes": self.attributes, "runs": self.runs}
         data: Any = self._path or self._record
         if data is None:
             data = self._arrays
@@ -74,7 +90,8 @@ class ArraySource(Store):
         return partial(type(self), memory=self._memory), (data,), kept
 
     def _as_of(self) -> object:
-        return super()._as_of() if self._path or self._made_by else None  # the caller has them, too
+        known = self._path or self._far or self._made_by
+        return super()._as_of() if known else None  # the caller has them, too
 
     def __len__(self) -> int:
         return self._length
@@ -93,6 +110,8 @@ class ArraySource(Store):
     @property
     def path(self) -> str | None:  # type: ignore[override]
         """The path of the file; None for arrays in memory."""
+        if self._far is not None:
+            return self._far.url
         return None if self._path is None else str(self._path)
 
     def packed(self) -> "ArraySource":
@@ -101,9 +120,23 @@ class ArraySource(Store):
             raise SchemaError("only structured arrays have packed rows")
         packed = ArraySource({"row": self._record})
         packed._path, packed._made_by = self._path, (ArraySource.packed, (self,))
+        packed._far = self._far
         return packed
 
+    def refresh(self) -> bool:
+        self._check_open()
+        if self._far is None or self._made_by is not None or self._far.mirror.is_current():
+            return False
+        memory: Any = self._memory
+        fresh = type(self)(self._far.url, memory=memory, **self._far.bucket)
+        for name in ("_far", "_arrays", "_length", "_record", "_schema"):
+            setattr(self, name, getattr(fresh, name))
+        self._forget()
+        return True
+
     def _stored_bytes(self) -> int:
+        if self._far is not None:
+            return self._far.file.about.size
         if self._path is not None:
             return bytes_on_disk(self._path.resolve())
         ragged = [a for a in self._arrays.values() if isinstance(a, Ragged)]
@@ -120,6 +153,12 @@ class ArraySource(Store):
                     read_header(file, self._path)
             except FormatError as error:
                 problems = (error,)
+        if self._far is not None:
+            checked = f"the header, and that the object has {len(self):,} rows and is still there"
+            unchecked = "the values: a .npy file has no checksums"
+            if not self._far.mirror.is_current():
+                gone = "expected the object that was opened, there is another one or none"
+                problems = (FormatError(gone, path=self._far.url),)
         progress(len(self), len(self))
         done = (checked,) if checked else ()
         return Report(self.kind, self.path or "", problems, done, (unchecked,))
@@ -133,7 +172,13 @@ class ArraySource(Store):
             schema[name] = Field(dtype.base, (*self._record.shape[1:], *dtype.shape))
         return schema
 
+    def _units(self) -> Units | None:
+        return None if self._far is None else self._far.units
+
     def _native(self, names: Sequence[str]) -> _core.Reader | None:
+        return self._reader_of(names) if self._far is None else None
+
+    def _reader_of(self, names: Sequence[str]) -> _core.Reader | None:
         self._check_open()
         if self._record is not None:
             fields = self._record.dtype.fields
@@ -159,9 +204,13 @@ class ArraySource(Store):
     def _fill_columns(self, rows: Rows, out: Batch, names: Sequence[str]) -> None:
         fixed = [name for name in names if not self._schema[name].ragged]
         if fixed:
-            reader = self._native(fixed)
+            reader = self._reader_of(fixed)
             assert reader is not None
-            reader.read(rows, [bytes_of(out[name]) for name in fixed])
+            outs = [bytes_of(out[name]) for name in fixed]
+            if self._far is None:
+                reader.read(rows, outs)
+            else:
+                self._far.reading(rows, lambda: reader.read(rows, outs))
         for name in names:
             if name not in fixed:
                 out[name] = self._arrays[name].take(rows)
@@ -172,6 +221,48 @@ class ArraySource(Store):
             offsets = self._arrays[name].offsets
             sizes += (offsets[rows + 1] - offsets[rows]) * self._schema[name].row_bytes
         return sizes
+
+
+class _RemoteArray:
+    """A `.npy` file below a URL, its rows as far as they are here; or all of them, in memory."""
+
+    def __init__(self, url: str, bucket: dict[str, Any], *, in_memory: bool) -> None:
+        above, name = split_url(url)
+        self.url, self.bucket = url, bucket
+        self.mirror = mirror = Mirror(above, listing=False, **bucket)
+        with mirror.translated():
+            self.file = mirror.array(name)
+            with open_regular(self.file.path) as file:
+                header = read_header(file, self.file.path)
+        row_bytes = header.data_bytes // max(header.shape[0], 1)
+        self.units: MirroredRows | None = None
+        if in_memory or not header.data_bytes:
+            check_room(header.data_bytes, url)
+            block = _core.allocate(header.data_bytes)
+            mirror.load(name, self.file.origin, block)
+        else:
+            self.units = MirroredRows.of_tables(mirror, [(self.file, header.shape[0])], row_bytes)
+            with open_regular(self.file.path) as file:
+                end = header.data_offset + header.data_bytes
+                block = _core.map_file(file.fileno(), end, self.file.path)[header.data_offset :]
+        self.array: NDArray[Any] = block.view(header.dtype).reshape(header.shape)
+
+    def reading(self, rows: Rows, work: Callable[[], None]) -> None:
+        if self.units is None:
+            work()
+        else:
+            with self.mirror.translated():
+                self.mirror.reading(self.units.of(rows), work)
+
+
+def _again(
+    cls: type[ArraySource], url: str, memory: Any, bucket: dict[str, Any], version: str
+) -> ArraySource:
+    """One that was pickled."""
+    made = cls(url, memory=memory, **bucket)
+    assert made._far is not None
+    made._far.mirror.check_version(version)
+    return made
 
 
 def _usable(name: str, given: Any) -> Any:

@@ -2,10 +2,10 @@
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +13,16 @@ from numpy.typing import NDArray
 from stepwell import _core
 from stepwell.errors import FormatError
 from stepwell.files.codecs import Codec, Damaged, unpack
+from stepwell.files.mirror import Mirror, split_url
+from stepwell.files.objects import TRIES
 from stepwell.files.regular import open_regular
+from stepwell.files.residents import Numbers
 from stepwell.lazy import lazy
 from stepwell.source import Rows
 from stepwell.stores.pack.layout import ENTRY, SELF_CHECKED_KIND, Layout
 from stepwell.stores.pack.payload import Payloads, PayloadType
+
+T = TypeVar("T")
 
 
 class _Reads:
@@ -56,7 +61,49 @@ class _Reads:
         return out
 
     def __del__(self) -> None:
-        os.close(self._file)
+        with suppress(AttributeError):  # it was never opened
+            os.close(self._file)
+
+
+class _FarReads(_Reads):
+    """The bytes of an object in a bucket: each look brings what of it is not here yet."""
+
+    def __init__(self, mirror: Mirror, name: str) -> None:
+        self._mirror, self._stand_in = mirror, mirror.sparse(name)
+        with open_regular(self._stand_in.path) as file:
+            super().__init__(file.fileno(), self._stand_in.bytes, mirror.url_of(name))
+
+    def __getitem__(self, wanted: slice | NDArray[np.int64]) -> NDArray[np.uint8]:
+        if isinstance(wanted, slice) or not len(wanted):
+            return super().__getitem__(wanted)
+        begins, ends = wanted[:, 0], wanted[:, -1] + 1
+        return self._mirror.reading(
+            self.units_of(begins, ends - begins), lambda: self._near(wanted)
+        )
+
+    def _near(self, wanted: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Rows of places that are here."""
+        found = np.empty(wanted.shape, np.uint8)
+        for out, places in zip(found, wanted, strict=True):
+            first, last = int(places[0]), int(places[-1]) + 1
+            out[:] = super().joined([first], [last - first])[places - first]
+        return found
+
+    def joined(self, begins: list[int], lengths: list[int]) -> NDArray[np.uint8]:
+        found, near = self._units_of(begins, lengths), super().joined
+        return self._mirror.reading(found, lambda: near(begins, lengths))
+
+    def units_of(self, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> Numbers:
+        """The units that some stretches are in."""
+        return self._mirror.units_of(np.full(len(begins), self._stand_in.first), begins, lengths)
+
+    def _units_of(self, begins: list[int], lengths: list[int]) -> Numbers:
+        return self.units_of(np.array(begins, np.int64), np.array(lengths, np.int64))
+
+    def forget(self, entries: NDArray[Any]) -> None:
+        """Have these brought again: they came damaged."""
+        begins = entries["offset"].astype(np.int64)
+        self._mirror.forget(self.units_of(begins, entries["length"].astype(np.int64)))
 
 
 def _bytes_of(memory: mmap.mmap | None, file: int, size: int, path: str) -> Any:
@@ -71,6 +118,9 @@ class PackFile:
     what errors call them. Of several that are broken the first is named, however many threads look.
     """
 
+    mirror: Mirror | None = None
+    """Of a pack in a bucket."""
+
     def __init__(self, path: Path, *, read: bool = False) -> None:
         self.memory: mmap.mmap | None = None
         """None where the file is read: it is to be, or cannot be mapped."""
@@ -80,8 +130,22 @@ class PackFile:
                 with suppress(OSError):  # not every file system can
                     self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             self.data = _bytes_of(self.memory, file.fileno(), size, str(path))
-        self.layout = Layout.read(self.data, str(path))
-        self.path = path.absolute()  # wherever the process goes later
+        self.path: Path | str = path.absolute()  # wherever the process goes later
+        self._begin(str(path))
+
+    @classmethod
+    def of_url(cls, url: str, options: dict[str, Any]) -> "PackFile":
+        """One in a bucket, of which parts come as they are needed."""
+        made = cls.__new__(cls)
+        above, name = split_url(url)
+        made.mirror = Mirror(above, listing=False, **options)
+        made.memory, made.path = None, url
+        made.data = _FarReads(made.mirror, name)
+        made._begin(url)
+        return made
+
+    def _begin(self, path: str) -> None:
+        self.layout = Layout.read(self.data, path)
         self.table: bytes | None = None
         """The database of `where`, once it was used."""
 
@@ -148,6 +212,20 @@ class PackFile:
         self, entries: NDArray[Any], numbers: Rows, threads: int
     ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
         """The same. Raises `ChecksumError` for bytes that are not those that were written."""
+        return self._tried(entries, lambda: self._checked(entries, numbers, threads))
+
+    def _tried(self, entries: NDArray[Any], work: Callable[[], T]) -> T:
+        """What `work` returns; payloads that came damaged from a bucket are brought again."""
+        for _ in range(0 if self.mirror is None else TRIES - 1):
+            try:
+                return work()
+            except FormatError:
+                self.data.forget(entries)
+        return work()
+
+    def _checked(
+        self, entries: NDArray[Any], numbers: Rows, threads: int
+    ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
         found, placed = self.stored(entries)
         try:
             _core.check_entries(found, placed.view(np.uint8), numbers, self.path, threads)
@@ -185,10 +263,15 @@ class PackFile:
     ) -> Sequence[Any]:
         """The items at these entries, as their payload type has them."""
         where, plain = str(self.path), None
-        try:
+
+        def decoded() -> Sequence[Any]:
+            nonlocal plain
             file, plain = self.payloads(entries, numbers, threads)
             found = Payloads(file, plain, numbers, where)
             return of.decode(found, threads=threads, heads_only=heads_only)
+
+        try:
+            return self._tried(entries, decoded)
         except FormatError as error:
             # Checksums, heads and bodies are checked in turn; the first broken item is named.
             for i in range(len(entries) if len(entries) > 1 else 0):

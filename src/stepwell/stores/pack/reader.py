@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,7 +15,10 @@ from stepwell import _core
 from stepwell.errors import FormatError, SchemaError
 from stepwell.files.atomic import new_file, write_file
 from stepwell.files.codecs import CODECS
+from stepwell.files.mirror import MirroredRows
 from stepwell.files.regular import open_regular
+from stepwell.files.remote import BucketOptions, is_url
+from stepwell.files.residents import Numbers
 from stepwell.lazy import lazy
 from stepwell.ordered import in_order, thread_count
 from stepwell.sampler import Shuffle, split_runs
@@ -35,6 +38,7 @@ from stepwell.stores.pack.payload import (
 from stepwell.stores.pack.stats import StatsBuilder, Values, read_stats
 from stepwell.stores.pack.verify import check_pack
 from stepwell.stores.pack.where import PackRuns, query_runs, select_runs
+from stepwell.units import Units
 
 _SCAN_ITEMS = 64  # decoded at a time by whatever goes through all of a pack
 _TEXT_BYTES = 1 << 18  # of payloads: keeps a thread busy for milliseconds, makes megabytes of text
@@ -53,7 +57,8 @@ class PackReader(Store):
     against their CRC32C whenever they are read, unless `checksums` is False. A file
     that was cut is an error from the next call on; a slice is its memory, and ends the process.
     With `memory="read"`, and on file systems that cannot map, payloads are read when they are
-    needed, and slices are copies.
+    needed, and slices are copies. Of a URL (extra `remote`) they are fetched when they are needed;
+    options are those of a bucket, as `StepReader` has them.
     """
 
     kind: ClassVar[Kind] = Kind("pack")
@@ -65,12 +70,22 @@ class PackReader(Store):
         path: str | os.PathLike[str],
         *,
         checksums: bool = True,
-        memory: Literal["map", "read"] = "map",
+        memory: Literal["map", "read"] | None = None,
+        **bucket: Unpack[BucketOptions],
     ) -> None:
-        if memory not in ("map", "read"):
+        """`memory` is "map" unless it is given, of a URL "read"."""
+        if memory not in ("map", "read", None):
             raise ValueError(f"memory: expected 'map' or 'read', got {memory!r}")
-        self._checksums, self._memory = checksums, memory
-        self._file: PackFile | None = PackFile(Path(path), read=memory == "read")
+        self._checksums, self._memory, self._bucket = checksums, memory, dict(bucket)
+        self._file: PackFile | None
+        if isinstance(path, str) and is_url(path):
+            if memory == "map":
+                raise ValueError("memory: expected 'read' of a bucket, got 'map'")
+            self._file = PackFile.of_url(path, self._bucket)
+        elif bucket:
+            raise TypeError(f"{', '.join(bucket)}: only for what is in a bucket")
+        else:
+            self._file = PackFile(Path(path), read=memory == "read")
         self._path = self._file.path
         self._layout = self._file.layout
         self._numbers: Rows = np.arange(len(self._layout.index), dtype=np.int64)
@@ -84,14 +99,16 @@ class PackReader(Store):
 
     def __reduce__(self) -> tuple[Any, ...]:
         numbers = None if self._is_whole else self._numbers
-        options = {"checksums": self._checksums, "memory": self._memory}
-        return _rebuild, (type(self), self._path, options, self._seen, numbers)
+        options = {"checksums": self._checksums, "memory": self._memory, **self._bucket}
+        mirror = self._file.mirror if self._file is not None else None
+        version = "" if mirror is None else mirror.version
+        return _rebuild, (type(self), self._path, options, self._seen, numbers, version)
 
     @property
     def _seen(self) -> tuple[int, ...]:
         """Checksums that identify the pack; a whole one that is closed has those of its layout."""
         seen = (self._layout.index_crc, self._layout.data_crc)
-        if self._closed and self._is_whole:
+        if (self._closed and self._is_whole) or self._opened.mirror is not None:
             return seen
         return (*seen, self._opened.content_checksum)
 
@@ -99,7 +116,10 @@ class PackReader(Store):
         """The same file with these entries only."""
         part = PackReader.__new__(PackReader)
         part.__dict__.update(
-            {n: self.__dict__[n] for n in ("_path", "_checksums", "_memory", "_file", "_layout")}
+            {
+                n: self.__dict__[n]
+                for n in ("_path", "_checksums", "_memory", "_bucket", "_file", "_layout")
+            }
         )
         part._numbers = numbers
         return part
@@ -291,7 +311,7 @@ class PackReader(Store):
         The file appears when it is complete.
         """
         threads = thread_count(workers, "workers") if parallel else 1
-        if os.path.exists(path) and os.path.samefile(path, self._path):
+        if os.path.exists(path) and not is_url(self._path) and os.path.samefile(path, self._path):
             raise ValueError(f"{path} is the pack itself")
         text_of = self._only_type().json_lines(**options)
 
@@ -330,10 +350,44 @@ class PackReader(Store):
             "codecs": {codecs[flag]: n for flag, n in _counted(entries["flags"])},
         }
 
+    def _stored_bytes(self) -> int:
+        mirror = self._opened.mirror
+        return super()._stored_bytes() if mirror is None else mirror.stored_bytes
+
+    def refresh(self) -> bool:
+        self._check_open()
+        mirror = self._opened.mirror
+        if mirror is None or mirror.is_current():
+            return False
+        if not self._is_whole:
+            raise ValueError("a part of a pack does not change; refresh the pack itself")
+        self._file = PackFile.of_url(self.path, self._bucket)
+        self._layout = self._file.layout
+        self._numbers = np.arange(len(self._layout.index), dtype=np.int64)
+        self._forget("_entries", "_mapped", "_mirrored", "_type", "_row_type", "stats")
+        return True
+
     def _verified(self, quick: bool, progress: Progress) -> Report:
         return check_pack(self, quick, progress)
 
     # A source.
+
+    def _units(self) -> Units | None:
+        return self._mirrored
+
+    @lazy
+    def _mirrored(self) -> Units | None:
+        file = self._opened
+        if file.mirror is None:
+            return None
+
+        def of(rows: Rows) -> Numbers:
+            entries = self._entries[rows]
+            begins, lengths = (entries[name].astype(np.int64) for name in ("offset", "length"))
+            found: Numbers = file.data.units_of(begins, lengths)
+            return found
+
+        return MirroredRows(file.mirror, of)
 
     def _fill(self, rows: Rows, out: Batch) -> None:
         self._fill_columns(rows, out, list(self.schema))
@@ -483,8 +537,11 @@ def _rebuild(
     options: dict[str, Any],
     seen: tuple[int, ...],
     numbers: Rows | None,
+    version: str,
 ) -> PackReader:
     pack = cls(path, **options)
+    if pack._opened.mirror is not None:
+        pack._opened.mirror.check_version(version)
     again = pack if numbers is None else pack._with(numbers)
     if again._seen[: len(seen)] != seen:
         raise FormatError("this is not the pack that was pickled", path=str(path))

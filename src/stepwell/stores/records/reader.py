@@ -3,15 +3,19 @@
 import copy
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stepwell import _core
+from stepwell.errors import FormatError
 from stepwell.files.regular import bytes_on_disk
+from stepwell.files.remote import BucketOptions, is_remote
+from stepwell.lazy import lazy
 from stepwell.source import Batch, Ragged, Rows, Schema, as_rows
 from stepwell.store import Progress, Report, Store
 from stepwell.stores.records.layout import (
@@ -26,10 +30,12 @@ from stepwell.stores.records.layout import (
     fit_for_columns,
     is_drawn,
 )
+from stepwell.stores.records.remote import RemoteRecords
 from stepwell.stores.records.salvage import salvage
 from stepwell.stores.records.tables import table_bytes
 from stepwell.stores.records.verify import verified
 from stepwell.stores.records.view import View, look
+from stepwell.units import Units
 from stepwell.views import Column
 
 _ROWS = 1 << 16
@@ -46,17 +52,38 @@ class RecordReader(Store):
     False. A reader keeps the length it was opened with until `refresh`; whichever commit a record
     comes from, all of its fields are of the same one. After a rebalance it goes on with what it
     has mapped, and raises `BusyError` for a record that it has not: `refresh` then.
+
+    Of a URL (extra `remote`) tables are fetched when it is opened, and payloads when they are
+    needed; options are those of a bucket, as `StepReader` has them.
     """
 
     kind = "records"
     noun = "a record store"
 
-    def __init__(self, path: str | os.PathLike[str], *, checksums: bool = True) -> None:
-        self._begin(Path(path).absolute(), checksums, None)  # wherever the process goes later
+    def __init__(
+        self, path: Any, *, checksums: bool = True, **bucket: Unpack[BucketOptions]
+    ) -> None:
+        if not is_remote(path):
+            path = Path(path).absolute()  # wherever the process goes later
+            if bucket:
+                raise TypeError(f"{', '.join(bucket)}: only for what is in a bucket")
+        self._begin(path, checksums, None, dict(bucket))
 
-    def _begin(self, path: Path, checksums: bool, at: Meta | None) -> None:
-        self._path, self._checksums = path, checksums
-        self._see(look(path, checksums=checksums, at=at))
+    def _begin(
+        self,
+        path: Any,
+        checksums: bool,
+        at: Meta | None,
+        bucket: dict[str, Any],
+        version: str = "",
+    ) -> None:
+        self._where, self._bucket, self._checksums = path, bucket, checksums
+        self._far = RemoteRecords(path, bucket) if is_remote(path) else None
+        self._path: Path = path if self._far is None else self._far.root
+        with self._translated():
+            self._see(look(self._path, checksums=checksums, at=at))
+        if self._far is not None:
+            self._far.mirror.check_version(version)
 
     def _see(self, view: View) -> None:
         self._seen: View | None = view
@@ -73,7 +100,9 @@ class RecordReader(Store):
     salvage = staticmethod(salvage)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self._path, "checksums": self._checksums, "at": self._meta}
+        version = "" if self._far is None else self._far.mirror.version
+        kept = {"checksums": self._checksums, "bucket": self._bucket, "version": version}
+        return {"path": self._where, "at": self._meta, **kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._begin(**state)
@@ -85,7 +114,7 @@ class RecordReader(Store):
 
     @property
     def path(self) -> str:
-        return str(self._path)
+        return str(self._path) if self._far is None else self._far.mirror.url
 
     @property
     def schema(self) -> Schema:
@@ -112,8 +141,19 @@ class RecordReader(Store):
 
     def refresh(self) -> bool:
         before = self._meta
-        self._see(look(self._path, checksums=self._checksums, old=self._view))
-        self._forget()
+        if self._far is None:
+            self._see(look(self._path, checksums=self._checksums, old=self._view))
+        elif self._far.mirror.is_current():
+            return False
+        else:
+            fresh = self._far.again()
+            with fresh.mirror.translated():
+                view = look(fresh.root, checksums=self._checksums)
+            if view.meta.store_id != before.store_id:
+                raise FormatError("another store is here now; open it again", path=self.path)
+            self._far, self._path = fresh, fresh.root
+            self._see(view)
+        self._forget("_mirrored")
         now = self._meta
         return (before.moment, before.attributes) != (now.moment, now.attributes)
 
@@ -132,9 +172,12 @@ class RecordReader(Store):
                 after += framed + table_bytes(meta, name, len(self))
             else:
                 after += table_bytes(replace(meta, columns=fits), name, len(self))
-        chunks = [self._path / chunk_name(number) for number in chunk_numbers(self._path)]
-        tables = [self._path / file for name in self.schema for file in meta.table_names(name)]
-        on_disk = bytes_on_disk(*chunks, *tables)
+        chunks = [chunk_name(number) for number in chunk_numbers(self._path)]
+        tables = [file for name in self.schema for file in meta.table_names(name)]
+        if self._far is None:
+            on_disk = bytes_on_disk(*(self._path / file for file in (*chunks, *tables)))
+        else:
+            on_disk = self._far.bytes_of([*chunks, *tables])
         saves = max(on_disk - after, 0)
         pays = saves >= _WORTH_A_REBALANCE and saves >= on_disk // 5
         advice = f"`stepwell records rebalance` gives back {saves:,} of {on_disk:,} bytes"
@@ -173,19 +216,39 @@ class RecordReader(Store):
         return framed, stored
 
     def _verified(self, quick: bool, progress: Progress) -> Report:
-        return verified(self._path, quick=quick, progress=progress)
+        if self._far is None:
+            return verified(self._path, quick=quick, progress=progress)
+        with self._translated():
+            report = verified(self._path, quick=quick, progress=progress, far=self._far)
+        for problem in report.problems:
+            self._far.mirror.translate(problem)
+        return replace(report, path=self.path)
+
+    def _stored_bytes(self) -> int:
+        return super()._stored_bytes() if self._far is None else self._far.mirror.stored_bytes
 
     # A source.
 
     def _native(self, names: Sequence[str]) -> _core.Reader | None:
         view = self._view
-        if any(self.schema[name].ragged for name in names):
+        if self._far is not None or any(self.schema[name].ragged for name in names):
             return None
         return _core.record_reader(view.records, [view.meta.numbers[name] for name in names])
 
     def _fill_columns(self, rows: Rows, out: Batch, names: Sequence[str]) -> None:
         view = self._view
-        view.fill(rows, view.entries(rows, names), out, names)
+        found = view.entries(rows, names)
+        if self._far is None:
+            view.fill(rows, found, out, names)
+        else:
+            self._far.reading(view, names, found, lambda: view.fill(rows, found, out, names))
+
+    def _units(self) -> Units | None:
+        return self._mirrored
+
+    @lazy
+    def _mirrored(self) -> Units | None:
+        return None if self._far is None else self._far.units(self._view)
 
     def _sizes(self, rows: Rows, names: Sequence[str]) -> NDArray[np.int64]:
         sizes = np.zeros(len(rows), np.int64)
@@ -194,6 +257,10 @@ class RecordReader(Store):
         return sizes
 
     # Below this line: for this package.
+
+    def _translated(self) -> AbstractContextManager[None]:
+        """Errors of the block name what is in the bucket."""
+        return nullcontext() if self._far is None else self._far.mirror.translated()
 
     @property
     def _view(self) -> View:
@@ -230,6 +297,8 @@ class RecordColumn(Column):
         """Records as they lie in the files; None if some cannot be had so."""
         view, field = self._base._view, self.field
         if field.compress != "none" or self._name in view.meta.columns:
+            return None
+        if self._base._far is not None:  # its memory is for others, later
             return None
         (places,) = view.entries(rows, [self._name])
         if not places["offset"].all():

@@ -3,7 +3,7 @@
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,17 +14,22 @@ from stepwell.stores.records.layout import Meta, chunk_name
 from stepwell.stores.records.tables import Entries
 from stepwell.stores.records.view import View, look, read_control
 
+if TYPE_CHECKING:
+    from stepwell.stores.records.remote import RemoteRecords
+
 _ROWS = 1 << 14
 _MAX_PROBLEMS = 100
 _MAX_TRIES = 10
 
 
-def verified(root: Path, *, quick: bool, progress: Progress) -> Report:
-    """Check a store as it is now; a writer may be at work."""
+def verified(
+    root: Path, *, quick: bool, progress: Progress, far: "RemoteRecords | None" = None
+) -> Report:
+    """Check a store as it is now; a writer may be at work. `far` brings what is in a bucket."""
     unchecked = ["what was deleted, and older states of records: nothing leads to them"]
     for _ in range(_MAX_TRIES):
         try:
-            check = _Check(root, look(root, checksums=True), quick)
+            check = _Check(root, look(root, checksums=True), quick, far)
             check.run(progress)
         except FormatError as error:
             return Report("records", str(root), (error,), (), ("the rest of the store",))
@@ -56,8 +61,8 @@ def verified(root: Path, *, quick: bool, progress: Progress) -> Report:
 class _Check:
     """One pass over a store as of one look at it."""
 
-    def __init__(self, root: Path, view: View, quick: bool) -> None:
-        self._root, self.view, self._quick = root, view, quick
+    def __init__(self, root: Path, view: View, quick: bool, far: "RemoteRecords | None") -> None:
+        self._root, self.view, self._quick, self._far = root, view, quick, far
         self.problems: list[FormatError] = []
         self.numbered = not view.meta.deletes
         """Nothing was deleted, so a frame has the number of its record."""
@@ -98,6 +103,8 @@ class _Check:
         if self._quick:
             return []
         room = max(_MAX_PROBLEMS - len(self.problems), 0)
+        if self._far is not None:
+            return self._far.problems(self.view, name, rows, places, room, self.numbered)
         return self.view.problems(name, rows, places, room, numbered=self.numbered)
 
     def _entries(self, name: str, rows: Rows, places: Entries) -> list[FormatError]:

@@ -40,19 +40,24 @@ class BlockChecks:
         size = self._seen.shard_rows * row_bytes
         return piece.number * block_count(size, self._seen.block_bytes)
 
+    def stored(self, row_bytes: int) -> int:
+        """How many checksums the file has; the others are those of the commit."""
+        seen = self._seen
+        number, last = divmod(seen.rows, seen.shard_rows) if seen.shard_rows else (0, seen.rows)
+        count = number * block_count(seen.shard_rows * row_bytes, seen.block_bytes)
+        count += block_count(last * row_bytes, seen.block_bytes)
+        tail, odd = divmod(len(seen.block_tail), ENTRY_BYTES)
+        if odd or not min(count, 1) <= tail <= count:
+            message = f"block_tail: expected 1 to {count} checksums, got {tail}"
+            raise FormatError(message, path=str(self._root / DATABASE))
+        return count - tail
+
     def opened(self, row_bytes: int) -> Checksums:
         """The checksums themselves."""
         if self._opened is None:
-            seen = self._seen
-            number, last = divmod(seen.rows, seen.shard_rows) if seen.shard_rows else (0, seen.rows)
-            count = number * block_count(seen.shard_rows * row_bytes, seen.block_bytes)
-            count += block_count(last * row_bytes, seen.block_bytes)
-            tail, odd = divmod(len(seen.block_tail), ENTRY_BYTES)
-            if odd or not min(count, 1) <= tail <= count:
-                message = f"block_tail: expected 1 to {count} checksums, got {tail}"
-                raise FormatError(message, path=str(self._root / DATABASE))
+            seen, stored = self._seen, self.stored(row_bytes)
             self._opened = Checksums(
-                self._root, CHECKSUMS, count - tail, seen.block_tail, seen.block_bytes
+                self._root, CHECKSUMS, stored, seen.block_tail, seen.block_bytes
             )
         return self._opened
 

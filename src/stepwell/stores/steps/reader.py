@@ -1,19 +1,21 @@
 """A step dataset, opened: rows from memory, runs from SQL."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from operator import index
 from pathlib import Path
-from typing import Any, ClassVar, Literal, overload
+from typing import Any, ClassVar, Literal, TypeVar, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stepwell import _core
 from stepwell.errors import FormatError
+from stepwell.files.remote import BucketOptions, is_remote
 from stepwell.lazy import lazy
 from stepwell.sampler import split_runs
-from stepwell.source import Batch, Field, Rows, Schema, as_rows, check_buffer
+from stepwell.source import Batch, Field, Rows, Schema, as_rows, bytes_of, check_buffer
 from stepwell.store import Progress, QueryTable, Report, Store
 from stepwell.stores.steps import database
 from stepwell.stores.steps.blocks import BlockChecks, Checks, ManifestChecks
@@ -28,9 +30,12 @@ from stepwell.stores.steps.layout import (
     pieces,
 )
 from stepwell.stores.steps.manifest import BLOCK_BYTES
+from stepwell.stores.steps.remote import RemoteSteps
 from stepwell.stores.steps.repair import Repaired, check_whole, repair
 from stepwell.stores.steps.verify import check, health
+from stepwell.units import Units
 
+T = TypeVar("T")
 Memory = Literal["ram", "map", "shared"]
 
 
@@ -47,6 +52,10 @@ class StepReader(Store):
     Rows that do not fit into the memory that is free are a `MemoryError`, unless they are mapped.
     Rows are compared with their checksums while they are read into memory, or when a mapped block
     of them is first met, unless `checksums` is False.
+
+    Of a URL (extra `remote`), blocks of rows are fetched when they are needed, and compared as they
+    come; `memory="ram"` fetches all at once. Options are those of a bucket: `cache=`,
+    `cache_bytes=`, `window_bytes=`, `connections=`, `deadline_s=` and those of obstore.
     Filters keep ranges of rows, never a row number per row, and are step datasets themselves.
     A dataset that is appended to keeps the rows it was opened with until `refresh`.
     """
@@ -56,38 +65,66 @@ class StepReader(Store):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: Any,
         *,
-        memory: Memory = "ram",
+        memory: Memory | None = None,
         resident_bytes: int = 1 << 30,
         resident_shards: int | None = None,
         checksums: bool = True,
+        **bucket: Unpack[BucketOptions],
     ) -> None:
+        """`memory` is "ram" unless it is given, of a URL "map"."""
+        far = is_remote(path)
+        if memory is None:
+            memory = "map" if far else "ram"
         if memory not in ("ram", "map", "shared"):
             raise ValueError(f"memory: expected 'ram', 'map' or 'shared', got {memory!r}")
+        if bucket and not far:
+            raise TypeError(f"{', '.join(bucket)}: only for what is in a bucket")
+        if far and (memory == "shared" or resident_shards is not None):
+            wrong = "memory='shared'" if memory == "shared" else "resident_shards"
+            raise ValueError(
+                f"{wrong}: only for what is on this machine; cache= is shared by its processes"
+            )
         if resident_shards is not None and (memory != "map" or index(resident_shards) < 1):
             wanted = "memory='map'" if memory != "map" else "at least 1"
             got = repr(memory) if memory != "map" else resident_shards
             raise ValueError(f"resident_shards: expected {wanted}, got {got}")
-        root = Path(path).absolute()  # wherever the process goes later
-        self._begin(root, memory, resident_bytes, resident_shards, checksums)
+        if not far:
+            path = Path(path).absolute()  # wherever the process goes later
+        self._begin(path, memory, resident_bytes, resident_shards, checksums, bucket=dict(bucket))
 
     def _begin(
         self,
-        root: Path,
+        where: Any,
         memory: Memory,
         resident_bytes: int,
         resident_shards: int | None = None,
         checksums: bool = True,
         seen: Seen | None = None,
         chosen: Chosen | None = None,
+        bucket: dict[str, Any] | None = None,
+        version: str = "",
     ) -> None:
-        self._root, self._memory, self._resident_bytes = root, memory, resident_bytes
+        self._where, self._bucket = where, bucket or {}
+        self._memory, self._resident_bytes = memory, resident_bytes
         self._resident_shards, self._checksums = resident_shards, checksums
+        self._far = RemoteSteps(where, self._bucket) if is_remote(where) else None
+        self._root = where if self._far is None else self._far.root
+        with self._translated():
+            self._see(seen, chosen)
+        if self._far is not None:
+            self._far.mirror.check_version(version)
+
+    def _see(self, seen: Seen | None, chosen: Chosen | None) -> None:
+        """Open what there is; of a dataset that was pickled, what it had seen."""
+        root, resident_shards = self._root, self._resident_shards
         now = database.look(root / DATABASE, seen.identity if seen else "")
+        if self._far is not None:
+            self._far.open_files(seen or now, checksums=self._checksums)
         check_whole(root, now)
         seen = seen or now
-        self.checks_rows = checksums and seen.block_bytes > 0
+        self.checks_rows = self._checksums and seen.block_bytes > 0
         if seen.rows > now.rows:
             raise FormatError(
                 f"expected {seen.rows} rows, as pickled, got {now.rows}", path=str(root)
@@ -114,7 +151,10 @@ class StepReader(Store):
         opened: dict[str, Any] = {"memory": self._memory, "resident_bytes": self._resident_bytes}
         opened |= {"resident_shards": self._resident_shards, "checksums": self._checksums}
         seen, chosen = self._seen, self._table._chosen  # others may be appended meanwhile
-        return {"root": self._root, **opened, "seen": seen, "chosen": chosen}
+        opened |= {"where": self._where, "bucket": self._bucket}
+        if self._far is not None:
+            opened["version"] = self._far.mirror.version
+        return {**opened, "seen": seen, "chosen": chosen}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._begin(**state)
@@ -138,7 +178,7 @@ class StepReader(Store):
 
     @property
     def path(self) -> str:
-        return str(self._root)
+        return str(self._root) if self._far is None else self._far.mirror.url
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -179,7 +219,8 @@ class StepReader(Store):
         Raises `ValueError` naming the columns when it is not a condition over them.
         """
         self._check_open()
-        return self._with(self._table._choose(condition, values, timeout_s))
+        with self._translated():
+            return self._with(self._table._choose(condition, values, timeout_s))
 
     def split(self, fraction: float, seed: int = 0) -> tuple["StepReader", "StepReader"]:
         """Two datasets without a run in common, the first with `fraction` of the runs."""
@@ -196,6 +237,8 @@ class StepReader(Store):
         self._check_open()
         if self._table._chosen is not None:
             raise ValueError("a part of a dataset does not grow; refresh the dataset itself")
+        if self._far is not None:
+            return self._refresh_far(self._far)
         before, now = self._seen, database.look(self._table._path, self._seen.identity)
         if now.rows < before.rows:
             message = f"expected at least {before.rows:,} rows, got {now.rows:,}; open it again"
@@ -207,6 +250,26 @@ class StepReader(Store):
             self._add(self._load(before.rows, now))
         self._show(StepRuns(self._table._path, now))
         return True
+
+    def _refresh_far(self, far: RemoteSteps) -> bool:
+        """The same of a dataset in a bucket, whose objects are others once it has grown."""
+        if far.mirror.is_current():
+            return False
+        before, now = self._seen, far.again()
+        with now.mirror.translated():
+            seen = database.look(now.root / DATABASE, before.identity)
+            if seen.rows < before.rows:
+                message = (
+                    f"expected at least {before.rows:,} rows, got {seen.rows:,}; open it again"
+                )
+                raise FormatError(message, path=now.mirror.url_of(DATABASE))
+            now.open_files(seen, checksums=self._checksums)
+            check_whole(now.root, seen)
+            self._far, self._root = now, now.root
+            self._segments = []
+            self._add(self._load(0, seen))
+        self._show(StepRuns(self._root / DATABASE, seen))
+        return seen != before
 
     def close(self) -> None:
         super().close()
@@ -233,7 +296,8 @@ class StepReader(Store):
         `ValueError` for SQL that is wrong or would write.
         """
         self._check_open()
-        return self._table._query(sql, values, timeout_s)
+        with self._translated():
+            return self._table._query(sql, values, timeout_s)
 
     # A source.
 
@@ -259,9 +323,9 @@ class StepReader(Store):
             return Store.take(self, rows, out)
         rows, layout = as_rows(rows, len(self)), self._packed_layout
         if out is None:
-            return layout.take(rows)["row"]
+            return self._reading(rows, lambda: layout.take(rows)["row"])
         check_buffer("out", out, self._dtype, (len(rows),))
-        filled = layout.read(rows, {"row": out})
+        filled = self._reading(rows, lambda: layout.read(rows, {"row": out}))
         assert filled is not None
         return filled["row"]
 
@@ -271,7 +335,36 @@ class StepReader(Store):
         reader = self._reader_of([(0, self._dtype.itemsize)])
         return _core.Layout(reader, [("row", self._dtype, ())])
 
+    def _units(self) -> Units | None:
+        return self._mirrored
+
+    @lazy
+    def _mirrored(self) -> Units | None:
+        if self._far is None or self._memory == "ram":
+            return None
+        self._check_open()
+        chosen = self._table._chosen
+        ranges = None if chosen is None else _core.range_map(chosen.starts, chosen.counts, 1, 1)
+        return self._far.units(self._seen, self._dtype, ranges)
+
+    def _reading(self, rows: Rows, work: Callable[[], T]) -> T:
+        """What `work` returns, which reads these rows: in a bucket, they are brought first."""
+        units = self._mirrored
+        if units is None or self._far is None:
+            return work()
+        _core.check_rows(rows, len(self))
+        with self._translated():
+            return self._far.mirror.reading(units.of(rows), work)
+
+    def _fill_columns(self, rows: Rows, out: Batch, names: Sequence[str]) -> None:
+        """Only of rows that are brought: the core reads others by itself."""
+        reader = self._reader_of_fields(tuple(names))
+        self._reading(rows, lambda: reader.read(rows, [bytes_of(out[name]) for name in names]))
+
     def _native(self, names: Sequence[str]) -> _core.Reader | None:
+        return self._reader_of_fields(tuple(names)) if self._mirrored is None else None
+
+    def _reader_of_fields(self, names: tuple[str, ...]) -> _core.Reader:
         fields = self._dtype.fields
         assert fields is not None
         return self._reader_of([(fields[name][1], self.schema[name].row_bytes) for name in names])
@@ -294,7 +387,7 @@ class StepReader(Store):
                 table = _core.resident_reader(table, self._residents, number)
             tables.append(table)
         reader = tables[0] if len(tables) == 1 else _core.concat_reader(tables)
-        if self._memory == "map" and self._residents is None:
+        if self._memory == "map" and self._residents is None and self._far is None:
             maps = [each.rows.view(np.uint8) for each in self._segments if len(each.rows)]
             reader = _core.bounded_reader(reader, maps, self._resident_bytes)
         chosen = self._table._chosen
@@ -326,12 +419,20 @@ class StepReader(Store):
         return health(self._root, self._dtype)
 
     def _verified(self, quick: bool, progress: Progress) -> Report:
-        return check(self, quick, progress)
+        with self._translated():
+            return check(self, quick, progress)
+
+    def _stored_bytes(self) -> int:
+        return super()._stored_bytes() if self._far is None else self._far.mirror.stored_bytes
 
     # Below this line: for this package.
 
+    def _translated(self) -> AbstractContextManager[None]:
+        """Errors of the block name what is in the bucket."""
+        return nullcontext() if self._far is None else self._far.mirror.translated()
+
     def _forget(self, *names: str) -> None:
-        super()._forget("_packed_layout", *names)
+        super()._forget("_packed_layout", "_mirrored", *names)
 
     def _add(self, segments: list[Segment]) -> None:
         """Have these rows, too. Parts of this reader share what is resident of all."""
@@ -342,6 +443,9 @@ class StepReader(Store):
 
     def _load(self, begin: int, seen: Seen) -> list[Segment]:
         """Rows from `begin` on as arrays: one, or one for each mapped file."""
+        if self._far is not None:
+            loaded = self._memory == "ram"
+            return [Segment(self._far.load(seen))] if loaded else self._far.segments(seen)
         found = pieces(self._root, seen.rows, seen.shard_rows, begin)
         checks: Checks | None = None
         if self._checksums and seen.block_bytes:

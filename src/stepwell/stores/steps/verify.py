@@ -52,6 +52,9 @@ def check(dataset: "StepReader", quick: bool, progress: Progress) -> Report:
         found.problems.append(FormatError("expected a file, got none", path=path))
         found.unchecked.append("everything that needs the missing file")
     progress(rows, rows)
+    if dataset._far is not None:
+        for problem in found.problems:
+            dataset._far.mirror.translate(problem)
     problems, checked, unchecked = tuple(found.problems), found.checked, found.unchecked
     return Report(dataset.kind, dataset.path, problems, tuple(checked), tuple(unchecked))
 
@@ -91,6 +94,7 @@ class _Check:
         self.checked: list[str] = []
         self.unchecked: list[str] = []
         self._root, self._seen, self._dtype = dataset._root, dataset._seen, dataset.dtype
+        self._far = dataset._far
         self._runs = np.empty((0, 3), np.int64)
         """First row, number of rows and id of each run that rows can be compared with."""
         self._manifest: Manifest | None = None
@@ -166,13 +170,15 @@ class _Check:
         """Every row: its run and step, and its checksum."""
         root, dtype, rows = self._root, self._dtype, self._seen.rows
         known, again = self._manifest or Manifest(), Manifest()
+        if self._far is not None and self._seen.block_bytes:
+            self._far.mirror.whole(CHECKSUMS)
         blocks = _Blocks(root, self._seen, dtype) if self._seen.block_bytes else None
         covered = min(known.rows, rows)
         step = max(BLOCK_BYTES // dtype.itemsize, 1)
         for begin in range(0, rows, step):
             end = min(begin + step, rows)
             some = pieces(root, end, self._seen.shard_rows, begin)
-            part = load_rows(some, dtype)
+            part = load_rows(some, dtype) if self._far is None else self._far.rows_of(some, dtype)
             self._check_places(part, begin)
             again.add(part[: max(covered - begin, 0)].view(np.uint8))
             if blocks is not None:

@@ -1,0 +1,239 @@
+"""A step dataset below a URL: its database as a file, its rows as files of holes."""
+
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell import _core
+from stepwell.errors import ChecksumError, FormatError, KindError
+from stepwell.files.checked import ENTRY_BYTES, block_count, entry_place, parse_header
+from stepwell.files.memory import check_room
+from stepwell.files.mirror import UNIT_BYTES, Check, Mirror, MirroredRows
+from stepwell.files.objects import TRIES
+from stepwell.lazy import lazy
+from stepwell.stores.steps import database
+from stepwell.stores.steps.blocks import BlockChecks
+from stepwell.stores.steps.database import Seen
+from stepwell.stores.steps.layout import (
+    CHECKSUMS,
+    DATABASE,
+    MANIFEST,
+    Piece,
+    Segment,
+    map_rows,
+    piece_name,
+    pieces,
+)
+
+_LOGS = ("-wal", "-journal")
+_PIECE_BLOCKS = 1 << 16  # whose checksums come in one request: those of 256 MiB of rows
+_PIECES = 256
+_VERSIONS_AT = 18  # of writing and reading: 2 where there is a log beside the database, else 1
+_SQLITE = b"SQLite format 3\0"
+
+
+class RemoteSteps:
+    """The files of a dataset as they were when it was opened, mirrored."""
+
+    def __init__(self, where: Any, options: dict[str, Any]) -> None:
+        self._where, self._options = where, options
+        self._checks: _BlocksThatCome | None = None
+        self.mirror = self._mirrored(UNIT_BYTES)
+        with self.mirror.translated():
+            block_bytes = database.look(self.root / DATABASE).block_bytes
+        if block_bytes > UNIT_BYTES:  # what comes is compared block by block
+            self.mirror = self._mirrored(block_bytes)
+
+    @property
+    def root(self) -> Path:
+        return self.mirror.root
+
+    def again(self) -> "RemoteSteps":
+        """The same dataset as it is now."""
+        return RemoteSteps(self._where, self._options)
+
+    def _mirrored(self, unit_bytes: int) -> Mirror:
+        mirror = Mirror(self._where, unit_bytes=unit_bytes, **self._options)
+        if mirror.about(DATABASE) is None:
+            raise KindError(f"expected a step dataset, found no {DATABASE}", path=mirror.url)
+        for name in (DATABASE + log for log in _LOGS):
+            about = mirror.about(name)
+            if about is not None and about.size:
+                raise FormatError(
+                    f"expected no {name} of {about.size:,} bytes: the dataset was uploaded while "
+                    "its writer was open; close the writer and upload the dataset again",
+                    path=mirror.url_of(name),
+                )
+        mirror.whole(DATABASE, _without_log)
+        if mirror.about(MANIFEST) is not None:
+            mirror.whole(MANIFEST)
+        return mirror
+
+    def open_files(self, seen: Seen, *, checksums: bool) -> None:
+        """Have files for all rows, which are compared as they come if there are checksums."""
+        mirror = self.mirror
+        found = pieces(self.root, seen.rows, seen.shard_rows)
+        checks = _BlocksThatCome(mirror, seen) if checksums and seen.block_bytes else None
+        self._checks = checks
+        if checks is not None:
+            mirror.use(CHECKSUMS)
+        after = piece_name(found[-1].number + 1, seen.shard_rows)
+        if seen.shard_rows and mirror.about(after) is not None:
+            found.append(Piece(self.root, after, 0, 0, found[-1].number + 1))
+
+        def open_file(piece: Piece) -> None:
+            check: Check | None = None
+            if checks is not None and piece.rows:
+                check = partial(checks.check, piece)
+            mirror.array(piece.name, check)
+
+        mirror.side_by_side(open_file, found)
+
+    def segments(self, seen: Seen) -> list[Segment]:
+        """The rows, file by file, as far as they are here. They are compared as they come."""
+        return map_rows(pieces(self.root, seen.rows, seen.shard_rows), seen.dtype)
+
+    def load(self, seen: Seen) -> NDArray[Any]:
+        """All rows in memory, fetched by all connections and compared as they come."""
+        found = pieces(self.root, seen.rows, seen.shard_rows)
+        with found[0].open(seen.dtype) as (_, header):
+            dtype = header.dtype
+        check_room(seen.rows * dtype.itemsize, self.mirror.url)
+        block, at = _core.allocate(seen.rows * dtype.itemsize), 0
+        for piece in found:
+            with piece.open(dtype, piece.rows):
+                end = at + piece.rows * dtype.itemsize
+                check = None if self._checks is None else partial(self._checks.check, piece)
+                origin = self.mirror.array(piece.name).origin
+                self.mirror.load(piece.name, origin, block[at:end], check)
+                at = end
+        return block.view(dtype)
+
+    def rows_of(self, some: list[Piece], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Rows as they are in the bucket now, damaged or not, for whoever checks them."""
+        block, at = _core.allocate(sum(piece.rows for piece in some) * dtype.itemsize), 0
+        for piece in some:
+            end = at + piece.rows * dtype.itemsize
+            begin = self.mirror.array(piece.name).origin + piece.inside * dtype.itemsize
+            self.mirror.load(piece.name, begin, block[at:end])
+            at = end
+        return block.view(dtype)
+
+    def units(self, seen: Seen, dtype: np.dtype[Any], chosen: _core.RowMap | None) -> MirroredRows:
+        """In which units rows are; with `chosen`, those that it leads to."""
+        found = pieces(self.root, seen.rows, seen.shard_rows)
+        files = [(self.mirror.array(piece.name), piece.rows) for piece in found]
+        moved = None if chosen is None else chosen.apply
+        return MirroredRows.of_tables(self.mirror, files, dtype.itemsize, moved)
+
+
+class _BlocksThatCome:
+    """The checksums of rows, fetched with the first rows that need them; some of them are kept."""
+
+    def __init__(self, mirror: Mirror, seen: Seen) -> None:
+        self._mirror = weakref.proxy(mirror)  # which has this
+        self._root, self._checks, self._seen = mirror.root, BlockChecks(mirror.root, seen), seen
+        self._where = mirror.url_of(CHECKSUMS)
+        self._turn = threading.Lock()
+        self._turns: dict[int, threading.Lock] = {}
+        self._known: OrderedDict[int, NDArray[np.uint8]] = OrderedDict()
+
+    def check(self, piece: Piece, at: int, data: NDArray[np.uint8]) -> None:
+        """Raise `ChecksumError` unless bytes of a file, from byte `at` of its rows on, are right.
+
+        They begin with a block and end with one, or with the file.
+        """
+        file = self._mirror.array(piece.name)
+        size, row_bytes = self._seen.block_bytes, self._row_bytes
+        data = data[: max(piece.rows * row_bytes - at, 0)]  # what is behind was not committed
+        first = self._checks.first_block(piece, row_bytes) + at // size
+        last = first + block_count(len(data), size)
+        if first == last:
+            return
+        known, none = self._entries(first, last), np.empty(0, np.uint8)
+        url, place = self._mirror.url_of(piece.name), file.origin + at
+        data = np.ascontiguousarray(data)
+        try:
+            _core.CheckedBlocks(data, size, known, none, url, place, self._where).check_all()
+        except ChecksumError:
+            with self._turn:  # it may be they that came damaged
+                for number in self._pieces(first, last):
+                    self._known.pop(number, None)
+            raise
+
+    @lazy
+    def _row_bytes(self) -> int:
+        """As the first file has it: the database of another program's dataset does not."""
+        with Piece(self._root, piece_name(0, self._seen.shard_rows), 0, 0).open(None) as (_, found):
+            return found.dtype.itemsize
+
+    @lazy
+    def _stored(self) -> int:
+        """How many checksums the file has; it was looked at then."""
+        stored, about = self._checks.stored(self._row_bytes), self._mirror.about(CHECKSUMS)
+        if about is None:
+            message = "expected the checksums of the rows, there is no such object"
+            raise FormatError(message, path=self._where)
+        if about.size < (end := entry_place(stored)):
+            message = f"truncated: expected {end} bytes, got {about.size}"
+            raise FormatError(message, path=self._where, offset=about.size)
+        for left in reversed(range(TRIES)):
+            try:
+                found = parse_header(self._mirror.data(CHECKSUMS, 0, entry_place(0)), self._where)
+                break
+            except FormatError:  # it may have come damaged
+                if not left:
+                    raise
+        if found != self._seen.block_bytes:
+            message = f"expected blocks of {self._seen.block_bytes} bytes, got {found}"
+            raise FormatError(message, path=self._where, offset=12)
+        return stored
+
+    def _entries(self, first: int, last: int) -> NDArray[np.uint8]:
+        """The checksums of some blocks: those of the file, then those of the commit."""
+        stored = self._stored
+        inside = range(min(first, stored), min(last, stored))
+        parts = [self._piece(number) for number in self._pieces(inside.start, inside.stop)]
+        skip = inside.start % _PIECE_BLOCKS * ENTRY_BYTES
+        if parts:
+            parts = [np.concatenate(parts)[skip : skip + len(inside) * ENTRY_BYTES]]
+        behind = slice(max(first - stored, 0) * ENTRY_BYTES, max(last - stored, 0) * ENTRY_BYTES)
+        parts.append(np.frombuffer(self._seen.block_tail[behind], np.uint8))
+        return np.concatenate(parts)
+
+    def _pieces(self, first: int, last: int) -> range:
+        """The numbers of the pieces that some checksums are in."""
+        return range(
+            first // _PIECE_BLOCKS, block_count(last, _PIECE_BLOCKS) if last > first else 0
+        )
+
+    def _piece(self, number: int) -> NDArray[np.uint8]:
+        with self._turn:
+            turn = self._turns.setdefault(number, threading.Lock())
+        with turn:  # once, however many blocks wait for it
+            with self._turn:
+                found = self._known.pop(number, None)
+            if found is None:
+                begin = number * _PIECE_BLOCKS
+                end = min(begin + _PIECE_BLOCKS, self._stored)
+                data = self._mirror.data(CHECKSUMS, entry_place(begin), entry_place(end))
+                found = np.frombuffer(data, np.uint8)
+            with self._turn:
+                self._known[number] = found
+                while len(self._known) > _PIECES:
+                    self._known.popitem(last=False)
+            return found
+
+
+def _without_log(file: BinaryIO) -> None:
+    """Let SQLite read a database that has no log without making one beside it."""
+    head = os.pread(file.fileno(), _VERSIONS_AT + 2, 0)
+    if head.startswith(_SQLITE) and head.endswith(b"\2\2"):
+        os.pwrite(file.fileno(), b"\1\1", _VERSIONS_AT)
