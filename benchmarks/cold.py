@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ _ROW = 2048
 _TAKEN = 40_000
 _BATCH = 512
 _AT_ONCE = 50_000
+_DEPTHS = (1, 32)
 
 
 def main() -> None:
@@ -56,11 +58,11 @@ def _cases(folder: Path, rows: int, rounds: int) -> list[Case]:
         "a mapped array": (array, lambda: sw.ArraySource(array, memory="map")),
         "records": (records, lambda: sw.RecordReader.open(records)),
     }
-    turns: dict[str, Callable[[], float]] = {
-        "fio, 1 at a time": lambda: _fio(array, 1),
-        "fio, 32 at a time": lambda: _fio(array, 32),
-    }
+    turns: dict[str, Callable[[], float]] = {}
     for name, (path, make) in opened.items():
+        file = path if path.is_file() else max(_files(path), key=lambda each: each.stat().st_size)
+        for depth in _DEPTHS:
+            turns[f"{name}, fio {depth}"] = partial(_fio, file, depth)
         turns[name] = _turn(path, make, _loaded)
         turns[f"{name}, taken"] = _turn(path, make, _taken)
     costs: dict[str, list[float]] = {name: [] for name in turns}
@@ -70,17 +72,16 @@ def _cases(folder: Path, rows: int, rounds: int) -> list[Case]:
         for name in order:
             costs[name].append(turns[name]() * 1e6)
     measured = {name: Measured.of(each) for name, each in costs.items()}
-    best = measured["fio, 32 at a time"]
     cases = []
     for name in opened:
-        ours = measured[name]
+        ours, best = measured[name], measured[f"{name}, fio {_DEPTHS[-1]}"]
         cases.append(
             Case(
                 f"{name} from a cold disk: {_TAKEN:,} random rows of {_ROW:,} bytes",
                 "microseconds a row",
                 ours,
                 {
-                    **{peer: measured[peer] for peer in turns if peer.startswith("fio")},
+                    **{f"fio, {d} at a time": measured[f"{name}, fio {d}"] for d in _DEPTHS},
                     f"take, {_BATCH:,} rows": measured[f"{name}, taken"],
                 },
                 [Target("of fio's rate at depth 32", best.median / ours.median, at_least=0.8)],
@@ -119,11 +120,14 @@ def _taken(source: sw.Source) -> None:
 
 
 def _drop(path: Path) -> None:
-    for each in [path] if path.is_file() else path.rglob("*"):
-        if each.is_file():
-            with each.open("rb") as file:
-                os.fsync(file.fileno())
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    for each in _files(path):
+        with each.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _files(path: Path) -> list[Path]:
+    return [each for each in [path, *path.rglob("*")] if each.is_file()]
 
 
 def _fio(path: Path, depth: int) -> float:
