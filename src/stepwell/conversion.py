@@ -15,7 +15,7 @@ table of those that make sense.
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -361,11 +361,25 @@ def _is_inside(path: Path, source: Path) -> bool:
 
 def files_checksum(path: Path) -> str:
     """A checksum of names, sizes and times, to see whether files are still the same."""
-    found = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
     total = hashlib.blake2b(digest_size=16)
-    for file in found:
-        if not file.name.endswith((".lock", "-wal", "-shm")):  # which reading may change
-            stat = file.stat()
-            line = f"{file.relative_to(path)}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
+    for name, stat in sorted(_files(path), key=lambda file: file[0].split("/")):
+        if not name.endswith((".lock", "-wal", "-shm")):  # which reading may change
+            line = f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
             total.update(line.encode(errors="surrogateescape"))
     return total.hexdigest()
+
+
+def _files(path: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """The files at a path, by their names below it; there may be a million of them."""
+    if path.is_file():
+        yield ".", path.stat()
+        return
+    folders = [""]
+    while folders:
+        inside = folders.pop()
+        with os.scandir(path / inside) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(f"{inside}{entry.name}/")
+                elif entry.is_file():
+                    yield f"{inside}{entry.name}", entry.stat()
