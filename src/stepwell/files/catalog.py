@@ -351,8 +351,8 @@ def _user_sql(
     except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError) as error:
         if _code(error) == sqlite3.SQLITE_INTERRUPT:
             raise (raised[0] if raised else KeyboardInterrupt()) from None
-        refused = _code(error) == sqlite3.SQLITE_AUTH or "not authorized" in str(error)
-        if refused and not denied:
+        by_us = str(error).startswith("not authorized to use function:")
+        if (by_us or _code(error) == sqlite3.SQLITE_AUTH) and not denied:
             raise KeyboardInterrupt from None  # it came inside of `allow`
         if _code(error) in _NOT_THE_USER or "decode to UTF-8" in str(error):  # Python's words
             raise
