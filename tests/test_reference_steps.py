@@ -122,7 +122,7 @@ def test_the_reference_reads_what_the_package_writes(
     flush_bytes: int,
 ) -> None:
     monkeypatch.setattr(writer_module, "_FLUSH_BYTES", flush_bytes)
-    monkeypatch.setattr(writer_module, "_KEPT_CHECKSUMS", 0 if flush_bytes == 1 else 1024)
+    monkeypatch.setattr(writer_module, "KEPT_CHECKSUMS", 0 if flush_bytes == 1 else 1024)
     for count in sorted({0, len(lengths) // 2, len(lengths)}):
         build(quick_path / "a", lengths[:count], shard_rows=shard_rows)
     steps = read_steps(quick_path / "a", verify=True)

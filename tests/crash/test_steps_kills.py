@@ -70,7 +70,7 @@ def test_power_cuts(
     quick_path: Path, monkeypatch: pytest.MonkeyPatch, shard_rows: int | None, flush_bytes: int
 ) -> None:
     monkeypatch.setattr(writer_module, "_FLUSH_BYTES", flush_bytes)
-    monkeypatch.setattr(writer_module, "_KEPT_CHECKSUMS", 0 if flush_bytes == 1 else 1024)
+    monkeypatch.setattr(writer_module, "KEPT_CHECKSUMS", 0 if flush_bytes == 1 else 1024)
     path = quick_path / "steps"
     build(path, LENGTHS[:1], shard_rows=shard_rows)
     databases = {1: snapshot(path)}

@@ -59,7 +59,7 @@ def store(
     request: pytest.FixtureRequest, quick_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Made:
     """A store, the files of its rows, and the ways to open it."""
-    monkeypatch.setattr(writer_module, "_KEPT_CHECKSUMS", 0)  # all but the last are in the file
+    monkeypatch.setattr(writer_module, "KEPT_CHECKSUMS", 0)  # all but the last are in the file
     make, files, options = STORES[request.param]
     make(quick_path / "a")
     return quick_path / "a", sorted((quick_path / "a").glob(files)), options
@@ -260,7 +260,7 @@ def test_blocks_by_hand(quick_path: Path) -> None:
 
 def test_a_mapped_file_that_is_cut(quick_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows and checksums under an open reader: an error, not the end of the process."""
-    monkeypatch.setattr(writer_module, "_KEPT_CHECKSUMS", 0)
+    monkeypatch.setattr(writer_module, "KEPT_CHECKSUMS", 0)
     for name in ("steps.npy", "steps.crc"):
         steps(quick_path / name)
         dataset = sw.StepReader.open(quick_path / name, memory="map")
