@@ -94,6 +94,8 @@ class _Held:
     def __init__(self, units: Counted, numbers: Numbers) -> None:
         self._units, self._numbers = units, numbers
 
+    is_there = True
+
     def wait(self, units: Numbers | None = None) -> None: ...
 
     def release(self) -> None:
@@ -123,7 +125,7 @@ def main() -> None:
         if number == len(steps) - 1:
             fetched = units.fetched
     uses = sum(map(len, steps))
-    best, recent = _belady(steps, room), _least_recent(steps, room)
+    best, recent = belady(steps, room), least_recent(steps, room)
     case = Case(
         f"look-ahead: {uses:,} uses of {4 * room:,} units by a full shuffle, room for a quarter",
         "fetches",
@@ -136,7 +138,7 @@ def main() -> None:
     publish([case], args.json)
 
 
-def _belady(steps: list[Numbers], room: int) -> int:
+def belady(steps: list[Numbers], room: int) -> int:
     """Fetches, when what is needed last goes: all units of a step are needed at once."""
     next_use, seen = [np.full(len(units), NEVER) for units in steps], dict[int, int]()
     for number in range(len(steps) - 1, -1, -1):
@@ -160,7 +162,7 @@ def _belady(steps: list[Numbers], room: int) -> int:
     return fetched
 
 
-def _least_recent(steps: list[Numbers], room: int) -> int:
+def least_recent(steps: list[Numbers], room: int) -> int:
     here, fetched = OrderedDict[int, None](), 0
     for units in steps:
         for unit in units.tolist():

@@ -110,6 +110,8 @@ class _Coming:
     def __init__(self, units: FarUnits, numbers: Numbers) -> None:
         self._units, self._numbers = units, numbers
 
+    is_there = False  # so that everybody waits for their own
+
     def wait(self, units: Numbers | None = None) -> None:
         self._units.wait_for(self._numbers if units is None else units)
 

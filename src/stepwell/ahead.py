@@ -47,6 +47,8 @@ _MAX_UNDER_WAY = 256
 class _Failed:
     """Units of which nothing could be begun."""
 
+    is_there = False
+
     def __init__(self, error: BaseException) -> None:
         self._error = error
 
@@ -62,6 +64,10 @@ class _Shared:
     def __init__(self, bringing: Bringing, steps: int) -> None:
         self._bringing, self._steps = bringing, steps
         self._lock = Lock()
+
+    @property
+    def is_there(self) -> bool:
+        return self._bringing.is_there
 
     def wait(self, units: Numbers | None = None) -> None:
         self._bringing.wait(units)
@@ -294,8 +300,9 @@ class AheadEngine(Engine):
 
     def _make(self, step: Step, bringing: Bringing) -> Delivery:
         try:
-            epoch, start, count, _, stride = step
-            bringing.wait(self._units.of(self._rows(epoch, start, count, stride)))
+            if not bringing.is_there:
+                epoch, start, count, _, stride = step
+                bringing.wait(self._units.of(self._rows(epoch, start, count, stride)))
         except FormatError:
             if not self._skip:
                 raise

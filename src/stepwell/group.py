@@ -10,11 +10,14 @@ _MAX_STEPS = 64
 _ALONE = 16
 """The part of the room that the units of a group may take, whatever they are."""
 
-_MAX = 4
+_MAX = 2
 """The same where its steps have most of them in common."""
 
 _IN_COMMON = 2
 """Steps that need a unit, on average, where they have most of them in common."""
+
+_SPARSE = 64
+"""Numbers for each unit from which on marking all of them takes longer than sorting."""
 
 
 class Taken(NamedTuple):
@@ -50,24 +53,42 @@ class Group:
         if len(self._steps) >= _MAX_STEPS:
             return True
         if self._uses > max(self._max, 2 * self._seen):
-            self._seen = len(union(self._steps))
+            self._seen = len(_first_uses(self._steps)[0])
             return self._seen > self._max
         return False
 
     def taken(self) -> Taken:
         """Take out the steps that are brought next, and their units."""
-        count, units = len(self._steps), union(self._steps)
-        if len(units) > self._alone and self._uses < _IN_COMMON * len(units):
-            uses = np.cumsum([len(each) for each in self._steps])
-            count = max(int(np.searchsorted(uses, self._alone, side="right")), 1)
-            units = union(self._steps[:count])
+        units, first = _first_uses(self._steps)
+        count, uses = len(self._steps), np.array([len(each) for each in self._steps])
+        fresh = np.bincount(first, minlength=count)
+        begins = np.flatnonzero((2 * fresh > uses)[1:] & (4 * fresh < uses)[:-1]) + 1
+        if len(begins):  # elsewhere: those after it go there too
+            count = int(begins[0])
+        if np.count_nonzero(first < count) > self._alone and not self._is_common(uses, first, count):
+            ends = np.cumsum(uses[:count])
+            count = max(int(np.searchsorted(ends, self._alone, side="right")), 1)
         del self._steps[:count]
-        self._uses = sum(len(each) for each in self._steps)
+        self._uses = int(uses[count:].sum())
         self._seen = 0
-        return Taken(count, units)
+        return Taken(count, units[first < count])
+
+    def _is_common(self, uses: Numbers, first: Numbers, count: int) -> bool:
+        return bool(uses[:count].sum() >= _IN_COMMON * np.count_nonzero(first < count))
 
 
-def union(parts: list[Numbers]) -> Numbers:
-    if len(parts) <= 1:
-        return parts[0] if parts else np.empty(0, np.int64)
-    return np.unique(np.concatenate(parts))
+def _first_uses(steps: list[Numbers]) -> tuple[Numbers, Numbers]:
+    """The units of some steps, ascending, each once, and the step that needs each first."""
+    units = np.concatenate(steps)
+    if not len(units):
+        return units, units
+    begin, end = int(units.min()), int(units.max()) + 1
+    if end - begin > _SPARSE * len(units):
+        units, at = np.unique(units, return_index=True)
+        ends = np.cumsum([len(each) for each in steps])
+        return units, np.searchsorted(ends, at, side="right")
+    first = np.full(end - begin, -1, np.int8)
+    for number in range(len(steps) - 1, -1, -1):
+        first[steps[number] - begin] = number
+    there = np.flatnonzero(first >= 0)
+    return there + begin, first[there].astype(np.int64)

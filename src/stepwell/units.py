@@ -23,6 +23,10 @@ NEVER = 2**63 - 1
 class Bringing(Protocol):
     """Units that are on their way, and stay once they are there, until `release`."""
 
+    @property
+    def is_there(self) -> bool:
+        """Whether all of them came, so that there is nothing to wait for."""
+
     def wait(self, units: Numbers | None = None) -> None:
         """Wait until some of them, or all, are there; raises what went wrong with these."""
 
@@ -141,6 +145,10 @@ class _All:
     def __init__(self, units: _Composed) -> None:
         self._units = units
         self.parts: list[Bringing] = []
+
+    @property
+    def is_there(self) -> bool:
+        return all(part.is_there for part in self.parts)
 
     def wait(self, units: Numbers | None = None) -> None:
         if units is None:

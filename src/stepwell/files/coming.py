@@ -31,6 +31,12 @@ class Coming:
         self.others_failed = False
         """Whether what went wrong was a request that somebody else had begun."""
 
+    @property
+    def is_there(self) -> bool:
+        return all(
+            future.done() and future.exception() is None for future, _ in self._futures.values()
+        )
+
     def wait(self, units: Numbers | None = None) -> None:
         futures = list(self._futures.values())
         if units is not None and futures:
