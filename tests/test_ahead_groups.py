@@ -14,7 +14,7 @@ from stepwell.group import Group
 from stepwell.units import Bringing, Numbers
 from tests import scaled
 from tests.buckets import Bucket
-from tests.far import FarSource, FarUnits
+from tests.far import FarUnits
 
 ROW, UNIT = 16, 256
 K, GROUP, BATCH = 1024, 16, 64
@@ -40,7 +40,9 @@ def driven(units: FarUnits, sampler: Any, batch: int, epochs: int = 1) -> Ahead:
     """Follows a plan as a loader does: brings what it can, plans ahead, finishes a step."""
     order = sampler.order(N)
     steps = [
-        units.of(order.rows(epoch, at, batch)) for epoch in range(epochs) for at in range(0, N, batch)
+        units.of(order.rows(epoch, at, batch))
+        for epoch in range(epochs)
+        for at in range(0, N, batch)
     ]
 
     def units_of(step: int) -> Numbers:

@@ -65,7 +65,9 @@ class Group:
         begins = np.flatnonzero((2 * fresh > uses)[1:] & (4 * fresh < uses)[:-1]) + 1
         if len(begins):  # elsewhere: those after it go there too
             count = int(begins[0])
-        if np.count_nonzero(first < count) > self._alone and not self._is_common(uses, first, count):
+        if np.count_nonzero(first < count) > self._alone and not self._is_common(
+            uses, first, count
+        ):
             ends = np.cumsum(uses[:count])
             count = max(int(np.searchsorted(ends, self._alone, side="right")), 1)
         del self._steps[:count]

@@ -3,6 +3,7 @@
 import itertools
 import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from tests import packs, runs
 from tests.buckets import Bucket
 from tests.proxy import status, times
 
-ROW = np.dtype([("x", "<i8"), ("y", "<f4", (14,))])
-RUNS, STEPS = 40, 100
-SAMPLERS = {
+ROW = np.dtype([("x", "<i4"), ("y", "<f4", (14,))])
+RUNS, STEPS = 20, 200
+SAMPLERS: dict[str, Any] = {
     "Shuffle": sw.Shuffle(5),
     "Block": sw.Block(64, seed=5, group=8),
     "lanes": sw.Block(64, seed=5, group=8, lanes=4),
@@ -50,16 +51,28 @@ def far(s3: Bucket, name: str = "steps", **options: Any) -> Any:
     return sw.open(s3.url(f"loaders/{name}"), **{**s3.options, "window_bytes": WINDOW, **options})
 
 
+def parts(value: Any) -> Any:
+    """What ragged values are made of, whatever the framework has for them."""
+    if isinstance(value, sw.Ragged):
+        return value.values, value.offsets
+    return value if isinstance(value, tuple | list) else None
+
+
 def equal(got: Any, want: Any) -> None:
     """Batches of a framework, or of NumPy."""
-    assert list(got) == list(want)
-    for name, values in want.items():
-        if isinstance(values, sw.Ragged):
-            assert repr(got[name]) == repr(values)
-            assert np.array_equal(got[name].values, values.values)
-            assert np.array_equal(got[name].offsets, values.offsets)
-        else:
-            assert np.array_equal(np.asarray(got[name]), np.asarray(values))
+    if isinstance(want, dict):
+        assert list(got) == list(want)
+        for name, values in want.items():
+            equal(got[name], values)
+    elif (several := parts(want)) is not None:
+        for one, other in zip(parts(got), several, strict=True):
+            equal(one, other)
+    elif want is None or isinstance(want, str):
+        assert got == want
+    else:
+        one, other = np.asarray(got), np.asarray(want)
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert one.tobytes() == other.tobytes()
 
 
 def loader(kind: str, source: Any, batch: int, **options: Any) -> Any:
@@ -67,12 +80,31 @@ def loader(kind: str, source: Any, batch: int, **options: Any) -> Any:
         return sw.Loader(source, batch, **options)
     if kind == "torch":
         return sw.torch.Loader(source, batch, **options)
-    return sw.jax.Loader(source, batch, **options)
+    return sw.jax.Loader(source, batch, transform=padded, **options)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("name", ["steps", "runs.a2pack"])
-@pytest.mark.parametrize("kind", ["numpy", "torch", "jax"])
+def padded(batch: Any) -> dict[str, Any]:
+    """What JAX can have of a batch: arrays of one size, and no numbers of 64 bits."""
+    made = {}
+    for name, values in batch.items():
+        if isinstance(values, sw.Ragged):
+            made[name] = np.zeros((len(values), 40), np.float32)
+            for row, (begin, end) in zip(made[name], pairwise(values.offsets), strict=True):
+                flat = values.values[begin:end].ravel()[:40]  # of text, its bytes
+                row[: len(flat)] = flat
+        elif values.dtype.kind in "fiu":
+            made[name] = values.astype(np.float32)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "sampler"),
+    [
+        *(("numpy", name, sampler) for name in ("steps", "runs.a2pack") for sampler in SAMPLERS),
+        *(("torch", "steps", "Block"), ("torch", "runs.a2pack", "lanes")),
+        *(("jax", "steps", "Shuffle"), ("jax", "runs.a2pack", "Block")),
+    ],
+)
 def test_batches_are_those_of_the_files_here(
     folder: Path, s3: Bucket, kind: str, name: str, sampler: str
 ) -> None:
@@ -123,7 +155,7 @@ def test_a_view_of_the_best_runs(folder: Path, s3: Bucket, kind: str) -> None:
 
 def tried(loop: Iterator[Any]) -> tuple[list[Any], Exception | None]:
     """Batches up to an error, or to the end."""
-    got = []
+    got = list[Any]()
     try:
         got.extend(loop)  # a list keeps what came before the error
     except Exception as error:

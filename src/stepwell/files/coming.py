@@ -48,7 +48,9 @@ class Coming:
                 future.result()
             except Exception:
                 self.others_failed = not is_own
-                raise
+                if is_own or units is None:
+                    raise
+                # Whose error it is; a take of these units asks for them itself.
 
     def generations(self) -> Generations:
         """As they are now; 0 of those that are not here, after all."""
