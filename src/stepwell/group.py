@@ -49,8 +49,8 @@ class Group:
 
     @property
     def is_full(self) -> bool:
-        """Whether enough steps are here to tell."""
-        if len(self._steps) >= _MAX_STEPS:
+        """Whether enough steps are here to see what they have in common."""
+        if len(self._steps) >= (_MAX_STEPS if self._alone else 1):  # or no room for groups
             return True
         if self._uses > max(self._max, 2 * self._seen):
             self._seen = len(_first_uses(self._steps)[0])
