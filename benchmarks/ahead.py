@@ -32,7 +32,23 @@ class Counted:
         self._room, self._here = room, set[int]()
         self._pins: dict[int, int] = {}
         self._next: dict[int, int] = {}
+        self._wanted = set[int]()
         self._last: list[tuple[int, int]] = []  # what is needed last comes first; some are old
+
+    @property
+    def empty(self) -> int:
+        return self._room - len(self._here)
+
+    @property
+    def spare(self) -> int:
+        return self._room - len(self._wanted)
+
+    def _changed(self, units: list[int]) -> None:
+        for unit in units:
+            if unit in self._here and (self._pins.get(unit) or self._next.get(unit, NEVER) < NEVER):
+                self._wanted.add(unit)
+            else:
+                self._wanted.discard(unit)
 
     def of(self, rows: sw.source.Rows) -> Numbers:
         return np.unique(rows * _ROW // _UNIT)
@@ -46,6 +62,7 @@ class Counted:
             self._pins[unit] = self._pins.get(unit, 0) + 1
         self.fetched += len(missing)
         self._here.update(missing)
+        self._changed(units.tolist())
         kept = []
         while len(self._here) > self._room and self._last:
             key, unit = heapq.heappop(self._last)
@@ -55,6 +72,7 @@ class Counted:
                 kept.append((key, unit))
             else:
                 self._here.remove(unit)
+                self._wanted.discard(unit)
         for each in kept:
             heapq.heappush(self._last, each)
         return _Held(self, units)
@@ -64,17 +82,21 @@ class Counted:
             self._next[unit] = step
             if unit in self._here:
                 heapq.heappush(self._last, (-step, unit))
+        self._changed(units.tolist())
 
     def release(self, units: Numbers) -> None:
         for unit in units.tolist():
             self._pins[unit] -= 1
+        self._changed(units.tolist())
 
 
 class _Held:
     def __init__(self, units: Counted, numbers: Numbers) -> None:
         self._units, self._numbers = units, numbers
 
-    def wait(self) -> None: ...
+    is_there = True
+
+    def wait(self, units: Numbers | None = None) -> None: ...
 
     def release(self) -> None:
         self._units.release(self._numbers)
@@ -103,7 +125,7 @@ def main() -> None:
         if number == len(steps) - 1:
             fetched = units.fetched
     uses = sum(map(len, steps))
-    best, recent = _belady(steps, room), _least_recent(steps, room)
+    best, recent = belady(steps, room), least_recent(steps, room)
     case = Case(
         f"look-ahead: {uses:,} uses of {4 * room:,} units by a full shuffle, room for a quarter",
         "fetches",
@@ -116,7 +138,7 @@ def main() -> None:
     publish([case], args.json)
 
 
-def _belady(steps: list[Numbers], room: int) -> int:
+def belady(steps: list[Numbers], room: int) -> int:
     """Fetches, when what is needed last goes: all units of a step are needed at once."""
     next_use, seen = [np.full(len(units), NEVER) for units in steps], dict[int, int]()
     for number in range(len(steps) - 1, -1, -1):
@@ -140,7 +162,7 @@ def _belady(steps: list[Numbers], room: int) -> int:
     return fetched
 
 
-def _least_recent(steps: list[Numbers], room: int) -> int:
+def least_recent(steps: list[Numbers], room: int) -> int:
     here, fetched = OrderedDict[int, None](), 0
     for units in steps:
         for unit in units.tolist():

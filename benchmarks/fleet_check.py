@@ -7,7 +7,6 @@ line of `trials`: a loop over batches, and what the simulator is to make of it.
 import itertools
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from benchmarks import shards_data as data
 from benchmarks.fleet_queue import Path as Way, Readers, Request, run
 from benchmarks.fleet_traffic import plan, rows_of_rank
 from benchmarks.results import number
-from benchmarks.shards_remote import bucket
+from benchmarks.shards_remote import bucket, counted
 from stepwell.sampler import Sampler
 
 _ROWS = 10_000
@@ -100,7 +99,7 @@ def _measured(trial: Trial, folder: Path) -> Found:
     with bucket(folder, trial.latency_s * 1e3, **link) as (url, options):
         reader = sw.ShardReader.open(url, connections=trial.connections, **options)
         reader.take(_FIRST_ROWS)  # headers and checksums come once
-        before = _counted(options["endpoint"])
+        before = counted(options["endpoint"])
         waited, steps = 0.0, 0
         begin = time.perf_counter()
         loop = itertools.islice(trial.loop(reader), trial.steps)
@@ -112,16 +111,10 @@ def _measured(trial: Trial, folder: Path) -> Found:
             steps += 1
             time.sleep(trial.work_s)
         seconds = time.perf_counter() - begin
-        after = _counted(options["endpoint"])
+        after = counted(options["endpoint"])
         if steps != trial.steps:
             raise ValueError(f"{trial.name}: expected {trial.steps} batches, got {steps}")
     return Found(seconds, waited / seconds, after[1] - before[1], after[0] - before[0])
-
-
-def _counted(endpoint: str) -> tuple[int, int]:
-    with urllib.request.urlopen(f"{endpoint}/counted") as answer:
-        requests, fetched = map(int, answer.read().split())
-    return requests, fetched
 
 
 def _simulated(trial: Trial, measured: Found) -> Found:

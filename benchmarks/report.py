@@ -18,7 +18,7 @@ from benchmarks.results import Case, cells, number, table
 
 _SCRIPTS = (
     *("take", "loader", "shuffle", "pack", "steps", "ranks"),
-    *("records", "shards", "checksums", "replay", "lane", "viewer", "ahead", "cold"),
+    *("records", "shards", "checksums", "replay", "lane", "viewer", "ahead", "cold", "remote"),
 )
 _ELSEWHERE = ("scale", "cuda")  # on a larger machine, with --only: their sections stay otherwise
 _FRONT = "one shuffled epoch, one array per field"  # the picture of README.md

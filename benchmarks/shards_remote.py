@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -94,6 +95,13 @@ def bucket(
     finally:
         child.kill()
         child.wait()
+
+
+def counted(endpoint: str) -> tuple[int, int]:
+    """Requests for objects, and bytes that were asked for, so far."""
+    with urllib.request.urlopen(f"{endpoint}/counted") as answer:
+        requests, fetched = map(int, answer.read().split())
+    return requests, fetched
 
 
 def _free_port() -> int:

@@ -1,5 +1,7 @@
 """As much of S3 as reading takes: the files of a folder as objects, each answer a while later.
 
+A bucket has one folder, of which lists are given, and no others inside of it.
+
 python -m benchmarks.shards_server <port> <folder> <milliseconds> [<bytes a second> [<spread>]]
 
 All answers share the bytes a second in equal parts. With a spread, the milliseconds are the median
@@ -55,7 +57,12 @@ class _Bucket:
         self._requests += 1
         drawn = self._random.lognormvariate(0, self._spread) if self._spread else 1.0
         late = asyncio.sleep(self._delay_s * drawn)
-        path = self._folder / head.split()[1].partition("?")[0].rpartition("/")[2]
+        name, _, asked_for = head.split()[1].partition("?")
+        path = self._folder / name.rpartition("/")[2]
+        if "list-type=2" in asked_for:
+            await late
+            _reply(writer, "200 OK", self._list().encode())
+            return
         if not path.is_file():
             await late
             _reply(writer, "404 Not Found", b"")
@@ -64,7 +71,10 @@ class _Bucket:
         begin, end, status = 0, stat.st_size, "200 OK"
         if asked := re.search(r"^range: bytes=(\d+)-(\d+)\r$", head, re.MULTILINE | re.IGNORECASE):
             begin, end, status = int(asked[1]), min(int(asked[2]) + 1, end), "206 Partial Content"
-        self._bytes += end - begin
+        if is_head := head.startswith("HEAD "):
+            end, status = stat.st_size, "200 OK"
+        else:
+            self._bytes += end - begin
         await late
         lines = [
             f"HTTP/1.1 {status}",
@@ -74,6 +84,8 @@ class _Bucket:
             f'ETag: "{stat.st_mtime_ns:x}"',
         ]
         writer.write("\r\n".join([*lines, "", ""]).encode())
+        if is_head:
+            return
         send = asyncio.get_running_loop().sendfile
         with path.open("rb") as file:
             if self._link is None:
@@ -83,6 +95,17 @@ class _Bucket:
                 size = min(_PIECE_BYTES, end - at)
                 await self._link.passed(size)
                 await send(writer.transport, file, at, size)
+
+    def _list(self) -> str:
+        """All objects; whoever asks has the whole bucket."""
+        each = "".join(
+            f"<Contents><Key>{path.name}</Key><Size>{path.stat().st_size}</Size>"
+            f'<ETag>"{path.stat().st_mtime_ns:x}"</ETag>'
+            "<LastModified>2000-01-01T00:00:00.000Z</LastModified></Contents>"
+            for path in self._folder.iterdir()
+            if path.is_file()
+        )
+        return f"<ListBucketResult><IsTruncated>false</IsTruncated>{each}</ListBucketResult>"
 
 
 def _reply(writer: asyncio.StreamWriter, status: str, body: bytes) -> None:

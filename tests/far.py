@@ -59,6 +59,18 @@ class FarUnits:
                 self.here.remove(free.pop()[1])
         return _Coming(self, units)
 
+    @property
+    def empty(self) -> int:
+        with self._lock:
+            return (self.budget_bytes - self.bytes_kept()) // self.unit_bytes
+
+    @property
+    def spare(self) -> int:
+        with self._lock:
+            kept = self.here | set(self._coming)
+            wanted = sum(self.pins[u] > 0 or self._next.get(u, NEVER) != NEVER for u in kept)
+        return self.budget_bytes // self.unit_bytes - wanted
+
     def bytes_kept(self) -> int:
         return (len(self.here) + len(self._coming)) * self.unit_bytes
 
@@ -98,8 +110,10 @@ class _Coming:
     def __init__(self, units: FarUnits, numbers: Numbers) -> None:
         self._units, self._numbers = units, numbers
 
-    def wait(self) -> None:
-        self._units.wait_for(self._numbers)
+    is_there = False  # so that everybody waits for their own
+
+    def wait(self, units: Numbers | None = None) -> None:
+        self._units.wait_for(self._numbers if units is None else units)
 
     def release(self) -> None:
         self._units.release(self._numbers)

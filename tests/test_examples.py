@@ -124,6 +124,15 @@ def test_training_killed_and_resumed_sees_every_row_once(tmp_path: Path) -> None
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["checkpoint.pt"]
 
 
+def test_a_bucket_is_trained_from_and_training_goes_on(tmp_path: Path) -> None:
+    for _ in range(2):  # the second time from the cache
+        first, half, end, last = printed(EXAMPLES / "train_from_bucket.py", tmp_path / "new")
+        assert first.startswith("20,000 steps at http://127.0.0.1:")
+        assert half.startswith("epoch 0 row 9984 loss ")
+        assert end.startswith("epoch 0 row 20000 loss ")
+        assert last == "every row once, in the order of the sampler: True"
+
+
 def test_a_policy_killed_and_resumed_learns_the_same(tmp_path: Path) -> None:
     """Ten games, small layers: the way is the same, the accuracy is not the one it states."""
     options = ["--games", "10", "--epochs", "2", "--batch-size", "512", "--width", "32"]

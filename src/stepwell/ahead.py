@@ -2,9 +2,12 @@
 
 Steps are planned far ahead, so that of every unit the step is known that needs it next. The first
 of them are under way: what is missing of their units is on its way, and stays until the batch is
-made. Only a small part of the room is for these. The rest is for units that come again, and those
-that are needed last go first. No cache can do better (Belady 1966), and only a known order of rows
-allows it.
+made. These take a small part of the room, and whatever holds nothing that a planned step needs. The
+rest is for units that come again, and those that are needed last go first. No cache can do better
+(Belady 1966), and only a known order of rows allows it.
+
+Steps of the same neighbourhood are brought together: each of them needs some rows of many places,
+and all of them whole stretches, which come in few and long requests.
 """
 
 import os
@@ -14,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
+from threading import Lock
 from typing import TYPE_CHECKING
 from weakref import ref
 
@@ -22,6 +26,7 @@ import numpy as np
 from stepwell import _core
 from stepwell.engine import Delivery, Engine, Step, note, rows_of
 from stepwell.errors import FormatError
+from stepwell.group import Group
 from stepwell.sampler import Order
 from stepwell.units import Bringing, Numbers, Units
 
@@ -35,27 +40,51 @@ _SHARE = 8
 """The part of the room that units of steps under way may take, unless a step needs more: what they
 wait in is missing for those that come again."""
 
-
 _MAX_UNDER_WAY = 256
-"""Steps, however small they are."""
+"""Groups of steps, however small they are."""
 
 
 class _Failed:
     """Units of which nothing could be begun."""
 
+    is_there = False
+
     def __init__(self, error: BaseException) -> None:
         self._error = error
 
-    def wait(self) -> None:
+    def wait(self, units: Numbers | None = None) -> None:
         raise self._error
 
     def release(self) -> None: ...
 
 
+class _Shared:
+    """The units of a group of steps, which stay until each of these has let go."""
+
+    def __init__(self, bringing: Bringing, steps: int) -> None:
+        self._bringing, self._steps = bringing, steps
+        self._lock = Lock()
+
+    @property
+    def is_there(self) -> bool:
+        return self._bringing.is_there
+
+    def wait(self, units: Numbers | None = None) -> None:
+        self._bringing.wait(units)
+
+    def release(self) -> None:
+        with self._lock:
+            self._steps -= 1
+            left = self._steps
+        if not left:
+            self._bringing.release()
+
+
 class Ahead:
     """Plans steps, has their units brought, and gives them up. One thread at a time.
 
-    `units_of` gives the units of a step by its number. About `max_steps` are planned ahead.
+    `units_of` gives the units of a step by its number. About `max_steps` are planned ahead. Those
+    that are brought together are one in the plan.
     """
 
     def __init__(
@@ -67,58 +96,106 @@ class Ahead:
     ) -> None:
         self._units, self._units_of = units, units_of
         self._plan, self._max_steps = _core.Plan(max_uses), max_steps
-        self._errors: dict[int, BaseException] = {}
-        self._under_way: deque[Bringing] = deque()
+        self._open = Group(units.budget_bytes // units.unit_bytes)
+        self._planned = self._finished = 0
+        self._sizes: deque[int] = deque()  # of groups that are planned and not finished
+        self._left = 0  # steps of the oldest of them that are not finished
+        self._errors: dict[int, BaseException] = {}  # by group
+        self._under_way: deque[Bringing] = deque()  # a step each
         self._process = os.getpid()
 
     def plan(self) -> bool:
         """Plan a further step; False where no more are wanted."""
-        plan = self._plan
-        step = plan.planned
-        if not plan.has_room or step - plan.finished >= self._max_steps:
+        if self._is_deep:
+            if self._open.steps and self._plan.begun == self._plan.planned:
+                self._close()
+                return True
             return False
+        number, self._planned = self._planned, self._planned + 1
         try:
-            units = self._units_of(step)
+            self._open.add(self._units_of(number))
         except BaseException as error:  # raised when the step has its turn
-            self._errors[step], units = error, np.empty(0, np.int64)
-        unexpected = plan.add(units)
-        if len(unexpected):  # they may be here, and wait for nothing as far as anybody knew
-            self._units.expect(unexpected, np.full(len(unexpected), step))
+            while self._open.steps:
+                self._close()
+            self._errors[self._plan.planned] = error
+            self._add(1, np.empty(0, np.int64))
+        while self._open.is_full:
+            self._close()
         return True
 
-    def bring(self) -> Bringing | None:
-        """Begin the next step; None where the units of those under way take all their room."""
+    @property
+    def _is_deep(self) -> bool:
+        steps = self._planned - self._finished
+        return steps >= self._max_steps or not self._plan.has_room
+
+    def _close(self) -> None:
+        self._add(*self._open.taken())
+
+    def _add(self, steps: int, units: Numbers) -> None:
+        group = self._plan.planned
+        self._sizes.append(steps)
+        unexpected = self._plan.add(units)
+        if len(unexpected):  # they may be here, and wait for nothing as far as anybody knew
+            self._units.expect(unexpected, np.full(len(unexpected), group))
+
+    def bring(self) -> list[Bringing] | None:
+        """Begin the next steps, each of which waits for its own units; None where those of the
+        steps under way take all their room."""
         plan = self._plan
-        step = plan.begun
-        if len(self._under_way) >= _MAX_UNDER_WAY:
+        if plan.begun - plan.finished >= _MAX_UNDER_WAY:
             return None
-        if step == plan.planned and not self.plan():
-            return None
-        if self._under_way:
-            wanted = (plan.held + plan.fresh) * self._units.unit_bytes
-            share = _SHARE if len(self._under_way) > 1 else 1
-            if wanted > self._units.budget_bytes // share:
+        while plan.begun == plan.planned:
+            # While others are under way there is time to have more of them brought together.
+            if self._open.steps and self._open.steps >= len(self._under_way):
+                self._close()
+            elif self._under_way or not self.plan():
                 return None
+        group = plan.begun
+        units = plan.units(group)
+        if not self._has_room(units):
+            return None
         bringing: Bringing
-        if step in self._errors:
-            bringing = _Failed(self._errors.pop(step))
+        if group in self._errors:
+            bringing = _Failed(self._errors.pop(group))
         else:
             try:
-                bringing = self._units.bring(plan.units(step))
+                bringing = self._units.bring(units)
             except BaseException as error:
                 bringing = _Failed(error)
+        steps = self._sizes[plan.begun - plan.finished]
+        if plan.begun == plan.finished:
+            self._left = steps
         plan.begin()
-        self._under_way.append(bringing)
-        return bringing
+        shared: list[Bringing] = [_Shared(bringing, steps)] * steps
+        self._under_way += shared
+        return shared
+
+    def _has_room(self, units: Numbers) -> bool:
+        plan, here = self._plan, self._units
+        groups = plan.begun - plan.finished
+        if not groups:
+            return True
+        share = _SHARE if groups > 1 else 1
+        if (plan.held + plan.fresh) * here.unit_bytes <= here.budget_bytes // share:
+            return True
+        # What has to go is what nobody needs, as far as that is known.
+        room = here.spare if self._is_deep else here.empty
+        return room > 0 and len(here.missing(units)) <= room
 
     def finish(self) -> None:
         """The oldest step under way has been taken."""
-        units = self._plan.units(self._plan.finished)
-        self._units.expect(units, self._plan.finish())
+        self._finished += 1
+        self._left -= 1
+        if not self._left:
+            plan = self._plan
+            units = plan.units(plan.finished)
+            self._units.expect(units, plan.finish())
+            self._sizes.popleft()
+            self._left = self._sizes[0] if self._sizes else 0
         self._under_way.popleft().release()
 
     def abandon(self) -> list[Bringing]:
-        """Units under way that nobody will finish, for the caller to release."""
+        """What each step that nobody will finish holds, for the caller to release."""
         left, self._under_way = list(self._under_way), deque()
         return left
 
@@ -138,6 +215,7 @@ class AheadEngine(Engine):
     def __init__(self, loader: "Loader", units: Units) -> None:
         super().__init__(loader)
         epoch = self._schedule.steps_from(0)
+        self._units = units
         units_of = partial(_units_of, units, self._order, self._schedule)
         self._ahead = Ahead(units, units_of, max(2 * epoch, 64))
         self._takers = ThreadPoolExecutor(loader._threads, thread_name_prefix="stepwell")
@@ -205,7 +283,7 @@ class AheadEngine(Engine):
             return True
         bringing = self._ahead.bring()
         if bringing is not None:
-            self._brought.append(bringing)
+            self._brought += bringing
             return True
         return self._ahead.plan()
 
@@ -222,7 +300,9 @@ class AheadEngine(Engine):
 
     def _make(self, step: Step, bringing: Bringing) -> Delivery:
         try:
-            bringing.wait()
+            if not bringing.is_there:
+                epoch, start, count, _, stride = step
+                bringing.wait(self._units.of(self._rows(epoch, start, count, stride)))
         except FormatError:
             if not self._skip:
                 raise

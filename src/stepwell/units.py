@@ -23,8 +23,12 @@ NEVER = 2**63 - 1
 class Bringing(Protocol):
     """Units that are on their way, and stay once they are there, until `release`."""
 
-    def wait(self) -> None:
-        """Wait until all of them are there; raises what went wrong on the way."""
+    @property
+    def is_there(self) -> bool:
+        """Whether all of them came, so that there is nothing to wait for."""
+
+    def wait(self, units: Numbers | None = None) -> None:
+        """Wait until some of them, or all, are there; raises what went wrong with these."""
 
     def release(self) -> None:
         """Let them go: others may take their room. Also of what never came."""
@@ -36,6 +40,14 @@ class Units(Protocol):
     unit_bytes: int
     budget_bytes: int
     """Bytes of units that are kept at a time, those included that are on their way."""
+
+    @property
+    def empty(self) -> int:
+        """How many units could come, and no other would have to go."""
+
+    @property
+    def spare(self) -> int:
+        """The same, and none would have to go that is held or has a next use."""
 
     def of(self, rows: Rows) -> Numbers:
         """The units that a take of these rows reads."""
@@ -85,6 +97,14 @@ class _Composed:
         self.unit_bytes = max(root.unit_bytes for root in self._roots)
         self.budget_bytes = min(root.budget_bytes for root in self._roots)
 
+    @property
+    def empty(self) -> int:
+        return min(root.empty for root in self._roots)
+
+    @property
+    def spare(self) -> int:
+        return min(root.spare for root in self._roots)
+
     def of(self, rows: Rows) -> Numbers:
         found = []
         for k, root in enumerate(self._roots):
@@ -96,13 +116,13 @@ class _Composed:
     def missing(self, units: Numbers) -> Numbers:
         count = len(self._roots)
         return _merged(
-            [root.missing(mine) * count + k for k, (root, mine) in enumerate(self._split(units))]
+            [root.missing(mine) * count + k for k, (root, mine) in enumerate(self.split(units))]
         )
 
     def bring(self, units: Numbers) -> Bringing:
-        begun = _All()
+        begun = _All(self)
         try:
-            for root, mine in self._split(units):
+            for root, mine in self.split(units):
                 begun.parts.append(root.bring(mine))
         except BaseException:
             begun.release()
@@ -114,7 +134,7 @@ class _Composed:
             mine = units % len(self._roots) == k
             root.expect(units[mine] // len(self._roots), next_use[mine])
 
-    def _split(self, units: Numbers) -> list[tuple[Units, Numbers]]:
+    def split(self, units: Numbers) -> list[tuple[Units, Numbers]]:
         count = len(self._roots)
         return [(root, units[units % count == k] // count) for k, root in enumerate(self._roots)]
 
@@ -122,12 +142,21 @@ class _Composed:
 class _All:
     """Units of several kinds that are on their way."""
 
-    def __init__(self) -> None:
+    def __init__(self, units: _Composed) -> None:
+        self._units = units
         self.parts: list[Bringing] = []
 
-    def wait(self) -> None:
-        for part in self.parts:
-            part.wait()
+    @property
+    def is_there(self) -> bool:
+        return all(part.is_there for part in self.parts)
+
+    def wait(self, units: Numbers | None = None) -> None:
+        if units is None:
+            for part in self.parts:
+                part.wait()
+            return
+        for part, (_, mine) in zip(self.parts, self._units.split(units), strict=True):
+            part.wait(mine)
 
     def release(self) -> None:
         for part in self.parts:

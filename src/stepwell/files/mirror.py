@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.errors import ChecksumError, FormatError
+from stepwell.files.coming import Coming
 from stepwell.files.mirror_place import CachePlace
 from stepwell.files.npy import header_length, padded_header
 from stepwell.files.objects import RANGE_BYTES, TRIES, Objects, Statistics
@@ -131,6 +132,16 @@ class Mirror(Objects):
 
     # Units.
 
+    @property
+    def empty(self) -> int:
+        with self._lock:
+            return self._units.empty
+
+    @property
+    def spare(self) -> int:
+        with self._lock:
+            return self._units.spare
+
     def units_of(
         self, firsts: NDArray[np.int64], begins: NDArray[np.int64], sizes: NDArray[np.int64] | int
     ) -> Numbers:
@@ -146,7 +157,7 @@ class Mirror(Objects):
             there = self._are_here(units, slots) | self._units.coming(slots)
         return units[~there]
 
-    def bring(self, units: Numbers) -> "Coming":
+    def bring(self, units: Numbers) -> Coming:
         """Begin to bring those that are missing, neighbours in one request, and keep all."""
         self._check_process()
         with self._lock:
@@ -165,16 +176,18 @@ class Mirror(Objects):
                 lost[lost] = met == 0
             known.pin(slots)
             self._drop(known.surplus())
-            begun = self._begin(units[lost], slots[lost])
+            begun = self._begin(self._with_gaps(units[lost]))
             self.statistics.read_bytes += len(units) * self.unit_bytes
-            waited = np.unique(known.request[slots]).tolist()
+            requests = known.request[slots]
             own = {request for request, *_ in begun}
-            futures = [
-                (self._requests[each], each in own) for each in waited if each in self._requests
-            ]
+            futures = {
+                each: (self._requests[each], each in own)
+                for each in np.unique(requests).tolist()
+                if each in self._requests
+            }
         for each in begun:
             self._submit(*each)
-        return Coming(self, units, slots, futures)
+        return Coming(self, units, slots, requests, futures)
 
     def expect(self, units: Numbers, next_use: NDArray[np.int64]) -> None:
         with self._lock:
@@ -259,9 +272,28 @@ class Mirror(Objects):
             self._units.lose(slots[here])
             self._drop(units[here], damaged=True)
 
-    def _begin(self, units: Numbers, slots: Slots) -> list[tuple[int, _Sparse, Numbers]]:
+    def _with_gaps(self, units: Numbers) -> Numbers:
+        """Units to bring, and those of the gaps between them that are read through, if there is
+        room for them: they come anyway, and the steps after the next may need them."""
+        gaps = np.diff(units)
+        wide = np.flatnonzero((gaps > 1) & (gaps <= _GAP_UNITS + 1))
+        in_file = np.searchsorted(self._firsts, units, side="right")
+        wide = wide[in_file[wide] == in_file[wide + 1]]
+        if not len(wide):
+            return units
+        between = spanned(units[wide] + 1, units[wide + 1] - 1)
+        between = between[self._units.slots(between) == 0]
+        if len(between) > self._units.empty:
+            return units
+        slots = self._units.claim(between)
+        met = self._met(between)  # another process has brought some
+        self._units.generation[slots] = met
+        self._units.request[slots[met != 0]] = 0
+        return np.sort(np.concatenate([units, between[met == 0]]))
+
+    def _begin(self, units: Numbers) -> list[tuple[int, _Sparse, Numbers]]:
         """Requests for units, neighbours together and small gaps read through."""
-        begun = []
+        slots, begun = self._units.slots(units), list[tuple[int, _Sparse, Numbers]]()
         for sparse, some in self._by_file(units):
             mine = units[some] - sparse.file.first
             at = some.start
@@ -396,6 +428,14 @@ class MirroredRows:
         self.unit_bytes, self.budget_bytes = mirror.unit_bytes, mirror.budget_bytes
         self.missing, self.bring, self.expect = mirror.missing, mirror.bring, mirror.expect
 
+    @property
+    def empty(self) -> int:
+        return self.mirror.empty
+
+    @property
+    def spare(self) -> int:
+        return self.mirror.spare
+
     @classmethod
     def of_tables(
         cls,
@@ -420,44 +460,3 @@ class MirroredRows:
     def statistics(self) -> Statistics:
         """Requests, bytes fetched, and bytes of the units that were read."""
         return self.mirror.statistics
-
-
-class Coming:
-    """Units that are on their way, and stay once they are there, until `release`."""
-
-    def __init__(
-        self,
-        mirror: Mirror,
-        units: Numbers,
-        slots: Slots,
-        futures: list[tuple["Future[None]", bool]],
-    ) -> None:
-        self._mirror, self._units, self._slots = mirror, units, slots
-        self._futures = futures
-        self._held = True
-        self.others_failed = False
-        """Whether what went wrong was a request that somebody else had begun."""
-
-    def wait(self) -> None:
-        for future, is_own in self._futures:
-            try:
-                future.result()
-            except Exception:
-                self.others_failed = not is_own
-                raise
-
-    def generations(self) -> Generations:
-        """As they are now; 0 of those that are not here, after all."""
-        with self._mirror._lock:
-            return self._mirror._units.generation[self._slots]
-
-    def release(self) -> None:
-        if self._held and self._mirror._process == os.getpid():
-            self._held = False
-            with self._mirror._lock:
-                self._mirror._units.unpin(self._slots)
-                self._mirror._drop(self._mirror._units.surplus())
-
-    def __del__(self) -> None:
-        if self._held:  # not here: this may be in the middle of anything
-            self._mirror.abandoned.append(self._slots)

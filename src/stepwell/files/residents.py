@@ -40,10 +40,21 @@ class Residents:
         self._free = np.zeros(0, np.int32)
         self._free_count = 0
         self._clock = 0
+        self._wanted_count = 0
 
     def __len__(self) -> int:
         """Units with a slot."""
         return len(self.unit) - 1 - self._free_count
+
+    @property
+    def empty(self) -> int:
+        """How many more there is room for."""
+        return max(self.budget - len(self), 0)
+
+    @property
+    def spare(self) -> int:
+        """The same, if all go that are neither pinned nor have a next use."""
+        return max(self.budget - self._wanted_count, 0)
 
     def extend(self, count: int) -> int:
         """Have `count` more units; the number of the first."""
@@ -81,6 +92,7 @@ class Residents:
     def pin(self, slots: Slots) -> None:
         """Keep these, each once more."""
         self._clock += 1
+        self._wanted_count += len(slots) - self._wanted(slots)
         self._pins[slots] += 1
         self._touched[slots] = self._clock
 
@@ -88,6 +100,7 @@ class Residents:
         """The opposite; those that are neither here nor on their way lose their slots."""
         self._clock += 1
         self._pins[slots] -= 1
+        self._wanted_count -= len(slots) - self._wanted(slots)
         self._touched[slots] = self._clock
         lost = (self._pins[slots] == 0) & (self.generation[slots] == 0)
         self._release(slots[lost & (self.request[slots] == LEFT)])
@@ -103,7 +116,10 @@ class Residents:
     def expect(self, units: Numbers, next_use: NDArray[np.int64]) -> None:
         slots = self._slot[units]
         there = slots > 0
-        self._next[slots[there]] = np.minimum(next_use[there], UNKNOWN)
+        slots = slots[there]
+        self._wanted_count -= self._wanted(slots)
+        self._next[slots] = np.minimum(next_use[there], UNKNOWN)
+        self._wanted_count += self._wanted(slots)
 
     def surplus(self) -> Numbers:
         """Units to let go of, so that the budget is kept; their slots are gone then.
@@ -125,9 +141,13 @@ class Residents:
         self._release(slots.astype(np.int32))
         return units
 
+    def _wanted(self, slots: Slots) -> int:
+        return int(np.count_nonzero((self._pins[slots] > 0) | (self._next[slots] != UNKNOWN)))
+
     def _release(self, slots: Slots) -> None:
         if not len(slots):
             return
+        self._wanted_count -= self._wanted(slots)
         self._slot[self.unit[slots]] = 0
         self.unit[slots], self.generation[slots] = -1, 0
         self._free[self._free_count : self._free_count + len(slots)] = slots

@@ -1,0 +1,229 @@
+"""Training over a bucket: how long a loop waits, and what is fetched for it.
+
+A bucket on this machine answers after 20 ms, with `--mb-s` megabytes a second for all answers. A
+step dataset of rows of 16 bytes is read in the order of `Block(65536)`, in batches of 4,096, by a
+loop that takes 0.8 of what the bucket can give: 256 MiB of it, so that a few minutes are enough
+(`--rows 134217728` are 2 GiB). A full shuffle is of 64 MB in rows of 2 KiB, with room for a
+quarter.
+"""
+
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.markup import escape
+
+import stepwell as sw
+from benchmarks import measure
+from benchmarks.ahead import belady, least_recent
+from benchmarks.remote_peers import Dataset, peers
+from benchmarks.results import Case, Measured, Target, arguments, console, publish
+from benchmarks.shards_remote import bucket, counted
+
+_LATENCY_MS = 20
+_BATCH = 4096
+_K, _GROUP = 1 << 16, 64
+_TAKEN = 0.8
+_NODES = 4
+_CONNECTIONS = 8
+_STEP = np.dtype([("board", "<u8"), ("reward", "<f4"), ("action", "<u4")])
+_RUN = 1 << 18
+_WIDE, _WIDE_ROWS, _WIDE_BATCH = 2048, 1 << 15, 256
+_EPOCHS = 2
+_PEER_S = 30
+
+
+class Found(NamedTuple):
+    """What came of a loop."""
+
+    first_s: float
+    epoch_s: float
+    waiting: float
+    """Of the time after the first batch."""
+    bytes: float
+    """For an epoch."""
+    share: float
+    """Of an epoch that was measured."""
+
+
+def main() -> None:
+    parser = arguments(__doc__, rows=1 << 24)
+    parser.add_argument("--mb-s", type=float, default=20, help="of the bucket (%(default)s)")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as root:
+        folder = Path(root)
+        cases = [*_blocks(folder, args.rows, args.mb_s * 1e6), _shuffled(folder)]
+    publish(cases, args.json)
+
+
+def _blocks(folder: Path, rows: int, bytes_s: float) -> Iterator[Case]:
+    data = Dataset(folder, rows, _K)
+    _write(data.folder, rows)
+    size = rows * _STEP.itemsize
+    room = 3 * _K * _GROUP * _STEP.itemsize
+    work_s = _BATCH * _STEP.itemsize / (_TAKEN * bytes_s)
+
+    made = bucket(data.folder, _LATENCY_MS, bytes_s=bytes_s)
+    with made as (url, options), measure.AnonymousPeak() as peak:
+        batches = _ours(url, options, room, sw.Block(_K, seed=7))
+        found = _measured(batches, rows, options["endpoint"], work_s)
+    others = {}
+    for name, start in peers(data, _BATCH, _K * _GROUP):
+        with bucket(data.folder_of(name), _LATENCY_MS, bytes_s=bytes_s) as (url, options):
+            batches = start(url, options["endpoint"])
+            try:
+                others[name] = _measured(batches, rows, options["endpoint"], work_s, _PEER_S)
+            except Exception as error:
+                console.print(f"[dim]{name} is left out, it failed: {escape(str(error)[-200:])}[/]")
+    extra = (peak.bytes - peak.before) / 1e6
+    yield Case(
+        f"an epoch of `Block({_K})` from a bucket: {size >> 20} MiB, {bytes_s / 1e6:g} MB/s",
+        "s an epoch",
+        _line(found, size),
+        {name: _line(each, size) for name, each in others.items()},
+        [
+            Target("share of the time spent waiting", found.waiting, at_most=0.02),
+            Target("bytes fetched for a byte used", found.bytes / size, at_most=1.05),
+            Target("memory beside the window, MB", extra, at_most=64),
+        ],
+        f"{_LATENCY_MS} ms a request, a loop that takes {_TAKEN} of the bandwidth, batches of "
+        f"{_BATCH:,}, a window of {room >> 20} MiB; opening is part of the first batch, and "
+        "waiting is counted after it",
+    )
+    yield _nodes(data.folder, rows, bytes_s, room)
+
+
+def _ours(
+    url: str, options: dict[str, Any], room: int, sampler: sw.Block, **world: Any
+) -> Iterator[int]:
+    steps = sw.open(url, window_bytes=room, connections=_CONNECTIONS, **options)
+    with sw.Loader(steps, _BATCH, sampler=sampler, **world) as loader:
+        for _ in range(_EPOCHS):
+            yield from (len(batch["board"]) for batch in loader)
+
+
+def _nodes(folder: Path, rows: int, bytes_s: float, room: int) -> Case:
+    """One node after another: what each fetches does not depend on the others."""
+    sampler, found = sw.Block(_K, seed=7, lanes=_NODES), []
+    for rank in range(_NODES):
+        with bucket(folder, _LATENCY_MS, bytes_s=bytes_s) as (url, options):
+            batches = _ours(url, options, room, sampler, rank=rank, world_size=_NODES)
+            found.append(_measured(batches, rows // _NODES, options["endpoint"], 0.0))
+    fetched = sum(node.bytes for node in found)
+    return Case(
+        f"{_NODES} nodes, `Block({_K}, lanes={_NODES})`: each fetches its own blocks",
+        "s an epoch",
+        Measured.of([node.epoch_s for node in found]),
+        {},
+        [
+            Target(
+                "bytes fetched by all for one used", fetched / (rows * _STEP.itemsize), at_most=1.1
+            )
+        ],
+        "one node after another, as fast as the bucket gives",
+    )
+
+
+def _shuffled(folder: Path) -> Case:
+    path = folder / "wide"
+    with sw.StepWriter(path, [("x", "u1", (_WIDE,))]) as writer:
+        for at in range(0, _WIDE_ROWS, 1 << 12):
+            writer.append({"x": np.full((1 << 12, _WIDE), at >> 12, np.uint8)})
+    size = _WIDE_ROWS * _WIDE
+    with bucket(path, _LATENCY_MS) as (url, options):
+        steps = sw.open(url, window_bytes=size // 4, connections=64, **options)
+        units: Any = steps._units()
+        statistics = units.statistics
+        order = sw.Shuffle(7).order(_WIDE_ROWS)
+        starts = range(0, _WIDE_ROWS, _WIDE_BATCH)
+        wanted = [
+            units.of(order.rows(epoch, at, _WIDE_BATCH))
+            for epoch in range(_EPOCHS)
+            for at in starts
+        ]
+        before, begin = statistics.fetched_bytes, time.perf_counter()
+        with sw.Loader(steps, _WIDE_BATCH, seed=7) as loader, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that Block would do better
+            for _ in range(_EPOCHS):
+                for _batch in loader:
+                    fetched = statistics.fetched_bytes - before
+        seconds = time.perf_counter() - begin
+    room = units.budget_bytes // units.unit_bytes
+    best, recent = (find(wanted, room) * units.unit_bytes for find in (belady, least_recent))
+    return Case(
+        f"{_EPOCHS} epochs of `Shuffle()` from a bucket: {size >> 20} MiB in rows of 2 KiB, room "
+        "for a quarter",
+        "MB fetched",
+        Measured.of([fetched / 1e6]),
+        {
+            "Belady's optimum": Measured.of([best / 1e6]),
+            "least recently used": Measured.of([recent / 1e6]),
+        },
+        [Target("times Belady's optimum", fetched / best, at_most=1.1)],
+        f"{seconds / _EPOCHS:.0f} s an epoch, {fetched / (_EPOCHS * size):.2f} bytes fetched for a "
+        "byte used; the two others are computed",
+    )
+
+
+def _measured(
+    batches: Iterator[int], rows: int, endpoint: str, work_s: float, max_s: float = np.inf
+) -> Found:
+    """Take all batches, each of which takes a while to work on.
+
+    Bytes are those of the last epoch: at its end as much is on its way for the next one as there
+    was for it at its beginning.
+    """
+    begin = time.perf_counter()
+    first_s, waited, seen = 0.0, 0.0, 0
+    marks = [counted(endpoint)[1]]
+    while time.perf_counter() - begin < max_s:
+        asked = time.perf_counter()
+        count = next(batches, None)
+        took = time.perf_counter() - asked
+        if count is None:
+            break
+        if seen:
+            waited += took
+        else:
+            first_s = took
+        time.sleep(work_s)
+        seen += count
+        if seen % rows == 0:
+            marks.append(counted(endpoint)[1])
+    seconds = time.perf_counter() - begin
+    if seen < rows:
+        marks.append(counted(endpoint)[1])
+    epochs = seen / rows
+    used = min(epochs, 1)
+    return Found(
+        first_s,
+        seconds / epochs,
+        waited / (seconds - first_s),
+        (marks[-1] - marks[-2]) / used,
+        used,
+    )
+
+
+def _line(found: Found, size: int) -> Measured:
+    note = f"{found.waiting:.1%} waiting, {found.bytes / size:.2f} bytes fetched for one used"
+    if found.share < 1:
+        note += f"; measured on {found.share:.0%} of it"
+    return Measured.of([found.epoch_s], first_batch_s=found.first_s, note=note)
+
+
+def _write(folder: Path, rows: int) -> None:
+    random = np.random.default_rng(0)
+    with sw.StepWriter(folder, _STEP, {"score": int}) as writer:
+        for begin in range(0, rows, _RUN):
+            run = np.zeros(min(_RUN, rows - begin), _STEP)
+            run["board"], run["action"] = np.arange(begin, begin + len(run)), begin & 3
+            run["reward"] = random.random(len(run), np.float32)
+            writer.append(run, score=begin)
+
+
+if __name__ == "__main__":
+    main()
