@@ -84,8 +84,17 @@ class FakeEngine(FeedEngine):
 class FakeLoader(_loader.Loader):
     """Batches on a device of the fake driver, as arrays that only kernels may read."""
 
-    def __init__(self, source: Any, batch_size: int, *, device: int = 0, **options: Any) -> None:
+    def __init__(
+        self,
+        source: Any,
+        batch_size: int,
+        *,
+        device: int = 0,
+        together: int | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(source, batch_size, **options)
+        self.together = together
         self.stream: int | None = driver().fake_stream(device)
         self.feed: _core.CudaFeed | None = None
         self.device = device
@@ -97,7 +106,14 @@ class FakeLoader(_loader.Loader):
         assert isinstance(order, _core.Order)
         if self.feed is None:
             size, threads, ahead = self._batch_size, self._threads, self._prefetch
-            self.feed = make_feed(self.device, source.schema, size, threads=threads, prefetch=ahead)
+            self.feed = make_feed(
+                self.device,
+                source.schema,
+                size,
+                threads=threads,
+                prefetch=ahead,
+                together=self.together,
+            )
         return FakeEngine(self, reader, order, self.feed)
 
     def read(self, values: NDArray[Any], stream: int | None = None) -> NDArray[Any]:

@@ -51,33 +51,36 @@ def read_all(feeding: FakeLoader, loop: Any = None) -> list[int]:
     return [row for i, _ in read for row in i.tolist()]
 
 
+@pytest.mark.parametrize("together", [1, 3, 4, None])
 @pytest.mark.parametrize("threads", [1, 4])
-def test_epochs_are_exact_while_memory_is_used_again(threads: int) -> None:
-    feeding = loader(threads=threads)
+def test_epochs_are_exact_while_memory_is_used_again(threads: int, together: int | None) -> None:
+    feeding = loader(threads=threads, together=together)
     for epoch in range(scaled(10, 2)):
         assert read_all(feeding) == order(epoch=epoch)
     assert feeding.feed is not None
-    assert feeding.feed.blocks <= 3 + threads + 2
+    assert feeding.feed.blocks <= max(3, 2 * feeding.feed.together) + threads + 2
     feeding.close()
 
 
-def test_batches_that_are_kept_stay_as_they_are() -> None:
-    feeding = loader()
+@pytest.mark.parametrize("together", [1, 4])
+def test_batches_that_are_kept_stay_as_they_are(together: int) -> None:
+    feeding = loader(together=together)
     kept = list(feeding)
     assert feeding.feed is not None
-    assert feeding.feed.blocks >= len(kept)
+    assert feeding.feed.blocks >= len(kept) / together
     read = [feeding.read(batch["i"]) for batch in kept]
     feeding.synchronize()
     assert [row for i in read for row in i.tolist()] == order()
     del kept
     assert read_all(feeding) == order(epoch=1)
-    assert feeding.feed.blocks <= 3 + 3 + 2 + 3  # those that stay, and those under way
+    assert feeding.feed.blocks <= max(3, 2 * together) + 3 + 2 + 3  # that stay, and are under way
     feeding.close()
 
 
+@pytest.mark.parametrize("together", [1, 4])
 @pytest.mark.parametrize("threads", [1, 4])
-def test_batches_in_one_place(threads: int) -> None:
-    feeding = loader(threads=threads)
+def test_batches_in_one_place(threads: int, together: int) -> None:
+    feeding = loader(threads=threads, together=together)
     loop = iter(feeding)
     first = next(loop)
     read = [feeding.read(first["i"])]
@@ -120,7 +123,7 @@ def test_batches_outlive_the_loader() -> None:
 
 
 def test_work_on_another_stream_is_waited_for_when_it_is_named() -> None:
-    feeding = loader(prefetch=1, threads=1)
+    feeding = loader(prefetch=1, threads=1, together=1)
     other = driver().fake_stream(0)
     read = []
     for batch in feeding:
@@ -133,6 +136,30 @@ def test_work_on_another_stream_is_waited_for_when_it_is_named() -> None:
     assert [row for i in read for row in i.tolist()] == order()
     assert feeding.feed is not None
     assert not feeding.feed.record_stream(4096, other)
+    feeding.close()
+
+
+def test_a_stream_that_changes_between_batches_waits_for_them() -> None:
+    """Batches of one group, each read on the stream that was current when it was handed out."""
+    feeding = loader(together=4)
+    streams = [feeding.stream, driver().fake_stream(0), driver().fake_stream(0)]
+    read = []
+    for number, batch in enumerate(feeding):
+        read.append(feeding.read(batch["i"]))
+        feeding.stream = streams[number % 3]
+    for stream in streams:
+        driver().fake_synchronize(stream)
+    assert [row for i in read for row in i.tolist()] == order()
+    feeding.close()
+
+
+def test_small_batches_cross_together_and_the_first_ones_do_not_wait() -> None:
+    feeding = loader(together=4)
+    sizes = []
+    for _ in feeding:
+        engine: Any = feeding._engine
+        sizes.append(len(engine._group.steps))
+    assert sizes == [1, 1, 2, 2, *[4] * 12]
     feeding.close()
 
 
@@ -168,8 +195,8 @@ def test_a_run_goes_on_here_and_there() -> None:
 
 
 def test_a_device_without_room(fake: Any) -> None:
-    feeding = loader(threads=2)
-    size = 64 * (8 + 12 + 1)
+    feeding = loader(threads=2, together=1)
+    size = 1536  # 64 rows of 8 + 12 + 1 bytes, as blocks begin
     fake.fake_limit(0, 5 * size)
     loop = iter(feeding)
     kept = [next(loop) for _ in range(5)]
@@ -188,14 +215,16 @@ def test_a_device_without_room(fake: Any) -> None:
     feeding.close()
 
 
-def test_memory_for_fewer_batches_than_are_made_ahead_is_no_error(fake: Any) -> None:
-    fake.fake_limit(0, 3 * 64 * (8 + 12 + 1))
-    feeding = loader(prefetch=8, threads=4)
+@pytest.mark.parametrize("together", [1, 4])
+def test_memory_for_fewer_batches_than_are_made_ahead_is_no_error(fake: Any, together: int) -> None:
+    fake.fake_limit(0, 3 * 1536 * together)
+    feeding = loader(prefetch=8, threads=4, together=together)
     assert read_all(feeding) == order()
     feeding.close()
 
 
-def test_damaged_rows_leave_the_memory_of_others_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("together", [1, 4])
+def test_damaged_rows_leave_the_memory_of_others_alone(tmp_path: Path, together: int) -> None:
     """A batch that could not be read gives its memory back to the one behind it, past included."""
     values = np.arange(4000 * 64, dtype=np.float32).reshape(-1, 64)
     with sw.ShardWriter(tmp_path, 64, dtype=np.float32) as writer:
@@ -204,9 +233,8 @@ def test_damaged_rows_leave_the_memory_of_others_alone(tmp_path: Path) -> None:
     damaged = bytearray(file.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     file.write_bytes(damaged)
-    feeding = FakeLoader(
-        sw.ShardReader.open(tmp_path), 8, seed=7, threads=3, prefetch=3, on_corrupt="skip"
-    )
+    options: Any = {"threads": 3, "prefetch": 3, "on_corrupt": "skip", "together": together}
+    feeding = FakeLoader(sw.ShardReader.open(tmp_path), 8, seed=7, **options)
     read = []
     for batch in feeding:
         data = batch["data"]
@@ -219,6 +247,26 @@ def test_damaged_rows_leave_the_memory_of_others_alone(tmp_path: Path) -> None:
     rows = [int(row) // 64 for data in read for row in data[:, 0]]
     assert rows == [row for row in order(4000) if row not in lost]
     assert 0 < len(lost) < 2000
+    feeding.close()
+
+
+def test_a_batch_that_is_damaged_is_named_among_those_it_crosses_with(tmp_path: Path) -> None:
+    with sw.ShardWriter(tmp_path, 1024, dtype=np.float32) as writer:
+        writer.append(np.arange(64 * 1024, dtype=np.float32).reshape(-1, 1024))
+    (file,) = tmp_path.glob("*.shard")
+    damaged = bytearray(file.read_bytes())
+    damaged[32 + 4096 * 42] ^= 1
+    file.write_bytes(damaged)
+    options: Any = {"threads": 3, "prefetch": 3, "shuffle": False, "together": 4}
+    feeding = FakeLoader(sw.ShardReader.open(tmp_path), 8, **options)
+    loop = iter(feeding)
+    for _ in range(5):
+        next(loop)
+    for _ in range(2):  # again, and nothing moves
+        with pytest.raises(sw.ChecksumError) as caught:
+            next(loop)
+        assert "in the batch of 8 rows at position 40 of epoch 0" in caught.value.__notes__
+        assert feeding.position == 40
     feeding.close()
 
 
@@ -246,7 +294,7 @@ def test_without_a_stream_batches_are_complete_and_all_work_is_waited_for() -> N
 
 
 def test_a_batch_that_is_let_go_while_a_graph_is_captured(fake: Any) -> None:
-    feeding = loader(prefetch=1, threads=1)
+    feeding = loader(prefetch=1, threads=1, together=1)
     loop = iter(feeding)
     read = [feeding.read(next(loop)["i"])]
     batch = next(loop)

@@ -27,7 +27,6 @@ nb::tuple next(Prefetch& prefetch, const Layout& layout) {
   auto batch = next_batch(prefetch);
   const auto [epoch, start, count, after, stride] = batch.step;
   const auto rows = static_cast<std::size_t>(count);
-  if (batch.result) throw std::invalid_argument("expected a Prefetch without a stage");
   if (block_layout(layout.reader(), rows).back() != batch.bytes)
     throw std::invalid_argument("the layout is of another reader");
   return nb::make_tuple(layout.batch(std::move(batch.block), rows), nb::make_tuple(epoch, start, count, after, stride));
@@ -50,11 +49,9 @@ void bind_prefetch(nb::module_& m) {
             return std::make_tuple(step.epoch, step.start, step.count, step.after, step.stride);
           },
           "n"_a, "Epoch, first position, count, global position after it, and stride of step `n`.");
-  nb::class_<Stage>(m, "Stage", "What threads do with a batch once it is read.");
   nb::class_<Prefetch>(m, "Prefetch", "Batches made ahead by native threads, in order.")
-      .def(nb::init<ReaderPtr, OrderPtr, Schedule, std::shared_ptr<BlockPool>, unsigned, unsigned,
-                    std::shared_ptr<Stage>>(),
-           "reader"_a, "order"_a, "schedule"_a, "blocks"_a, "threads"_a, "depth"_a, "stage"_a.none() = nb::none())
+      .def(nb::init<ReaderPtr, OrderPtr, Schedule, std::shared_ptr<BlockPool>, unsigned, unsigned>(),
+           "reader"_a, "order"_a, "schedule"_a, "blocks"_a, "threads"_a, "depth"_a)
       .def("next", &next, "layout"_a,
            nb::sig("def next(self, layout: Layout)"
                    " -> tuple[dict[str, NDArray[typing.Any]], tuple[int, int, int, int, int]]"),

@@ -108,8 +108,8 @@ DeviceBlocks::Owned DeviceBlocks::make() {
     std::size_t free = 0, total = 0;
     d.cuMemGetInfo(&free, &total);
     throw OutOfMemory("expected " + std::to_string(bytes_) + " bytes of free memory on " + named(device_) +
-                      " for one more batch, got " + std::to_string(free) + " of " + std::to_string(total) + "; " +
-                      std::to_string(made()) + " batches of this loader are there");
+                      " for more batches, got " + std::to_string(free) + " of " + std::to_string(total) + "; " +
+                      std::to_string(made()) + " times as much is that of batches of this loader");
   }
   d.check(status, "cuMemAlloc");
   if (const Status made = d.cuEventCreate(&block->arrived, kNoTiming); made != 0) {

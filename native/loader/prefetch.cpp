@@ -124,7 +124,7 @@ bool Prefetch::begin_stage(std::uint64_t number, unsigned thread, Slot& made) {
   Shared& s = *shared_;
   for (const bool is_last : {false, true}) {
     try {
-      made.batch.result = stage_->begin(thread);
+      made.batch.result = stage_->begin(number, thread);
       return true;
     } catch (const std::bad_alloc&) {
       if (is_last) made.error = std::current_exception();
@@ -194,11 +194,18 @@ void Prefetch::work(unsigned thread) {
         const bool expected = rows.size() < kExpected && reader_->is_cold();
         if (expected) expect(number);
         made.batch.bytes = block_layout(*reader_, rows.size()).back();
-        made.batch.block = stage_ ? stage_->memory(made.batch.bytes) : blocks_->take(made.batch.bytes);
-        read_block(*reader_, rows, made.batch.block.get(), expected);
-        if (stage_) stage_->finish(*made.batch.result, thread, std::move(made.batch.block), made.batch.bytes);
+        std::byte* place;
+        if (stage_) {
+          place = stage_->memory(*made.batch.result, made.batch.bytes);
+        } else {
+          made.batch.block = blocks_->take(made.batch.bytes);
+          place = made.batch.block.get();
+        }
+        read_block(*reader_, rows, place, expected);
+        if (stage_) stage_->finish(*made.batch.result);
       } catch (...) {
         made.error = std::current_exception();
+        made.batch.result.reset();
       }
     }
     guard.lock();

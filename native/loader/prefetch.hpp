@@ -22,21 +22,21 @@ namespace stepwell {
 void step_rows(const Order& order, const Schedule::Step& step, std::span<std::int64_t> out);
 
 // What threads do with a batch besides reading it, such as a copy to a device.
-class Stage : public std::enable_shared_from_this<Stage> {
+class Stage {
  public:
-  // What the consumer gets in the place of a block.
+  // What the consumer gets in the place of a block. One that ends before `finish` is of a batch that could not be read.
   struct Result {
     virtual ~Result() = default;
   };
 
   virtual ~Stage() = default;
-  // A place for the next batch, on thread number `thread`. Called in the order of batches, one at a time. std::bad_alloc
+  // A place for batch `number`, on thread number `thread`. Called in the order of batches, one at a time. std::bad_alloc
   // is no error until the consumer waits for this very batch: before that it may let go of others.
-  virtual std::unique_ptr<Result> begin(unsigned thread) = 0;
+  virtual std::unique_ptr<Result> begin(std::uint64_t number, unsigned thread) = 0;
   // Memory that the batch is read into.
-  virtual BlockRef memory(std::size_t bytes) = 0;
-  // Goes on with a batch that was read, on the thread that began it.
-  virtual void finish(Result& result, unsigned thread, BlockRef block, std::size_t bytes) = 0;
+  virtual std::byte* memory(Result& result, std::size_t bytes) = 0;
+  // Goes on with a batch that was read.
+  virtual void finish(Result& result) = 0;
 };
 
 // Each thread makes whole batches: rows from the order, a block from the pool, the rows read
@@ -67,6 +67,8 @@ class Prefetch {
 
   // Batches that `next` has given so far, those that failed included.
   std::uint64_t delivered() const;
+
+  const Schedule& schedule() const { return schedule_; }
 
   // Wakes every waiting thread and ends the work. Safe to call from any thread, repeatedly.
   void close();

@@ -278,13 +278,10 @@ class Schedule:
         Epoch, first position, count, global position after it, and stride of step `n`.
         """
 
-class Stage:
-    """What threads do with a batch once it is read."""
-
 class Prefetch:
     """Batches made ahead by native threads, in order."""
 
-    def __init__(self, reader: Reader, order: Order, schedule: Schedule, blocks: BlockPool, threads: int, depth: int, stage: Stage | None = None) -> None: ...
+    def __init__(self, reader: Reader, order: Order, schedule: Schedule, blocks: BlockPool, threads: int, depth: int) -> None: ...
 
     def next(self, layout: Layout) -> tuple[dict[str, NDArray[Any]], tuple[int, int, int, int, int]]:
         """The next batch, as the layout of the same reader has it, and its step."""
@@ -342,21 +339,14 @@ class Crossing:
     def array(self, bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
         """The pinned memory that it is to be put into."""
 
-class CudaFeed(Stage):
-    """Batches that threads copy to a CUDA device."""
+class CudaFeed:
+    """Memory that batches cross to a CUDA device in."""
 
-    def __init__(self, device: int, fields: Sequence[tuple[str, int, int, Sequence[int]]], rows: int, lanes: int, keep: int) -> None:
+    def __init__(self, device: int, fields: Sequence[tuple[str, int, int, Sequence[int]]], rows: int, together: int, lanes: int, keep: int) -> None:
         """
-        For batches of up to `rows`. Fields are names, DLPack's code and bits, and the shape of a row; `lanes`
-        threads copy, and `keep` blocks of device memory stay when nobody uses them.
-        """
-
-    def next(self, prefetch: Prefetch, stream: int | None, make: Callable[[object], Any], into: int = 0, rows: int = 0) -> tuple[dict[str, Any] | None, tuple[int, int, int, int, int]]:
-        """
-        The next batch, which `stream` has been made to wait for, and its step: for each field what `make` makes of a
-        DLPack capsule. Its memory is used again behind the work of that stream. Without a stream the batch is there,
-        and its memory used again when all work of the device has ended. The stream copies a batch of `rows` rows to
-        the address `into`, if there is one; None is returned.
+        For batches of up to `rows`, of which up to `together` have one block and one copy. Fields are names,
+        DLPack's code and bits, and the shape of a row; there are `lanes` streams, and `keep` blocks of device
+        memory stay when nobody uses them.
         """
 
     def begin(self, rows: int) -> Crossing:
@@ -366,7 +356,7 @@ class CudaFeed(Stage):
         """Begin the copy to the device."""
 
     def hand_over(self, crossing: Crossing, stream: int | None, make: Callable[[object], Any]) -> dict[str, Any]:
-        """The batch as `next` gives it."""
+        """The batch, as groups of a loop give theirs."""
 
     def record_stream(self, address: int, stream: int) -> bool:
         """
@@ -380,8 +370,52 @@ class CudaFeed(Stage):
     def device(self) -> int: ...
 
     @property
+    def together(self) -> int:
+        """Batches that cross at once, at most."""
+
+    @property
     def blocks(self) -> int:
         """Blocks of device memory that there are."""
+
+class CudaGroup:
+    """
+    Batches that came together. Their memory is used again when all are gone.
+    """
+
+    @property
+    def steps(self) -> list[tuple[int, int, int, int, int]]:
+        """The step of each batch."""
+
+    def batch(self, i: int, make: Callable[[object], Any]) -> dict[str, Any]:
+        """
+        Batch `i`: for each field what `make` makes of a DLPack capsule. Raises what making the batch raised.
+        """
+
+    def put(self, i: int, to: int, stream: int) -> None:
+        """Have the stream copy batch `i` to another address on the device."""
+
+    def follow(self, stream: int | None) -> None:
+        """Have one more stream wait for the batches, and read them."""
+
+class CudaLoop:
+    """
+    Batches made ahead by native threads that copy them to a CUDA device, in order.
+    """
+
+    def __init__(self, feed: CudaFeed, reader: Reader, order: Order, schedule: Schedule, threads: int, depth: int) -> None: ...
+
+    def next(self, stream: int | None) -> CudaGroup:
+        """
+        The next batches, which `stream` has been made to wait for; their memory is used again behind the work of
+        that stream. Without a stream they are there, and their memory is used again when all work of the device has
+        ended.
+        """
+
+    @property
+    def delivered(self) -> int:
+        """Batches that `next` has given so far, those that failed included."""
+
+    def close(self) -> None: ...
 
 def move_boards(boards: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], moves: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
 

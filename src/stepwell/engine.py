@@ -86,8 +86,9 @@ class Engine(ABC):
     def close(self) -> None:
         """Stop the threads, without waiting for those that are in Python."""
 
-    def _failed(self, error: BaseException, prefetch: _core.Prefetch) -> Delivery:
-        self.step = self._schedule.step(max(prefetch.delivered - 1, 0))
+    def _failed(self, error: BaseException, number: int) -> Delivery:
+        """What to hand over in the place of batch `number`, of those of the core."""
+        self.step = self._schedule.step(max(number, 0))
         if isinstance(error, FormatError) and self._skip:
             return self._delivery(*self.step)
         if isinstance(error, Exception):
@@ -167,7 +168,7 @@ class NativeEngine(Engine):
         return Delivery(batch, self.step[0], self.step[3])
 
     def failed(self, error: BaseException) -> Delivery:
-        return self._failed(error, self._prefetch)
+        return self._failed(error, self._prefetch.delivered - 1)
 
     def close(self) -> None:
         self._prefetch.close()
@@ -176,8 +177,8 @@ class NativeEngine(Engine):
 class FeedEngine(Engine):
     """Rows, reads and copies in the core's threads; Python only makes tensors of capsules.
 
-    `stream` gives the stream that the consumer works on, None where there is none to know, and
-    `tensor` what the framework makes of a DLPack capsule.
+    Small batches come in groups. `stream` gives the stream that the consumer works on, None where
+    there is none to know, and `tensor` what the framework makes of a DLPack capsule.
     """
 
     def __init__(
@@ -191,10 +192,14 @@ class FeedEngine(Engine):
     ) -> None:
         super().__init__(loader)
         self._feed, self._stream, self._tensor = feed, stream, tensor
-        threads, depth, blocks = loader._threads, loader._prefetch, _core.shared_blocks()
-        self._prefetch: _core.Prefetch | None = _core.Prefetch(
-            reader, order, self._schedule, blocks, threads, depth, feed
+        threads, depth = loader._threads, loader._prefetch
+        self._loop: _core.CudaLoop | None = _core.CudaLoop(
+            feed, reader, order, self._schedule, threads, depth
         )
+        self._group: _core.CudaGroup | None = None
+        self._streams: set[int | None] = set()  # that wait for it
+        self._steps: list[Step] = []  # of its batches that were not handed over, the next one last
+        self._count = 0  # of all its batches
         _feeding.add(self)
 
     @abstractmethod
@@ -206,9 +211,17 @@ class FeedEngine(Engine):
         return self._next
 
     def _next(self) -> tuple[Any, Step]:
-        if self._prefetch is None:
-            raise RuntimeError("the loader was closed")
-        return self._feed.next(self._prefetch, self._stream(), self._tensor, *self.into)
+        if not self._steps:
+            self._next_group()
+        elif self._stream() not in self._streams:
+            self._follow()
+        step, group = self._steps.pop(), self._group
+        number = self._count - len(self._steps) - 1
+        assert group is not None
+        if self.into.rows == step[2]:
+            group.put(number, self.into.address, self._stream() or 0)
+            return None, step
+        return group.batch(number, self._tensor), step
 
     def next(self) -> Delivery:
         try:
@@ -218,18 +231,35 @@ class FeedEngine(Engine):
         return Delivery(batch, self.step[0], self.step[3])
 
     def failed(self, error: BaseException) -> Delivery:
-        if self._prefetch is None:
+        if self._loop is None:
             raise error
-        made = self._failed(error, self._prefetch)
+        made = self._failed(error, self._loop.delivered - len(self._steps) - 1)
         return made._replace(batch=self._moved(made.batch))
 
     def close(self) -> None:
         """Stop the threads, wait for the batches that they are at, and free what no batch is in."""
-        prefetch, self._prefetch = self._prefetch, None
-        if prefetch is not None:
-            prefetch.close()
-            del prefetch  # which waits
+        loop, self._loop, self._group = self._loop, None, None
+        self._steps = []
+        if loop is not None:
+            loop.close()
+            del loop  # which waits
             self._feed.trim()
+
+    # Groups.
+
+    def _next_group(self) -> None:
+        if self._loop is None:
+            raise RuntimeError("the loader was closed")
+        stream, self._group = self._stream(), None
+        self._group = self._loop.next(stream)
+        self._steps, self._streams = self._group.steps[::-1], {stream}
+        self._count = len(self._steps)
+
+    def _follow(self) -> None:
+        stream = self._stream()
+        assert self._group is not None
+        self._group.follow(stream)
+        self._streams.add(stream)
 
 
 _feeding: "WeakSet[FeedEngine]" = WeakSet()

@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "cuda/feed.hpp"
+#include "cuda/convoy.hpp"
 #include "loader/prefetch.hpp"
 #include "stores/lane.hpp"
 #include "stores/readahead.hpp"
@@ -78,18 +78,25 @@ void close_while_waiting(const ReaderPtr& reader, const OrderPtr& order) {
 // Batches that cross to a device, the fake one, are let go of by other threads while copies go on.
 void feed_a_device(const ReaderPtr& reader, const OrderPtr& order) {
   const Schedule schedule(kRows, 999, 0, 1, false, 0, 0);
-  const auto feed = std::make_shared<cuda::Feed>(0, std::vector<cuda::Feed::Field>{{"i", 0, 64, {}}}, 999, 4, 4);
-  Prefetch prefetch(reader, order, schedule, shared_blocks(), 4, 3, feed);
-  for (int i = 0; i < 300; ++i) {
-    auto batch = prefetch.next(std::chrono::seconds(60));
-    expect(batch && batch->result, "a batch arrives");
-    auto& made = dynamic_cast<cuda::Feed::Batch&>(*batch->result);
+  const std::vector<cuda::Feed::Field> fields{{"i", 0, 64, {}}};
+  const auto feed = std::make_shared<cuda::Feed>(0, fields, 999, 4, 4, 4);
+  Prefetch prefetch(reader, order, schedule, shared_blocks(), 4, 8, std::make_shared<cuda::Convoy>(feed));
+  std::uint64_t number = 0;
+  for (int i = 0; i < 100; ++i) {
+    std::vector<std::unique_ptr<Stage::Result>> group;
+    const unsigned count = cuda::Convoy::span_of(number, 4).count;
+    for (; group.size() < count; ++number) {
+      auto batch = prefetch.next(std::chrono::seconds(60));
+      expect(batch && batch->result, "a batch arrives");
+      group.push_back(std::move(batch->result));
+    }
+    auto& made = *dynamic_cast<cuda::Convoy::Batch&>(*group[0]).group;
     if (i % 3 == 0)
       feed->hand_over(made, std::nullopt);
     else if (i % 3 == 1)
       feed->hand_over(made, cuda::Stream{});
     if (i % 7 == 0) feed->trim();
-    std::thread([result = std::move(batch->result)] {}).join();
+    std::thread([all = std::move(group)] {}).join();
   }
 }
 

@@ -49,7 +49,7 @@ class Crossing:
         if self._kept is None or self._kept[0] != key:
             self._kept = None
             number, threads = device.number, min(_core.usable_cores(), _THREADS)
-            feed = make_feed(number, {"data": field}, step, threads=threads, prefetch=2)
+            feed = make_feed(number, {"data": field}, step, threads=threads, prefetch=2, together=1)
             self._kept = key, feed
         return self._kept[1]
 
