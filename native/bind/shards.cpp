@@ -11,6 +11,7 @@
 #include "arrays.hpp"
 #include "error.hpp"
 #include "files/guard.hpp"
+#include "numpy.hpp"
 #include "stores/readahead.hpp"
 #include "stores/upcast.hpp"
 #include "stores/upcasts.hpp"
@@ -95,22 +96,20 @@ struct BoundViews {
 
 // The same rows made wider.
 struct BoundUpcasts {
-  using Table = nb::ndarray<nb::numpy, nb::ndim<2>>;
-
   std::vector<BytesIn> keep;
   std::size_t width;
-  nb::dlpack::dtype dtype;
+  nb::object dtype;
   Upcasts upcasts;
 
   BoundUpcasts(const std::vector<StretchIn>& stretches, std::size_t first, std::size_t rows, std::size_t width_,
                std::size_t window, std::uint32_t kind, bool doubles, unsigned threads)
       : width(width_),
-        dtype(doubles ? nb::dtype<double>() : nb::dtype<float>()),
+        dtype(nb::module_::import_("numpy").attr("dtype")(doubles ? "f8" : "f4")),
         upcasts(Cuts(stretches_of(stretches, keep), bytes_of_rows(kind, first, width),
                      bytes_of_rows(kind, rows, width)),
                 window, kind_of(kind), doubles, threads) {}
 
-  Table next() {
+  nb::object next() {
     std::optional<Upcasts::Batch> batch;
     {
       const Unlocked unlocked;
@@ -118,8 +117,9 @@ struct BoundUpcasts {
     }
     if (!batch) throw nb::index_error("that was the last batch");
     auto* held = new BlockRef(std::move(batch->block));
-    nb::capsule owner(held, [](void* p) noexcept { delete static_cast<BlockRef*>(p); });
-    return Table(held->get(), {batch->values / width, width}, owner, {}, dtype);
+    const nb::capsule owner(held, [](void* p) noexcept { delete static_cast<BlockRef*>(p); });
+    const Py_ssize_t shape[] = {static_cast<Py_ssize_t>(batch->values / width), static_cast<Py_ssize_t>(width)};
+    return Numpy::get().over(held->get(), dtype, shape, owner);
   }
 };
 
