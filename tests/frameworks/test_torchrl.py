@@ -18,7 +18,7 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import GymWrapper, SerialEnv
 
 from stepwell.replay import Record, ReplayReader
-from tests.test_examples import EXAMPLES, losses, printed
+from tests.test_examples import EXAMPLES, losses, printed, run_block
 
 STEPS, SHORT = 100, 15  # an episode is cut after 15 steps, so that some end either way
 PROGRAM = EXAMPLES / "train_torchrl.py"
@@ -116,8 +116,5 @@ def test_the_program(tmp_path: Path) -> None:
 
 
 def test_the_lines_in_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (EXAMPLES.parent / "docs" / "recording.md").read_text()
-    blocks = re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    (block,) = (block for block in blocks if "from torchrl" in block)
     monkeypatch.chdir(tmp_path)
-    exec(block, {"__name__": "__main__"})
+    run_block("from torchrl")
