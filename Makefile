@@ -14,6 +14,9 @@ PYTEST_ARGS ?=
 KILLS ?= 10000
 MINORS ?= 11 12 13 14 15 16 17 18 19
 PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+# The suite starts hundreds of interpreters: what one of them compiled is there for the next one, also
+# where the environment has Python write no bytecode.
+export PYTHONDONTWRITEBYTECODE :=
 
 NATIVE := $(shell find native -name '*.[ch]pp') CMakeLists.txt pyproject.toml
 CORE   := $(filter-out native/bind/%,$(filter %.cpp,$(NATIVE)))
@@ -23,8 +26,9 @@ CORE   := $(filter-out native/bind/%,$(filter %.cpp,$(NATIVE)))
 demo: $(VENV)/demo
 	$(BIN)/python -m benchmarks.demo
 
-test: lint browser
-	$(PYTEST)
+# Most of lint is mypy, which has use for one core: the tests run beside it.
+test: $(VENV)/test browser
+	$(MAKE) --no-print-directory -j 2 lint suite
 
 # Chromium, in which the viewer is tested. Where it is missing and cannot be installed, these tests are
 # skipped and name the reason.

@@ -1,5 +1,6 @@
 """How the tests run: hypothesis' profile, and the child processes that they share."""
 
+import gc
 import multiprocessing
 import shutil
 import tempfile
@@ -32,6 +33,16 @@ settings.register_profile(
 settings.load_profile("stepwell")
 
 WAYS = ("spawn", "forkserver")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays, torch and all: no collection in a test is to look at it again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # modules are taken apart at exit
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.replay import FrameResolver, ReplayWriter
+from stepwell.replay import FrameResolver, ReplayReader, ReplayWriter
 from stepwell.stores.replay.disk import RunDisk
 from stepwell.stores.replay.rows import RunFile
 from tests.reference.replay import read_store, resolve
@@ -26,6 +26,7 @@ __all__ = [
     "flipped",
     "forget_checksums",
     "frame",
+    "is_whole",
     "numbers_of",
     "observation",
     "places_of",
@@ -92,6 +93,15 @@ def record_all(root: Path, run_id: str, numbers: Iterable[int], **options: Any) 
     with ReplayWriter(root, run_id, mode="a", **options) as writer:
         for number in numbers:
             record(writer, number, terminated=number % 10 == 9)
+
+
+def is_whole(root: Path) -> bool:
+    """Whether all of a store can be read, also by the page of its format, and is sound."""
+    read_store(root)
+    with ReplayReader.open(root) as reader:
+        report = reader.verify()
+    assert report.ok, str(report)
+    return True
 
 
 def assert_tree(got: Any, want: Any) -> None:

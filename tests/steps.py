@@ -67,6 +67,14 @@ def build(path: Path, lengths: Sequence[int] = LENGTHS, **options: Any) -> NDArr
     return rows_of_all(lengths)
 
 
+def built(path: Path) -> Path:
+    """A dataset whose database has no log beside it."""
+    build(path)
+    for left in path.glob("metadata.db-*"):
+        left.unlink()
+    return path
+
+
 @contextmanager
 def tampered(path: Path) -> Iterator[sqlite3.Connection]:
     """The database of a dataset, to be changed behind everyone's back."""

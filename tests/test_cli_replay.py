@@ -20,6 +20,7 @@ from PIL import Image
 
 import stepwell as sw
 from stepwell.replay import ReplayReader, ReplayWriter
+from tests.children import python
 from tests.test_cli import process, stepwell
 
 
@@ -138,26 +139,24 @@ def test_record_what_cannot_be(tmp_path: Path, options: tuple[str, ...], message
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("module", ["gymnasium", "ale_py", "h5py"])
-def test_record_without_the_extra(tmp_path: Path, module: str) -> None:
-    command = ["stepwell", "record", "--env", "ALE/Pong-v5", "--out", str(tmp_path / "out")]
-    script = (
+def recorded_without(module: str, env: str, out: Path) -> subprocess.CompletedProcess[str]:
+    command = ["stepwell", "record", "--env", env, "--out", str(out)]
+    return python(
         f"import sys; sys.modules[{module!r}] = None; sys.argv = {command!r}\n"
         "from stepwell.cli import main; main()"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("module", ["gymnasium", "ale_py", "h5py"])
+def test_record_without_the_extra(tmp_path: Path, module: str) -> None:
+    done = recorded_without(module, "ALE/Pong-v5", tmp_path / "out")
     assert done.returncode == 2
     assert "needs an extra: pip install 'stepwell[gym]'" in done.stderr
 
 
 def test_record_what_cannot_be_drawn(tmp_path: Path) -> None:
     """Where only gymnasium is installed, without the package that draws."""
-    command = ["stepwell", "record", "--env", "CartPole-v1", "--out", str(tmp_path / "out")]
-    script = (
-        f"import sys; sys.modules['pygame'] = None; sys.argv = {command!r}\n"
-        "from stepwell.cli import main; main()"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = recorded_without("pygame", "CartPole-v1", tmp_path / "out")
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: CartPole-v1: pygame is not installed, run ")

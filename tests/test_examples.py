@@ -29,6 +29,14 @@ def printed(*args: object, cwd: Path | None = None) -> list[str]:
     return done.stdout.splitlines()
 
 
+def run_block(words: str) -> None:
+    """Run the lines in docs/recording.md that have these words."""
+    page = (EXAMPLES.parent / "docs" / "recording.md").read_text()
+    blocks = re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (block,) = (block for block in blocks if words in block)
+    exec(block, {"__name__": "__main__"})
+
+
 ELSEWHERE = {
     "build_with_ray.py",
     "train_flax.py",

@@ -66,6 +66,12 @@ class Values {
   std::vector<std::byte> bytes_;
 };
 
+template <auto call>
+std::uint32_t unlocked(BytesIn data, std::uint32_t crc) {
+  const Unlocked without_gil;
+  return call(crc, span_of(data));
+}
+
 // The GIL is kept all the time.
 nb::list checksum_values(nb::list rows, Py_ssize_t count) {
   Values values;
@@ -77,20 +83,9 @@ nb::list checksum_values(nb::list rows, Py_ssize_t count) {
 }  // namespace
 
 void bind_checksum(nb::module_& m) {
-  m.def(
-      "crc32c",
-      [](BytesIn data, std::uint32_t crc) {
-        const Unlocked unlocked;
-        return crc32c(crc, span_of(data));
-      },
-      "data"_a.noconvert(), "crc"_a = 0, "CRC32C of `data`, continuing from `crc`.");
-  m.def(
-      "crc32c_portable",
-      [](BytesIn data, std::uint32_t crc) {
-        const Unlocked unlocked;
-        return crc32c_portable(crc, span_of(data));
-      },
-      "data"_a.noconvert(), "crc"_a = 0, "The same, without the processor's instruction.");
+  m.def("crc32c", &unlocked<crc32c>, "data"_a.noconvert(), "crc"_a = 0, "CRC32C of `data`, continuing from `crc`.");
+  m.def("crc32c_portable", &unlocked<crc32c_portable>, "data"_a.noconvert(), "crc"_a = 0,
+        "The same, without the processor's instruction.");
   m.def("checksum_values", &checksum_values, "rows"_a, "count"_a,
         nb::sig("def checksum_values(rows: list[tuple[object, ...]], count: int) -> list[int]"),
         "CRC32C of the first `count` values of each row: None, numbers, text, bytes.");

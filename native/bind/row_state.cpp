@@ -13,6 +13,14 @@ struct Tables {
   StateTables tables;
 };
 
+// What `call` does with some rows and bytes for each of them, without the GIL.
+template <auto call, class Bytes>
+void over_rows(const Tables& of, RowsIn given, Bytes bytes) {
+  const auto rows = own_copy(given);
+  const Unlocked unlocked;
+  call(of.tables, rows, span_of(bytes));
+}
+
 }  // namespace
 
 void bind_row_state(nb::module_& m) {
@@ -25,30 +33,12 @@ void bind_row_state(nb::module_& m) {
              return made;
            }),
            "values"_a.noconvert(), "there"_a.noconvert(), "checksums"_a.noconvert(), "row_bytes"_a, "folder"_a)
-      .def(
-          "get",
-          [](const Tables& of, RowsIn given, BytesOut out) {
-            const auto rows = own_copy(given);
-            const Unlocked unlocked;
-            state_get(of.tables, rows, span_of(out));
-          },
-          "rows"_a.noconvert(), "out"_a.noconvert(), "The vectors of these rows, checked; zeros for those without.")
-      .def(
-          "put",
-          [](const Tables& of, RowsIn given, BytesIn values) {
-            const auto rows = own_copy(given);
-            const Unlocked unlocked;
-            state_put(of.tables, rows, span_of(values));
-          },
-          "rows"_a.noconvert(), "values"_a.noconvert(), "Write vectors and their checksums.")
-      .def(
-          "present",
-          [](const Tables& of, RowsIn given, BytesOut out) {
-            const auto rows = own_copy(given);
-            const Unlocked unlocked;
-            state_present(of.tables, rows, elements(out));
-          },
-          "rows"_a.noconvert(), "out"_a.noconvert(), "1 for rows that have something, else 0.")
+      .def("get", &over_rows<state_get, BytesOut>, "rows"_a.noconvert(), "out"_a.noconvert(),
+           "The vectors of these rows, checked; zeros for those without.")
+      .def("put", &over_rows<state_put, BytesIn>, "rows"_a.noconvert(), "values"_a.noconvert(),
+           "Write vectors and their checksums.")
+      .def("present", &over_rows<state_present, BytesOut>, "rows"_a.noconvert(), "out"_a.noconvert(),
+           "1 for rows that have something, else 0.")
       .def(
           "count",
           [](const Tables& of) {

@@ -110,11 +110,12 @@ void state_put(const StateTables& tables, std::span<const std::int64_t> rows, st
   });
 }
 
-void state_present(const StateTables& tables, std::span<const std::int64_t> rows, std::span<std::uint8_t> out) {
+void state_present(const StateTables& tables, std::span<const std::int64_t> rows, std::span<std::byte> out) {
   check_rows(tables, rows);
   if (out.size() != rows.size()) throw std::invalid_argument("an output has the wrong size");
   guarded_tables(tables, [&] {
-    for (std::size_t i = 0; i < rows.size(); ++i) out[i] = is_there(tables, static_cast<std::size_t>(rows[i]));
+    for (std::size_t i = 0; i < rows.size(); ++i)
+      out[i] = std::byte{is_there(tables, static_cast<std::size_t>(rows[i]))};
   });
 }
 

@@ -27,7 +27,7 @@ void state_get(const StateTables& tables, std::span<const std::int64_t> rows, st
 void state_put(const StateTables& tables, std::span<const std::int64_t> rows, std::span<const std::byte> values);
 
 // Fills `out` with 1 for rows that have something, else 0. Throws as state_get does.
-void state_present(const StateTables& tables, std::span<const std::int64_t> rows, std::span<std::uint8_t> out);
+void state_present(const StateTables& tables, std::span<const std::int64_t> rows, std::span<std::byte> out);
 
 // How many rows have something.
 std::uint64_t state_count(const StateTables& tables);

@@ -24,7 +24,7 @@ from weakref import ref
 import numpy as np
 
 from stepwell import _core
-from stepwell.engine import Delivery, Engine, Step, note, rows_of
+from stepwell.engine import Delivery, Engine, Step, rows_of
 from stepwell.errors import FormatError
 from stepwell.group import Group
 from stepwell.sampler import Order
@@ -235,11 +235,7 @@ class AheadEngine(Engine):
         self.step, made = found
         self._delivered += 1
         self._call()
-        try:
-            return made.result()
-        except Exception as error:
-            error.add_note(note(*self.step))
-            raise
+        return self._result(made)
 
     def close(self) -> None:
         self._closed = True

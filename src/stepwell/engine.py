@@ -95,6 +95,14 @@ class Engine(ABC):
             error.add_note(note(*self.step))
         raise error
 
+    def _result(self, made: Future[Delivery]) -> Delivery:
+        """What a thread made of the step, or its error."""
+        try:
+            return made.result()
+        except Exception as error:
+            error.add_note(note(*self.step))
+            raise
+
     def _delivery(self, epoch: int, start: int, count: int, after: int, stride: int) -> Delivery:
         """A batch made in Python."""
         rows = self._rows(epoch, start, count, stride)
@@ -286,11 +294,7 @@ class PythonEngine(Engine):
             step = self._schedule.step(next(self._numbers))
             self._pending.append((step, self._pool.submit(self._delivery, *step)))
         self.step, made = self._pending.popleft()
-        try:
-            return made.result()
-        except Exception as error:
-            error.add_note(note(*self.step))
-            raise
+        return self._result(made)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

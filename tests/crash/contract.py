@@ -153,14 +153,11 @@ class CrashContract:
         checked = 0
         for crash in disk.crashes(tries=2):
             checked += 1
-            restarted = quick_path / str(checked)
-            restarted.mkdir()
-            crash.write(restarted)
-            last = self._after_a_crash(restarted, crash.acknowledged or 0)
-            if checked % 8 == 0:
-                for stamp in islice(kit.work(restarted, last + 1), 1):
-                    self._after_a_crash(restarted, stamp)
-            shutil.rmtree(restarted)
+            with crash.restarted(quick_path / str(checked)) as restarted:
+                last = self._after_a_crash(restarted, crash.acknowledged or 0)
+                if checked % 8 == 0:
+                    for stamp in islice(kit.work(restarted, last + 1), 1):
+                        self._after_a_crash(restarted, stamp)
         assert checked > 10
 
     # Promise 8: errors.

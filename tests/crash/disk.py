@@ -4,8 +4,8 @@
         store.commit(1)
         disk.acknowledge(1)
     for crash in disk.crashes():
-        crash.write(elsewhere)          what a restart might find
-        crash.acknowledged              1, or None where the power went before
+        with crash.restarted(elsewhere):    what a restart might find
+            crash.acknowledged              1, or None where the power went before
 
 Every call that changes a file below the folder is written down. Then the power fails after
 each of them. Of what was not synced until then, writes are kept, lost, torn, or left as zeros,
@@ -22,6 +22,7 @@ import builtins
 import io
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -86,6 +87,14 @@ class Crash:
         for name, data in self.files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(data)
+
+    @contextmanager
+    def restarted(self, folder: Path) -> Iterator[Path]:
+        """The files in a folder of their own, which is there during a block."""
+        folder.mkdir()
+        self.write(folder)
+        yield folder
+        shutil.rmtree(folder)
 
 
 class Disk:

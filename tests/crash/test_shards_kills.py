@@ -53,13 +53,10 @@ def test_power_cuts(quick_path: Path) -> None:
         writer.close()
         disk.acknowledge(writer.rows)
     for number, crash in enumerate(disk.crashes(tries=2)):
-        copy = quick_path / str(number)
-        copy.mkdir()
-        crash.write(copy)
-        there = rows_in(copy)
+        with crash.restarted(quick_path / str(number)) as copy:
+            there = rows_in(copy)
         assert there % SHARD_ROWS == 0 or there == 18
         assert there >= (crash.acknowledged or 0), crash.after
-        shutil.rmtree(copy)
     assert number > 30
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import stepwell as sw
-from tests.frameworks.notes import BATCH, SEED, Notes, epochs, rows
+from tests.frameworks.notes import BATCH, SEED, Notes, epochs, resumed, rows
 
 N = 998  # the last batch has rows for four devices and two more
 
@@ -49,18 +49,9 @@ def ask(notes: Notes, name: str) -> None:
     notes.ask(f"{name}, masked", padded)
 
 
-def resumed(stop: int, **world: Any) -> Any:
-    loader = make()
-    for _, _batch in zip(range(stop), loader, strict=False):
-        pass
-    again = make(**world)
-    again.load_state_dict(loader.state_dict())
-    return again
-
-
 def resume() -> Any:
     """The rest of an epoch and the next one, from its middle and from its end."""
-    return [epochs(resumed(stop)) for stop in (3, len(make()))]
+    return [epochs(resumed(make, stop)) for stop in (3, len(make()))]
 
 
 def own_blocks() -> Any:
@@ -81,7 +72,7 @@ def rank_main(rank: int, port: int) -> None:
     notes.ask("repr", lambda: [repr(early)])
     ask(notes, "two processes")
     notes.ask("an exact resume", resume)
-    notes.ask("a resume in a world of one", lambda: rows(resumed(3, rank=0, world_size=1)))
+    notes.ask("a resume in a world of one", lambda: rows(resumed(make, 3, rank=0, world_size=1)))
     notes.ask("blocks of one's own", own_blocks)
 
 

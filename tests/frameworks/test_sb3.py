@@ -21,7 +21,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
 
 from stepwell.replay import Record, ReplayReader
-from tests.test_examples import EXAMPLES, printed
+from tests.test_examples import EXAMPLES, printed, run_block
 
 pytestmark = pytest.mark.row("gym")
 PROGRAM = EXAMPLES / "train_sb3.py"
@@ -207,8 +207,5 @@ def test_the_program(tmp_path: Path) -> None:
 
 
 def test_the_lines_in_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (EXAMPLES.parent / "docs" / "recording.md").read_text()
-    blocks = re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    (block,) = (block for block in blocks if "from stable_baselines3" in block)
     monkeypatch.chdir(tmp_path)
-    exec(block, {"__name__": "__main__"})
+    run_block("from stable_baselines3")

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import datasets
 import duckdb
 import numpy as np
 import pandas as pd
@@ -31,6 +30,12 @@ def written(path: Path, write: Callable[[Path], Any]) -> Path:
     return path
 
 
+def hugging_face() -> Any:
+    from datasets import Dataset  # for every other test of a process, it is seconds for nothing
+
+    return Dataset.from_dict({"id": ID, "xy": XY.tolist(), "name": NAMES})
+
+
 HELD: dict[str, Callable[[Path], Any]] = {
     "a tensor": lambda _: torch.from_numpy(ID),
     "tensors": lambda _: {"id": torch.from_numpy(ID), "xy": torch.from_numpy(XY)},
@@ -38,9 +43,7 @@ HELD: dict[str, Callable[[Path], Any]] = {
     "a DataFrame": lambda _: pd.DataFrame({"id": ID, "name": NAMES}),
     "a Polars frame": lambda _: pl.DataFrame({"id": ID, "xy": XY, "name": NAMES}),
     "an Arrow table": lambda _: table(),
-    "a Hugging Face dataset": lambda _: datasets.Dataset.from_dict(
-        {"id": ID, "xy": XY.tolist(), "name": NAMES}
-    ),
+    "a Hugging Face dataset": lambda _: hugging_face(),
     "Parquet": lambda folder: written(folder / "a.parquet", lambda p: pq.write_table(table(), p)),
     "npz": lambda folder: written(folder / "a.npz", lambda p: np.savez(p, id=ID, xy=XY)),
 }

@@ -1,6 +1,7 @@
 """TorchRL drives environments that record themselves, and its buffers take what was recorded.
 
-TorchRL 0.7 and older refuse Gymnasium 1; newer ones want tensordict below 0.15.
+TorchRL 0.7 and older refuse Gymnasium 1; newer ones want tensordict below 0.15. It is imported by
+tests alone: it takes longer than torch, and no other test of a process wants it.
 """
 
 import re
@@ -14,11 +15,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from torchrl.data import LazyTensorStorage, ReplayBuffer
-from torchrl.envs import GymWrapper, SerialEnv
 
 from stepwell.replay import Record, ReplayReader
-from tests.test_examples import EXAMPLES, losses, printed
+from tests.test_examples import EXAMPLES, losses, printed, run_block
 
 STEPS, SHORT = 100, 15  # an episode is cut after 15 steps, so that some end either way
 PROGRAM = EXAMPLES / "train_torchrl.py"
@@ -28,8 +27,14 @@ def make() -> gym.Env[Any, Any]:
     return gym.make("CartPole-v1", max_episode_steps=SHORT)
 
 
-def wrapped(root: Path) -> GymWrapper:
-    return GymWrapper(Record(make(), root, frames=None), categorical_action_encoding=True)
+def gym_wrapper(env: Any) -> Any:
+    from torchrl.envs import GymWrapper
+
+    return GymWrapper(env, categorical_action_encoding=True)
+
+
+def wrapped(root: Path) -> Any:
+    return gym_wrapper(Record(make(), root, frames=None))
 
 
 def rollout(env: Any) -> Any:
@@ -62,6 +67,8 @@ def test_one_environment(tmp_path: Path) -> None:
 
 def test_several_environments(tmp_path: Path) -> None:
     """TorchRL makes one more to look at its spaces, which leaves a run without a step."""
+    from torchrl.envs import SerialEnv
+
     env = SerialEnv(2, partial(wrapped, tmp_path))
     steps = rollout(env)
     with ReplayReader.open(tmp_path) as replays:
@@ -77,13 +84,15 @@ def test_several_environments(tmp_path: Path) -> None:
 def test_a_vector_of_gymnasium(tmp_path: Path) -> None:
     vector = SyncVectorEnv([make] * 2, autoreset_mode=AutoresetMode.DISABLED)
     recorded = Record(vector, tmp_path, frames=None)
-    steps = rollout(GymWrapper(recorded, categorical_action_encoding=True))
+    steps = rollout(gym_wrapper(recorded))
     with ReplayReader.open(tmp_path) as replays:
         for i in range(2):
             check(steps[i], replays.where("agent_id = ?", f"env{i}")[:])
 
 
 def test_a_buffer_holds_what_was_recorded(tmp_path: Path) -> None:
+    from torchrl.data import LazyTensorStorage, ReplayBuffer
+
     steps = rollout(wrapped(tmp_path))
     buffer = ReplayBuffer(storage=LazyTensorStorage(STEPS), batch_size=32)
     with ReplayReader.open(tmp_path) as replays:
@@ -99,7 +108,7 @@ def test_a_buffer_holds_what_was_recorded(tmp_path: Path) -> None:
 
 
 def test_an_environment_of_torchrl_is_refused_with_the_line_to_write(tmp_path: Path) -> None:
-    env = GymWrapper(make())
+    env = gym_wrapper(make())
     line = "GymWrapper(Record(gym.make(...), 'replays', frames=None))"
     with pytest.raises(TypeError, match=re.escape(f"got GymWrapper; record inside it: {line}")):
         Record(env, "replays", frames=None)
@@ -116,8 +125,5 @@ def test_the_program(tmp_path: Path) -> None:
 
 
 def test_the_lines_in_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (EXAMPLES.parent / "docs" / "recording.md").read_text()
-    blocks = re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    (block,) = (block for block in blocks if "from torchrl" in block)
     monkeypatch.chdir(tmp_path)
-    exec(block, {"__name__": "__main__"})
+    run_block("from torchrl")

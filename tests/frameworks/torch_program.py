@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import stepwell as sw
-from tests.frameworks.notes import BATCH, EVEN_ROWS, ROWS, SEED, N, Notes, epochs, rows
+from tests.frameworks.notes import BATCH, EVEN_ROWS, ROWS, SEED, N, Notes, epochs, resumed, rows
 
 
 def make(n: int = N, **options: Any) -> Any:
@@ -34,7 +34,7 @@ def rank_main(rank: int, from_parent: Any) -> None:
     notes.ask("repr", lambda: [repr(early)])
     notes.ask("a loop that began before the group", lambda: rows([next(loop)]))
     notes.ask("an exact resume", resume)
-    notes.ask("a resume in a world of one", lambda: rows(resumed(3, rank=0, world_size=1)))
+    notes.ask("a resume in a world of one", lambda: rows(resumed(make, 3, rank=0, world_size=1)))
     notes.ask("unlike data", lambda: one_after_the_other(rank, make(N - 2 * rank)))
     notes.ask("unlike epochs", lambda: one_after_the_other(rank, make(), epoch=3 * rank))
     notes.ask("DataLoader with workers", lambda: workers(2))
@@ -46,18 +46,9 @@ def rank_main(rank: int, from_parent: Any) -> None:
     dist.destroy_process_group()
 
 
-def resumed(stop: int, **world: Any) -> Any:
-    loader = make()
-    for _, _batch in zip(range(stop), loader, strict=False):
-        pass
-    again = make(**world)
-    again.load_state_dict(loader.state_dict())
-    return again
-
-
 def resume() -> Any:
     """The rest of an epoch and the next one, from its middle, its last batch and its end."""
-    return [epochs(resumed(stop)) for stop in (3, len(make()) - 1, len(make()))]
+    return [epochs(resumed(make, stop)) for stop in (3, len(make()) - 1, len(make()))]
 
 
 def one_after_the_other(rank: int, loader: Any, epoch: int = 0) -> list[int]:

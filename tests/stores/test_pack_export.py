@@ -61,8 +61,13 @@ def written(packed: PackReader, path: Path, **options: Any) -> bytes:
     return path.read_bytes()
 
 
-def assert_layouts(packed: PackReader, out: Path, found: Sequence[bytes]) -> None:
-    """Every choice of lines that there is for steps."""
+def assert_layouts(folder: Path, found: Sequence[bytes]) -> Path:
+    """Every choice of lines that there is for steps; the last is in the file that is returned."""
+    packed = PackReader.open(packs.write(folder / "p", found, align=1))
+    out = folder / "out.jsonl"
+    assert written(packed, out) == lines_of(found)
+    assert written(packed, out, boards="hex") == lines_of(found, hex_boards=True)
+    assert written(packed, out, steps=True) == lines_of(found, steps=True)
     for boards in ("number", "hex"):
         as_hex = {"hex_boards": boards == "hex"}
         assert written(packed, out, ends=True, boards=boards) == lines_of(
@@ -75,6 +80,7 @@ def assert_layouts(packed: PackReader, out: Path, found: Sequence[bytes]) -> Non
             found, seed=True, ends=True, **as_hex
         )
     assert written(packed, out, steps=True, ends=True) == lines_of(found, steps=True, ends=True)
+    return out
 
 
 # JSON lines.
@@ -99,12 +105,7 @@ def test_the_lines_of_the_page(tmp_path: Path) -> None:
     )
 )
 def test_any_run(tmp_path: Path, found: list[bytes]) -> None:
-    packed = PackReader.open(packs.write(tmp_path / "p", found, align=1))
-    out = tmp_path / "out.jsonl"
-    assert written(packed, out) == lines_of(found)
-    assert written(packed, out, boards="hex") == lines_of(found, hex_boards=True)
-    assert written(packed, out, steps=True) == lines_of(found, steps=True)
-    assert_layouts(packed, out, found)
+    out = assert_layouts(tmp_path, found)
     for line in out.read_bytes().splitlines():
         json.loads(line)
 
@@ -126,12 +127,7 @@ def test_names_and_branches_of_every_sort(tmp_path: Path) -> None:
         steps = steps[: random.randrange(5)]
         meta = runs.Meta(len(steps), 2**64 - 1, random.choice([nan, 1e-45, -inf]), 0, 0, engine)
         found.append(runs.encode_v2(runs.Run(meta, steps, 2**64 - 1)))
-    packed = PackReader.open(packs.write(tmp_path / "p", found, align=1))
-    out = tmp_path / "out.jsonl"
-    assert written(packed, out) == lines_of(found)
-    assert written(packed, out, boards="hex") == lines_of(found, hex_boards=True)
-    assert written(packed, out, steps=True) == lines_of(found, steps=True)
-    assert_layouts(packed, out, found)
+    assert_layouts(tmp_path, found)
 
 
 def test_floats_of_every_size(tmp_path: Path) -> None:

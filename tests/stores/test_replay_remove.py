@@ -15,7 +15,15 @@ from stepwell.files.regular import bytes_on_disk
 from stepwell.replay import FrameResolver, ReplayReader, ReplayWriter, remove, remove_run
 from stepwell.stores.replay.directory import find_mark
 from tests.reference.replay import read_store
-from tests.replays import assert_tree, frame, numbers_of, observation, record, record_all
+from tests.replays import (
+    assert_tree,
+    frame,
+    is_whole,
+    numbers_of,
+    observation,
+    record,
+    record_all,
+)
 
 
 @pytest.fixture
@@ -25,14 +33,6 @@ def root(quick_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number, name in enumerate("abc"):
         record_all(quick_path, name, range(number * 100, number * 100 + 100))
     return quick_path
-
-
-def is_whole(root: Path) -> bool:
-    read_store(root)
-    with ReplayReader.open(root) as reader:
-        report = reader.verify()
-    assert report.ok, str(report)
-    return True
 
 
 def stored_bytes(root: Path) -> int:

@@ -15,8 +15,7 @@ from stepwell import FormatError, Loader
 from stepwell.replay import ReplayReader, ReplayWriter, remove
 from stepwell.stores.replay.database import Database
 from tests.children import answer, in_fork
-from tests.reference.replay import read_store
-from tests.replays import change
+from tests.replays import change, is_whole
 
 WITHOUT = """
 import os, sys
@@ -60,14 +59,6 @@ def filled(root: Path, actions: Any, run_id: str = "run") -> None:
             )
             assert refs is not None
             assert refs.action_ref is None
-
-
-def is_whole(root: Path) -> bool:
-    read_store(root)
-    with ReplayReader.open(root) as reader:
-        report = reader.verify()
-    assert report.ok, str(report)
-    return True
 
 
 @pytest.mark.parametrize("dtype", ["i4", "u1", "f4", "?", None])

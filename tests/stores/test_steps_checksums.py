@@ -10,7 +10,7 @@ from stepwell import ChecksumError, SchemaError, StepReader, StepWriter, Version
 from stepwell.files.npy import header_bytes
 from stepwell.stores.steps import RunColumn, manifest, verify
 from tests.contract import assert_batch
-from tests.steps import LENGTHS, STEP, build, fields, of_before, rows_of_all, tampered
+from tests.steps import LENGTHS, STEP, build, built, fields, of_before, rows_of_all, tampered
 
 ROWS = rows_of_all()
 HEADER = len(header_bytes(STEP, 0))
@@ -18,10 +18,7 @@ HEADER = len(header_bytes(STEP, 0))
 
 @pytest.fixture
 def path(quick_path: Path) -> Path:
-    build(quick_path / "a")
-    for left in quick_path.glob("a/metadata.db-*"):
-        left.unlink()
-    return quick_path / "a"
+    return built(quick_path / "a")
 
 
 @pytest.mark.parametrize(

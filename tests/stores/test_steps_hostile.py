@@ -18,7 +18,7 @@ from stepwell import (
 from stepwell.files.npy import header_bytes
 from tests import scaled
 from tests.contract import assert_batch
-from tests.steps import LENGTHS, STEP, build, fields, rows_of_all, tampered
+from tests.steps import LENGTHS, STEP, build, built, fields, rows_of_all, tampered
 
 ROWS = rows_of_all()
 HEADER = len(header_bytes(STEP, 0))
@@ -26,10 +26,7 @@ HEADER = len(header_bytes(STEP, 0))
 
 @pytest.fixture
 def path(quick_path: Path) -> Path:
-    build(quick_path / "a")
-    for left in quick_path.glob("a/metadata.db-*"):
-        left.unlink()
-    return quick_path / "a"
+    return built(quick_path / "a")
 
 
 def sql(text: str, *values: Any) -> Callable[[Path], None]:

@@ -5,8 +5,8 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -90,18 +90,28 @@ def patiently(take: Callable[[], T], busy: type[OSError]) -> T:
     return take()
 
 
-def remove_unlocked(path: Path) -> None:
-    """Remove a file that its writer holds the lock of, if that writer is dead."""
-    with suppress(FileNotFoundError, FormatError, PermissionError):  # gone, or not a writer's
-        file = open_inside(path.parent, path.name)
-        try:
+@contextmanager
+def unlocked(path: Path) -> Iterator[bool]:
+    """Whether nobody has a lock of the file at `path`; if so, the block has it alone.
+
+    Whoever takes the file away there has no other process find it between lock and removal. What
+    is no file of ours, or cannot be looked at, is as good as locked.
+    """
+    with ExitStack() as stack:
+        free = False
+        with suppress(OSError, FormatError):
+            file = open_inside(path.parent, path.name)
+            stack.callback(os.close, file)
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if is_at(file, path):
-                path.unlink()
-        except BlockingIOError:
-            pass
-        finally:
-            os.close(file)
+            free = is_at(file, path)
+        yield free
+
+
+def remove_unlocked(path: Path) -> None:
+    """Remove a file that its owner holds a lock of, if that owner is dead."""
+    with unlocked(path) as free, suppress(OSError):
+        if free:
+            path.unlink()
 
 
 def is_locked(path: Path) -> bool:

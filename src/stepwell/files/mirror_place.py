@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 
-from stepwell.errors import FormatError
+from stepwell.files.lock import unlocked
 from stepwell.files.regular import bytes_on_disk, check_folders, is_at, open_inside
 
 _LOCK = ".lock"
@@ -133,19 +133,10 @@ def _remove(root: Path, lock: Path, file: int, process: int) -> None:
 
 def _remove_dead(lock: Path) -> None:
     """Remove a folder whose owner has ended: its lock is free."""
-    try:
-        file = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if is_at(file, lock):
+    with unlocked(lock) as free, suppress(OSError):
+        if free:
             shutil.rmtree(lock.with_name(lock.name.removesuffix(_LOCK)), ignore_errors=True)
             lock.unlink(missing_ok=True)
-    except OSError:
-        pass  # it is alive, or another user's
-    finally:
-        os.close(file)
 
 
 def _close(*files: int) -> None:
@@ -168,17 +159,10 @@ def _last_use(folder: Path) -> float:
 
 def _remove_unused(folder: Path) -> bool:
     """Remove a folder of the cache unless a process uses it."""
-    try:
-        file = open_inside(folder, _USED, os.O_RDWR)
-    except (OSError, FormatError):
-        return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        away = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
-        folder.rename(away)  # whoever waits for the lock finds another folder, or none
-        shutil.rmtree(away, ignore_errors=True)
-    except OSError:
-        return False
-    finally:
-        os.close(file)
-    return True
+    with unlocked(folder / _USED) as free, suppress(OSError):
+        if free:
+            away = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
+            folder.rename(away)  # whoever waits for the lock finds another folder, or none
+            shutil.rmtree(away, ignore_errors=True)
+            return True
+    return False

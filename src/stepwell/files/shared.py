@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell.files.lock import remove_unlocked
 from stepwell.files.memory import check_room
 from stepwell.files.regular import is_at
 
@@ -42,7 +43,7 @@ def shared_block(
     path = folder / (prefix + sha256(version.encode()).hexdigest()[:16])
     for other in folder.glob(prefix + "*"):
         if other != path:
-            _remove_unused(other)
+            remove_unlocked(other)
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -73,7 +74,7 @@ def shared_block(
             mapped = _map(path, _HEAD + size, mmap.ACCESS_READ)
         except BaseException:
             os.close(file)
-            _remove_unused(path)
+            remove_unlocked(path)
             raise
         block = np.frombuffer(mapped, np.uint8, size, _HEAD)
         weakref.finalize(mapped, _let_go, file, path)
@@ -91,23 +92,7 @@ def _try_alone(file: int) -> bool:
 
 def _let_go(file: int, path: Path) -> None:
     os.close(file)  # parent and forked children share the lock until the last of them does so
-    _remove_unused(path)
-
-
-def _remove_unused(path: Path) -> None:
-    """Remove a block that nobody holds."""
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if is_at(file, path):
-            path.unlink()
-    except OSError:
-        pass  # in use
-    finally:
-        os.close(file)
+    remove_unlocked(path)
 
 
 def _map(path: Path, size: int, access: int) -> mmap.mmap:
