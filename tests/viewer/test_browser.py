@@ -44,7 +44,10 @@ def proxy(kernel: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 def test_outside_a_notebook_the_address_is_printed(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with sw.view(folder / "steps") as view, httpx.Client(follow_redirects=True) as client:
+    with (
+        sw.view(folder / "steps") as view,
+        httpx.Client(follow_redirects=True, timeout=60) as client,
+    ):
         assert capsys.readouterr().out == f"{view.url}\n"
         assert repr(view) == f"View({view.url!r})"
         parts = urlsplit(view.url)
@@ -53,7 +56,7 @@ def test_outside_a_notebook_the_address_is_printed(
         about = client.get(f"http://{parts.netloc}/data/{number}/about").json()
         assert about["path"] == str(folder / "steps")
     with pytest.raises(httpx.ConnectError):
-        httpx.get(view.url)
+        httpx.get(view.url, timeout=60)
 
 
 def test_a_view_that_is_closed_holds_nothing(folder: Path) -> None:

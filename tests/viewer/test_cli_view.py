@@ -65,7 +65,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_serves_until_ctrl_c(rows: Path) -> None:
     with running("view", rows, "--port", "0", "--no-open") as child:
         url = line_of(child)
-        with httpx.Client(follow_redirects=True) as client:
+        with httpx.Client(follow_redirects=True, timeout=60) as client:
             assert client.get(url).status_code == 200
             found = client.get(f"{url.partition('/?')[0]}/data/0/about").json()
         assert (found["path"], found["rows"]) == (str(rows), 5)
@@ -232,7 +232,7 @@ def test_record_watch_shows_the_run_that_it_records(tmp_path: Path) -> None:
         url = child.stderr.readline().strip()
         parts = urlsplit(url)
         assert (parts.path, parse_qs(parts.query)["run"]) == ("/live", ["seen"])
-        with httpx.Client(follow_redirects=True) as client:
+        with httpx.Client(follow_redirects=True, timeout=60) as client:
             assert client.get(url).status_code == 200
             found = client.get(f"http://{parts.netloc}/data/lanes").json()
             assert [each["alive"] for each in found if each["run_id"] == "seen"] == [True]

@@ -20,7 +20,7 @@ SOCKET = "/_nicegui_ws/socket.io/?EIO=4&transport=websocket"
 
 def ask(viewer: Viewer, path: str = "/", **headers: str) -> httpx.Response:
     """A request without the cookie."""
-    return httpx.get(f"http://127.0.0.1:{viewer.server.port}{path}", headers=headers)
+    return httpx.get(f"http://127.0.0.1:{viewer.server.port}{path}", headers=headers, timeout=60)
 
 
 def cookie_of(viewer: Viewer) -> str:
@@ -42,7 +42,7 @@ def test_without_a_token_nothing_is_answered(viewer: Viewer, path: str) -> None:
 
 @pytest.mark.parametrize("token", ["", "x", "ü", "%00", "A" * 10_000])
 def test_a_wrong_token_is_a_sentence(viewer: Viewer, token: str) -> None:
-    answer = httpx.get(viewer.server.address.partition("?")[0], params={"token": token})
+    answer = httpx.get(viewer.server.address.partition("?")[0], params={"token": token}, timeout=60)
     assert answer.status_code == 403
     assert answer.text.startswith("the token is wrong")
     assert "set-cookie" not in answer.headers
@@ -62,7 +62,7 @@ def test_cookies_of_other_programs_are_in_nobodys_way(viewer: Viewer, other: str
 
 def test_the_token_becomes_a_cookie_and_leaves_the_address(viewer: Viewer) -> None:
     url = viewer.server.url("/s/0/runs", {"where": "score > 5 AND name = 'ä&b'"})
-    answer = httpx.get(url)
+    answer = httpx.get(url, timeout=60)
     assert answer.status_code == 303
     assert answer.headers["location"] == "/s/0/runs?where=score+%3E+5+AND+name+%3D+%27%C3%A4%26b%27"
     cookie = answer.headers["set-cookie"]
