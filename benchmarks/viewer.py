@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from playwright.sync_api import Browser, Page
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
@@ -37,6 +38,7 @@ _PAINTS = 7
 _ROUNDS = 8
 _RECORDED = 2500
 _CONTEXT = multiprocessing.get_context("spawn")
+_WHOLE = "document.querySelector('.sw-fields tbody') && !document.querySelector('.q-skeleton')"
 _FIRST = "window.stepwellStats?.drawn > 0"
 
 _WATCH = """() => { window.ticks = [];
@@ -116,10 +118,17 @@ def playback(browser: Browser, served: data.Served, stores: Stores) -> list[Case
                 [
                     Target("frames drawn a second", 1000 * drawn / gaps.sum(), at_least=58.8),
                     Target("% dropped", 100 * dropped / max(drawn + dropped, 1), at_most=2),
+                    Target("% of the display's frames missed", _missed(gaps), at_most=2),
                 ],
             )
         )
     return cases
+
+
+def _missed(gaps: NDArray[np.float64]) -> float:
+    """How many frames of a display of 60 Hz were not drawn at all, whatever the player counts."""
+    due = np.maximum(1, np.rint(gaps * 60 / 1000))
+    return float(100 * (due - 1).sum() / due.sum())
 
 
 def seek(browser: Browser, served: data.Served, stores: Stores) -> list[Case]:
@@ -313,8 +322,7 @@ def paint(browser: Browser, served: data.Served, stores: Stores) -> list[Case]:
     runs = int(stores["runs"].name.rpartition("-")[2])
     ready = "document.querySelectorAll('tbody tr').length > 10"
     first = [_paint(browser, served, f"/s/{number}/runs", ready) for _ in range(_PAINTS)]
-    shown = "document.querySelector('main h1, main h2') !== null"
-    overview = [_paint(browser, served, f"/s/{number}", shown) for _ in range(_PAINTS)]
+    overview = [_paint(browser, served, f"/s/{number}", _WHOLE) for _ in range(_PAINTS)]
     filters = []
     with data.page(browser, served, f"/s/{number}/runs") as page:
         page.wait_for_function(ready)
@@ -322,18 +330,18 @@ def paint(browser: Browser, served: data.Served, stores: Stores) -> list[Case]:
             filters.append(_filter(page, f"score > {2000 + 317 * i} AND engine = 'engine-{i % 7}'"))
     rows = {
         name: [
-            _paint(browser, served, f"/s/{served.number(stores[name])}", shown)
+            _paint(browser, served, f"/s/{served.number(stores[name])}", _WHOLE)
             for _ in range(_PAINTS)
         ]
-        for name in ("rows", "few rows")
+        for name in ("rows", "few rows", "steps", "few steps")
     }
-    many, few = (Measured.of(rows[name]) for name in ("rows", "few rows"))
+    many, few, steps, few_steps = (Measured.of(each) for each in rows.values())
     return [
         Case(
             f"a first visit to the list of {runs:,} runs: until its rows are there",
             "ms",
             Measured.of(first),
-            {"its overview": Measured.of(overview)},
+            {"its overview, with all charts": Measured.of(overview)},
             [Target("ms, the slowest", max(first + overview), at_most=2000)],
         ),
         Case(
@@ -344,11 +352,18 @@ def paint(browser: Browser, served: data.Served, stores: Stores) -> list[Case]:
             [Target("ms, the slowest", max(filters), at_most=300)],
         ),
         Case(
-            f"a first visit to the overview of an array of {data.ROWS:,} rows",
+            f"a first visit to the overview of an array of {data.ROWS:,} rows: until all is there",
             "ms",
             many,
             {"of 1,000 rows": few},
             [Target("times one of 1,000", many.median / few.median, at_most=1.25)],
+        ),
+        Case(
+            f"the same of a step dataset of {data.ROWS:,} steps",
+            "ms",
+            steps,
+            {"of 1,000 steps": few_steps},
+            [Target("times one of 1,000", steps.median / few_steps.median, at_most=1.25)],
         ),
     ]
 
@@ -384,13 +399,15 @@ def _filter(page: Page, condition: str) -> float:
 
 
 def memory(browser: Browser, served: data.Served, stores: Stores, minutes: float = 1) -> list[Case]:
-    """Clicking through episodes; a page is loaded again now and then."""
-    number = served.number(stores["atari"])
+    """Clicking through episodes. After every tenth a record of 100 MB is looked at."""
+    number, large = (served.number(stores[name]) for name in ("atari", "large"))
     until, sizes, clicks = time.monotonic() + 60 * minutes, list[int](), 0
     context = data.window(browser, served)
     page = context.new_page()
     while time.monotonic() < until or len(sizes) < 20:
         if clicks % 10 == 0:
+            page.goto(f"{served.base}/s/{large}/rows?row={clicks // 10 % data.LARGE}")
+            page.wait_for_selector("tbody tr")
             page.goto(f"{served.base}/s/{number}/play?run=short-ep{clicks % 30:04}")
             page.wait_for_function(_FIRST)
         page.evaluate(_SEEK, 150)
@@ -400,14 +417,15 @@ def memory(browser: Browser, served: data.Served, stores: Stores, minutes: float
         page.keyboard.press("n")
         page.wait_for_function("(key) => stepwellPlayer.keys[0] !== key", arg=before)
         clicks += 1
-        sizes.append(served.resident_bytes())
+        sizes.append(served.anonymous_bytes())
     context.close()
     third = max(1, len(sizes) // 3)
     early, late = (float(np.median(part)) for part in (sizes[third : 2 * third], sizes[-third:]))
     return [
         Case(
-            f"the server's memory over {minutes:g} minutes of clicking: {clicks} episodes",
-            "MiB",
+            f"the server's memory over {minutes:g} minutes of clicking: {clicks} episodes, and "
+            f"{-(-clicks // 10)} times a record of 100 MB",
+            "MiB, anonymous",
             Measured.of([size / 2**20 for size in sizes]),
             {},
             [
@@ -417,7 +435,8 @@ def memory(browser: Browser, served: data.Served, stores: Stores, minutes: float
                     at_most=5,
                 )
             ],
-            f"{sizes[0] / 2**20:.0f} MiB after the first, {sizes[-1] / 2**20:.0f} after the last",
+            f"{sizes[0] / 2**20:.0f} MiB after the first, {max(sizes) / 2**20:.0f} at most, "
+            f"{sizes[-1] / 2**20:.0f} after the last",
         )
     ]
 
