@@ -10,19 +10,17 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 import stepwell as sw
 from stepwell.stores import RunColumn
 from stepwell.viewer import listing
-from tests.viewer.conftest import TIMEOUT_MS, ViewerOf, is_refusal
+from tests.query_contract import ENDLESS
+from tests.viewer.conftest import ViewerOf
 from tests.viewer.serving import Viewer
 from tests.viewer.test_background import endless
 
 RUNS = 120
-ENDLESS = (
-    "(WITH RECURSIVE t(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM t) SELECT count(*) FROM t) > 0"
-)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,28 +28,6 @@ def _wait() -> Iterator[None]:
     expect.set_options(timeout=20_000)
     yield
     expect.set_options(timeout=5_000)
-
-
-@pytest.fixture(scope="module")
-def context(browser: Browser, shown: Viewer) -> Iterator[BrowserContext]:
-    """One of all these tests: scripts that a page needs are loaded once."""
-    made = browser.new_context(viewport={"width": 1280, "height": 800})
-    made.set_default_timeout(TIMEOUT_MS)
-    made.request.get(shown.server.address)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def page(context: BrowserContext) -> Iterator[Page]:
-    """A page. What its scripts raise fails the test."""
-    problems: list[str] = []
-    made = context.new_page()
-    made.on("pageerror", lambda error: problems.append(str(error)))
-    made.on("console", lambda said: problems.append(said.text) if is_refusal(said.text) else None)
-    yield made
-    made.close()
-    assert problems == []
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +203,7 @@ def test_a_filter_without_an_end_is_stopped(
 ) -> None:
     monkeypatch.setattr(listing, "TIMEOUT_S", 0.5)
     runs_page(page, viewer_of, stores)
-    enter(page, ENDLESS)
+    enter(page, f"({ENDLESS}) > 0")
     expect(page.get_by_role("alert")).to_contain_text("not done within 0.5 s")
     enter(page, "score = 5")
     expect(counted(page)).to_have_text(re.compile(r"^1 run fits"))

@@ -2,15 +2,17 @@
 
 import asyncio
 import html
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar, cast
+from time import monotonic
+from typing import TypeVar
 
+from anyio import to_thread
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse, Response
-from nicegui import Client, app, run, ui
+from nicegui import Client, app, ui
 
 from stepwell.description import Description
 from stepwell.errors import (
@@ -33,6 +35,8 @@ _THEME = "stepwell-theme"
 _NO_PAGES = ("/static/", "/data/", "/_nicegui")
 _AT_ONCE_S = 0.4
 """What is there by then is part of the page; the rest follows."""
+_WAITS_S = 1.0
+"""Then a page reports what it waits for, and how long it has."""
 _ANSWERS_S = 60.0
 _MAX_SENTENCE = 600
 _STAIRS = (
@@ -56,9 +60,6 @@ def register(shelf: Shelf) -> None:
         with Client(ui.page(""), request=request) as client:
             _not_found(f"expected the address of a page, got {request.url.path}")
         return client.build_response(request, 404)
-
-
-_slow = asyncio.Semaphore(3)
 
 
 def at(path: str) -> ui.page:
@@ -185,6 +186,14 @@ def figure(value: float | str, words: str) -> None:
         ui.label(words).classes("sw-dim sw-small")
 
 
+def amounts(entry: Entry, about: Description) -> None:
+    """How much there is in a store."""
+    figure(about.rows, "rows")
+    if about.runs is not None:
+        figure(about.runs, entry.store.runs_table)
+    figure(size(about.bytes), "on disk")
+
+
 def health(words: str, problem: str | None) -> ui.label:
     """A line about the health of a store."""
     shown = problem or words
@@ -245,6 +254,25 @@ def advice_for(error: BaseException) -> str:
     return ""
 
 
+Shows = Callable[[Entry, Request, ui.element], Awaitable[None]]
+
+
+def tab(shelf: Shelf, name: str) -> Callable[[Shows], Shows]:
+    """Have a function fill the page that a store has behind this tab."""
+
+    def decorated(shows: Shows) -> Shows:
+        @at("/s/{number}" + (f"/{name}" if name else ""))
+        async def shown(number: int, request: Request) -> None:
+            entry = entry_at(shelf, number)
+            if entry is not None:
+                with page(_TABS[name] if name else entry.name, entry, name) as main:
+                    await shows(entry, request, main)
+
+        return shows
+
+    return decorated
+
+
 def entry_at(shelf: Shelf, number: int) -> Entry | None:
     """The store with this number; without one the page reports it."""
     try:
@@ -269,7 +297,13 @@ def _not_found(words: str) -> None:
 # Filling pages in.
 
 
+async def in_thread(entry: Entry, work: Callable[[], T], *, slow: bool = False) -> T:
+    """What `work` returns. A store has a few threads, of which what is `slow` gets some only."""
+    return await to_thread.run_sync(work, limiter=entry.slow_threads if slow else entry.threads)
+
+
 async def fill(
+    entry: Entry,
     place: ui.element,
     work: Callable[[], T],
     show: Callable[[T], object],
@@ -279,18 +313,14 @@ async def fill(
 ) -> T | None:
     """Show what `work` returns in a place that has a skeleton until then. It runs in a thread.
 
-    What it raises is shown in its place, and None is returned. Of what is `slow` only some is done
-    at a time, so that there are threads for the rest.
+    What it raises is shown in its place, and None is returned.
     """
-
-    async def working() -> T:
-        async with _slow if slow else nullcontext():
-            return cast(T, await run.io_bound(work))  # None only when the server ends
-
-    task = asyncio.ensure_future(working())
+    begin = monotonic()
+    task = asyncio.ensure_future(in_thread(entry, work, slow=slow))
     await asyncio.wait({task}, timeout=_AT_ONCE_S)
     if not task.done():
         await place.client.connected()
+        await _wait(task, entry, place, begin)
     try:
         found = await task
     except Exception as error:  # whatever a store raises, somebody should read it
@@ -305,6 +335,20 @@ async def fill(
     with place:
         show(found)
     return found
+
+
+async def _wait(task: "asyncio.Task[T]", entry: Entry, place: ui.element, begin: float) -> None:
+    """Wait for what a place is filled with; report it there while that takes long."""
+    await asyncio.wait({task}, timeout=max(0.0, begin + _WAITS_S - monotonic()))
+    if task.done() or place.is_deleted:
+        return
+    with place:
+        words = ui.label().classes("sw-dim").props("role=status")
+        words.move(place, 0)
+    rest = " A URL without an answer is given up after about a minute." if entry.is_remote else ""
+    while not task.done() and not place.is_deleted:
+        words.set_text(f"Waiting for {entry.path}, {monotonic() - begin:.0f} s so far.{rest}")
+        await asyncio.wait({task}, timeout=1.0)
 
 
 def query_text(request: Request, name: str, otherwise: str = "") -> str:

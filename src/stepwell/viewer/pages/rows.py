@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from fastapi import Request
-from nicegui import html, run, ui
+from nicegui import html, ui
 
 from stepwell.description import Description
 from stepwell.viewer.batches import Choice, Line, Lines, chosen, unlike_where
@@ -42,15 +42,11 @@ _ROW_CELL = """
 
 
 def register(shelf: Shelf) -> None:
-    @frame.at("/s/{number}/rows")
-    async def rows(number: int, request: Request) -> None:
-        entry = frame.entry_at(shelf, number)
-        if entry is None:
-            return
-        with frame.page("Rows", entry, "rows") as main:
-            view = _Rows(entry, request)
-            if await frame.fill(main, entry.about, view.lay_out):
-                await view.show()
+    @frame.tab(shelf, "rows")
+    async def rows(entry: Entry, request: Request, main: ui.element) -> None:
+        view = _Rows(entry, request)
+        if await frame.fill(entry, main, entry.about, view.lay_out):
+            await view.show()
 
 
 class _Rows:
@@ -116,7 +112,7 @@ class _Rows:
 
     async def show(self) -> None:
         """The rows that the address asks for."""
-        await frame.fill(self._place, self._fetch, self._lines, self._refuse)
+        await frame.fill(self._entry, self._place, self._fetch, self._lines, self._refuse)
 
     # Asking.
 
@@ -129,12 +125,12 @@ class _Rows:
         self._requests += 1
         number = self._requests
         try:
-            found: Any = await run.io_bound(self._fetch)
+            found = await frame.in_thread(self._entry, self._fetch)
         except Exception as error:
             if number == self._requests:
                 self._refuse(error)
             return
-        if number != self._requests or found is None:
+        if number != self._requests:
             return
         self._problem.clear()
         self._place.clear()

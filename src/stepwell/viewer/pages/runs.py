@@ -1,6 +1,5 @@
 """The runs or episodes of a store: filtered by SQL, sorted, a page at a time, with thumbnails."""
 
-import asyncio
 import re
 from functools import partial
 from time import perf_counter
@@ -8,7 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from fastapi import Request
-from nicegui import html, run, ui
+from nicegui import html, ui
 from nicegui.events import GenericEventArguments
 
 from stepwell.errors import StepwellError
@@ -20,9 +19,6 @@ from stepwell.viewer.shelf import Entry, Shelf
 PAGE_ROWS = 50
 
 _CHOOSE, _CHOSEN = "Choose two to play side by side", "Play side by side"
-_filters = asyncio.Semaphore(3)
-"""Conditions that are worked on at once, so that some without an end leave threads to others."""
-
 _PLAIN = re.compile(r"(^|_)(id|idx|index|unix_s|year|seed|number|version)$")
 _AMOUNT = re.compile("score|reward|return|tile|(^|_)(steps|length)$")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(\+00:00|Z)?$")
@@ -50,15 +46,11 @@ _TO_PLAY = """(event, row) => {
 
 
 def register(shelf: Shelf) -> None:
-    @frame.at("/s/{number}/runs")
-    async def runs(number: int, request: Request) -> None:
-        entry = frame.entry_at(shelf, number)
-        if entry is None:
-            return
-        with frame.page("Runs", entry, "runs") as main:
-            view = _Runs(entry, request)
-            if await frame.fill(main, entry.about, lambda about: view.lay_out(about.runs)):
-                await view.show()
+    @frame.tab(shelf, "runs")
+    async def runs(entry: Entry, request: Request, main: ui.element) -> None:
+        view = _Runs(entry, request)
+        if await frame.fill(entry, main, entry.about, lambda about: view.lay_out(about.runs)):
+            await view.show()
 
 
 class _Runs:
@@ -109,7 +101,7 @@ class _Runs:
     async def show(self) -> None:
         """The rows that the address asks for."""
         if self._place is not None:
-            await frame.fill(self._place, self._fetch, self._first, self._refuse)
+            await frame.fill(self._entry, self._place, self._fetch, self._first, self._refuse)
 
     # Asking.
 
@@ -154,15 +146,15 @@ class _Runs:
         number = self._requests
         self._busy.set_visibility(True)
         try:
-            async with _filters:
+            async with self._entry.slow_threads:
                 if number != self._requests:
                     return
-                found: Any = await run.io_bound(self._fetch)
+                found = await frame.in_thread(self._entry, self._fetch)
         except Exception as error:
             if number == self._requests:
                 self._refuse(error)
             return
-        if number != self._requests or found is None:
+        if number != self._requests:
             return
         self._problem.clear()
         if self._table is None:
