@@ -8,7 +8,6 @@ next frame of the display begins. Dropped are steps that were due and not drawn:
 time, or leapt over because the page was late. `--rows` is the number of runs in the list.
 """
 
-import json
 import multiprocessing
 import secrets
 import threading
@@ -27,7 +26,7 @@ from websockets.sync.client import connect
 
 from benchmarks import replay_data, viewer_data as data
 from benchmarks.machine import Quiet
-from benchmarks.results import Case, Measured, Target, arguments, console, publish
+from benchmarks.results import Case, Measured, Target, arguments, console, publish, save
 from stepwell import PackReader
 from stepwell.replay import LaneWriter
 
@@ -35,8 +34,9 @@ _PLAYED_S = 15
 _LIVE_S = 15
 _SEEKS = 40
 _PAINTS = 7
-_ROUNDS = 8
-_RECORDED = 2500
+_TOGETHER_S = 8
+_ROUNDS = 12
+_RECORDED = 5000
 _CONTEXT = multiprocessing.get_context("spawn")
 _WHOLE = "document.querySelector('.sw-fields tbody') && !document.querySelector('.q-skeleton')"
 _FIRST = "window.stepwellStats?.drawn > 0"
@@ -66,8 +66,7 @@ def main() -> None:
             made = _CASES[name](browser, served, stores, **given)
             publish(made, None)
             cases += made
-    if args.json:
-        args.json.write_text(json.dumps([case.to_json() for case in cases], indent=2) + "\n")
+    save(cases, args.json)
     console.print(f"[dim]other programs used {quiet.others():.0%} of the machine[/]")
 
 
@@ -120,6 +119,7 @@ def playback(browser: Browser, served: data.Served, stores: Stores) -> list[Case
                     Target("% dropped", 100 * dropped / max(drawn + dropped, 1), at_most=2),
                     Target("% of the display's frames missed", _missed(gaps), at_most=2),
                 ],
+                f"Chromium {browser.version}, without a screen and a GPU, beside the server",
             )
         )
     return cases
@@ -450,21 +450,21 @@ def ten(browser: Browser, served: data.Served, stores: Stores) -> list[Case]:
         page.goto(served.base + address, wait_until="commit")
     for page in pages:
         page.wait_for_function(_FIRST)
+    for page in pages:
         page.evaluate("() => { stepwellPlayer.setRate(10); stepwellPlayer.play(); }")
-    pages[0].wait_for_timeout(5000)
-    played = [page.evaluate("stepwellPlayer.step") for page in pages]
-    found = [page.evaluate("({ ...stepwellStats })") for page in pages]
+    before = [page.evaluate("({ ...stepwellStats })") for page in pages]
+    pages[0].wait_for_timeout(1000 * _TOGETHER_S)
+    after = [page.evaluate("({ ...stepwellStats })") for page in pages]
+    drawn, dropped = (
+        [late[name] - early[name] for early, late in zip(before, after, strict=True)]
+        for name in ("drawn", "dropped")
+    )
     seeks = []
     for i, page in enumerate(pages):
         page.evaluate("stepwellPlayer.pause()")
         seeks += [page.evaluate(_SEEK, (1000 + 997 * i + 211 * k) % steps) for k in range(4)]
     for window in windows:
         window.close()
-    share = (
-        100
-        * sum(f["dropped"] for f in found)
-        / max(1, sum(f["drawn"] + f["dropped"] for f in found))
-    )
     return [
         Case(
             "ten windows play the same episode at 10 FPS; a seek in one while others play",
@@ -472,8 +472,8 @@ def ten(browser: Browser, served: data.Served, stores: Stores) -> list[Case]:
             Measured.of(seeks),
             {},
             [
-                Target("windows that play", float(sum(step > 20 for step in played)), at_least=10),
-                Target("% dropped", share, at_most=2),
+                Target("frames a second, the slowest", min(drawn) / _TOGETHER_S, at_least=9.8),
+                Target("% dropped", 100 * sum(dropped) / sum(drawn + dropped), at_most=2),
                 Target("ms, 19 of 20 seeks", float(np.percentile(seeks, 95)), at_most=100),
             ],
         )
