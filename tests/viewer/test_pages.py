@@ -123,6 +123,15 @@ def test_all_stores_have_a_card(page: Page, viewer_of: ViewerOf, stores: Path) -
     expect(page.get_by_role("heading", name="records", exact=True)).to_be_visible()
 
 
+def test_a_store_that_is_being_written(page: Page, viewer_of: ViewerOf, tmp_path: Path) -> None:
+    with sw.StepWriter(tmp_path / "steps", [("x", "<i4")]) as writer:
+        writer.append({"x": np.arange(4, dtype="i4")})
+        writer.commit()
+        opened(page, viewer_of(tmp_path / "steps"))
+        expect(page.locator(".sw-figures")).to_contain_text("in use")
+        expect(page.locator(".sw-figures")).to_contain_text("a writer is at work")
+
+
 def test_everything_is_checked_on_a_click(page: Page, viewer_of: ViewerOf, stores: Path) -> None:
     opened(page, viewer_of(stores / "steps"))
     page.get_by_role("button", name="Check everything").click()
@@ -400,7 +409,7 @@ def damage_database(path: Path) -> None:
 
 BROKEN: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "gone": (shutil.rmtree, "there is nothing", "moved or removed"),
-    "damaged": (damage_database, "metadata.db", "It is damaged."),
+    "damaged": (damage_database, "metadata.db", "It is damaged. `stepwell verify PATH` lists"),
 }
 
 
@@ -409,14 +418,15 @@ def test_a_store_that_cannot_be_opened(
     page: Page, shown: Viewer, stores: Path, tmp_path: Path, name: str
 ) -> None:
     breaks, words, advice = BROKEN[name]
-    shutil.copytree(stores / "many", tmp_path / "broken")
-    entry = shown.add(tmp_path / "broken")
-    breaks(tmp_path / "broken")
+    path = tmp_path / "a broken one"
+    shutil.copytree(stores / "many", path)
+    entry = shown.add(path)
+    breaks(path)
     base = f"http://127.0.0.1:{shown.server.port}"
-    for tab in ("", "/runs", "/rows", "/check"):
+    for tab in ("", "/runs", "/rows", "/check", "/play"):
         opened(page, f"{base}/s/{entry.number}{tab}")
         expect(page.get_by_role("alert")).to_contain_text(words)
-        expect(page.get_by_role("alert")).to_contain_text(advice)
+        expect(page.get_by_role("alert")).to_contain_text(advice.replace("PATH", f"'{path}'"))
     opened(page, base)
     card = page.locator(f".sw-card[href='/s/{entry.number}']")
     expect(card.locator(".sw-bad")).to_contain_text(words)

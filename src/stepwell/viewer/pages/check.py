@@ -68,7 +68,7 @@ class _Check:
         except Exception as error:
             self._busy(False)
             with self._result:
-                frame.problem(error)
+                frame.problem(error, entry=self._entry)
             return
         self._trial.start()
         self._timer.activate()
@@ -95,7 +95,7 @@ class _Check:
         self._result.clear()
         with self._result:
             if trial.error is not None:
-                frame.problem(trial.error)
+                frame.problem(trial.error, entry=self._entry)
             elif trial.stopped or trial.loader is None:
                 ui.label("Cancelled.").classes("sw-dim")
             else:

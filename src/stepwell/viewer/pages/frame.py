@@ -5,6 +5,7 @@ import html
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from time import monotonic
 from typing import TypeVar
 
@@ -203,13 +204,13 @@ def health(words: str, problem: str | None) -> ui.label:
 # What went wrong.
 
 
-def problem(error: BaseException | str, advice: str = "") -> ui.element:
-    """A sentence that names what is wrong, and one about what to do."""
+def problem(error: BaseException | str, advice: str = "", entry: Entry | None = None) -> ui.element:
+    """A sentence that names what is wrong with a store, and one about what to do."""
     with ui.element("div").classes("sw-problem").props("role=alert") as shown:
         ui.icon("error_outline")
         with ui.element("div"):
             ui.label(error if isinstance(error, str) else sentence(error))
-            hint = advice or (advice_for(error) if isinstance(error, BaseException) else "")
+            hint = advice or (advice_for(error, entry) if isinstance(error, BaseException) else "")
             if hint:
                 ui.label(hint).classes("sw-dim")
     return shown
@@ -230,7 +231,7 @@ def _short(words: str) -> str:
     return words if len(words) <= _MAX_SENTENCE else f"{words[:half]} … {words[-half:]}"
 
 
-def advice_for(error: BaseException) -> str:
+def advice_for(error: BaseException, entry: Entry | None = None) -> str:
     """What whoever looks at it can do."""
     if isinstance(error, FileNotFoundError):
         return "It was moved or removed. Open the viewer with the path that it has now."
@@ -239,8 +240,8 @@ def advice_for(error: BaseException) -> str:
     if isinstance(error, KindError):
         return "Open the viewer with the path of a store, or of a folder that holds some."
     if isinstance(error, FormatError):
-        where = error.path or "PATH"
-        return f"It is damaged. `stepwell verify {where}` lists all that is wrong with it."
+        where = entry.path if entry is not None else "PATH"  # what the error names is a part of it
+        return f"It is damaged. `stepwell verify {quote(where)}` lists all that is wrong with it."
     if isinstance(error, BusyError):
         return "Somebody is writing there. Load the page again in a moment."
     if isinstance(error, FetchError):
@@ -327,7 +328,7 @@ async def fill(
         if not place.is_deleted:
             place.clear()
             with place:
-                (broken or problem)(error)
+                broken(error) if broken is not None else problem(error, entry=entry)
         return None
     if place.is_deleted:
         return None

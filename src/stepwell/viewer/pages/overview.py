@@ -45,7 +45,7 @@ class _Health:
 
     def lay_out(self, entry: Entry, about: Description) -> None:
         with html.div():
-            words = "fine" if about.health == "fine" else "look"
+            words = {"fine": "fine", "a writer is at work": "in use"}.get(about.health, "look")
             self._figure = frame.health(words, entry.problem and "old")
             shown = entry.problem or ("health" if words == "fine" else about.health)
             ui.label(shown).classes("sw-dim sw-small")
@@ -281,7 +281,7 @@ def _full_check(entry: Entry, health: _Health) -> None:
         except Exception as error:
             result.clear()
             with result:
-                frame.problem(error)
+                frame.problem(error, entry=entry)
         look()
 
     def cancel() -> None:
@@ -308,7 +308,7 @@ def _full_check(entry: Entry, health: _Health) -> None:
                     ui.label("Everything was read:").classes("sw-dim")
                     _report(known.report, health)
                 elif known.error is not None:
-                    frame.problem(known.error)
+                    frame.problem(known.error, entry=entry)
                 else:
                     ui.label(f"cancelled after {amount.text}").classes("sw-dim")
 

@@ -143,7 +143,7 @@ class _Rows:
         self._place.clear()
         self._words.set_text("")
         with self._problem:
-            frame.problem(error)
+            frame.problem(error, entry=self._entry)
 
     async def _switch(self, mode: str) -> None:
         await self._again(seed=None if mode == "order" else int(self._seed.value or 0))

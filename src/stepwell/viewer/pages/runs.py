@@ -170,7 +170,7 @@ class _Runs:
         self._count.set_text("")
         self._problem.clear()
         with self._problem:
-            frame.problem(error)
+            frame.problem(error, entry=self._entry)
 
     async def _filter(self, event: GenericEventArguments) -> None:
         self._where, self._page = str(event.args), 1
