@@ -303,6 +303,29 @@ async def in_thread(entry: Entry, work: Callable[[], T], *, slow: bool = False) 
     return await to_thread.run_sync(work, limiter=entry.slow_threads if slow else entry.threads)
 
 
+class Asked:
+    """What one browser asks a store for, of which only the last counts."""
+
+    def __init__(self, entry: Entry, refuse: Callable[[Exception], object]) -> None:
+        self._entry, self._refuse, self._count = entry, refuse, 0
+
+    async def answer(self, work: Callable[[], T]) -> T | None:
+        """What `work` returns. None where something else was asked for meanwhile, and for an error,
+        which is handed to `refuse`."""
+        self._count += 1
+        number = self._count
+        try:
+            async with self._entry.slow_threads:
+                if number != self._count:
+                    return None
+                found = await in_thread(self._entry, work)
+        except Exception as error:
+            if number == self._count:
+                self._refuse(error)
+            return None
+        return found if number == self._count else None
+
+
 async def fill(
     entry: Entry,
     place: ui.element,

@@ -63,7 +63,7 @@ class _Rows:
             batch=frame.query_number(request, "batch", 16),
             window=frame.query_number(request, "window", 0),
         )
-        self._requests = 0  # only the answer to the last one counts
+        self._asked = frame.Asked(entry, self._refuse)
         self._count = 0
 
     def lay_out(self, about: Description) -> None:
@@ -122,15 +122,8 @@ class _Rows:
     async def _again(self, **changes: Any) -> None:
         self._choice = replace(self._choice, **changes)
         self._show_controls()
-        self._requests += 1
-        number = self._requests
-        try:
-            found = await frame.in_thread(self._entry, self._fetch)
-        except Exception as error:
-            if number == self._requests:
-                self._refuse(error)
-            return
-        if number != self._requests:
+        found = await self._asked.answer(self._fetch)
+        if found is None:
             return
         self._problem.clear()
         self._place.clear()

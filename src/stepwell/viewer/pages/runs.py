@@ -62,7 +62,7 @@ class _Runs:
         self._sort = frame.query_text(request, "sort")
         self._descending = frame.query_text(request, "desc") in ("1", "true")
         self._page = max(1, frame.query_number(request, "page", 1))
-        self._requests = 0  # only the answer to the last one counts
+        self._asked = frame.Asked(entry, self._refuse)
         self._place: ui.element | None = None
         self._table: ui.table | None = None
 
@@ -142,19 +142,9 @@ class _Runs:
 
     async def _again(self) -> None:
         """Show what was asked for last; what is wrong with it stands above the rows of before."""
-        self._requests += 1
-        number = self._requests
         self._busy.set_visibility(True)
-        try:
-            async with self._entry.slow_threads:
-                if number != self._requests:
-                    return
-                found = await frame.in_thread(self._entry, self._fetch)
-        except Exception as error:
-            if number == self._requests:
-                self._refuse(error)
-            return
-        if number != self._requests:
+        found = await self._asked.answer(self._fetch)
+        if found is None:
             return
         self._problem.clear()
         if self._table is None:
