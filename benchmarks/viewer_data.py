@@ -26,6 +26,8 @@ EPISODES, EPISODE_STEPS = 40, 300
 """Of episodes to click through."""
 GAMES = 12
 ROWS = 100_000_000
+LARGE = 4
+"""Records of 100 MB."""
 _OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
@@ -37,6 +39,9 @@ def stores(runs: int) -> dict[str, Path]:
         "runs": (f"viewer-runs-{runs}", lambda path: _runs(path, runs)),
         "rows": (f"viewer-rows-{ROWS}.npy", lambda path: _rows(path, ROWS)),
         "few rows": ("viewer-rows-1000.npy", lambda path: _rows(path, 1000)),
+        "steps": (f"viewer-steps-{ROWS}", lambda path: _steps(path, ROWS)),
+        "few steps": ("viewer-steps-1000", lambda path: _steps(path, 1000)),
+        "large": (f"viewer-large-{LARGE}", _large),
     }
     FOLDER.mkdir(exist_ok=True)
     found = {}
@@ -90,6 +95,22 @@ def _rows(path: Path, count: int) -> None:
     os.truncate(path, path.stat().st_size + count * 32)
 
 
+def _steps(path: Path, count: int) -> None:
+    """A step dataset of ten runs."""
+    random = np.random.default_rng(0)
+    with sw.StepWriter(path, [("x", "<f2")], columns={"score": int}) as writer:
+        for score in range(10):
+            writer.append({"x": random.random(count // 10, "f4").astype("f2")}, score=score)
+
+
+def _large(path: Path) -> None:
+    random = np.random.default_rng(0)
+    with sw.RecordWriter(path, {"bytes": sw.Field("u1", ragged=True)}) as writer:
+        for _ in range(LARGE):
+            writer.append({"bytes": [random.integers(0, 256, 100_000_000, "u1")]})
+            writer.commit()
+
+
 class Served:
     """`stepwell view` in a process of its own."""
 
@@ -102,9 +123,10 @@ class Served:
         """Of a store, in addresses."""
         return self._paths.index(str(path.absolute()))
 
-    def resident_bytes(self) -> int:
+    def anonymous_bytes(self) -> int:
+        """Memory that is its own, not pages of files, which the system takes back as it likes."""
         status = Path(f"/proc/{self.pid}/status").read_text()
-        return int(status.partition("VmRSS:")[2].split()[0]) * 1024
+        return int(status.partition("RssAnon:")[2].split()[0]) * 1024
 
 
 @contextmanager

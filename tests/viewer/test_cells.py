@@ -1,6 +1,7 @@
 """Rows as a table, as they lie or as a loader gives them."""
 
 import io
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import stepwell as sw
+from stepwell.viewer.cells import table
 from tests.contract import assert_array
 from tests.viewer.serving import Viewer, number_of
 
@@ -111,3 +113,21 @@ def test_a_large_step_is_never_sent_whole(viewer: Viewer, tmp_path: Path) -> Non
     assert viewer.json(f"/data/{number}/run", key=0)["chunk"] == 1
     answer = viewer.get(f"/data/{number}/chunk", key=0, start=0, count=2)
     assert len(answer.content) < 20_000
+
+
+def test_what_was_read_is_let_go_before_more_is(tmp_path: Path) -> None:
+    """Of rows that may be large one is in memory at a time."""
+    held: list[weakref.ref[Any]] = []
+
+    class Large(sw.RecordReader):
+        def take(self, rows: Any, out: Any = None) -> Any:
+            assert [each for each in held if each() is not None] == []
+            batch = super().take(rows, out)
+            held.append(weakref.ref(batch["tokens"].values.base))
+            return batch
+
+    with sw.RecordWriter(tmp_path / "records", {"tokens": sw.Field("<i4", ragged=True)}) as writer:
+        writer.append({"tokens": [np.arange(n) for n in range(5)]})
+    found = table(Large(tmp_path / "records"), range(5))
+    assert [each["shape"] for each in found["columns"]["tokens"]] == [[n] for n in range(5)]
+    assert len(held) == 5

@@ -246,7 +246,7 @@ def test_many_at_once(viewer: Viewer, folder: Path) -> None:
 def test_files_are_closed_again(viewer: Viewer, tmp_path: Path) -> None:
     """Whoever clicks through episodes has few of them open."""
     for run in range(40):
-        replays.record_all(tmp_path, f"run-{run}", range(3))
+        replays.record_all(tmp_path, f"run-{run}", range(1))
     number = number_of(viewer, tmp_path)
     keys = [row[0] for row in viewer.json(f"/data/{number}/runs")["rows"]]
     assert len(keys) == 40

@@ -1,6 +1,7 @@
 """Histograms and curves, compared with what NumPy makes of the same values."""
 
 import itertools
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +264,19 @@ def test_damaged_rows_are_left_out_and_named(tmp_path: Path) -> None:
     assert 0 < found.left_out < 2000
     assert found.rows + found.left_out == 40_000
     assert "steps.npy" in found.problem
+
+
+def test_a_damaged_game_leaves_the_others_to_be_sampled(folder: Path, tmp_path: Path) -> None:
+    with sw.open(folder / "games.a2pack") as pack:
+        whole = sample(pack)
+    shutil.copy(folder / "games.a2pack", tmp_path)
+    with (tmp_path / "games.a2pack").open("r+b") as file:
+        file.seek(4096 + 500)
+        file.write(b"damage")
+    found = sample(sw.open(tmp_path / "games.a2pack"))
+    assert (whole.rows, whole.left_out) == (3, 0)
+    assert (found.rows, found.left_out) == (2, 1)
+    assert "entry 0" in found.problem
 
 
 def test_recordings_that_are_unlike_are_looked_at_one_by_one(tmp_path: Path) -> None:

@@ -110,13 +110,6 @@ def test_conditions_cannot_write(viewer: Viewer, folder: Path) -> None:
     assert (folder / "steps" / "metadata.db").read_bytes() == before
 
 
-def test_a_page_whose_condition_never_ends_is_a_sentence(viewer: Viewer, folder: Path) -> None:
-    number = number_of(viewer, folder / "steps")
-    answer = viewer.get(f"/s/{number}/play", where=f"({ENDLESS}) > 0")
-    assert answer.status_code == 200
-    assert "not done within 5" in answer.text
-
-
 def test_a_condition_that_never_ends_holds_nobody_up(
     viewer: Viewer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,19 +10,17 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 import stepwell as sw
 from stepwell.stores import RunColumn
 from stepwell.viewer import listing
-from tests.viewer.conftest import TIMEOUT_MS, ViewerOf, is_refusal
+from tests.query_contract import ENDLESS
+from tests.viewer.conftest import ViewerOf
 from tests.viewer.serving import Viewer
 from tests.viewer.test_background import endless
 
 RUNS = 120
-ENDLESS = (
-    "(WITH RECURSIVE t(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM t) SELECT count(*) FROM t) > 0"
-)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,28 +28,6 @@ def _wait() -> Iterator[None]:
     expect.set_options(timeout=20_000)
     yield
     expect.set_options(timeout=5_000)
-
-
-@pytest.fixture(scope="module")
-def context(browser: Browser, shown: Viewer) -> Iterator[BrowserContext]:
-    """One of all these tests: scripts that a page needs are loaded once."""
-    made = browser.new_context(viewport={"width": 1280, "height": 800})
-    made.set_default_timeout(TIMEOUT_MS)
-    made.request.get(shown.server.address)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def page(context: BrowserContext) -> Iterator[Page]:
-    """A page. What its scripts raise fails the test."""
-    problems: list[str] = []
-    made = context.new_page()
-    made.on("pageerror", lambda error: problems.append(str(error)))
-    made.on("console", lambda said: problems.append(said.text) if is_refusal(said.text) else None)
-    yield made
-    made.close()
-    assert problems == []
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +123,15 @@ def test_all_stores_have_a_card(page: Page, viewer_of: ViewerOf, stores: Path) -
     expect(page.get_by_role("heading", name="records", exact=True)).to_be_visible()
 
 
+def test_a_store_that_is_being_written(page: Page, viewer_of: ViewerOf, tmp_path: Path) -> None:
+    with sw.StepWriter(tmp_path / "steps", [("x", "<i4")]) as writer:
+        writer.append({"x": np.arange(4, dtype="i4")})
+        writer.commit()
+        opened(page, viewer_of(tmp_path / "steps"))
+        expect(page.locator(".sw-figures")).to_contain_text("in use")
+        expect(page.locator(".sw-figures")).to_contain_text("a writer is at work")
+
+
 def test_everything_is_checked_on_a_click(page: Page, viewer_of: ViewerOf, stores: Path) -> None:
     opened(page, viewer_of(stores / "steps"))
     page.get_by_role("button", name="Check everything").click()
@@ -227,7 +212,7 @@ def test_a_filter_without_an_end_is_stopped(
 ) -> None:
     monkeypatch.setattr(listing, "TIMEOUT_S", 0.5)
     runs_page(page, viewer_of, stores)
-    enter(page, ENDLESS)
+    enter(page, f"({ENDLESS}) > 0")
     expect(page.get_by_role("alert")).to_contain_text("not done within 0.5 s")
     enter(page, "score = 5")
     expect(counted(page)).to_have_text(re.compile(r"^1 run fits"))
@@ -424,7 +409,7 @@ def damage_database(path: Path) -> None:
 
 BROKEN: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "gone": (shutil.rmtree, "there is nothing", "moved or removed"),
-    "damaged": (damage_database, "metadata.db", "It is damaged."),
+    "damaged": (damage_database, "metadata.db", "It is damaged. `stepwell verify PATH` lists"),
 }
 
 
@@ -433,14 +418,15 @@ def test_a_store_that_cannot_be_opened(
     page: Page, shown: Viewer, stores: Path, tmp_path: Path, name: str
 ) -> None:
     breaks, words, advice = BROKEN[name]
-    shutil.copytree(stores / "many", tmp_path / "broken")
-    entry = shown.add(tmp_path / "broken")
-    breaks(tmp_path / "broken")
+    path = tmp_path / "a broken one"
+    shutil.copytree(stores / "many", path)
+    entry = shown.add(path)
+    breaks(path)
     base = f"http://127.0.0.1:{shown.server.port}"
-    for tab in ("", "/runs", "/rows", "/check"):
+    for tab in ("", "/runs", "/rows", "/check", "/play"):
         opened(page, f"{base}/s/{entry.number}{tab}")
         expect(page.get_by_role("alert")).to_contain_text(words)
-        expect(page.get_by_role("alert")).to_contain_text(advice)
+        expect(page.get_by_role("alert")).to_contain_text(advice.replace("PATH", f"'{path}'"))
     opened(page, base)
     card = page.locator(f".sw-card[href='/s/{entry.number}']")
     expect(card.locator(".sw-bad")).to_contain_text(words)

@@ -388,6 +388,12 @@ def test_names_are_text(page: Page, viewer_of: ViewerOf, drawn: Path) -> None:
     assert page.evaluate("window.hacked") is None
 
 
+def test_times_are_those_of_the_list(page: Page, viewer_of: ViewerOf, folder: Path) -> None:
+    page.goto(viewer_of(folder / "replays") + "/play")
+    times = page.locator(".sp-columns dd").filter(has_text=re.compile(r"^\d{4}-"))
+    expect(times).to_have_text([re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d$")] * 2)
+
+
 def test_what_was_recorded_since_is_added(page: Page, viewer_of: ViewerOf, tmp_path: Path) -> None:
     writer = sw.ReplayWriter(tmp_path / "replays", "run", flush_every=0.01)
     for step in range(5):

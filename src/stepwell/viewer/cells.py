@@ -49,12 +49,16 @@ def table(store: Store, rows: Sequence[int], padding: int = 0) -> dict[str, Any]
     draws = {each.name: each for each in drawings(store.schema)}
     columns: dict[str, list[Any]] = {name: [] for name in store.schema}
     damage: list[str | None] = []
-    for some in _together(store, rows):
+
+    def add(some: Sequence[int]) -> None:  # what it has read is gone before more is
         for values, there, problem in _read(store, some):
             damage.append(problem)
             for name, cells in columns.items():
                 here = problem is None and there.get(name, True)
                 cells.append(cell(draws[name], values[name]) if here else None)
+
+    for some in _together(store, rows):
+        add(some)
     return {
         "fields": {name: str(field) for name, field in store.schema.items()},
         "draw": {name: draws[name].draw for name in columns},

@@ -6,8 +6,8 @@ from itertools import count as counted
 from typing import Any, TypeVar
 
 import anyio
-from anyio import CapacityLimiter
 from fastapi import APIRouter, Request
+from fastapi.datastructures import QueryParams
 from fastapi.responses import JSONResponse, Response
 
 from stepwell.errors import StepwellError
@@ -15,12 +15,10 @@ from stepwell.viewer.cells import MAX_ROWS, loader_rows, table
 from stepwell.viewer.episodes import open_episode
 from stepwell.viewer.listing import list_runs, safe
 from stepwell.viewer.neighbours import neighbours
-from stepwell.viewer.shelf import Shelf
+from stepwell.viewer.shelf import Entry, Shelf
 
 T = TypeVar("T")
 
-_READERS = 16
-_QUERIES = 4  # at once, so that conditions without an end leave threads to everyone else
 _MAX_PARAMETER = 10_000
 _TRIM_EVERY = 16
 """Chunks after which the C library gives back what it keeps. Each takes some ten megabytes on the
@@ -40,12 +38,13 @@ class Mistake(Exception):
 def make_router(shelf: Shelf) -> APIRouter:
     """The routes below `/data`, over these stores."""
     router = APIRouter(prefix="/data")
-    readers, queries = CapacityLimiter(_READERS), CapacityLimiter(_QUERIES)
     chunks = counted(1)
 
-    async def answer(work: Callable[[], Any], limiter: CapacityLimiter) -> Response:
+    async def answer(number: int, work: Callable[[Entry], Any], *, slow: bool = False) -> Response:
         try:
-            made = await anyio.to_thread.run_sync(work, limiter=limiter)
+            entry = shelf[number]
+            limiter = entry.slow_threads if slow else entry.threads
+            made = await anyio.to_thread.run_sync(work, entry, limiter=limiter)
         except Mistake as error:
             return _error(str(error), error.status)
         except KeyError as error:
@@ -66,108 +65,84 @@ def make_router(shelf: Shelf) -> APIRouter:
 
     @router.get("/{number}/about")
     async def about(number: int) -> Response:
-        def work() -> Any:
-            entry = shelf[number]
+        def work(entry: Entry) -> Any:
             store, found = entry.store, entry.about()
             known = {"name": entry.name, "noun": store.noun, "problem": entry.problem}
             return _plain({**found.to_json(), **known, "version": entry.version})
 
-        return await answer(work, readers)
+        return await answer(number, work)
 
     @router.get("/{number}/runs")
     async def runs(number: int, request: Request) -> Response:
         given = request.query_params
 
-        def work() -> Any:
-            return list_runs(
-                shelf[number],
-                where=_text(given.get("where", "")),
-                sort=given.get("sort", ""),
-                descending=given.get("desc", "") in ("1", "true"),
-                offset=_whole("offset", given.get("offset", "0")),
-                limit=_whole("limit", given.get("limit", "100")),
-            )
+        def work(entry: Entry) -> Any:
+            offset, limit = _whole(given, "offset", 0), _whole(given, "limit", 100)
+            return list_runs(entry, offset=offset, limit=limit, **_list(given))
 
-        return await answer(work, queries)
+        return await answer(number, work, slow=True)
 
     @router.get("/{number}/near")
     async def near(number: int, request: Request) -> Response:
         given = request.query_params
-
-        def work() -> Any:
-            return neighbours(
-                shelf[number],
-                _text(given.get("key", "")),
-                where=_text(given.get("where", "")),
-                sort=given.get("sort", ""),
-                descending=given.get("desc", "") in ("1", "true"),
-            )
-
-        return await answer(work, queries)
+        work = lambda entry: neighbours(entry, _text(given, "key"), **_list(given))  # noqa: E731
+        return await answer(number, work, slow=True)
 
     @router.get("/{number}/run")
     async def run(number: int, request: Request) -> Response:
         key = request.query_params.get("key", "")
 
-        def work() -> Any:
+        def work(entry: Entry) -> Any:
             try:
-                return open_episode(shelf[number], _text(key)).about()
+                return open_episode(entry, _text(request.query_params, "key")).about()
             except (StepwellError, OSError) as error:
                 return {**_NOTHING, "key": key, "title": key, "damage": str(error)}
 
-        return await answer(work, readers)
+        return await answer(number, work)
 
     @router.get("/{number}/chunk")
     async def chunk(number: int, request: Request) -> Response:
         given = request.query_params
 
-        def work() -> Any:
-            episode = open_episode(shelf[number], _text(given.get("key", "")))
-            start, count = (
-                _whole(name, given.get(name, default))
-                for name, default in (("start", "0"), ("count", str(episode.chunk_steps)))
-            )
+        def work(entry: Entry) -> Any:
+            episode = open_episode(entry, _text(given, "key"))
+            start, count = _whole(given, "start", 0), _whole(given, "count", episode.chunk_steps)
             made = episode.chunk(start, count)
             if next(chunks) % _TRIM_EVERY == 0 and _trim is not None:
                 _trim(0)
             return Response(made, media_type="application/octet-stream")
 
-        return await answer(work, readers)
+        return await answer(number, work)
 
     @router.get("/{number}/thumb")
     async def thumb(number: int, request: Request) -> Response:
-        key = request.query_params.get("key", "")
-
-        def work() -> Any:
-            found = open_episode(shelf[number], _text(key)).thumbnail()
+        def work(entry: Entry) -> Any:
+            key = _text(request.query_params, "key")
+            found = open_episode(entry, key).thumbnail()
             if found is None:
                 raise KeyError(f"run {key!r} has nothing to draw")
             headers = {"cache-control": "private, max-age=60"}
             return Response(found, media_type="image/png", headers=headers)
 
-        return await answer(work, readers)
+        return await answer(number, work)
 
     @router.get("/{number}/rows")
     async def rows(number: int, request: Request) -> Response:
         given = request.query_params
 
-        def work() -> Any:
-            entry = shelf[number]
+        def work(entry: Entry) -> Any:
+            store = entry.store
             if "seed" in given:
-                seed, step = (_whole(name, given.get(name, "0")) for name in ("seed", "step"))
-                batch = max(1, min(_whole("batch", given.get("batch", "16")), MAX_ROWS))
-                return table(entry.store, *loader_rows(entry.store, seed, step, batch))
+                seed, step = _whole(given, "seed", 0), _whole(given, "step", 0)
+                batch = max(1, min(_whole(given, "batch", 16), MAX_ROWS))
+                return table(store, *loader_rows(store, seed, step, batch))
             if "rows" in given:
-                numbers = _text(given["rows"]).split(",")
-                return table(entry.store, [_whole("rows", each.strip()) for each in numbers])
-            start, count = (
-                _whole(name, given.get(name, default))
-                for name, default in (("start", "0"), ("count", "20"))
-            )
-            every = range(len(entry.store))
-            return table(entry.store, every[start : start + min(count, MAX_ROWS)])
+                numbers = _text(given, "rows").split(",")
+                return table(store, [_number("rows", each.strip()) for each in numbers])
+            start, count = _whole(given, "start", 0), _whole(given, "count", 20)
+            return table(store, range(len(store))[start : start + min(count, MAX_ROWS)])
 
-        return await answer(work, readers)
+        return await answer(number, work)
 
     return router
 
@@ -181,16 +156,27 @@ def _error(sentence: str, status: int) -> Response:
     return JSONResponse({"error": sentence}, status)
 
 
-def _text(given: str) -> str:
-    if len(given) > _MAX_PARAMETER:
-        raise Mistake(f"expected at most {_MAX_PARAMETER:,} letters, got {len(given):,}")
-    return given
+def _text(given: QueryParams, name: str) -> str:
+    text = given.get(name, "")
+    if len(text) > _MAX_PARAMETER:
+        raise Mistake(f"expected at most {_MAX_PARAMETER:,} letters, got {len(text):,}")
+    return text
 
 
-def _whole(name: str, given: str) -> int:
-    if not given.isdecimal() or len(given) > 18:
-        raise Mistake(f"{name}: expected a whole number, got {given[:40]!r}")
-    return int(given)
+def _whole(given: QueryParams, name: str, otherwise: int) -> int:
+    return _number(name, given[name]) if name in given else otherwise
+
+
+def _number(name: str, text: str) -> int:
+    if not text.isdecimal() or len(text) > 18:
+        raise Mistake(f"{name}: expected a whole number, got {text[:40]!r}")
+    return int(text)
+
+
+def _list(given: QueryParams) -> dict[str, Any]:
+    """Which list of runs is meant: the filter, and the order."""
+    sort, descending = given.get("sort", ""), given.get("desc", "") in ("1", "true")
+    return {"where": _text(given, "where"), "sort": sort, "descending": descending}
 
 
 def _plain(value: Any) -> Any:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.errors import StepwellError
+from stepwell.errors import FormatError, StepwellError
 from stepwell.field import Field, Ragged
-from stepwell.source import Rows, Source
+from stepwell.source import Batch, Rows, Source
 from stepwell.store import Store
 
 BINS = 40
@@ -262,21 +262,35 @@ def sample(source: Source, max_rows: int = _ROWS) -> Sample:
     end = monotonic() + _SECONDS
     for rows, too_large in _blocks(source, max_rows):
         left_out += too_large
-        if not len(rows):
-            continue
-        try:
-            batch = source.take(rows)
-        except (StepwellError, OSError) as error:
-            left_out, problem = left_out + len(rows), problem or str(error)
-            continue
-        seen += len(rows)
-        for name, values in batch.items():
-            taken[name].append(values)
-            size += values.values.nbytes if isinstance(values, Ragged) else values.nbytes
+        for count, batch in _read(source, rows):
+            if isinstance(batch, Exception):
+                left_out, problem = left_out + count, problem or str(batch)
+                continue
+            seen += count
+            for name, values in batch.items():
+                taken[name].append(values)
+                size += values.values.nbytes if isinstance(values, Ragged) else values.nbytes
         if size > _BYTES or monotonic() > end:
             break
     fields = {name: _seen(schema[name], values) for name, values in taken.items()}
     return Sample(seen, length, fields, left_out, problem)
+
+
+def _read(source: Source, rows: Rows) -> Iterator[tuple[int, Batch | Exception]]:
+    """The rows in pieces: how many, and what they have, or why they cannot be read."""
+    if not len(rows):
+        return
+    try:
+        found: Batch | Exception = source.take(rows)
+    except FormatError as error:  # some of them are damaged
+        if len(rows) > 1:
+            for half in np.array_split(rows, 2):
+                yield from _read(source, half)
+            return
+        found = error
+    except (StepwellError, OSError) as error:
+        found = error
+    yield len(rows), found
 
 
 def record_sizes(source: Source) -> Histogram | None:

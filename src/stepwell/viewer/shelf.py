@@ -4,12 +4,15 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
 
+from anyio import CapacityLimiter
+
 from stepwell.description import Description
-from stepwell.errors import KindError, StepwellError
+from stepwell.errors import FetchError, KindError, StepwellError
 from stepwell.opening import can_open, open_lazily, store_at
 from stepwell.store import Store
 from stepwell.stores import STORES
@@ -17,6 +20,9 @@ from stepwell.stores import STORES
 _DEPTH = 2
 _REFRESH_S = 1.0
 _REMOTE_REFRESH_S = 30.0
+_PATIENCE_S = 2.0
+"""How long what is new behind a URL is waited for, where what was there can be shown."""
+_THREADS, _SLOW_THREADS = 12, 4
 _KEPT = 16
 """Results of a kind that an entry remembers: runs that are open, filters."""
 
@@ -31,56 +37,91 @@ class Entry:
 
     def __init__(self, number: int, path: str, name: str, store: Store | None = None) -> None:
         self.number, self.path, self.name = number, path, name
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._store, self.is_given = store, store is not None
+        self.is_remote = "://" in path
         self.users = 0
         """How many have added it."""
         self._identity: tuple[int, ...] | None = None
-        self._looked = 0.0
+        self._looking: Future[Store] | None = None
+        self._due = self._patient_until = 0.0
         self._known: dict[Hashable, OrderedDict[Hashable, Any]] = {}
         self.problem: str | None = None
         """Why what is shown may be old: it could not be opened or refreshed since."""
         self.version = 0
         """How often something new was seen."""
+        # Each has its own: one that does not answer leaves threads to the others.
+        self.threads = CapacityLimiter(_THREADS)
+        self.slow_threads = CapacityLimiter(_SLOW_THREADS)
+        """For what may take long: conditions, charts, checks."""
 
     @property
     def store(self) -> Store:
-        """The store, not older than a second. Raises what opening it raises; the next look tries
-        again."""
+        """The store, not older than a second; behind a URL half a minute.
+
+        Raises what opening it raises, to all who wait for it; the next look tries again.
+        """
         with self._lock:
-            if self._store is None:
+            known, looking = self._store, self._looking
+            begins = looking is None
+            if looking is None:
+                if known is not None and (self.is_given or monotonic() < self._due):
+                    return known
+                looking = self._looking = Future()
+                self._patient_until = monotonic() + _PATIENCE_S
+        if begins and self.is_remote:  # in a thread that nobody waits for when the process ends
+            threading.Thread(target=self._look, args=(looking, known), daemon=True).start()
+        elif begins:
+            self._look(looking, known)
+        if known is None or not self.is_remote:
+            return looking.result()
+        try:
+            return looking.result(max(0.0, self._patient_until - monotonic()))
+        except TimeoutError:
+            return known
+
+    def _look(self, looking: "Future[Store]", known: Store | None) -> None:
+        """Open the store, or see what is new."""
+        store, changed, error = known, False, None
+        try:
+            if known is None:
                 self._identity = _identity(self.path)
-                self._store = open_lazily(self.path)
-            elif not self.is_given and monotonic() - self._looked > self._interval_s:
-                self._follow(self._store)
+                store = open_lazily(self.path)
             else:
-                return self._store
-            self._looked = monotonic()
-            return self._store
+                store, changed = self._followed(known)
+        except BaseException as raised:  # whoever waits has it
+            error = raised
+        with self._lock:
+            self._store, self._looking = store, None
+            self._due = monotonic() + (_REMOTE_REFRESH_S if self.is_remote else _REFRESH_S)
+            if changed:
+                self.version += 1
+                self._known.clear()
+        if store is None or error is not None:
+            looking.set_exception(error)
+        else:
+            looking.set_result(store)
 
-    @property
-    def _interval_s(self) -> float:
-        return _REMOTE_REFRESH_S if "://" in self.path else _REFRESH_S
-
-    def _follow(self, store: Store) -> None:
-        """See what is new, or what is in its place; else go on with what was there."""
+    def _followed(self, store: Store) -> tuple[Store, bool]:
+        """The store with what is new, or what is in its place, else as it was; and whether there
+        was something new."""
         now = _identity(self.path)
         changed = replaced = now != self._identity
         try:
             if not replaced:
                 try:
                     changed = store.refresh()
+                except FetchError:  # which one is there is not known
+                    raise
                 except StepwellError:  # another one is there, or this one is damaged
                     changed = replaced = True
             if replaced:
-                self._store, self._identity = open_lazily(self.path), now
+                store, self._identity = open_lazily(self.path), now
         except (StepwellError, OSError, ValueError) as error:
             self.problem = f"shown as it was; it cannot be opened any more: {error}"
-            return
+            return store, False
         self.problem = None
-        if changed:
-            self.version += 1
-            self._known.clear()
+        return store, changed
 
     def remembered(self, key: Hashable, make: Callable[[], T]) -> T:
         """What `make` returned for this key since the store last changed.

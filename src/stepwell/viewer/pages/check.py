@@ -1,7 +1,7 @@
 """The loader on this data, for a few seconds: how fast it is, beside plain NumPy."""
 
 from fastapi import Request
-from nicegui import html, run, ui
+from nicegui import html, ui
 
 from stepwell.description import Description
 from stepwell.viewer.batches import part, unlike_where
@@ -15,13 +15,9 @@ _MAX_SECONDS = 60
 
 
 def register(shelf: Shelf) -> None:
-    @frame.at("/s/{number}/check")
-    async def check(number: int, request: Request) -> None:
-        entry = frame.entry_at(shelf, number)
-        if entry is None:
-            return
-        with frame.page("Loader", entry, "check") as main:
-            await frame.fill(main, entry.about, _Check(entry, request).lay_out)
+    @frame.tab(shelf, "check")
+    async def check(entry: Entry, request: Request, main: ui.element) -> None:
+        await frame.fill(entry, main, entry.about, _Check(entry, request).lay_out)
 
 
 class _Check:
@@ -67,14 +63,12 @@ class _Check:
         self._busy(True)
         self._result.clear()
         try:
-            source = await run.io_bound(part, self._entry, where)
-            if source is None:
-                return
+            source = await frame.in_thread(self._entry, lambda: part(self._entry, where))
             self._trial = Trial(source, min(batch, max(len(source), 1)), seconds=seconds)
         except Exception as error:
             self._busy(False)
             with self._result:
-                frame.problem(error)
+                frame.problem(error, entry=self._entry)
             return
         self._trial.start()
         self._timer.activate()
@@ -101,7 +95,7 @@ class _Check:
         self._result.clear()
         with self._result:
             if trial.error is not None:
-                frame.problem(trial.error)
+                frame.problem(trial.error, entry=self._entry)
             elif trial.stopped or trial.loader is None:
                 ui.label("Cancelled.").classes("sw-dim")
             else:

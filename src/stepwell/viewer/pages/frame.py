@@ -2,15 +2,18 @@
 
 import asyncio
 import html
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar, cast
+from shlex import quote
+from time import monotonic
+from typing import TypeVar
 
+from anyio import to_thread
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse, Response
-from nicegui import Client, app, run, ui
+from nicegui import Client, app, ui
 
 from stepwell.description import Description
 from stepwell.errors import (
@@ -33,6 +36,8 @@ _THEME = "stepwell-theme"
 _NO_PAGES = ("/static/", "/data/", "/_nicegui")
 _AT_ONCE_S = 0.4
 """What is there by then is part of the page; the rest follows."""
+_WAITS_S = 1.0
+"""Then a page reports what it waits for, and how long it has."""
 _ANSWERS_S = 60.0
 _MAX_SENTENCE = 600
 _STAIRS = (
@@ -56,9 +61,6 @@ def register(shelf: Shelf) -> None:
         with Client(ui.page(""), request=request) as client:
             _not_found(f"expected the address of a page, got {request.url.path}")
         return client.build_response(request, 404)
-
-
-_slow = asyncio.Semaphore(3)
 
 
 def at(path: str) -> ui.page:
@@ -185,6 +187,14 @@ def figure(value: float | str, words: str) -> None:
         ui.label(words).classes("sw-dim sw-small")
 
 
+def amounts(entry: Entry, about: Description) -> None:
+    """How much there is in a store."""
+    figure(about.rows, "rows")
+    if about.runs is not None:
+        figure(about.runs, entry.store.runs_table)
+    figure(size(about.bytes), "on disk")
+
+
 def health(words: str, problem: str | None) -> ui.label:
     """A line about the health of a store."""
     shown = problem or words
@@ -194,13 +204,13 @@ def health(words: str, problem: str | None) -> ui.label:
 # What went wrong.
 
 
-def problem(error: BaseException | str, advice: str = "") -> ui.element:
-    """A sentence that names what is wrong, and one about what to do."""
+def problem(error: BaseException | str, advice: str = "", entry: Entry | None = None) -> ui.element:
+    """A sentence that names what is wrong with a store, and one about what to do."""
     with ui.element("div").classes("sw-problem").props("role=alert") as shown:
         ui.icon("error_outline")
         with ui.element("div"):
             ui.label(error if isinstance(error, str) else sentence(error))
-            hint = advice or (advice_for(error) if isinstance(error, BaseException) else "")
+            hint = advice or (advice_for(error, entry) if isinstance(error, BaseException) else "")
             if hint:
                 ui.label(hint).classes("sw-dim")
     return shown
@@ -221,7 +231,7 @@ def _short(words: str) -> str:
     return words if len(words) <= _MAX_SENTENCE else f"{words[:half]} … {words[-half:]}"
 
 
-def advice_for(error: BaseException) -> str:
+def advice_for(error: BaseException, entry: Entry | None = None) -> str:
     """What whoever looks at it can do."""
     if isinstance(error, FileNotFoundError):
         return "It was moved or removed. Open the viewer with the path that it has now."
@@ -230,8 +240,8 @@ def advice_for(error: BaseException) -> str:
     if isinstance(error, KindError):
         return "Open the viewer with the path of a store, or of a folder that holds some."
     if isinstance(error, FormatError):
-        where = error.path or "PATH"
-        return f"It is damaged. `stepwell verify {where}` lists all that is wrong with it."
+        where = entry.path if entry is not None else "PATH"  # what the error names is a part of it
+        return f"It is damaged. `stepwell verify {quote(where)}` lists all that is wrong with it."
     if isinstance(error, BusyError):
         return "Somebody is writing there. Load the page again in a moment."
     if isinstance(error, FetchError):
@@ -243,6 +253,25 @@ def advice_for(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return "There is not enough memory for it on this machine."
     return ""
+
+
+Shows = Callable[[Entry, Request, ui.element], Awaitable[None]]
+
+
+def tab(shelf: Shelf, name: str) -> Callable[[Shows], Shows]:
+    """Have a function fill the page that a store has behind this tab."""
+
+    def decorated(shows: Shows) -> Shows:
+        @at("/s/{number}" + (f"/{name}" if name else ""))
+        async def shown(number: int, request: Request) -> None:
+            entry = entry_at(shelf, number)
+            if entry is not None:
+                with page(_TABS[name] if name else entry.name, entry, name) as main:
+                    await shows(entry, request, main)
+
+        return shows
+
+    return decorated
 
 
 def entry_at(shelf: Shelf, number: int) -> Entry | None:
@@ -269,7 +298,36 @@ def _not_found(words: str) -> None:
 # Filling pages in.
 
 
+async def in_thread(entry: Entry, work: Callable[[], T], *, slow: bool = False) -> T:
+    """What `work` returns. A store has a few threads, of which what is `slow` gets some only."""
+    return await to_thread.run_sync(work, limiter=entry.slow_threads if slow else entry.threads)
+
+
+class Asked:
+    """What one browser asks a store for, of which only the last counts."""
+
+    def __init__(self, entry: Entry, refuse: Callable[[Exception], object]) -> None:
+        self._entry, self._refuse, self._count = entry, refuse, 0
+
+    async def answer(self, work: Callable[[], T]) -> T | None:
+        """What `work` returns. None where something else was asked for meanwhile, and for an error,
+        which is handed to `refuse`."""
+        self._count += 1
+        number = self._count
+        try:
+            async with self._entry.slow_threads:
+                if number != self._count:
+                    return None
+                found = await in_thread(self._entry, work)
+        except Exception as error:
+            if number == self._count:
+                self._refuse(error)
+            return None
+        return found if number == self._count else None
+
+
 async def fill(
+    entry: Entry,
     place: ui.element,
     work: Callable[[], T],
     show: Callable[[T], object],
@@ -279,25 +337,21 @@ async def fill(
 ) -> T | None:
     """Show what `work` returns in a place that has a skeleton until then. It runs in a thread.
 
-    What it raises is shown in its place, and None is returned. Of what is `slow` only some is done
-    at a time, so that there are threads for the rest.
+    What it raises is shown in its place, and None is returned.
     """
-
-    async def working() -> T:
-        async with _slow if slow else nullcontext():
-            return cast(T, await run.io_bound(work))  # None only when the server ends
-
-    task = asyncio.ensure_future(working())
+    begin = monotonic()
+    task = asyncio.ensure_future(in_thread(entry, work, slow=slow))
     await asyncio.wait({task}, timeout=_AT_ONCE_S)
     if not task.done():
         await place.client.connected()
+        await _wait(task, entry, place, begin)
     try:
         found = await task
     except Exception as error:  # whatever a store raises, somebody should read it
         if not place.is_deleted:
             place.clear()
             with place:
-                (broken or problem)(error)
+                broken(error) if broken is not None else problem(error, entry=entry)
         return None
     if place.is_deleted:
         return None
@@ -305,6 +359,20 @@ async def fill(
     with place:
         show(found)
     return found
+
+
+async def _wait(task: "asyncio.Task[T]", entry: Entry, place: ui.element, begin: float) -> None:
+    """Wait for what a place is filled with; report it there while that takes long."""
+    await asyncio.wait({task}, timeout=max(0.0, begin + _WAITS_S - monotonic()))
+    if task.done() or place.is_deleted:
+        return
+    with place:
+        words = ui.label().classes("sw-dim").props("role=status")
+        words.move(place, 0)
+    rest = " A URL without an answer is given up after about a minute." if entry.is_remote else ""
+    while not task.done() and not place.is_deleted:
+        words.set_text(f"Waiting for {entry.path}, {monotonic() - begin:.0f} s so far.{rest}")
+        await asyncio.wait({task}, timeout=1.0)
 
 
 def query_text(request: Request, name: str, otherwise: str = "") -> str:

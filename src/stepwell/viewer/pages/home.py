@@ -44,14 +44,11 @@ async def _fill(entry: Entry, place: ui.element) -> None:
             ui.label(frame.kind_of(about)).classes("sw-kind")
             ui.label(entry.path).classes("sw-mono sw-dim sw-cut").tooltip(entry.path)
         with html.div().classes("sw-numbers"):
-            frame.figure(about.rows, "rows")
-            if about.runs is not None:
-                frame.figure(about.runs, entry.store.runs_table)
-            frame.figure(frame.size(about.bytes), "on disk")
+            frame.amounts(entry, about)
         frame.health(about.health, entry.problem)
 
     def broken(error: BaseException) -> None:
         ui.label(entry.path).classes("sw-mono sw-dim sw-cut")
         ui.label(frame.sentence(error)).classes("sw-dot sw-bad")
 
-    await frame.fill(place, entry.about, show, broken)
+    await frame.fill(entry, place, entry.about, show, broken)

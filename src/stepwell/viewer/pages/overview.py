@@ -5,7 +5,8 @@ import json
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
-from nicegui import html, run, ui
+from fastapi import Request
+from nicegui import html, ui
 
 from stepwell.description import Description
 from stepwell.errors import FormatError, StepwellError
@@ -23,19 +24,15 @@ _CURVES = 2
 
 
 def register(shelf: Shelf) -> None:
-    @frame.at("/s/{number}")
-    async def overview(number: int) -> None:
-        entry = frame.entry_at(shelf, number)
-        if entry is None:
-            return
-        with frame.page(entry.name, entry, ""):
-            with html.div().classes("sw-stack").style("gap: 16px") as top:
-                html.h1(entry.name).classes("sw-cut")
-                ui.skeleton("rect", height="72px")
-            below = html.div().classes("sw-stack").style("gap: 20px")
+    @frame.tab(shelf, "")
+    async def overview(entry: Entry, request: Request, main: ui.element) -> None:
+        with html.div().classes("sw-stack").style("gap: 16px") as top:
+            html.h1(entry.name).classes("sw-cut")
+            ui.skeleton("rect", height="72px")
+        below = html.div().classes("sw-stack").style("gap: 20px")
         health = _Health()
         show = lambda found: _top(entry, found[0], health)  # noqa: E731
-        found = await frame.fill(top, lambda: _first(entry), show)
+        found = await frame.fill(entry, top, lambda: _first(entry), show)
         if found is not None:
             with below:
                 about, amounts, problem = found
@@ -48,7 +45,7 @@ class _Health:
 
     def lay_out(self, entry: Entry, about: Description) -> None:
         with html.div():
-            words = "fine" if about.health == "fine" else "look"
+            words = {"fine": "fine", "a writer is at work": "in use"}.get(about.health, "look")
             self._figure = frame.health(words, entry.problem and "old")
             shown = entry.problem or ("health" if words == "fine" else about.health)
             ui.label(shown).classes("sw-dim sw-small")
@@ -98,14 +95,16 @@ def _sections(
         lines = max(len(about.fields), 1) + has_sizes
         ui.skeleton("rect", height=f"{29 + 41 * lines}px")
     show_fields = lambda found: _fields(found, health)  # noqa: E731
-    sampled = frame.fill(fields, lambda: _samples(entry), show_fields, slow=True)
+    sampled = frame.fill(entry, fields, lambda: _samples(entry), show_fields, slow=True)
     with html.section().classes("sw-panel sw-section"):
         html.h2("Health")
         with html.div().classes("sw-section sw-health") as place:
             ui.skeleton("text", width="50%")
         _full_check(entry, health)
     show_report = lambda report: _report(report, health)  # noqa: E731
-    checked = frame.fill(place, lambda: entry.store.verify(quick=True), show_report, slow=True)
+    checked = frame.fill(
+        entry, place, lambda: entry.store.verify(quick=True), show_report, slow=True
+    )
     if about.facts:
         with html.section().classes("sw-panel sw-section"):
             html.h2("Facts")
@@ -119,10 +118,7 @@ def _top(entry: Entry, about: Description, health: _Health) -> None:
         ui.label(frame.kind_of(about)).classes("sw-kind")
         ui.label(about.path).classes("sw-mono sw-dim sw-cut").tooltip(about.path)
     with html.div().classes("sw-panel sw-figures"):
-        frame.figure(about.rows, "rows")
-        if about.runs is not None:
-            frame.figure(about.runs, entry.store.runs_table)
-        frame.figure(frame.size(about.bytes), "on disk")
+        frame.amounts(entry, about)
         if about.rows:
             frame.figure(frame.size(about.bytes / about.rows), "a row")
         if about.fields:
@@ -144,7 +140,7 @@ def _histogram(entry: Entry, each: Amount) -> Awaitable[object]:
         place = html.div().classes("sw-plot")
         with place:
             ui.skeleton("rect", height="100%")
-    return frame.fill(place, make, charts.histogram, slow=True)
+    return frame.fill(entry, place, make, charts.histogram, slow=True)
 
 
 def _curves(entry: Entry, each: Amount) -> Awaitable[object]:
@@ -164,7 +160,7 @@ def _curves(entry: Entry, each: Amount) -> Awaitable[object]:
         place = html.div().classes("sw-plot")
         with place:
             ui.skeleton("rect", height="100%")
-    return frame.fill(place, make, show, slow=True)
+    return frame.fill(entry, place, make, show, slow=True)
 
 
 def _titled(title: str, note: str) -> None:
@@ -281,11 +277,11 @@ def _full_check(entry: Entry, health: _Health) -> None:
 
     async def begin() -> None:
         try:
-            await run.io_bound(verification.start, entry)
+            await frame.in_thread(entry, lambda: verification.start(entry))
         except Exception as error:
             result.clear()
             with result:
-                frame.problem(error)
+                frame.problem(error, entry=entry)
         look()
 
     def cancel() -> None:
@@ -312,7 +308,7 @@ def _full_check(entry: Entry, health: _Health) -> None:
                     ui.label("Everything was read:").classes("sw-dim")
                     _report(known.report, health)
                 elif known.error is not None:
-                    frame.problem(known.error)
+                    frame.problem(known.error, entry=entry)
                 else:
                     ui.label(f"cancelled after {amount.text}").classes("sw-dim")
 

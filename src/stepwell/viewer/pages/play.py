@@ -1,7 +1,6 @@
 """The player: one episode, or two side by side."""
 
 from fastapi import Request
-from nicegui import run
 
 from stepwell.viewer.listing import list_runs
 from stepwell.viewer.pages import frame
@@ -18,14 +17,13 @@ def register(shelf: Shelf) -> None:
         given = request.query_params
         where, sort = given.get("where", ""), given.get("sort", "")
         descending = given.get("desc", "") in ("1", "true")
-        key = given.get("run", "")
-        with frame.page(key or "Player", entry, "runs") as main:
-            if not key:
-                try:
-                    key = await run.io_bound(_first, entry, where, sort, descending) or ""
-                except Exception as error:
-                    frame.problem(error)
-                    return
+        wanted = given.get("run", "")
+
+        def find() -> str:
+            entry.store  # noqa: B018  one that does not answer is waited for here
+            return wanted or _first(entry, where, sort, descending)
+
+        def show(key: str) -> None:
             main.classes(replace="sp-page")
             PlayerView(
                 number,
@@ -37,6 +35,9 @@ def register(shelf: Shelf) -> None:
                 sort=sort,
                 descending=descending,
             )
+
+        with frame.page(wanted or "Player", entry, "runs") as main:
+            await frame.fill(entry, main, find, show)
 
 
 def _first(entry: Entry, where: str, sort: str, descending: bool) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from fastapi import Request
-from nicegui import html, run, ui
+from nicegui import html, ui
 
 from stepwell.description import Description
 from stepwell.viewer.batches import Choice, Line, Lines, chosen, unlike_where
@@ -42,15 +42,11 @@ _ROW_CELL = """
 
 
 def register(shelf: Shelf) -> None:
-    @frame.at("/s/{number}/rows")
-    async def rows(number: int, request: Request) -> None:
-        entry = frame.entry_at(shelf, number)
-        if entry is None:
-            return
-        with frame.page("Rows", entry, "rows") as main:
-            view = _Rows(entry, request)
-            if await frame.fill(main, entry.about, view.lay_out):
-                await view.show()
+    @frame.tab(shelf, "rows")
+    async def rows(entry: Entry, request: Request, main: ui.element) -> None:
+        view = _Rows(entry, request)
+        if await frame.fill(entry, main, entry.about, view.lay_out):
+            await view.show()
 
 
 class _Rows:
@@ -67,7 +63,7 @@ class _Rows:
             batch=frame.query_number(request, "batch", 16),
             window=frame.query_number(request, "window", 0),
         )
-        self._requests = 0  # only the answer to the last one counts
+        self._asked = frame.Asked(entry, self._refuse)
         self._count = 0
 
     def lay_out(self, about: Description) -> None:
@@ -116,7 +112,7 @@ class _Rows:
 
     async def show(self) -> None:
         """The rows that the address asks for."""
-        await frame.fill(self._place, self._fetch, self._lines, self._refuse)
+        await frame.fill(self._entry, self._place, self._fetch, self._lines, self._refuse)
 
     # Asking.
 
@@ -126,15 +122,8 @@ class _Rows:
     async def _again(self, **changes: Any) -> None:
         self._choice = replace(self._choice, **changes)
         self._show_controls()
-        self._requests += 1
-        number = self._requests
-        try:
-            found: Any = await run.io_bound(self._fetch)
-        except Exception as error:
-            if number == self._requests:
-                self._refuse(error)
-            return
-        if number != self._requests or found is None:
+        found = await self._asked.answer(self._fetch)
+        if found is None:
             return
         self._problem.clear()
         self._place.clear()
@@ -147,7 +136,7 @@ class _Rows:
         self._place.clear()
         self._words.set_text("")
         with self._problem:
-            frame.problem(error)
+            frame.problem(error, entry=self._entry)
 
     async def _switch(self, mode: str) -> None:
         await self._again(seed=None if mode == "order" else int(self._seed.value or 0))

@@ -1,6 +1,5 @@
 """The runs or episodes of a store: filtered by SQL, sorted, a page at a time, with thumbnails."""
 
-import asyncio
 import re
 from functools import partial
 from time import perf_counter
@@ -8,7 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from fastapi import Request
-from nicegui import html, run, ui
+from nicegui import html, ui
 from nicegui.events import GenericEventArguments
 
 from stepwell.errors import StepwellError
@@ -20,9 +19,6 @@ from stepwell.viewer.shelf import Entry, Shelf
 PAGE_ROWS = 50
 
 _CHOOSE, _CHOSEN = "Choose two to play side by side", "Play side by side"
-_filters = asyncio.Semaphore(3)
-"""Conditions that are worked on at once, so that some without an end leave threads to others."""
-
 _PLAIN = re.compile(r"(^|_)(id|idx|index|unix_s|year|seed|number|version)$")
 _AMOUNT = re.compile("score|reward|return|tile|(^|_)(steps|length)$")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(\+00:00|Z)?$")
@@ -50,15 +46,11 @@ _TO_PLAY = """(event, row) => {
 
 
 def register(shelf: Shelf) -> None:
-    @frame.at("/s/{number}/runs")
-    async def runs(number: int, request: Request) -> None:
-        entry = frame.entry_at(shelf, number)
-        if entry is None:
-            return
-        with frame.page("Runs", entry, "runs") as main:
-            view = _Runs(entry, request)
-            if await frame.fill(main, entry.about, lambda about: view.lay_out(about.runs)):
-                await view.show()
+    @frame.tab(shelf, "runs")
+    async def runs(entry: Entry, request: Request, main: ui.element) -> None:
+        view = _Runs(entry, request)
+        if await frame.fill(entry, main, entry.about, lambda about: view.lay_out(about.runs)):
+            await view.show()
 
 
 class _Runs:
@@ -70,7 +62,7 @@ class _Runs:
         self._sort = frame.query_text(request, "sort")
         self._descending = frame.query_text(request, "desc") in ("1", "true")
         self._page = max(1, frame.query_number(request, "page", 1))
-        self._requests = 0  # only the answer to the last one counts
+        self._asked = frame.Asked(entry, self._refuse)
         self._place: ui.element | None = None
         self._table: ui.table | None = None
 
@@ -109,7 +101,7 @@ class _Runs:
     async def show(self) -> None:
         """The rows that the address asks for."""
         if self._place is not None:
-            await frame.fill(self._place, self._fetch, self._first, self._refuse)
+            await frame.fill(self._entry, self._place, self._fetch, self._first, self._refuse)
 
     # Asking.
 
@@ -150,19 +142,9 @@ class _Runs:
 
     async def _again(self) -> None:
         """Show what was asked for last; what is wrong with it stands above the rows of before."""
-        self._requests += 1
-        number = self._requests
         self._busy.set_visibility(True)
-        try:
-            async with _filters:
-                if number != self._requests:
-                    return
-                found: Any = await run.io_bound(self._fetch)
-        except Exception as error:
-            if number == self._requests:
-                self._refuse(error)
-            return
-        if number != self._requests or found is None:
+        found = await self._asked.answer(self._fetch)
+        if found is None:
             return
         self._problem.clear()
         if self._table is None:
@@ -178,7 +160,7 @@ class _Runs:
         self._count.set_text("")
         self._problem.clear()
         with self._problem:
-            frame.problem(error)
+            frame.problem(error, entry=self._entry)
 
     async def _filter(self, event: GenericEventArguments) -> None:
         self._where, self._page = str(event.args), 1

@@ -7,6 +7,7 @@ import { CurvePainter, short } from "./curves.js";
 const PICTURES = ["image", "planes"];
 const SHOWN_FIRST = ["action", "reward", "return", "score", "value"];
 const NOT_LISTED = ["run_id", "step_index", "run_idx", "step_idx", "row_id"]; // what every row of a run has, or the step itself
+const TIME = /^(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)[.\d]*(?:\+00:00|Z)?$/; // as lists of runs show it, too
 const SMALL = 3; // pictures beside the large one
 
 export class Screen {
@@ -117,7 +118,7 @@ export class Screen {
     const list = child(details, "dl", "");
     for (const [name, value] of columns) {
       child(list, "dt", "").textContent = name;
-      child(list, "dd", "").textContent = typeof value === "number" ? short(value) : String(value);
+      child(list, "dd", "").textContent = typeof value === "number" ? short(value) : String(value).replace(TIME, "$1 $2");
     }
   }
 
