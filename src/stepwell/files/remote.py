@@ -109,7 +109,7 @@ class RemoteFiles:
             raise ValueError(f"deadline_s: expected more than 0, got {deadline_s}")
         self._deadline_s = deadline_s
         self._options = options
-        self._patient: dict[float, Any] = {}
+        self._patient: dict[tuple[float, bool], Any] = {}
         self._answered = False
         if is_url(where):
             self.url, self._given = str(where).rstrip("/"), None
@@ -226,19 +226,21 @@ class RemoteFiles:
 
     # Below this line: requests.
 
-    def _with_patience(self, timeout_s: float) -> Any:
-        """The store at the URL, whose requests take no longer than this and are not repeated."""
-        if timeout_s in self._patient:
-            return self._patient[timeout_s]
+    def _with_patience(self, timeout_s: float, retry: dict[str, Any] | None = None) -> Any:
+        """The store at the URL, whose requests take no longer than this; they are not repeated,
+        unless `retry` says how."""
+        key = timeout_s, retry is None
+        if key in self._patient:
+            return self._patient[key]
         options = dict(self._options)
         client = {"timeout": timedelta(seconds=timeout_s), **options.pop("client_options", {})}
         if "http://" in (self.url[:7], _endpoint(self.url, options)[:7]):
             client.setdefault("allow_http", True)
-        retry = {"max_retries": 0, "retry_timeout": timedelta(seconds=timeout_s)}
+        retry = retry or {"max_retries": 0, "retry_timeout": timedelta(seconds=timeout_s)}
         store = _obstore().store.from_url(
             self.url, client_options=client, retry_config=retry, **options
         )
-        return self._patient.setdefault(timeout_s, store)
+        return self._patient.setdefault(key, store)
 
     def _store_for(self, left_s: float) -> Any:
         """A store that gives up within the time that is left, or soon after.
@@ -253,7 +255,7 @@ class RemoteFiles:
             patience_s /= 2
         return self._with_patience(patience_s)
 
-    def _tried(self, work: Callable[[Any], T], url: str) -> T:
+    def _tried(self, work: Callable[[Any], T], url: str, store: Any = None) -> T:
         """The result of `work` for a store, in the end."""
         obstore = _obstore()
         begin, pause, spent_s = time.monotonic(), _PAUSE_S, 0.0
@@ -261,7 +263,7 @@ class RemoteFiles:
         left_s = self._deadline_s if self._answered else min(_KEYLESS_S, self._deadline_s)
         while True:
             try:
-                result = work(self._store_for(left_s))
+                result = work(self._store_for(left_s) if store is None else store)
                 self._answered = True
                 return result
             except FormatError:
@@ -316,6 +318,7 @@ def _may_pass(error: Exception, keyless: bool) -> bool:
     final = (
         *(known.NotFoundError, known.PermissionDeniedError, known.UnauthenticatedError),
         *(known.NotSupportedError, known.InvalidPathError),
+        *(known.AlreadyExistsError, known.PreconditionError),
         *(FileNotFoundError, NotImplementedError, ValueError),
     )
     if isinstance(error, final):

@@ -21,7 +21,7 @@ from stepwell.files.npy import dtype_from_json, dtype_to_json
 from stepwell.lazy import lazy
 from stepwell.source import Rows
 from stepwell.store import QueryTable, Runs
-from stepwell.stores.steps.layout import VERSION
+from stepwell.stores.steps.layout import VERSION, Metadata, Part, Piece, listed_pieces, pieces
 
 _RUNS_AT_ONCE = 10_000
 _IDENTITY_RUNS = 16  # the first ones identify a dataset that has no id
@@ -81,6 +81,27 @@ class Seen(NamedTuple):
     """The last checksums, which are not in the file of checksums."""
     columns: tuple[str, ...] = ()
     """Of the runs."""
+    parts: tuple[Part, ...] = ()
+    """The shards, where they have a list: in a dataset that was written in a bucket."""
+    metadata: Metadata | None = None
+    """The database of the commit, in such a dataset."""
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether shards have a list, be it of none."""
+        return self.metadata is not None
+
+    def pieces(self, root: Path, first: int = 0, end: int | None = None) -> list[Piece]:
+        """The rows from `first` on, up to `end`, file by file."""
+        end = self.rows if end is None else end
+        if self.is_listed:
+            return listed_pieces(root, self.parts, first, end)
+        return pieces(root, end, self.shard_rows, first)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the rows are in several files, or may be."""
+        return self.is_listed or self.shard_rows > 0
 
 
 def create(
@@ -147,7 +168,9 @@ def append(
         database.execute(_CHECKSUMS)
         signed: list[tuple[Any, ...]] = []
         if given:  # as they are kept: a column of another program's may turn '12' into 12
-            kept = database.execute(f"SELECT {every} FROM runs WHERE id >= ?", (given[0][0],))
+            sql = f"SELECT {every} FROM runs WHERE id BETWEEN ? AND ?"
+            sql += " AND id NOT IN (SELECT id FROM run_checksums)"  # of another writer, in a bucket
+            kept = database.execute(sql, (given[0][0], given[-1][0]))
             signed = catalog.with_checksums(kept.fetchall(), len(OWN) + len(names))
         database.executemany(
             "INSERT INTO run_checksums VALUES (?, ?)", ((run[0], run[-1]) for run in signed)
