@@ -34,7 +34,7 @@ class Named(Protocol):
         """Every object that it names."""
 
     def changed(self, by: str) -> Self:
-        """The next document, which says the same."""
+        """The next document, which has the same in it."""
 
 
 N = TypeVar("N", bound=Named)
@@ -52,7 +52,7 @@ _OURS = re.compile(
 
 
 class Announcement:
-    """An object that says that a writer is at work, and is written again now and then.
+    """An object that shows that a writer is at work, and is written again now and then.
 
     Making it is the probe of conditional puts: `FetchError` where a server ignores a condition.
     """
@@ -104,7 +104,7 @@ class Announcement:
                 self.renew()
 
     def _text(self) -> bytes:
-        """Another one each time, so that no two have the same ETag."""
+        """Different each time, so that no two have the same ETag."""
         self._count += 1
         content = {"token": self.token, "lease_s": self._lease_s, "renewed": self._count}
         return _ANNOUNCEMENT.dump(content)
@@ -136,7 +136,7 @@ class Announcement:
 
 
 class Head(Generic[T]):
-    """The document that says what counts, as it was last seen."""
+    """The document that has what counts, as it was last seen."""
 
     def __init__(
         self,
@@ -202,8 +202,8 @@ class Head(Generic[T]):
 
 
 class Outdated(Exception):
-    """For `make`: what the document names is gone. That is an error, unless the document is
-    another one by now."""
+    """For `make`: what the document names is gone. That is an error, unless the document has
+    changed by now."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))

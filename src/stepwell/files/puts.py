@@ -8,6 +8,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from stepwell.errors import FetchError
 from stepwell.files.remote import RemoteFiles, _missing, _obstore
+from stepwell.lazy import lazy
 
 _UNABLE = {
     "file": "a folder: give its path, without file://",
@@ -76,11 +77,11 @@ class WritableFiles(RemoteFiles):
                 *(store, name, data), chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE
             )
 
-        self._tried(work, self.url_of(name), self._patient_parts())
+        self._tried(work, self.url_of(name), self._in_parts)
 
     def swap(self, name: str, data: bytes, known: Tag | None) -> Tag | None:
         """Write a small object if it is still the `known` one, or if there is none yet; None where
-        another one was quicker.
+        somebody was quicker.
 
         `data` must be bytes that nobody else writes there: where the answer to a request was lost,
         they show whether it was carried out.
@@ -156,12 +157,13 @@ class WritableFiles(RemoteFiles):
 
         return self._tried(work, self.url)
 
-    def _patient_parts(self) -> Any:
+    @lazy
+    def _in_parts(self) -> Any:
         """A store that tries each part of a large object again by itself."""
         if self._given is not None:
             return self._given
         retry = {"max_retries": 10, "retry_timeout": timedelta(seconds=self._deadline_s)}
-        return self._with_patience(self._deadline_s / 2, retry)
+        return self._made(self._deadline_s / 2, retry)
 
 
 def _tag(about: Any) -> Tag:

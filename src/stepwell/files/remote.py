@@ -109,7 +109,7 @@ class RemoteFiles:
             raise ValueError(f"deadline_s: expected more than 0, got {deadline_s}")
         self._deadline_s = deadline_s
         self._options = options
-        self._patient: dict[tuple[float, bool], Any] = {}
+        self._patient: dict[float, Any] = {}
         self._answered = False
         if is_url(where):
             self.url, self._given = str(where).rstrip("/"), None
@@ -226,21 +226,22 @@ class RemoteFiles:
 
     # Below this line: requests.
 
-    def _with_patience(self, timeout_s: float, retry: dict[str, Any] | None = None) -> Any:
-        """The store at the URL, whose requests take no longer than this; they are not repeated,
-        unless `retry` says how."""
-        key = timeout_s, retry is None
-        if key in self._patient:
-            return self._patient[key]
+    def _with_patience(self, timeout_s: float) -> Any:
+        """The store at the URL, whose requests take no longer than this and are not repeated."""
+        if timeout_s in self._patient:
+            return self._patient[timeout_s]
+        retry = {"max_retries": 0, "retry_timeout": timedelta(seconds=timeout_s)}
+        return self._patient.setdefault(timeout_s, self._made(timeout_s, retry))
+
+    def _made(self, timeout_s: float, retry: dict[str, Any]) -> Any:
+        """A store at the URL."""
         options = dict(self._options)
         client = {"timeout": timedelta(seconds=timeout_s), **options.pop("client_options", {})}
         if "http://" in (self.url[:7], _endpoint(self.url, options)[:7]):
             client.setdefault("allow_http", True)
-        retry = retry or {"max_retries": 0, "retry_timeout": timedelta(seconds=timeout_s)}
-        store = _obstore().store.from_url(
+        return _obstore().store.from_url(
             self.url, client_options=client, retry_config=retry, **options
         )
-        return self._patient.setdefault(key, store)
 
     def _store_for(self, left_s: float) -> Any:
         """A store that gives up within the time that is left, or soon after.

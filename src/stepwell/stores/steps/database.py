@@ -28,6 +28,8 @@ _IDENTITY_RUNS = 16  # the first ones identify a dataset that has no id
 
 OWN = ("id", "first_step_idx", "num_steps")
 """Columns that every dataset has."""
+IN_ORDER = "first_step_idx, num_steps, id"
+"""How runs are sorted: those without rows come before the one that begins with the same row."""
 
 _META = "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)"
 _CHECKSUMS = (
@@ -186,7 +188,7 @@ def add_column(
     """Add a column with a value for each run, in the order of their rows; all or nothing."""
     with transaction(database, path):
         database.execute(f"ALTER TABLE runs ADD COLUMN {quoted(name)} {column.sql}")
-        ids = database.execute("SELECT id FROM runs ORDER BY first_step_idx, id").fetchall()
+        ids = database.execute(f"SELECT id FROM runs ORDER BY {IN_ORDER}").fetchall()
         database.executemany(
             f"UPDATE runs SET {quoted(name)} = ? WHERE id = ?",
             ((value, run) for value, (run,) in zip(values, ids, strict=True) if value is not None),
@@ -401,6 +403,8 @@ class StepRuns(Runs):
     def __init__(self, path: Path, seen: Seen, chosen: Chosen | None = None) -> None:
         self._path, self._seen, self._chosen = path, seen, chosen
         self._step_count = seen.rows if chosen is None else int(chosen.counts.sum())
+        self._kept: object = None
+        """What the file is gone with."""
 
     def __len__(self) -> int:
         return self._seen.runs if self._chosen is None else len(self._chosen.ids)
@@ -459,8 +463,11 @@ class StepRuns(Runs):
             there &= np.isin(found.ids, self._chosen.ids)
         if not there.all():
             found = found.pick(there)
-        if (np.diff(found.starts) < 0).any():  # runs need not be stored in the order of their ids
-            found = found.pick(np.argsort(found.starts, kind="stable"))
+        # Runs need not be stored in the order of their ids. Of those that begin with the same row,
+        # all but the last have none.
+        steps = np.diff(found.starts)
+        if (steps < 0).any() or (np.diff(found.counts)[steps == 0] < 0).any():
+            found = found.pick(np.lexsort((found.ids, found.counts, found.starts)))
         return found
 
     def _query(self, sql: str, values: Sequence[Any], timeout_s: float | None) -> QueryTable:
@@ -471,7 +478,7 @@ class StepRuns(Runs):
         with self._showing(slice(wanted.start, wanted.stop)) as opened:
             first = wanted.start if self._chosen is None else 0
             every = ", ".join(map(quoted, names))
-            sql = f"SELECT {every} FROM runs ORDER BY first_step_idx, id LIMIT ? OFFSET ?"
+            sql = f"SELECT {every} FROM runs ORDER BY {IN_ORDER} LIMIT ? OFFSET ?"
             return opened.execute(sql, (len(wanted), first)).fetchall()
 
     @contextmanager

@@ -25,7 +25,7 @@ _NUMBERS = ("rows", "runs", "next_run", "change")
 
 @dataclass(frozen=True)
 class Dataset:
-    """What the document says."""
+    """What the document has."""
 
     id: str
     """Of the dataset, as the database has it."""

@@ -128,7 +128,7 @@ class Metadata(NamedTuple):
 
     def check(self, file: BinaryIO, where: str) -> None:
         """Raise `FormatError` when a file is shorter or longer, and `ChecksumError` when it is
-        another one."""
+        a different one."""
         found = self.of(self.name, file)
         if found.bytes != self.bytes:
             message = f"truncated: expected {self.bytes} bytes, got {found.bytes}"

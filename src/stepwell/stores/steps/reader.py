@@ -178,6 +178,7 @@ class StepReader(Store):
     def _show(self, runs: StepRuns) -> None:
         """Have the rows of these runs from here on."""
         self._table, self._seen, self._length = runs, runs._seen, runs._step_count
+        runs._kept = self._far  # whoever has the table only reads its files, too
         self._forget()
 
     # Properties.

@@ -106,7 +106,8 @@ class RemoteSteps:
                 return mirror
             if mirror.about(wanted.name) is not None:
                 break
-            # Committed since the objects were listed; or of a commit that `clean` has removed.
+            if mirror.files.about(wanted.name) is not None:
+                continue  # it came since the objects were listed
             if self._commit is None or self._commit == _newest(mirror):
                 message = (
                     "expected the database of a commit, there is no such object: `stepwell clean` "
@@ -143,7 +144,7 @@ class RemoteSteps:
         mirror.side_by_side(open_file, found)
 
     def _head(self, part: Part, seen: Seen) -> tuple[bytes, int]:
-        """The header that a shard has, without a request for it: the list says all of it."""
+        """The header that a shard has, without a request for it: the list has all of it."""
         about, url = self.mirror.about(part.name), self.mirror.url_of(part.name)
         assert about is not None
         assert seen.dtype is not None
@@ -158,7 +159,7 @@ class RemoteSteps:
         return padded_header(start, part.bytes, self.mirror.unit_bytes, url)
 
     def check_headers(self, seen: Seen) -> list[FormatError]:
-        """Shards whose headers are not what the list says, and those that are missing."""
+        """Shards whose headers are not what the list has, and those that are missing."""
         problems = list[FormatError]()
 
         def check(part: Part) -> None:

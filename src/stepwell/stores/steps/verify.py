@@ -134,7 +134,7 @@ class _Check:
         with database.reading(self._path, self._seen.identity) as opened:
             found = opened.execute(
                 "SELECT first_step_idx, num_steps, id FROM runs WHERE id <= ? "
-                "ORDER BY first_step_idx, id",
+                f"ORDER BY {database.IN_ORDER}",
                 (self._seen.last_run,),
             ).fetchall()
         for run in found:
@@ -153,7 +153,7 @@ class _Check:
         self.unchecked.append("which run each row belongs to: the ranges contradict each other")
 
     def _check_listed(self) -> None:
-        """Shards that have a list: they, and the database, are what it says."""
+        """Shards that have a list: they, and the database, are what it has."""
         seen, root = self._seen, self._root
         assert seen.metadata is not None
         if self._far is not None:  # whose database was compared when it came
@@ -168,7 +168,7 @@ class _Check:
                         message = f"expected {part.rows} rows in {part.bytes} bytes"
                         message += f", got {header.shape} in {size}"
                         raise FormatError(message, path=str(root / part.name), offset=10)
-        self.checked.append("that database and shards are what dataset.json says")
+        self.checked.append("that database and shards are those of dataset.json")
 
     def _check_not_ahead(self) -> None:
         """Headers and checksums may be behind what was committed, where a writer was killed; never

@@ -78,7 +78,7 @@ class StepWriter(Writer):
 
     noun: ClassVar[str] = "a step dataset"
 
-    def __new__(cls, path: Any, *args: Any, **options: Any) -> Self:
+    def __new__(cls, path: Any = "", *args: Any, **options: Any) -> Self:
         if cls is StepWriter and is_remote(path):
             from stepwell.stores.steps.bucket import BucketStepWriter  # which is a StepWriter
 
