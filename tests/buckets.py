@@ -53,8 +53,11 @@ class Bucket:
     def objects(self, name: str) -> dict[str, bytes]:
         """Everything below a name, past the proxy."""
         store = self.store(name)
-        listed = [each["path"] for some in obstore.list(store) for each in some]
-        return {path: bytes(obstore.get(store, path).bytes()) for path in listed}
+        return {path: bytes(obstore.get(store, path).bytes()) for path in self.names(name)}
+
+    def names(self, name: str) -> list[str]:
+        """The names of all of it."""
+        return [each["path"] for some in obstore.list(self.store(name)) for each in some]
 
     def age(self, name: str, by: timedelta, part: str = "") -> None:
         """Let the server take objects with this in their names for older than they are."""

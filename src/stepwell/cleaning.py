@@ -6,6 +6,7 @@ from typing import Any
 from stepwell.errors import KindError
 from stepwell.files.commit import Garbage, Head
 from stepwell.files.puts import WritableFiles
+from stepwell.stores.shards.layout import LIST, ShardList
 from stepwell.stores.steps.dataset import Dataset
 from stepwell.stores.steps.layout import DATASET
 
@@ -20,20 +21,17 @@ def clean(
     where no writer has begun anything.
     """
     files = WritableFiles(url, **options)
-    head = Head(files, DATASET, Dataset.parse, Dataset.dump)
-    there = head.read()
-    if there is None:
-        message = f"expected a step dataset that was written here, found no {DATASET}"
+    heads: list[Head[Any]] = [
+        Head(files, DATASET, Dataset.parse, Dataset.dump),
+        Head(files, LIST.name, ShardList.parse, ShardList.dump),
+    ]
+    head = next((head for head in heads if head.read() is not None), None)
+    if head is None:
+        message = f"expected a store that was written here, found no {DATASET} and no {LIST.name}"
         raise KindError(message, path=files.url)
     garbage = Garbage(files, older_than)
     try:
-        found = garbage.remove(head) if delete else garbage.of(_names(head))
+        found = garbage.remove(head) if delete else garbage.of(head)
         return {name: (about.size, garbage.now - about.written) for name, about in found.items()}
     finally:
         garbage.close()
-
-
-def _names(head: Head[Dataset]) -> set[str]:
-    """As they are now: a commit may have come since the objects were listed."""
-    there = head.read()
-    return set() if there is None else there.names

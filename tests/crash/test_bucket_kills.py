@@ -10,9 +10,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import obstore
 import pytest
 
-from stepwell import StepReader, StepWriter
+import stepwell as sw
+from stepwell import ShardWriter, StepReader, StepWriter
 from stepwell.cleaning import clean
 from tests import scaled
 from tests.bucket_writers import COLUMNS, STEP, append, check, opened, runs_in
@@ -21,7 +24,8 @@ from tests.children import Child
 from tests.crash.kills import Victims
 from tests.proxy import Request
 
-KILLS = scaled(30, smallest=12)
+KILLS = {"steps": scaled(24, smallest=12), "shards": scaled(12, smallest=6)}
+DOCUMENTS = {"steps": "dataset.json", "shards": "shards.json"}
 PROCESSES, COMMITS = 4, 3
 
 
@@ -42,45 +46,69 @@ def work(folder: Path, first: int) -> Iterator[int]:
             yield stamp
 
 
+def work_shards(folder: Path, first: int) -> Iterator[int]:
+    """The same of shards: ten rows of each stamp."""
+    url, options = place(folder)
+    with ShardWriter(url, 3, mode="a", **options) as writer:
+        for stamp in count(first):
+            writer.append(np.full((10, 3), stamp))
+            writer.commit()
+            yield stamp
+
+
 def numbers(s3: Bucket, name: str) -> list[int]:
     """The stamps that were committed; both runs of each, or neither."""
+    if name == "kills-shards":
+        return s3.open(name)["data"][::10][:, 0].astype(int).tolist() if listed(s3, name) else []
     runs = opened(s3, name).runs
     found = list(zip(runs["who"].tolist(), runs["n"].tolist(), strict=True))
     assert found[::2] == [(1, n) for _, n in found[1::2]]
     return [n for _, n in found[::2]]
 
 
-def test_kills(s3: Bucket, tmp_path: Path) -> None:
+def listed(s3: Bucket, name: str) -> Any:
+    """The shards of the document."""
+    document = next((each for each in DOCUMENTS.values() if each in s3.names(name)), None)
+    if document is None:
+        return []
+    text = bytes(obstore.get(s3.store(name), document).bytes())
+    return json.loads(text)["shards"]
+
+
+@pytest.mark.parametrize("kind", ["steps", "shards"])
+def test_kills(s3: Bucket, tmp_path: Path, kind: str) -> None:
     """What was acknowledged is there, what was not is there whole or not at all; `clean` removes
     what is left of the others."""
-    url = s3.url("kills")
+    name, document = f"kills-{kind}", DOCUMENTS[kind]
+    url = s3.url(name)
     (tmp_path / "place.json").write_text(json.dumps([url, s3.options]))
     chance = random.Random()
     last, longest_s, interesting = 0, 0.05, 0
-    with Victims(f"{__name__}:work", tmp_path) as victims:
-        for _ in range(KILLS):
+    with Victims(f"{__name__}:{'work' if kind == 'steps' else 'work_shards'}", tmp_path) as victims:
+        for _ in range(KILLS[kind]):
             acknowledged = victims.kill(last + 1, chance.uniform(0, longest_s))
             longest_s = min(longest_s * 1.2, 1) if acknowledged <= last else longest_s * 0.8
             interesting += acknowledged > last
-            if "dataset.json" not in s3.objects("kills"):
+            if document not in s3.names(name):
                 assert acknowledged == 0
                 continue
-            there = numbers(s3, "kills")
+            there = numbers(s3, name)
             last = len(there)
             assert there == list(range(1, last + 1))
             assert acknowledged <= last <= acknowledged + 1
     assert interesting > 0
-    reader = opened(s3, "kills")
-    s3.age("kills", timedelta(days=2))
+    reader = sw.open(url, **s3.options)
+    s3.age(name, timedelta(days=2))
     removed = clean(url, older_than=timedelta(days=1), delete=True, **s3.options)
     assert removed
-    left = set(s3.objects("kills"))
-    text = json.loads(s3.objects("kills")["dataset.json"])
-    shards = [shard["name"] for shard in text["shards"]]
-    checksums = [name.replace(".npy", ".crc") for name in shards]
-    assert left == {"dataset.json", text["metadata"]["name"], *shards, *checksums}
+    shards = [shard["name"] for shard in listed(s3, name)]
+    named = {document, *shards, *(f"{shard.rpartition('.')[0]}.crc" for shard in shards)}
+    if kind == "steps":
+        named.add(json.loads(s3.objects(name)[document])["metadata"]["name"])
+        check(opened(s3, name), *((who, n) for n in range(1, last + 1) for who in (1, 2)))
+    assert set(s3.names(name)) == named
     assert reader.verify().ok
-    check(opened(s3, "kills"), *((who, n) for n in range(1, last + 1) for who in (1, 2)))
+    assert numbers(s3, name) == list(range(1, last + 1))
 
 
 @pytest.mark.parametrize("part", ["dataset.json", "/metadata/", "/shards/", "/writers/"])
@@ -108,7 +136,7 @@ def test_killed_at_a_request(s3: Bucket, tmp_path: Path, part: str) -> None:
         s3.proxy.forget()
         victim.kill()
         assert left < 0
-        if "dataset.json" in s3.objects(name):
+        if "dataset.json" in s3.names(name):
             found = runs_in(opened(s3, name))
             mine = [n for who, n in found if who == 1 and n >= put * 100]
             assert mine == list(range(put * 100, put * 100 + len(mine)))
@@ -131,7 +159,7 @@ def test_many_at_once(s3: Bucket, tmp_path: Path) -> None:
     for who in range(PROCESSES):
         assert reader.where("who = ?", who).runs["n"].tolist() == list(range(COMMITS * 4))
     assert isinstance(reader, StepReader)
-    assert not any(name.startswith("writers/") for name in s3.objects("many"))
+    assert not any(name.startswith("writers/") for name in s3.names("many"))
 
 
 def main(folder: str, what: str, who: str = "") -> None:

@@ -40,6 +40,8 @@ class Named(Protocol):
 N = TypeVar("N", bound=Named)
 
 LEASE_S = 900
+READERS_ONLY = ("connections", "window_bytes", "cache", "cache_bytes")
+"""Options of a bucket that a writer has no use for."""
 _FOLDER = "writers/"
 _ANNOUNCEMENT = Document("writer", "stepwell-writer", 1)
 _TRIES = 200
@@ -60,16 +62,17 @@ class Announcement:
     def __init__(self, files: WritableFiles, lease_s: float = LEASE_S) -> None:
         self.token = secrets.token_hex(8)
         self.name = f"{_FOLDER}{self.token}.json"
-        self._files, self._lease_s, self._count = files, lease_s, 0
+        self._files, self._lease_s, self._count, self._names = files, lease_s, 0, -1
         self._is_gone = False
         self._turn, self._ended = threading.Lock(), threading.Event()
         self._tag = self._probed()
         self._thread = threading.Thread(target=self._keep_on, name="stepwell-lease", daemon=True)
         self._thread.start()
 
-    def object_name(self, number: int, end: str) -> str:
-        """The name of an object of this writer; there is one for each number."""
-        return f"{self.token}-{number}{end}"
+    def new_name(self, end: str) -> str:
+        """A name for an object of this writer that none has had so far."""
+        self._names += 1
+        return f"{self.token}-{self._names}{end}"
 
     def check(self) -> None:
         """Raise `BusyError` when it was removed: then objects of this writer may have been."""
@@ -236,8 +239,13 @@ class Garbage:
             self.close()
             raise
 
-    def of(self, named: Collection[str]) -> dict[str, Listed]:
-        """All of it, where these objects are named."""
+    def of(self, head: Head[N]) -> dict[str, Listed]:
+        """All of it, where objects count that the newest document names: a commit may have come
+        since they were listed."""
+        there = head.read()
+        return self._unnamed(() if there is None else there.names)
+
+    def _unnamed(self, named: Collection[str]) -> dict[str, Listed]:
         return {
             name: about
             for name, about in self._listed.items()
@@ -252,14 +260,14 @@ class Garbage:
 
         The document is changed before, so that no writer which was taken for dead can commit.
         """
-        every = self.of(())
+        every = self._unnamed(())
         self._files.remove(name for name in every if name.startswith(_FOLDER))
 
         def make(there: N | None) -> N | None:
             return None if there is None else there.changed(self._announced.token)
 
         made = head.change(make, self._announced)
-        found = self.of(() if made is None else made.names)
+        found = self._unnamed(() if made is None else made.names)
         self._files.remove(name for name in found if not name.startswith(_FOLDER))
         return found
 

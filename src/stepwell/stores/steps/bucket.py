@@ -20,7 +20,7 @@ from stepwell.errors import BusyError, ChecksumError, FetchError, FormatError, S
 from stepwell.field import FieldLike
 from stepwell.files import catalog
 from stepwell.files.checked import BLOCK_BYTES
-from stepwell.files.commit import Announcement, Head, Outdated
+from stepwell.files.commit import READERS_ONLY, Announcement, Head, Outdated
 from stepwell.files.mirror_place import TemporaryPlace
 from stepwell.files.npy import header_bytes
 from stepwell.files.objects import RANGE_BYTES, TRIES
@@ -38,7 +38,6 @@ SHARD_BYTES = 1 << 28
 _ROOM_BYTES = 1 << 27
 _MAX_RESERVED = 1 << 16
 _RESERVED = 1 << 10
-_READERS_ONLY = ("connections", "window_bytes", "cache", "cache_bytes")
 
 
 class BucketStepWriter(StepWriter):
@@ -59,7 +58,7 @@ class BucketStepWriter(StepWriter):
         known = database.run_columns(columns)
         if shard_rows is not None and index(shard_rows) < 1:
             raise ValueError(f"shard_rows must be at least 1, got {shard_rows}")
-        if wrong := [name for name in bucket if name in _READERS_ONLY]:
+        if wrong := [name for name in bucket if name in READERS_ONLY]:
             raise TypeError(f"{', '.join(wrong)}: only for what is read from a bucket")
         self._files = WritableFiles(path, **bucket)
         self._place: TemporaryPlace | None = TemporaryPlace(_ROOM_BYTES)
@@ -208,7 +207,6 @@ class BucketStepWriter(StepWriter):
     _end_run = 0
     """The ids from `_next_run` up to it are this writer's."""
     _reserved = _RESERVED
-    _last_name = -1
 
     def _same(self, there: Dataset | None) -> Dataset:
         """What counts now, if it is the dataset that was opened."""
@@ -259,15 +257,11 @@ class BucketStepWriter(StepWriter):
             staged = self._staged[0]
             rows = staged.payload_bytes // self._dtype.itemsize
             if rows:
-                part = Part(f"shards/{self._new_name('.npy')}", rows, staged.size)
+                part = Part(f"shards/{self._announced.new_name('.npy')}", rows, staged.size)
                 header = header_bytes(self._dtype, rows, staged.head_bytes)
                 staged.upload(self._files, part.name, part.checksums, header)
                 self._uploaded.append(part)
             self._staged.pop(0).close()
-
-    def _new_name(self, end: str) -> str:
-        self._last_name += 1
-        return self._announced.object_name(self._last_name, end)
 
     def _commit(self) -> None:
         if not self._new_runs:
@@ -394,7 +388,7 @@ class BucketStepWriter(StepWriter):
         with closing(catalog.connect(path)) as opened, catalog.in_turn():
             opened.execute("PRAGMA journal_mode = DELETE")  # one file, without a log beside it
         with path.open("rb") as file:
-            made = Metadata.of(f"metadata/{self._new_name('.db')}", file)
+            made = Metadata.of(f"metadata/{self._announced.new_name('.db')}", file)
             self._files.put(made.name, file)
         return made
 
