@@ -76,7 +76,7 @@ def downloaded(s3: Bucket, name: str, folder: Path) -> Path:
 
 def test_a_corpus(s3: Bucket, tmp_path: Path) -> None:
     with writer_of(s3, "acts-acts", "x") as writer:
-        assert repr(writer) == f"BucketShardWriter('{s3.url('acts')}', open)"
+        assert repr(writer) == f"BucketShardWriter('{writer._where}', open)"
         writer.append(rows_of(1, 0, 45))  # two whole shards are committed
         assert (writer.rows, len(writer)) == (40, 45)
         assert len(s3.open("acts-acts")) == 40
@@ -193,8 +193,9 @@ def test_what_passes_is_tried_again(s3: Bucket, fault: Any, part: str) -> None:
 @pytest.mark.parametrize("way", ["commit", "more", "other", "rollback", "close"])
 def test_a_commit_whose_answer_never_comes(s3: Bucket, way: str) -> None:
     name = f"acts-lost-{way}"
-    writer = writer_of(s3, name, deadline_s=0.3)
+    writer: Any = writer_of(s3, name)
     writer.append(rows_of(1, 0, 5))
+    writer._files._deadline_s = 0.3
     carried_out = False
 
     def lost(request: Request, answer: Answer) -> Answer | None:
@@ -205,7 +206,7 @@ def test_a_commit_whose_answer_never_comes(s3: Bucket, way: str) -> None:
     s3.proxy.fault = lost
     with pytest.raises(FetchError):
         writer.append(rows_of(1, 5, 20)) if way == "more" else writer.commit()
-    s3.proxy.fault = None
+    s3.proxy.fault, writer._files._deadline_s = None, 60
     count = 25 if way == "more" else 5
     if way == "other":
         written(s3, name, 2, 0, 3)

@@ -357,8 +357,9 @@ def test_what_passes_is_tried_again(s3: Bucket, fault: Any, part: str) -> None:
 def test_a_commit_whose_answer_never_comes(s3: Bucket, way: str) -> None:
     """The request is carried out, and nobody says so: found out later, and never made twice."""
     name = f"lost-{way}"
-    writer = writer_of(s3, name, deadline_s=0.3)
+    writer: Any = writer_of(s3, name)
     append(writer, 1, 1, 2)
+    writer._files._deadline_s = 0.3
     carried_out = False
 
     def lost(request: Request, answer: Answer) -> Answer | None:
@@ -369,7 +370,7 @@ def test_a_commit_whose_answer_never_comes(s3: Bucket, way: str) -> None:
     s3.proxy.fault = lost
     with pytest.raises(FetchError):
         writer.commit()
-    s3.proxy.fault = None
+    s3.proxy.fault, writer._files._deadline_s = None, 60
     wanted = [(1, 1), (1, 2)]
     if way == "more":
         append(writer, 1, 3)
