@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,8 @@ from stepwell import (
     StepWriter,
     VersionError,
 )
+from stepwell.files import commit as commit_module
+from stepwell.files.puts import WritableFiles
 from stepwell.stores.steps.dataset import DOCUMENT, Dataset
 from tests import steps
 from tests.bucket_writers import COLUMNS, STEP, append, check, opened, runs_in, writer_of, written
@@ -227,6 +231,28 @@ def test_one_creates(s3: Bucket) -> None:
     check(before, (2, 1))
     with pytest.raises(FileExistsError, match="mode='a' goes on with it"):
         writer_of(s3, "created", "x")
+
+
+def test_others_are_quicker_every_time(s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the end it gives up, with nothing lost."""
+    monkeypatch.setattr(commit_module, "_TRIES", 3)
+    writer = writer_of(s3, "quicker")
+    append(writer, 1, 1)
+    others = count(1)
+
+    def commit(request: Request) -> None:
+        if request.method == "PUT" and "dataset.json" in request.path:
+            s3.proxy.before = None
+            written(s3, "quicker", 2, next(others))
+            s3.proxy.before = commit
+
+    s3.proxy.before = commit
+    with pytest.raises(BusyError, match=r"quicker 3 times; commit\(\) tries again"):
+        writer.commit()
+    s3.proxy.forget()
+    writer.close()
+    assert writer.conflicts >= 2
+    check(opened(s3, "quicker"), (2, 1), (2, 2), (2, 3), (1, 1))
 
 
 def test_ids_are_never_given_twice(s3: Bucket) -> None:
@@ -552,6 +578,37 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     monkeypatch.setenv("AWS_REGION", "us-east-1")
+
+
+def test_a_lease_is_renewed(s3: Bucket) -> None:
+    """By a thread, as long as the writer is open."""
+    files, renewed = WritableFiles(s3.url("lease"), **s3.options), Event()
+    announced = commit_module.Announcement(files, lease_s=0.01)
+
+    def look(request: Request, answer: Answer) -> Answer:
+        if request.method == "PUT" and answer.status == 200:
+            renewed.set()
+        return answer
+
+    s3.proxy.fault = look
+    assert renewed.wait(60)
+    announced.check()
+    announced.end()
+    announced.renew()
+    assert s3.objects("lease") == {}
+    with pytest.raises(BusyError, match="expected the announcement of this writer, found none"):
+        announced.check()
+
+
+@pytest.mark.usefixtures("keys")
+def test_a_copy_to_append_to(s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(s3, "convert", 1, 1, 2)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.proxy.url)
+    done = stepwell("convert", s3.url("convert"), tmp_path / "own", "--to", "steps")
+    assert done.returncode == 0, done.stderr
+    with StepWriter(tmp_path / "own", mode="a") as writer:
+        append(writer, 1, 3)
+    check(sw.open(tmp_path / "own"), (1, 1), (1, 2), (1, 3))
 
 
 @pytest.mark.usefixtures("keys")

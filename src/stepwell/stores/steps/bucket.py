@@ -187,8 +187,9 @@ class BucketStepWriter(StepWriter):
     def _reserve(self) -> None:
         if self._next_run < self._end_run:
             return
-        field = self._dtype.fields.get("run_id") if self._dtype.fields else None
-        limit = 1 << 62 if field is None else int(np.iinfo(field[0]).max) + 1
+        limit = 1 << 62
+        if "run_id" in (self._dtype.names or ()) and self._dtype["run_id"].kind in "iu":
+            limit = int(np.iinfo(self._dtype["run_id"]).max) + 1
         count = max(min(self._reserved, limit >> 12), 1)
 
         def make(there: Dataset | None) -> Dataset:
