@@ -316,6 +316,36 @@ def test_a_commit_while_it_is_opened(s3: Bucket) -> None:
     check(opened(s3, "opening"), (1, 1), (2, 2))
 
 
+@pytest.mark.usefixtures("keys")
+def test_a_database_that_goes_while_it_is_fetched(s3: Bucket) -> None:
+    """Of a commit that was overtaken, and cleaned up: readers and writers take the newer one."""
+    for way in ("reader", "writer", "commit"):
+        name = f"overtaken-{way}"
+        written(s3, name, 1, 1)
+        old = opened(s3, name)._far._metadata.name  # type: ignore[union-attr]
+        writer = writer_of(s3, name) if way == "commit" else None
+        if writer is not None:
+            written(s3, name, 2, 1)
+            old = opened(s3, name)._far._metadata.name  # type: ignore[union-attr]
+            append(writer, 3, 1)
+
+        def overtake(request: Request, name: str = name, old: str = old) -> None:
+            if request.method == "GET" and old in request.path:
+                s3.proxy.before = None
+                written(s3, name, 4, 1)
+                obstore.delete(s3.store(name), old)
+
+        s3.proxy.before = overtake
+        wanted = [(1, 1), (4, 1)]
+        if writer is not None:
+            writer.close()
+            wanted += [(2, 1), (3, 1)]
+        elif way == "writer":
+            written(s3, name, 3, 1)
+            wanted.append((3, 1))
+        check(opened(s3, name), *wanted)
+
+
 def test_a_loader_goes_on_after_an_append(s3: Bucket) -> None:
     written(s3, "loader", 1, *range(1, 9))
     sampler = sw.Shuffle(3)

@@ -112,14 +112,13 @@ class BucketStepWriter(StepWriter):
     ) -> None:
         """Have a dataset, which may be empty, and know what it is of."""
         there = self._head.read()
-        if there is not None and mode == "x" and not there.runs and dtype is not None:
-            if dtype != there.dtype or not self._has_columns(there, columns):
-                self._create(dtype, columns, 0)  # nothing was committed: it counts as empty
-        elif there is None:
-            assert dtype is not None
+        if there is None:
             self._create(dtype, columns, 0)
-        there = self._head.seen
-        assert there is not None
+        there = self._newest()
+        is_empty = mode == "x" and not there.runs and dtype is not None
+        if is_empty and (dtype != there.dtype or not self._has_columns(there, columns)):
+            self._create(dtype, columns, 0)  # nothing was committed: it counts as empty
+            there = self._newest()
         if there.runs and mode == "x":
             raise FileExistsError(f"{self._where} was begun by another writer meanwhile")
         self._id, self._is_new = there.id, mode == "x"
@@ -127,11 +126,22 @@ class BucketStepWriter(StepWriter):
         self._rows, self._runs = there.rows, there.runs
         if dtype not in (None, self._dtype):
             raise SchemaError(f"expected rows of {self._dtype}, as the dataset has, got {dtype}")
-        path = self._base(there)
-        with catalog.reading(path) as opened:
+        with catalog.reading(self._base(there)) as opened:
             found = database.columns(opened)
         self._columns = {name: each for name, each in found.items() if name not in database.OWN}
         check_columns(self._columns, columns)
+
+    def _newest(self) -> Dataset:
+        """What counts now, whose database is here."""
+
+        def look(there: Dataset | None) -> None:
+            if there is not None:
+                self._base(there)
+
+        there = self._head.change(look, self._announced)
+        if there is None:
+            raise BusyError(f"{self._where} was removed while it was opened")
+        return there
 
     def _has_columns(self, there: Dataset, columns: Mapping[str, RunColumn]) -> bool:
         with catalog.reading(self._base(there)) as opened:

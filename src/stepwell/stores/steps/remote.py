@@ -104,19 +104,22 @@ class RemoteSteps:
             if wanted is None:
                 _have_database(mirror)
                 return mirror
-            if mirror.about(wanted.name) is not None:
-                break
-            if mirror.files.about(wanted.name) is not None:
-                continue  # it came since the objects were listed
-            if self._commit is None or self._commit == _newest(mirror):
-                message = (
-                    "expected the database of a commit, there is no such object: `stepwell clean` "
-                    "removes those of earlier commits; open the dataset again"
-                )
-                raise FormatError(message, path=mirror.url_of(wanted.name))
-        self._metadata = wanted
-        _fetch_database(mirror, wanted)
-        return mirror
+            try:
+                if mirror.about(wanted.name) is None:
+                    if mirror.files.about(wanted.name) is not None:
+                        continue  # it came since the objects were listed
+                    raise FormatError(
+                        "expected the database of a commit, there is no such object: `stepwell "
+                        "clean` removes those of earlier commits; open the dataset again",
+                        path=mirror.url_of(wanted.name),
+                    )
+                _fetch_database(mirror, wanted)
+            except FormatError:
+                if self._commit is None or self._commit == _newest(mirror):
+                    raise
+                continue  # it was overtaken, and cleaned up
+            self._metadata = wanted
+            return mirror
 
     def open_files(self, seen: Seen, *, checksums: bool) -> None:
         """Have files for all rows, which are compared as they come if there are checksums."""
