@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, BinaryIO, NamedTuple
 
 from stepwell.errors import FetchError
-from stepwell.files.remote import RemoteFiles, _missing, _obstore
+from stepwell.files.remote import RemoteFiles, missing_errors, obstore_library
 from stepwell.lazy import lazy
 
 _UNABLE = {
@@ -60,8 +60,8 @@ class WritableFiles(RemoteFiles):
 
         def work(store: Any) -> Tagged | None:
             try:
-                got = _obstore().get(store, name)
-            except _missing():
+                got = obstore_library().get(store, name)
+            except missing_errors():
                 return None
             return Tagged(bytes(got.bytes()), _tag(got.meta))
 
@@ -73,7 +73,7 @@ class WritableFiles(RemoteFiles):
         def work(store: Any) -> None:
             if not isinstance(data, bytes):
                 data.seek(0)
-            _obstore().put(
+            obstore_library().put(
                 *(store, name, data), chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE
             )
 
@@ -86,7 +86,7 @@ class WritableFiles(RemoteFiles):
         `data` must be bytes that nobody else writes there: where the answer to a request was lost,
         they show whether it was carried out.
         """
-        obstore, url = _obstore(), self.url_of(name)
+        obstore, url = obstore_library(), self.url_of(name)
         mode: Any = "create"
         if known is not None:
             mode = {key: value for key, value in known._asdict().items() if value is not None}
@@ -121,13 +121,13 @@ class WritableFiles(RemoteFiles):
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove objects; those that are gone already are fine."""
-        obstore = _obstore()
+        obstore = obstore_library()
         for name in names:
 
             def work(store: Any, name: str = name) -> None:
                 try:
                     obstore.delete(store, name)
-                except _missing():
+                except missing_errors():
                     pass
 
             self._tried(work, self.url_of(name))
@@ -137,8 +137,8 @@ class WritableFiles(RemoteFiles):
 
         def work(store: Any) -> datetime | None:
             try:
-                found: datetime = _obstore().head(store, name)["last_modified"]
-            except _missing():
+                found: datetime = obstore_library().head(store, name)["last_modified"]
+            except missing_errors():
                 return None
             return found
 
@@ -146,7 +146,7 @@ class WritableFiles(RemoteFiles):
 
     def all_listed(self) -> dict[str, Listed]:
         """Every object below the URL."""
-        obstore = _obstore()
+        obstore = obstore_library()
 
         def work(store: Any) -> dict[str, Listed]:
             return {
@@ -172,9 +172,9 @@ def _tag(about: Any) -> Tag:
 
 def _refusals() -> tuple[type[Exception], ...]:
     """What a condition that does not hold is answered with."""
-    known = _obstore().exceptions
-    return known.AlreadyExistsError, known.PreconditionError, *_missing()
+    known = obstore_library().exceptions
+    return known.AlreadyExistsError, known.PreconditionError, *missing_errors()
 
 
 def _unable() -> tuple[type[Exception], ...]:
-    return NotImplementedError, _obstore().exceptions.NotSupportedError
+    return NotImplementedError, obstore_library().exceptions.NotSupportedError
