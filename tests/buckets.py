@@ -7,10 +7,13 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import obstore
+from moto.s3.models import s3_backends
 from moto.server import ThreadedMotoServer
 from numpy.typing import NDArray
 from obstore.store import S3Store
@@ -46,6 +49,21 @@ class Bucket:
         """What obstore has for it, past the proxy."""
         client: Any = {"allow_http": True}
         return S3Store(BUCKET, prefix=name, endpoint=self._direct, client_options=client, **KEYS)
+
+    def objects(self, name: str) -> dict[str, bytes]:
+        """Everything below a name, past the proxy."""
+        store = self.store(name)
+        return {path: bytes(obstore.get(store, path).bytes()) for path in self.names(name)}
+
+    def names(self, name: str) -> list[str]:
+        """The names of all of it."""
+        return [each["path"] for some in obstore.list(self.store(name)) for each in some]
+
+    def age(self, name: str, by: timedelta, part: str = "") -> None:
+        """Let the server take objects with this in their names for older than they are."""
+        for key, found in s3_backends["123456789012"]["aws"].buckets[BUCKET].keys.items():
+            if key.startswith(f"{name}/") and part in key:
+                found.last_modified -= by
 
     def upload(self, folder: Path, name: str) -> str:
         """The files of a folder, for everyone to read."""

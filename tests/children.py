@@ -102,6 +102,10 @@ class Child:
         """Wait until it has ended in whatever way."""
         self._popen.wait()
 
+    def stop(self) -> None:
+        """Kill it; another thread may be listening to it."""
+        self._popen.kill()
+
     def kill(self) -> None:
         assert self._popen.stdout is not None
         if not self._popen.stdout.closed:

@@ -12,6 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
@@ -101,11 +102,16 @@ class Proxy:
     def __init__(self, host: str, port: int) -> None:
         self.latency_s = 0.0
         self.fault: Fault | None = None
+        self.before: Callable[[Request], None] | None = None
+        """Called with each request, before the other server gets it."""
+        self.ignored: tuple[str, ...] = ()
+        """Headers that the other server does not get."""
         self.requests: list[Request] = []
         self.most_in_flight = 0
         self._in_flight = 0
         self._released = threading.Event()
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
         self._target = host, port
         self._server = _Server(("127.0.0.1", 0), _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
@@ -119,6 +125,7 @@ class Proxy:
         self._released.set()
         self._released = threading.Event()
         self.fault, self.latency_s, self.most_in_flight = None, 0.0, 0
+        self.before, self.ignored = None, ()
         self.requests.clear()
 
     def asked_for(self, text: str) -> list[Request]:
@@ -149,6 +156,11 @@ class Proxy:
     def end(self, request: Request) -> None:
         with self._lock:
             self._in_flight -= request.size
+
+    def answered(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        """The same, one write at a time: moto looks at conditions first and writes then."""
+        with self._writing if method == "PUT" else nullcontext():
+            return self.ask(method, path, headers, body)
 
     def ask(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
         connection = http.client.HTTPConnection(*self._target, timeout=60)
@@ -188,7 +200,10 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
             try:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 time.sleep(proxy.latency_s)
-                answer: Answer | None = proxy.ask(self.command, self.path, dict(self.headers), body)
+                headers = {n: v for n, v in self.headers.items() if n.lower() not in proxy.ignored}
+                if proxy.before is not None:
+                    proxy.before(request)
+                answer: Answer | None = proxy.answered(self.command, self.path, headers, body)
                 if proxy.fault is not None and answer is not None:
                     answer = proxy.fault(request, answer)
                 last = b"" if answer is None else self._send(answer)

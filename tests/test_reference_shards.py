@@ -29,7 +29,7 @@ def page_shard() -> bytes:
 
 
 def page_list() -> dict[str, Any]:
-    (text,) = re.findall(r"^```json\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    text, _ = re.findall(r"^```json\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     found: dict[str, Any] = json.loads(text)
     return found
 

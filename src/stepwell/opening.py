@@ -21,10 +21,11 @@ from stepwell.stores import (
 from stepwell.stores.pack.layout import MAGIC
 from stepwell.stores.records.layout import META
 from stepwell.stores.shards.layout import LIST, SUFFIX
-from stepwell.stores.steps.layout import DATABASE
+from stepwell.stores.steps.layout import DATABASE, DATASET
 
 _MARKS: dict[str, type[Store]] = {
     DATABASE: StepReader,
+    DATASET: StepReader,
     META: RecordReader,
     LIST.name: ShardReader,
 }

@@ -152,12 +152,16 @@ class Writer(ABC):
     def _state(self) -> str:
         return "closed" if self._closed else "failed" if self._failed else "open"
 
+    @property
+    def _where(self) -> str:
+        """What messages call the store."""
+        return str(getattr(self, "_root", ""))
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(getattr(self, '_root', ''))!r}, {self._state})"
+        return f"{type(self).__name__}({self._where!r}, {self._state})"
 
     def _repr_html_(self) -> str:
-        path = str(getattr(self, "_root", ""))
-        return html(type(self).__name__, {"path": path, "state": self._state})
+        return html(type(self).__name__, {"path": self._where, "state": self._state})
 
     def __enter__(self) -> Self:
         return self
@@ -216,26 +220,26 @@ class Writer(ABC):
         """The lock that a call holds; not waited for where nobody would ever release it."""
         if self._process != _process:
             raise RuntimeError(
-                f"the writer of {self._root} belongs to the process that this one was forked "
+                f"the writer of {self._where} belongs to the process that this one was forked "
                 "from; open one of its own"
             )
         if self._turn_lock._is_owned():  # type: ignore[attr-defined]
             raise RuntimeError(
-                f"the writer of {self._root} is in the middle of a call, which was interrupted"
+                f"the writer of {self._where} is in the middle of a call, which was interrupted"
             )
         return self._turn_lock
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ValueError(f"closed: the writer of {self._root}")
+            raise ValueError(f"closed: the writer of {self._where}")
 
     def _check_usable(self) -> None:
         """Only in turn: another thread's commit counts as failed until it is done."""
         self._check_open()
         if self._failed:
-            raise ValueError(f"a write to {self._root} failed; open it again to go on")
+            raise ValueError(f"a write to {self._where} failed; open it again to go on")
         if self._torn:
-            raise ValueError(f"a change to {self._root} was interrupted; rollback() drops it")
+            raise ValueError(f"a change to {self._where} was interrupted; rollback() drops it")
 
     @contextmanager
     def _at_risk(self) -> Iterator[None]:
@@ -275,7 +279,7 @@ class Writer(ABC):
                 self._let_go()
         if lost:
             raise ValueError(
-                f"a write to {self._root} failed or was interrupted before: "
+                f"a write to {self._where} failed or was interrupted before: "
                 "uncommitted changes are lost"
             )
 

@@ -107,6 +107,29 @@ def batches(
 # shards.json.
 
 
+def read_list(folder: Path) -> list[Shard]:
+    """The shards that were written in a bucket, in the order of their list."""
+    text = json.loads((folder / "shards.json").read_text())
+    if (text["format"], text["version"]) != ("stepwell-shards", 2):
+        raise Broken(f"{text['format']} {text['version']}")
+    others = {name: value for name, value in text.items() if name != "crc32c"}
+    data = json.dumps(others, sort_keys=True, separators=(",", ":")).encode()
+    if text["crc32c"] != f"{crc32c(data):08x}":
+        raise BrokenChecksum("the list")
+    found = []
+    for entry in text["shards"]:
+        data = (folder / entry["name"]).read_bytes()
+        shard, payload = read_shard(data), data[HEADER:]
+        wanted = entry["rows"], entry["width"], entry["dtype"], entry["crc32c"]
+        if (len(shard.rows), shard.width, shard.kind, f"{crc32c(payload):08x}") != wanted:
+            raise BrokenChecksum(entry["name"])
+        checksums = b"STEPCRC\0" + struct.pack("<II", 1, BLOCK) + blocks(payload)
+        if (folder / entry["checksums"]).read_bytes() != checksums or entry["first_block"]:
+            raise BrokenChecksum(entry["checksums"])
+        found.append(shard)
+    return found
+
+
 def write_list(folder: Path, checksums: bool = True) -> None:
     entries = []
     for path in names_in(folder):

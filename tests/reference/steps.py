@@ -102,6 +102,44 @@ def read_steps(path: Path, *, verify: bool = False) -> Steps:
     return steps
 
 
+def read_copy(path: Path) -> Steps:
+    """A dataset that was written in a bucket, and copied to a folder object by object."""
+    text = json.loads((path / "dataset.json").read_text())
+    if (text["format"], text["version"]) != ("stepwell-dataset", 1):
+        raise BrokenVersion(f"{text['format']} {text['version']}")
+    others = {name: value for name, value in text.items() if name != "crc32c"}
+    data = json.dumps(others, sort_keys=True, separators=(",", ":")).encode()
+    database = (path / text["metadata"]["name"]).read_bytes()
+    wanted = text["crc32c"], text["metadata"]["bytes"], text["metadata"]["crc32c"]
+    if wanted != (f"{crc32c(data):08x}", len(database), f"{crc32c(database):08x}"):
+        raise BrokenChecksum("the document or the database")
+    parts = []
+    for shard in text["shards"]:
+        part = np.load(path / shard["name"])
+        if (len(part), (path / shard["name"]).stat().st_size) != (shard["rows"], shard["bytes"]):
+            raise Broken(f"{shard['name']}: {len(part)} rows")
+        data = (path / shard["name"].replace(".npy", ".crc")).read_bytes()
+        found = list(struct.unpack(f"<{len(data) // 4 - 4}I", data[16:]))
+        if data[:16] != b"STEPCRC\0" + struct.pack("<II", 1, SMALL_BYTES):
+            raise Broken("no checksums")
+        if found != small_checksums(part, 0):
+            raise BrokenChecksum(shard["name"])
+        parts.append(part)
+    with closing(sqlite3.connect(path / text["metadata"]["name"])) as opened:
+        rows = opened.execute("SELECT * FROM runs ORDER BY first_step_idx, num_steps, id")
+        names = [name for name, *_ in rows.description]
+        runs = [dict(zip(names, run, strict=True)) for run in rows]
+        meta = dict(opened.execute("SELECT key, value FROM meta"))
+    dtype = np.lib.format.descr_to_dtype([tuple(field) for field in text["dtype"]])
+    if (meta["id"], json.loads(meta["dtype"]), len(runs)) != (
+        text["id"],
+        descr(dtype),
+        text["runs"],
+    ):
+        raise Broken("the database is of another dataset")
+    return Steps(np.concatenate([np.empty(0, dtype), *parts]), runs)
+
+
 def _read_rows(path: Path, count: int, shard_rows: int) -> NDArray[Any]:
     parts: list[NDArray[Any]] = []
     for number in range(-(-count // shard_rows) or 1 if shard_rows else 1):

@@ -118,6 +118,16 @@ class Checksums:
         finally:
             os.close(file)
 
+    @classmethod
+    def of_files(cls, root: Path, files: list[tuple[str, int]], block_bytes: int) -> "Checksums":
+        """Those of several files, each with how many it has, one behind the other."""
+        each = [cls(root, name, count, block_bytes=block_bytes) for name, count in files]
+        made = cls.__new__(cls)
+        made._path, made._rest, made.block_bytes = root, _NONE, block_bytes
+        made.stored = sum(count for _, count in files)
+        made._stored = np.concatenate([_NONE, *(found._stored for found in each)])
+        return made
+
     def of(
         self,
         data: NDArray[np.uint8],

@@ -104,7 +104,7 @@ class RemoteFiles:
     """
 
     def __init__(self, where: Any, *, deadline_s: float = 60.0, **options: Any) -> None:
-        obstore = _obstore()
+        obstore = obstore_library()
         if deadline_s <= 0:
             raise ValueError(f"deadline_s: expected more than 0, got {deadline_s}")
         self._deadline_s = deadline_s
@@ -134,7 +134,7 @@ class RemoteFiles:
 
     def names(self, suffix: str) -> dict[str, int]:
         """Names that end so, directly below the URL, and their sizes."""
-        obstore = _obstore()
+        obstore = obstore_library()
 
         def work(store: Any) -> dict[str, int]:
             found = obstore.list_with_delimiter(store)["objects"]
@@ -149,7 +149,7 @@ class RemoteFiles:
     def listed(self) -> dict[str, About] | None:
         """Every object below the URL, by its name there; None of a web server, which has no
         list."""
-        obstore = _obstore()
+        obstore = obstore_library()
         if self.url.startswith(("http://", "https://")):
             return None
 
@@ -160,7 +160,7 @@ class RemoteFiles:
 
     def about(self, name: str) -> About | None:
         """Size and ETag of an object; None where there is none."""
-        obstore = _obstore()
+        obstore = obstore_library()
         try:
             return self._tried(lambda store: About.of(obstore.head(store, name)), self.url_of(name))
         except FetchError as error:
@@ -173,7 +173,7 @@ class RemoteFiles:
     ) -> NDArray[np.uint8]:
         """Bytes `begin` to `end` of a file, all of them; `FormatError` where it is too short, or
         not the one that is `known`."""
-        obstore = _obstore()
+        obstore = obstore_library()
         url = self.url_of(name)
 
         def get(store: Any) -> Any:
@@ -185,7 +185,7 @@ class RemoteFiles:
                 if now != known:
                     raise _changed(known, now, url)
                 return got.bytes()
-            except (obstore.exceptions.PreconditionError, *_missing()) as error:
+            except (obstore.exceptions.PreconditionError, *missing_errors()) as error:
                 raise _changed(known, None, url) from error
 
         def work(store: Any) -> NDArray[np.uint8]:
@@ -207,14 +207,14 @@ class RemoteFiles:
 
     def _check_size(self, store: Any, name: str, end: int) -> None:
         """A response that is short may be that of a file that is, for ever."""
-        size = int(_obstore().head(store, name)["size"])
+        size = int(obstore_library().head(store, name)["size"])
         if size < end:
             message = f"truncated: expected {end} bytes, got {size}"
             raise FormatError(message, path=self.url_of(name), offset=size)
 
     def read_all(self, name: str) -> bytes | None:
         """A whole small file; None where there is none."""
-        obstore = _obstore()
+        obstore = obstore_library()
         try:
             return self._tried(
                 lambda store: bytes(obstore.get(store, name).bytes()), self.url_of(name)
@@ -230,15 +230,18 @@ class RemoteFiles:
         """The store at the URL, whose requests take no longer than this and are not repeated."""
         if timeout_s in self._patient:
             return self._patient[timeout_s]
+        retry = {"max_retries": 0, "retry_timeout": timedelta(seconds=timeout_s)}
+        return self._patient.setdefault(timeout_s, self._made(timeout_s, retry))
+
+    def _made(self, timeout_s: float, retry: dict[str, Any]) -> Any:
+        """A store at the URL."""
         options = dict(self._options)
         client = {"timeout": timedelta(seconds=timeout_s), **options.pop("client_options", {})}
         if "http://" in (self.url[:7], _endpoint(self.url, options)[:7]):
             client.setdefault("allow_http", True)
-        retry = {"max_retries": 0, "retry_timeout": timedelta(seconds=timeout_s)}
-        store = _obstore().store.from_url(
+        return obstore_library().store.from_url(
             self.url, client_options=client, retry_config=retry, **options
         )
-        return self._patient.setdefault(timeout_s, store)
 
     def _store_for(self, left_s: float) -> Any:
         """A store that gives up within the time that is left, or soon after.
@@ -253,15 +256,15 @@ class RemoteFiles:
             patience_s /= 2
         return self._with_patience(patience_s)
 
-    def _tried(self, work: Callable[[Any], T], url: str) -> T:
+    def _tried(self, work: Callable[[Any], T], url: str, store: Any = None) -> T:
         """The result of `work` for a store, in the end."""
-        obstore = _obstore()
+        obstore = obstore_library()
         begin, pause, spent_s = time.monotonic(), _PAUSE_S, 0.0
         # Whoever has no keys is to know soon, even where the service of the machine is silent.
         left_s = self._deadline_s if self._answered else min(_KEYLESS_S, self._deadline_s)
         while True:
             try:
-                result = work(self._store_for(left_s))
+                result = work(self._store_for(left_s) if store is None else store)
                 self._answered = True
                 return result
             except FormatError:
@@ -290,11 +293,12 @@ class RemoteFiles:
 
 def is_missing(error: FetchError) -> bool:
     """Whether there was an answer: that there is no such file."""
-    return isinstance(error.__cause__, _missing())
+    return isinstance(error.__cause__, missing_errors())
 
 
-def _missing() -> tuple[type[Exception], ...]:
-    return FileNotFoundError, _obstore().exceptions.NotFoundError
+def missing_errors() -> tuple[type[Exception], ...]:
+    """What a file that does not exist is answered with."""
+    return FileNotFoundError, obstore_library().exceptions.NotFoundError
 
 
 def _changed(known: About, now: About | None, url: str) -> FormatError:
@@ -312,10 +316,11 @@ class _Short(OSError):
 
 def _may_pass(error: Exception, keyless: bool) -> bool:
     """Whether time may help: not a request that is wrong, nor a bucket that does not exist."""
-    known = _obstore().exceptions
+    known = obstore_library().exceptions
     final = (
         *(known.NotFoundError, known.PermissionDeniedError, known.UnauthenticatedError),
         *(known.NotSupportedError, known.InvalidPathError),
+        *(known.AlreadyExistsError, known.PreconditionError),
         *(FileNotFoundError, NotImplementedError, ValueError),
     )
     if isinstance(error, final):
@@ -346,7 +351,7 @@ def _first_line(error: Exception) -> str:
 _user = 0
 
 
-def _obstore() -> Any:
+def obstore_library() -> Any:
     """obstore, in the process that used it first: its threads do not follow a fork, and whoever
     waits for them there waits for ever."""
     global _user

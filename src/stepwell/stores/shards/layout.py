@@ -3,7 +3,7 @@
 import os
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,15 @@ import numpy as np
 
 from stepwell.errors import ChecksumError, FormatError, VersionError
 from stepwell.files.document import Document, whole_number
+from stepwell.files.regular import read_inside
 
 MAGIC = b"GAMSAE01"
 HEADER = struct.Struct("<8sQQII")
 HEADER_BYTES = HEADER.size
 SUFFIX = ".shard"
 LIST = Document("shards.json", "stepwell-shards", 1)
+BUCKET_LIST = Document(LIST.name, LIST.format, 2, older=(1,), checksummed=True)
+"""One that was written in a bucket; those of before are read as well."""
 CHECKSUMS = "shards.crc"
 
 KINDS = ("float32", "float16", "bfloat16")
@@ -38,7 +41,9 @@ class Shard:
     crc32c: int | None = None
     """Of the payload, where a manifest has it."""
     first_block: int | None = None
-    """Where the checksums of its blocks begin in `shards.crc`, where that has them."""
+    """Where the checksums of its blocks begin in their file, where that has them."""
+    checksums: str = CHECKSUMS
+    """That file: `shards.crc`, or in a bucket one for each shard."""
 
     @property
     def dtype(self) -> np.dtype[Any] | None:
@@ -110,28 +115,80 @@ def listing(shards: Sequence[Shard]) -> dict[str, Any]:
                 "dtype": shard.kind,
                 "crc32c": None if shard.crc32c is None else f"{shard.crc32c:08x}",
                 **({} if shard.first_block is None else {"first_block": shard.first_block}),
+                **({} if shard.checksums == CHECKSUMS else {"checksums": shard.checksums}),
             }
             for shard in shards
         ],
     }
 
 
-def listed_in(folder: Path) -> list[Shard]:
-    """The shards of the list in a folder; none where there is no list.
+@dataclass(frozen=True)
+class ShardList:
+    """What a list has, of a corpus that is or was written in a bucket."""
+
+    shards: tuple[Shard, ...]
+    """In the order of their rows."""
+    width: int
+    kind: str
+    change: int = 0
+    """How many lists there were before this one."""
+    by: str = ""
+    """Who wrote it: no two writers write the same list."""
+    is_ordered: bool = True
+    """Whether the order is that of the list; else names are sorted."""
+
+    def changed(self, by: str, shards: Sequence[Shard] = ()) -> "ShardList":
+        """The next list, with further shards."""
+        every = (*self.shards, *shards)
+        return replace(self, shards=every, change=self.change + 1, by=by, is_ordered=True)
+
+    @property
+    def names(self) -> set[str]:
+        """Every object that it names."""
+        files = {name for shard in self.shards for name in (shard.name, shard.checksums)}
+        return {LIST.name, CHECKSUMS} | files
+
+    @property
+    def rows(self) -> int:
+        return sum(shard.rows for shard in self.shards)
+
+    def dump(self) -> bytes:
+        """The list."""
+        about = {"change": self.change, "by": self.by, "width": self.width, "dtype": self.kind}
+        return BUCKET_LIST.dump({**about, **listing(self.shards)})
+
+    @classmethod
+    def parse(cls, data: bytes, path: str) -> "ShardList":
+        """Raises `FormatError` for what is no list of shards."""
+        with BUCKET_LIST.parsing_bytes(data, path) as text:
+            shards = _from_list(text)
+            if text["version"] == LIST.version:
+                shards.sort(key=lambda shard: shard.name.encode())
+                width, kind = (shards[0].width, shards[0].kind) if shards else (0, KINDS[0])
+                return cls(tuple(shards), width, kind, is_ordered=False)
+            width = whole_number(text["width"], _MAX_BYTES, min_=1)
+            kind, change = text["dtype"], whole_number(text["change"], _MAX_BYTES)
+            if kind not in KINDS or any((s.width, s.kind) != (width, kind) for s in shards):
+                raise ValueError(f"expected shards of {width} x {kind}")
+            return cls(tuple(shards), width, kind, change, str(text["by"]))
+
+
+def list_in(folder: Path) -> ShardList | None:
+    """The list in a folder; None where there is none.
 
     Raises `FormatError` for what is no list of shards.
     """
     try:
-        with LIST.parsing(folder) as text:
-            return _from_list(text)
+        data = read_inside(folder, LIST.name, LIST.max_bytes)
     except FileNotFoundError:
-        return []
+        return None
+    return ShardList.parse(data, str(folder / LIST.name))
 
 
-def listed_shards(data: bytes, path: str) -> list[Shard]:
-    """The same for a list that came from somewhere else."""
-    with LIST.parsing_bytes(data, path) as text:
-        return _from_list(text)
+def listed_in(folder: Path) -> list[Shard]:
+    """The shards of the list in a folder; none where there is no list."""
+    found = list_in(folder)
+    return [] if found is None else list(found.shards)
 
 
 def _from_list(text: dict[str, Any]) -> list[Shard]:
@@ -178,4 +235,8 @@ def _from_json(text: Any) -> Shard:
     first = text.get("first_block")
     if first is not None:
         first = whole_number(first, _MAX_BYTES)
-    return Shard(name, rows, width, text["dtype"], None if crc is None else int(crc, 16), first)
+    checksums = text.get("checksums", CHECKSUMS)
+    if checksums not in (CHECKSUMS, name.removesuffix(SUFFIX) + ".crc"):
+        raise ValueError(f"{name}: expected the name of its checksums, got {checksums!r}")
+    crc = None if crc is None else int(crc, 16)
+    return Shard(name, rows, width, text["dtype"], crc, first, checksums)

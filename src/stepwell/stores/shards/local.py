@@ -17,13 +17,13 @@ from stepwell.files.checked import BLOCK_BYTES, Checksums
 from stepwell.files.regular import open_inside, open_regular
 from stepwell.source import Rows
 from stepwell.stores.shards.layout import (
-    CHECKSUMS,
     HEADER_BYTES,
     KINDS,
     LIST,
     SUFFIX,
     Shard,
     check_crc,
+    list_in,
     listed_in,
     parse_header,
     with_checksum,
@@ -214,9 +214,9 @@ class LocalShards(Corpus):
         shard, file = self.shards[number], self._files[number]
         if shard.first_block is None:
             return None
-        at = file.path.parent
+        at = file.path.with_name(shard.checksums)
         if at not in self._known:
-            self._known[at] = Checksums(at, CHECKSUMS, block_bytes=BLOCK_BYTES)
+            self._known[at] = Checksums(at.parent, at.name, block_bytes=BLOCK_BYTES)
         data = file.memory[HEADER_BYTES : HEADER_BYTES + shard.payload_bytes]
         return self._known[at].of(data, shard.first_block, file.path, HEADER_BYTES)
 
@@ -224,8 +224,14 @@ class LocalShards(Corpus):
     def in_folder(
         cls, folder: Path, names: Collection[str] | None = None, *, checksums: bool = True
     ) -> "LocalShards":
-        """All shards of a directory or those of some names, sorted by the bytes of their names."""
-        chosen = sorted(shard_names(folder) if names is None else names, key=os.fsencode)
+        """All shards of a directory or those of some names, sorted by the bytes of their names; in
+        a copy of a bucket those of the list, in its order."""
+        found = list_in(folder)
+        if found is not None and found.is_ordered:
+            listed = [shard.name for shard in found.shards]
+            chosen = [name for name in listed if names is None or name in names]
+        else:
+            chosen = sorted(shard_names(folder) if names is None else names, key=os.fsencode)
         made = cls([folder / name for name in chosen], folder, checksums=checksums)
         missing = made._listed.keys() - set(made.paths)
         for path in sorted(missing):

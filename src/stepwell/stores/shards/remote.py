@@ -24,13 +24,12 @@ from stepwell.files.remote import RemoteFiles, is_missing
 from stepwell.ordered import in_order
 from stepwell.source import Rows
 from stepwell.stores.shards.layout import (
-    CHECKSUMS,
     HEADER_BYTES,
     LIST,
     SUFFIX,
     Shard,
+    ShardList,
     check_crc,
-    listed_shards,
     parse_header,
     with_checksum,
 )
@@ -79,8 +78,7 @@ class RemoteShards(Corpus):
         self._sizes: dict[str, int] = {}
         listed = files.read_all(LIST.name)
         if listed is not None:
-            shards = listed_shards(listed, files.url_of(LIST.name))
-            shards.sort(key=lambda shard: shard.name.encode())
+            shards = list(ShardList.parse(listed, files.url_of(LIST.name)).shards)
         else:
             self._sizes = _names(files)
             found = sorted(self._sizes, key=str.encode)
@@ -223,7 +221,7 @@ class RemoteShards(Corpus):
             if found is None:
                 end = shard.first_block + block_count(shard.payload_bytes, BLOCK_BYTES)
                 place = entry_place(shard.first_block), entry_place(end)
-                found = self._known[number] = self._files.read(CHECKSUMS, *place)
+                found = self._known[number] = self._files.read(shard.checksums, *place)
                 others = [each for each in list(self._known) if each != number]
                 while others and sum(map(len, list(self._known.values()))) > _KNOWN_BYTES:
                     self._known.pop(others.pop(0), None)

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -28,6 +28,7 @@ from stepwell.files.checked import (
     block_count,
     header_bytes as checksum_header,
 )
+from stepwell.files.remote import BucketOptions, is_remote
 from stepwell.fit import changed_by, does_not_fit, fit_into
 from stepwell.source import is_masked
 from stepwell.stores.shards.layout import (
@@ -39,6 +40,7 @@ from stepwell.stores.shards.layout import (
     Shard,
     header_bytes,
     kind_of,
+    list_in,
     listed_in,
     listing,
 )
@@ -60,6 +62,10 @@ class ShardWriter(Writer):
     that was killed is continued with `mode="a"`: `rows` is how many are there, and the rows to
     go on with. `dtype` is float32 (if none is given for a new corpus), float16 or "bfloat16";
     floats are rounded to it, and values that it cannot hold are refused.
+
+    To a URL (extra `remote`), with the options of obstore, many writers with `mode="a"` append at a
+    time, each shards of its own. Where another writer commits first, shards go behind those of that
+    one, and `conflicts` counts it.
     """
 
     noun = "a folder of shards"
@@ -72,14 +78,18 @@ class ShardWriter(Writer):
         *,
         mode: Mode = "x",
         shard_bytes: int = 1 << 28,
+        **bucket: Unpack[BucketOptions],
     ) -> None:
-        shard_bytes = index(shard_bytes)
-        if shard_bytes < 1:
-            raise ValueError(f"shard_bytes: expected at least 1, got {shard_bytes}")
-        if width is not None and index(width) < 1:
-            raise ValueError(f"width: expected at least 1, got {width}")
-        kind = None if dtype is None else kind_of(dtype)
+        if bucket:
+            raise TypeError(f"{', '.join(bucket)}: only for what is in a bucket")
+        shard_bytes, kind = checked_options(width, dtype, shard_bytes)
         root = Path(path).absolute()
+        there = list_in(root) if root.is_dir() else None
+        if there is not None and there.is_ordered:
+            raise FileExistsError(
+                f"expected shards that were written to a path, got a copy of shards that were "
+                f"written in a bucket: {root}; `stepwell convert` makes one to append to"
+            )
         self._file = -1
         self._beside = temporary_name(root / SUFFIX)
         self._open_rows = self._crc = 0
@@ -87,16 +97,20 @@ class ShardWriter(Writer):
         self._begin(root, LOCK, mode)
         with self._opening():
             self._shards = self._found()
-            like = self._shards[0] if self._shards else Shard("", 0, width or 0, kind or KINDS[0])
-            if not like.width:
-                raise ValueError("a new corpus needs a width")
-            if width not in (None, like.width):
-                raise SchemaError(f"expected rows of {like.width} values, got {width}")
-            if kind not in (None, like.kind):
-                raise SchemaError(f"expected rows of {like.kind}, got {kind}")
-            self._like = like
+            first = self._shards[0] if self._shards else None
+            self._like = like = shard_like(first, width, kind)
             self._shard_rows = max(shard_bytes // like.row_bytes, 1)
             self._rows = sum(shard.rows for shard in self._shards)
+
+    def __new__(cls, path: Any = "", *args: Any, **options: Any) -> Self:
+        if cls is ShardWriter and is_remote(path):
+            from stepwell.stores.shards.bucket import BucketShardWriter  # which is a ShardWriter
+
+            return object.__new__(BucketShardWriter)  # type: ignore[return-value]
+        return object.__new__(cls)
+
+    conflicts = 0
+    """How often another writer of a bucket committed first. A path has one writer at a time."""
 
     @property
     def rows(self) -> int:
@@ -119,7 +133,7 @@ class ShardWriter(Writer):
         Raises `SchemaError` for another width or values that do not fit. When the disk refuses
         some of the rows, `rollback` drops those behind the last whole shard.
         """
-        data = _packed(rows, self._like)
+        data = packed(rows, self._like)
         at = 0
         with self._changing():
             while at < len(data):
@@ -293,6 +307,31 @@ class ShardWriter(Writer):
         self._blocks.rest.clear()
 
 
+def checked_options(
+    width: int | None, dtype: DTypeLike | str | None, shard_bytes: int
+) -> tuple[int, str | None]:
+    """The bytes of a shard, and the kind of its rows, if one is given."""
+    shard_bytes = index(shard_bytes)
+    if shard_bytes < 1:
+        raise ValueError(f"shard_bytes: expected at least 1, got {shard_bytes}")
+    if width is not None and index(width) < 1:
+        raise ValueError(f"width: expected at least 1, got {width}")
+    return shard_bytes, None if dtype is None else kind_of(dtype)
+
+
+def shard_like(there: Shard | None, width: int | None, kind: str | None) -> Shard:
+    """What shards are like that follow the one that is there. Raises `SchemaError` when they are
+    wanted otherwise."""
+    like = there or Shard("", 0, width or 0, kind or KINDS[0])
+    if not like.width:
+        raise ValueError("a new corpus needs a width")
+    if width not in (None, like.width):
+        raise SchemaError(f"expected rows of {like.width} values, got {width}")
+    if kind not in (None, like.kind):
+        raise SchemaError(f"expected rows of {like.kind}, got {kind}")
+    return like
+
+
 def encode_shard(rows: ArrayLike, dtype: DTypeLike | str | None = None) -> bytes:
     """A whole shard in memory: the header and these rows, (n, width), as float32 or as a `dtype`
     that `ShardWriter` has. Raises `SchemaError` as `append` does."""
@@ -305,10 +344,10 @@ def _encoded(rows: ArrayLike, dtype: DTypeLike | str | None) -> tuple[bytes, NDA
     if array.ndim != 2 or not array.shape[1]:
         raise SchemaError(f"expected (n, width) values, got {array.shape}")
     (count, width), kind = array.shape, KINDS[0] if dtype is None else kind_of(dtype)
-    return header_bytes(count, width, kind), _packed(array, Shard("", count, width, kind))
+    return header_bytes(count, width, kind), packed(array, Shard("", count, width, kind))
 
 
-def _packed(rows: ArrayLike, like: Shard) -> NDArray[np.uint8]:
+def packed(rows: ArrayLike, like: Shard) -> NDArray[np.uint8]:
     """Rows as bytes of the kind of a shard, (n, bytes of a row)."""
     array = _plain(rows)
     if array.ndim != 2 or array.shape[1] != like.width:

@@ -34,11 +34,22 @@ class BlockChecks:
     def __init__(self, root: Path, seen: Seen) -> None:
         self._root, self._seen = root, seen
         self._opened: Checksums | None = None
+        self._begins: NDArray[np.int64] | None = None
 
     def first_block(self, piece: Piece, row_bytes: int) -> int:
         """How many blocks there are before those of a piece's file."""
-        size = self._seen.shard_rows * row_bytes
-        return piece.number * block_count(size, self._seen.block_bytes)
+        seen = self._seen
+        if seen.is_listed:
+            return int(self._firsts(row_bytes)[piece.number])
+        return piece.number * block_count(seen.shard_rows * row_bytes, seen.block_bytes)
+
+    def _firsts(self, row_bytes: int) -> NDArray[np.int64]:
+        """How many blocks there are before those of each shard that has a list, and in all."""
+        if self._begins is None:
+            size = self._seen.block_bytes
+            counts = [block_count(part.rows * row_bytes, size) for part in self._seen.parts]
+            self._begins = np.cumsum([0, *counts])
+        return self._begins
 
     def stored(self, row_bytes: int) -> int:
         """How many checksums the file has; the others are those of the commit."""
@@ -55,7 +66,14 @@ class BlockChecks:
     def opened(self, row_bytes: int) -> Checksums:
         """The checksums themselves."""
         if self._opened is None:
-            seen, stored = self._seen, self.stored(row_bytes)
+            seen = self._seen
+            if seen.is_listed:
+                counts = np.diff(self._firsts(row_bytes)).tolist()
+                names = [part.checksums for part in seen.parts]
+                files = list(zip(names, counts, strict=True))
+                self._opened = Checksums.of_files(self._root, files, seen.block_bytes)
+                return self._opened
+            stored = self.stored(row_bytes)
             self._opened = Checksums(
                 self._root, CHECKSUMS, stored, seen.block_tail, seen.block_bytes
             )

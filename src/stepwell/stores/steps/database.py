@@ -21,13 +21,15 @@ from stepwell.files.npy import dtype_from_json, dtype_to_json
 from stepwell.lazy import lazy
 from stepwell.source import Rows
 from stepwell.store import QueryTable, Runs
-from stepwell.stores.steps.layout import VERSION
+from stepwell.stores.steps.layout import VERSION, Metadata, Part, Piece, listed_pieces, pieces
 
 _RUNS_AT_ONCE = 10_000
 _IDENTITY_RUNS = 16  # the first ones identify a dataset that has no id
 
 OWN = ("id", "first_step_idx", "num_steps")
 """Columns that every dataset has."""
+IN_ORDER = "first_step_idx, num_steps, id"
+"""How runs are sorted: those without rows come before the one that begins with the same row."""
 
 _META = "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)"
 _CHECKSUMS = (
@@ -81,6 +83,27 @@ class Seen(NamedTuple):
     """The last checksums, which are not in the file of checksums."""
     columns: tuple[str, ...] = ()
     """Of the runs."""
+    parts: tuple[Part, ...] = ()
+    """The shards, where they have a list: in a dataset that was written in a bucket."""
+    metadata: Metadata | None = None
+    """The database of the commit, in such a dataset."""
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether shards have a list, be it of none."""
+        return self.metadata is not None
+
+    def pieces(self, root: Path, first: int = 0, end: int | None = None) -> list[Piece]:
+        """The rows from `first` on, up to `end`, file by file."""
+        end = self.rows if end is None else end
+        if self.is_listed:
+            return listed_pieces(root, self.parts, first, end)
+        return pieces(root, end, self.shard_rows, first)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the rows are in several files, or may be."""
+        return self.is_listed or self.shard_rows > 0
 
 
 def create(
@@ -147,7 +170,9 @@ def append(
         database.execute(_CHECKSUMS)
         signed: list[tuple[Any, ...]] = []
         if given:  # as they are kept: a column of another program's may turn '12' into 12
-            kept = database.execute(f"SELECT {every} FROM runs WHERE id >= ?", (given[0][0],))
+            sql = f"SELECT {every} FROM runs WHERE id BETWEEN ? AND ?"
+            sql += " AND id NOT IN (SELECT id FROM run_checksums)"  # of another writer, in a bucket
+            kept = database.execute(sql, (given[0][0], given[-1][0]))
             signed = catalog.with_checksums(kept.fetchall(), len(OWN) + len(names))
         database.executemany(
             "INSERT INTO run_checksums VALUES (?, ?)", ((run[0], run[-1]) for run in signed)
@@ -163,7 +188,7 @@ def add_column(
     """Add a column with a value for each run, in the order of their rows; all or nothing."""
     with transaction(database, path):
         database.execute(f"ALTER TABLE runs ADD COLUMN {quoted(name)} {column.sql}")
-        ids = database.execute("SELECT id FROM runs ORDER BY first_step_idx, id").fetchall()
+        ids = database.execute(f"SELECT id FROM runs ORDER BY {IN_ORDER}").fetchall()
         database.executemany(
             f"UPDATE runs SET {quoted(name)} = ? WHERE id = ?",
             ((value, run) for value, (run,) in zip(values, ids, strict=True) if value is not None),
@@ -378,6 +403,8 @@ class StepRuns(Runs):
     def __init__(self, path: Path, seen: Seen, chosen: Chosen | None = None) -> None:
         self._path, self._seen, self._chosen = path, seen, chosen
         self._step_count = seen.rows if chosen is None else int(chosen.counts.sum())
+        self._kept: object = None
+        """What the file is gone with."""
 
     def __len__(self) -> int:
         return self._seen.runs if self._chosen is None else len(self._chosen.ids)
@@ -436,8 +463,11 @@ class StepRuns(Runs):
             there &= np.isin(found.ids, self._chosen.ids)
         if not there.all():
             found = found.pick(there)
-        if (np.diff(found.starts) < 0).any():  # runs need not be stored in the order of their ids
-            found = found.pick(np.argsort(found.starts, kind="stable"))
+        # Runs need not be stored in the order of their ids. Of those that begin with the same row,
+        # all but the last have none.
+        steps = np.diff(found.starts)
+        if (steps < 0).any() or (np.diff(found.counts)[steps == 0] < 0).any():
+            found = found.pick(np.lexsort((found.ids, found.counts, found.starts)))
         return found
 
     def _query(self, sql: str, values: Sequence[Any], timeout_s: float | None) -> QueryTable:
@@ -448,7 +478,7 @@ class StepRuns(Runs):
         with self._showing(slice(wanted.start, wanted.stop)) as opened:
             first = wanted.start if self._chosen is None else 0
             every = ", ".join(map(quoted, names))
-            sql = f"SELECT {every} FROM runs ORDER BY first_step_idx, id LIMIT ? OFFSET ?"
+            sql = f"SELECT {every} FROM runs ORDER BY {IN_ORDER} LIMIT ? OFFSET ?"
             return opened.execute(sql, (len(wanted), first)).fetchall()
 
     @contextmanager

@@ -1,7 +1,7 @@
 """Where things are in a step dataset (docs/formats/steps.md), and its rows as arrays."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from stepwell import _core
-from stepwell.errors import FormatError
+from stepwell.errors import ChecksumError, FormatError
 from stepwell.field import FieldLike, as_fields
 from stepwell.files.memory import check_room
 from stepwell.files.npy import NpyHeader, header_bytes, read_header
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 DATABASE = "metadata.db"
+DATASET = "dataset.json"
 MANIFEST = "manifest.json"
 CHECKSUMS = "steps.crc"
 LOCK = "writer.lock"
@@ -92,6 +93,60 @@ def pieces(root: Path, rows: int, shard_rows: int, first: int = 0) -> list[Piece
         count = min(shard_rows - inside, rows - first)
         found.append(Piece(root, piece_name(number, shard_rows), inside, count, number))
         first += count
+    return found
+
+
+class Part(NamedTuple):
+    """A shard of as many rows as it was given, in a dataset that was written in a bucket."""
+
+    name: str
+    rows: int
+    bytes: int
+    """Of the whole file."""
+
+    @property
+    def checksums(self) -> str:
+        """The file of the checksums of its rows."""
+        return self.name.removesuffix(".npy") + ".crc"
+
+
+class Metadata(NamedTuple):
+    """The database of a commit of such a dataset."""
+
+    name: str
+    bytes: int
+    crc32c: int
+
+    @classmethod
+    def of(cls, name: str, file: BinaryIO) -> "Metadata":
+        """That of a file."""
+        size, crc = os.fstat(file.fileno()).st_size, 0
+        for at in range(0, size, _READ_BYTES):
+            data = os.pread(file.fileno(), _READ_BYTES, at)
+            crc = _core.crc32c(np.frombuffer(data, np.uint8), crc)
+        return cls(name, size, crc)
+
+    def check(self, file: BinaryIO, where: str) -> None:
+        """Raise `FormatError` when a file is shorter or longer, and `ChecksumError` when it is
+        a different one."""
+        found = self.of(self.name, file)
+        if found.bytes != self.bytes:
+            message = f"truncated: expected {self.bytes} bytes, got {found.bytes}"
+            raise FormatError(message, path=where, offset=min(found.bytes, self.bytes))
+        if found != self:
+            message = f"expected CRC32C {self.crc32c:08x}, got {found.crc32c:08x}"
+            raise ChecksumError(message, path=where)
+
+
+def listed_pieces(root: Path, parts: Sequence[Part], first: int = 0, end: int = -1) -> list[Piece]:
+    """The same of shards that have a list."""
+    found, begin = [], 0
+    for number, part in enumerate(parts):
+        last = begin + part.rows if end < 0 else min(begin + part.rows, end)
+        if last > max(first, begin):
+            inside = max(first - begin, 0)
+            found.append(Piece(root, part.name, inside, last - begin - inside, number))
+        begin += part.rows
     return found
 
 

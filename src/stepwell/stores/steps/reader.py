@@ -17,17 +17,17 @@ from stepwell.lazy import lazy
 from stepwell.sampler import split_runs
 from stepwell.source import Batch, Field, Rows, Schema, as_rows, bytes_of, check_buffer
 from stepwell.store import Progress, QueryTable, Report, Store
-from stepwell.stores.steps import database
+from stepwell.stores.steps import dataset
 from stepwell.stores.steps.blocks import BlockChecks, Checks, ManifestChecks
 from stepwell.stores.steps.database import Chosen, Seen, StepRuns
 from stepwell.stores.steps.layout import (
     DATABASE,
+    DATASET,
     MANIFEST,
     VERSION,
     Segment,
     load_rows,
     map_rows,
-    pieces,
 )
 from stepwell.stores.steps.manifest import BLOCK_BYTES
 from stepwell.stores.steps.remote import RemoteSteps
@@ -109,17 +109,20 @@ class StepReader(Store):
         self._where, self._bucket = where, bucket or {}
         self._memory, self._resident_bytes = memory, resident_bytes
         self._resident_shards, self._checksums = resident_shards, checksums
-        self._far = RemoteSteps(where, self._bucket) if is_remote(where) else None
+        self._far = RemoteSteps(where, self._bucket, seen) if is_remote(where) else None
         self._root = where if self._far is None else self._far.root
         with self._translated():
             self._see(seen, chosen)
         if self._far is not None:
-            self._far.mirror.check_version(version)
+            self._far.check_version(version)
 
     def _see(self, seen: Seen | None, chosen: Chosen | None) -> None:
         """Open what there is; of a dataset that was pickled, what it had seen."""
         root, resident_shards = self._root, self._resident_shards
-        now = database.look(root / DATABASE, seen.identity if seen else "")
+        if seen is not None and seen.metadata is not None:  # its commit, whatever came since
+            path, now = dataset.database_of(root, seen.metadata), seen
+        else:
+            path, now = self._look(seen.identity if seen else "")
         if self._far is not None:
             self._far.open_files(seen or now, checksums=self._checksums)
         check_whole(root, now)
@@ -129,7 +132,7 @@ class StepReader(Store):
             raise FormatError(
                 f"expected {seen.rows} rows, as pickled, got {now.rows}", path=str(root)
             )
-        if resident_shards is not None and not seen.shard_rows:
+        if resident_shards is not None and not seen.is_sharded:
             raise ValueError(
                 "resident_shards: expected a dataset of shards, got one file; "
                 f"convert(…, to='steps', part_bytes=…) spreads it over some - at {root}"
@@ -141,11 +144,17 @@ class StepReader(Store):
         self._segments: list[Segment] = []
         self._add(self._load(0, seen))
         self._dtype = self._segments[0].rows.dtype
-        self._show(StepRuns(root / DATABASE, seen, chosen))
+        self._show(StepRuns(path, seen, chosen))
+
+    def _look(self, identity: str) -> tuple[Path, Seen]:
+        """Where the database is, and the newest state of the dataset with this identity."""
+        if self._far is None:
+            return dataset.look(self._root, identity)
+        return self._far.database, self._far.look(identity)
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
-        return path.is_dir() and os.path.lexists(path / DATABASE)
+        return path.is_dir() and any(os.path.lexists(path / name) for name in (DATABASE, DATASET))
 
     def __getstate__(self) -> dict[str, Any]:
         opened: dict[str, Any] = {"memory": self._memory, "resident_bytes": self._resident_bytes}
@@ -153,7 +162,7 @@ class StepReader(Store):
         seen, chosen = self._seen, self._table._chosen  # others may be appended meanwhile
         opened |= {"where": self._where, "bucket": self._bucket}
         if self._far is not None:
-            opened["version"] = self._far.mirror.version
+            opened["version"] = self._far.version
         return {**opened, "seen": seen, "chosen": chosen}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -169,6 +178,7 @@ class StepReader(Store):
     def _show(self, runs: StepRuns) -> None:
         """Have the rows of these runs from here on."""
         self._table, self._seen, self._length = runs, runs._seen, runs._step_count
+        runs._kept = self._far  # whoever has the table only reads its files, too
         self._forget()
 
     # Properties.
@@ -239,36 +249,37 @@ class StepReader(Store):
             raise ValueError("a part of a dataset does not grow; refresh the dataset itself")
         if self._far is not None:
             return self._refresh_far(self._far)
-        before, now = self._seen, database.look(self._table._path, self._seen.identity)
+        before = self._seen
+        path, now = self._look(before.identity)
         if now.rows < before.rows:
             message = f"expected at least {before.rows:,} rows, got {now.rows:,}; open it again"
-            raise FormatError(message, path=str(self._table._path))
+            raise FormatError(message, path=str(path))
         if now == before:
             return False
         check_whole(self._root, now)
         if now.rows > before.rows:
             self._add(self._load(before.rows, now))
-        self._show(StepRuns(self._table._path, now))
+        self._show(StepRuns(path, now))
         return True
 
     def _refresh_far(self, far: RemoteSteps) -> bool:
         """The same of a dataset in a bucket, whose objects are others once it has grown."""
-        if far.mirror.is_current():
+        if far.is_current():
             return False
         before, now = self._seen, far.again()
         with now.mirror.translated():
-            seen = database.look(now.root / DATABASE, before.identity)
+            seen = now.look(before.identity)
             if seen.rows < before.rows:
                 message = (
                     f"expected at least {before.rows:,} rows, got {seen.rows:,}; open it again"
                 )
-                raise FormatError(message, path=now.mirror.url_of(DATABASE))
+                raise FormatError(message, path=str(now.database))
             now.open_files(seen, checksums=self._checksums)
             check_whole(now.root, seen)
             self._far, self._root = now, now.root
             self._segments = []
             self._add(self._load(0, seen))
-        self._show(StepRuns(self._root / DATABASE, seen))
+        self._show(StepRuns(now.database, seen))
         return seen != before
 
     def close(self) -> None:
@@ -407,16 +418,18 @@ class StepReader(Store):
         return _core.range_map(begins, some.counts)
 
     def _facts(self) -> dict[str, Any]:
+        listed = {"shards": len(self._seen.parts)} if self._seen.is_listed else {}
         return {
             "dtype": str(self._dtype),
             "row_bytes": self._dtype.itemsize,
             "shard_rows": self._seen.shard_rows,
+            **listed,
             "version": VERSION,
             "checksums": self._checksum_words(),
         }
 
     def _health(self) -> str:
-        return health(self._root, self._dtype)
+        return "fine" if self._seen.is_listed else health(self._root, self._dtype)
 
     def _verified(self, quick: bool, progress: Progress) -> Report:
         with self._translated():
@@ -446,7 +459,9 @@ class StepReader(Store):
         if self._far is not None:
             loaded = self._memory == "ram"
             return [Segment(self._far.load(seen))] if loaded else self._far.segments(seen)
-        found = pieces(self._root, seen.rows, seen.shard_rows, begin)
+        found = seen.pieces(self._root, begin)
+        if not found:
+            return [Segment(np.empty(0, seen.dtype))]
         checks: Checks | None = None
         if self._checksums and seen.block_bytes:
             checks = BlockChecks(self._root, seen)

@@ -1,5 +1,6 @@
 """Everything that can be wrong with a step dataset, looked for."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from stepwell.errors import ChecksumError, FormatError
 from stepwell.files.checked import Growing
 from stepwell.files.lock import is_locked
+from stepwell.files.regular import open_regular
 from stepwell.store import Progress, Report
 from stepwell.stores.steps import database
 from stepwell.stores.steps.blocks import BlockChecks
@@ -94,21 +96,24 @@ class _Check:
         self.checked: list[str] = []
         self.unchecked: list[str] = []
         self._root, self._seen, self._dtype = dataset._root, dataset._seen, dataset.dtype
-        self._far = dataset._far
+        self._far, self._path = dataset._far, dataset._table._path
         self._runs = np.empty((0, 3), np.int64)
         """First row, number of rows and id of each run that rows can be compared with."""
         self._manifest: Manifest | None = None
 
     def tables(self) -> None:
         """Everything but the rows."""
-        path = str(self._root / DATABASE)
-        with database.reading(self._root / DATABASE) as opened:
+        path = str(self._path)
+        with database.reading(self._path) as opened:
             broken = [text for (text,) in opened.execute("PRAGMA integrity_check") if text != "ok"]
         self.problems.extend(FormatError(f"SQLite: {text}", path=path) for text in broken)
         self.checked.append("the database, by SQLite's own integrity check")
         self._check_columns(path)
         self._check_ranges(path)
         self.checked.append("that the rows of each run follow those of the run before")
+        if self._seen.is_listed:
+            self._check_listed()
+            return
         try:
             self._manifest = Manifest.read(self._root, self._dtype.itemsize)
         except FormatError as error:
@@ -117,7 +122,7 @@ class _Check:
         self.checked.append("that headers and manifest are not ahead of the database")
 
     def _check_columns(self, path: str) -> None:
-        with database.reading(self._root / DATABASE, self._seen.identity) as opened:
+        with database.reading(self._path, self._seen.identity) as opened:
             wrong, unchecked = database.check_runs(opened, self._seen.last_run)
         self.problems.extend(ChecksumError(text, path=path) for text in wrong[:_MAX_PROBLEMS])
         self.checked.append(f"the columns of {self._seen.runs - unchecked} runs against checksums")
@@ -126,10 +131,10 @@ class _Check:
             self.unchecked.append(text)
 
     def _check_ranges(self, path: str) -> None:
-        with database.reading(self._root / DATABASE, self._seen.identity) as opened:
+        with database.reading(self._path, self._seen.identity) as opened:
             found = opened.execute(
                 "SELECT first_step_idx, num_steps, id FROM runs WHERE id <= ? "
-                "ORDER BY first_step_idx, id",
+                f"ORDER BY {database.IN_ORDER}",
                 (self._seen.last_run,),
             ).fetchall()
         for run in found:
@@ -146,6 +151,24 @@ class _Check:
         message = f"run {run}: expected to begin at row {expected[bad[0]]}, got {first}"
         self.problems.append(FormatError(message, path=path))
         self.unchecked.append("which run each row belongs to: the ranges contradict each other")
+
+    def _check_listed(self) -> None:
+        """Shards that have a list: they, and the database, are what it has."""
+        seen, root = self._seen, self._root
+        assert seen.metadata is not None
+        if self._far is not None:  # whose database was compared when it came
+            self.problems += self._far.check_headers(seen)
+        else:
+            with open_regular(self._path) as file:
+                seen.metadata.check(file, str(self._path))
+            for part in seen.parts:
+                with Piece(root, part.name, 0, 0).open(seen.dtype, part.rows) as (file, header):
+                    size = os.fstat(file.fileno()).st_size
+                    if (header.shape, size) != ((part.rows,), part.bytes):
+                        message = f"expected {part.rows} rows in {part.bytes} bytes"
+                        message += f", got {header.shape} in {size}"
+                        raise FormatError(message, path=str(root / part.name), offset=10)
+        self.checked.append("that database and shards are those of dataset.json")
 
     def _check_not_ahead(self) -> None:
         """Headers and checksums may be behind what was committed, where a writer was killed; never
@@ -171,13 +194,15 @@ class _Check:
         root, dtype, rows = self._root, self._dtype, self._seen.rows
         known, again = self._manifest or Manifest(), Manifest()
         if self._far is not None and self._seen.block_bytes:
-            self._far.mirror.whole(CHECKSUMS)
+            listed = [part.checksums for part in self._seen.parts]
+            each = listed if self._seen.is_listed else [CHECKSUMS]
+            self._far.mirror.side_by_side(self._far.mirror.whole, each)
         blocks = _Blocks(root, self._seen, dtype) if self._seen.block_bytes else None
         covered = min(known.rows, rows)
         step = max(BLOCK_BYTES // dtype.itemsize, 1)
         for begin in range(0, rows, step):
             end = min(begin + step, rows)
-            some = pieces(root, end, self._seen.shard_rows, begin)
+            some = self._seen.pieces(root, begin, end)
             part = load_rows(some, dtype) if self._far is None else self._far.rows_of(some, dtype)
             self._check_places(part, begin)
             again.add(part[: max(covered - begin, 0)].view(np.uint8))
@@ -257,11 +282,12 @@ class _Blocks:
         return found
 
     def _problem(self, block: int, count: int) -> FormatError:
-        every = pieces(self._root, self._seen.rows, self._seen.shard_rows)
+        every = self._seen.pieces(self._root)
         piece = next(p for p in reversed(every) if self._checks.first_block(p, self._size) <= block)
         at = (block - self._checks.first_block(piece, self._size)) * self._known.block_bytes
         with piece.open(None) as (_, header):
             offset = header.data_offset + at
         some = "1 block" if count == 1 else f"{count:,} blocks"
-        message = f"{some} of {self._known.block_bytes:,} bytes: not the checksums of {CHECKSUMS}"
+        name = self._seen.parts[piece.number].checksums if self._seen.is_listed else CHECKSUMS
+        message = f"{some} of {self._known.block_bytes:,} bytes: not the checksums of {name}"
         return ChecksumError(message, path=str(piece.path), offset=offset)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from operator import index
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -25,11 +25,13 @@ from stepwell.files.atomic import is_temporary, sweep, sync_path, write_all, wri
 from stepwell.files.checked import Checksums, Growing, cut_to, header_bytes as checksum_header
 from stepwell.files.npy import NpyHeader, header_bytes
 from stepwell.files.regular import check_inside
+from stepwell.files.remote import BucketOptions, is_remote
 from stepwell.fit import fit_into
 from stepwell.source import is_masked
 from stepwell.stores.steps import database
 from stepwell.stores.steps.blocks import BlockChecks
 from stepwell.stores.steps.database import RunColumn, Seen
+from stepwell.stores.steps.dataset import is_dataset
 from stepwell.stores.steps.layout import (
     CHECKSUMS,
     DATABASE,
@@ -68,10 +70,23 @@ class StepWriter(Writer):
     spreads the rows over files of that many.
 
     One writer at a time: the second one gets a `BusyError`.
+
+    To a URL (extra `remote`), with the options of obstore, many writers with `mode="a"` append at a
+    time, each its own runs; a shard is a file of up to `shard_rows`, or of 256 MiB. Where another
+    one commits first, runs go behind its runs, and `conflicts` counts that.
     """
 
     noun: ClassVar[str] = "a step dataset"
 
+    def __new__(cls, path: Any = "", *args: Any, **options: Any) -> Self:
+        if cls is StepWriter and is_remote(path):
+            from stepwell.stores.steps.bucket import BucketStepWriter  # which is a StepWriter
+
+            return object.__new__(BucketStepWriter)  # type: ignore[return-value]
+        return object.__new__(cls)
+
+    conflicts = 0
+    """How often another writer of a bucket committed first. A path has one writer at a time."""
     _database: sqlite3.Connection | None = None
     _new_runs: list[tuple[Any, ...]]
     _next_run: int
@@ -89,8 +104,16 @@ class StepWriter(Writer):
         *,
         mode: Mode = "x",
         shard_rows: int | None = None,
+        **bucket: Unpack[BucketOptions],
     ) -> None:
+        if bucket:
+            raise TypeError(f"{', '.join(bucket)}: only for what is in a bucket")
         root = Path(path).absolute()  # wherever the process goes later
+        if is_dataset(root):
+            raise FileExistsError(
+                f"expected a step dataset that was written to a path, got a copy of one that was "
+                f"written in a bucket: {root}; `stepwell convert` makes one to append to"
+            )
         wanted = None if dtype is None else row_dtype(dtype)
         known = database.run_columns(columns)
         if shard_rows is not None and index(shard_rows) < 0:
@@ -122,12 +145,7 @@ class StepWriter(Writer):
         with catalog.in_turn(), catalog.translated(path):
             found = database.columns(self._database)
         self._columns = {name: each for name, each in found.items() if name not in database.OWN}
-        if unknown := ", ".join(sorted(set(columns) - set(self._columns))):
-            raise SchemaError(f"the dataset has no run column {unknown}")
-        for name, column in columns.items():
-            kind = self._columns[name].sql
-            if kind in _KINDS and kind != column.sql:
-                raise SchemaError(f"run column {name}: the dataset has {kind}, got {column.sql}")
+        check_columns(self._columns, columns)
         self._mend(seen)
 
     # Writing.
@@ -139,6 +157,7 @@ class StepWriter(Writer):
         Raises `SchemaError` when rows or columns are not those of the dataset. After any error
         nothing has been appended; after a Ctrl-C `rollback` may be needed.
         """
+        self._reserve()
         run_id = self._next_run
         made = self._row_array(rows, run_id)
         values = run_values(self._columns, columns)
@@ -205,6 +224,9 @@ class StepWriter(Writer):
         return self._dtype
 
     # Below this line: for this package.
+
+    def _reserve(self) -> None:
+        """Have `_next_run`, which is nobody else's."""
 
     @classmethod
     def _holds_commits(cls, root: Path) -> bool:
@@ -436,6 +458,16 @@ class StepWriter(Writer):
                 raise SchemaError(f"run {run_id}: expected {name} up to {limit}, got {last}")
             made[name] = run_id if name == "run_id" else np.arange(count)
         return made
+
+
+def check_columns(there: Mapping[str, database.Column], given: Mapping[str, RunColumn]) -> None:
+    """Raise `SchemaError` when columns are not those of a dataset."""
+    if unknown := ", ".join(sorted(set(given) - set(there))):
+        raise SchemaError(f"the dataset has no run column {unknown}")
+    for name, column in given.items():
+        kind = there[name].sql
+        if kind in _KINDS and kind != column.sql:
+            raise SchemaError(f"run column {name}: the dataset has {kind}, got {column.sql}")
 
 
 def run_values(
