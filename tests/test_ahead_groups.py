@@ -94,21 +94,25 @@ def test_no_more_is_held_than_there_is_room_for(sampler: Any, room: int) -> None
     assert units.pinned == 0
 
 
-def test_the_first_step_does_not_wait_for_others() -> None:
-    units = CountedUnits(3 * WINDOW)
-    order = sw.Block(K, seed=3, group=GROUP).order(N)
-    steps = [units.of(order.rows(0, at, BATCH)) for at in range(0, N, BATCH)]
-    planned: list[int] = []
-
-    def units_of(step: int) -> Numbers:
-        planned.append(step)
-        return steps[step]
-
-    ahead = Ahead(units, units_of, len(steps))
-    first = ahead.bring()
+def first_group(sampler: Any, batch: int) -> tuple[CountedUnits, int, list[Numbers]]:
+    """What is brought first, and its steps."""
+    units, order = CountedUnits(3 * WINDOW), sampler.order(N)
+    steps = [units.of(order.rows(0, at, batch)) for at in range(0, N, batch)]
+    first = Ahead(units, lambda step: steps[step], len(steps)).bring()
     assert first is not None
-    assert (len(first), planned) == (1, [0])
-    assert units.widest == len(steps[0])
+    return units, len(first), steps
+
+
+def test_the_first_step_does_not_wait_for_others() -> None:
+    units, count, steps = first_group(sw.Shuffle(3), BATCH)
+    assert (count, units.widest) == (1, len(steps[0]))
+
+
+def test_the_first_window_comes_in_long_requests() -> None:
+    units, count, steps = first_group(sw.Block(K, seed=3, group=GROUP), BATCH)
+    assert count > 1
+    assert len(units.stretches) <= 2 * GROUP
+    assert not len(units.missing(np.unique(np.concatenate(steps[:count]))))
 
 
 def test_a_group_ends_where_others_are_needed() -> None:
@@ -152,4 +156,4 @@ def test_a_bucket_is_asked_for_long_ranges(s3: Bucket, tmp_path: Any) -> None:
         loader.close()
     asked = s3.proxy.asked_for("steps.npy")
     blocks = rows // k
-    assert len(asked) <= 6 * blocks  # alone, each of 128 steps asks for pieces of eight blocks
+    assert len(asked) <= 2 * blocks  # alone, each of 128 steps asks for pieces of eight blocks

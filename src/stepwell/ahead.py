@@ -128,8 +128,9 @@ class Ahead:
         steps = self._planned - self._finished
         return steps >= self._max_steps or not self._plan.has_room
 
-    def _close(self) -> None:
-        self._add(*self._open.taken())
+    def _close(self, most: int | None = None) -> None:
+        # The first one waits for no others, unless they need the same.
+        self._add(*self._open.taken(most if self._under_way else 1))
 
     def _add(self, steps: int, units: Numbers) -> None:
         group = self._plan.planned
@@ -146,8 +147,8 @@ class Ahead:
             return None
         while plan.begun == plan.planned:
             # While others are under way there is time to have more of them brought together.
-            if self._open.steps and self._open.steps >= len(self._under_way):
-                self._close()
+            if 0 < len(self._under_way) <= self._open.steps:
+                self._close(len(self._under_way))
             elif self._under_way or not self.plan():
                 return None
         group = plan.begun

@@ -57,19 +57,20 @@ class Group:
             return self._seen > self._max
         return False
 
-    def taken(self) -> Taken:
-        """Take out the steps that are brought next, and their units."""
+    def taken(self, most: int | None = None) -> Taken:
+        """Take out the steps that are brought next, and their units: up to `most` steps, or more
+        where they have most of their units in common."""
         units, first = _first_uses(self._steps)
         count, uses = len(self._steps), np.array([len(each) for each in self._steps])
         fresh = np.bincount(first, minlength=count)
         begins = np.flatnonzero((2 * fresh > uses)[1:] & (4 * fresh < uses)[:-1]) + 1
         if len(begins):  # elsewhere: those after it go there too
             count = int(begins[0])
-        if np.count_nonzero(first < count) > self._alone and not self._is_common(
-            uses, first, count
-        ):
-            ends = np.cumsum(uses[:count])
-            count = max(int(np.searchsorted(ends, self._alone, side="right")), 1)
+        if not self._is_common(uses, first, count):
+            count = min(count, most or count)
+            if np.count_nonzero(first < count) > self._alone:
+                ends = np.cumsum(uses[:count])
+                count = max(int(np.searchsorted(ends, self._alone, side="right")), 1)
         del self._steps[:count]
         self._uses = int(uses[count:].sum())
         self._seen = 0
