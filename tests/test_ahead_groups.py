@@ -28,8 +28,10 @@ class CountedUnits(FarUnits):
     def __init__(self, budget: int) -> None:
         super().__init__(ROW, UNIT, budget)
         self.stretches: list[int] = []
+        self.brought = 0
 
     def bring(self, units: Numbers) -> Bringing:
+        self.brought += len(units) > 0
         missing = self.missing(units)
         edges = [0, *(np.flatnonzero(np.diff(missing) > 1) + 1).tolist(), len(missing)]
         self.stretches += [b - a for a, b in pairwise(edges) if b > a]
@@ -113,6 +115,28 @@ def test_the_first_window_comes_in_long_requests() -> None:
     assert count > 1
     assert len(units.stretches) <= 2 * GROUP
     assert not len(units.missing(np.unique(np.concatenate(steps[:count]))))
+
+
+def test_steps_of_a_window_are_held_together_once_there_is_time() -> None:
+    units = CountedUnits(3 * WINDOW)
+    driven(units, sw.Block(K, seed=3, group=GROUP), BATCH)
+    steps, windows = N // BATCH, N // (K * GROUP)
+    assert units.brought <= 3 * windows  # of up to 64 steps each there are
+    assert steps // 64 > 3 * windows
+
+
+def test_a_plan_ends_where_more_would_change_nothing() -> None:
+    units, order, planned = FarUnits(ROW, UNIT, WINDOW), sw.Block(K, 3, 1).order(8 * N), 0
+
+    def units_of(step: int) -> Numbers:
+        nonlocal planned
+        planned += 1
+        return units.of(order.rows(0, step * BATCH, BATCH))
+
+    ahead = Ahead(units, units_of, 8 * N // BATCH)
+    while ahead.plan():
+        pass
+    assert planned * BATCH <= 5 * K * GROUP
 
 
 def test_a_group_ends_where_others_are_needed() -> None:

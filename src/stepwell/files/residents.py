@@ -175,7 +175,8 @@ def spanned(firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> Numbers:
     if (lasts - firsts).max() <= 1:  # small rows: sorting numbers is much faster than an order
         both = firsts if np.array_equal(firsts, lasts) else np.concatenate([firsts, lasts])
         both = np.sort(both)
-        return both[np.concatenate([[True], both[1:] != both[:-1]])]
+        found: Numbers = both[np.concatenate([[True], both[1:] != both[:-1]])]
+        return found
     order = np.argsort(firsts, kind="stable")
     firsts, ends = firsts[order], np.maximum.accumulate(lasts[order])
     apart = np.flatnonzero(firsts[1:] > ends[:-1])
