@@ -36,11 +36,12 @@ if TYPE_CHECKING:
 MAX_USES = 1 << 20
 """Uses of units that a plan knows at a time, 28 bytes each."""
 
-_USES = 4
+_USES = 8
 """As many for each unit that there is room for: who goes first is known with that."""
 
-_DEEP = 3
-"""Units of a plan for each that there is room for; more would change nothing."""
+_FAR = 2
+"""Units of a plan for each that there is room for, from which on what is in none of its steps may
+go, and nothing changes with more steps if there is no such unit."""
 
 _FEW_USES, _FEW_UNITS = 1 << 18, 1 << 12
 """What any plan may have."""
@@ -106,7 +107,7 @@ class Ahead:
         self._units, self._units_of = units, units_of
         room = units.budget_bytes // units.unit_bytes
         self._plan = _core.Plan(min(max(_USES * room, _FEW_USES), max_uses))
-        self._max_steps, self._max_units = max_steps, max(_DEEP * room, _FEW_UNITS)
+        self._max_steps, self._far = max_steps, max(_FAR * room, _FEW_UNITS)
         self._open, self._closed = Group(room), Taken(0, np.empty(0, np.int64))
         self._known = 0  # units that planned steps need
         self._planned = self._finished = 0
@@ -118,7 +119,7 @@ class Ahead:
 
     def plan(self) -> bool:
         """Plan a further step; False where no more are wanted."""
-        if self._is_deep:
+        if self._is_deep or (self._is_far and not self._units.spare):
             if self._waiting and self._plan.begun == self._plan.planned:
                 self._flush()
                 return True
@@ -138,8 +139,11 @@ class Ahead:
     @property
     def _is_deep(self) -> bool:
         steps = self._planned - self._finished
-        much = steps >= self._max_steps or self._known >= self._max_units
-        return much or not self._plan.has_room
+        return steps >= self._max_steps or not self._plan.has_room
+
+    @property
+    def _is_far(self) -> bool:
+        return self._known >= self._far or self._is_deep
 
     @property
     def _waiting(self) -> int:
@@ -212,7 +216,7 @@ class Ahead:
         if (plan.held + plan.fresh) * here.unit_bytes <= here.budget_bytes // share:
             return True
         # What has to go is what nobody needs, as far as that is known.
-        room = here.spare if self._is_deep else here.empty
+        room = here.spare if self._is_far else here.empty
         return room > 0 and len(here.missing(units)) <= room
 
     def finish(self) -> None:
