@@ -4,13 +4,13 @@ A bucket on this machine answers after 20 ms, with `--mb-s` megabytes a second f
 step dataset of 2 GiB, in rows of 16 bytes, is read in the order of `Block(65536)`, in batches of
 4,096, by a loop that takes 0.8 of what the bucket can give, and has room for three of its 32
 windows. What the link and the order allow at best is computed. A full shuffle is of 64 MB in rows
-of 2 KiB, with room for a quarter.
+of 2 KiB, with room for a quarter. `--only` asks one of these questions.
 """
 
 import tempfile
 import time
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,11 +31,13 @@ _TAKEN = 0.8
 _NODES = 4
 _CONNECTIONS = 8
 _STEP = np.dtype([("board", "<u8"), ("reward", "<f4"), ("action", "<u4")])
+_ROOM = 3 * _K * _GROUP * _STEP.itemsize
 _RUN = 1 << 18
 _UNIT = 4096
 _WIDE, _WIDE_ROWS, _WIDE_BATCH = 2048, 1 << 15, 256
 _EPOCHS = 2
-_MAX_S = 120
+_MAX_S = 90
+_QUESTIONS = ("blocks", "nodes", "shuffle")
 _NODES_BYTES_S = 200e6
 
 
@@ -57,36 +59,43 @@ class Found(NamedTuple):
 def main() -> None:
     parser = arguments(__doc__, rows=1 << 27)
     parser.add_argument("--mb-s", type=float, default=40, help="of the bucket (%(default)s)")
+    parser.add_argument("--only", choices=_QUESTIONS, help="one question instead of all")
     args = parser.parse_args()
+    cases = []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as root:
-        folder = Path(root)
-        cases = [*_blocks(folder, args.rows, args.mb_s * 1e6), _shuffled(folder)]
+        data = Dataset(Path(root), args.rows, _K)
+        if args.only != "shuffle":
+            _write(data.folder, args.rows)
+        if args.only in (None, "blocks"):
+            cases.append(_blocks(data, args.mb_s * 1e6))
+        if args.only in (None, "nodes"):
+            cases.append(_nodes(data))
+        if args.only in (None, "shuffle"):
+            cases.append(_shuffled(Path(root)))
     publish(cases, args.json)
 
 
-def _blocks(folder: Path, rows: int, bytes_s: float) -> Iterator[Case]:
-    data = Dataset(folder, rows, _K)
-    _write(data.folder, rows)
+def _blocks(data: Dataset, bytes_s: float) -> Case:
+    rows, room = data.rows, _ROOM
     size = rows * _STEP.itemsize
-    room = 3 * _K * _GROUP * _STEP.itemsize
     work_s = _BATCH * _STEP.itemsize / (_TAKEN * bytes_s)
 
     made = bucket(data.folder, _LATENCY_MS, bytes_s=bytes_s)
     with made as (url, options), measure.AnonymousPeak() as peak:
         batches = _ours(url, options, room, sw.Block(_K, seed=7))
-        found = _measured(batches, rows, _STEP.itemsize, options["endpoint"], work_s)
+        found = _measured(batches, rows, options["endpoint"], work_s, runs_on=True)
     others = {"the order and the link alone": _line(_least(rows, bytes_s, work_s))}
     for name, start, count in peers(data, _BATCH, _K * _GROUP):
         with bucket(data.folder_of(name), _LATENCY_MS, bytes_s=bytes_s) as (url, options):
             batches = start(url, options["endpoint"])
             try:
-                each = _measured(batches, count, _STEP.itemsize, options["endpoint"], work_s)
+                each = _measured(batches, count, options["endpoint"], work_s)
             except Exception as error:
                 console.print(f"[dim]{name} is left out, it failed: {escape(str(error)[-200:])}[/]")
                 continue
         others[name] = _line(each, count / rows)
     extra = (peak.bytes - peak.before) / 1e6
-    yield Case(
+    return Case(
         f"an epoch of `Block({_K})` from a bucket: {size >> 20} MiB, {bytes_s / 1e6:g} MB/s",
         "s an epoch",
         _line(found),
@@ -101,7 +110,6 @@ def _blocks(folder: Path, rows: int, bytes_s: float) -> Iterator[Case]:
         f"waiting is counted after it: with it, {found.waiting_in_all:.1%} of the time; the order "
         "and the link alone are computed: no batch comes before all of its blocks of 4 KiB",
     )
-    yield _nodes(data.folder, rows, room)
 
 
 def _least(rows: int, bytes_s: float, work_s: float) -> Found:
@@ -132,15 +140,15 @@ def _ours(
             yield from (len(batch["board"]) for batch in loader)
 
 
-def _nodes(folder: Path, rows: int, room: int) -> Case:
+def _nodes(data: Dataset) -> Case:
     """One node after another: what each fetches does not depend on the others."""
     sampler, found = sw.Block(_K, seed=7, lanes=_NODES), []
     for rank in range(_NODES):
-        with bucket(folder, _LATENCY_MS, bytes_s=_NODES_BYTES_S) as (url, options):
+        with bucket(data.folder, _LATENCY_MS, bytes_s=_NODES_BYTES_S) as (url, options):
             world = {"rank": rank, "world_size": _NODES}
-            batches = _ours(url, options, room // _NODES, sampler, **world)
-            about = rows // _NODES, _STEP.itemsize, options["endpoint"], 0.0
-            found.append(_measured(batches, *about))
+            batches = _ours(url, options, _ROOM // _NODES, sampler, **world)
+            rows = data.rows // _NODES
+            found.append(_measured(batches, rows, options["endpoint"], 0.0, runs_on=True))
     return Case(
         f"{_NODES} nodes, `Block({_K}, lanes={_NODES})`: each fetches its own blocks",
         "s an epoch",
@@ -199,15 +207,15 @@ def _shuffled(folder: Path) -> Case:
 
 
 def _measured(
-    batches: Generator[int], rows: int, row_bytes: int, endpoint: str, work_s: float
+    batches: Generator[int], rows: int, endpoint: str, work_s: float, *, runs_on: bool = False
 ) -> Found:
     """Take the batches of an epoch, each of which takes a while to work on.
 
-    Bytes are counted from the end of the first quarter on: there as much is on its way for what
-    comes next as there is at the end, where the next epoch comes.
+    Of a loop that runs on into the next epoch, bytes are counted from the end of the first quarter:
+    there as much is on its way for what comes next as there is at the end.
     """
     first_s, waited, seen, left_s, begin = 0.0, 0.0, 0, 0.0, time.perf_counter()
-    marks: list[tuple[int, int]] = []
+    marks = [] if runs_on else [(0, 0)]
     while seen < rows and time.perf_counter() - begin < _MAX_S:
         asked = time.perf_counter()
         seen += next(batches)
@@ -229,7 +237,7 @@ def _measured(
         first_s + (seconds - first_s) * rows / seen,
         (waited - first_s) / (seconds - first_s),
         waited / seconds,
-        (after - before) / ((all_ - some) * row_bytes),
+        (after - before) / ((all_ - some) * _STEP.itemsize),
         seen / rows,
     )
 
