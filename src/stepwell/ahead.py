@@ -19,7 +19,6 @@ from functools import partial
 from queue import SimpleQueue
 from threading import Lock
 from typing import TYPE_CHECKING
-from weakref import ref
 
 import numpy as np
 
@@ -268,12 +267,17 @@ class AheadEngine(Engine):
         self._call()
 
     def next(self) -> Delivery:
+        if self._ready.empty():
+            self._call()
         found = self._ready.get()
         if found is None:
             raise RuntimeError("the loader was closed")
         self.step, made = found
         self._delivered += 1
-        self._call()
+        if (
+            self._submitted - self._delivered <= self._depth // 2
+        ):  # not for each: threads take turns
+            self._call()
         try:
             return made.result()
         except Exception as error:
@@ -318,7 +322,6 @@ class AheadEngine(Engine):
             self._submitted += 1
             self._taking.append(made)
             self._ready.put((step, made))
-            made.add_done_callback(partial(_call, ref(self)))
             return True
         bringing = self._ahead.bring()
         if bringing is not None:
@@ -356,9 +359,3 @@ def _units_of(units: Units, order: Order, schedule: _core.Schedule, number: int)
 
 def _release(bringing: Bringing, _: object) -> None:
     bringing.release()
-
-
-def _call(engine: "ref[AheadEngine]", _: object) -> None:
-    found = engine()
-    if found is not None:
-        found._call()
