@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
@@ -202,6 +202,15 @@ class Mirror(Objects):
         it is where another process has dropped some of them.
         """
         left, before = TRIES, None
+        self._check_process()
+        if not self._place.is_shared and (had := self._units.generations(units)).all():
+            # What is here is read without the lock, which others have while they make room.
+            with suppress(Exception):  # of damage, or of what went meanwhile; it comes again below
+                result = work()
+                if (self._units.generations(units) == had).all():
+                    self._units.touch(units)
+                    self.statistics.read_bytes += len(units) * self.unit_bytes
+                    return result
         while True:
             coming = self.bring(units)
             if before is not None:  # only now: what it has is not to be brought again
@@ -249,7 +258,7 @@ class Mirror(Objects):
 
     def _generations(self, units: Numbers) -> Generations:
         if not self._place.is_shared:
-            return self._units.generation[self._units.slots(units)]
+            return self._units.generations(units)
         found = np.zeros(len(units), np.uint32)
         for (file, _), some in self._by_file(units):
             found[some] = file.generations(units[some] - file.first)
@@ -329,7 +338,10 @@ class Mirror(Objects):
         with self._lock:
             slots = self._units.slots(units + file.first)
             mine = self._units.request[slots] == request
-            self._units.arrived(slots[mine], np.concatenate(made)[mine])
+            generations = np.concatenate(made)[mine]
+            if not self._place.is_shared:  # never the same again
+                generations[:] = request
+            self._units.arrived(slots[mine], generations)
             done = self._requests.pop(request)
             self._look_at_room(len(units))
         done.set_result(None)

@@ -70,6 +70,16 @@ class Residents:
         """The slot of each unit; 0 for one without."""
         return self._slot[units]
 
+    def generations(self, units: Numbers) -> NDArray[np.uint32]:
+        """Of the bytes of these units, 0 of those that are not here. Without the lock, too: what is
+        the same before and after was here all the time."""
+        slots = self._slot[units]
+        return self.generation[slots]
+
+    def touch(self, units: Numbers) -> None:
+        """They were used. Without the lock, too: at worst others are taken for used."""
+        self._touched[self._slot[units]] = self._clock
+
     def here(self, slots: Slots) -> NDArray[np.bool]:
         found: NDArray[np.bool] = self.generation[slots] != 0
         return found
