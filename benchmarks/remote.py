@@ -1,16 +1,16 @@
 """Training over a bucket: how long a loop waits, and what is fetched for it.
 
 A bucket on this machine answers after 20 ms, with `--mb-s` megabytes a second for all answers. A
-step dataset of rows of 16 bytes is read in the order of `Block(65536)`, in batches of 4,096, by a
-loop that takes 0.8 of what the bucket can give: 256 MiB of it, so that a few minutes are enough
-(`--rows 134217728` are 2 GiB). A full shuffle is of 64 MB in rows of 2 KiB, with room for a
-quarter.
+step dataset of 2 GiB, in rows of 16 bytes, is read in the order of `Block(65536)`, in batches of
+4,096, by a loop that takes 0.8 of what the bucket can give, and has room for three of its 32
+windows. What the link and the order allow at best is computed. A full shuffle is of 64 MB in rows
+of 2 KiB, with room for a quarter. `--only` asks one of these questions.
 """
 
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,10 +31,14 @@ _TAKEN = 0.8
 _NODES = 4
 _CONNECTIONS = 8
 _STEP = np.dtype([("board", "<u8"), ("reward", "<f4"), ("action", "<u4")])
+_ROOM = 3 * _K * _GROUP * _STEP.itemsize
 _RUN = 1 << 18
+_UNIT = 4096
 _WIDE, _WIDE_ROWS, _WIDE_BATCH = 2048, 1 << 15, 256
 _EPOCHS = 2
-_PEER_S = 30
+_MAX_S = 90
+_QUESTIONS = ("blocks", "nodes", "shuffle")
+_NODES_BYTES_S = 200e6
 
 
 class Found(NamedTuple):
@@ -44,76 +48,108 @@ class Found(NamedTuple):
     epoch_s: float
     waiting: float
     """Of the time after the first batch."""
-    bytes: float
-    """For an epoch."""
+    waiting_in_all: float
+    """The first batch included."""
+    fetched: float
+    """Bytes for a byte used."""
     share: float
     """Of an epoch that was measured."""
 
 
 def main() -> None:
-    parser = arguments(__doc__, rows=1 << 24)
-    parser.add_argument("--mb-s", type=float, default=20, help="of the bucket (%(default)s)")
+    parser = arguments(__doc__, rows=1 << 27)
+    parser.add_argument("--mb-s", type=float, default=40, help="of the bucket (%(default)s)")
+    parser.add_argument("--only", choices=_QUESTIONS, help="one question instead of all")
     args = parser.parse_args()
+    cases = []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as root:
-        folder = Path(root)
-        cases = [*_blocks(folder, args.rows, args.mb_s * 1e6), _shuffled(folder)]
+        data = Dataset(Path(root), args.rows, _K)
+        if args.only != "shuffle":
+            _write(data.folder, args.rows)
+        if args.only in (None, "blocks"):
+            cases.append(_blocks(data, args.mb_s * 1e6))
+        if args.only in (None, "nodes"):
+            cases.append(_nodes(data))
+        if args.only in (None, "shuffle"):
+            cases.append(_shuffled(Path(root)))
     publish(cases, args.json)
 
 
-def _blocks(folder: Path, rows: int, bytes_s: float) -> Iterator[Case]:
-    data = Dataset(folder, rows, _K)
-    _write(data.folder, rows)
+def _blocks(data: Dataset, bytes_s: float) -> Case:
+    rows, room = data.rows, _ROOM
     size = rows * _STEP.itemsize
-    room = 3 * _K * _GROUP * _STEP.itemsize
     work_s = _BATCH * _STEP.itemsize / (_TAKEN * bytes_s)
 
     made = bucket(data.folder, _LATENCY_MS, bytes_s=bytes_s)
     with made as (url, options), measure.AnonymousPeak() as peak:
         batches = _ours(url, options, room, sw.Block(_K, seed=7))
-        found = _measured(batches, rows, options["endpoint"], work_s)
-    others = {}
-    for name, start in peers(data, _BATCH, _K * _GROUP):
+        found = _measured(batches, rows, options["endpoint"], work_s, runs_on=True)
+    others = {"the order and the link alone": _line(_least(rows, bytes_s, work_s))}
+    for name, start, count in peers(data, _BATCH, _K * _GROUP):
         with bucket(data.folder_of(name), _LATENCY_MS, bytes_s=bytes_s) as (url, options):
             batches = start(url, options["endpoint"])
             try:
-                others[name] = _measured(batches, rows, options["endpoint"], work_s, _PEER_S)
+                each = _measured(batches, count, options["endpoint"], work_s)
             except Exception as error:
                 console.print(f"[dim]{name} is left out, it failed: {escape(str(error)[-200:])}[/]")
+                continue
+        others[name] = _line(each, count / rows)
     extra = (peak.bytes - peak.before) / 1e6
-    yield Case(
+    return Case(
         f"an epoch of `Block({_K})` from a bucket: {size >> 20} MiB, {bytes_s / 1e6:g} MB/s",
         "s an epoch",
-        _line(found, size),
-        {name: _line(each, size) for name, each in others.items()},
+        _line(found),
+        others,
         [
             Target("share of the time spent waiting", found.waiting, at_most=0.02),
-            Target("bytes fetched for a byte used", found.bytes / size, at_most=1.05),
+            Target("bytes fetched for a byte used", found.fetched, at_most=1.05),
             Target("memory beside the window, MB", extra, at_most=64),
         ],
         f"{_LATENCY_MS} ms a request, a loop that takes {_TAKEN} of the bandwidth, batches of "
         f"{_BATCH:,}, a window of {room >> 20} MiB; opening is part of the first batch, and "
-        "waiting is counted after it",
+        f"waiting is counted after it: with it, {found.waiting_in_all:.1%} of the time; the order "
+        "and the link alone are computed: no batch comes before all of its blocks of 4 KiB; ours "
+        "are the bytes from the end of the first quarter on, where more may be ahead than at the end",
     )
-    yield _nodes(data.folder, rows, bytes_s, room)
+
+
+def _least(rows: int, bytes_s: float, work_s: float) -> Found:
+    """What a loop waits that has what it needs as soon as a full link can bring it."""
+    order, per_unit = sw.Block(_K, seed=7).order(rows), _UNIT // _STEP.itemsize
+    here, count = np.zeros(-(-rows // per_unit), bool), 0
+    now = waited = first_s = 0.0
+    for at in range(0, rows, _BATCH):
+        units = order.rows(0, at, min(_BATCH, rows - at)) // per_unit
+        new = units[~here[units]]
+        if len(new):
+            here[new] = True
+            count += len(np.unique(new))
+        there = _LATENCY_MS / 1e3 + count * _UNIT / bytes_s
+        waited += max(there - now, 0.0)
+        now = max(there, now) + work_s
+        if not at:
+            first_s = waited
+    return Found(first_s, now, (waited - first_s) / (now - first_s), waited / now, 1.0, 1.0)
 
 
 def _ours(
     url: str, options: dict[str, Any], room: int, sampler: sw.Block, **world: Any
-) -> Iterator[int]:
+) -> Generator[int]:
     steps = sw.open(url, window_bytes=room, connections=_CONNECTIONS, **options)
     with sw.Loader(steps, _BATCH, sampler=sampler, **world) as loader:
         for _ in range(_EPOCHS):
             yield from (len(batch["board"]) for batch in loader)
 
 
-def _nodes(folder: Path, rows: int, bytes_s: float, room: int) -> Case:
+def _nodes(data: Dataset) -> Case:
     """One node after another: what each fetches does not depend on the others."""
     sampler, found = sw.Block(_K, seed=7, lanes=_NODES), []
     for rank in range(_NODES):
-        with bucket(folder, _LATENCY_MS, bytes_s=bytes_s) as (url, options):
-            batches = _ours(url, options, room, sampler, rank=rank, world_size=_NODES)
-            found.append(_measured(batches, rows // _NODES, options["endpoint"], 0.0))
-    fetched = sum(node.bytes for node in found)
+        with bucket(data.folder, _LATENCY_MS, bytes_s=_NODES_BYTES_S) as (url, options):
+            world = {"rank": rank, "world_size": _NODES}
+            batches = _ours(url, options, _ROOM // _NODES, sampler, **world)
+            rows = data.rows // _NODES
+            found.append(_measured(batches, rows, options["endpoint"], 0.0, runs_on=True))
     return Case(
         f"{_NODES} nodes, `Block({_K}, lanes={_NODES})`: each fetches its own blocks",
         "s an epoch",
@@ -121,10 +157,12 @@ def _nodes(folder: Path, rows: int, bytes_s: float, room: int) -> Case:
         {},
         [
             Target(
-                "bytes fetched by all for one used", fetched / (rows * _STEP.itemsize), at_most=1.1
+                "bytes fetched by all for one used",
+                sum(node.fetched for node in found) / _NODES,
+                at_most=1.1,
             )
         ],
-        "one node after another, as fast as the bucket gives",
+        f"one node after another, as fast as a bucket of {_NODES_BYTES_S / 1e6:g} MB/s gives",
     )
 
 
@@ -170,49 +208,49 @@ def _shuffled(folder: Path) -> Case:
 
 
 def _measured(
-    batches: Iterator[int], rows: int, endpoint: str, work_s: float, max_s: float = np.inf
+    batches: Generator[int], rows: int, endpoint: str, work_s: float, *, runs_on: bool = False
 ) -> Found:
-    """Take all batches, each of which takes a while to work on.
+    """Take the batches of an epoch, each of which takes a while to work on.
 
-    Bytes are those of the last epoch: at its end as much is on its way for the next one as there
-    was for it at its beginning.
+    Of a loop that runs on into the next epoch, bytes are counted from the end of the first quarter:
+    there as much is on its way for what comes next as there is at the end.
     """
-    begin = time.perf_counter()
-    first_s, waited, seen = 0.0, 0.0, 0
-    marks = [counted(endpoint)[1]]
-    while time.perf_counter() - begin < max_s:
+    first_s, waited, seen, left_s, begin = 0.0, 0.0, 0, 0.0, time.perf_counter()
+    marks = [] if runs_on else [(0, 0)]
+    while seen < rows and time.perf_counter() - begin < _MAX_S:
         asked = time.perf_counter()
-        count = next(batches, None)
-        took = time.perf_counter() - asked
-        if count is None:
-            break
-        if seen:
-            waited += took
-        else:
-            first_s = took
-        time.sleep(work_s)
-        seen += count
-        if seen % rows == 0:
-            marks.append(counted(endpoint)[1])
+        seen += next(batches)
+        now = time.perf_counter()
+        waited += now - asked
+        first_s = first_s or waited
+        if not marks and 4 * seen >= rows:
+            marks.append((seen, counted(endpoint)[1]))
+        left_s += work_s
+        if left_s > 0:
+            time.sleep(left_s)
+        left_s -= time.perf_counter() - now  # which is longer than it was to be
     seconds = time.perf_counter() - begin
-    if seen < rows:
-        marks.append(counted(endpoint)[1])
-    epochs = seen / rows
-    used = min(epochs, 1)
+    batches.close()
+    marks = [*(marks or [(0, 0)]), (seen, counted(endpoint)[1])]
+    (some, before), (all_, after) = marks
     return Found(
         first_s,
-        seconds / epochs,
-        waited / (seconds - first_s),
-        (marks[-1] - marks[-2]) / used,
-        used,
+        first_s + (seconds - first_s) * rows / seen,
+        (waited - first_s) / (seconds - first_s),
+        waited / seconds,
+        (after - before) / ((all_ - some) * _STEP.itemsize),
+        seen / rows,
     )
 
 
-def _line(found: Found, size: int) -> Measured:
-    note = f"{found.waiting:.1%} waiting, {found.bytes / size:.2f} bytes fetched for one used"
-    if found.share < 1:
-        note += f"; measured on {found.share:.0%} of it"
-    return Measured.of([found.epoch_s], first_batch_s=found.first_s, note=note)
+def _line(found: Found, of: float = 1.0) -> Measured:
+    """As a line of the table; `of` is the part of the data that it had."""
+    note = f"{found.waiting:.1%} waiting, {found.fetched:.2f} bytes fetched for one used"
+    share = found.share * of
+    if share < 1:
+        note += f"; measured on {share:.1%} of it"
+    epoch_s = found.first_s + (found.epoch_s - found.first_s) / of
+    return Measured.of([epoch_s], first_batch_s=found.first_s, note=note)
 
 
 def _write(folder: Path, rows: int) -> None:

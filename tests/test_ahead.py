@@ -138,9 +138,11 @@ def test_what_is_let_go_is_beladys_choice(batch: int) -> None:
     rows = np.concatenate(shuffled)
     steps = [units.of(rows[at : at + batch]) for at in range(0, len(rows), batch)]
     room = units.budget_bytes // units.unit_bytes
-    ahead = Ahead(units, lambda step: steps[step], len(steps))
+    others = np.array([N])  # the last step that is planned waits for those after it
+    far = len(steps) + 1
+    ahead = Ahead(units, lambda step: steps[step] if step < len(steps) else others, far)
     for _ in steps:
-        while ahead._plan.planned < len(steps) and ahead.plan():
+        while ahead.plan():
             pass
         for bringing in ahead.bring() or []:
             bringing.wait()

@@ -28,8 +28,10 @@ class CountedUnits(FarUnits):
     def __init__(self, budget: int) -> None:
         super().__init__(ROW, UNIT, budget)
         self.stretches: list[int] = []
+        self.brought = 0
 
     def bring(self, units: Numbers) -> Bringing:
+        self.brought += len(units) > 0
         missing = self.missing(units)
         edges = [0, *(np.flatnonzero(np.diff(missing) > 1) + 1).tolist(), len(missing)]
         self.stretches += [b - a for a, b in pairwise(edges) if b > a]
@@ -94,21 +96,49 @@ def test_no_more_is_held_than_there_is_room_for(sampler: Any, room: int) -> None
     assert units.pinned == 0
 
 
+def first_group(sampler: Any, batch: int) -> tuple[CountedUnits, int, list[Numbers]]:
+    """What is brought first, and its steps."""
+    units, order = CountedUnits(3 * WINDOW), sampler.order(N)
+    steps = [units.of(order.rows(0, at, batch)) for at in range(0, N, batch)]
+    first = Ahead(units, lambda step: steps[step], len(steps)).bring()
+    assert first is not None
+    return units, len(first), steps
+
+
 def test_the_first_step_does_not_wait_for_others() -> None:
+    units, count, steps = first_group(sw.Shuffle(3), BATCH)
+    assert (count, units.widest) == (1, len(steps[0]))
+
+
+def test_the_first_window_comes_in_long_requests() -> None:
+    units, count, steps = first_group(sw.Block(K, seed=3, group=GROUP), BATCH)
+    assert count > 1
+    assert len(units.stretches) <= 2 * GROUP
+    assert not len(units.missing(np.unique(np.concatenate(steps[:count]))))
+
+
+def test_steps_of_a_window_are_held_together_once_there_is_time() -> None:
     units = CountedUnits(3 * WINDOW)
-    order = sw.Block(K, seed=3, group=GROUP).order(N)
-    steps = [units.of(order.rows(0, at, BATCH)) for at in range(0, N, BATCH)]
-    planned: list[int] = []
+    driven(units, sw.Block(K, seed=3, group=GROUP), BATCH)
+    steps, windows = N // BATCH, N // (K * GROUP)
+    assert units.brought <= 3 * windows  # of up to 64 steps each there are
+    assert steps // 64 > 3 * windows
+
+
+def test_a_plan_ends_where_more_would_change_nothing() -> None:
+    units, order, planned = FarUnits(ROW, UNIT, 3 * WINDOW), sw.Block(K, 3, GROUP).order(8 * N), 0
 
     def units_of(step: int) -> Numbers:
-        planned.append(step)
-        return steps[step]
+        nonlocal planned
+        planned += 1
+        return units.of(order.rows(0, step * BATCH, BATCH))
 
-    ahead = Ahead(units, units_of, len(steps))
-    first = ahead.bring()
-    assert first is not None
-    assert (len(first), planned) == (1, [0])
-    assert units.widest == len(steps[0])
+    ahead = Ahead(units, units_of, 8 * N // BATCH)
+    brought = list[Bringing]()
+    while (more := ahead.bring()) is not None or ahead.plan():
+        brought += more or []
+    windows = 2 * 3  # twice the room, and there is none that nobody needs
+    assert windows * K * GROUP <= planned * BATCH <= (windows + 1) * K * GROUP
 
 
 def test_a_group_ends_where_others_are_needed() -> None:
@@ -152,4 +182,4 @@ def test_a_bucket_is_asked_for_long_ranges(s3: Bucket, tmp_path: Any) -> None:
         loader.close()
     asked = s3.proxy.asked_for("steps.npy")
     blocks = rows // k
-    assert len(asked) <= 6 * blocks  # alone, each of 128 steps asks for pieces of eight blocks
+    assert len(asked) <= 2 * blocks  # alone, each of 128 steps asks for pieces of eight blocks

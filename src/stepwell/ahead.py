@@ -19,22 +19,31 @@ from functools import partial
 from queue import SimpleQueue
 from threading import Lock
 from typing import TYPE_CHECKING
-from weakref import ref
 
 import numpy as np
 
 from stepwell import _core
 from stepwell.engine import Delivery, Engine, Step, rows_of
 from stepwell.errors import FormatError
-from stepwell.group import Group
+from stepwell.group import Group, Taken
 from stepwell.sampler import Order
-from stepwell.units import Bringing, Numbers, Units
+from stepwell.units import NEVER, Bringing, Numbers, Units
 
 if TYPE_CHECKING:
     from stepwell.loader import Loader
 
 MAX_USES = 1 << 20
-"""Uses of units that a plan knows at a time: 30 MB."""
+"""Uses of units that a plan knows at a time, 28 bytes each."""
+
+_USES = 8
+"""As many for each unit that there is room for: who goes first is known with that."""
+
+_FAR = 2
+"""Units of a plan for each that there is room for, from which on what is in none of its steps may
+go, and nothing changes with more steps if there is no such unit."""
+
+_FEW_USES, _FEW_UNITS = 1 << 18, 1 << 12
+"""What any plan may have."""
 
 _SHARE = 8
 """The part of the room that units of steps under way may take, unless a step needs more: what they
@@ -95,8 +104,11 @@ class Ahead:
         max_uses: int = MAX_USES,
     ) -> None:
         self._units, self._units_of = units, units_of
-        self._plan, self._max_steps = _core.Plan(max_uses), max_steps
-        self._open = Group(units.budget_bytes // units.unit_bytes)
+        room = units.budget_bytes // units.unit_bytes
+        self._plan = _core.Plan(min(max(_USES * room, _FEW_USES), max_uses))
+        self._max_steps, self._far = max_steps, max(_FAR * room, _FEW_UNITS)
+        self._open, self._closed = Group(room), Taken(0, np.empty(0, np.int64))
+        self._known = 0  # units that planned steps need
         self._planned = self._finished = 0
         self._sizes: deque[int] = deque()  # of groups that are planned and not finished
         self._left = 0  # steps of the oldest of them that are not finished
@@ -106,17 +118,17 @@ class Ahead:
 
     def plan(self) -> bool:
         """Plan a further step; False where no more are wanted."""
-        if self._is_deep:
-            if self._open.steps and self._plan.begun == self._plan.planned:
-                self._close()
+        if self._is_deep or (self._is_far and not self._units.spare):
+            if self._waiting and self._plan.begun == self._plan.planned:
+                self._flush()
                 return True
             return False
         number, self._planned = self._planned, self._planned + 1
         try:
             self._open.add(self._units_of(number))
         except BaseException as error:  # raised when the step has its turn
-            while self._open.steps:
-                self._close()
+            while self._waiting:
+                self._flush()
             self._errors[self._plan.planned] = error
             self._add(1, np.empty(0, np.int64))
         while self._open.is_full:
@@ -128,13 +140,36 @@ class Ahead:
         steps = self._planned - self._finished
         return steps >= self._max_steps or not self._plan.has_room
 
-    def _close(self) -> None:
-        self._add(*self._open.taken())
+    @property
+    def _is_far(self) -> bool:
+        return self._known >= self._far or self._is_deep
+
+    @property
+    def _waiting(self) -> int:
+        """Steps that are planned and of no group."""
+        return self._closed.steps + self._open.steps
+
+    def _close(self, most: int | None = None) -> None:
+        """Take the next steps as a group, with those before where they need the same."""
+        # The first one waits for no others, unless they need the same.
+        taken = self._open.taken(most if self._under_way else 1)
+        both = self._closed.with_next(taken, self._open.max) if self._closed.steps else None
+        if both is None and self._closed.steps:
+            self._add(*self._closed)
+        self._closed = both or taken
+
+    def _flush(self, most: int | None = None) -> None:
+        """Plan what is known: the group that was taken last, or else the next steps."""
+        if not self._closed.steps:
+            self._close(most)
+        self._add(*self._closed)
+        self._closed = Taken(0, self._closed.units[:0])
 
     def _add(self, steps: int, units: Numbers) -> None:
         group = self._plan.planned
         self._sizes.append(steps)
         unexpected = self._plan.add(units)
+        self._known += len(unexpected)
         if len(unexpected):  # they may be here, and wait for nothing as far as anybody knew
             self._units.expect(unexpected, np.full(len(unexpected), group))
 
@@ -146,9 +181,10 @@ class Ahead:
             return None
         while plan.begun == plan.planned:
             # While others are under way there is time to have more of them brought together.
-            if self._open.steps and self._open.steps >= len(self._under_way):
-                self._close()
-            elif self._under_way or not self.plan():
+            under_way = len(self._under_way)
+            if 0 < under_way <= self._waiting or (not under_way and self._closed.steps):
+                self._flush(under_way)
+            elif under_way or not self.plan():
                 return None
         group = plan.begun
         units = plan.units(group)
@@ -179,7 +215,7 @@ class Ahead:
         if (plan.held + plan.fresh) * here.unit_bytes <= here.budget_bytes // share:
             return True
         # What has to go is what nobody needs, as far as that is known.
-        room = here.spare if self._is_deep else here.empty
+        room = here.spare if self._is_far else here.empty
         return room > 0 and len(here.missing(units)) <= room
 
     def finish(self) -> None:
@@ -189,7 +225,9 @@ class Ahead:
         if not self._left:
             plan = self._plan
             units = plan.units(plan.finished)
-            self._units.expect(units, plan.finish())
+            next_use = plan.finish()
+            self._known -= int(np.count_nonzero(next_use == NEVER))
+            self._units.expect(units, next_use)
             self._sizes.popleft()
             self._left = self._sizes[0] if self._sizes else 0
         self._under_way.popleft().release()
@@ -229,12 +267,16 @@ class AheadEngine(Engine):
         self._call()
 
     def next(self) -> Delivery:
+        if self._ready.empty():
+            self._call()
         found = self._ready.get()
         if found is None:
             raise RuntimeError("the loader was closed")
         self.step, made = found
         self._delivered += 1
-        self._call()
+        # Not each time: threads take turns.
+        if self._submitted - self._delivered <= self._depth // 2:
+            self._call()
         return self._result(made)
 
     def close(self) -> None:
@@ -275,7 +317,6 @@ class AheadEngine(Engine):
             self._submitted += 1
             self._taking.append(made)
             self._ready.put((step, made))
-            made.add_done_callback(partial(_call, ref(self)))
             return True
         bringing = self._ahead.bring()
         if bringing is not None:
@@ -313,9 +354,3 @@ def _units_of(units: Units, order: Order, schedule: _core.Schedule, number: int)
 
 def _release(bringing: Bringing, _: object) -> None:
     bringing.release()
-
-
-def _call(engine: "ref[AheadEngine]", _: object) -> None:
-    found = engine()
-    if found is not None:
-        found._call()

@@ -24,6 +24,14 @@ class Taken(NamedTuple):
     steps: int
     units: Numbers
 
+    def with_next(self, more: "Taken", room: int) -> "Taken | None":
+        """These steps and the next ones as one group, where most units of those are in this one,
+        and there is room; else None."""
+        both = np.union1d(self.units, more.units)
+        if len(both) > room or 2 * (len(both) - len(self.units)) > len(more.units):
+            return None
+        return Taken(self.steps + more.steps, both)
+
 
 class Group:
     """Collects steps until it is known which of them are one group.
@@ -34,7 +42,8 @@ class Group:
     """
 
     def __init__(self, room: int) -> None:
-        self._alone, self._max = room // _ALONE, room // _MAX
+        self._alone = room // _ALONE
+        self.max = room // _MAX if self._alone else 0  # or there is no room for groups
         self._steps: list[Numbers] = []
         self._uses = 0
         self._seen = 0  # units of the steps when they were last counted
@@ -50,26 +59,27 @@ class Group:
     @property
     def is_full(self) -> bool:
         """Whether enough steps are here to see what they have in common."""
-        if len(self._steps) >= (_MAX_STEPS if self._alone else 1):  # or no room for groups
+        if len(self._steps) >= (_MAX_STEPS if self._alone else 1):
             return True
-        if self._uses > max(self._max, 2 * self._seen):
+        if self._uses > max(self.max, 2 * self._seen):
             self._seen = len(_first_uses(self._steps)[0])
-            return self._seen > self._max
+            return self._seen > self.max
         return False
 
-    def taken(self) -> Taken:
-        """Take out the steps that are brought next, and their units."""
+    def taken(self, most: int | None = None) -> Taken:
+        """Take out the steps that are brought next, and their units: up to `most` steps, or more
+        where they have most of their units in common."""
         units, first = _first_uses(self._steps)
         count, uses = len(self._steps), np.array([len(each) for each in self._steps])
         fresh = np.bincount(first, minlength=count)
         begins = np.flatnonzero((2 * fresh > uses)[1:] & (4 * fresh < uses)[:-1]) + 1
         if len(begins):  # elsewhere: those after it go there too
             count = int(begins[0])
-        if np.count_nonzero(first < count) > self._alone and not self._is_common(
-            uses, first, count
-        ):
-            ends = np.cumsum(uses[:count])
-            count = max(int(np.searchsorted(ends, self._alone, side="right")), 1)
+        if not self._is_common(uses, first, count):
+            count = min(count, most or count)
+            if np.count_nonzero(first < count) > self._alone:
+                ends = np.cumsum(uses[:count])
+                count = max(int(np.searchsorted(ends, self._alone, side="right")), 1)
         del self._steps[:count]
         self._uses = int(uses[count:].sum())
         self._seen = 0

@@ -4,6 +4,7 @@ import os
 import pickle
 import resource
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,28 @@ class TestSteps(SourceContract):
             with pytest.raises(AssertionError, match="RuntimeError: buckets cannot be read after"):
                 children.in_fork(ask)
         assert_batch(source.take([3, 1]), pick(expected, [3, 1]))
+
+
+def test_what_is_here_is_read_while_others_make_room(tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(bytes(range(256)) * 64)
+    mirror = Mirror(f"file://{tmp_path}")
+    file = mirror.sparse("bytes")
+    units = file.first + np.arange(file.units)
+    want = (tmp_path / "bytes").read_bytes()
+    assert mirror.reading(units, file.path.read_bytes) == want
+    requests, turns = mirror.statistics.requests, 0
+
+    def lost() -> bytes:
+        nonlocal turns
+        turns += 1
+        if turns == 1:
+            mirror.forget(units)
+        return file.path.read_bytes()
+
+    assert mirror.reading(units, lost) == want  # not what a hole is read as
+    assert (turns, mirror.statistics.requests) == (2, requests + 1)
+    with ThreadPoolExecutor(1) as pool, mirror._lock:
+        assert pool.submit(mirror.reading, units, file.path.read_bytes).result(60) == want
 
 
 # Any store.

@@ -206,6 +206,20 @@ def test_bytes_that_change_on_the_way(folder: Path, s3: Bucket, name: str) -> No
     assert {n: repr(v) for n, v in found.items()} == {n: repr(v) for n, v in want.items()}
 
 
+@pytest.mark.parametrize("fault", [cut, changed])
+def test_what_came_right_is_not_asked_for_again(s3: Bucket, tmp_path: Path, fault: Any) -> None:
+    rows = np.arange(1 << 18)
+    with StepWriter(tmp_path / "long", [("x", "<i8")]) as writer:
+        writer.append({"x": rows})
+    far = sw.open(s3.upload(tmp_path / "long", "long"), **s3.options)
+    s3.proxy.forget()
+    s3.proxy.fault = times(1, fault, of="steps.npy")
+    assert_array(far.take(rows)["x"], rows)
+    first, second = s3.proxy.asked_for("steps.npy")
+    assert second.end == first.end
+    assert first.begin + first.size // 4 <= second.begin <= first.begin + first.size // 2
+
+
 def test_checksums_that_change_on_the_way(s3: Bucket) -> None:
     far = opened(s3)
     s3.proxy.fault = times(2, changed, of="steps.crc")

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 UNIT_BYTES = 4096
 _GAP_UNITS = 4
+_PIECE_BYTES = 1 << 18
+"""Of each request that is under way, in memory."""
 
 Check = Callable[[int, NDArray[np.uint8]], None]
 """Raises `ChecksumError` unless bytes of a file, from a place behind its head on, are right."""
@@ -200,6 +202,15 @@ class Mirror(Objects):
         it is where another process has dropped some of them.
         """
         left, before = TRIES, None
+        self._check_process()
+        if not self._place.is_shared and (had := self._units.generations(units)).all():
+            # What is here is read without the lock, which others have while they make room.
+            with suppress(Exception):  # of damage, or of what went meanwhile; it comes again below
+                result = work()
+                if (self._units.generations(units) == had).all():
+                    self._units.touch(units)
+                    self.statistics.read_bytes += len(units) * self.unit_bytes
+                    return result
         while True:
             coming = self.bring(units)
             if before is not None:  # only now: what it has is not to be brought again
@@ -247,7 +258,7 @@ class Mirror(Objects):
 
     def _generations(self, units: Numbers) -> Generations:
         if not self._place.is_shared:
-            return self._units.generation[self._units.slots(units)]
+            return self._units.generations(units)
         found = np.zeros(len(units), np.uint32)
         for (file, _), some in self._by_file(units):
             found[some] = file.generations(units[some] - file.first)
@@ -320,21 +331,17 @@ class Mirror(Objects):
         """A thread's: bring neighbouring units of a file."""
         file = sparse.file
         try:
-            first, begin = int(units[0]), file.begin(int(units[0]))
-            data = self._arriving(sparse, begin, file.end(int(units[-1])))
-            breaks = (np.flatnonzero(np.diff(units) > 1) + 1).tolist()
-            made = []
-            for some in np.split(units, breaks):
-                at = file.begin(int(some[0])) - begin
-                part = data[at : file.end(int(some[-1])) - file.begin(first)]
-                made.append(file.put(int(some[0]), part))
+            made = [*self._arriving(sparse, units)]
         except BaseException as error:
             self._failed(request, sparse, units, error)
             return
         with self._lock:
             slots = self._units.slots(units + file.first)
             mine = self._units.request[slots] == request
-            self._units.arrived(slots[mine], np.concatenate(made)[mine])
+            generations = np.concatenate(made)[mine]
+            if not self._place.is_shared:  # never the same again
+                generations[:] = request
+            self._units.arrived(slots[mine], generations)
             done = self._requests.pop(request)
             self._look_at_room(len(units))
         done.set_result(None)
@@ -346,19 +353,31 @@ class Mirror(Objects):
             done = self._requests.pop(request)
         done.set_exception(error)
 
-    def _arriving(self, sparse: _Sparse, begin: int, end: int) -> NDArray[np.uint8]:
-        """A thread's: bytes behind the head of a file, fetched again where they are damaged."""
-        file = sparse.file
-        for left in reversed(range(TRIES)):
-            data = self._read(file.name, file.origin + begin, file.origin + end, file.about)
+    def _arriving(self, sparse: _Sparse, units: Numbers) -> Iterator[Generations]:
+        """A thread's: units and what is between them come, and are put into their file; fetched
+        again where they are damaged."""
+        file, check, left = sparse.file, sparse.check, TRIES - 1
+        at, end = file.begin(int(units[0])), file.end(int(units[-1]))
+        size = max(_PIECE_BYTES // self.unit_bytes, 1) * self.unit_bytes
+        while at < end:
+            begin = file.origin + at
             try:
-                if sparse.check is not None:
-                    sparse.check(begin, data)
-                return data
+                for data in self._pieces(file.name, begin, file.origin + end, file.about, size):
+                    if check is not None:
+                        check(at, data)
+                    first, behind = at // self.unit_bytes, -(-(at + len(data)) // self.unit_bytes)
+                    some = units[slice(*np.searchsorted(units, [first, behind]))]
+                    for each in np.split(some, np.flatnonzero(np.diff(some) > 1) + 1):
+                        if len(each):
+                            part = slice(
+                                file.begin(int(each[0])) - at, file.end(int(each[-1])) - at
+                            )
+                            yield file.put(int(each[0]), data[part])
+                    at += len(data)
             except ChecksumError:
                 if not left:
                     raise
-        raise AssertionError
+                left -= 1
 
     def _look_at_room(self, count: int) -> None:
         """Now and then see how much the cache takes, whoever brought it, and keep to its size.

@@ -7,7 +7,7 @@ replaced meanwhile is a `FormatError`, never mixed bytes.
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
@@ -217,6 +217,16 @@ class Objects:
             self.statistics.requests += 1
             self.statistics.fetched_bytes += len(data)
         return data
+
+    def _pieces(
+        self, name: str, begin: int, end: int, about: About, size: int
+    ) -> Iterator[NDArray[np.uint8]]:
+        with self._lock:
+            self.statistics.requests += 1
+        for data in self.files.pieces(name, begin, end, about, size):
+            with self._lock:
+                self.statistics.fetched_bytes += len(data)
+            yield data
 
     def side_by_side(self, work: Callable[[K], Any], items: Iterable[K]) -> None:
         """`work` for each item, by all connections; raises what the first of them does."""

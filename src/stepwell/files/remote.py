@@ -3,7 +3,8 @@
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple, TypedDict, TypeVar, get_args
 
@@ -15,6 +16,7 @@ from stepwell.errors import FetchError, FormatError
 T = TypeVar("T")
 
 _PAUSE_S = 0.1
+_CHUNK_BYTES = 1 << 16  # that come together
 _PARTS = 32  # of the deadline; no request gets less than one
 _STATUS = re.compile(r"status code: (4\d\d)")
 _OUTSIDE = re.compile(r"status code: 416|[Ii]nvalid range|range was invalid")
@@ -176,25 +178,12 @@ class RemoteFiles:
         obstore = obstore_library()
         url = self.url_of(name)
 
-        def get(store: Any) -> Any:
-            if known is None:
-                return obstore.get_range(store, name, start=begin, end=end)
-            try:
-                got = obstore.get(store, name, options={"range": (begin, end), **known.condition})
-                now = About.of(got.meta)
-                if now != known:
-                    raise _changed(known, now, url)
-                return got.bytes()
-            except (obstore.exceptions.PreconditionError, *missing_errors()) as error:
-                raise _changed(known, None, url) from error
-
         def work(store: Any) -> NDArray[np.uint8]:
-            try:
-                got = get(store)
-            except obstore.exceptions.BaseError as error:
-                if _OUTSIDE.search(str(error)):
-                    self._check_size(store, name, end)
-                raise
+            with self._checking(store, name, end):
+                if known is None:
+                    got = obstore.get_range(store, name, start=begin, end=end)
+                else:
+                    got = self._got(store, name, begin, end, known).bytes()
             data = np.frombuffer(got, np.uint8)
             if len(data) != end - begin:
                 self._check_size(store, name, end)
@@ -204,6 +193,64 @@ class RemoteFiles:
         if end <= begin:
             return np.empty(0, np.uint8)
         return self._tried(work, url)
+
+    def pieces(
+        self, name: str, begin: int, end: int, known: About, size: int
+    ) -> Iterator[NDArray[np.uint8]]:
+        """The same by one request, `size` bytes at a time, in memory that is used again. After an
+        error it goes on from where it was."""
+        memory = np.empty(max(min(size, end - begin), 0), np.uint8)
+        chunks: Iterator[Any] | None = None
+        rest = memory[:0]
+
+        def work(store: Any) -> None:
+            nonlocal chunks, rest
+            filled = 0
+            try:
+                with self._checking(store, name, end):
+                    if chunks is None:
+                        got = self._got(store, name, begin, end, known)
+                        chunks, rest = iter(got.stream(_CHUNK_BYTES)), memory[:0]
+                    while filled < len(out):
+                        if not len(rest):
+                            rest = np.frombuffer(next(chunks, b""), np.uint8)
+                        if not len(rest):
+                            self._check_size(store, name, end)
+                            raise _Short(f"expected {len(out)} bytes at {begin}, got {filled}")
+                        some = rest[: len(out) - filled]
+                        out[filled : filled + len(some)] = some
+                        rest, filled = rest[len(some) :], filled + len(some)
+            except BaseException:
+                chunks = None
+                raise
+
+        while begin < end:
+            out = memory[: end - begin]
+            self._tried(work, self.url_of(name))
+            yield out
+            begin += len(out)
+
+    def _got(self, store: Any, name: str, begin: int, end: int, known: About) -> Any:
+        """The answer with bytes of the object that is known; `FormatError` where it is another."""
+        obstore, url = obstore_library(), self.url_of(name)
+        try:
+            got = obstore.get(store, name, options={"range": (begin, end), **known.condition})
+        except (obstore.exceptions.PreconditionError, *missing_errors()) as error:
+            raise _changed(known, None, url) from error
+        now = About.of(got.meta)
+        if now != known:
+            raise _changed(known, now, url)
+        return got
+
+    @contextmanager
+    def _checking(self, store: Any, name: str, end: int) -> Iterator[None]:
+        """Where an answer says so, look whether the file ends before."""
+        try:
+            yield
+        except obstore_library().exceptions.BaseError as error:
+            if _OUTSIDE.search(str(error)):
+                self._check_size(store, name, end)
+            raise
 
     def _check_size(self, store: Any, name: str, end: int) -> None:
         """A response that is short may be that of a file that is, for ever."""

@@ -70,6 +70,16 @@ class Residents:
         """The slot of each unit; 0 for one without."""
         return self._slot[units]
 
+    def generations(self, units: Numbers) -> NDArray[np.uint32]:
+        """Of the bytes of these units, 0 of those that are not here. Without the lock, too: what is
+        the same before and after was here all the time."""
+        slots = self._slot[units]
+        return self.generation[slots]
+
+    def touch(self, units: Numbers) -> None:
+        """They were used. Without the lock, too: at worst others are taken for used."""
+        self._touched[self._slot[units]] = self._clock
+
     def here(self, slots: Slots) -> NDArray[np.bool]:
         found: NDArray[np.bool] = self.generation[slots] != 0
         return found
@@ -172,6 +182,11 @@ def spanned(firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> Numbers:
     """All numbers from each first to its last one, ascending, each once."""
     if not len(firsts):
         return np.empty(0, np.int64)
+    if (lasts - firsts).max() <= 1:  # small rows: sorting numbers is much faster than an order
+        both = firsts if np.array_equal(firsts, lasts) else np.concatenate([firsts, lasts])
+        both = np.sort(both)
+        found: Numbers = both[np.concatenate([[True], both[1:] != both[:-1]])]
+        return found
     order = np.argsort(firsts, kind="stable")
     firsts, ends = firsts[order], np.maximum.accumulate(lasts[order])
     apart = np.flatnonzero(firsts[1:] > ends[:-1])

@@ -309,10 +309,13 @@ class _BlocksThatCome:
         """The checksums of some blocks: those of the file, then those of the commit."""
         stored = source.stored
         inside = range(min(first, stored), min(last, stored))
-        parts = [self._piece(source, n) for n in self._pieces(inside.start, inside.stop)]
-        skip = inside.start % _PIECE_BLOCKS * ENTRY_BYTES
-        if parts:
-            parts = [np.concatenate(parts)[skip : skip + len(inside) * ENTRY_BYTES]]
+        parts = [
+            self._piece(source, number)[max(inside.start - begin, 0) * ENTRY_BYTES :][
+                : (inside.stop - max(inside.start, begin)) * ENTRY_BYTES
+            ]
+            for number in self._pieces(inside.start, inside.stop)
+            for begin in [number * _PIECE_BLOCKS]
+        ]
         behind = slice(max(first - stored, 0) * ENTRY_BYTES, max(last - stored, 0) * ENTRY_BYTES)
         parts.append(np.frombuffer(self._seen.block_tail[behind], np.uint8))
         return np.concatenate(parts)
