@@ -7,11 +7,13 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 import stepwell as sw
-from stepwell import StepReader, StepWriter
+from stepwell import FetchError, StepReader, StepWriter
 from tests.buckets import Bucket
+from tests.proxy import Answer, Request
 
 STEP = np.dtype([("who", "<i4"), ("n", "<i4"), ("run_id", "<u4"), ("step_index", "<u2")])
 COLUMNS = {"who": int, "n": int}
@@ -68,3 +70,19 @@ def check(reader: sw.Store, *wanted: tuple[int, int]) -> None:
     report = reader.verify()
     assert report.ok, report
     assert not report.unchecked
+
+
+def answers_lost(s3: Bucket, writer: Any, part: str, work: Any = None) -> None:
+    """A commit, or other work, of which the server has carried out a put; nobody hears of it."""
+    writer._files._deadline_s, carried_out = 0.3, False
+
+    def lost(request: Request, answer: Answer) -> Answer | None:
+        nonlocal carried_out
+        carried_out |= request.method == "PUT" and part in request.path
+        return None if carried_out else answer
+
+    s3.proxy.fault = lost
+    with pytest.raises(FetchError):
+        (work or writer.commit)()
+    s3.proxy.fault, writer._files._deadline_s = None, 60
+    assert carried_out

@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ from stepwell import (
 from stepwell.cleaning import clean
 from stepwell.stores.shards.layout import BUCKET_LIST, ShardList
 from tests import shards
+from tests.bucket_writers import answers_lost
 from tests.buckets import Bucket
-from tests.proxy import Answer, Request, cut, dropped, status, times
+from tests.proxy import cut, dropped, status, times
 from tests.reference import shards as reference
 
 PAGE = Path(__file__).parents[2] / "docs/formats/shards.md"
@@ -195,18 +197,8 @@ def test_a_commit_whose_answer_never_comes(s3: Bucket, way: str) -> None:
     name = f"acts-lost-{way}"
     writer: Any = writer_of(s3, name)
     writer.append(rows_of(1, 0, 5))
-    writer._files._deadline_s = 0.3
-    carried_out = False
-
-    def lost(request: Request, answer: Answer) -> Answer | None:
-        nonlocal carried_out
-        carried_out |= request.method == "PUT" and "shards.json" in request.path
-        return None if carried_out else answer
-
-    s3.proxy.fault = lost
-    with pytest.raises(FetchError):
-        writer.append(rows_of(1, 5, 20)) if way == "more" else writer.commit()
-    s3.proxy.fault, writer._files._deadline_s = None, 60
+    work = partial(writer.append, rows_of(1, 5, 20)) if way == "more" else writer.commit
+    answers_lost(s3, writer, "shards.json", work)
     count = 25 if way == "more" else 5
     if way == "other":
         written(s3, name, 2, 0, 3)
@@ -216,6 +208,17 @@ def test_a_commit_whose_answer_never_comes(s3: Bucket, way: str) -> None:
     writer.close()
     wanted = [(1, count), (2, 3)] if way == "other" else [(1, count)]
     check(s3.open(name), *wanted)
+
+
+def test_a_commit_whose_answer_never_came_and_a_writer_that_was_taken_for_dead(s3: Bucket) -> None:
+    writer: Any = writer_of(s3, "acts-dead")
+    writer.append(rows_of(1, 0, 5))
+    answers_lost(s3, writer, "shards.json")
+    s3.age("acts-dead", timedelta(days=2))
+    clean(s3.url("acts-dead"), older_than=timedelta(days=1), delete=True, **s3.options)
+    writer.rollback()
+    writer.close()
+    check(s3.open("acts-dead"), (1, 5))
 
 
 def test_what_is_refused(s3: Bucket) -> None:

@@ -31,7 +31,17 @@ from stepwell.files import commit as commit_module
 from stepwell.files.puts import WritableFiles
 from stepwell.stores.steps.dataset import DOCUMENT, Dataset
 from tests import steps
-from tests.bucket_writers import COLUMNS, STEP, append, check, opened, runs_in, writer_of, written
+from tests.bucket_writers import (
+    COLUMNS,
+    STEP,
+    answers_lost,
+    append,
+    check,
+    opened,
+    runs_in,
+    writer_of,
+    written,
+)
 from tests.buckets import Bucket
 from tests.children import in_fork
 from tests.proxy import Answer, Request, cut, dropped, status, times
@@ -415,18 +425,7 @@ def test_a_commit_whose_answer_never_comes(s3: Bucket, way: str) -> None:
     name = f"lost-{way}"
     writer: Any = writer_of(s3, name)
     append(writer, 1, 1, 2)
-    writer._files._deadline_s = 0.3
-    carried_out = False
-
-    def lost(request: Request, answer: Answer) -> Answer | None:
-        nonlocal carried_out
-        carried_out |= request.method == "PUT" and "dataset.json" in request.path
-        return None if carried_out else answer
-
-    s3.proxy.fault = lost
-    with pytest.raises(FetchError):
-        writer.commit()
-    s3.proxy.fault, writer._files._deadline_s = None, 60
+    answers_lost(s3, writer, "dataset.json")
     wanted = [(1, 1), (1, 2)]
     if way == "more":
         append(writer, 1, 3)
@@ -445,6 +444,48 @@ def test_a_commit_whose_answer_never_comes(s3: Bucket, way: str) -> None:
         writer.close()
         wanted.append((1, 4))
     check(opened(s3, name), *wanted)
+
+
+@pytest.mark.parametrize("mode", ["a", "x"])
+def test_ids_are_reserved_after_a_commit_whose_answer_never_came(s3: Bucket, mode: Any) -> None:
+    name, few = f"lost-ids-{mode}", np.dtype([("x", "<i4"), ("run_id", "u1")])
+    writer: Any = StepWriter(s3.url(name), few, mode=mode, **s3.options)
+    writer.append({"x": [1]})
+    answers_lost(s3, writer, "dataset.json")
+    writer.append({"x": [2]})
+    writer.close()
+    assert opened(s3, name)["x"][:].tolist() == [1, 2]
+
+
+@pytest.mark.usefixtures("keys")
+@pytest.mark.parametrize("way", ["rollback", "close"])
+def test_a_commit_whose_answer_never_came_and_a_writer_that_was_taken_for_dead(
+    s3: Bucket, way: str
+) -> None:
+    """What it uploaded counts: nobody but `clean` may say that it does not."""
+    name = f"dead-{way}"
+    writer: Any = writer_of(s3, name)
+    append(writer, 1, 1, 2)
+    answers_lost(s3, writer, "dataset.json")
+    s3.age(name, timedelta(days=2))
+    assert garbage_of(s3, name, "--delete")
+    if way == "rollback":
+        writer.rollback()
+        writer.close()
+    else:
+        with pytest.raises(BusyError):
+            writer.close()
+    check(opened(s3, name), (1, 1), (1, 2))
+
+
+def test_a_renewal_whose_answer_never_comes(s3: Bucket) -> None:
+    """The announcement is there, and this writer's, whatever was heard of it."""
+    writer: Any = writer_of(s3, "renewed")
+    append(writer, 1, 1)
+    answers_lost(s3, writer, "/writers/", writer._announced.renew)
+    writer._announced.renew()
+    writer.close()
+    check(opened(s3, "renewed"), (1, 1))
 
 
 @pytest.mark.parametrize("way", ["commit", "rollback"])

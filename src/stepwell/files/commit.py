@@ -91,6 +91,11 @@ class Announcement:
                 return
             tag = self._files.swap(self.name, self._text(), self._tag)
             if tag is None:
+                # What is there is ours: a renewal of before, of which no answer came.
+                there = self._files.read_tagged(self.name)
+                if there is not None:
+                    tag = self._files.swap(self.name, self._text(), there.tag)
+            if tag is None:
                 self._is_gone = True
             else:
                 self._tag = tag

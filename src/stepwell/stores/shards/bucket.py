@@ -141,10 +141,12 @@ class BucketShardWriter(ShardWriter):
             def make(there: ShardList | None) -> ShardList:
                 return self._without_committed(there).changed(self._announced.token)
 
-            with suppress(BusyError):  # taken for dead: then nothing of it is carried out
+            try:
                 made = self._head.change(make, self._announced)
                 assert made is not None
                 self._rows = made.rows
+            except BusyError:  # taken for dead: what counts may name them, and `clean` knows
+                self._uploaded.clear()
         names = [name for each in self._uploaded for name in (each.name, each.checksums)]
         self._close_staged()
         self._reset()

@@ -203,6 +203,10 @@ class BucketStepWriter(StepWriter):
         count = max(min(self._reserved, limit >> 12), 1)
 
         def make(there: Dataset | None) -> Dataset:
+            if self._is_unsure and self._new_runs:
+                there = self._same_or_mine(there)
+                self._find_committed(there)
+                self._rows, self._runs = there.rows, there.runs
             there = self._same(there)
             first.append(there.next_run)
             end = max(min(there.next_run + count, limit), there.next_run + 1)
@@ -319,10 +323,12 @@ class BucketStepWriter(StepWriter):
                 self._find_committed(there)
                 return there.changed(self._announced.token)
 
-            with suppress(BusyError):  # taken for dead: then nothing of it is carried out
+            try:
                 made = self._head.change(make, self._announced)
                 assert made is not None
                 self._rows, self._runs = made.rows, made.runs
+            except BusyError:  # taken for dead: what counts may name them, and `clean` knows
+                self._uploaded.clear()
         uploaded = self._uploaded
         for staged in self._staged:
             staged.close()
