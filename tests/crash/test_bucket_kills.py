@@ -87,7 +87,7 @@ def test_kills(s3: Bucket, tmp_path: Path, kind: str) -> None:
     with Victims(f"{__name__}:{'work' if kind == 'steps' else 'work_shards'}", tmp_path) as victims:
         for _ in range(KILLS[kind]):
             acknowledged = victims.kill(last + 1, chance.uniform(0, longest_s))
-            longest_s = min(longest_s * 1.2, 1) if acknowledged <= last else longest_s * 0.8
+            longest_s = min(longest_s * 2, 8) if acknowledged <= last else longest_s * 0.8
             interesting += acknowledged > last
             if document not in s3.names(name):
                 assert acknowledged == 0

@@ -28,7 +28,7 @@ from stepwell.stores.shards.layout import BUCKET_LIST, ShardList
 from tests import shards
 from tests.bucket_writers import answers_lost
 from tests.buckets import Bucket
-from tests.proxy import cut, dropped, status, times
+from tests.proxy import Request, cut, dropped, status, times
 from tests.reference import shards as reference
 
 PAGE = Path(__file__).parents[2] / "docs/formats/shards.md"
@@ -219,6 +219,17 @@ def test_a_commit_whose_answer_never_came_and_a_writer_that_was_taken_for_dead(s
     writer.rollback()
     writer.close()
     check(s3.open("acts-dead"), (1, 5))
+
+
+def test_a_list_that_is_begun_while_another_writer_looks(s3: Bucket) -> None:
+    def other(request: Request) -> None:
+        if "list-type=" in request.path:
+            s3.proxy.before = None
+            written(s3, "acts-meanwhile", 2, 0, 5)
+
+    s3.proxy.before = other
+    written(s3, "acts-meanwhile", 1, 0, 5)
+    check(s3.open("acts-meanwhile"), (2, 5), (1, 5))
 
 
 def test_what_is_refused(s3: Bucket) -> None:

@@ -243,6 +243,17 @@ def test_one_creates(s3: Bucket) -> None:
         writer_of(s3, "created", "x")
 
 
+def test_a_dataset_that_is_begun_while_another_writer_looks(s3: Bucket) -> None:
+    def other(request: Request) -> None:
+        if "list-type=" in request.path:
+            s3.proxy.before = None
+            written(s3, "meanwhile", 2, 1)
+
+    s3.proxy.before = other
+    written(s3, "meanwhile", 1, 1)
+    check(opened(s3, "meanwhile"), (2, 1), (1, 1))
+
+
 def test_others_are_quicker_every_time(s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the end it gives up, with nothing lost."""
     monkeypatch.setattr(commit_module, "_TRIES", 3)

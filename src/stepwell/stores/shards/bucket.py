@@ -59,18 +59,17 @@ class BucketShardWriter(ShardWriter):
     def _refuse_in_bucket(self, mode: Mode, width: int | None, kind: str | None) -> None:
         """Raise for what is not gone on with, before anything is written."""
         there = self._head.read()
+        if there is None and (others := sorted(self._files.names(""))):
+            there = self._head.read()  # another writer may have begun it before they were listed
+            if there is None:
+                raise FileExistsError(
+                    f"expected shards with a {LIST.name}, or nothing, got objects like "
+                    f"{', '.join(others[:3])}: {self._where}"
+                )
         if there is not None and there.shards and mode == "x":
             raise FileExistsError(f"{self._where} exists already; mode='a' goes on with it")
-        if there is not None and (there.shards or mode == "a"):
-            shard_like(_first(there), width, kind)
-            return
-        shard_like(None, width, kind)
-        others = sorted(set(self._files.names("")) - {LIST.name})
-        if others and there is None:
-            raise FileExistsError(
-                f"expected shards with a {LIST.name}, or nothing, got objects like "
-                f"{', '.join(others[:3])}: {self._where}"
-            )
+        begun = there is not None and (there.shards or mode == "a")
+        shard_like(_first(there) if there is not None and begun else None, width, kind)
 
     def _begun(self, mode: Mode, width: int | None, kind: str | None) -> None:
         """Have a list, be it an empty one."""

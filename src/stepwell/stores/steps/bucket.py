@@ -95,15 +95,17 @@ class BucketStepWriter(StepWriter):
     def _refuse_in_bucket(self, mode: Mode, dtype: np.dtype[Any] | None) -> None:
         """Raise for what `mode` does not go on with, before anything is written."""
         there = self._head.read()
+        if there is None and (others := sorted(self._files.names(""))):
+            there = self._head.read()  # another writer may have begun it before they were listed
+            if there is None:
+                raise FileExistsError(
+                    f"expected a step dataset that was written in a bucket, or nothing, got "
+                    f"objects like {', '.join(others[:3])}: {self._where}"
+                )
         if there is not None and there.runs and mode == "x":
             raise FileExistsError(f"{self._where} exists already; mode='a' goes on with it")
         if there is not None:
             return
-        if others := sorted(self._files.names("")):
-            raise FileExistsError(
-                f"expected a step dataset that was written in a bucket, or nothing, got objects "
-                f"like {', '.join(others[:3])}: {self._where}"
-            )
         if dtype is None:
             raise FileNotFoundError(f"no dataset at {self._where}; a new one needs a dtype")
 
