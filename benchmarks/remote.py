@@ -109,7 +109,8 @@ def _blocks(data: Dataset, bytes_s: float) -> Case:
         f"{_BATCH:,}, a window of {room >> 20} MiB; opening is part of the first batch, and "
         f"waiting is counted after it: with it, {found.waiting_in_all:.1%} of the time; the order "
         "and the link alone are computed: no batch comes before all of its blocks of 4 KiB; ours "
-        "are the bytes from the end of the first quarter on, where more may be ahead than at the end",
+        "are the bytes from the end of the first quarter on, where more may be ahead than at the "
+        "end",
     )
 
 
