@@ -149,19 +149,19 @@ class Ahead:
         """Steps that are planned and of no group."""
         return self._closed.steps + self._open.steps
 
-    def _close(self, most: int | None = None) -> None:
+    def _close(self, max_steps: int | None = None) -> None:
         """Take the next steps as a group, with those before where they need the same."""
         # The first one waits for no others, unless they need the same.
-        taken = self._open.taken(most if self._under_way else 1)
+        taken = self._open.taken(max_steps if self._under_way else 1)
         both = self._closed.with_next(taken, self._open.max) if self._closed.steps else None
         if both is None and self._closed.steps:
             self._add(*self._closed)
         self._closed = both or taken
 
-    def _flush(self, most: int | None = None) -> None:
+    def _flush(self, max_steps: int | None = None) -> None:
         """Plan what is known: the group that was taken last, or else the next steps."""
         if not self._closed.steps:
-            self._close(most)
+            self._close(max_steps)
         self._add(*self._closed)
         self._closed = Taken(0, self._closed.units[:0])
 

@@ -66,8 +66,8 @@ class Group:
             return self._seen > self.max
         return False
 
-    def taken(self, most: int | None = None) -> Taken:
-        """Take out the steps that are brought next, and their units: up to `most` steps, or more
+    def taken(self, max_steps: int | None = None) -> Taken:
+        """Take out the steps that are brought next, and their units: up to `max_steps`, or more
         where they have most of their units in common."""
         units, first = _first_uses(self._steps)
         count, uses = len(self._steps), np.array([len(each) for each in self._steps])
@@ -76,7 +76,7 @@ class Group:
         if len(begins):  # elsewhere: those after it go there too
             count = int(begins[0])
         if not self._is_common(uses, first, count):
-            count = min(count, most or count)
+            count = min(count, max_steps or count)
             if np.count_nonzero(first < count) > self._alone:
                 ends = np.cumsum(uses[:count])
                 count = max(int(np.searchsorted(ends, self._alone, side="right")), 1)

@@ -244,7 +244,7 @@ class RemoteFiles:
 
     @contextmanager
     def _checking(self, store: Any, name: str, end: int) -> Iterator[None]:
-        """Where an answer says so, look whether the file ends before."""
+        """Where a range is refused, look whether the file ends before it."""
         try:
             yield
         except obstore_library().exceptions.BaseError as error:
