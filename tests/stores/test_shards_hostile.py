@@ -116,9 +116,9 @@ HOSTILE: dict[str, Case] = {
     },
     **{
         f"list of version {version!r}": bad_list(
-            listing(version=version), f"expected version 1, got {version!r}", kind=VersionError
+            listing(version=version), f"expected version 2, got {version!r}", kind=VersionError
         )
-        for version in (0, 2, "1", None)
+        for version in (0, 3, "1", None)
     },
     "listed with more rows": bad_list(listing({**ENTRY, "rows": 4}), "000000.shard with 3 rows"),
     "listed as wider": bad_list(listing({**ENTRY, "width": 6}), "000000.shard with 3 rows"),

@@ -303,7 +303,7 @@ async def in_thread(entry: Entry, work: Callable[[], T], *, slow: bool = False) 
     return await to_thread.run_sync(work, limiter=entry.slow_threads if slow else entry.threads)
 
 
-class Asked:
+class Latest:
     """What one browser asks a store for, of which only the last counts."""
 
     def __init__(self, entry: Entry, refuse: Callable[[Exception], object]) -> None:

@@ -63,7 +63,7 @@ class _Rows:
             batch=frame.query_number(request, "batch", 16),
             window=frame.query_number(request, "window", 0),
         )
-        self._asked = frame.Asked(entry, self._refuse)
+        self._latest = frame.Latest(entry, self._refuse)
         self._count = 0
 
     def lay_out(self, about: Description) -> None:
@@ -122,7 +122,7 @@ class _Rows:
     async def _again(self, **changes: Any) -> None:
         self._choice = replace(self._choice, **changes)
         self._show_controls()
-        found = await self._asked.answer(self._fetch)
+        found = await self._latest.answer(self._fetch)
         if found is None:
             return
         self._problem.clear()

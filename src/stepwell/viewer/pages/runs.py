@@ -62,7 +62,7 @@ class _Runs:
         self._sort = frame.query_text(request, "sort")
         self._descending = frame.query_text(request, "desc") in ("1", "true")
         self._page = max(1, frame.query_number(request, "page", 1))
-        self._asked = frame.Asked(entry, self._refuse)
+        self._latest = frame.Latest(entry, self._refuse)
         self._place: ui.element | None = None
         self._table: ui.table | None = None
 
@@ -143,7 +143,7 @@ class _Runs:
     async def _again(self) -> None:
         """Show what was asked for last; what is wrong with it stands above the rows of before."""
         self._busy.set_visibility(True)
-        found = await self._asked.answer(self._fetch)
+        found = await self._latest.answer(self._fetch)
         if found is None:
             return
         self._problem.clear()
