@@ -25,13 +25,16 @@ def clean(
         Head(files, DATASET, Dataset.parse, Dataset.dump),
         Head(files, LIST.name, ShardList.parse, ShardList.dump),
     ]
-    head = next((head for head in heads if head.read() is not None), None)
-    if head is None:
+    there = [head for head in heads if head.read() is not None]
+    if len(there) > 1:
+        message = f"expected one store, found {DATASET} and {LIST.name}: remove one of them first"
+        raise KindError(message, path=files.url)
+    if not there:
         message = f"expected a store that was written here, found no {DATASET} and no {LIST.name}"
         raise KindError(message, path=files.url)
     garbage = Garbage(files, older_than)
     try:
-        found = garbage.remove(head) if delete else garbage.of(head)
+        found = garbage.remove(there[0]) if delete else garbage.of(there[0])
         return {name: (about.size, garbage.now - about.written) for name, about in found.items()}
     finally:
         garbage.close()

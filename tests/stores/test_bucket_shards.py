@@ -24,7 +24,10 @@ from stepwell import (
     VersionError,
 )
 from stepwell.cleaning import clean
+from stepwell.errors import KindError
 from stepwell.stores.shards.layout import BUCKET_LIST, ShardList
+from stepwell.stores.steps.dataset import Dataset
+from stepwell.stores.steps.layout import Metadata
 from tests import shards
 from tests.bucket_writers import answers_lost
 from tests.buckets import Bucket
@@ -219,6 +222,27 @@ def test_a_commit_whose_answer_never_came_and_a_writer_that_was_taken_for_dead(s
     writer.rollback()
     writer.close()
     check(s3.open("acts-dead"), (1, 5))
+
+
+def test_clean_changes_nothing_where_nothing_is_to_be_cleaned(s3: Bucket, tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "acts", WIDTH) as writer:
+        writer.append(rows_of(1, 0, 5))
+    s3.upload(tmp_path, "acts-plain")
+    before = s3.objects("acts-plain")
+    url = s3.url("acts-plain/acts")
+    assert clean(url, older_than=timedelta(0), delete=True, **s3.options) == {}
+    assert s3.objects("acts-plain") == before
+    obstore.put(s3.store("acts-plain/acts"), "dataset.json", dataset())
+    with pytest.raises(
+        KindError, match=r"expected one store, found dataset\.json and shards\.json"
+    ):
+        clean(url, older_than=timedelta(0), delete=True, **s3.options)
+
+
+def dataset() -> bytes:
+    """The document of a step dataset without rows."""
+    metadata = Metadata("metadata/x.db", 1, 0)
+    return Dataset("0" * 32, np.dtype([("x", "<i4")]), metadata).dump()
 
 
 def test_a_list_that_is_begun_while_another_writer_looks(s3: Bucket) -> None:

@@ -27,6 +27,7 @@ from stepwell import (
     StepWriter,
     VersionError,
 )
+from stepwell.cleaning import clean
 from stepwell.files import commit as commit_module
 from stepwell.files.puts import WritableFiles
 from stepwell.stores.steps.dataset import DOCUMENT, Dataset
@@ -489,6 +490,56 @@ def test_a_commit_whose_answer_never_came_and_a_writer_that_was_taken_for_dead(
     check(opened(s3, name), (1, 1), (1, 2))
 
 
+def test_a_rollback_whose_answer_never_came_while_another_commits(s3: Bucket) -> None:
+    writer: Any = writer_of(s3, "lost-twice")
+    append(writer, 1, 1, 2)
+    answers_lost(s3, writer, "dataset.json")
+
+    def other(request: Request) -> None:
+        if request.method == "PUT" and "dataset.json" in request.path:
+            s3.proxy.before = None
+            written(s3, "lost-twice", 2, 1)
+
+    s3.proxy.before = other
+    writer.rollback()
+    writer.close()
+    check(opened(s3, "lost-twice"), (1, 1), (1, 2), (2, 1))
+
+
+def test_a_commit_that_is_carried_out_late(s3: Bucket) -> None:
+    """A server may carry out a put long after its client gave up: not once a rollback returned."""
+    written(s3, "late", 0, 1)
+    writer: Any = writer_of(s3, "late")
+    append(writer, 1, 1, 2)
+    held: dict[str, Any] = {}
+
+    def hold(request: Request) -> None:
+        if request.method == "PUT" and "dataset.json" in request.path:
+            held.setdefault("document", s3.objects("late")["dataset.json"])
+        if held:
+            raise ConnectionError
+
+    writer._files._deadline_s = 0.3
+    s3.proxy.before = hold
+    with pytest.raises(FetchError):
+        writer.commit()
+    s3.proxy.before = None
+
+    def refuse(request: Request) -> None:
+        if request.method == "PUT" and "/metadata/" in request.path:
+            raise ConnectionError
+
+    s3.proxy.before = refuse
+    with pytest.raises(FetchError):
+        writer.commit()  # it finds nothing of the first one
+    s3.proxy.before, writer._files._deadline_s = None, 60
+    writer.rollback()
+    # So the condition of what is still under way does not hold any more.
+    assert s3.objects("late")["dataset.json"] != held["document"]
+    writer.close()
+    check(opened(s3, "late"), (0, 1))
+
+
 def test_a_renewal_whose_answer_never_comes(s3: Bucket) -> None:
     """The announcement is there, and this writer's, whatever was heard of it."""
     writer: Any = writer_of(s3, "renewed")
@@ -789,6 +840,23 @@ def test_a_commit_beside_clean(s3: Bucket) -> None:
     writer.rollback()
     writer.close()
     check(opened(s3, "early"), (1, 1), (2, 1), (2, 2))
+
+
+def test_clean_while_the_document_is_away(s3: Bucket) -> None:
+    """Whoever puts a copy back must find what it names."""
+    written(s3, "away", 1, 1)
+    before = s3.objects("away")
+
+    def remove(request: Request) -> None:
+        if "list-type=" in request.path:
+            s3.proxy.before = None
+            obstore.delete(s3.store("away"), "dataset.json")
+
+    s3.proxy.before = remove
+    with pytest.raises(FormatError, match="it was removed meanwhile"):
+        clean(s3.url("away"), older_than=timedelta(0), delete=True, **s3.options)
+    obstore.put(s3.store("away"), "dataset.json", before["dataset.json"])
+    check(opened(s3, "away"), (1, 1))
 
 
 @pytest.mark.usefixtures("keys")

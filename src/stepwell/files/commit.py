@@ -247,8 +247,13 @@ class Garbage:
     def of(self, head: Head[N]) -> dict[str, Listed]:
         """All of it, where objects count that the newest document names: a commit may have come
         since they were listed."""
-        there = head.read()
-        return self._unnamed(() if there is None else there.names)
+        return self._unnamed(self._there(head, head.read()).names)
+
+    def _there(self, head: Head[N], there: N | None) -> N:
+        if there is None:
+            message = "it was removed meanwhile; what it named may be all that there is, and stays"
+            raise FormatError(message, path=self._files.url_of(head.name))
+        return there
 
     def _unnamed(self, named: Collection[str]) -> dict[str, Listed]:
         return {
@@ -265,14 +270,17 @@ class Garbage:
 
         The document is changed before, so that no writer which was taken for dead can commit.
         """
+        if not self.of(head):
+            return {}
         every = self._unnamed(())
         self._files.remove(name for name in every if name.startswith(_FOLDER))
 
-        def make(there: N | None) -> N | None:
-            return None if there is None else there.changed(self._announced.token)
+        def make(there: N | None) -> N:
+            return self._there(head, there).changed(self._announced.token)
 
         made = head.change(make, self._announced)
-        found = self._unnamed(() if made is None else made.names)
+        assert made is not None
+        found = self._unnamed(made.names)
         self._files.remove(name for name in found if not name.startswith(_FOLDER))
         return found
 

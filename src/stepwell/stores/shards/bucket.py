@@ -164,7 +164,8 @@ class BucketShardWriter(ShardWriter):
         self._uploaded: list[Shard] = []
         """Whole shards in the bucket, none of which is known to be committed."""
         self._is_unsure = False
-        """Whether a commit may have been made whose answer was lost."""
+        """Whether a commit may have been made whose answer was lost, or may still be: its condition
+        holds until the list has changed."""
 
     def _close_staged(self) -> None:
         for staged in self._staged:
@@ -191,7 +192,9 @@ class BucketShardWriter(ShardWriter):
         seen = list[int]()
 
         def make(there: ShardList | None) -> ShardList | None:
-            if self._is_unsure:
+            unsure = self._is_unsure
+            self._is_unsure = unsure and not seen  # refused: so nothing of before comes any more
+            if unsure:
                 there = self._without_committed(there)
                 if not self._uploaded:
                     return None
@@ -221,7 +224,7 @@ class BucketShardWriter(ShardWriter):
         known = set() if there is None else {shard.name for shard in there.shards}
         left = [shard for shard in self._uploaded if shard.name not in known]
         self._is_new = self._is_new and len(left) == len(self._uploaded)
-        self._uploaded, self._is_unsure = left, False
+        self._uploaded = left
         return self._same(there)
 
 

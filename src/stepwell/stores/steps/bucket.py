@@ -194,7 +194,8 @@ class BucketStepWriter(StepWriter):
         self._uploaded: list[Part] = []
         self._staged: list[Staged] = []
         self._is_unsure = False
-        """Whether a commit may have been made whose answer was lost."""
+        """Whether a commit may have been made whose answer was lost, or may still be: its condition
+        holds until the document has changed."""
 
     def _reserve(self) -> None:
         if self._next_run < self._end_run:
@@ -217,6 +218,7 @@ class BucketStepWriter(StepWriter):
         first = list[int]()
         made = self._head.change(make, self._announced)
         assert made is not None
+        self._is_unsure = False
         self._next_run, self._end_run = first[-1], made.next_run
         self._reserved = min(self._reserved * 2, _MAX_RESERVED)
 
@@ -288,7 +290,9 @@ class BucketStepWriter(StepWriter):
         tried = list[Metadata]()
 
         def make(there: Dataset | None) -> Dataset | None:
-            if self._is_unsure:
+            unsure = self._is_unsure
+            self._is_unsure = unsure and not tried  # refused: so nothing of before comes any more
+            if unsure:
                 self._find_committed(self._same_or_mine(there))
                 if not self._new_runs:
                     return None
@@ -348,6 +352,8 @@ class BucketStepWriter(StepWriter):
 
     def _find_committed(self, there: Dataset) -> None:
         """Forget runs and shards that a commit has whose answer was lost."""
+        if not self._new_runs:
+            return
         first, last = self._new_runs[0][0], self._new_runs[-1][0]
         with catalog.reading(self._base(there)) as opened:
             sql = "SELECT id FROM runs WHERE id BETWEEN ? AND ?"
@@ -357,7 +363,7 @@ class BucketStepWriter(StepWriter):
         self._new_runs = [run for run in self._new_runs if run[0] not in ids]
         self._uploaded = [part for part in self._uploaded if part.name not in known]
         self._written -= sum(run[2] for run in done)
-        self._is_unsure, self._is_new = False, self._is_new and not done
+        self._is_new = self._is_new and not done
 
     # The database.
 

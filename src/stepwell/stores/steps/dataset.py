@@ -46,7 +46,8 @@ class Dataset:
         return replace(self, change=self.change + 1, by=by, **changes)
 
     def dump(self) -> bytes:
-        """The document."""
+        """The document. Raises `ValueError` for one that nobody could read."""
+        self._check()
         name, size, crc = self.metadata
         return DOCUMENT.dump(
             {
