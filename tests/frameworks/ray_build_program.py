@@ -180,6 +180,8 @@ def reading() -> dict[str, Any]:
     dataset = sw.ray.read("one-games", override_num_blocks=5).materialize()
     rows = list(dataset.iter_batches(batch_size=None, batch_format="numpy"))
     whole = {name: np.concatenate([batch[name] for batch in rows]) for name in store.schema}
+    order = np.lexsort((whole["step_index"], whole["run_id"]))  # Ray's blocks come as they are done
+    whole = {name: values[order] for name, values in whole.items()}
     (score,) = store.query("SELECT avg(max_score) FROM runs")._rows[0]
     better = f"max_score >= {score}"
     chosen = sw.ray.read("one-games", fields=["move"], where=better)

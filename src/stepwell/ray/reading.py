@@ -93,9 +93,9 @@ def read(
     concurrency: int | None = None,
     override_num_blocks: int | None = None,
 ) -> "ray.data.Dataset":
-    """The rows of a store, or of a file of a format, in order, as a Ray Data dataset.
+    """The rows of a store, or of a file of a format, as a Ray Data dataset.
 
-    Blocks are Arrow tables of neighbouring rows, read by tasks that open the source themselves;
+    Blocks are Arrow tables of neighbouring rows, in order where Ray keeps it, read by tasks that open the source themselves;
     none of them goes through this process. `fields` chooses columns, `where` runs, by SQL.
     `concurrency` and `override_num_blocks` are those of Ray Data. A task that finds other rows at
     the path than there were raises `StateError`.
