@@ -95,10 +95,10 @@ def read(
 ) -> "ray.data.Dataset":
     """The rows of a store, or of a file of a format, as a Ray Data dataset.
 
-    Blocks are Arrow tables of neighbouring rows, in order where Ray keeps it, read by tasks that open the source themselves;
-    none of them goes through this process. `fields` chooses columns, `where` runs, by SQL.
-    `concurrency` and `override_num_blocks` are those of Ray Data. A task that finds other rows at
-    the path than there were raises `StateError`.
+    Blocks are Arrow tables of neighbouring rows, in order where Ray keeps it, read by tasks that
+    open the source themselves; none of them goes through this process. `fields` chooses columns,
+    `where` runs, by SQL. `concurrency` and `override_num_blocks` are those of Ray Data. A task that
+    finds other rows at the path than there were raises `StateError`.
     """
     made: ray.data.Dataset = ray.data.read_datasource(
         StoreDatasource(source, fields, where),
