@@ -4,6 +4,7 @@
 """
 
 import ctypes
+import gc
 import signal
 import sys
 import threading
@@ -41,16 +42,21 @@ def raised(call: Callable[[], Any]) -> str:
     return "nothing"
 
 
+def _interruptible() -> None:
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    gc.callbacks.clear()  # Hypothesis has one, and what is raised in it gets lost
+
+
 def interrupted(call: Callable[[], Any]) -> str:
     """The same, when Ctrl-C comes."""
-    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    _interruptible()
     signal.setitimer(signal.ITIMER_REAL, 0.05)
     return raised(call)
 
 
 def interrupted_anywhere(call: Callable[[], Any]) -> set[str]:
     """What it raises when Ctrl-C comes a little later each time."""
-    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    _interruptible()
     found = set()
     for times in range(1, 201):
         try:
