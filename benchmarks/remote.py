@@ -108,9 +108,8 @@ def _blocks(data: Dataset, bytes_s: float) -> Case:
         f"{_LATENCY_MS} ms a request, a loop that takes {_TAKEN} of the bandwidth, batches of "
         f"{_BATCH:,}, a window of {room >> 20} MiB; opening is part of the first batch, and "
         f"waiting is counted after it: with it, {found.waiting_in_all:.1%} of the time; the order "
-        "and the link alone are computed: no batch comes before all of its blocks of 4 KiB; ours "
-        "are the bytes from the end of the first quarter on, where more may be ahead than at the "
-        "end",
+        "and the link alone are computed: no batch comes before all of its blocks of 4 KiB; our "
+        "bytes are those of an epoch that begins and ends a quarter after the first one",
     )
 
 
@@ -213,12 +212,13 @@ def _measured(
 ) -> Found:
     """Take the batches of an epoch, each of which takes a while to work on.
 
-    Of a loop that runs on into the next epoch, bytes are counted from the end of the first quarter:
-    there as much is on its way for what comes next as there is at the end.
+    A loop that runs on into the next epoch goes on for a quarter of it, and bytes are counted from
+    the end of the first quarter: at both ends as much is on its way for what comes next.
     """
     first_s, waited, seen, left_s, begin = 0.0, 0.0, 0, 0.0, time.perf_counter()
     marks = [] if runs_on else [(0, 0)]
-    while seen < rows and time.perf_counter() - begin < _MAX_S:
+    end, max_s = (rows + rows // 4, 2 * _MAX_S) if runs_on else (rows, _MAX_S)
+    while seen < end and time.perf_counter() - begin < max_s:
         asked = time.perf_counter()
         seen += next(batches)
         now = time.perf_counter()
@@ -240,7 +240,7 @@ def _measured(
         (waited - first_s) / (seconds - first_s),
         waited / seconds,
         (after - before) / ((all_ - some) * _STEP.itemsize),
-        seen / rows,
+        min(seen / rows, 1.0),
     )
 
 

@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -33,6 +34,9 @@ settings.register_profile(
 settings.load_profile("stepwell")
 
 WAYS = ("spawn", "forkserver")
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a shell
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
@@ -71,6 +75,14 @@ def server() -> Iterator["Bucket"]:
 
     with bucket() as made:
         yield made
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the bucket, in the environment, where commands find them."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
 
 
 @pytest.fixture

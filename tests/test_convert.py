@@ -198,7 +198,7 @@ def test_calls_that_are_refused(
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="absent"):
         sw.convert(tmp_path / "absent.npy", tmp_path / "store")
-    with pytest.raises(ValueError, match=r"s3://a/b.npy is a URL: it can be read, not written"):
+    with pytest.raises(ValueError, match=r"s3://a/b.npy is a URL: expected to= .* shards or steps"):
         sw.convert(Given({"data": np.zeros(3)}), "s3://a/b.npy")
     (tmp_path / "a.csv").write_text("")
     with pytest.raises(FormatError, match=r"expected one of arrayrecord, arrow, .*a.csv"):

@@ -436,7 +436,6 @@ def test_ctrl_c_reaches_a_waiting_consumer() -> None:
     # Five million draws by binary search, in one native batch, outlast the wait by far.
     script = """
 import os, signal, threading, numpy as np, stepwell as sw
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell ignores it
 rows = 20_000_000
 source = sw.ArraySource(np.broadcast_to(np.uint8(0), (rows,)))
 sampler = sw.Weighted(np.ones(rows))

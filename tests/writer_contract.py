@@ -138,6 +138,12 @@ class WritingContract(CrashContract):
                 self.kit.open(path, mode)
         assert not path.exists()
 
+    def test_a_url_is_no_folder(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(path.parent)
+        url: Any = "https://127.0.0.1:1/store"
+        with unchanged(path.parent), pytest.raises((ValueError, sw.FetchError), match="a bucket"):
+            self.kit.open(url)
+
     def test_what_is_not_ours_stays_as_it_is(self, path: Path, quick_path: Path) -> None:
         path.mkdir()
         (path / "thesis.txt").write_text("years of work")

@@ -17,13 +17,14 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from stepwell.errors import BusyError
 from stepwell.files.lock import is_locked
 from stepwell.files.regular import bytes_on_disk
+from stepwell.files.remote import is_url
 from stepwell.formats import (
     BY_NAME,
     Format,
@@ -34,16 +35,13 @@ from stepwell.formats import (
 from stepwell.formats.into_records import OVERHEAD, overhead
 from stepwell.formats.minari import PREFIX
 from stepwell.formats.parts import Part, sweep_part
-from stepwell.kinds import MADE, kind_at
+from stepwell.kinds import MADE, begun_at, kind_at
 from stepwell.opening import store_at
 from stepwell.request import Request, open_options
 from stepwell.source import Source
 from stepwell.store import Progress, what_is_at
-from stepwell.stores import (
-    StepReader,
-)
 
-_FILL: dict[str, Callable[..., None]] = {
+_FILL: dict[str, Callable[..., int | None]] = {
     "records": into_records.fill,
     "shards": into_shards.fill,
     "steps": into_steps.fill,
@@ -113,7 +111,10 @@ def convert(
     A step dataset or shards are verified first: reading them does not compare checksums. After a
     kill or an error the same call goes on where it was, except to a single file that is
     not npy or safetensors; nothing has its final name before it is whole, and what is unfinished
-    is in `<target>.part`. Raises `FileExistsError` when `target` exists. With `force` it is
+    is in `<target>.part`. A URL is of a bucket, where a step dataset or shards are made or appended
+    to in one commit; after a kill the call begins again, and `stepwell clean` removes what it left.
+
+    Raises `FileExistsError` when `target` exists. With `force` it is
     replaced, once the new one is whole, by one of the same kind, unless another process is
     writing to it; with mode "a" a store goes on. Games that a step dataset has already raise it,
     too; with `again` they are added once more.
@@ -165,6 +166,8 @@ class _Call:
             write, _ = BY_NAME["minari"].writer(None)
             made = write(rows, target, progress=self.progress, **options)
             return self._report(target, kind, int(made.total_steps), int(made.total_episodes), 0)
+        if is_url(target):
+            return self._into_bucket(rows)
         path = Path(target)
         check_apart(path, self.source.path)
         if request.mode == "a" and path.exists():
@@ -185,7 +188,9 @@ class _Call:
 
         with Part(path, self._about(kind, rows, options), force=request.force) as part:
             try:
-                write(rows, part.path if kind in MADE else part, progress=progress, **options)
+                runs = write(
+                    rows, part.path if kind in MADE else part, progress=progress, **options
+                )
             except Exception:
                 if kind in MADE and not _has_rows(part.path):
                     part.discard()  # nothing in it that a second attempt could use
@@ -193,7 +198,20 @@ class _Call:
             # Again: others may have made it meanwhile.
             check_target(path, kind, force=request.force)
             part.finish()
-        return self._report(target, kind, len(rows), None, begun[0] if begun else 0)
+        return self._report(target, kind, len(rows), runs, begun[0] if begun else 0)
+
+    def _into_bucket(self, rows: Source) -> ConvertReport:
+        """In one commit: readers see all of it or nothing, and after an error it begins anew."""
+        request = self.request
+        kind, url = request.kind, request.target
+        if request.force:
+            raise ValueError(f"force: nothing in a bucket is replaced: {url}")
+        if self.source.path == url:
+            raise ValueError(f"{url} is the source itself")
+        append = request.mode == "a" and begun_at(url) == kind
+        write = _FILL[kind]
+        runs = write(rows, url, append=append, progress=self.progress, **request.options)
+        return self._report(url, kind, len(rows), runs, 0)
 
     def _append(
         self, kind: str, rows: Source, path: Path, options: dict[str, Any]
@@ -203,10 +221,8 @@ class _Call:
             wanted = kind if kind in MADE else " or ".join(MADE)
             got = found or what_is_at(path)
             raise FileExistsError(f"mode='a': expected {wanted} to append to, got {got}: {path}")
-        before = _run_count(path) if kind == "steps" else 0
-        _FILL[kind](rows, path, append=True, progress=self.progress, **options)
-        made = self._report(str(path), kind, len(rows), None, 0)
-        return made if made.runs is None else replace(made, runs=made.runs - before)
+        runs = _FILL[kind](rows, path, append=True, progress=self.progress, **options)
+        return self._report(str(path), kind, len(rows), runs, 0)
 
     def _about(self, kind: str, rows: Source, options: dict[str, Any]) -> dict[str, Any]:
         """The identity of this conversion, and of its source as it is now."""
@@ -282,9 +298,9 @@ def report_of(
     skipped: tuple[tuple[str, str], ...],
 ) -> ConvertReport:
     """The report about a conversion that is done."""
-    if request.kind == "steps":
-        runs = _run_count(target)
-    there = None if target.startswith(PREFIX) else bytes_on_disk(Path(target))
+    there = None
+    if not target.startswith(PREFIX) and not is_url(target):
+        there = bytes_on_disk(Path(target))
     return ConvertReport(
         *(target, request.source_kind, request.kind, rows, runs, resumed),
         *(_bytes_at(source), there, skipped),
@@ -293,11 +309,6 @@ def report_of(
 
 def _bytes_at(path: str | None) -> int | None:
     return None if path is None or not os.path.exists(path) else bytes_on_disk(Path(path).resolve())
-
-
-def _run_count(path: str | Path) -> int:
-    with StepReader.open(path, memory="map") as made:
-        return len(made.runs)
 
 
 # Conversions that are not of rows.

@@ -4,14 +4,19 @@ import os
 from pathlib import Path
 
 from stepwell.files.regular import open_regular
-from stepwell.files.remote import is_url
+from stepwell.files.remote import RemoteFiles, is_url
 from stepwell.formats import BY_NAME, FORMATS, format_at
 from stepwell.formats.minari import PREFIX
 from stepwell.opening import store_at, store_at_url
 from stepwell.source import Source
+from stepwell.stores.shards.layout import LIST
+from stepwell.stores.steps.layout import DATASET
 
 MADE = ("records", "shards", "steps")
 """Stores that can be made of others' rows."""
+
+IN_BUCKETS = {"shards": LIST.name, "steps": DATASET}
+"""Those that can be made in a bucket, and the document that each begins with there."""
 
 _HAVE_RUNS = ("minari", "hdf5", "replay", "pack", "runs")
 """Kinds whose rows are steps of runs: a step dataset is what they usually become."""
@@ -59,8 +64,8 @@ def target_kind(
         if to not in (None, "minari"):
             raise ValueError(f"to: expected 'minari' for {target}, got {to!r}")
         return "minari"
-    if "://" in target:
-        raise ValueError(f"{target} is a URL: it can be read, not written")
+    if is_url(target):
+        return _kind_in_bucket(source_kind, target, to, mode)
     suffix = Path(target).suffix.lower()
     made = "replay" if source_kind == "telemetry" else "pack" if suffix == ".a2pack" else None
     if made is not None:
@@ -94,3 +99,22 @@ def target_kind(
     if to == "minari":
         raise ValueError(f"{target}: expected a name like minari:pong/random-v0")
     return to
+
+
+def begun_at(url: str) -> str | None:
+    """The kind that a writer has begun at a URL, if one has."""
+    files = RemoteFiles(url)
+    return next((kind for kind, name in IN_BUCKETS.items() if files.about(name) is not None), None)
+
+
+def _kind_in_bucket(source_kind: str | None, url: str, to: str | None, mode: str) -> str:
+    named = next((known.name for known in FORMATS if url.endswith(known.suffixes)), None)
+    kind = to or named or (begun_at(url) if mode == "a" else None)
+    if kind is None:
+        kind = "steps" if source_kind in _HAVE_RUNS else source_kind
+    if kind not in IN_BUCKETS:
+        raise ValueError(
+            f"{url} is a URL: expected to= (--to) {' or '.join(IN_BUCKETS)} to write there, got "
+            f"{kind}; of others upload what was made here"
+        )
+    return kind

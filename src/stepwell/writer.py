@@ -26,6 +26,7 @@ from stepwell.description import html
 from stepwell.errors import BusyError
 from stepwell.files.atomic import make_folder
 from stepwell.files.lock import WriterLock
+from stepwell.files.remote import is_url
 from stepwell.store import what_is_at
 
 Mode = Literal["x", "a"]
@@ -62,6 +63,19 @@ def exclusive(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W,
             return method(self, *args, **options)
 
     return alone
+
+
+def local_path(path: str | os.PathLike[str], noun: str) -> Path:
+    """Where to write, wherever the process goes later.
+
+    Raises `ValueError` for a URL: as a path it would name a folder here.
+    """
+    if is_url(path):
+        raise ValueError(
+            f"expected a path for {noun}, got the URL {path}; a bucket takes what StepWriter and "
+            "ShardWriter write"
+        )
+    return Path(path).absolute()
 
 
 def check_mode(mode: str) -> None:
@@ -176,15 +190,15 @@ class Writer(ABC):
 
     # Below this line: for stores.
 
-    def _begin(self, root: Path, lock: str, mode: Mode) -> bool:
-        """Take the folder `root` for this writer; return whether there is something to go on with.
+    def _begin(self, path: str | os.PathLike[str], lock: str, mode: Mode) -> bool:
+        """Take the folder at `path`; return whether there is something to go on with.
 
         Raises `FileExistsError` when something is there that `mode` does not go on with, or that is
         not such a store; `BusyError` beside another writer. Nothing is touched then. To be
         followed by `with self._opening():` around everything else that a constructor does.
         """
         check_mode(mode)
-        self._root = root
+        self._root = root = local_path(path, self.noun)
         self._refuse(mode)
         make_folder(root)
         self._ready(WriterLock(root / lock))

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import socket
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,16 @@ def resume() -> Any:
     return [epochs(resumed(make, stop)) for stop in (3, len(make()))]
 
 
+def out_of(world: int, rank: int) -> Any:
+    """The rest of an epoch that another number of ranks began."""
+    loader = make(rank=rank % world, world_size=world)
+    for _ in zip(range(3), loader, strict=False):
+        pass
+    again = make()
+    again.load_state_dict(loader.state_dict())
+    return rows(again)
+
+
 def own_blocks() -> Any:
     """Two epochs in lanes, each rank's own rows."""
     data, sampler = np.arange(N, dtype=np.int32), sw.Block(10, SEED, group=20, lanes=4)
@@ -73,6 +84,8 @@ def rank_main(rank: int, port: int) -> None:
     ask(notes, "two processes")
     notes.ask("an exact resume", resume)
     notes.ask("a resume in a world of one", lambda: rows(resumed(make, 3, rank=0, world_size=1)))
+    for world in (1, 4):
+        notes.ask(f"a resume out of a world of {world}", partial(out_of, world, rank))
     notes.ask("blocks of one's own", own_blocks)
 
 

@@ -42,6 +42,13 @@ def test_a_state_of_two_processes_is_resumed_exactly(seen: Seen) -> None:
         assert alone == plain(0, n=N)[2 * 3 * BATCH :]
 
 
+@pytest.mark.row("resume")
+@pytest.mark.parametrize("world", [1, 4])
+def test_two_processes_go_on_where_another_world_was(seen: Seen, world: int) -> None:
+    ranks = seen.rows(f"a resume out of a world of {world}")
+    assert sorted(ranks[0] + ranks[1]) == sorted(plain(0, n=N)[3 * BATCH * world :])
+
+
 @pytest.mark.row("tail")
 def test_two_processes_read_blocks_of_their_own(seen: Seen) -> None:
     ranks = seen.rows("blocks of one's own")

@@ -92,7 +92,7 @@ class NumberWriter(Writer):
     _file = -1
 
     def __init__(self, path: str | os.PathLike[str], *, mode: Mode = "x") -> None:
-        goes_on = self._begin(Path(path).absolute(), LOCK, mode)
+        goes_on = self._begin(path, LOCK, mode)
         with self._opening():
             sweep(self._root, ABOUT.name)
             check_inside(self._root, ABOUT.name)

@@ -58,7 +58,12 @@ def convert(
             help="A store, a file or folder of a format, minari:NAME, 2048 runs, old telemetry.",
         ),
     ],
-    target: Annotated[str, typer.Argument(metavar="OUT", help="What to make; - prints it.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="OUT", help="What to make, here or at the URL of a bucket; - prints it."
+        ),
+    ],
     to: Annotated[
         To | None, typer.Option(help="The kind to make, where the name OUT does not show it.")
     ] = None,

@@ -4,15 +4,17 @@ from pathlib import Path
 
 from stepwell.batches import attributes_of, in_order
 from stepwell.errors import SchemaError
+from stepwell.files.remote import is_url
 from stepwell.formats.parts import PART_BYTES
 from stepwell.formats.streams import Progress
 from stepwell.source import Source
 from stepwell.stores import ShardWriter
+from stepwell.writer import Mode
 
 
 def fill(
     source: Source,
-    path: Path,
+    path: Path | str,
     *,
     progress: Progress,
     append: bool = False,
@@ -21,10 +23,12 @@ def fill(
     """Write the rows that are not in whole shards yet.
 
     float64 is rounded to float32, which is what a shard can hold. With `append` all rows are added
-    to those that are there; each full shard is a commit.
+    to those that are there; each full shard is a commit. In a bucket all of it is one.
     """
     name, width, kind = rows_of(source)
-    with ShardWriter(path, width, kind, mode="a", shard_bytes=part_bytes) as writer:
+    mode: Mode = "x" if is_url(path) and not append else "a"
+    with ShardWriter(path, width, kind, mode=mode, shard_bytes=part_bytes) as writer:
+        writer._in_one_commit = is_url(path)
         for batch in in_order(source, 0 if append else writer.rows, progress):
             writer.append(batch[name])
 

@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 
 from stepwell.batches import count_of, in_order
 from stepwell.errors import SchemaError
+from stepwell.files.remote import is_url
 from stepwell.formats.repeats import refuse_repeats
 from stepwell.formats.runs import OWN_FIELDS, RunList, find_runs
 from stepwell.formats.streams import Progress, only_fixed
 from stepwell.source import Source
 from stepwell.stores import RunColumn, StepReader, StepWriter
+from stepwell.writer import Mode
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _TUPLE = re.compile(r"/(?:\((\d+)\)(?=/|$))?")
@@ -69,25 +71,27 @@ class Plan(NamedTuple):
 
 def fill(
     source: Source,
-    path: Path,
+    path: Path | str,
     *,
     progress: Progress,
     append: bool = False,
     again: bool = False,
     part_bytes: int | None = None,
-) -> None:
-    """Append the runs that are not in the dataset yet.
+) -> int:
+    """Append the runs that are not in the dataset yet; return how many runs the source has.
 
     With `append` all runs are added to those that are there, in one commit; one that is there
-    already raises `FileExistsError`, unless `again` is True. Rows are spread over files of
-    `part_bytes`, by default only when they would not fit well into this machine's memory.
+    already raises `FileExistsError`, unless `again` is True. In a bucket it is one commit without
+    `append`, too, of a new dataset. Rows are spread over files of `part_bytes`, by default only
+    when they would not fit well into this machine's memory.
     """
     plan = Plan.of(source, part_bytes)
     names, dtype, runs, columns = plan.names, plan.dtype, plan.runs, plan.columns
-    shard_rows: int | None = plan.shard_rows
     total = len(source)
     first = 0
-    if StepReader.recognizes(path):
+    remote = is_url(path)
+    shard_rows = plan.shard_rows or (None if remote else 0)
+    if append if remote else StepReader.recognizes(Path(path)):
         with StepReader.open(path, memory="map") as there:
             first = 0 if append else len(there.runs)
             for name in runs.needed - {*there.runs.columns}:
@@ -101,7 +105,8 @@ def fill(
             warnings.warn(left, stacklevel=2)
             columns = {name: each for name, each in columns.items() if name not in missing}
         shard_rows = None
-    with StepWriter(path, dtype, columns, mode="a", shard_rows=shard_rows) as writer:
+    mode: Mode = "x" if remote and not append else "a"
+    with StepWriter(path, dtype, columns, mode=mode, shard_rows=shard_rows) as writer:
         if append and not again:
             refuse_repeats(path, source.columns({names[n]: n for n in names}), runs)
         done = int(runs.counts[:first].sum())
@@ -115,10 +120,11 @@ def fill(
             except SchemaError as error:
                 raise SchemaError(f"run {number}: {error}") from None
             done += len(rows)
-            if not append and time.monotonic() - last >= _COMMIT_S:
+            if not append and not remote and time.monotonic() - last >= _COMMIT_S:
                 writer.commit()
                 last = time.monotonic()
             progress(done, total)
+    return len(runs)
 
 
 def _names(source: Source, filled: set[str]) -> dict[str, str]:

@@ -14,7 +14,7 @@ _SAME = ("source", "start_time", "final_board")
 """Columns by which a run is known again, together with its length."""
 
 
-def refuse_repeats(path: Path, source: Source, runs: RunList) -> None:
+def refuse_repeats(path: Path | str, source: Source, runs: RunList) -> None:
     """Raise `FileExistsError` for runs that the dataset has already.
 
     They are known by their columns. A dataset that has not all of them, or nothing in them, as one

@@ -8,7 +8,7 @@ anything: of a task, of Ray, or of this process. Nothing has its final name befo
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -23,19 +23,25 @@ from stepwell.conversion import (
     warn_of_growth,
 )
 from stepwell.errors import FormatError
+from stepwell.files.remote import is_url
 from stepwell.formats.minari import PREFIX
 from stepwell.formats.parts import Part
 from stepwell.ray import packs, records, shards, steps
 from stepwell.ray.cluster import joined
 from stepwell.ray.finished import Finished
-from stepwell.ray.origin import Key, of_games, of_source, place_of
+from stepwell.ray.origin import Key, Origin, of_games, of_source, place_of
 from stepwell.ray.work import Work
 from stepwell.request import Request
 from stepwell.source import Source
 from stepwell.store import Progress
 from stepwell.stores import PackReader
 
-_BUILD = {"records": records.build, "shards": shards.build, "steps": steps.build}
+_BUILD: dict[str, Callable[[Work, Origin], int | None]] = {
+    "records": records.build,
+    "shards": shards.build,
+    "steps": steps.build,
+}
+"""Of those that have them, they return the number of runs."""
 
 
 def convert(
@@ -123,16 +129,18 @@ def _built(work: Work, key: Key, rows: Source | None, games: str | PackReader | 
     else:
         assert rows is not None
         origin = of_source(key, rows)
-    _BUILD[work.request.kind](work, origin)
-    return len(origin.rows), None, work.resumed, tuple(getattr(origin.rows, "skipped", ()))
+    runs = _BUILD[work.request.kind](work, origin)
+    return len(origin.rows), runs, work.resumed, tuple(getattr(origin.rows, "skipped", ()))
 
 
 def _absolute(request: Request) -> tuple[Request, str]:
     """The request as any process of any folder understands it, and where its source is.
 
-    Raises `ValueError` for a source that workers cannot open.
+    Raises `ValueError` for a source that workers cannot open, and a target in a bucket.
     """
     check_built(request.kind)
+    if is_url(request.target):
+        raise ValueError(f"{request.target}: expected a path on a disk that all workers share")
     source, target = request.source, os.path.abspath(request.target)
     if isinstance(source, Source):
         place = place_of(source)

@@ -31,8 +31,8 @@ class _Place:
     """Of its runs, in the whole dataset."""
 
 
-def build(work: Work, origin: Origin) -> None:
-    """Make the dataset."""
+def build(work: Work, origin: Origin) -> int:
+    """Make the dataset; return how many runs it has."""
     rows, options = origin.rows, work.request.options
     plan = Plan.of(rows, options.get("part_bytes"))
     dtype, counts = plan.dtype, plan.runs.counts
@@ -54,6 +54,7 @@ def build(work: Work, origin: Origin) -> None:
         pieces.append(Piece(part, (place, origin.of(part))))
     checksums = work.do("rows", _written, pieces)
     assembly.make_dataset(work.made, dtype, plan.shard_rows, plan.columns, runs, checksums)
+    return len(counts)
 
 
 def _written(place: _Place, rows: Rows) -> Facts:

@@ -30,7 +30,7 @@ from stepwell.stores.pack.layout import (
 from stepwell.stores.pack.payload import Payloads, by_type, payload_types
 from stepwell.stores.pack.reader import PackReader
 from stepwell.stores.pack.stats import StatsBuilder, Tally, stats_block
-from stepwell.writer import Mode, Writer, check_mode, exclusive
+from stepwell.writer import Mode, Writer, check_mode, exclusive, local_path
 
 Compress = Literal["none", "zstd", "lz4", "zstd-dict"]
 
@@ -154,7 +154,8 @@ class PackWriter(Writer):
         self._first_maker = None
         if self._codec is not Codec.ZSTD_DICT:
             self._first_maker = EntryMaker(align, self._codec, level, None)
-        self._root = Path(os.path.realpath(path))  # through a link, to what it names
+        # Through a link, to what it names.
+        self._root = Path(os.path.realpath(local_path(path, self.noun)))
         self._refuse_existing()
         self._first_start = align_up(INDEX_AT + ENTRY.itemsize * expect, align)
         self._beside = writer_name(self._root)

@@ -54,7 +54,7 @@ from stepwell.stores.records.view import (
     read_control,
     redone,
 )
-from stepwell.writer import Mode, Writer, check_mode, exclusive
+from stepwell.writer import Mode, Writer, check_mode, exclusive, local_path
 
 GROW_BYTES = 1 << 30
 _JOURNAL_BYTES = 1 << 24
@@ -98,7 +98,7 @@ class RecordWriter(Writer):
         grow_bytes: int = GROW_BYTES,
     ) -> None:
         check_mode(mode)
-        root = Path(path).absolute()  # wherever the process goes later
+        root = local_path(path, self.noun)
         if grow_bytes < 1:
             raise ValueError(f"grow_bytes: expected at least 1, got {grow_bytes}")
         if threads is not None and not 1 <= threads <= 4:

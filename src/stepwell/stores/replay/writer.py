@@ -37,7 +37,7 @@ from stepwell.stores.replay.items import Ending, Inlet, Step
 from stepwell.stores.replay.layout import array_path, is_replay
 from stepwell.stores.replay.pipeline import Pipeline
 from stepwell.stores.replay.scalars import is_scalar, require_hdf5
-from stepwell.writer import Mode, Writer
+from stepwell.writer import Mode, Writer, local_path
 
 _NUMBERS = (np.ndarray, np.generic, int, float)
 _MAX_SECONDS = 2**63 / 1e6  # of which NumPy counts microseconds
@@ -103,7 +103,7 @@ class ReplayWriter(Writer):
         if not flush_every > 0:
             raise ValueError(f"flush_every: expected more than 0 seconds, got {flush_every}")
         self.run_id = run_id
-        self.root = Path(root).absolute()  # wherever the process goes later
+        self.root = local_path(root, self.noun)
         self._root = array_path(self.root, run_id)  # what sentences call it
         self._compress = compress
         self._action_names = tuple(map(str, action_names))

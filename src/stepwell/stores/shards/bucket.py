@@ -117,8 +117,8 @@ class BucketShardWriter(ShardWriter):
         with self._changing():
             for number, part in parts:
                 self._staged[number].settle(part)
-        if self._staged_rows >= size:
-            self._commit_staged(self._staged_rows // size)
+        if full := self._staged_rows // size:
+            self._upload(full) if self._in_one_commit else self._commit_staged(full)
 
     @property
     def _staged_rows(self) -> int:

@@ -62,7 +62,7 @@ class RowState(Writer):
         self._committed = 0
         """The end of the journal at the last commit."""
         self._replayed = False
-        there = self._begin(Path(path).absolute(), LOCK, mode)
+        there = self._begin(path, LOCK, mode)
         with self._opening():
             sweep(self._root, META.name)
             make = self._described if there else self._made

@@ -45,7 +45,7 @@ from stepwell.stores.shards.layout import (
     listing,
 )
 from stepwell.stores.shards.local import LocalShards, shard_names
-from stepwell.writer import Mode, Writer, exclusive
+from stepwell.writer import Mode, Writer, exclusive, local_path
 
 LOCK = ".writer.lock"
 _BESIDE = rf".*\{SUFFIX}|{LIST.name}|{CHECKSUMS}"
@@ -83,7 +83,7 @@ class ShardWriter(Writer):
         if bucket:
             raise TypeError(f"{', '.join(bucket)}: only for what is in a bucket")
         shard_bytes, kind = checked_options(width, dtype, shard_bytes)
-        root = Path(path).absolute()
+        root = local_path(path, self.noun)
         there = list_in(root) if root.is_dir() else None
         if there is not None and there.is_ordered:
             raise FileExistsError(
@@ -109,6 +109,8 @@ class ShardWriter(Writer):
             return object.__new__(BucketShardWriter)  # type: ignore[return-value]
         return object.__new__(cls)
 
+    _in_one_commit = False
+    """In a bucket: full shards wait for the others. At a path each of them counts at once."""
     conflicts = 0
     """How often another writer of a bucket committed first. A path has one writer at a time."""
 

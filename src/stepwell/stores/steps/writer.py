@@ -47,7 +47,7 @@ from stepwell.stores.steps.layout import (
 )
 from stepwell.stores.steps.manifest import BLOCK_BYTES, Manifest
 from stepwell.stores.steps.repair import check_whole
-from stepwell.writer import Mode, Writer, exclusive
+from stepwell.writer import Mode, Writer, exclusive, local_path
 
 _FLUSH_BYTES = 1 << 23
 _DATABASES = rf"{re.escape(DATABASE)}(\.new)?(-wal|-shm|-journal)?"
@@ -108,7 +108,7 @@ class StepWriter(Writer):
     ) -> None:
         if bucket:
             raise TypeError(f"{', '.join(bucket)}: only for what is in a bucket")
-        root = Path(path).absolute()  # wherever the process goes later
+        root = local_path(path, self.noun)
         if is_dataset(root):
             raise FileExistsError(
                 f"expected a step dataset that was written to a path, got a copy of one that was "
