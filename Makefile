@@ -21,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE :=
 NATIVE := $(shell find native -name '*.[ch]pp') CMakeLists.txt pyproject.toml
 CORE   := $(filter-out native/bind/%,$(filter %.cpp,$(NATIVE)))
 
-.PHONY: demo test browser test-gpu lint docs screenshots pythons suite kills attack lane bench scale sanitize stub wheel constraints clean
+.PHONY: demo test browser test-gpu test-azure lint docs screenshots pythons suite kills attack lane bench scale sanitize stub wheel constraints clean
 
 demo: $(VENV)/demo
 	$(BIN)/python -m benchmarks.demo
@@ -41,6 +41,11 @@ browser:
 # Those that need a CUDA device, with a Python that has torch for CUDA and the compiled core: PYTHON=python3.
 test-gpu:
 	PYTHONPATH=src STEPWELL_GPU=1 $(PYTHON) -m pytest -W default -p no:cacheprovider --confcutdir tests/gpu tests/gpu
+
+# Azure's storage by Azurite, which npm has: a bucket of another kind than those of the suite.
+test-azure: $(VENV)/test
+	npm install --prefix build/azurite --no-save --no-audit --no-fund --silent azurite@3.35.0
+	STEPWELL_AZURITE=build/azurite/node_modules/.bin/azurite-blob $(BIN)/python -m pytest tests/azure
 
 lint: $(VENV)/test
 	$(BIN)/ruff format --check .

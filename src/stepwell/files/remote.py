@@ -88,7 +88,10 @@ class About(NamedTuple):
 
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> "About":
-        return cls(int(meta["size"]), meta.get("e_tag") or f"written {meta['last_modified']}")
+        mark = meta.get("e_tag") or f"written {meta['last_modified']}"
+        if mark.startswith("0x"):  # Azure has quotes everywhere but in lists
+            mark = f'"{mark}"'
+        return cls(int(meta["size"]), mark)
 
     @property
     def condition(self) -> dict[str, str]:
