@@ -1,5 +1,6 @@
 """`stepwell clean`: what killed writers left in a bucket, and nothing else."""
 
+import gc
 import json
 import pickle
 import re
@@ -8,17 +9,18 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import numpy as np
 import obstore
 import pytest
 
-from stepwell import BusyError, FormatError
+from stepwell import BusyError, FormatError, ShardWriter
 from stepwell.cleaning import clean
 from stepwell.files import commit as commit_module
 from stepwell.files.puts import WritableFiles
 from stepwell.stores.steps.dataset import Dataset
 from tests.bucket_writers import append, check, opened, writer_of, written
 from tests.buckets import Bucket
-from tests.proxy import Answer, Request
+from tests.proxy import Answer, Request, status
 from tests.test_cli import stepwell
 
 
@@ -54,6 +56,43 @@ def test_a_lease_is_renewed(s3: Bucket) -> None:
     assert s3.objects("lease") == {}
     with pytest.raises(BusyError, match="expected the announcement of this writer, found none"):
         announced.check()
+
+
+def test_a_forgotten_writer_asks_for_nothing(s3: Bucket) -> None:
+    """Garbage is collected in any thread, which does not wait for a server."""
+    for name, make in (("steps", written_steps), ("shards", written_shards)):
+        writer: Any = make(s3, name := f"forgotten-{name}")
+        announced, staged = writer._announced, list(writer._staged)
+        assert staged
+        s3.proxy.forget()
+        s3.proxy.fault = status(503)
+        del writer
+        gc.collect()
+        assert s3.proxy.asked_for(name) == []
+        announced._thread.join(60)
+        assert not announced._thread.is_alive()
+        assert all(each._file.closed for each in staged)
+        s3.proxy.fault = None
+        s3.age(name, timedelta(days=2))
+        found = clean(s3.url(name), older_than=timedelta(days=1), delete=True, **s3.options)
+        assert {each for each in found if each.endswith((".npy", ".shard"))}
+        assert not clean(s3.url(name), older_than=timedelta(days=1), delete=True, **s3.options)
+
+
+def written_steps(s3: Bucket, name: str) -> Any:
+    """A writer of uncommitted runs, of which a shard is in the bucket and another is not."""
+    writer: Any = writer_of(s3, name, shard_rows=5)
+    append(writer, 2, *range(1, 5))
+    writer._flush()
+    writer._upload(1)
+    return writer
+
+
+def written_shards(s3: Bucket, name: str) -> Any:
+    writer: Any = ShardWriter(s3.url(name), 4, mode="a", shard_bytes=64, **s3.options)
+    writer._in_one_commit = True
+    writer.append(np.zeros((10, 4)))
+    return writer
 
 
 @pytest.mark.usefixtures("keys")

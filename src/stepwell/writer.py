@@ -186,7 +186,11 @@ class Writer(ABC):
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if not self._closed and not is_ending():  # there are no names any more
             with suppress(Exception):  # nobody is left to catch it
-                self._end(commit=False)
+                self._forget()
+
+    def _forget(self) -> None:
+        """What a writer does that nobody has any more, in whatever thread collects garbage."""
+        self._end(commit=False)
 
     # Below this line: for stores.
 

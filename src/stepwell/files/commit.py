@@ -100,9 +100,13 @@ class Announcement:
             else:
                 self._tag = tag
 
+    def forget(self) -> None:
+        """No longer renew it."""
+        self._ended.set()
+
     def end(self) -> None:
         """Remove it, if the bucket allows: where it does not, the lease ends by itself."""
-        self._ended.set()
+        self.forget()
         with self._turn, suppress(FetchError):
             self._files.remove([self.name])
 

@@ -5,16 +5,16 @@ from typing import Any
 
 from numpy.typing import ArrayLike, DTypeLike
 
+from stepwell.bucket_writer import BucketWriter
 from stepwell.errors import BusyError, FetchError
-from stepwell.files.commit import READERS_ONLY, Announcement, Head
-from stepwell.files.puts import WritableFiles
+from stepwell.files.commit import Announcement, Head
 from stepwell.files.staged import Staged
 from stepwell.stores.shards.layout import HEADER_BYTES, LIST, SUFFIX, Shard, ShardList, header_bytes
 from stepwell.stores.shards.writer import ShardWriter, checked_options, packed, shard_like
 from stepwell.writer import Mode, check_mode, exclusive
 
 
-class BucketShardWriter(ShardWriter):
+class BucketShardWriter(BucketWriter, ShardWriter):
     """The writer of shards in a bucket; made by `ShardWriter(url, …)`."""
 
     def __init__(
@@ -29,12 +29,8 @@ class BucketShardWriter(ShardWriter):
     ) -> None:
         check_mode(mode)
         shard_bytes, kind = checked_options(width, dtype, shard_bytes)
-        if wrong := [name for name in bucket if name in READERS_ONLY]:
-            raise TypeError(f"{', '.join(wrong)}: only for what is read from a bucket")
-        self._files = WritableFiles(path, **bucket)
+        self._reach(path, bucket)
         self._head = Head(self._files, LIST.name, ShardList.parse, ShardList.dump)
-        self.conflicts = 0
-        """How often another writer committed first, so that a commit went behind its rows."""
         self._reset()
         self._refuse_in_bucket(mode, width, kind)
         self._ready(None)
@@ -42,17 +38,6 @@ class BucketShardWriter(ShardWriter):
             self._announcement = Announcement(self._files)
             self._begun(mode, width, kind)
             self._shard_rows = max(shard_bytes // self._like.row_bytes, 1)
-
-    @property
-    def _where(self) -> str:
-        return self._files.url
-
-    _announcement: Announcement | None = None
-
-    @property
-    def _announced(self) -> Announcement:
-        assert self._announcement is not None
-        return self._announcement
 
     # Opening.
 
@@ -152,11 +137,6 @@ class BucketShardWriter(ShardWriter):
         with suppress(FetchError):
             self._files.remove(names)
 
-    def _release(self) -> None:
-        self._close_staged()
-        if self._announcement is not None:
-            self._announcement.end()
-
     # Below this line: for this package.
 
     def _reset(self) -> None:
@@ -166,11 +146,6 @@ class BucketShardWriter(ShardWriter):
         self._is_unsure = False
         """Whether a commit may have been made whose answer was lost, or may still be: its condition
         holds until the list has changed."""
-
-    def _close_staged(self) -> None:
-        for staged in self._staged:
-            staged.close()
-        self._staged = []
 
     def _upload(self, count: int) -> None:
         """Put the first of the staged files where they stay."""

@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from stepwell.bucket_writer import BucketWriter
 from stepwell.errors import BusyError, ChecksumError, FetchError, FormatError, SchemaError
 from stepwell.field import FieldLike
 from stepwell.files import catalog
 from stepwell.files.checked import BLOCK_BYTES
-from stepwell.files.commit import READERS_ONLY, Announcement, Head, Outdated
+from stepwell.files.commit import Announcement, Head, Outdated
 from stepwell.files.mirror_place import TemporaryPlace
 from stepwell.files.npy import header_bytes
 from stepwell.files.objects import RANGE_BYTES, TRIES
-from stepwell.files.puts import WritableFiles
 from stepwell.files.remote import is_missing
 from stepwell.files.staged import Staged
 from stepwell.stores.steps import database
@@ -40,7 +40,7 @@ _MAX_RESERVED = 1 << 16
 _RESERVED = 1 << 10
 
 
-class BucketStepWriter(StepWriter):
+class BucketStepWriter(BucketWriter, StepWriter):
     """The writer of a step dataset in a bucket; made by `StepWriter(url, …)`."""
 
     def __init__(
@@ -58,13 +58,9 @@ class BucketStepWriter(StepWriter):
         known = database.run_columns(columns)
         if shard_rows is not None and index(shard_rows) < 1:
             raise ValueError(f"shard_rows must be at least 1, got {shard_rows}")
-        if wrong := [name for name in bucket if name in READERS_ONLY]:
-            raise TypeError(f"{', '.join(wrong)}: only for what is read from a bucket")
-        self._files = WritableFiles(path, **bucket)
+        self._reach(path, bucket)
         self._place: TemporaryPlace | None = TemporaryPlace(_ROOM_BYTES)
         self._head = Head(self._files, DATASET, Dataset.parse, Dataset.dump)
-        self.conflicts = 0
-        """How often another writer committed first, so that a commit went behind its rows."""
         self._reset()
         self._refuse_in_bucket(mode, wanted)
         self._ready(None)
@@ -74,21 +70,10 @@ class BucketStepWriter(StepWriter):
             self._shard_rows = shard_rows or max(SHARD_BYTES // self._dtype.itemsize, 1)
 
     @property
-    def _where(self) -> str:
-        return self._files.url
-
-    @property
     def _folder(self) -> Path:
         """For databases on their way; gone with the process, even a killed one."""
         assert self._place is not None
         return self._place.root
-
-    @property
-    def _announced(self) -> Announcement:
-        assert self._announcement is not None
-        return self._announcement
-
-    _announcement: Announcement | None = None
 
     # Opening.
 
@@ -336,8 +321,7 @@ class BucketStepWriter(StepWriter):
             except BusyError:  # taken for dead: what counts may name them, and `clean` knows
                 self._uploaded.clear()
         uploaded = self._uploaded
-        for staged in self._staged:
-            staged.close()
+        self._close_staged()
         self._reset()
         with suppress(FetchError):
             self._files.remove(name for each in uploaded for name in (each.name, each.checksums))
@@ -418,9 +402,5 @@ class BucketStepWriter(StepWriter):
         return made
 
     def _release(self) -> None:
-        for staged in self._staged:
-            staged.close()
-        self._staged = []
         self._place = None
-        if self._announcement is not None:
-            self._announcement.end()
+        super()._release()
