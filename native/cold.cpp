@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <utility>
@@ -11,6 +12,8 @@
 namespace stepwell {
 namespace {
 
+// What the system reads for one request, at least.
+constexpr std::size_t kStretch = std::size_t{1} << 17;
 // Rows that have to be there, one after another, for the disk to be done with.
 constexpr std::size_t kQuiet = 256;
 
@@ -103,6 +106,12 @@ void Cold::ask_one(std::span<const std::byte> memory, std::span<const std::byte>
   if (memory.empty() || (begin >= known && end <= known + asked.size())) return;
   asked = {reinterpret_cast<const std::byte*>(begin), (end - begin + page - 1) & ~(page - 1)};
   madvise(reinterpret_cast<void*>(begin), asked.size(), MADV_WILLNEED);
+}
+
+void Cold::ask_whole(std::span<const std::byte> memory) {
+  std::span<const std::byte> asked;
+  for (std::size_t at = 0; at < memory.size(); at += kStretch)
+    ask_one(memory.subspan(at, std::min(kStretch, memory.size() - at)), asked);
 }
 
 void Cold::settle(std::size_t count, long before) const {

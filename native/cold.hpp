@@ -32,6 +32,9 @@ class Cold {
     for (std::size_t i = 0; i < count; ++i) ask_one(at(i), asked);
   }
 
+  // Asks for all pages of a stretch, one behind the other.
+  static void ask_whole(std::span<const std::byte> memory);
+
   // Calls read(begin, end) for parts of `count` rows. Where the first of them met the disk, ask(begin, end) is called
   // before the others are read.
   template <class Read, class Ask>

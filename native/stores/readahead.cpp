@@ -26,6 +26,8 @@ constexpr std::uint64_t kStep = std::uint64_t{1} << 20;
 constexpr std::uint64_t kCheckStep = std::uint64_t{1} << 18;
 // The first window, and what has to come without the disk before the thread rests.
 constexpr std::uint64_t kFirst = std::uint64_t{8} << 20;
+// What may be behind at most, while nothing meets the disk.
+constexpr std::uint64_t kBehind = std::uint64_t{32} << 20;
 constexpr std::chrono::microseconds kLook{500};
 constexpr int kLooks = 40;
 // A caller that does other things for so long leaves a core to the thread.
@@ -102,6 +104,7 @@ Readahead::~Readahead() {
   wakes_->checks.notify_one();
   if (thread_) thread_->join();
   if (checker_) checker_->join();
+  if (total_ > kBehind) unmap(given_back_, std::max(claimed_, given_back_));
 }
 
 // Bytes before this are in memory. Call with the lock.
@@ -141,7 +144,9 @@ void Readahead::wait(std::uint64_t done_with, std::uint64_t end, Watch& watch) {
     left_ = std::chrono::steady_clock::now();
   }
   if (from < end) bring(done_with, end);  // somebody could not; this throws what is wrong, if it still is
-  give_back(rests ? std::max(first_, kStep) : 2 * first_ + kStep);  // where the thread does not come to it
+  // Where the thread does not come to it. While it rests little is ahead, and more may be behind: each call holds up
+  // the other threads.
+  give_back(rests ? std::max({first_, kStep, std::min(window_ / 2, kBehind)}) : 2 * first_ + kStep);
 }
 
 // Brings bytes that the caller has claimed. Throws when they are not there; they are then claimed no more.

@@ -21,6 +21,9 @@ std::size_t records_ahead(std::size_t bytes, std::size_t count) {
   return std::clamp<std::size_t>(4096 * count / std::max<std::size_t>(bytes, 1), 2, 8);
 }
 
+// A table of so many bytes at most is asked for whole, when so many of its blocks could have been.
+constexpr std::size_t kSmallTable = std::size_t{1} << 26;
+constexpr std::size_t kFewOf = 8;
 // Bytes of records that one thread unpacks before it asks for more.
 constexpr std::size_t kPiece = std::size_t{1} << 17;
 
@@ -178,6 +181,7 @@ Records::Records(std::shared_ptr<Chunks> chunks, std::vector<RecordField> fields
     bits += (field.table.size() + kTableBlock - 1) / kTableBlock;
   }
   checked_ = std::make_unique<std::atomic<std::uint64_t>[]>(bits / 64 + 1);
+  expected_ = std::make_unique<std::atomic<std::size_t>[]>(fields_.size());
 }
 
 std::uint64_t Records::sequence() const {
@@ -304,17 +308,29 @@ std::span<const std::byte> Records::frame_memory(const Place& place) const {
   }
 }
 
+// Entries of random rows are on most pages of a table, soon: a small one comes faster from beginning to end.
+void Records::expect_table(std::size_t field, std::span<const std::int64_t> rows) const {
+  const RecordField& of = fields_[field];
+  const std::size_t entry = of.entry(), before = expected_[field].fetch_add(rows.size(), std::memory_order_relaxed);
+  const std::size_t many = of.table.size() / kTableBlock / kFewOf;
+  if (of.table.size() <= kSmallTable && before <= many && many < before + rows.size()) Cold::ask_whole(of.table);
+  cold_.ask_alone(rows.size(), [&](std::size_t i) {
+    return of.table.subspan(static_cast<std::size_t>(rows[i]) * entry, entry);
+  });
+}
+
 void Records::expect(std::span<const std::int64_t> rows, std::span<const std::size_t> fields) const {
   std::vector<Place> places(rows.size());
   for (const std::size_t f : fields) try {
     const RecordField& of = fields_[f];
-    const std::size_t entry = of.entry();
-    const auto table = [&](std::size_t i) { return of.table.subspan(static_cast<std::size_t>(rows[i]) * entry, entry); };
     if (of.column) {
-      cold_.ask(rows.size(), table);
+      const std::size_t entry = of.entry();
+      cold_.ask(rows.size(), [&](std::size_t i) {
+        return of.table.subspan(static_cast<std::size_t>(rows[i]) * entry, entry);
+      });
       continue;
     }
-    cold_.ask_alone(rows.size(), table);
+    expect_table(f, rows);
     const EntriesOut out{f, reinterpret_cast<std::byte*>(places.data())};
     entries(rows, {&out, 1});
     cold_.ask(rows.size(), [&](std::size_t i) { return frame_memory(places[i]); });

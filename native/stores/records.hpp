@@ -130,7 +130,10 @@ class Records {
   std::int64_t length_;
   bool checksums_;
   std::shared_ptr<const void> keep_;
+  void expect_table(std::size_t field, std::span<const std::int64_t> rows) const;
+
   Cold cold_;
+  std::unique_ptr<std::atomic<std::size_t>[]> expected_;  // rows of each field, while it is cold
   // Bits of blocks whose checksum was found right, of all fields in turn.
   std::vector<std::size_t> first_bit_;
   std::unique_ptr<std::atomic<std::uint64_t>[]> checked_;

@@ -201,7 +201,7 @@ class _Call:
         return self._report(target, kind, len(rows), runs, begun[0] if begun else 0)
 
     def _into_bucket(self, rows: Source) -> ConvertReport:
-        """In one commit: readers see all of it or nothing, and after an error it begins anew."""
+        """In one commit: readers see all of it or nothing, and after an error it begins again."""
         request = self.request
         kind, url = request.kind, request.target
         if request.force:

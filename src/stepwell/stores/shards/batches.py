@@ -1,7 +1,6 @@
 """Rows in order: batches with the ids of their rows, and a pass over them that can be continued."""
 
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass
 from operator import index
 from typing import Any
 
@@ -13,19 +12,31 @@ from stepwell.source import Closing, Source
 from stepwell.stores.shards.local import Corpus
 
 
-@dataclass(slots=True, eq=False)
 class RowBatch:
     """Rows that follow one another, and their ids: `rows, row_ids = batch`."""
 
-    rows: NDArray[Any]
-    row_ids: NDArray[np.int64]
+    __slots__ = ("_ids", "rows")
+
+    def __init__(self, rows: NDArray[Any], row_ids: "NDArray[np.int64] | range") -> None:
+        self.rows = rows
+        self._ids = row_ids
+
+    @property
+    def row_ids(self) -> NDArray[np.int64]:
+        """An array as soon as somebody asks: most loops do not, and a batch takes microseconds."""
+        if isinstance(self._ids, range):
+            self._ids = np.arange(self._ids.start, self._ids.stop)
+        return self._ids
 
     def __len__(self) -> int:
         """The number of rows."""
-        return len(self.row_ids)
+        return len(self._ids)
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
         return iter((self.rows, self.row_ids))
+
+    def __repr__(self) -> str:
+        return f"RowBatch({len(self):,} rows of {self.rows.dtype}, ids from {self._ids[0]})"
 
 
 class Batches(Closing, Iterator[RowBatch]):
@@ -66,7 +77,7 @@ class Batches(Closing, Iterator[RowBatch]):
         except BaseException:
             self._rest = None
             raise
-        self._row = int(batch.row_ids[-1]) + 1
+        self._row = int(batch._ids[-1]) + 1
         return batch
 
     def close(self) -> None:

@@ -269,7 +269,7 @@ class ShardReader(Store):
             else:
                 cores = self._cores
                 read = shards.upcasts(span, step, window_bytes, wanted == doubles, cores).next
-            checked, integer = Passed(shards).checked, np.dtype(np.int64)
+            checked = Passed(shards).checked
             for number, first, end in shards.cuts(span, step):
                 last = row + end - first
                 # No name for it here: its memory is for the next as soon as the caller lets go.
@@ -277,7 +277,7 @@ class ShardReader(Store):
                     checked(number, first, end, read())
                     if watched[number] or end == counts[number]
                     else read(),
-                    np.arange(row, last, dtype=integer),
+                    range(row, last),
                 )
                 row = last
 
