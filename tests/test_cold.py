@@ -1,6 +1,7 @@
 """Mapped rows that are not in memory: the same rows, whatever the disk has to be asked for."""
 
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,6 +73,30 @@ def test_rows_from_the_disk_are_those_from_memory(
         with sw.Loader(opened().select(order), batch, shuffle=False) as loader:
             for at, got in enumerate(loader):
                 assert rows_of(got) == VALUES[order[at * batch : (at + 1) * batch]].tolist()
+
+
+@pytest.mark.parametrize("kind", ["steps", "npy", "structured", "records"])
+def test_few_rows_are_few_pages(kind: str, tmp_path: Path) -> None:
+    """A fault would have the system read megabytes around each of them."""
+    path, count = tmp_path / "rows.npy", 20_000
+    rows = np.zeros(count, [("x", "u1", (2048,))])
+    if kind == "records":
+        with sw.RecordWriter(path, {"x": sw.Field(np.dtype("u1"), (2048,))}) as records:
+            records.append({"x": rows["x"]})
+        source: sw.Source = sw.RecordReader.open(path)
+    elif kind == "steps":
+        with sw.StepWriter(path, rows.dtype) as steps:
+            steps.append({"x": rows["x"]})
+        source = sw.StepReader.open(path, memory="map")
+    else:
+        np.save(path, rows if kind == "structured" else rows["x"])
+        source = sw.ArraySource(path, memory="map")
+    drop(path)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_inblock
+    for at in range(5):
+        source.take(np.arange(at * 10, count, 400))
+    read = (resource.getrusage(resource.RUSAGE_SELF).ru_inblock - before) * 512
+    assert read < 250 * 4 * 4096  # four pages a row
 
 
 def test_it_is_warm_once_rows_were_there() -> None:

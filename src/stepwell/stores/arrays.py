@@ -195,7 +195,7 @@ class ArraySource(Store):
 
     def _on_disk(self, reader: _core.Reader, array: NDArray[Any]) -> _core.Reader:
         """The same rows, asked for ahead where they are mapped and not in memory."""
-        if not isinstance(array, np.memmap) or not array.flags.c_contiguous or not array.size:
+        if not _is_mapped(array) or not array.flags.c_contiguous or not array.size:
             return reader
         data = np.asarray(array).reshape(-1).view(np.uint8)
         size = len(data) // len(array)
@@ -281,6 +281,14 @@ def _usable(name: str, given: Any) -> Any:
     if array.shape[0] and not array[0].flags.c_contiguous:
         array = np.ascontiguousarray(array)
     return array
+
+
+def _is_mapped(array: NDArray[Any]) -> bool:
+    """Whether it is memory of a mapped file: a view of it is a plain array."""
+    of: Any = array
+    while isinstance(of, np.ndarray) and not isinstance(of, np.memmap):
+        of = of.base
+    return isinstance(of, np.memmap)
 
 
 def _open_npy(path: Path, memory: str) -> NDArray[Any]:
