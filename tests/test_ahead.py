@@ -1,6 +1,7 @@
 """Look-ahead: what is planned, brought and given up, against plain Python; batches as ever."""
 
 import gc
+import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +35,9 @@ def order_of(batches: Any) -> NDArray[np.int64]:
 
 
 def threads_of_loaders() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("stepwell")]
+    """Those of other tests, as of a viewer, may stay."""
+    own = re.compile(r"stepwell(-ahead|-fetch)?_\d+")
+    return [thread for thread in threading.enumerate() if own.fullmatch(thread.name)]
 
 
 @pytest.fixture(autouse=True)

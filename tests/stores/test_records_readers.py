@@ -328,6 +328,42 @@ def test_verify_beside_deletes_and_rebalances(quick_path: Path) -> None:
     assert checked > 0  # or the writer was always in the way
 
 
+def test_a_writer_that_comes_while_a_reader_looks(
+    quick_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal has a commit already, nobody seemed to be writing: what is copied then may be of
+    two commits."""
+    path = quick_path / "store"
+    with RecordWriter(path, FIELDS) as store:
+        store.append(batch(np.arange(100)))
+    reader, writers, tens = RecordReader.open(path), list[RecordWriter](), count()
+    its: Any = look
+    is_locked, own_copy = its.is_locked, its.own_copy
+
+    def commit() -> None:
+        rows = np.arange(10) + 10 * next(tens)
+        writers[0].update(rows, batch(rows + 1000))
+        writers[0].commit()
+
+    def locked(lock: Path) -> bool:
+        found: bool = is_locked(lock)
+        if not writers:
+            writers.append(RecordWriter(path, mode="a"))
+            commit()
+        return found
+
+    def copied(root: Path, name: str, size: int) -> Any:
+        commit()
+        return own_copy(root, name, size)
+
+    monkeypatch.setattr(look, "is_locked", locked)
+    monkeypatch.setattr(look, "own_copy", copied)
+    assert reader.refresh()
+    n, done = reader.take(np.arange(100))["n"], 10 * next(tens)
+    assert n[:, 0].tolist() == [*range(1000, 1000 + done), *range(done, 100)]
+    writers[0].close()
+
+
 def test_a_commit_of_the_next_generation(quick_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes between the look at meta.json and that at the journal: it is looked at again."""
     with RecordWriter(quick_path / "r", FIELDS) as writer:

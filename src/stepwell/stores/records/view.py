@@ -162,7 +162,7 @@ def look(root: Path, *, checksums: bool, old: View | None = None, at: Meta | Non
     begin = time.monotonic()
     known_as = at if old is None else old.meta
     while True:
-        meta = Meta.read(root)
+        meta, todo = Meta.read(root), None
         if known_as is not None and known_as.store_id != meta.store_id:
             raise FormatError("another store is here now; open it again", path=str(root))
         try:
@@ -183,7 +183,7 @@ def look(root: Path, *, checksums: bool, old: View | None = None, at: Meta | Non
             if old is None or not (live and known) or seen.attributed > meta.commit:
                 commits, more = read_commits(root, meta)
             states = [meta, *(commit.after for commit in commits)]
-            now, todo = states[-1], None
+            now = states[-1]
             if known and (live or seen.commit >= now.commit):
                 now = [state for state in states if state.commit <= seen.commit][-1]
                 if now.commit < seen.attributed and _waits(begin, root, seen):
@@ -195,18 +195,23 @@ def look(root: Path, *, checksums: bool, old: View | None = None, at: Meta | Non
             view = mapped(root, now, control, todo, checksums=checksums, old=old, at=at)
             if todo is None:
                 return view
-            if read_control(map_control(root), root) == seen and Meta.read(root) == meta:
+            if _is_still(root, seen) and Meta.read(root) == meta:
                 return view
             # Else a writer came meanwhile, and perhaps a part of what it did was copied.
         except FormatError:
             # Perhaps there was a checkpoint, or another generation, between the look at meta.json
-            # and that at the journal.
-            if Meta.read(root) == meta:
+            # and that at the journal; or a writer came while the tables were copied.
+            if Meta.read(root) == meta and (todo is None or _is_still(root, seen)):
                 raise
         except FileNotFoundError as error:
             # Another generation may have taken the place of the one that was being looked at.
             if Meta.read(root).generation == meta.generation:
                 raise FormatError("the file is missing", path=str(error.filename)) from None
+
+
+def _is_still(root: Path, seen: Control) -> bool:
+    """Whether no writer has committed since."""
+    return read_control(map_control(root), root) == seen
 
 
 def _waits(begin: float, root: Path, seen: Control) -> bool:
