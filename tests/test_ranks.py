@@ -407,3 +407,14 @@ def test_a_worker_process_is_of_the_rank_of_its_parent(tmp_path: Path) -> None:
 def test_what_a_parent_found_is_nothing_to_other_processes() -> None:
     there = ranks.World(1, 2, "torch.distributed")
     assert ranks.find((os.getpid(), there)) == ranks.ALONE
+
+
+def test_a_loader_starts_no_ray() -> None:
+    """It looks whether it is a worker of one; to ask Ray for that would start a whole node."""
+    script = """
+import numpy as np, ray, ray.train, stepwell as sw
+rows = [row for batch in sw.Loader(np.arange(10), 3, shuffle=False) for row in batch["data"]]
+assert rows == list(range(10))
+print(ray.is_initialized())
+"""
+    assert answer(script) == "False"

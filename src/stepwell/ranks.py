@@ -88,6 +88,8 @@ def _in_ray() -> bool:
     """Whether Ray started this process, whose variables are then those of Ray's own start."""
     ray: Any = sys.modules.get("ray")
     try:
+        if not ray.is_initialized():  # to ask for the context would start a Ray here
+            return False
         worker = ray.get_runtime_context().worker
         return bool(worker.connected and worker.mode == ray.WORKER_MODE)
     except AttributeError:  # there is no Ray, or it is being imported
